@@ -1,0 +1,26 @@
+// The compiled module bipace_kernels._native.
+#include "bindings/bindings.h"
+#include "cpu/parallel.h"
+
+namespace bipace {
+namespace {
+
+// How the tests see the pool from outside: every task runs once, whatever the thread count.
+py::list parallel_squares(int64_t n_tasks, int n_threads) {
+  std::vector<int64_t> out(static_cast<size_t>(n_tasks));
+  {
+    py::gil_scoped_release release;
+    parallel_for(n_tasks, n_threads, [&](int64_t task, int) { out[static_cast<size_t>(task)] += task * task; });
+  }
+  py::list result;
+  for (const int64_t value : out) result.append(value);
+  return result;
+}
+
+}  // namespace
+}  // namespace bipace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "CPU kernels of bipace_kernels.  Private: call the functions of bipace_kernels instead.";
+  m.def("parallel_squares", &bipace::parallel_squares);
+}

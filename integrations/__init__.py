@@ -1,0 +1,1 @@
+"""Adapters for trainers, installed as bipace_kernels.integrations."""
