@@ -3,6 +3,9 @@
 #include "cpu/parallel.h"
 
 namespace bipace {
+
+void bind_stages(py::module_& m);
+
 namespace {
 
 // How the tests see the pool from outside: every task runs once, whatever the thread count.
@@ -23,4 +26,5 @@ py::list parallel_squares(int64_t n_tasks, int n_threads) {
 PYBIND11_MODULE(_native, m) {
   m.doc() = "CPU kernels of bipace_kernels.  Private: call the functions of bipace_kernels instead.";
   m.def("parallel_squares", &bipace::parallel_squares);
+  bipace::bind_stages(m);
 }

@@ -1,0 +1,164 @@
+"""The edge: turns what a caller passes into tensors, with errors that name the argument, the wish, the fact, the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .schema import LIMIT
+
+Tensor = torch.Tensor
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def type_name(value: object) -> str:
+    return type(value).__name__
+
+
+def length(value: Any, name: str) -> int:
+    """Number of rows of an argument of any kind that has a length."""
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
+        raise TypeError(f"{name} must be a tensor, a NumPy array or a list with one entry per row, got {type_name(value)}.")
+    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0:
+        raise ValueError(f"{name} must have one entry per row, got a scalar; put it into a list.")
+    return len(value)
+
+
+def check_length(value: Any, name: str, n: int) -> None:
+    got = length(value, name)
+    if got != n:
+        raise ValueError(f"{name} must have one entry per row, N = {n} like group, got {got}.")
+
+
+def to_tensor(value: Any, name: str, wish: str) -> Tensor:
+    """A detached tensor of a tensor, a NumPy array or a list of numbers; never the caller's memory made writable."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise TypeError(f"{name} must be {wish}; NumPy cannot read it: {error}") from error
+    if array.dtype.kind in "OUSV":
+        # A list of Python numbers may still hide in an object array (verl-agent keeps its rewards so).
+        try:
+            array = np.asarray(array.tolist())
+        except (ValueError, TypeError) as error:
+            raise TypeError(f"{name} must be {wish}, got ragged or mixed entries: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must be {wish}, got entries of NumPy dtype {array.dtype}.")
+    if array.dtype in (np.uint16, np.uint32, np.uint64):
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise ValueError(f"{name} must fit int64, got {int(array.max())}; view it as int64 or renumber it.")
+        array = array.astype(np.int64)
+    elif array.dtype == np.longdouble and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    if any(s < 0 for s in array.strides) or not array.flags.writeable or not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="), copy=True)
+    return torch.from_numpy(array)
+
+
+def check_vector(tensor: Tensor, name: str, n: int) -> Tensor:
+    if tensor.ndim != 1:
+        shape = list(tensor.shape)
+        raise ValueError(f"{name} must have shape [N] = [{n}], got {shape}; give one value per row.")
+    if tensor.shape[0] != n:
+        raise ValueError(f"{name} must have shape [N] = [{n}] like group, got [{tensor.shape[0]}].")
+    return tensor
+
+
+def real_vector(value: Any, name: str, n: int) -> Tensor:
+    """[N] float64 from any real dtype."""
+    tensor = check_vector(to_tensor(value, name, "real numbers, one per row"), name, n)
+    if tensor.dtype.is_complex:
+        raise TypeError(f"{name} must be real, got {tensor.dtype}; pass its real part.")
+    return tensor.to(torch.float64)
+
+
+def integer_vector(value: Any, name: str, n: int) -> Tensor:
+    """[N] int64 from any integer dtype; bool and floats are refused."""
+    tensor = to_tensor(value, name, "integers, one per row")
+    if tensor.numel() == 0 and not isinstance(value, (torch.Tensor, np.ndarray)):
+        tensor = tensor.to(torch.int64)
+    check_vector(tensor, name, n)
+    if tensor.dtype not in _INTEGERS:
+        raise TypeError(f"{name} must have an integer dtype, got {tensor.dtype}; convert it with .to(torch.int64).")
+    return tensor.to(torch.int64)
+
+
+def bool_vector(value: Any, name: str, n: int) -> Tensor:
+    """[N] bool; integers 0 and 1 are taken too, as masks often come so."""
+    tensor = to_tensor(value, name, "booleans, one per row")
+    if tensor.numel() == 0:
+        tensor = tensor.to(torch.bool)
+    check_vector(tensor, name, n)
+    if tensor.dtype == torch.bool:
+        return tensor
+    if tensor.dtype in _INTEGERS and bool(((tensor == 0) | (tensor == 1)).all()):
+        return tensor.to(torch.bool)
+    raise TypeError(f"{name} must be bool (or integers 0 and 1), got {tensor.dtype}; compare it, e.g. {name} > 0.")
+
+
+def fingerprint_matrix(value: Any, n: int) -> Tensor:
+    """[N, D] float32, bfloat16 or float16, with the caller's strides; float64 is rounded to float32."""
+    wish = "real numbers of shape [N, D]"
+    tensor = to_tensor(value, "fingerprint", wish)
+    if tensor.ndim != 2 and n == 0 and tensor.numel() == 0:
+        tensor = tensor.reshape(0, 1).to(torch.float32)
+    if tensor.ndim != 2:
+        cure = "; flatten the steps of all trajectories into rows" if tensor.ndim == 3 else ""
+        raise ValueError(f"fingerprint must have shape [N, D] with N = {n}, got {list(tensor.shape)}{cure}.")
+    if tensor.shape[0] != n:
+        raise ValueError(f"fingerprint must have shape [N, D] with N = {n} like group, got {list(tensor.shape)}.")
+    if tensor.shape[1] == 0:
+        raise ValueError(f"fingerprint must have at least one feature, got shape {list(tensor.shape)}.")
+    if tensor.dtype == torch.float64:
+        return tensor.to(torch.float32)
+    if tensor.dtype not in FINGERPRINT_DTYPES:
+        raise TypeError(
+            f"fingerprint must be float32, bfloat16, float16 or float64, got {tensor.dtype}; convert it with .float()."
+        )
+    return tensor
+
+
+def one_device(arguments: dict[str, Any]) -> torch.device:
+    """The device that all tensors share; the CPU where there is no tensor."""
+    found: dict[torch.device, str] = {}
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            found.setdefault(value.device, name)
+    if len(found) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in found.items())
+        raise ValueError(f"all tensors must be on one device, got {places}; move them with .to(device).")
+    return next(iter(found), torch.device("cpu"))
+
+
+def indices_text(bad: Tensor, most: int = 5) -> str:
+    """'3, 17, 20 and 4 more' for the true entries of a mask."""
+    where = torch.nonzero(bad).flatten().tolist()
+    shown = ", ".join(str(i) for i in where[:most])
+    return shown + (f" and {len(where) - most} more" if len(where) > most else "")
+
+
+def check_number_in(value: Any, name: str, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)) or not low <= value <= high:
+        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {value!r}.")
+    return float(value)
+
+
+def check_sequence(value: Any, name: str) -> Sequence[Any]:
+    length(value, name)
+    return value  # type: ignore[no-any-return]
+
+
+def check_finite(values: Tensor, name: str, rows: Tensor | None) -> None:
+    """ValueError for entries that are not finite or beyond ±1e37; rows [M]: the caller's row of each entry."""
+    bad = ~(values.abs() <= LIMIT)
+    if bool(bad.any()):
+        at = int(torch.nonzero(bad)[0])
+        row = at if rows is None else int(rows[at])
+        raise ValueError(f"{name} must be finite (and within ±1e37), got {float(values[at]):g} at row {row}; mend the row.")

@@ -1,0 +1,227 @@
+"""layout(): which rows belong together, sorted, numbered and measured once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import _checks
+from ._objects import ids_to_int
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The records of a batch in processing order: by group, then trajectory, then step, then row.
+
+    Made by `layout()`; holds what depends on the ids alone, so that one layout serves many calls.
+
+    n_rows               N, rows that the caller passes
+    n_records            M ≤ N, rows that take part (valid=False rows do not)
+    n_groups             G
+    n_trajectories       T
+    longest_group        most records in one group
+    n_duplicates         records that repeat the (group, trajectory, step) of an earlier one
+    order                [M] int64   row of each record
+    group_offsets        [G+1] int64   records of group g are group_offsets[g] : group_offsets[g+1]
+    trajectory_offsets   [T+1] int64   records of trajectory t; a group's trajectories lie side by side
+    group_trajectories   [G+1] int64   trajectories of group g
+    step                 [M] int64 or None   step number of each record; None: its place in the trajectory counts
+    first                [M] int64 or None   the first record with the same ids; None without duplicates
+    valid                [N] bool or None   the mask it was made with
+    """
+
+    n_rows: int
+    n_records: int
+    n_groups: int
+    n_trajectories: int
+    longest_group: int
+    n_duplicates: int
+    order: Tensor
+    group_offsets: Tensor
+    trajectory_offsets: Tensor
+    group_trajectories: Tensor
+    step: Tensor | None
+    first: Tensor | None
+    valid: Tensor | None
+
+    def __repr__(self) -> str:
+        return (
+            f"Layout(n_rows={self.n_rows}, n_records={self.n_records}, n_groups={self.n_groups}, "
+            f"n_trajectories={self.n_trajectories}, longest_group={self.longest_group})"
+        )
+
+    def group_of_record(self) -> Tensor:
+        """[M] int64 number of each record's group."""
+        return torch.repeat_interleave(torch.arange(self.n_groups), self.group_offsets.diff())
+
+    def trajectory_of_record(self) -> Tensor:
+        """[M] int64 number of each record's trajectory."""
+        return torch.repeat_interleave(torch.arange(self.n_trajectories), self.trajectory_offsets.diff())
+
+    def time(self) -> Tensor:
+        """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
+        if self.step is not None:
+            return self.step
+        return torch.arange(self.n_records) - self.trajectory_offsets[:-1][self.trajectory_of_record()]
+
+    def restrict(self, keep: Tensor) -> Layout:
+        """The layout of some of its records (keep [M] bool): for rows set aside and for duplicates counted once."""
+        kept = torch.nonzero(keep).flatten()
+        return _from_sorted(
+            n_rows=self.n_rows,
+            order=self.order[kept],
+            group=self.group_of_record()[kept],
+            trajectory=self.trajectory_of_record()[kept],
+            step=None if self.step is None else self.step[kept],
+            valid=self.valid,
+        )
+
+
+def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> Layout:
+    """Sorts, numbers and measures the ids of a batch.
+
+    group        [N] prompt-group id of each row: integers keep their numeric order, any other hashable ids are numbered
+                 by first appearance
+    trajectory   [N] trajectory id, likewise; one trajectory belongs to one group
+    step         [N] int ≥ 0 or None   step number inside the trajectory; None: the row order is the time order
+    valid        [N] bool or None   False rows (padding) take part in nothing
+
+    Rows with equal (group, trajectory, step) are kept and counted in `n_duplicates`; `Config.duplicates` decides.
+    ValueError for a trajectory in two groups (`trajectory_ids(group, rollout)` makes unique ids) and negative steps.
+    Definition: docs/estimator.md, section 2.
+    """
+    n = _checks.length(group, "group")
+    _checks.check_length(trajectory, "trajectory", n)
+    group_id, _ = ids_to_int(group, "group")
+    trajectory_id, _ = ids_to_int(trajectory, "trajectory")
+    step_number = None if step is None else _checks.integer_vector(step, "step", n)
+    mask = None if valid is None else _checks.bool_vector(valid, "valid", n)
+    return _build(group_id, trajectory_id, step_number, mask)
+
+
+def _build(group_id: Tensor, trajectory_id: Tensor, step: Tensor | None, valid: Tensor | None) -> Layout:
+    """The layout of integer ids."""
+    n = group_id.shape[0]
+    rows = None if valid is None else np.flatnonzero(valid.numpy())
+    g, t = group_id.numpy(), trajectory_id.numpy()
+    s = None if step is None else step.numpy()
+    if rows is not None:
+        g, t, s = g[rows], t[rows], None if s is None else s[rows]
+    if s is not None and s.size and int(s.min()) < 0:
+        at = int(np.flatnonzero(s < 0)[0])
+        row = at if rows is None else int(rows[at])
+        raise ValueError(f"step must be at least 0, got step[{row}] = {int(s[at])}; count steps from 0 (or 1).")
+    permutation = _processing_order(g, t, s)
+    if permutation is not None:
+        g, t, s = g[permutation], t[permutation], None if s is None else s[permutation]
+        rows = permutation if rows is None else rows[permutation]
+    elif rows is None:
+        rows = np.arange(n)
+    _check_one_group(g, t, rows)
+    return _from_sorted(
+        n_rows=n,
+        order=torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)),
+        group=torch.from_numpy(np.ascontiguousarray(g)),
+        trajectory=torch.from_numpy(np.ascontiguousarray(t)),
+        step=None if s is None else torch.from_numpy(np.ascontiguousarray(s)),
+        valid=valid,
+    )
+
+
+def _processing_order(g: Any, t: Any, s: Any) -> Any:
+    """The stable sorting permutation by (group, trajectory, step, row); None where the rows are in order already."""
+    if g.size < 2:
+        return None
+    dg, dt = np.diff(g), np.diff(t)
+    after = (dg > 0) | ((dg == 0) & (dt > 0))
+    same = (dg == 0) & (dt == 0)
+    # Differences of far-apart int64 ids wrap around; then sort, which compares.
+    if max(abs(int(g.min())), abs(int(g.max())), abs(int(t.min())), abs(int(t.max()))) < 2**62:
+        if s is not None:
+            same &= s[1:] >= s[:-1]
+        if bool((after | same).all()):
+            return None
+    keys = (t, g) if s is None else (s, t, g)
+    return np.lexsort(keys)
+
+
+def _check_one_group(g: Any, t: Any, rows: Any) -> None:
+    """ValueError where a trajectory id stands in two groups.  g, t: [M] sorted by (g, t)."""
+    if g.size < 2:
+        return
+    starts = np.flatnonzero(np.concatenate(([True], (g[1:] != g[:-1]) | (t[1:] != t[:-1]))))
+    ids = t[starts]
+    by_id = np.argsort(ids, kind="stable")
+    twice = np.flatnonzero(ids[by_id][1:] == ids[by_id][:-1])
+    if twice.size:
+        one, other = starts[by_id[twice[0]]], starts[by_id[twice[0] + 1]]
+        raise ValueError(
+            f"trajectory must lie in one group, but rows {int(rows[one])} and {int(rows[other])} hold one trajectory id "
+            f"in two groups ({twice.size} such ids); make ids unique with bipace_kernels.trajectory_ids(group, rollout)."
+        )
+
+
+def _from_sorted(
+    *, n_rows: int, order: Tensor, group: Tensor, trajectory: Tensor, step: Tensor | None, valid: Tensor | None
+) -> Layout:
+    """A layout from ids that are in processing order; measures everything else."""
+    m = order.shape[0]
+    g, t = group.numpy(), trajectory.numpy()
+    new_group = g[1:] != g[:-1]
+    new_trajectory = new_group | (t[1:] != t[:-1])
+    group_offsets = _offsets(new_group, m)
+    trajectory_offsets = _offsets(new_trajectory, m)
+    group_trajectories = np.searchsorted(trajectory_offsets, group_offsets)
+    first: Tensor | None = None
+    n_duplicates = 0
+    if step is not None and m > 1:
+        s = step.numpy()
+        repeats = np.concatenate(([False], ~new_trajectory & (s[1:] == s[:-1])))
+        n_duplicates = int(repeats.sum())
+        if n_duplicates:
+            first = torch.from_numpy(np.maximum.accumulate(np.where(repeats, 0, np.arange(m))))
+    return Layout(
+        n_rows=n_rows,
+        n_records=m,
+        n_groups=group_offsets.size - 1,
+        n_trajectories=trajectory_offsets.size - 1,
+        longest_group=int(np.diff(group_offsets).max(initial=0)),
+        n_duplicates=n_duplicates,
+        order=order,
+        group_offsets=torch.from_numpy(group_offsets),
+        trajectory_offsets=torch.from_numpy(trajectory_offsets),
+        group_trajectories=torch.from_numpy(group_trajectories.astype(np.int64)),
+        step=step,
+        first=first,
+        valid=valid,
+    )
+
+
+def _offsets(new: Any, m: int) -> Any:
+    """[S+1] int64 offsets of runs, from the mask of where a new run starts (entries 1 … m−1)."""
+    if m == 0:
+        return np.zeros(1, dtype=np.int64)
+    return np.concatenate(([0], np.flatnonzero(new) + 1, [m])).astype(np.int64)
+
+
+def trajectory_ids(group: Any, rollout: Any) -> Tensor:
+    """[N] int64 trajectory ids, unique in the batch, of (group, rollout) pairs.
+
+    group     [N] prompt-group id
+    rollout   [N] id of the rollout, unique inside its group only
+    Integer ids are numbered in their numeric order by (group, rollout), any others by first appearance.
+    """
+    n = _checks.length(group, "group")
+    _checks.check_length(rollout, "rollout", n)
+    g, _ = ids_to_int(group, "group")
+    r, _ = ids_to_int(rollout, "rollout")
+    pairs = np.stack([g.numpy(), r.numpy()], axis=1)
+    if n == 0:
+        return torch.zeros(0, dtype=torch.int64)
+    _, number = np.unique(pairs, axis=0, return_inverse=True)
+    return torch.from_numpy(np.ascontiguousarray(number.reshape(-1), dtype=np.int64))

@@ -1,0 +1,64 @@
+"""The episode term, group by group."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+Tensor = torch.Tensor
+
+
+def episode_advantage(
+    episode_return: Tensor,
+    trajectory_offsets: Tensor,
+    group_trajectories: Tensor,
+    *,
+    scope: str,
+    norm: str,
+    lone: str,
+    delta: float,
+    num_threads: int = 1,
+) -> Tensor:
+    """A_ep of each record (paper eq. 1); shapes as in cpu/episode.py."""
+    returns = episode_return.numpy()
+    lengths = trajectory_offsets.diff().tolist()
+    out = np.zeros(int(trajectory_offsets[-1]), dtype=np.float32)
+    groups = group_trajectories.tolist()
+    for begin, end in zip(groups[:-1], groups[1:], strict=True):
+        population = [
+            (t, returns[t]) for t in range(begin, end) for _ in range(1 if scope == "trajectory" else lengths[t])
+        ]
+        values = [float(r) for _, r in population]
+        mean, sigma = mean_and_sigma(values, unbiased=True)
+        for t in range(begin, end):
+            if len(values) > 1:
+                advantage = centred(returns[t], mean)
+            else:
+                advantage = returns[t] if lone == "raw" else np.float32(0)
+                sigma = 1.0
+            if norm == "std":
+                advantage = np.float32(float(advantage) / (sigma + delta))
+            out[int(trajectory_offsets[t]) : int(trajectory_offsets[t + 1])] = advantage
+    return torch.from_numpy(out)
+
+
+def centred(value: np.float32, mean: float) -> np.float32:
+    """R − mean as a float32 difference, the mean rounded to float32 once: equal returns give exactly 0."""
+    return np.float32(value - np.float32(mean))
+
+
+def mean_and_sigma(values: list[float], *, unbiased: bool) -> tuple[float, float]:
+    """Mean, and two-pass σ about the unrounded mean, in float64; σ is exactly 0 where all values are equal."""
+    n = len(values)
+    total = 0.0
+    for v in values:
+        total += v
+    mean = total / n
+    if n == 1 or max(values) == min(values):
+        return mean, 0.0
+    squares = 0.0
+    for v in values:
+        squares += (v - mean) ** 2
+    return mean, math.sqrt(squares / (n - 1 if unbiased else n))

@@ -1,0 +1,108 @@
+"""The step term: Q̂(s, a) − V̂(s) and its relatives, cluster by cluster, in the order of the paper's formulas."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from ..schema import Branch
+from .episode import centred, mean_and_sigma
+
+Tensor = torch.Tensor
+
+
+def _mean(values: list[float]) -> float:
+    total = 0.0
+    for v in values:
+        total += v
+    return total / len(values)
+
+
+def step_advantage(
+    returns: Tensor,
+    labels: Tensor,
+    n_clusters: int,
+    action_key: Tensor | None,
+    *,
+    estimator: str,
+    step_norm: str,
+    delta: float,
+    num_threads: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """A_S and branch of each record (paper eq. 7 to 9); shapes as in cpu/values.py."""
+    r = returns.numpy()
+    keys = None if action_key is None else action_key.tolist()
+    clusters: list[list[int]] = [[] for _ in range(n_clusters)]
+    for i, label in enumerate(labels.tolist()):
+        clusters[label].append(i)
+    step = np.zeros(len(r), dtype=np.float32)
+    branch = np.full(len(r), int(Branch.SINGLETON), dtype=np.uint8)
+    for members in clusters:
+        if len(members) < 2:
+            continue
+        values = [float(r[i]) for i in members]
+        for i in members:
+            branch[i] = Branch.PACE
+            if estimator == "mean":
+                mean, sigma = mean_and_sigma(values, unbiased=True)
+                step[i] = centred(r[i], mean)
+                if step_norm == "std":
+                    step[i] = np.float32(float(step[i]) / (sigma + delta))
+                continue
+            assert keys is not None
+            same = [float(r[j]) for j in members if keys[j] == keys[i]]
+            others = [float(r[j]) for j in members if keys[j] != keys[i]]
+            if estimator == "diff_peer" and others:
+                step[i] = centred(r[i], _mean(others))
+            elif estimator == "q_style" and len(same) > 1:
+                step[i] = np.float32(np.float32(_mean(same)) - np.float32(_mean(values)))
+            else:
+                step[i] = centred(r[i], _mean([float(r[j]) for j in members if j != i]))
+                branch[i] = Branch.LEAVE_ONE_OUT
+    return torch.from_numpy(step), torch.from_numpy(branch)
+
+
+def hgpo_advantage(
+    returns: Tensor,
+    depth_labels: Tensor,
+    episode_advantage: Tensor,
+    *,
+    step_norm: str,
+    delta: float,
+    alpha: float,
+    base_group: bool,
+    num_threads: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """HGPO's aggregate over depths, and each record's deepest depth in company; shapes as in cpu/values.py."""
+    r = returns.numpy()
+    depth, m = depth_labels.shape
+    items: list[list[tuple[int, float]]] = [[] for _ in range(m)]  # (L_k, a_k) of each record
+    deepest = np.zeros(m, dtype=np.int64)
+    if base_group:
+        for i, a in enumerate(episode_advantage.tolist()):
+            if a != 0:
+                items[i].append((1, a))
+    for k in range(1, depth + 1):
+        clusters: dict[int, list[int]] = {}
+        for i, label in enumerate(depth_labels[k - 1].tolist()):
+            if label >= 0:
+                clusters.setdefault(label, []).append(i)
+        for members in clusters.values():
+            if len(members) < 2:
+                continue
+            mean, sigma = mean_and_sigma([float(r[i]) for i in members], unbiased=False)
+            for i in members:
+                deepest[i] = k
+                difference = centred(r[i], mean)
+                if difference == 0:
+                    continue
+                a = np.float32(float(difference) / (sigma + delta)) if step_norm == "std" else difference
+                items[i].append((k + 1, float(a)))
+    out = np.zeros(m, dtype=np.float32)
+    for i, parts in enumerate(items):
+        total = sum(math.pow(length, alpha) for length, _ in parts)
+        out[i] = np.float32(sum(math.pow(length, alpha) / (total + delta) * a for length, a in parts))
+    branch = np.where(deepest > 0, int(Branch.PACE), int(Branch.SINGLETON)).astype(np.uint8)
+    return torch.from_numpy(out), torch.from_numpy(deepest), torch.from_numpy(branch)

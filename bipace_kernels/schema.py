@@ -1,0 +1,21 @@
+"""Names shared by all layers.
+
+N rows (what the caller passes), M records (rows that take part), D features, G prompt groups, T trajectories,
+C clusters.  R is the discounted return-to-go, R(τ) the return of a trajectory, A_ep the episode advantage, A_S the
+step advantage, A the total.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Branch(IntEnum):
+    """How a record's step advantage was made."""
+
+    SINGLETON = 0  # alone in its cluster (or set aside): A_S = 0
+    PACE = 1  # by the estimator of the configuration
+    LEAVE_ONE_OUT = 2  # the estimator had no peers to compare with: R − mean of the rest of the cluster
+
+
+LIMIT = 1e37  # a return beyond it counts as non-finite: differences and sums of two such stay inside float32

@@ -1,0 +1,31 @@
+"""to_tokens(): a step's advantage on each of its response tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _checks
+
+Tensor = torch.Tensor
+
+
+def to_tokens(advantage: Any, mask: Any) -> Tensor:
+    """A[b, t] = advantage[b] where mask[b, t], else 0.
+
+    advantage   [B] real
+    mask        [B, T] bool or 0/1   the tokens that the step's response consists of
+    Returns [B, T] float32.
+    """
+    device = _checks.one_device({"advantage": advantage, "mask": mask})
+    values = _checks.to_tensor(advantage, "advantage", "real numbers, one per row")
+    tokens = _checks.to_tensor(mask, "mask", "booleans of shape [B, T]")
+    if values.ndim != 1:
+        raise ValueError(f"advantage must have shape [B], got {list(values.shape)}; pass one value per row.")
+    if tokens.ndim != 2 or tokens.shape[0] != values.shape[0]:
+        raise ValueError(f"mask must have shape [B, T] with B = {values.shape[0]} like advantage, got {list(tokens.shape)}.")
+    if tokens.dtype != torch.bool and not bool(((tokens == 0) | (tokens == 1)).all()):
+        raise ValueError("mask must hold booleans or 0 and 1 only; weights are the loss's business.")
+    on_device = values.to(device=device, dtype=torch.float32).unsqueeze(1)
+    return torch.where(tokens.to(device).bool(), on_device, torch.zeros((), dtype=torch.float32, device=device))

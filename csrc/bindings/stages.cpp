@@ -1,0 +1,77 @@
+// Bindings of the small stages: returns, episode, values, observations.
+#include "bindings/bindings.h"
+#include "cpu/episode.h"
+#include "cpu/observations.h"
+#include "cpu/returns.h"
+#include "cpu/values.h"
+
+namespace bipace {
+
+using Address = uintptr_t;
+
+void bind_stages(py::module_& m) {
+  const auto release = py::call_guard<py::gil_scoped_release>();
+  m.def(
+      "discounted_returns",
+      [](Address rewards, Address step, Address offsets, int64_t n_trajectories, double gamma, Address out, int threads) {
+        discounted_returns(pointer<const double>(rewards), pointer<const int64_t>(step), pointer<const int64_t>(offsets),
+                           n_trajectories, gamma, pointer<float>(out), threads);
+      },
+      release);
+  m.def(
+      "trajectory_returns",
+      [](Address rewards, Address step, Address offsets, int64_t n_trajectories, Address out, int threads) {
+        trajectory_returns(pointer<const double>(rewards), pointer<const int64_t>(step), pointer<const int64_t>(offsets),
+                           n_trajectories, pointer<float>(out), threads);
+      },
+      release);
+  m.def(
+      "episode_advantage",
+      [](Address returns, Address trajectory_offsets, Address group_trajectories, int64_t n_groups, bool over_steps,
+         bool divide, bool lone_raw, double delta, Address out, int threads) {
+        episode_advantage(pointer<const float>(returns), pointer<const int64_t>(trajectory_offsets),
+                          pointer<const int64_t>(group_trajectories), n_groups,
+                          EpisodeRule{over_steps, divide, lone_raw, delta}, pointer<float>(out), threads);
+      },
+      release);
+  py::enum_<Estimator>(m, "Estimator")
+      .value("mean", Estimator::kMean)
+      .value("diff_peer", Estimator::kDiffPeer)
+      .value("q_style", Estimator::kQStyle);
+  m.def(
+      "step_advantage",
+      [](Address returns, Address labels, int64_t n_records, int64_t n_clusters, Address action_key, Estimator estimator,
+         bool divide, double delta, Address step, Address branch, int threads) {
+        step_advantage(pointer<const float>(returns), pointer<const int64_t>(labels), n_records, n_clusters,
+                       pointer<const int64_t>(action_key), estimator, divide, delta, pointer<float>(step),
+                       pointer<uint8_t>(branch), threads);
+      },
+      release);
+  m.def(
+      "hgpo_advantage",
+      [](Address returns, Address depth_labels, int64_t depth, int64_t n_records, Address episode, bool divide,
+         double delta, double alpha, bool base_group, Address advantage, Address deepest, Address branch, int threads) {
+        hgpo_advantage(pointer<const float>(returns), pointer<const int64_t>(depth_labels), depth, n_records,
+                       pointer<const float>(episode), divide, delta, alpha, base_group, pointer<float>(advantage),
+                       pointer<int64_t>(deepest), pointer<uint8_t>(branch), threads);
+      },
+      release);
+  m.def(
+      "cluster_exact",
+      [](Address codes, Address group_offsets, int64_t n_groups, Address labels) {
+        return cluster_exact(pointer<const int64_t>(codes), pointer<const int64_t>(group_offsets), n_groups,
+                             pointer<int64_t>(labels));
+      },
+      release);
+  m.def(
+      "cluster_history",
+      [](Address codes, Address step, Address trajectory_offsets, int64_t n_trajectories, Address group_offsets,
+         int64_t n_groups, int64_t depth, Address labels) {
+        cluster_history(pointer<const int64_t>(codes), pointer<const int64_t>(step),
+                        pointer<const int64_t>(trajectory_offsets), n_trajectories, pointer<const int64_t>(group_offsets),
+                        n_groups, depth, pointer<int64_t>(labels));
+      },
+      release);
+}
+
+}  // namespace bipace

@@ -1,0 +1,58 @@
+#include "cpu/returns.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/parallel.h"
+
+namespace bipace {
+namespace {
+
+// Trajectories are short; a task takes a run of them so that handing out tasks costs nothing.
+constexpr int64_t kTrajectoriesPerTask = 256;
+
+template <typename Body>
+void for_trajectories(int64_t n_trajectories, int n_threads, const Body& body) {
+  const int64_t n_tasks = (n_trajectories + kTrajectoriesPerTask - 1) / kTrajectoriesPerTask;
+  parallel_for(n_tasks, n_threads, [&](int64_t task, int) {
+    const int64_t end = std::min(n_trajectories, (task + 1) * kTrajectoriesPerTask);
+    for (int64_t t = task * kTrajectoriesPerTask; t < end; ++t) body(t);
+  });
+}
+
+}  // namespace
+
+void discounted_returns(const double* rewards, const int64_t* step, const int64_t* trajectory_offsets,
+                        int64_t n_trajectories, double gamma, float* out, int n_threads) {
+  for_trajectories(n_trajectories, n_threads, [&](int64_t t) {
+    double next = 0.0;  // R of the record after i, unrounded
+    for (int64_t i = trajectory_offsets[t + 1] - 1; i >= trajectory_offsets[t]; --i) {
+      if (i == trajectory_offsets[t + 1] - 1) {
+        next = rewards[i];
+      } else {
+        const int64_t gap = step ? step[i + 1] - step[i] : 1;
+        // Equal step numbers are one step recorded twice: its reward counts once.
+        if (gap == 1) {
+          next = rewards[i] + gamma * next;
+        } else if (gap > 1) {
+          next = rewards[i] + std::pow(gamma, static_cast<double>(gap)) * next;
+        }
+      }
+      out[i] = static_cast<float>(next);
+    }
+  });
+}
+
+void trajectory_returns(const double* rewards, const int64_t* step, const int64_t* trajectory_offsets,
+                        int64_t n_trajectories, float* out, int n_threads) {
+  for_trajectories(n_trajectories, n_threads, [&](int64_t t) {
+    double total = 0.0;
+    const int64_t begin = trajectory_offsets[t];
+    for (int64_t i = begin; i < trajectory_offsets[t + 1]; ++i) {
+      if (i == begin || !step || step[i] != step[i - 1]) total += rewards[i];
+    }
+    out[t] = static_cast<float>(total);
+  });
+}
+
+}  // namespace bipace

@@ -1,0 +1,155 @@
+#include "cpu/values.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "common/mean.h"
+#include "cpu/parallel.h"
+
+namespace bipace {
+namespace {
+
+// Records by cluster, each cluster in processing order (counting sort).
+struct Members {
+  std::vector<int64_t> offsets;  // [C+1]
+  std::vector<int64_t> records;  // [M]
+};
+
+Members members_of(const int64_t* labels, int64_t n_records, int64_t n_clusters) {
+  Members m;
+  m.offsets.assign(static_cast<size_t>(n_clusters) + 1, 0);
+  for (int64_t i = 0; i < n_records; ++i) {
+    if (labels[i] >= 0) ++m.offsets[static_cast<size_t>(labels[i]) + 1];
+  }
+  std::partial_sum(m.offsets.begin(), m.offsets.end(), m.offsets.begin());
+  m.records.resize(static_cast<size_t>(m.offsets.back()));
+  std::vector<int64_t> next(m.offsets.begin(), m.offsets.end() - 1);
+  for (int64_t i = 0; i < n_records; ++i) {
+    if (labels[i] >= 0) m.records[static_cast<size_t>(next[static_cast<size_t>(labels[i])]++)] = i;
+  }
+  return m;
+}
+
+constexpr int64_t kClustersPerTask = 64;
+
+template <typename Body>
+void for_clusters(const Members& m, int n_threads, const Body& body) {
+  const int64_t n_clusters = static_cast<int64_t>(m.offsets.size()) - 1;
+  parallel_for((n_clusters + kClustersPerTask - 1) / kClustersPerTask, n_threads, [&](int64_t task, int) {
+    std::vector<int64_t> scratch;
+    const int64_t end = std::min(n_clusters, (task + 1) * kClustersPerTask);
+    for (int64_t c = task * kClustersPerTask; c < end; ++c) {
+      const int64_t begin = m.offsets[static_cast<size_t>(c)];
+      body(m.records.data() + begin, m.offsets[static_cast<size_t>(c) + 1] - begin, scratch);
+    }
+  });
+}
+
+}  // namespace
+
+void step_advantage(const float* returns, const int64_t* labels, int64_t n_records, int64_t n_clusters,
+                    const int64_t* action_key, Estimator estimator, bool divide, double delta, float* step,
+                    uint8_t* branch, int n_threads) {
+  const Members all = members_of(labels, n_records, n_clusters);
+  for_clusters(all, n_threads, [&](const int64_t* records, int64_t n, std::vector<int64_t>& by_key) {
+    if (n == 1) {
+      step[records[0]] = 0.0f;
+      branch[records[0]] = kSingleton;
+    }
+    if (n < 2) return;
+    if (estimator == Estimator::kMean) {
+      const MeanSigma stats = mean_and_sigma(n, true, [&](int64_t i) { return returns[records[i]]; });
+      for (int64_t j = 0; j < n; ++j) {
+        const int64_t i = records[j];
+        step[i] = centred(returns[i], stats.mean);
+        if (divide) step[i] = static_cast<float>(static_cast<double>(step[i]) / (stats.sigma + delta));
+        branch[i] = kPace;
+      }
+      return;
+    }
+    ExactSum total;
+    double plain_total = 0.0;
+    for (int64_t j = 0; j < n; ++j) {
+      total.add(static_cast<double>(returns[records[j]]));
+      plain_total += static_cast<double>(returns[records[j]]);
+    }
+    const float value = static_cast<float>(plain_total / static_cast<double>(n));  // V̂(s)
+    const auto leave_one_out = [&](int64_t i) {
+      ExactSum own;
+      own.add(static_cast<double>(returns[i]));
+      step[i] = centred(returns[i], total.minus(own) / static_cast<double>(n - 1));
+      branch[i] = kLeaveOneOut;
+    };
+    // A stable sort by key leaves each action's records side by side and in processing order.
+    by_key.assign(records, records + n);
+    std::stable_sort(by_key.begin(), by_key.end(), [&](int64_t a, int64_t b) { return action_key[a] < action_key[b]; });
+    for (int64_t begin = 0, end; begin < n; begin = end) {
+      end = begin;
+      ExactSum same;
+      double plain_same = 0.0;
+      while (end < n && action_key[by_key[static_cast<size_t>(end)]] == action_key[by_key[static_cast<size_t>(begin)]]) {
+        const double r = static_cast<double>(returns[by_key[static_cast<size_t>(end++)]]);
+        same.add(r);
+        plain_same += r;
+      }
+      const int64_t n_same = end - begin;
+      for (int64_t j = begin; j < end; ++j) {
+        const int64_t i = by_key[static_cast<size_t>(j)];
+        branch[i] = kPace;
+        if (estimator == Estimator::kDiffPeer && n_same < n) {
+          step[i] = centred(returns[i], total.minus(same) / static_cast<double>(n - n_same));
+        } else if (estimator == Estimator::kQStyle && n_same > 1) {
+          step[i] = static_cast<float>(plain_same / static_cast<double>(n_same)) - value;
+        } else {
+          leave_one_out(i);
+        }
+      }
+    }
+  });
+}
+
+void hgpo_advantage(const float* returns, const int64_t* depth_labels, int64_t depth, int64_t n_records,
+                    const float* episode_advantage, bool divide, double delta, double alpha, bool base_group,
+                    float* advantage, int64_t* deepest, uint8_t* branch, int n_threads) {
+  // a[k][i]: the record's advantage at depth k, 0 where it has none; depth 0 is the episode term.
+  std::vector<std::vector<float>> a(static_cast<size_t>(depth) + 1);
+  a[0].assign(static_cast<size_t>(n_records), 0.0f);
+  if (base_group) std::copy(episode_advantage, episode_advantage + n_records, a[0].begin());
+  std::fill(deepest, deepest + n_records, int64_t{0});
+  for (int64_t k = 1; k <= depth; ++k) {
+    std::vector<float>& at_depth = a[static_cast<size_t>(k)];
+    at_depth.assign(static_cast<size_t>(n_records), 0.0f);
+    const int64_t* labels = depth_labels + (k - 1) * n_records;
+    const int64_t highest = n_records ? *std::max_element(labels, labels + n_records) : -1;
+    for_clusters(members_of(labels, n_records, highest + 1), n_threads,
+                 [&](const int64_t* records, int64_t n, std::vector<int64_t>&) {
+                   if (n < 2) return;
+                   const MeanSigma stats = mean_and_sigma(n, false, [&](int64_t i) { return returns[records[i]]; });
+                   for (int64_t j = 0; j < n; ++j) {
+                     const int64_t i = records[j];
+                     float value = centred(returns[i], stats.mean);
+                     if (divide) value = static_cast<float>(static_cast<double>(value) / (stats.sigma + delta));
+                     at_depth[static_cast<size_t>(i)] = value;
+                     deepest[i] = k;
+                   }
+                 });
+  }
+  std::vector<double> weight(static_cast<size_t>(depth) + 1);
+  for (int64_t k = 0; k <= depth; ++k) weight[static_cast<size_t>(k)] = std::pow(static_cast<double>(k + 1), alpha);
+  for (int64_t i = 0; i < n_records; ++i) {
+    double total = 0.0, sum = 0.0;
+    for (size_t k = 0; k < a.size(); ++k) {
+      if (a[k][static_cast<size_t>(i)] != 0.0f) total += weight[k];
+    }
+    for (size_t k = 0; k < a.size(); ++k) {
+      const double value = static_cast<double>(a[k][static_cast<size_t>(i)]);
+      if (value != 0.0) sum += weight[k] / (total + delta) * value;
+    }
+    advantage[i] = static_cast<float>(sum);
+    branch[i] = deepest[i] > 0 ? kPace : kSingleton;
+  }
+}
+
+}  // namespace bipace
