@@ -1,27 +1,38 @@
-"""Partition by difflib's ratio, as a plain loop."""
+"""Partition "similar": verl-agent's similarity mode, as a plain loop over difflib."""
 
 from __future__ import annotations
 
 from difflib import SequenceMatcher
+from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 
 def cluster_similar(
-    texts: list[str], group_offsets: torch.Tensor, similarity: float, *, num_threads: int = 1
-) -> torch.Tensor:
-    """First fit by ratio >= similarity against each cluster's first member, oldest cluster first."""
+    texts: list[str],  # [M] processing order
+    group_offsets: Tensor,  # [G+1] int64
+    similarity: float,
+    *,
+    num_threads: int = 1,
+) -> Tensor:
+    """Labels [M] int64, dense over the batch, numbered by first appearance.
+
+    Inside each group a text joins the oldest cluster with
+        SequenceMatcher(None, text, first member of the cluster).ratio() >= similarity,
+    else it founds a cluster.  `num_threads` changes nothing here.
+    """
     labels: list[int] = []
     n_clusters = 0
     offsets = group_offsets.tolist()
-    for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
-        clusters: list[tuple[str, int]] = []
-        for text in texts[begin:end]:
-            for first, label in clusters:
-                if SequenceMatcher(None, text, first).ratio() >= similarity:
-                    break
-            else:
-                label, n_clusters = n_clusters, n_clusters + 1
-                clusters.append((text, label))
-            labels.append(label)
+    for low, high in pairwise(offsets):
+        first_members: list[str] = []
+        for text in texts[low:high]:
+            k = 0
+            while k < len(first_members) and SequenceMatcher(None, text, first_members[k]).ratio() < similarity:
+                k += 1
+            if k == len(first_members):
+                first_members.append(text)
+            labels.append(n_clusters + k)
+        n_clusters += len(first_members)
     return torch.tensor(labels, dtype=torch.int64)

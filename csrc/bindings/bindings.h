@@ -22,4 +22,6 @@ inline void raise_if_failed(const Status& status) {
   if (!status.is_ok()) throw std::runtime_error(status.message);
 }
 
+void bind_similar(py::module_& m);
+
 }  // namespace bipace

@@ -27,4 +27,5 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "CPU kernels of bipace_kernels.  Private: call the functions of bipace_kernels instead.";
   m.def("parallel_squares", &bipace::parallel_squares);
   bipace::bind_stages(m);
+  bipace::bind_similar(m);
 }

@@ -1,0 +1,52 @@
+#include "cpu/similar.h"
+
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+
+namespace bipace {
+namespace {
+
+Text view(PyObject* object, Py_ssize_t row) {
+  if (!PyUnicode_Check(object)) {
+    throw py::type_error("observation must hold str for partition 'similar', got " +
+                         std::string(Py_TYPE(object)->tp_name) + " at index " + std::to_string(row) +
+                         "; convert it to str, or use partition='exact'");
+  }
+#if PY_VERSION_HEX < 0x030C0000
+  if (PyUnicode_READY(object) != 0) throw py::error_already_set();
+#endif
+  return {PyUnicode_DATA(object), PyUnicode_GET_LENGTH(object), static_cast<int>(PyUnicode_KIND(object))};
+}
+
+void cluster_similar_binding(const py::list& texts, uintptr_t group_offsets, int64_t n_groups, double similarity,
+                             int n_threads, uintptr_t labels) {
+  const int64_t* offsets = pointer<const int64_t>(group_offsets);
+  // A tuple of our own keeps every string alive while the GIL is released, whatever others do to the list.
+  const py::tuple held(texts);
+  const Py_ssize_t n = static_cast<Py_ssize_t>(held.size());
+  if (offsets[n_groups] != n) throw py::value_error("group_offsets must end at the number of texts");
+  std::vector<Text> views;
+  views.reserve(static_cast<size_t>(n));
+  for (Py_ssize_t i = 0; i < n; ++i) views.push_back(view(PyTuple_GET_ITEM(held.ptr(), i), i));
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = cluster_similar(views.data(), offsets, n_groups, similarity, n_threads, pointer<int64_t>(labels));
+  }
+  raise_if_failed(status);
+}
+
+double similarity_ratio_binding(const py::str& a, const py::str& b) {
+  return similarity_ratio(view(a.ptr(), 0), view(b.ptr(), 1));
+}
+
+}  // namespace
+
+void bind_similar(py::module_& m) {
+  m.def("cluster_similar", &cluster_similar_binding);
+  m.def("similarity_ratio", &similarity_ratio_binding);
+}
+
+}  // namespace bipace

@@ -1,0 +1,234 @@
+"""Partition "similar": the C++ port against difflib itself, pair by pair and as labels."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from difflib import SequenceMatcher
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bipace_kernels import _native_loader
+from bipace_kernels.cpu import similar as cpu
+from bipace_kernels.reference import similar as reference
+
+RECEPTACLES = "drawer cabinet countertop shelf fridge microwave sinkbasin stoveburner desk bed dresser sofa"
+THINGS = "mug apple book cellphone keychain pillow laptop alarmclock pencil bowl plate knife spoon candle towel"
+WIDE = "aé漢字ßЖ\U0001f600\U0001f680\U00020000\ud800\uffff \n"
+
+
+def observation(rng: random.Random, length: int) -> str:
+    """Sentences in the manner of a household text game."""
+    receptacles, things = RECEPTACLES.split(), THINGS.split()
+    out = ""
+    while len(out) < length:
+        place = f"{rng.choice(receptacles)} {rng.randint(1, 9)}"
+        seen = ", ".join(f"a {rng.choice(things)} {rng.randint(1, 5)}" for _ in range(rng.randint(0, 5))) or "nothing"
+        out += f"On the {place}, you see {seen}. "
+    return out[:length]
+
+
+def edited(rng: random.Random, text: str, edits: int) -> str:
+    letters = list(text)
+    for _ in range(edits):
+        at = rng.randint(0, len(letters))
+        kind = rng.randint(0, 3)
+        if kind == 0:
+            letters.insert(at, rng.choice("abc 123"))
+        elif kind == 1 and letters:
+            del letters[min(at, len(letters) - 1)]
+        elif kind == 2 and letters:
+            letters[min(at, len(letters) - 1)] = rng.choice("abc 123")
+        else:
+            a, b = sorted((at, rng.randint(0, len(letters))))
+            letters = letters[:a] + letters[b:] + letters[a:b]
+    return "".join(letters)
+
+
+def pair(rng: random.Random) -> tuple[str, str]:
+    """Two texts of 1 to 600 characters; the kinds are those where a matcher could go wrong."""
+
+    def size() -> int:
+        # Half of the lengths at the edge of the popular-element rule, and at the steps of its threshold.
+        if rng.random() < 0.5:
+            return rng.choice((198, 199, 200, 201, 299, 300, 301, 400, 599, 600))
+        return rng.randint(1, 600)
+
+    kind = rng.randint(0, 7)
+    if kind == 0:  # small alphabet: many ties
+        alphabet = "abcdefghijkl"[: rng.randint(2, 12)]
+        if len(alphabet) < 5:  # difflib takes quadratic time and worse here
+            longest = 199 if rng.random() < 0.1 else 80
+            return tuple("".join(rng.choices(alphabet, k=rng.randint(1, longest))) for _ in range(2))  # type: ignore[return-value]
+        return tuple("".join(rng.choices(alphabet, k=rng.choice((rng.randint(1, 150), 200, 333)))) for _ in range(2))  # type: ignore[return-value]
+    if kind == 1:
+        return observation(rng, size()), observation(rng, size())
+    if kind == 2:  # near-duplicates
+        text = observation(rng, size())
+        return text, edited(rng, text, rng.randint(0, 12)) or "x"
+    if kind == 3:  # repeats
+        unit = observation(rng, rng.randint(7, 60))
+        return (unit * 100)[: size()], (edited(rng, unit, 2) * 100)[: size()] or "x"
+    if kind == 4:  # beyond the basic plane, lone surrogates
+        letters = WIDE + "".join(chr(rng.randint(0x4E00, 0x4E00 + 200)) for _ in range(rng.randint(0, 200)))
+        return tuple("".join(rng.choices(letters, k=rng.choice((200, rng.randint(1, 300))))) for _ in range(2))  # type: ignore[return-value]
+    if kind == 5:  # a count at the popularity threshold, exactly and one off
+        n = rng.choice((200, 250, 300, 599, 600))
+        most = n // 100 + 1
+        letters = [chr(0x100 + k) for k in range(n)]
+        for letter in "xyz":
+            for at in rng.sample(range(n), most + rng.randint(0, 1)):
+                letters[at] = letter
+        b = "".join(letters)
+        return edited(rng, b, rng.randint(1, 8)), b
+    if kind == 6:  # popular letters only, one alone
+        b = "a" * rng.randint(190, 400)
+        return edited(rng, b, rng.randint(0, 3)) or "a", b
+    return observation(rng, rng.randint(1, 40)), observation(rng, size())  # lengths far apart
+
+
+def assert_pairs_equal(seed: int, n: int) -> None:
+    rng = random.Random(seed)
+    native = _native_loader.load()
+    for k in range(n):
+        a, b = pair(rng)
+        assert len(a) >= 1 and len(b) >= 1, (seed, k)
+        want = SequenceMatcher(None, a, b).ratio()
+        assert native.similarity_ratio(a, b) == want, f"seed {seed}, pair {k}: {a!r} {b!r}"
+
+
+def offsets(*sizes: int) -> torch.Tensor:
+    return torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
+
+
+def test_ratio_equals_difflib_on_10000_pairs() -> None:
+    assert_pairs_equal(seed=1, n=10_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 105))
+def test_ratio_equals_difflib_long(seed: int) -> None:
+    assert_pairs_equal(seed, n=10_000)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=60), st.text(max_size=60), st.integers(1, 40), st.integers(1, 40))
+def test_ratio_equals_difflib_hypothesis(a: str, b: str, times_a: int, times_b: int) -> None:
+    a, b = (a * times_a)[:250], (b * times_b)[:250]
+    assert _native_loader.load().similarity_ratio(a, b) == SequenceMatcher(None, a, b).ratio()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="abcde", max_size=12), st.integers(1, 60), st.integers(1, 12))
+def test_equal_texts_have_ratio_one(unit: str, times: int, tail: int) -> None:
+    """The shortcut for equal texts rests on this: popular elements never break the diagonal."""
+    text = unit * times + "z" * tail
+    assert SequenceMatcher(None, text, str(text)).ratio() == 1.0
+    assert _native_loader.load().similarity_ratio(text, text) == 1.0
+
+
+def test_golden_ratios() -> None:
+    ratio = _native_loader.load().similarity_ratio
+    assert ratio("", "") == 1.0
+    assert ratio("", "a") == ratio("a", "") == 0.0
+    assert ratio("abcd", "bcde") == 0.75  # 2 · 3 / 8
+    assert ratio("ab", "acab") == 2 * 2 / 6  # "ab" at the end of b, not a common prefix "a"
+    # 200 elements: "a" is popular and starts no match, but a stretch from the low corner still goes over it ...
+    assert ratio("a" * 200, "a" * 200) == 1.0
+    # ... and not over the first mismatch, where 199 elements would match nearly everything.
+    assert ratio("b" + "a" * 199, "c" + "a" * 199) == 0.0
+    assert ratio("b" + "a" * 198, "c" + "a" * 198) == 2 * 198 / 398
+
+
+def test_first_fit_golden() -> None:
+    # Ratios with ten letters are tenths: 1 joins 0 (0.9); 2 is 0.8 to 0 and 0.9 to 1, which founded nothing, so it
+    # founds a cluster; 3 is 0.9 to both first members and takes the oldest; the second group starts anew.
+    texts = ["abcdefghij", "abcdefghiX", "abcdefghYX", "abcdefghYj", "abcdefghij", "zzz", "", ""]
+    for backend in (reference, cpu):
+        labels = backend.cluster_similar(texts, offsets(4, 4), 0.9, num_threads=2)
+        assert labels.tolist() == [0, 0, 1, 0, 2, 3, 4, 4]
+        assert labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("similarity", [1e-9, 0.3, 0.5, 0.6, 2 / 3, 0.8, 0.9, 0.95, 0.99, 1.0])
+def test_labels_equal_reference(similarity: float) -> None:
+    rng = random.Random(7)
+    texts: list[str] = []
+    sizes = [0, 1, 14, 0, 20, 9]
+    for size in sizes:
+        base = [observation(rng, rng.randint(0, 230)) for _ in range(4)]
+        texts += [edited(rng, rng.choice(base), rng.choice((0, 0, 1, 3, 8, 30))) for _ in range(size)]
+    want = reference.cluster_similar(texts, offsets(*sizes), similarity)
+    for threads in (1, 2, 3, 8):
+        got = cpu.cluster_similar(texts, offsets(*sizes), similarity, num_threads=threads)
+        assert got.tolist() == want.tolist(), (similarity, threads)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.text(alphabet="ab\U0001f600", max_size=8), max_size=8), max_size=4),
+    st.integers(1, 20),
+    st.integers(1, 20),
+)
+def test_labels_equal_reference_at_rational_thresholds(groups: list[list[str]], p: int, q: int) -> None:
+    """Thresholds that ratios meet exactly: the comparison of doubles must be Python's."""
+    similarity = min(p, q) / max(p, q)
+    texts = [text for group in groups for text in group]
+    bounds = offsets(*(len(group) for group in groups))
+    want = reference.cluster_similar(texts, bounds, similarity)
+    assert cpu.cluster_similar(texts, bounds, similarity, num_threads=2).tolist() == want.tolist()
+
+
+def test_one_group_alone_is_the_group_in_a_batch() -> None:
+    rng = random.Random(11)
+    groups = [[observation(rng, 60) for _ in range(12)] for _ in range(5)]
+    together = cpu.cluster_similar(list(itertools.chain(*groups)), offsets(*[12] * 5), 0.6, num_threads=2)
+    for k, group in enumerate(groups):
+        alone = cpu.cluster_similar(group, offsets(12), 0.6, num_threads=1)
+        inside = together[12 * k : 12 * k + 12]
+        assert (inside - inside.min()).tolist() == alone.tolist()
+
+
+def test_nothing() -> None:
+    for backend in (reference, cpu):
+        assert backend.cluster_similar([], offsets(), 0.95, num_threads=2).shape == (0,)
+        assert backend.cluster_similar([], offsets(0, 0), 0.95, num_threads=2).shape == (0,)
+
+
+def test_a_text_that_is_no_str_is_named() -> None:
+    with pytest.raises(TypeError, match="got int at index 1"):
+        cpu.cluster_similar(["a", 5], offsets(2), 0.95, num_threads=1)  # type: ignore[list-item]
+
+
+def test_str_subclass_is_a_text() -> None:
+    class Name(str):
+        pass
+
+    assert cpu.cluster_similar([Name("ab"), "ab"], offsets(2), 1.0, num_threads=1).tolist() == [0, 0]
+
+
+def batch(rng: random.Random, groups: int, per_group: int, length: int) -> list[str]:
+    """Rollouts of one task meet the same places: texts are variations of a few per group."""
+    texts = []
+    for _ in range(groups):
+        base = [observation(rng, length) for _ in range(40)]
+        texts += [edited(rng, rng.choice(base), rng.choice((0, 1, 2, 4, 8)))[:length] for _ in range(per_group)]
+    return texts
+
+
+def test_faster_than_difflib() -> None:
+    """A guard against losing the filters; the full measurement is in bench."""
+    rng = random.Random(3)
+    texts = batch(rng, groups=1, per_group=40, length=400)
+    start = time.perf_counter()
+    want = reference.cluster_similar(texts, offsets(40), 0.95)
+    slow = time.perf_counter() - start
+    start = time.perf_counter()
+    got = cpu.cluster_similar(texts, offsets(40), 0.95, num_threads=1)
+    fast = time.perf_counter() - start
+    assert got.tolist() == want.tolist()
+    assert fast * 10 < slow, f"difflib {slow:.3f} s, native {fast:.4f} s"
