@@ -22,6 +22,7 @@ inline void raise_if_failed(const Status& status) {
   if (!status.is_ok()) throw std::runtime_error(status.message);
 }
 
+void bind_objects(py::module_& m);
 void bind_similar(py::module_& m);
 
 }  // namespace bipace

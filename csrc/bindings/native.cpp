@@ -27,5 +27,6 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "CPU kernels of bipace_kernels.  Private: call the functions of bipace_kernels instead.";
   m.def("parallel_squares", &bipace::parallel_squares);
   bipace::bind_stages(m);
+  bipace::bind_objects(m);
   bipace::bind_similar(m);
 }

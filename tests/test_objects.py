@@ -1,0 +1,338 @@
+"""Numbering of ids and observations at the edge: Python's equality, arrays by their bytes, errors that name the row."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+import uuid
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bipace_kernels import _native_loader
+from bipace_kernels._objects import ids_to_int, number_objects
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs with the compiled module and with the fallback."""
+    if request.param == "python":
+        monkeypatch.setattr(_native_loader, "reason", lambda: "taken away by the test")
+
+
+def expected(values: Any) -> list[int]:
+    seen: dict[Any, int] = {}
+    return [seen.setdefault(value, len(seen)) for value in values]
+
+
+def codes(values: Any) -> list[int]:
+    out = number_objects(values)
+    assert out.dtype == torch.int64
+    assert out.ndim == 1
+    return out.tolist()
+
+
+def test_first_appearance() -> None:
+    assert codes(["b", "a", "b", "c", "a"]) == [0, 1, 0, 2, 1]
+    assert codes(("x", b"x", "x", b"x")) == [0, 1, 0, 1]
+    assert codes([]) == []
+    assert codes([None, "", b"", None, ()]) == [0, 1, 2, 0, 3]
+
+
+def test_python_equality() -> None:
+    assert codes([1, 1.0, True, "1", Decimal(1), 2, np.int64(2), np.float32(2)]) == [0, 0, 0, 1, 0, 2, 2, 2]
+    assert codes([2**70, 2.0**70, -(2**70)]) == [0, 0, 1]
+    assert codes([("a", 1), ("a", 1.0), frozenset({1}), frozenset({True})]) == [0, 0, 1, 1]
+    nan = float("nan")
+    assert codes([nan, nan, float("nan")]) == [0, 0, 1]  # dict's rule: the same object, or equal
+    assert codes([0.0, -0.0]) == [0, 0]
+
+
+def test_texts_of_every_width() -> None:
+    # The bytes of "\x41\x01" and of "\u0141" are the same in CPython's storage.
+    texts = [
+        "\x41\x01",
+        "\u0141",
+        "\x41\x01\x00\x00",
+        "\U00000141\u0100",
+        "\U0001f600",
+        "",
+        "a",
+        "é",
+        "a\x00",
+        "\ud800",
+    ]
+    assert codes(texts * 2) == list(range(len(texts))) * 2
+    assert codes([t.encode("utf-8", "surrogatepass") for t in texts] + texts) == list(range(2 * len(texts)))
+    # Slices of a wider text are stored in their own width again.
+    assert codes([("a\U0001f600")[:1], "a", ("a\u0141")[:1]]) == [0, 0, 0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=3),
+            st.binary(max_size=3),
+            st.integers(-3, 3),
+            st.booleans(),
+            st.none(),
+            st.floats(-2, 2, width=16),
+            st.tuples(st.integers(0, 1), st.text(max_size=1)),
+        ),
+        max_size=40,
+    )
+)
+def test_equals_a_dict(values: list[Any]) -> None:
+    assert number_objects(values).tolist() == expected(values)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(alphabet="ab\xe9\u0141\U0001f600", max_size=4), max_size=60))
+def test_texts_equal_a_dict(values: list[str]) -> None:
+    assert number_objects(values).tolist() == expected(values)
+    assert number_objects(np.array(values, dtype=object)).tolist() == expected(values)
+
+
+def test_str_subclasses_follow_their_own_equality() -> None:
+    class Loud(str):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, str) and self.lower() == other.lower()
+
+        def __hash__(self) -> int:
+            return hash(self.lower())
+
+    assert codes(["a", Loud("A"), "A"]) == [0, 0, 1]
+
+
+def test_a_list_changed_by_hash_does_no_harm() -> None:
+    values: list[Any] = []
+
+    class Vandal:
+        def __hash__(self) -> int:
+            values.clear()
+            return 1
+
+    values += ["a", Vandal(), "b", "c"] * 100
+    assert len(number_objects(values)) == 400
+
+
+def test_arrays_and_images_as_elements() -> None:
+    image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    other = image.copy()
+    other[1, 1, 2] += 1
+    values = [image, other, image.copy(), image.astype(np.int16), image.reshape(4, 3), np.asfortranarray(image)]
+    assert codes(values) == [0, 1, 0, 2, 3, 0]
+    assert codes([np.float32(0.0) * np.ones(1, np.float32), -np.zeros(1, np.float32)]) == [0, 1]  # bytes
+    assert codes([np.array(np.nan), np.array(np.nan)]) == [0, 0]
+    tensor = torch.from_numpy(image)
+    assert codes([tensor, tensor.clone(), tensor.permute(2, 0, 1), image, "x", torch.tensor(1)]) == [0, 0, 1, 2, 3, 4]
+    assert codes([torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)]) == [0, 0]
+
+
+def test_integer_arrays_are_codes_already() -> None:
+    for dtype in (np.int8, np.uint8, np.int32, np.uint32, np.int64, ">i4"):
+        assert codes(np.array([7, 3, 7], dtype=dtype)) == [7, 3, 7]
+    assert codes(np.array([True, False])) == [1, 0]
+    big = np.array([2**64 - 1, 2**63, 2**64 - 1], dtype=np.uint64)
+    out = codes(big)
+    assert out[0] == out[2] != out[1]
+    assert codes(torch.tensor([5, -1, 5], dtype=torch.int32)) == [5, -1, 5]
+    assert codes(torch.tensor([True, False])) == [1, 0]
+    source = torch.tensor([1, 2])
+    array = np.array([1, 2])
+    number_objects(array)[0] = 9
+    assert array[0] == 1
+    assert number_objects(source).data_ptr() == source.data_ptr()  # nothing to convert: nobody writes to codes
+
+
+def test_rows_by_their_bytes() -> None:
+    images = np.zeros((5, 4, 3, 2), dtype=np.uint8)
+    images[1, 3, 2, 1] = 1
+    images[4, 3, 2, 1] = 1
+    assert codes(images) == [0, 1, 0, 0, 1]
+    assert codes(torch.from_numpy(images)) == [0, 1, 0, 0, 1]
+    assert codes(torch.from_numpy(images).permute(0, 3, 1, 2)) == [0, 1, 0, 0, 1]
+    assert codes(images[::2]) == [0, 0, 1]
+    assert codes(np.array([[0.0], [-0.0], [np.nan], [np.nan], [0.0]])) == [0, 1, 2, 2, 0]
+    assert codes(np.array([0.5, 0.25, 0.5])) == [0, 1, 0]
+    assert codes(torch.tensor([0.5, 0.25, 0.5], dtype=torch.bfloat16, requires_grad=True)) == [0, 1, 0]
+    assert codes(torch.tensor([[1 + 2j], [1 - 2j]]).conj()) == [0, 1]
+    assert codes(torch.tensor([[1 + 2j], [1 - 2j]]).conj()[[0, 0]]) == [0, 0]
+    assert codes(np.array([["a", "b"], ["a", "c"], ["a", "b"]])) == [0, 1, 0]
+    assert codes(np.array([["a", 1], ["a", None], ["a", 1]], dtype=object)) == [0, 1, 0]
+    assert codes(np.array(["2020-01-01", "2021-01-01", "2020-01-01"], dtype="M8[D]")) == [0, 1, 0]
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (0, 0), (4, 0, 2)])
+def test_empty_rows_are_equal(shape: tuple[int, ...]) -> None:
+    for values in (np.zeros(shape), torch.zeros(shape), torch.zeros(shape, dtype=torch.bfloat16)):
+        assert codes(values) == [0] * shape[0]
+
+
+def test_text_arrays() -> None:
+    assert codes(np.array(["b", "a", "b"])) == [0, 1, 0]
+    assert codes(np.array([b"b", b"a", b"b"])) == [0, 1, 0]
+    assert codes(np.array(["b", None, 3, "b"], dtype=object)) == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [([1], "list"), ({"a": 1}, "dict"), ({1}, "set"), ((1, [2]), "tuple"), (bytearray(b"a"), "bytearray")],
+)
+def test_unhashable_is_named(value: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=rf"observation\[2\] must be hashable, got {kind}; convert it to a tuple.*json"):
+        number_objects(["a", "b", value, "c"])
+
+
+def test_errors_of_the_values_themselves_pass() -> None:
+    class Broken:
+        def __hash__(self) -> int:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        number_objects([Broken()])
+
+    class Unequal:
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            raise TypeError("no comparison")
+
+    with pytest.raises(TypeError, match="no comparison"):
+        number_objects([Unequal(), Unequal()])
+
+
+@pytest.mark.parametrize("values", ["abc", b"abc", {"a": 1}, {1, 2}, 5, None, iter([1])])
+def test_not_a_sequence(values: Any) -> None:
+    for call in (lambda: number_objects(values), lambda: ids_to_int(values, "observation")):
+        with pytest.raises(TypeError, match="observation must be a list, tuple, array or tensor"):
+            call()
+
+
+def test_no_axis() -> None:
+    for value in (np.array(3), torch.tensor(3), np.array("a")):
+        with pytest.raises(ValueError, match="observation must have a first axis"):
+            number_objects(value)
+
+
+def test_arrays_without_meaningful_bytes() -> None:
+    with pytest.raises(TypeError, match=r"observation\[1\] must hold numbers or text"):
+        number_objects(["a", np.array(["a", None], dtype=object)])
+    with pytest.raises(TypeError, match=r"observation must not be .*padding bytes are undefined"):
+        number_objects(np.zeros((2, 2), dtype=np.longdouble))
+    with pytest.raises(TypeError, match="observation must be a dense tensor"):
+        number_objects(torch.eye(3).to_sparse())
+
+
+def test_pandas_like_column() -> None:
+    class Column:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+            return np.array(["b", "a", "b"], dtype=object)
+
+    assert codes(Column()) == [0, 1, 0]
+    assert ids_to_int(Column(), "group")[0].tolist() == [0, 1, 0]
+
+
+class Colour(IntEnum):
+    RED = 7
+
+
+@pytest.mark.parametrize(
+    ("values", "want", "numeric"),
+    [
+        ([5, -3, 5], [5, -3, 5], True),
+        ((2**63 - 1, -(2**63)), [2**63 - 1, -(2**63)], True),
+        ([np.int32(4), 3], [4, 3], True),
+        ([Colour.RED, 1], [7, 1], True),
+        (range(3), [0, 1, 2], True),
+        (list(torch.tensor([4, 2])), [4, 2], True),
+        (torch.tensor([4, 2], dtype=torch.uint8), [4, 2], True),
+        (np.array([4, 2], dtype=np.uint64), [4, 2], True),
+        (np.array([4, 2], dtype=object), [4, 2], True),
+        ([], [], True),
+        ([5, True, 5], [0, 1, 0], False),
+        ([True, False], [0, 1], False),
+        (np.array([True, False]), [0, 1], False),
+        (torch.tensor([True, False, True]), [0, 1, 0], False),
+        (["9", "5", "9"], [0, 1, 0], False),
+        ([9, "9", 9], [0, 1, 0], False),
+        ([9.0, 5.0, 9], [0, 1, 0], False),
+        ([("a", 1), ("b", 2), ("a", 1)], [0, 1, 0], False),
+        (np.array(["b", "a", "b"]), [0, 1, 0], False),
+        (np.array(["2021", "2020"], dtype="M8[Y]"), [0, 1], False),
+    ],
+)
+def test_ids(values: Any, want: list[int], numeric: bool) -> None:
+    ids, is_numeric = ids_to_int(values, "group")
+    assert ids.dtype == torch.int64
+    assert (ids.tolist(), is_numeric) == (want, numeric)
+
+
+def test_uuid_ids() -> None:
+    names = [str(uuid.UUID(int=k)) for k in (9, 3, 9, 1)]
+    for values in (names, np.array(names), np.array(names, dtype=object), [uuid.UUID(n) for n in names]):
+        ids, numeric = ids_to_int(values, "group")
+        assert ids.tolist() == [0, 1, 0, 2]
+        assert not numeric
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        (np.array([1.0]), TypeError, r"group must hold ids .* got dtype float64; .*astype"),
+        (torch.tensor([1.0]), TypeError, r"group must hold ids .* got dtype torch.float32"),
+        (torch.tensor([1j]), TypeError, "group must hold ids"),
+        ([1, 2**63], ValueError, r"group\[1\] must fit into int64, got 9223372036854775808"),
+        ([-(2**63) - 1], ValueError, r"group\[0\] must fit into int64"),
+        (np.array([1, 2**63], dtype=np.uint64), ValueError, r"group\[1\] must fit into int64"),
+        ([np.uint64(2**63)], ValueError, r"group\[0\] must fit into int64"),
+        (torch.tensor([2**63], dtype=torch.uint64), ValueError, r"group\[0\] must fit into int64"),
+        (["a", None], ValueError, r"group\[1\] must be an id, got None"),
+        (np.array([3, None], dtype=object), ValueError, r"group\[1\] must be an id, got None"),
+        ([1.0, float("nan")], ValueError, r"group\[1\] must be an id, got nan"),
+        (
+            np.zeros((2, 1), np.int64),
+            ValueError,
+            r"group must have shape \[N\].* got \[2, 1\]; use group.reshape\(-1\)",
+        ),
+        (torch.zeros(2, 1, dtype=torch.int64), ValueError, r"group must have shape \[N\]"),
+        (torch.tensor(3), ValueError, r"group must have shape \[N\]"),
+        ([[1], [2]], TypeError, r"group\[0\] must be hashable, got list"),
+    ],
+)
+def test_bad_ids(values: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ids_to_int(values, "group")
+
+
+def test_references_are_kept_and_released() -> None:
+    values = [object() for _ in range(50)] + ["text" + str(k) for k in range(50)]
+    texts = values[50:]
+    before = [sys.getrefcount(v) for v in values]
+    number_objects(values)
+    number_objects(texts)
+    with pytest.raises(TypeError):
+        number_objects([*values, []])
+    assert [sys.getrefcount(v) for v in values] == before
+
+
+def test_fresh_texts_are_fast() -> None:
+    """6,400 texts of 400 characters whose hashes nobody has computed: about 1 ms; the bound leaves room for CI."""
+    if _native_loader.reason():
+        pytest.skip("the fallback has Python's speed")
+    times = []
+    for repetition in range(9):
+        texts = [f"{repetition:04d}{k % 2000:06d}" + "x" * 390 for k in range(6400)]
+        start = time.perf_counter()
+        number_objects(texts)
+        times.append(time.perf_counter() - start)
+    assert statistics.median(times) < 0.02
