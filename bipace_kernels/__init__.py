@@ -5,14 +5,17 @@ Importing this loads torch and NumPy and nothing else: no compiler, no GPU, no f
 
 from ._dispatch import BackendError, BackendStatus, backends
 from ._version import __version__
+from .action_keys import action_keys
 from .clusters import cluster
 from .config import Config
 from .epsilon import EpsilonChoice, choose_epsilon
 from .layout import Layout, layout, trajectory_ids
+from .ngrams import ngram_fingerprint
 from .pipeline import advantage
 from .result import AdvantageResult
 from .returns import discounted_returns
 from .schema import Branch
+from .token_bytes import TokenBytes, token_bytes
 from .tokens import to_tokens
 from .value_r2 import ValueR2
 
@@ -24,14 +27,18 @@ __all__ = [
     "Config",
     "EpsilonChoice",
     "Layout",
+    "TokenBytes",
     "ValueR2",
     "__version__",
+    "action_keys",
     "advantage",
     "backends",
     "choose_epsilon",
     "cluster",
     "discounted_returns",
     "layout",
+    "ngram_fingerprint",
     "to_tokens",
+    "token_bytes",
     "trajectory_ids",
 ]

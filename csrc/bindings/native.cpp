@@ -5,6 +5,8 @@
 namespace bipace {
 
 void bind_stages(py::module_& m);
+void bind_action_keys(py::module_& m);
+void bind_ngrams(py::module_& m);
 
 namespace {
 
@@ -29,4 +31,6 @@ PYBIND11_MODULE(_native, m) {
   bipace::bind_stages(m);
   bipace::bind_objects(m);
   bipace::bind_similar(m);
+  bipace::bind_action_keys(m);
+  bipace::bind_ngrams(m);
 }

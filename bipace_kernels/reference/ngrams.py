@@ -1,0 +1,32 @@
+"""The paper's HashNgram fingerprint, one n-gram at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from .xxh64 import xxh64
+
+SEED_NGRAM = 5
+
+
+def ngram_fingerprints(texts: Sequence[str | bytes], *, n: int, dim: int, num_threads: int = 1) -> torch.Tensor:
+    """Unit vectors of signed, hashed n-gram counts, [N, dim] float32."""
+    out = torch.zeros((len(texts), dim), dtype=torch.float32)
+    for row, text in enumerate(texts):
+        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        padded = b"\x02" * (n - 1) + data + b"\x03" * (n - 1)
+        counts: dict[int, int] = {}
+        for i in range(len(padded) - n + 1):
+            h = xxh64(padded[i : i + n], SEED_NGRAM)
+            bucket = (h >> 1) % dim
+            counts[bucket] = counts.get(bucket, 0) + (1 if h % 2 == 0 else -1)
+        norm = math.sqrt(sum(count * count for count in counts.values()))
+        if norm == 0.0:
+            out[row, 0] = 1.0
+            continue
+        for bucket, count in counts.items():
+            out[row, bucket] = count / norm
+    return out

@@ -1,0 +1,298 @@
+#include "cpu/action_keys.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "common/xxh64.h"
+#include "cpu/parallel.h"
+
+namespace bipace {
+namespace {
+
+constexpr char kOpen[] = "<action>";
+constexpr char kClose[] = "</action>";
+constexpr int64_t kOpenSize = sizeof kOpen - 1, kCloseSize = sizeof kClose - 1;
+constexpr int64_t kChunk = 64;        // tokens joined between two looks for a tag
+constexpr int64_t kRowsPerTask = 16;  // keeps the pool's counter cold at rows of a microsecond
+constexpr int64_t kQuickBytes = 16;   // most tokens fit; copied in one load and store
+
+// Position of the tag in text[from, size), or -1.  The needle is of fixed size, so the search is linear.
+int64_t find_tag(const uint8_t* text,  // [size]
+                 int64_t from, int64_t size, const char* tag, int64_t tag_size) {
+  while (from + tag_size <= size) {
+    const auto* hit =
+        static_cast<const uint8_t*>(std::memchr(text + from, tag[0], static_cast<size_t>(size - tag_size - from + 1)));
+    if (!hit) return -1;
+    if (std::memcmp(hit, tag, static_cast<size_t>(tag_size)) == 0) return hit - text;
+    from = hit - text + 1;
+  }
+  return -1;
+}
+
+bool is_space(uint8_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+struct Span {
+  const uint8_t* start;
+  int64_t size;
+};
+
+// As Python's bytes.strip(): white space of ASCII only.
+Span strip(Span text) {
+  while (text.size > 0 && is_space(text.start[text.size - 1])) --text.size;
+  while (text.size > 0 && is_space(text.start[0])) ++text.start, --text.size;
+  return text;
+}
+
+// XXH64 of the text with A-Z lowered; other bytes, those of UTF-8 letters too, stay as they are.
+int64_t hash_lowered(Span text, uint64_t seed, std::vector<uint8_t>& scratch) {
+  if (static_cast<int64_t>(scratch.size()) < text.size) scratch.resize(static_cast<size_t>(text.size));
+  uint8_t* lowered = scratch.data();
+  for (int64_t i = 0; i < text.size; ++i) {
+    const uint8_t c = text.start[i];
+    lowered[i] = static_cast<uint8_t>(c | (static_cast<uint8_t>(c - 'A') < 26 ? 0x20 : 0));
+  }
+  return static_cast<int64_t>(xxh64(lowered, text.size, seed));
+}
+
+// Looks for the tags in a text that grows at its end, and at each byte once.
+class TagSearch {
+ public:
+  // True once the body is known.
+  bool advance(const uint8_t* text,  // [size]
+               int64_t size) {
+    if (body_ < 0) {
+      const int64_t open = find_tag(text, from_, size, kOpen, kOpenSize);
+      if (open < 0) {
+        from_ = std::max(from_, size - kOpenSize + 1);
+        return false;
+      }
+      body_ = from_ = open + kOpenSize;
+    }
+    end_ = find_tag(text, from_, size, kClose, kCloseSize);
+    if (end_ < 0) from_ = std::max(from_, size - kCloseSize + 1);
+    return end_ >= 0;
+  }
+  Span body(const uint8_t* text) const { return {text + body_, end_ - body_}; }
+
+ private:
+  int64_t from_ = 0, body_ = -1, end_ = -1;
+};
+
+struct Scratch {
+  std::vector<uint8_t> text, lowered;
+  std::vector<int64_t> ids;
+};
+
+int64_t load(const void* items, int bytes, int64_t index) {
+  switch (bytes) {
+    case 1:
+      return static_cast<const uint8_t*>(items)[index];
+    case 4:
+      return static_cast<const int32_t*>(items)[index];
+    default:
+      return static_cast<const int64_t*>(items)[index];
+  }
+}
+
+// One row of TokenRows.
+class Row {
+ public:
+  Row(const TokenRows& rows, int64_t row) : rows_(rows) {
+    if (rows.row_offsets) {
+      id_base_ = mask_base_ = rows.row_offsets[row];
+      size_ = rows.row_offsets[row + 1] - id_base_;
+      id_stride_ = mask_stride_ = 1;
+    } else {
+      id_base_ = row * rows.id_row_stride;
+      mask_base_ = row * rows.mask_row_stride;
+      size_ = rows.n_columns;
+      id_stride_ = rows.id_column_stride;
+      mask_stride_ = rows.mask_column_stride;
+    }
+  }
+  int64_t size() const { return size_; }
+  bool valid(int64_t column) const {
+    return !rows_.mask || load(rows_.mask, rows_.mask_bytes, mask_base_ + column * mask_stride_) != 0;
+  }
+  int64_t id(int64_t column) const { return load(rows_.ids, rows_.id_bytes, id_base_ + column * id_stride_); }
+
+  // Copies the valid ids of columns [begin, end) to out; returns their number.
+  int64_t gather(int64_t begin, int64_t end, int64_t* out) const {
+    return rows_.id_bytes == 4 ? gather_ids<int32_t>(begin, end, out) : gather_ids<int64_t>(begin, end, out);
+  }
+
+ private:
+  template <typename Id>
+  int64_t gather_ids(int64_t begin, int64_t end, int64_t* out) const {
+    if (!rows_.mask) {
+      const Id* ids = static_cast<const Id*>(rows_.ids) + id_base_;
+      for (int64_t t = begin; t < end; ++t) out[t - begin] = ids[t * id_stride_];
+      return end - begin;
+    }
+    switch (rows_.mask_bytes) {
+      case 1:
+        return gather_masked<Id, uint8_t>(begin, end, out);
+      case 4:
+        return gather_masked<Id, int32_t>(begin, end, out);
+      default:
+        return gather_masked<Id, int64_t>(begin, end, out);
+    }
+  }
+  template <typename Id, typename Mask>
+  int64_t gather_masked(int64_t begin, int64_t end, int64_t* out) const {
+    const Id* ids = static_cast<const Id*>(rows_.ids) + id_base_;
+    const Mask* mask = static_cast<const Mask*>(rows_.mask) + mask_base_;
+    int64_t count = 0;
+    for (int64_t t = begin; t < end; ++t) {
+      out[count] = ids[t * id_stride_];  // overwritten by the next id where the mask is zero: no branch
+      count += mask[t * mask_stride_] != 0;
+    }
+    return count;
+  }
+
+  const TokenRows& rows_;
+  int64_t id_base_, mask_base_, size_, id_stride_, mask_stride_;
+};
+
+int64_t hash_first_n(const Row& row, int64_t n, Scratch& scratch) {
+  n = std::min(n, row.size());
+  if (static_cast<int64_t>(scratch.ids.size()) < std::max(n, kChunk)) {
+    scratch.ids.resize(static_cast<size_t>(std::max(n, kChunk)));
+  }
+  int64_t count = 0;
+  for (int64_t column = 0; column < row.size() && count < n; ++column) {
+    if (row.valid(column)) scratch.ids[static_cast<size_t>(count++)] = row.id(column);
+  }
+  if (static_cast<int64_t>(scratch.text.size()) < 8 * count) scratch.text.resize(static_cast<size_t>(8 * count));
+  uint8_t* out = scratch.text.data();
+  for (int64_t i = 0; i < count; ++i) {
+    for (int b = 0; b < 8; ++b) {
+      out[8 * i + b] = static_cast<uint8_t>(static_cast<uint64_t>(scratch.ids[static_cast<size_t>(i)]) >> (8 * b));
+    }
+  }
+  return static_cast<int64_t>(xxh64(out, 8 * count, kSeedFirstN));
+}
+
+bool all_inside(const int64_t* ids, int64_t count, int64_t table_size) {
+  uint64_t bad = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    bad |= static_cast<uint64_t>(static_cast<uint64_t>(ids[i]) >= static_cast<uint64_t>(table_size));
+  }
+  return bad == 0;
+}
+
+// Appends the bytes of the tokens to text[size..]; returns the new size.
+int64_t append_tokens(const TokenTable& table, const int64_t* ids, int64_t count, int64_t size,
+                      std::vector<uint8_t>& text) {
+  int64_t more = 0;
+  for (int64_t i = 0; i < count; ++i) more += table.offsets[ids[i] + 1] - table.offsets[ids[i]];
+  if (static_cast<int64_t>(text.size()) < size + more + kQuickBytes) {
+    text.resize(static_cast<size_t>(2 * size + more + kQuickBytes));
+  }
+  // The quick copy reads kQuickBytes whatever the token's length: only where the table goes on that far.
+  const int64_t quick_end = table.offsets[table.size] - kQuickBytes;
+  uint8_t* out = text.data() + size;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = table.offsets[ids[i]], length = table.offsets[ids[i] + 1] - begin;
+    if (length <= kQuickBytes && begin <= quick_end) {
+      std::memcpy(out, table.bytes + begin, kQuickBytes);
+    } else if (length > 0) {
+      std::memcpy(out, table.bytes + begin, static_cast<size_t>(length));
+    }
+    out += length;
+  }
+  return size + more;
+}
+
+// Returns false where a valid id lies outside the table.
+bool hash_row(const TokenRows& rows, int64_t index, const TokenTable& table, KeyMode mode, int64_t n, int64_t* key,
+              uint8_t* parsed, Scratch& scratch) {
+  const Row row(rows, index);
+  *parsed = 0;
+  if (mode == KeyMode::kFirstN) {
+    *key = hash_first_n(row, n, scratch);
+    return true;
+  }
+  TagSearch tags;
+  bool found = false;
+  int64_t size = 0;
+  if (static_cast<int64_t>(scratch.ids.size()) < kChunk) scratch.ids.resize(kChunk);
+  for (int64_t begin = 0; begin < row.size(); begin += kChunk) {
+    const int64_t count = row.gather(begin, std::min(begin + kChunk, row.size()), scratch.ids.data());
+    if (!all_inside(scratch.ids.data(), count, table.size)) return false;
+    if (found) continue;  // the rest of the row is only checked
+    size = append_tokens(table, scratch.ids.data(), count, size, scratch.text);
+    if (mode == KeyMode::kActionTag) found = tags.advance(scratch.text.data(), size);
+  }
+  const uint8_t* text = scratch.text.data();
+  if (mode == KeyMode::kText) {
+    const Span whole = strip({text, size});
+    *key = hash_lowered(whole, kSeedText, scratch.lowered);
+    *parsed = whole.size > 0;
+  } else if (found) {
+    *key = hash_lowered(strip(tags.body(text)), kSeedActionTag, scratch.lowered);
+    *parsed = 1;
+  } else {
+    *key = hash_first_n(row, n, scratch);
+  }
+  return true;
+}
+
+}  // namespace
+
+TokenOutside hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode mode, int64_t n, int64_t* keys,
+                             uint8_t* parsed, int n_threads) {
+  std::vector<uint8_t> bad(static_cast<size_t>(rows.n_rows), 0);
+  std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  const int64_t n_tasks = (rows.n_rows + kRowsPerTask - 1) / kRowsPerTask;
+  parallel_for(n_tasks, n_threads, [&](int64_t task, int worker) {
+    const int64_t end = std::min((task + 1) * kRowsPerTask, rows.n_rows);
+    for (int64_t r = task * kRowsPerTask; r < end; ++r) {
+      bad[static_cast<size_t>(r)] =
+          !hash_row(rows, r, table, mode, n, keys + r, parsed + r, scratch[static_cast<size_t>(worker)]);
+    }
+  });
+  TokenOutside outside;
+  const auto first = std::find(bad.begin(), bad.end(), uint8_t{1});
+  if (first == bad.end()) return outside;
+  outside.row = first - bad.begin();
+  const Row row(rows, outside.row);
+  for (int64_t column = 0; column < row.size(); ++column) {
+    const int64_t id = row.id(column);
+    if (row.valid(column) && (id < 0 || id >= table.size)) {
+      outside.column = column;
+      outside.id = id;
+      break;
+    }
+  }
+  return outside;
+}
+
+void hash_texts(const uint8_t* const* texts, const int64_t* sizes, int64_t n_rows, KeyMode mode, int64_t* keys,
+                uint8_t* parsed, int n_threads) {
+  std::vector<std::vector<uint8_t>> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  const int64_t n_tasks = (n_rows + kRowsPerTask - 1) / kRowsPerTask;
+  parallel_for(n_tasks, n_threads, [&](int64_t task, int worker) {
+    std::vector<uint8_t>& lowered = scratch[static_cast<size_t>(worker)];
+    const int64_t end = std::min((task + 1) * kRowsPerTask, n_rows);
+    for (int64_t r = task * kRowsPerTask; r < end; ++r) {
+      const uint8_t* text = texts[r];
+      const int64_t size = sizes[r];
+      TagSearch tags;
+      parsed[r] = 0;
+      if (mode == KeyMode::kText) {
+        const Span whole = strip({text, size});
+        keys[r] = hash_lowered(whole, kSeedText, lowered);
+        parsed[r] = whole.size > 0;
+      } else if (mode == KeyMode::kActionTag && tags.advance(text, size)) {
+        keys[r] = hash_lowered(strip(tags.body(text)), kSeedActionTag, lowered);
+        parsed[r] = 1;
+      } else {
+        keys[r] = static_cast<int64_t>(xxh64(text, std::min(size, kTextPrefixBytes), kSeedTextPrefix));
+      }
+    }
+  });
+}
+
+}  // namespace bipace

@@ -1,0 +1,54 @@
+// Action keys: 64-bit names of actions, from text or from token ids.  Formats in docs/action_keys.md.
+#pragma once
+
+#include <cstdint>
+
+namespace bipace {
+
+enum class KeyMode : int { kFirstN = 0, kActionTag = 1, kText = 2 };
+
+// Seeds keep the kinds of key apart: equal bytes under different meanings get different keys.
+constexpr uint64_t kSeedFirstN = 1, kSeedActionTag = 2, kSeedTextPrefix = 3, kSeedText = 4;
+constexpr int64_t kTextPrefixBytes = 64;
+
+// Token ids of N rows: a strided matrix [N, T] where row_offsets is null, else flat values with row_offsets [N+1].
+struct TokenRows {
+  const void* ids;                              // int32 or int64, see id_bytes
+  int id_bytes;                                 // 4 or 8
+  const void* mask;                             // bytes or integers, non-zero = valid; null: every token is valid
+  int mask_bytes;                               // 1, 4 or 8
+  const int64_t* row_offsets;                   // [N+1], or null
+  int64_t n_rows;                               // N
+  int64_t n_columns;                            // T of a matrix
+  int64_t id_row_stride, id_column_stride;      // in items
+  int64_t mask_row_stride, mask_column_stride;  // in items; flat rows share row_offsets
+};
+
+// Bytes of each token id: bytes[offsets[v] .. offsets[v+1]).
+struct TokenTable {
+  const int64_t* offsets;  // [V+1], rising from 0
+  const uint8_t* bytes;    // [offsets[V]]
+  int64_t size;            // V
+};
+
+// A token id with no entry in the table; row = -1: there is none.
+struct TokenOutside {
+  int64_t row = -1, column = -1, id = 0;
+};
+
+// Keys of token rows.  The table is not looked at in mode kFirstN.  Returns the first valid id (in row order, then
+// column order) outside the table; keys and parsed are then unfinished.
+TokenOutside hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode mode, int64_t n,
+                             int64_t* keys,    // [N]
+                             uint8_t* parsed,  // [N]
+                             int n_threads);
+
+// Keys of byte strings (UTF-8 text).
+void hash_texts(const uint8_t* const* texts,  // [N] start of each text
+                const int64_t* sizes,         // [N] in bytes
+                int64_t n_rows, KeyMode mode,
+                int64_t* keys,    // [N]
+                uint8_t* parsed,  // [N]
+                int n_threads);
+
+}  // namespace bipace

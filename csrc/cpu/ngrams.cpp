@@ -1,0 +1,65 @@
+#include "cpu/ngrams.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "common/xxh64.h"
+#include "cpu/parallel.h"
+
+namespace bipace {
+namespace {
+
+struct Scratch {
+  std::vector<int64_t> counts;   // [dim], zero between rows
+  std::vector<int64_t> touched;  // buckets that a row has written, with repeats
+  std::vector<uint8_t> padded;
+};
+
+void fingerprint(const uint8_t* text,  // [size]
+                 int64_t size, int64_t n, int64_t dim,
+                 float* out,  // [dim]
+                 Scratch& scratch) {
+  const int64_t n_grams = size + n - 1;
+  scratch.padded.assign(static_cast<size_t>(n - 1), kNgramBefore);
+  scratch.padded.insert(scratch.padded.end(), text, text + size);
+  scratch.padded.insert(scratch.padded.end(), static_cast<size_t>(n - 1), kNgramAfter);
+  scratch.counts.resize(static_cast<size_t>(dim), 0);
+  if (static_cast<int64_t>(scratch.touched.size()) < n_grams) scratch.touched.resize(static_cast<size_t>(n_grams));
+  const uint8_t* grams = scratch.padded.data();
+  int64_t* counts = scratch.counts.data();
+  const auto buckets = static_cast<uint64_t>(dim);
+  const bool power_of_two = (buckets & (buckets - 1)) == 0;
+
+  int64_t squares = 0;  // Σ count², kept up to date: exact, and no pass over all dim buckets
+  for (int64_t i = 0; i < n_grams; ++i) {
+    const uint64_t hash = xxh64(grams + i, n, kSeedNgram);
+    const uint64_t bucket = power_of_two ? (hash >> 1) & (buckets - 1) : (hash >> 1) % buckets;
+    const int64_t sign = hash & 1 ? -1 : 1;
+    squares += 2 * sign * counts[bucket] + 1;
+    counts[bucket] += sign;
+    scratch.touched[static_cast<size_t>(i)] = static_cast<int64_t>(bucket);
+  }
+  std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
+  const double norm = std::sqrt(static_cast<double>(squares));
+  for (int64_t i = 0; i < n_grams; ++i) {
+    const int64_t bucket = scratch.touched[static_cast<size_t>(i)];
+    if (counts[bucket] == 0) continue;  // cancelled, or written at an earlier gram
+    out[bucket] = static_cast<float>(static_cast<double>(counts[bucket]) / norm);
+    counts[bucket] = 0;
+  }
+  if (squares == 0) out[0] = 1.0f;
+}
+
+}  // namespace
+
+void ngram_fingerprints(const uint8_t* const* texts, const int64_t* sizes, int64_t n_rows, int64_t n, int64_t dim,
+                        float* out, int n_threads) {
+  std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  parallel_for(n_rows, n_threads, [&](int64_t row, int worker) {
+    fingerprint(texts[row], sizes[row], n, dim, out + row * dim, scratch[static_cast<size_t>(worker)]);
+  });
+}
+
+}  // namespace bipace
