@@ -1,0 +1,204 @@
+"""bk.token_bytes against the decode of tokenizers trained on the spot."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from typing import Any
+
+import pytest
+import torch
+import trained_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+import bipace_kernels as bk
+
+TEXTS = [
+    "<think>ok</think>\n<action>take the apple</action>",
+    " two  spaces before, and after  ",
+    "emoji 😀👩‍👩‍👧 and CJK 汉字かな in <action>search[汉字 😀]</action>",
+    "tabs\tand\r\nnewlines\x00nul",
+    "▁ is a character of its own",
+    "",
+]
+
+
+def table_bytes(table: bk.TokenBytes, ids: list[int]) -> bytes:
+    flat, offsets = bytes(table.bytes.tolist()), table.offsets.tolist()
+    return b"".join(flat[offsets[v] : offsets[v + 1]] for v in ids)
+
+
+@pytest.fixture(params=["byte_level", "llama", "gemma"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return trained_tokenizers.all_tokenizers()[request.param]
+
+
+def test_table_joins_to_what_decode_gives(tokenizer: Tokenizer) -> None:
+    table = bk.token_bytes(tokenizer)
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        got = table_bytes(table, ids).decode()
+        want = tokenizer.decode(ids)
+        assert got == want or got == " " + want, text
+
+
+def test_byte_level_table_gives_back_any_text() -> None:
+    tokenizer = trained_tokenizers.byte_level()
+    table = bk.token_bytes(tokenizer)
+    for text in TEXTS:
+        assert table_bytes(table, tokenizer.encode(text).ids) == text.encode(), text
+
+
+def test_random_ids_join_to_what_decode_gives(tokenizer: Tokenizer) -> None:
+    table = bk.token_bytes(tokenizer)
+    rng = random.Random(5)
+    compared = 0
+    for _ in range(400):
+        ids = [rng.randrange(table.vocabulary_size) for _ in range(rng.randrange(1, 12))]
+        try:
+            got = table_bytes(table, ids).decode()
+        except UnicodeDecodeError:
+            continue
+        compared += 1
+        assert got.removeprefix(" ") == tokenizer.decode(ids).removeprefix(" "), ids
+    assert compared > 20
+
+
+def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
+    table = bk.token_bytes(tokenizer)
+    singles = {table_bytes(table, [v]) for v in range(table.vocabulary_size)}
+    assert {bytes([b]) for b in range(256)} <= singles
+
+
+def test_special_tokens_have_no_bytes_and_added_ones_are_text() -> None:
+    tokenizer = trained_tokenizers.byte_level()
+    table = bk.token_bytes(tokenizer)
+    for special in trained_tokenizers.SPECIAL:
+        assert table_bytes(table, [tokenizer.token_to_id(special)]) == b""
+    for added in ("<｜tool｜>", "two words"):
+        assert table_bytes(table, [tokenizer.token_to_id(added)]) == added.encode()
+
+
+def test_unused_ids_have_no_bytes() -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 5}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    table = bk.token_bytes(tokenizer)
+    assert table.vocabulary_size == 6
+    assert table_bytes(table, [0, 1, 2, 3, 4, 5]) == b"ab"
+
+
+def test_sentencepiece_library_decodes_the_same() -> None:
+    model, tokenizer = trained_tokenizers.sentencepiece_model()
+    table = bk.token_bytes(tokenizer)
+    for text in [*TEXTS, *trained_tokenizers.corpus()[:50]]:
+        ids = model.encode(text)
+        assert table_bytes(table, ids).decode().removeprefix(" ") == model.decode(ids), text
+
+
+def test_metaspace_decoder() -> None:
+    vocabulary = [("<unk>", 0.0), ("▁take", -1.0), ("▁the", -1.1), ("s", -2.0), ("<0x41>", -3.0)]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
+    tokenizer.decoder = decoders.Metaspace()
+    table = bk.token_bytes(tokenizer)
+    # Without ByteFallback in the decoder <0x41> is six characters of text.
+    assert table_bytes(table, [1, 2, 3, 4]) == b" take thes<0x41>"
+
+
+def test_transformers_wrapper_gives_the_same_table() -> None:
+    transformers = pytest.importorskip("transformers")
+    for backend in trained_tokenizers.all_tokenizers().values():
+        wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+        table, want = bk.token_bytes(wrapped), bk.token_bytes(backend)
+        assert torch.equal(table.offsets, want.offsets)
+        assert torch.equal(table.bytes, want.bytes)
+
+
+def test_table_pickles() -> None:
+    table = bk.token_bytes(trained_tokenizers.byte_level())
+    copy = pickle.loads(pickle.dumps(table))
+    assert torch.equal(copy.offsets, table.offsets)
+    assert torch.equal(copy.bytes, table.bytes)
+    assert repr(copy) == f"TokenBytes({table.vocabulary_size} ids, {table.bytes.numel()} bytes)"
+
+
+def refused(model: Any, decoder: Any) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "why"),
+    [
+        (refused(models.WordPiece(vocab={"[UNK]": 0, "a": 1}), decoders.WordPiece()), "model WordPiece"),
+        (refused(models.WordLevel(vocab={"[UNK]": 0}, unk_token="[UNK]"), None), "model WordLevel"),
+        (refused(models.BPE(vocab={"a": 0}, merges=[]), None), "without a decoder"),
+        (refused(models.BPE(vocab={"a</w>": 0}, merges=[]), decoders.BPEDecoder()), "BPEDecoder"),
+        (refused(models.BPE(vocab={"a": 0}, merges=[]), decoders.CTC()), "CTC"),
+        (
+            refused(
+                models.BPE(vocab={"a": 0}, merges=[]),
+                decoders.Sequence([decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()]),
+            ),
+            "Replace",
+        ),
+    ],
+)
+def test_other_tokenizers_are_refused(tokenizer: Tokenizer, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        bk.token_bytes(tokenizer)
+
+
+@pytest.mark.parametrize("other", [None, "gpt2", 3, {"a": 0}])
+def test_other_objects_are_refused(other: object) -> None:
+    with pytest.raises(TypeError, match="fast Hugging Face tokenizer"):
+        bk.token_bytes(other)
+
+
+def test_slow_tokenizer_is_refused() -> None:
+    class SlowTokenizer:
+        def decode(self, ids: list[int]) -> str:
+            return ""
+
+    with pytest.raises(TypeError, match="use_fast=True"):
+        bk.token_bytes(SlowTokenizer())
+
+
+def test_tokenizer_whose_decode_disagrees_is_refused() -> None:
+    backend = trained_tokenizers.byte_level()
+
+    class Shouting:
+        to_str, id_to_token = backend.to_str, backend.id_to_token
+
+        def decode_batch(self, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
+            return [text.upper() for text in backend.decode_batch(rows, skip_special_tokens=skip_special_tokens)]
+
+    with pytest.raises(ValueError, match="must decode as its tokens"):
+        bk.token_bytes(Shouting())
+
+
+def test_added_token_of_byte_alphabet_letters_follows_decode() -> None:
+    # "é" is the byte-level letter of byte 0xE9, and decode reads it so even in an added token: the table must agree.
+    tokenizer = Tokenizer.from_str(trained_tokenizers.byte_level().to_str())
+    tokenizer.add_tokens([AddedToken("é", normalized=False)])
+    table = bk.token_bytes(tokenizer)
+    assert table_bytes(table, [tokenizer.token_to_id("é")]) == b"\xe9"
+
+
+@pytest.mark.parametrize(
+    ("offsets", "data", "error"),
+    [
+        (torch.tensor([0, 2]), torch.zeros(1, dtype=torch.uint8), ValueError),
+        (torch.tensor([0, 2, 1]), torch.zeros(1, dtype=torch.uint8), ValueError),
+        (torch.tensor([1, 1]), torch.zeros(1, dtype=torch.uint8), ValueError),
+        (torch.tensor([], dtype=torch.int64), torch.zeros(0, dtype=torch.uint8), ValueError),
+        (torch.tensor([0, 4, 0, 4])[::2], torch.zeros(0, dtype=torch.uint8), ValueError),
+        (torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.uint8), TypeError),
+        (torch.tensor([0, 1]), torch.zeros(1), TypeError),
+        ([0, 1], torch.zeros(1, dtype=torch.uint8), TypeError),
+    ],
+)
+def test_table_that_does_not_fit_together_is_refused(offsets: Any, data: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"offsets|bytes"):
+        bk.TokenBytes(offsets, data)

@@ -1,0 +1,98 @@
+"""Small tokenizers trained on the spot: a byte-level BPE and SentencePiece-style ones with byte fallback."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import random
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+VERBS = ["go to", "take", "put", "open", "close", "examine", "heat", "cool", "clean", "use", "click", "search", "think"]
+NOUNS = ["the apple", "drawer 2", "fridge 1", "a red mug", "the desk lamp", "countertop 3", "B09QKP7XQL", "Buy Now"]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+@functools.cache
+def corpus() -> list[str]:
+    rng = random.Random(7)
+    lines = []
+    for _ in range(1500):
+        verb, noun = rng.choice(VERBS), rng.choice(NOUNS)
+        lines.append(
+            f"<think>\nI should {verb} {noun}, since the task says so.\n</think>\n<action>{verb} {noun}</action>"
+        )
+    return lines
+
+
+@functools.cache
+def byte_level() -> Tokenizer:
+    """As Qwen's and Llama 3's: every string of bytes has tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    # An added token that is not special is text; the full-width bars lie outside the byte alphabet.
+    tokenizer.add_tokens([AddedToken("<｜tool｜>", normalized=False), AddedToken("two words", normalized=False)])
+    return tokenizer
+
+
+def _with_byte_tokens(vocabulary: list[str]) -> list[str]:
+    return ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *vocabulary]
+
+
+@functools.cache
+def sentencepiece_style(kind: str = "llama") -> Tokenizer:
+    """As Llama 2 and Mistral ("llama": a space goes before the text and is dropped on decoding) or Gemma ("gemma")."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always" if kind == "llama" else "never")
+    trained.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=400, show_progress=False))
+    spec = json.loads(trained.to_str())
+    pieces = sorted(spec["model"]["vocab"], key=spec["model"]["vocab"].get)
+    vocabulary = {piece: index for index, piece in enumerate(_with_byte_tokens(pieces))}
+    merges = [tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in spec["model"]["merges"]]
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    replace = normalizers.Replace(" ", "▁")
+    if kind == "llama":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = replace
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+@functools.cache
+def sentencepiece_model() -> tuple[Any, Tokenizer]:
+    """A model of the sentencepiece library itself, and the same vocabulary as a tokenizers.Tokenizer."""
+    import sentencepiece
+
+    stream = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(line.replace("\n", " ") for line in corpus()), model_writer=stream, vocab_size=420,
+        model_type="unigram", byte_fallback=True, hard_vocab_limit=False, minloglevel=2, num_threads=1,
+    )  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(model_proto=stream.getvalue())
+    pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=model.unk_id(), byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return model, tokenizer
+
+
+def all_tokenizers() -> dict[str, Tokenizer]:
+    return {"byte_level": byte_level(), "llama": sentencepiece_style("llama"), "gemma": sentencepiece_style("gemma")}
