@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from . import _checks, _dispatch
 from .clusters import check_rows, fingerprint_layout
 from .layout import Layout
-
-Tensor = torch.Tensor
-
 
 @dataclass(frozen=True)
 class EpsilonChoice:
@@ -66,8 +63,7 @@ def choose_epsilon(
     for _ in range(probes):
         epsilon = (low + high) / 2
         labels = kernels.clusters.cluster_cosine(matrix, lay.order, lay.group_offsets, None, epsilon, num_threads=threads)
-        sizes = torch.bincount(labels).to(torch.float64)
-        size = float(torch.quantile(sizes, 0.5)) if sizes.numel() < 2**24 else float(sizes.median())
+        size = float(np.median(np.bincount(labels.numpy())))
         tried.append((epsilon, size))
         if low_size <= size <= high_size:
             return EpsilonChoice(

@@ -96,7 +96,7 @@ def advantage(
     reward = None if rewards is None else _checks.real_vector(rewards, "rewards", n)
     given_return = None if returns is None else _checks.real_vector(returns, "returns", n)
     given_episode = None if episode_return is None else _checks.real_vector(episode_return, "episode_return", n)
-    key = _checks.integer_vector(action_key, "action_key", n) if cfg.needs_keys else None
+    key = _keys(action_key, cfg, n)
     parsed = None if action_parsed is None else _checks.bool_vector(action_parsed, "action_parsed", n)
     matrix = _checks.fingerprint_matrix(fingerprint, n) if cfg.partition == "cosine" else None
     codes = observation_codes(observation) if cfg.partition in ("exact", "history") else None
@@ -198,6 +198,18 @@ def _check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) ->
             f"action_key is missing; estimator={cfg.estimator!r} compares actions. Make keys with "
             "bipace_kernels.action_keys(responses), or use an estimator without keys such as Config.bigpo()."
         )
+
+
+def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
+    """[N] int64 keys; where no estimator asks for them they serve the metrics alone, and anything else is ignored."""
+    if action_key is None:
+        return None
+    if cfg.needs_keys:
+        return _checks.integer_vector(action_key, "action_key", n)
+    try:
+        return _checks.integer_vector(action_key, "action_key", n)
+    except (TypeError, ValueError):
+        return None
 
 
 def _layout(given: dict[str, Any], layout: Layout | None) -> Layout:

@@ -1,0 +1,338 @@
+"""Bad input: each argument, alone and with others.  An error names argument, wish, fact and cure, or the result is finite."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from batches import CONFIGS, make_batch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bipace_kernels as bk
+
+BATCH = make_batch(0)
+N = BATCH.n
+FLOATS = ("advantage", "step_advantage", "episode_advantage", "returns")
+
+
+def run(config=None, **changes):
+    return bk.advantage(config=config or CONFIGS["bipace"], **BATCH.arguments(**changes))
+
+
+def at(values, index, value, dtype=None):
+    out = np.array(values, dtype=dtype or np.asarray(values).dtype)
+    out[index] = value
+    return out
+
+
+BAD = {
+    # argument: (value, exception, words of the message)
+    "group": [
+        (None, ValueError, "group is missing"),
+        (3, TypeError, "group must be"),
+        ("abc", TypeError, "group must be"),
+        (BATCH.group[:-1], ValueError, "trajectory must have one entry per row"),
+        (at(BATCH.group, -1, 99), ValueError, r"trajectory must lie in one group.*trajectory_ids"),
+        (torch.tensor(3), ValueError, "group must have one entry per row, got a scalar"),
+    ],
+    "trajectory": [
+        (None, ValueError, "trajectory is missing"),
+        (BATCH.trajectory[:-1], ValueError, f"trajectory must have one entry per row, N = {N}"),
+        (np.zeros(N, dtype=np.int64), ValueError, "trajectory must lie in one group"),
+    ],
+    "step": [
+        (BATCH.step[:-1], ValueError, r"step must have shape \[N\]"),
+        (BATCH.step[:, None], ValueError, r"step must have shape \[N\]"),
+        (BATCH.step.astype(float), TypeError, "step must have an integer dtype"),
+        (at(BATCH.step, 0, -1), ValueError, r"step must be at least 0, got step\[0\] = -1"),
+        (np.zeros(N, dtype=np.int64), ValueError, r"step must be unique inside a trajectory.*duplicates='once'"),
+        (["a"] * N, TypeError, "step must be integers"),
+    ],
+    "rewards": [
+        (None, ValueError, "rewards is missing"),
+        (BATCH.rewards[:-1], ValueError, f"rewards must have one entry per row, N = {N}"),
+        (BATCH.rewards[:, None], ValueError, r"rewards must have shape \[N\]"),
+        (["x"] * N, TypeError, "rewards must be real numbers"),
+        ([[1.0], [2.0, 3.0]] * N, ValueError, "rewards must have one entry per row"),
+        (torch.zeros(N, dtype=torch.complex64), TypeError, "rewards must be real"),
+        (at(BATCH.rewards, 3, math.nan), ValueError, r"rewards must be finite.*nan at row 3.*on_invalid='singleton'"),
+        (at(BATCH.rewards, 3, math.inf), ValueError, "rewards must be finite.*inf at row 3"),
+        (at(BATCH.rewards, 3, 1e38), ValueError, "rewards must be finite .*1e37.*row 3"),
+        (np.full(N, 9e36), ValueError, "rewards must sum to finite returns"),
+    ],
+    "returns": [
+        (BATCH.rewards[:-1], ValueError, "returns must have one entry per row"),
+        (at(BATCH.rewards, 5, math.nan), ValueError, "returns must be finite.*row 5"),
+    ],
+    "episode_return": [
+        (BATCH.rewards[:-1], ValueError, "episode_return must have one entry per row"),
+        (np.arange(N, dtype=float), ValueError, "episode_return must be one value per trajectory, but rows"),
+        (np.full(N, -math.inf), ValueError, "episode_return must be finite"),
+    ],
+    "fingerprint": [
+        (None, ValueError, "fingerprint is missing; partition='cosine'"),
+        (BATCH.fingerprint[:-1], ValueError, f"fingerprint must have one entry per row, N = {N}"),
+        (BATCH.fingerprint[:, 0], ValueError, r"fingerprint must have shape \[N, D\]"),
+        (BATCH.fingerprint[:, None, :], ValueError, r"fingerprint must have shape \[N, D\].*flatten"),
+        (BATCH.fingerprint[:, :0], ValueError, "fingerprint must have at least one feature"),
+        (BATCH.fingerprint.astype(np.int64), TypeError, "fingerprint must be float32, bfloat16, float16 or float64"),
+        (torch.zeros(N, 3, dtype=torch.complex64), TypeError, "fingerprint must be float32"),
+        (at(BATCH.fingerprint, (4, 2), math.nan), ValueError, "fingerprint must have finite, non-zero rows, but row 4 holds"),
+        (at(BATCH.fingerprint, (4, 2), -math.inf), ValueError, "row 4 holds a non-finite value"),
+        (at(BATCH.fingerprint, 6, 0.0), ValueError, "row 6 is zero"),
+        (["text"] * N, TypeError, "fingerprint must be real numbers"),
+    ],
+    "action_key": [
+        (None, ValueError, "action_key is missing; estimator='q_style'.*action_keys"),
+        (BATCH.action_key[:-1], ValueError, "action_key must have one entry per row"),
+        (BATCH.action_key.astype(float), TypeError, "action_key must have an integer dtype"),
+        (["go"] * N, TypeError, "action_key must be integers"),
+    ],
+    "action_parsed": [
+        ([True], ValueError, "action_parsed must have one entry per row"),
+        (np.full(N, 0.5), TypeError, "action_parsed must be bool"),
+    ],
+    "valid": [
+        ([True], ValueError, "valid must have shape"),
+        (np.full(N, 2), TypeError, "valid must be bool"),
+    ],
+    "observation": [(["o"], ValueError, "observation must have one entry per row")],
+    "config": [({"epsilon": 0.1}, TypeError, "config must be a bipace_kernels.Config")],
+    "backend": [
+        ("gpu", ValueError, "backend must be one of auto, reference, cpu, triton, cuda, got 'gpu'"),
+        ("triton", bk.BackendError, "backend='triton' cannot run here"),
+        ("cuda", bk.BackendError, "backend='cuda' cannot run here"),
+        (None, ValueError, "backend must be one of"),
+    ],
+    "check": [("later", ValueError, "check must be 'auto' or 'now'")],
+    "num_threads": [
+        (0, ValueError, "num_threads must be None or an int of at least 1"),
+        (True, ValueError, "num_threads must be"),
+        (1.5, ValueError, "num_threads must be"),
+    ],
+    "layout": [
+        ("layout", TypeError, "layout must come from bipace_kernels.layout"),
+        (bk.layout(BATCH.group, BATCH.trajectory, BATCH.step), ValueError, "group must be None where a layout is given"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "words"),
+    [pytest.param(name, *case, id=f"{name}{i}") for name, cases in BAD.items() for i, case in enumerate(cases)],
+)
+def test_bad_argument(name, value, error, words):
+    with pytest.raises(error, match=words):
+        run(**{name: value})
+
+
+def test_missing_observation():
+    for name in ("gigpo", "hgpo", "bipace_similar"):
+        with pytest.raises(ValueError, match="observation is missing"):
+            run(CONFIGS[name], observation=None)
+    with pytest.raises(TypeError, match="observation must hold str for partition='similar', got int at row 0"):
+        run(CONFIGS["bipace_similar"], observation=list(range(N)))
+    with pytest.raises(TypeError, match="observation"):
+        run(CONFIGS["gigpo"], observation=[["un", "hashable"]] * N)
+
+
+def test_first_error_wins_in_a_fixed_order():
+    """Shapes and names before values: a NaN reward does not hide a wrong length."""
+    with pytest.raises(ValueError, match="action_key must have one entry per row"):
+        run(rewards=np.full(N, np.nan), action_key=[1])
+    with pytest.raises(ValueError, match="fingerprint must have shape"):
+        run(rewards=np.full(N, np.nan), fingerprint=np.zeros((N, 2, 2)))
+
+
+def test_unused_arguments_are_checked_for_length_only():
+    run(CONFIGS["gigpo"], fingerprint=["anything"] * N, action_key=["no key"] * N)
+    run(CONFIGS["bigpo"], observation=[object()] * N)
+    with pytest.raises(ValueError, match="fingerprint must have one entry per row"):
+        run(CONFIGS["gigpo"], fingerprint=["anything"])
+
+
+def test_devices_must_agree():
+    with pytest.raises(ValueError, match=r"all tensors must be on one device, got .*\.to\(device\)"):
+        run(rewards=torch.zeros(N), fingerprint=torch.zeros(N, 4, device="meta"))
+    with pytest.raises(bk.BackendError, match=r"tensors on meta.*\.cpu\(\)"):
+        run(fingerprint=torch.zeros(N, 4, device="meta"))
+
+
+def test_layout_and_valid():
+    valid = np.arange(N) % 3 > 0
+    lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step, valid)
+    ids = {"group": None, "trajectory": None, "step": None}
+    run(layout=lay, valid=valid, **ids)
+    with pytest.raises(ValueError, match="valid must be None or the mask that the layout was made with"):
+        run(layout=lay, valid=~valid, **ids)
+    with pytest.raises(ValueError, match="rewards must have one entry per row"):
+        run(layout=lay, **{**ids, "rewards": BATCH.rewards[:-1]})
+
+
+def test_duplicate_rewards_must_agree():
+    rows = [0, 0, 1]
+    batch = BATCH.take(rows)
+    batch.rewards = np.array([0.0, 1.0, 0.0])
+    for duplicates in ("once", "count"):
+        with pytest.raises(ValueError, match=r"rewards of one step must agree, but rows 0 and 1"):
+            bk.advantage(config=replace(CONFIGS["gigpo"], duplicates=duplicates), **batch.arguments())
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("kind", ["reward_nan", "reward_inf", "reward_huge", "fingerprint_nan", "fingerprint_zero", "all"])
+def test_singleton_mode_gives_finite_results_and_a_metric(name, kind, backend):
+    config = replace(CONFIGS[name], on_invalid="singleton")
+    rewards, fingerprint = BATCH.rewards.copy(), BATCH.fingerprint.copy()
+    if kind == "all":
+        rewards[:] = np.nan
+        fingerprint[:] = np.nan
+    elif kind.startswith("reward"):
+        rewards[2] = {"reward_nan": np.nan, "reward_inf": -np.inf, "reward_huge": 1e300}[kind]
+    else:
+        fingerprint[2] = np.nan if kind == "fingerprint_nan" else 0.0
+    result = run(config, rewards=rewards, fingerprint=fingerprint, backend=backend)
+    for field in FLOATS:
+        assert torch.isfinite(getattr(result, field)).all()
+    metrics = result.metrics()
+    assert all(math.isfinite(v) for v in metrics.values())
+    spoilt = BATCH.trajectory == BATCH.trajectory[2]
+    if kind.startswith("reward"):
+        assert metrics["bipace/invalid_row_fraction"] == spoilt.sum() / N
+        for field in FLOATS:
+            assert not getattr(result, field)[spoilt].any()
+        # The rest is as if the trajectory had never been there.
+        rest = np.flatnonzero(~spoilt)
+        without = bk.advantage(config=CONFIGS[name], backend=backend, **BATCH.take(rest).arguments())
+        assert torch.equal(result.advantage[rest], without.advantage)
+        assert torch.equal(result.cluster[rest], without.cluster)
+    elif kind == "all":
+        assert metrics["bipace/invalid_row_fraction"] == 1.0
+        assert not result.advantage.any()
+    elif config.partition == "cosine":
+        assert metrics["bipace/invalid_row_fraction"] == 1 / N
+        assert int((result.cluster == result.cluster[2]).sum()) == 1
+        assert result.branch[2] == bk.Branch.SINGLETON
+        assert result.advantage[2] == result.episode_advantage[2]
+        assert torch.equal(result.episode_advantage, run(config).episode_advantage)
+    else:
+        assert metrics["bipace/invalid_row_fraction"] == 0.0
+
+
+def test_one_bad_episode_return_spoils_its_trajectory_only(backend):
+    episode_return = BATCH.trajectory.astype(float)
+    last = np.flatnonzero(BATCH.trajectory == BATCH.trajectory[0])[-1]
+    episode_return[last] = np.nan
+    config = replace(CONFIGS["grpo"], on_invalid="singleton")
+    result = run(config, episode_return=episode_return, backend=backend)
+    spoilt = BATCH.trajectory == BATCH.trajectory[0]
+    assert result.metrics()["bipace/invalid_row_fraction"] == spoilt.sum() / N
+    with pytest.raises(ValueError, match=f"episode_return must be finite.*row {last}"):
+        run(CONFIGS["grpo"], episode_return=episode_return, backend=backend)
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_no_rows(name, backend):
+    result = bk.advantage([], [], [], fingerprint=[], observation=[], action_key=[], config=CONFIGS[name], backend=backend)
+    assert result.advantage.shape == (0,)
+    assert result.cluster.dtype == torch.int64
+    assert all(v == 0.0 for v in result.metrics().values())
+    assert result.value_r2().r2 is None
+    everything_padded = bk.advantage(valid=np.zeros(N, dtype=bool), config=CONFIGS[name], backend=backend, **BATCH.arguments())
+    assert not everything_padded.advantage.any()
+    assert (everything_padded.cluster == -1).all()
+
+
+def test_every_container_and_dtype_gives_the_same(backend):
+    want = run(backend=backend)
+    for convert in (
+        lambda a: a,
+        lambda a: torch.from_numpy(np.ascontiguousarray(a)),
+        lambda a: a.tolist(),
+        lambda a: np.repeat(a, 2, axis=0)[::2],
+        lambda a: torch.from_numpy(np.ascontiguousarray(a[::-1])).flip(0),
+        lambda a: a[::-1].copy()[::-1],  # negative strides
+    ):
+        got = bk.advantage(
+            convert(BATCH.group), convert(BATCH.trajectory), convert(BATCH.rewards), step=convert(BATCH.step),
+            fingerprint=convert(BATCH.fingerprint), action_key=convert(BATCH.action_key), config=CONFIGS["bipace"], backend=backend,
+        )  # fmt: skip
+        assert torch.equal(got.advantage, want.advantage)
+        assert torch.equal(got.cluster, want.cluster)
+    for dtype in (np.float64, np.float32, np.float16):
+        rewards = np.round(BATCH.rewards * 4).astype(dtype)
+        assert torch.equal(run(rewards=rewards).returns, run(rewards=np.round(BATCH.rewards * 4)).returns)
+    objects = np.array(BATCH.rewards.tolist(), dtype=object)  # as verl-agent keeps them
+    assert torch.equal(run(rewards=objects).returns, want.returns)
+    read_only = BATCH.rewards.copy()
+    read_only.setflags(write=False)
+    assert torch.equal(run(rewards=read_only).returns, want.returns)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fingerprint_strides_and_dtypes(dtype, backend):
+    x = torch.from_numpy(BATCH.fingerprint).to(dtype)
+    want = run(fingerprint=x, backend=backend)
+    padded = torch.full((N, x.shape[1] + 5), float("nan"), dtype=dtype)
+    padded[:, 3:-2] = x
+    for view in (x.t().contiguous().t(), padded[:, 3:-2], x.repeat_interleave(2, dim=1)[:, ::2], x.repeat(1, 1)[:N]):
+        assert torch.equal(run(fingerprint=view, backend=backend).cluster, want.cluster)
+
+
+def test_the_callers_tensors_are_never_changed(backend):
+    arguments = BATCH.arguments()
+    tensors = {k: torch.from_numpy(v.copy()) for k, v in arguments.items() if isinstance(v, np.ndarray)}
+    tensors["rewards"].requires_grad_(True)
+    tensors["fingerprint"].requires_grad_(True)
+    before = {k: v.detach().clone() for k, v in tensors.items()}
+    for name, config in CONFIGS.items():
+        result = bk.advantage(**{**arguments, **tensors}, config=replace(config, on_invalid="singleton"), backend=backend)
+        assert not result.advantage.requires_grad, name
+    for k, v in tensors.items():
+        assert torch.equal(v, before[k])
+
+
+def test_results_pickle():
+    for config in CONFIGS.values():
+        result = run(config, action_parsed=np.ones(N, dtype=bool))
+        again = pickle.loads(pickle.dumps(result))
+        assert torch.equal(again.advantage, result.advantage)
+        assert again.metrics() == result.metrics()
+        assert again.value_r2() == result.value_r2()
+        assert pickle.loads(pickle.dumps(config)) == config
+    lay = pickle.loads(pickle.dumps(bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)))
+    assert torch.equal(run(layout=lay, group=None, trajectory=None, step=None).advantage, run().advantage)
+
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.integers(-3, 3),
+    st.text(max_size=3),
+    st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=2), st.none(), st.booleans()), max_size=6),
+    st.sampled_from([np.zeros((3, 3)), np.zeros(4, dtype=complex), torch.zeros(3, 2), np.array(["a", None, 1], dtype=object), {}]),
+)
+
+
+@given(
+    arguments=st.fixed_dictionaries(
+        {},
+        optional={
+            name: ANYTHING
+            for name in ("group", "trajectory", "rewards", "step", "returns", "episode_return", "fingerprint", "observation",
+                         "action_key", "action_parsed", "valid")
+        },
+    ),
+    name=st.sampled_from(list(CONFIGS)),
+    invalid=st.sampled_from(["raise", "singleton"]),
+)  # fmt: skip
+def test_anything_gives_a_clear_error_or_a_finite_result(arguments, name, invalid):
+    try:
+        result = bk.advantage(**arguments, config=replace(CONFIGS[name], on_invalid=invalid), backend="cpu")
+    except (ValueError, TypeError) as error:
+        assert any(argument in str(error) for argument in (*BAD, "tensors")), error
+    else:
+        assert torch.isfinite(result.advantage).all()
