@@ -1,0 +1,89 @@
+"""Config: presets, ranges, pairs that make no sense."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+import bipace_kernels as bk
+
+
+def test_presets_are_the_systems_of_the_paper():
+    default = bk.Config()
+    assert default == bk.Config.bipace()
+    rows = {
+        "grpo": (bk.Config.grpo(), "none", "none"),
+        "gigpo": (bk.Config.gigpo(), "exact", "mean"),
+        "hgpo": (bk.Config.hgpo(), "history", "hgpo"),
+        "bigpo": (bk.Config.bigpo(), "cosine", "mean"),
+        "bipace": (bk.Config.bipace(), "cosine", "q_style"),
+        "diff": (bk.Config.bipace(estimator="diff_peer"), "cosine", "diff_peer"),
+    }
+    for name, (config, partition, estimator) in rows.items():
+        assert (config.partition, config.estimator) == (partition, estimator), name
+        # A preset changes nothing else.
+        assert dataclasses.replace(config, partition="cosine", estimator="q_style") == default, name
+    assert bk.Config.hgpo(4).history_length == 4
+    assert bk.Config.bigpo(0.25).epsilon == 0.25
+    assert bk.Config.gigpo(partition="similar", similarity=0.9).partition == "similar"
+
+
+def test_verl_agents_two_modes():
+    mean, std = bk.Config.gigpo("mean_norm"), bk.Config.gigpo("mean_std_norm")
+    assert (mean.episode_norm, mean.step_norm) == ("none", "none")
+    assert (std.episode_norm, std.step_norm) == ("std", "std")
+    for config in (mean, std):
+        assert (config.episode_scope, config.lone_trajectory) == ("step", "raw")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("gamma", -0.1), ("gamma", 1.01), ("gamma", math.nan), ("gamma", "0.9"), ("gamma", None), ("gamma", True),
+        ("step_weight", -1), ("step_weight", math.inf), ("epsilon", -0.1), ("epsilon", 2.1), ("epsilon", 9e-5),
+        ("epsilon", math.nan), ("history_length", -1), ("history_length", 1.5), ("history_length", True),
+        ("similarity", 0), ("similarity", 1.1), ("delta", 0), ("delta", 0.02), ("length_weight_alpha", -0.5),
+        ("length_weight_alpha", math.inf), ("base_group", 1), ("partition", "cos"), ("partition", None),
+        ("estimator", "q"), ("step_norm", "mean"), ("episode_norm", True), ("episode_scope", "group"),
+        ("lone_trajectory", "mean"), ("duplicates", "drop"), ("on_invalid", "skip"),
+    ],
+)  # fmt: skip
+def test_out_of_range_names_the_field_and_what_came(field, value):
+    with pytest.raises(ValueError, match=f"{field} must be .*{value!r}".replace("[", r"\[")):
+        bk.Config(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"estimator": "hgpo"}, "estimator='hgpo' needs partition='history'"),
+        ({"partition": "none"}, "estimator='q_style' needs a partition"),
+        ({"estimator": "none"}, "partition='cosine' has no use under estimator='none'"),
+        ({"step_norm": "std"}, "step_norm='std' goes with"),
+    ],
+)
+def test_pairs_that_make_no_sense(fields, words):
+    with pytest.raises(ValueError, match=words):
+        bk.Config(**fields)
+
+
+def test_presets_refuse_unknown_names():
+    with pytest.raises(ValueError, match="mode must be None, 'mean_norm' or 'mean_std_norm', got 'std'"):
+        bk.Config.gigpo("std")
+    with pytest.raises(ValueError, match="estimator must be one of diff_peer, q_style"):
+        bk.Config.bipace(estimator="mean")
+    with pytest.raises(TypeError, match="gama"):
+        bk.Config.grpo(gama=0.9)
+
+
+def test_edges_of_the_ranges_are_taken():
+    bk.Config(gamma=0, step_weight=0, epsilon=1e-4, history_length=0, similarity=1, delta=1e-2, length_weight_alpha=0)
+    bk.Config(gamma=1, epsilon=2)
+    bk.Config(epsilon=0)
+
+
+def test_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        bk.Config().gamma = 0.5

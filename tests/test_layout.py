@@ -1,0 +1,94 @@
+"""Layouts: processing order, offsets, identity."""
+
+from __future__ import annotations
+
+import uuid
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bipace_kernels as bk
+
+
+def test_processing_order_and_offsets():
+    lay = bk.layout(group=[1, 0, 0, 1, 0], trajectory=[5, 9, 3, 5, 9], step=[1, 7, 0, 0, 2])
+    assert lay.order.tolist() == [2, 4, 1, 3, 0]
+    assert lay.group_offsets.tolist() == [0, 3, 5]
+    assert lay.trajectory_offsets.tolist() == [0, 1, 3, 5]
+    assert lay.group_trajectories.tolist() == [0, 2, 3]
+    assert lay.step.tolist() == [0, 2, 7, 0, 1]
+    assert (lay.n_rows, lay.n_records, lay.n_groups, lay.n_trajectories, lay.longest_group) == (5, 5, 2, 3, 3)
+    assert lay.n_duplicates == 0
+    assert lay.first is None
+    assert "n_groups=2" in repr(lay)
+
+
+def test_other_ids_are_numbered_by_first_appearance():
+    a, b = uuid.UUID(int=9), uuid.UUID(int=3)
+    lay = bk.layout([a, b, a, b], ["z", "y", "z", "x"])
+    assert lay.order.tolist() == [0, 2, 1, 3]
+    numeric = bk.layout([9, 3, 9, 3], [3, 2, 3, 1])
+    assert numeric.order.tolist() == [3, 1, 0, 2]
+    # "10" is text: first appearance, not numeric order.
+    assert bk.layout(["10", "9"], ["1", "2"]).order.tolist() == [0, 1]
+
+
+def test_a_list_with_a_bool_is_no_list_of_integers():
+    assert bk.layout([5, True], [1, 2]).order.tolist() == [0, 1]
+    assert bk.layout([5, 1], [1, 2]).order.tolist() == [1, 0]
+
+
+def test_without_steps_the_row_order_is_the_time_order():
+    lay = bk.layout([0, 0, 0], [1, 0, 1])
+    assert lay.order.tolist() == [1, 0, 2]
+    assert lay.time().tolist() == [0, 0, 1]
+
+
+def test_extreme_integer_ids():
+    big = 2**63 - 1
+    lay = bk.layout(np.array([big, -big - 1, big]), np.array([0, 1, 2]))
+    assert lay.order.tolist() == [1, 0, 2]
+    with pytest.raises(ValueError, match="group"):
+        bk.layout([2**63], [0])
+
+
+def test_padding_is_left_out():
+    lay = bk.layout([0, 0, 7, 1], [0, 0, 0, 1], step=[0, -5, 3, 0], valid=[True, False, False, True])
+    assert lay.order.tolist() == [0, 3]
+    assert lay.n_groups == 2
+
+
+def test_duplicates_point_to_their_first_row():
+    lay = bk.layout([0] * 5, [0, 0, 0, 1, 0], step=[0, 1, 1, 1, 0])
+    assert lay.order.tolist() == [0, 4, 1, 2, 3]
+    assert lay.first.tolist() == [0, 0, 2, 2, 4]
+    assert lay.n_duplicates == 2
+
+
+def test_trajectory_ids():
+    assert bk.trajectory_ids([1, 0, 1, 0], [7, 7, 3, 7]).tolist() == [2, 0, 1, 0]
+    ids = bk.trajectory_ids(["a", "a", "b"], [0, 1, 0])
+    assert ids.unique().numel() == 3
+    assert bk.trajectory_ids([], []).shape == (0,)
+    with pytest.raises(ValueError, match="rollout must have one entry per row"):
+        bk.trajectory_ids([1, 2], [1])
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), max_size=40))
+def test_is_a_stable_sort_by_group_trajectory_step_row(rows):
+    group = [g for g, _, _ in rows]
+    trajectory = [4 * g + t for g, t, _ in rows]
+    step = [s for _, _, s in rows]
+    lay = bk.layout(group, trajectory, step)
+    expected = sorted(range(len(rows)), key=lambda i: (group[i], trajectory[i], step[i], i))
+    assert lay.order.tolist() == expected
+    for g in range(lay.n_groups):
+        members = lay.order[lay.group_offsets[g] : lay.group_offsets[g + 1]]
+        assert len({group[i] for i in members}) == 1
+    assert int(lay.group_offsets[-1]) == int(lay.trajectory_offsets[-1]) == len(rows)
+    keep = torch.tensor([i % 3 > 0 for i in range(len(rows))], dtype=torch.bool)
+    part = lay.restrict(keep)
+    assert part.order.tolist() == [i for i, k in zip(expected, keep.tolist(), strict=True) if k]
