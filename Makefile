@@ -1,5 +1,63 @@
-PYTHON ?= python3
-# In place: bipace_kernels/_native*.so beside the sources, for work with PYTHONPATH=.
+# make demo   sets everything up and runs BiPACE on real agent rollouts
+# make test   sets everything up and runs the tests
+# make check  sanitizers, fuzzing, long property runs
+
+# torch from one place: this is a release with a CPU build on PyPI's default index for the tested platform.  Any torch
+# from 2.6 on works; `make demo TORCH=torch` takes the newest (with CUDA, several GB).
+TORCH ?= torch==2.13.0
+BASE_PYTHON ?= python3
+VENV ?= .venv
+PYTHON ?= $(VENV)/bin/python
+
+.PHONY: demo test check lint format build bench wheel clean sanitize fuzz
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
+
+test: $(VENV)/.tested
+	$(PYTHON) -m pytest -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
+
+check: $(VENV)/.tested
+	BIPACE_HYPOTHESIS=long $(PYTHON) -m pytest -m slow --benchmark-disable -q
+	$(MAKE) sanitize fuzz lint
+
+lint: $(VENV)/.linted
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+
+format: $(VENV)/.linted
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+
+bench: $(VENV)/.tested
+	$(PYTHON) -m bench --out out/bench
+
+wheel: $(VENV)/.installed
+	$(PYTHON) -m pip wheel --no-deps -w dist .
+
+# The compiled module beside the sources, for work with PYTHONPATH=.
 build:
 	$(PYTHON) setup.py -q build_ext --inplace
-.PHONY: build
+
+$(VENV)/bin/python:
+	$(BASE_PYTHON) -m venv $(VENV)
+
+# torch first and by itself: a looser range, taken by a dependency, could bring the CUDA build.
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*/*.cpp csrc/*/*.h)
+	$(VENV)/bin/python -m pip install -q "$(TORCH)"
+	$(VENV)/bin/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/.tested: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install -q -e ".[test]"
+	@touch $@
+
+$(VENV)/.linted: $(VENV)/.tested
+	$(VENV)/bin/python -m pip install -q -e ".[lint]"
+	@touch $@
+
+clean:
+	rm -rf build dist out *.egg-info $(VENV) bipace_kernels/_native*.so
