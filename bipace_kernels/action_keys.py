@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import numpy as np
@@ -81,8 +80,8 @@ def action_keys(
             {f"responses[{i}]": row for i, row in enumerate(rows) if isinstance(row, torch.Tensor)} | {"mask": mask}
         )
         stage = _stage(backend, device)
-        ids, row_offsets = _flatten(rows, "responses", torch.int64)
-        valid = None if mask is None else _flat_mask(mask, row_offsets)
+        ids, row_offsets = _flatten(rows, "responses", stage, bools=False)
+        valid = None if mask is None else _flat_mask(mask, row_offsets, stage)
     else:
         stage = _stage(backend, _checks.one_device({"responses": responses, "mask": mask}))
         ids, row_offsets = _matrix(responses), None
@@ -122,10 +121,10 @@ def _check_texts(texts: list[Any] | tuple[Any, ...]) -> None:
             raise TypeError(f"responses must all be str, got {type(text).__name__} at index {i}; {cure}.")
 
 
-def _integers(values: Any, name: str, wish: str) -> torch.Tensor:
-    """A CPU tensor of int32 or int64 with the caller's strides, or a copy where the dtype is another."""
+def _integers(values: Any, name: str, wish: str, *, bools: bool = False) -> torch.Tensor:
+    """A CPU tensor of int32 or int64 (or bool) with the caller's strides; a copy where the dtype is another."""
     tensor = _checks.to_tensor(values, name, wish)
-    if tensor.dtype in (torch.int32, torch.int64):
+    if tensor.dtype in (torch.int32, torch.int64) or (bools and tensor.dtype == torch.bool):
         return tensor
     if tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex():
         raise TypeError(f"{name} must be {wish}, got {tensor.dtype}; convert it with .to(torch.int64).")
@@ -140,47 +139,48 @@ def _matrix(responses: Any) -> torch.Tensor:
 
 
 def _matrix_mask(mask: Any, ids: torch.Tensor) -> torch.Tensor:
-    wish = "bool or integers, non-zero where a token is valid"
-    tensor = _checks.to_tensor(mask, "mask", wish)
+    tensor = _integers(mask, "mask", "bool or integers, non-zero where a token is valid", bools=True)
     if tensor.shape != ids.shape:
         raise ValueError(
             f"mask must have shape [N, T] = {list(ids.shape)} like responses, got {list(tensor.shape)}; give it one "
             "entry per token id."
         )
-    return tensor if tensor.dtype == torch.bool else _integers(tensor, "mask", wish)
+    return tensor
 
 
-def _flatten(rows: list[Any], name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of integers as flat values [E] and offsets [N+1]."""
-    flat = array("q")
-    offsets = array("q", [0])
+def _flatten(rows: list[Any], name: str, stage: Any, *, bools: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of integers (with bools=True also of bool) as flat values [E] and offsets [N+1] int64."""
     for i, row in enumerate(rows):
         if isinstance(row, (torch.Tensor, np.ndarray)):
             if row.ndim != 1:
-                raise ValueError(f"{name}[{i}] must be one row of token ids, got shape {list(row.shape)}; flatten it.")
-            row_tensor = row if name == "mask" and row.dtype in (torch.bool, np.bool_) else None
-            values = row_tensor if row_tensor is not None else _integers(row, f"{name}[{i}]", "integers")
-            flat.frombytes(torch.as_tensor(values).to(torch.int64).contiguous().numpy().tobytes())
-        elif isinstance(row, (list, tuple)):
-            try:
-                flat.fromlist(row) if isinstance(row, list) else flat.extend(row)
-            except TypeError as error:
-                raise TypeError(f"{name}[{i}] must hold integers: {error}; {name} must be {KINDS}.") from error
-            except OverflowError as error:
-                raise ValueError(f"{name}[{i}] must hold integers inside int64: {error}.") from error
-        else:
+                raise ValueError(f"{name}[{i}] must be one row of integers, got shape {list(row.shape)}; flatten it.")
+        elif not isinstance(row, (list, tuple)):
             raise TypeError(f"{name}[{i}] must be a row of integers, got {type(row).__name__}; {name} must be {KINDS}.")
-        offsets.append(len(flat))
-    values = np.frombuffer(flat, dtype=np.int64).copy() if len(flat) else np.empty(0, np.int64)
-    return torch.from_numpy(values).to(dtype), torch.tensor(offsets.tolist(), dtype=torch.int64)
+    offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
+    offsets[1:] = torch.tensor([len(row) for row in rows], dtype=torch.int64).cumsum(0)
+    if rows and all(isinstance(row, (torch.Tensor, np.ndarray)) for row in rows):
+        wish = "bool or integers" if bools else "integers"
+        tensors = [_integers(row, f"{name}[{i}]", wish, bools=bools) for i, row in enumerate(rows)]
+        return torch.cat([tensor.to(torch.int64) for tensor in tensors]), offsets
+    lists = [row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row for row in rows]
+    flat, bad = stage.flatten_rows(lists, offsets, bools=bools)
+    if bad is not None:
+        row, column = bad
+        item = lists[row][column]
+        if isinstance(item, int) and not isinstance(item, bool):
+            raise ValueError(f"{name}[{row}] must hold integers inside int64, got {item} at position {column}.")
+        raise TypeError(
+            f"{name}[{row}] must hold integers, got {type(item).__name__} at position {column}; {name} must be {KINDS}."
+        )
+    return flat, offsets
 
 
-def _flat_mask(mask: Any, row_offsets: torch.Tensor) -> torch.Tensor:
+def _flat_mask(mask: Any, row_offsets: torch.Tensor, stage: Any) -> torch.Tensor:
     """The mask of rows, flattened like them; each of its rows as long as theirs."""
     if not isinstance(mask, (list, tuple, np.ndarray, torch.Tensor)) or len(mask) != row_offsets.numel() - 1:
         got = f"{len(mask)} rows" if hasattr(mask, "__len__") else type(mask).__name__
         raise ValueError(f"mask must have one row per response, N = {row_offsets.numel() - 1}, got {got}.")
-    flat, offsets = _flatten(list(mask), "mask", torch.int64)
+    flat, offsets = _flatten(list(mask), "mask", stage, bools=True)
     if not torch.equal(offsets, row_offsets):
         row = int(torch.nonzero(offsets.diff() != row_offsets.diff())[0])
         raise ValueError(

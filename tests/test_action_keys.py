@@ -155,6 +155,10 @@ def test_mask_with_holes(backend: str, dtype: torch.dtype) -> None:
     assert keys_of(ids, mask=mask, mode="first_n", n=100, backend=backend) == ([want], [False])
     assert keys_of([row], mask=mask.tolist(), token_bytes=TABLE, backend=backend) == ([key(b"ab", 2)], [True])
     assert keys_of([row], mask=mask, token_bytes=TABLE, backend=backend) == ([key(b"ab", 2)], [True])
+    unequal = [torch.tensor(row), torch.tensor([257, 258])]
+    rows_of_mask = [mask[0], torch.tensor([1, 1]).to(dtype)]
+    want_two = ([key(b"ab", 2), key(b"", 2)], [True, True])
+    assert keys_of(unequal, mask=rows_of_mask, token_bytes=TABLE, backend=backend) == want_two
     if dtype != torch.uint8:  # any integer but zero is a valid token
         assert keys_of(ids, mask=mask.to(torch.int64) * -256, token_bytes=TABLE, backend=backend)[1] == [True]
 
@@ -434,10 +438,14 @@ IDS = torch.zeros(2, 3, dtype=torch.int64)
         ([b"a", "b"], {}, TypeError, "got bytes at index 0; decode it first"),
         ([1, 2, 3], {"mode": "first_n"}, TypeError, r"responses\[0\] must be a row of integers, got int"),
         ([[1, 2], "a"], {"mode": "first_n"}, TypeError, r"responses\[1\] must be a row of integers, got str"),
-        ([[1, 2.0]], {"mode": "first_n"}, TypeError, r"responses\[0\] must hold integers"),
-        ([[1], [2**63]], {"mode": "first_n"}, ValueError, r"responses\[1\] must hold integers inside int64"),
+        ([[1, 2.0]], {"mode": "first_n"}, TypeError, r"responses\[0\] must hold integers, got float at position 1"),
+        ([[1], [2, 2**63]], {"mode": "first_n"}, ValueError, r"responses\[1\] must hold .*9223372036854775808 at pos.* 1"),
+        ([[1], [-(2**63) - 1]], {"mode": "first_n"}, ValueError, r"responses\[1\] must hold integers inside int64"),
+        ([[1], (2, True)], {"mode": "first_n"}, TypeError, r"responses\[1\] must .* got bool at position 1"),
+        ([[1], [None]], {"mode": "first_n"}, TypeError, r"responses\[1\] must .* got NoneType at position 0"),
+        ([[1], [[2]]], {"mode": "first_n"}, TypeError, r"responses\[1\] must hold integers, got list at position 0"),
         ([torch.zeros(2)], {"mode": "first_n"}, TypeError, r"responses\[0\] must be .*torch.float32"),
-        ([IDS], {"mode": "first_n"}, ValueError, r"responses\[0\] must be one row of token ids, got shape \[2, 3\]"),
+        ([IDS], {"mode": "first_n"}, ValueError, r"responses\[0\] must be one row of integers, got shape \[2, 3\]"),
         (IDS[0], {"mode": "first_n"}, ValueError, r"responses must have shape \[N, T\], got \[3\].*responses\[None\]"),
         (IDS[None], {"mode": "first_n"}, ValueError, r"responses must have shape \[N, T\], got \[1, 2, 3\]"),
         (IDS.float(), {"mode": "first_n"}, TypeError, "responses must be token ids.*got torch.float32"),
@@ -462,5 +470,41 @@ IDS = torch.zeros(2, 3, dtype=torch.int64)
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(responses: Any, options: dict[str, Any], error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        bk.action_keys(responses, **options)
+    for backend in [options["backend"]] if "backend" in options else BACKENDS:
+        with pytest.raises(error, match=message):
+            bk.action_keys(responses, **{**options, "backend": backend})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_any_mixture_of_integers(backend: str) -> None:
+    want = keys_of([[3, 4, 5]] * 5, mode="first_n", backend=backend)
+    rows = [
+        [3, np.int16(4), 5],
+        (3, 4, 5),
+        torch.tensor([3, 4, 5]),
+        np.array([3, 4, 5], np.uint64),
+        [np.int64(3), 4, 5],
+    ]
+    assert keys_of(rows, mode="first_n", backend=backend) == want
+    assert keys_of(rows[2:4] * 2 + rows[2:3], mode="first_n", backend=backend) == want
+    extremes = [[-(2**63), 2**63 - 1]]
+    assert keys_of(extremes, mode="first_n", backend=backend)[0] == [key(struct.pack("<2q", *extremes[0]), 1)]
+
+
+def test_row_that_shrinks_while_it_is_read_is_an_error() -> None:
+    class Shrinking:
+        def __index__(self) -> int:
+            row.clear()
+            return 1
+
+    row: list[Any] = [Shrinking(), 2, 3]
+    with pytest.raises(ValueError, match="changed while they were read"):
+        bk.action_keys([row], mode="first_n", backend="cpu")
+
+
+@pytest.mark.parametrize("where", [0, 5, 260])
+def test_table_changed_after_it_was_made_is_an_error(where: int) -> None:
+    table = byte_table()
+    table.offsets[where] = 10**15 if where == 5 else 1
+    with pytest.raises(ValueError, match="its tensors were changed"):
+        bk.action_keys(IDS, token_bytes=table, backend="cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,6 +14,17 @@ _MODES = {"first_n": 0, "action_tag": 1, "text": 2}
 
 def _array(tensor: torch.Tensor) -> tuple[int, int, list[int]]:
     return tensor.data_ptr(), tensor.element_size(), list(tensor.stride())
+
+
+def flatten_rows(
+    rows: Sequence[Sequence[Any]],
+    row_offsets: torch.Tensor,  # [N+1] int64, by the rows' lengths
+    *,
+    bools: bool,
+) -> tuple[torch.Tensor, tuple[int, int] | None]:
+    """Flat values [E] int64, and (row, column) of the first item that is no integer of 64 bits (or None)."""
+    flat = torch.empty(int(row_offsets[-1]), dtype=torch.int64)
+    return flat, _native_loader.load().flatten_rows(rows, row_offsets.data_ptr(), flat.data_ptr(), bools)
 
 
 def hash_token_ids(
@@ -29,10 +41,10 @@ def hash_token_ids(
     rows, columns = ids.shape if row_offsets is None else (row_offsets.numel() - 1, 0)
     keys, parsed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
     offsets, data = (0, 0) if table is None else (table[0].data_ptr(), table[1].data_ptr())
-    size = 0 if table is None else table[0].numel() - 1
+    sizes = (0, 0) if table is None else (table[0].numel() - 1, table[1].numel())
     outside = _native_loader.load().token_keys(
         _array(ids), None if mask is None else _array(mask), 0 if row_offsets is None else row_offsets.data_ptr(),
-        rows, columns, offsets, data, size, _MODES[mode], n, keys.data_ptr(), parsed.data_ptr(), num_threads,
+        rows, columns, offsets, data, sizes, _MODES[mode], n, keys.data_ptr(), parsed.data_ptr(), num_threads,
     )  # fmt: skip
     return keys, parsed, outside
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -32,6 +34,26 @@ def _key_of_bytes(text: bytes, mode: str) -> tuple[int, bool] | None:
     if match is None:
         return None
     return signed(xxh64(match[1].strip().lower(), SEED_ACTION_TAG)), True
+
+
+def flatten_rows(
+    rows: Sequence[Sequence[Any]],
+    row_offsets: torch.Tensor,  # [N+1] int64, by the rows' lengths
+    *,
+    bools: bool,
+) -> tuple[torch.Tensor, tuple[int, int] | None]:
+    """Flat values [E] int64, and (row, column) of the first item that is no integer of 64 bits (or None).
+
+    A bool is no integer unless bools is True.
+    """
+    flat = []
+    for r, row in enumerate(rows):
+        for column, item in enumerate(row):
+            fits = hasattr(item, "__index__") and -(2**63) <= operator.index(item) < 2**63
+            if not fits or (isinstance(item, bool) and not bools):
+                return torch.zeros(0, dtype=torch.int64), (r, column)
+            flat.append(operator.index(item))
+    return torch.tensor(flat, dtype=torch.int64), None
 
 
 def hash_token_ids(

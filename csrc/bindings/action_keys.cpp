@@ -12,10 +12,17 @@ namespace {
 
 using Array = std::tuple<uintptr_t, int, std::vector<int64_t>>;  // address, bytes an item, strides in items
 
+bool table_holds(const TokenTable& table, int64_t byte_count) {
+  bool holds = table.offsets[0] == 0 && table.offsets[table.size] == byte_count;
+  for (int64_t v = 0; v < table.size; ++v) holds &= table.offsets[v] <= table.offsets[v + 1];
+  return holds;
+}
+
 // None, or (row, column, id) of the first valid token id that the table does not hold.
 py::object token_keys(const Array& ids, const std::optional<Array>& mask, uintptr_t row_offsets, int64_t n_rows,
-                      int64_t n_columns, uintptr_t table_offsets, uintptr_t table_bytes, int64_t table_size, int mode,
-                      int64_t n, uintptr_t keys, uintptr_t parsed, int n_threads) {
+                      int64_t n_columns, uintptr_t table_offsets, uintptr_t table_bytes,
+                      std::pair<int64_t, int64_t> table_sizes, int mode, int64_t n, uintptr_t keys, uintptr_t parsed,
+                      int n_threads) {
   const auto& [id_address, id_bytes, id_strides] = ids;
   TokenRows rows{};
   rows.ids = pointer<const void>(id_address);
@@ -30,7 +37,14 @@ py::object token_keys(const Array& ids, const std::optional<Array>& mask, uintpt
     rows.mask_bytes = mask_bytes;
     if (!rows.row_offsets) rows.mask_row_stride = mask_strides.at(0), rows.mask_column_stride = mask_strides.at(1);
   }
+  const auto [table_size, byte_count] = table_sizes;
   const TokenTable table{pointer<const int64_t>(table_offsets), pointer<const uint8_t>(table_bytes), table_size};
+  // The caller can write to the table's tensors after they were checked; a table that lies would read out of bounds.
+  if (table.offsets && !table_holds(table, byte_count)) {
+    throw py::value_error(
+        "token_bytes no longer rises from 0 to its number of bytes: its tensors were changed; make it "
+        "again by bk.token_bytes(tokenizer).");
+  }
   TokenOutside outside;
   {
     py::gil_scoped_release release;
@@ -39,6 +53,36 @@ py::object token_keys(const Array& ids, const std::optional<Array>& mask, uintpt
   }
   if (outside.row < 0) return py::none();
   return py::make_tuple(outside.row, outside.column, outside.id);
+}
+
+// Copies rows of Python integers to out.  None, or (row, column) of the first item that is no integer of 64 bits.
+py::object flatten_rows(const py::list& rows, uintptr_t row_offsets, uintptr_t out_address, bool bools) {
+  const int64_t* offsets = pointer<const int64_t>(row_offsets);
+  int64_t* out = pointer<int64_t>(out_address);
+  const auto n_rows = static_cast<int64_t>(rows.size());
+  for (int64_t r = 0; r < n_rows; ++r) {
+    const auto row = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(rows.ptr(), r));
+    const bool is_list = PyList_Check(row.ptr());
+    for (int64_t i = 0; i < offsets[r + 1] - offsets[r]; ++i) {
+      // Asked each time: __index__ of an odd item may run code that shortens the list.
+      if (i >= (is_list ? PyList_GET_SIZE(row.ptr()) : PyTuple_GET_SIZE(row.ptr()))) {
+        throw py::value_error("responses changed while they were read");
+      }
+      PyObject* item = is_list ? PyList_GET_ITEM(row.ptr(), i) : PyTuple_GET_ITEM(row.ptr(), i);
+      py::object index;
+      if (!PyLong_CheckExact(item)) {
+        if (!PyIndex_Check(item) || (PyBool_Check(item) && !bools)) return py::make_tuple(r, i);
+        const auto held = py::reinterpret_borrow<py::object>(item);
+        index = py::reinterpret_steal<py::object>(PyNumber_Index(item));
+        if (!index) throw py::error_already_set();
+        item = index.ptr();
+      }
+      int overflow = 0;
+      *out++ = PyLong_AsLongLongAndOverflow(item, &overflow);
+      if (overflow) return py::make_tuple(r, i);
+    }
+  }
+  return py::none();
 }
 
 void text_keys(const py::sequence& items, int mode, uintptr_t keys, uintptr_t parsed, int n_threads) {
@@ -53,6 +97,7 @@ void text_keys(const py::sequence& items, int mode, uintptr_t keys, uintptr_t pa
 void bind_action_keys(py::module_& m) {
   m.def("token_keys", &token_keys);
   m.def("text_keys", &text_keys);
+  m.def("flatten_rows", &flatten_rows);
   m.def("xxh64", [](const py::bytes& data, uint64_t seed) {
     const std::string_view view(data);
     return xxh64(reinterpret_cast<const uint8_t*>(view.data()), static_cast<int64_t>(view.size()), seed);
