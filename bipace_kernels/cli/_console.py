@@ -1,0 +1,71 @@
+"""What the commands share at the terminal: errors in one paragraph, progress on stderr, tables on stdout."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+BAD_INPUT = 2  # exit status of every error that the user can mend
+INTERRUPTED = 130  # as shells report SIGINT
+
+
+class CliError(Exception):
+    """An error that the user can mend: shown as one paragraph, without a traceback, with exit status 2."""
+
+
+def stdout() -> Console:
+    """Console of results; without a terminal it is wide enough for every table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def stderr() -> Console:
+    """Console of progress and errors."""
+    return Console(stderr=True)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turns CliError, Ctrl-C and SIGTERM into exit statuses; everything inside has cleaned up by then."""
+    import typer
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    # A plain SIGTERM would end the process at once and leave temporary files behind.
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread: then the caller owns the signals
+        before = None
+    try:
+        yield
+    except CliError as error:
+        stderr().print("[bold red]error:[/] ", end="")
+        stderr().print(str(error), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(BAD_INPUT) from None
+    except KeyboardInterrupt:
+        stderr().print("stopped; nothing was written", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def progress(*columns: ProgressColumn) -> Iterator[Progress]:
+    """A transient progress display on stderr; silent where stderr is no terminal."""
+    console = stderr()
+    shown = columns or (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*shown, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield bar

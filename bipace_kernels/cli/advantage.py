@@ -1,0 +1,240 @@
+"""`bipace advantage`: cluster, branch, returns and advantages of every record of some rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import output, rollouts, states
+from ._console import CliError, progress, stdout
+
+if TYPE_CHECKING:
+    import bipace_kernels as bk
+
+PRESETS = ("grpo", "gigpo", "hgpo", "bigpo", "bipace")
+BRANCHES = ("singleton", "pace", "leave_one_out")
+ACTION_MODES = ("text", "action_tag", "first_n")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options, as the user gave them; None: not given."""
+
+    out: str
+    preset: str = "bipace"
+    gigpo_mode: str | None = None
+    state: str = "observation"
+    fingerprint: str | None = None
+    action_mode: str = "text"
+    first_n: int = 8
+    backend: str = "auto"
+    threads: int | None = None
+    merge_files: bool = False
+
+
+def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mode: str | None = None) -> bk.Config:
+    """The Config of a preset with the options that were given; CliError where they make no sense.
+
+    ngrams   whether the fingerprints are n-grams, whose ε is 0.25 where the user gives none
+    """
+    import bipace_kernels as bk
+
+    if preset not in PRESETS:
+        raise CliError(f"--preset must be one of {', '.join(PRESETS)}, got {preset!r}.")
+    if gigpo_mode is not None and preset != "gigpo":
+        raise CliError(f"--gigpo-mode goes with --preset gigpo, got --preset {preset}.")
+    given = {name: value for name, value in changes.items() if value is not None}
+    try:
+        config = bk.Config.gigpo(gigpo_mode) if preset == "gigpo" else getattr(bk.Config, preset)()
+        partition = given.get("partition", config.partition)
+        if partition == "cosine" and ngrams:
+            given.setdefault("epsilon", states.NGRAM_EPSILON)
+        return replace(config, **given)
+    except (TypeError, ValueError) as error:
+        raise CliError(f"options of the estimator: {error}") from None
+
+
+def run(paths: Sequence[str], columns: rollouts.Columns, changes: dict[str, Any], options: Options) -> None:
+    """The whole command."""
+    state = states.State.parse(options.state)
+    from_file = options.fingerprint is not None or columns.fingerprint is not None
+    config = make_config(options.preset, changes, ngrams=not from_file, gigpo_mode=options.gigpo_mode)
+    _check_options(config, columns, state, options)
+    output.check_table_path(options.out, [*paths, *([options.fingerprint] if options.fingerprint else [])])
+    with progress() as bar:
+        task = bar.add_task("reading", total=rollouts.total_bytes(paths))
+        records = rollouts.read(
+            paths,
+            columns,
+            needed=[*(["action"] if config.needs_keys else []), *(["fingerprint"] if columns.fingerprint else [])],
+            wanted=["valid", *([] if config.partition == "none" else ["action"])],
+            merge_files=options.merge_files,
+            duplicates=config.duplicates,
+            allow_nonfinite=config.on_invalid == "singleton",
+            advance=lambda n: bar.advance(task, n),
+        )
+        bar.update(task, description="computing advantages", total=None)
+        result = estimate(records, config, state, options)
+        summary = summarise(records, config, result)
+        value_r2 = result.value_r2() if config.partition != "none" else None
+    with output.atomic(options.out) as temporary:
+        output.write_table(temporary, options.out, table(records, result), metadata(records, config, state, options))
+    _print_summary(records, config, summary, value_r2, options)
+
+
+def _check_options(config: bk.Config, columns: rollouts.Columns, state: states.State, options: Options) -> None:
+    """Options that would be ignored are errors: whoever gives them expects something of them."""
+    if options.action_mode not in ACTION_MODES:
+        raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
+    if options.fingerprint is not None and columns.fingerprint is not None:
+        raise CliError("--fingerprint and --fingerprint-column both name fingerprints; give one of them.")
+    from_file = options.fingerprint is not None or columns.fingerprint is not None
+    if from_file and config.partition != "cosine":
+        raise CliError(f"fingerprints go with --partition cosine, got --partition {config.partition}.")
+    if state.depth and from_file:
+        raise CliError("--state makes the n-gram fingerprints, and these come from a file; leave --state away.")
+    if state.depth and config.partition in ("none", "history"):
+        cure = "leave it away" if config.partition == "none" else "use --history-length"
+        raise CliError(f"--state {state} has no use with --partition {config.partition}; {cure}.")
+
+
+def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: Options) -> Any:
+    """The result of `bipace_kernels.advantage()` for these records."""
+    import bipace_kernels as bk
+
+    arguments: dict[str, Any] = {}
+    if config.partition == "cosine":
+        arguments["fingerprint"] = _fingerprints(records, config, state, options)
+    elif config.partition == "similar":
+        arguments["observation"] = states.texts(records, state)
+    elif config.partition != "none":
+        arguments["observation"] = states.observations(records, state)
+    if records.action is not None:
+        keys, parsed = states.action_keys(records.action, options.action_mode, options.first_n)
+        arguments.update(action_key=keys, action_parsed=parsed)
+    try:
+        return bk.advantage(
+            records.group,
+            records.trajectory,
+            np.array(records.reward, np.float64),
+            step=np.array(records.step, np.int64),
+            valid=None if records.valid is None else np.array(records.valid, bool),
+            config=config,
+            backend=options.backend,
+            num_threads=options.threads,
+            **arguments,
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CliError(str(error)) from None
+
+
+def _fingerprints(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: Options) -> Any:
+    if options.fingerprint is not None:
+        loaded = states.load_fingerprints(options.fingerprint, len(records))
+    elif records.fingerprint is not None:
+        loaded = np.array(records.fingerprint, np.float32)
+    else:
+        return states.ngram_fingerprints(states.texts(records, state))
+    if config.on_invalid == "raise":
+        states.check_fingerprints(records, loaded)
+    return loaded
+
+
+def table(records: rollouts.Rollouts, result: Any) -> dict[str, Any]:
+    """The columns of the output, in the order of the records; docs/cli.md holds their meaning."""
+
+    def ids(values: list[str | int]) -> Any:
+        if all(isinstance(value, int) for value in values):
+            return np.array(values, np.int64)
+        return [str(value) for value in values]
+
+    return {
+        "file": [records.sources[file].path for file in records.file],
+        "line": np.array(records.line, np.int64),
+        "task_id": ids(records.task),
+        "rollout": ids(records.rollout),
+        "step": np.array(records.step, np.int64),
+        "cluster": result.cluster.numpy(),
+        "branch": [BRANCHES[branch] for branch in result.branch.tolist()],
+        "return": result.returns.numpy(),
+        "episode_advantage": result.episode_advantage.numpy(),
+        "step_advantage": result.step_advantage.numpy(),
+        "advantage": result.advantage.numpy(),
+    }
+
+
+def metadata(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: Options) -> dict[str, Any]:
+    """What a reader needs to make the table again: version, configuration, inputs."""
+    import bipace_kernels as bk
+
+    return {
+        "version": bk.__version__,
+        "config": asdict(config),
+        "state": str(state),
+        "fingerprint": options.fingerprint or ("column" if records.fingerprint else "ngram"),
+        "action_mode": options.action_mode,
+        "merge_files": options.merge_files,
+        "inputs": [{"path": s.path, "sha256": s.sha256, "records": s.records} for s in records.sources],
+    }
+
+
+def summarise(records: rollouts.Rollouts, config: bk.Config, result: Any) -> dict[str, float]:
+    """Counts of the run, and the metrics without their prefix."""
+    valid = np.ones(len(records), bool) if records.valid is None else np.array(records.valid, bool)
+    advantage = np.abs(result.advantage.numpy()[valid].astype(np.float64))
+    return {
+        "records": int(valid.sum()),
+        "trajectories": len(np.unique(records.trajectory[valid])),
+        "groups": len(np.unique(records.group[valid])),
+        "mean_absolute_advantage": float(advantage.mean()) if advantage.size else 0.0,
+        **{name.removeprefix("bipace/"): value for name, value in result.metrics().items()},
+    }
+
+
+def _print_summary(
+    records: rollouts.Rollouts, config: bk.Config, summary: dict[str, float], value_r2: Any, options: Options
+) -> None:
+    from rich.table import Table
+
+    console = stdout()
+    shown = Table(
+        title=f"{options.preset}: partition {config.partition}, estimator {config.estimator}", title_justify="left"
+    )
+    shown.add_column("quantity")
+    shown.add_column("value", justify="right")
+
+    def share(name: str) -> str:
+        return f"{summary[name]:.1%}"
+
+    shown.add_row("records", f"{summary['records']:,.0f}")
+    shown.add_row("trajectories", f"{summary['trajectories']:,.0f}")
+    shown.add_row("prompt groups", f"{summary['groups']:,.0f}")
+    if config.partition != "none":
+        shown.add_row("clusters", f"{summary['cluster_count']:,.0f}")
+        shown.add_row("singleton clusters", share("singleton_cluster_fraction"))
+        shown.add_row(
+            "cluster size, mean / P90", f"{summary['mean_cluster_size']:.1f} / {summary['p90_cluster_size']:.1f}"
+        )
+        name = "PACE" if config.needs_keys else "with peers"
+        shown.add_row(f"records: {name}", share("pace_row_fraction"))
+        if config.needs_keys:
+            shown.add_row("records: leave-one-out", share("leave_one_out_row_fraction"))
+        shown.add_row("records: singleton (step term 0)", share("singleton_row_fraction"))
+    if summary.get("invalid_row_fraction"):
+        shown.add_row("records set aside as invalid", share("invalid_row_fraction"))
+    shown.add_row("mean |A|", f"{summary['mean_absolute_advantage']:.3f}")
+    if value_r2 is not None:
+        shown.add_row("value R² ± stderr (coverage)", format_r2(value_r2))
+    console.print(shown)
+    console.print(f"wrote {len(records):,} rows to {options.out}", markup=False, highlight=False, soft_wrap=True)
+
+
+def format_r2(value_r2: Any) -> str:
+    """'0.083 ± 0.021 (92 %)'; '–' where returns do not differ."""
+    if value_r2.r2 is None:
+        return "–"
+    error = "" if value_r2.stderr is None else f" ± {value_r2.stderr:.3f}"
+    return f"{value_r2.r2:.3f}{error} ({value_r2.coverage:.0%})"

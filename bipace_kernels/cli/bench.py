@@ -1,0 +1,26 @@
+"""`bipace bench`: forwards to the benchmarks, which are a program of their own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import typer
+
+from ._console import CliError
+
+MODULE = "bipace_kernels.bench.__main__"
+
+
+def run(args: Sequence[str]) -> None:
+    """Runs the benchmarks' main(args); its exit status becomes the program's."""
+    try:
+        module = importlib.import_module(MODULE)
+    except ModuleNotFoundError as error:
+        if error.name is None or not MODULE.startswith(error.name):
+            raise
+        raise CliError(
+            "this installation has no benchmarks (bipace_kernels.bench); install the wheel, or run `python -m bench` "
+            "in a checkout."
+        ) from None
+    raise typer.Exit(module.main(list(args)) or 0)

@@ -1,0 +1,287 @@
+"""The figures of `bipace report`.  They take plain numbers and texts and know nothing of rollouts or estimators.
+
+Colours are the Okabe-Ito set, which stays apart under the common kinds of colour blindness; no figure tells two things
+apart by colour alone.  No pyplot: nothing global is touched, and the same numbers give the same bytes.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+
+BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
+CLUSTER_COLOURS = (ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE)
+GREY, DARK = "#D4D4D4", "#333333"
+DPI = 150
+MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Cluster sizes of one partition."""
+
+    label: str
+    sizes: npt.NDArray[np.int64]  # [C]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One kind of state over ε: K values each; None where a value does not exist."""
+
+    label: str
+    singleton: Sequence[float]  # share of clusters
+    mean: Sequence[float]
+    median: Sequence[float]
+    p90: Sequence[float]
+    r2: Sequence[float | None]
+    stderr: Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Level:
+    """A partition without an ε, drawn as a line across the panels of the ε curve."""
+
+    label: str
+    singleton: float
+    mean: float
+    r2: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rollout of a timeline: L steps."""
+
+    label: str
+    cluster: Sequence[int]
+    step_advantage: Sequence[float]
+    success: bool | None
+
+
+def size_histograms(path: Path, title: str, partitions: Sequence[Sizes]) -> None:
+    """Small multiples: how many clusters of each size, on shared logarithmic axes."""
+    columns = min(3, len(partitions))
+    rows = -(-len(partitions) // columns)
+    largest = max((int(p.sizes.max(initial=1)) for p in partitions), default=1)
+    n_bins = max(3, int(np.ceil(np.log2(largest))) + 1)
+    figure, axes = _figure(1.5 + 3.6 * columns, 1.3 + 2.5 * rows, rows, columns, sharex=True, sharey=True)
+    top = 1.0
+    for axis, partition in zip(axes.flat, partitions, strict=False):
+        counts = np.bincount(_size_bin(partition.sizes), minlength=n_bins)
+        top = max(top, float(counts.max(initial=1)))
+        colours = [VERMILLION] + [BLUE] * (n_bins - 1)
+        bars = axis.bar(np.arange(n_bins), counts, color=colours, width=0.86)
+        labels = [f"{count:,}" if count else "" for count in counts]
+        axis.bar_label(bars, labels, fontsize=7, color=DARK, padding=1)
+        axis.set_title(partition.label, loc="left", fontsize=10, fontweight="bold", pad=16)
+        axis.text(
+            0, 1.02, _size_summary(partition.sizes), transform=axis.transAxes, fontsize=8, color=DARK, va="bottom"
+        )
+        axis.set_yscale("log")
+    for axis in list(axes.flat)[len(partitions) :]:
+        axis.set_axis_off()
+    for axis in axes.flat:
+        axis.set_ylim(0.7, top * 3)
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
+        axis.set_xticks(np.arange(n_bins), [_bin_name(b) for b in range(n_bins)], fontsize=7, rotation=45, ha="right")
+        axis.tick_params(axis="x", labelbottom=True)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("clusters (log scale)")
+    for column in range(columns):
+        shown = [axis for axis in axes[:, column] if axis.axison]
+        shown[-1].set_xlabel("records in the cluster (log scale)")
+    handles = [
+        Patch(color=VERMILLION, label="singletons: no step-level signal"),
+        Patch(color=BLUE, label="clusters with peers"),
+    ]
+    _title(figure, f"Cluster sizes: {title}")
+    spare = list(axes.flat)[len(partitions) :]
+    if spare:
+        spare[0].legend(handles=handles, loc="center", frameon=False, fontsize=9)
+    else:
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    _save(figure, path)
+
+
+def _size_bin(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Bin of each size: 1, 2, 3–4, 5–8, 9–16, ..."""
+    return np.ceil(np.log2(np.maximum(sizes, 1))).astype(np.int64)
+
+
+def _bin_name(number: int) -> str:
+    low, high = 2 ** (number - 1) + 1, 2**number
+    return str(high) if number < 2 else f"{low}–{high}"
+
+
+def _size_summary(sizes: npt.NDArray[np.int64]) -> str:
+    if not sizes.size:
+        return "no clusters"
+    share = float((sizes == 1).mean())
+    return f"{share:.0%} singletons · mean {sizes.mean():.1f} · P90 {np.quantile(sizes, 0.9):.0f}"
+
+
+def epsilon_curve(
+    path: Path, title: str, epsilons: Sequence[float], curves: Sequence[Curve], levels: Sequence[Level], marked: float
+) -> None:
+    """Three panels over ε: share of singletons, cluster sizes, value R² with a band of ± one standard error.
+
+    marked   the ε of the report's tables, drawn as a vertical line
+    """
+    figure, axes = _figure(8.6, 8.4, 3, 1, sharex=True)
+    singles, sizes, r2 = axes[:, 0]
+    x = np.asarray(epsilons)
+    for curve, colour, marker in zip(curves, (BLUE, ORANGE), ("o", "s"), strict=False):
+        style = {"color": colour, "marker": marker, "markersize": 5}
+        singles.plot(x, curve.singleton, label=f"cosine n-grams, {curve.label}", **style)
+        sizes.plot(x, curve.p90, **{**style, "linestyle": ":", "alpha": 0.9})
+        sizes.plot(x, curve.mean, **style)
+        sizes.plot(x, curve.median, **{**style, "linestyle": "--", "alpha": 0.9})
+        centre = _floats(curve.r2)
+        spread = np.nan_to_num(_floats(curve.stderr))
+        r2.fill_between(x, centre - spread, centre + spread, color=colour, alpha=0.2, linewidth=0)
+        r2.plot(x, centre, **style)
+    for level, colour, dash in zip(levels, (DARK, PURPLE), ((0, (5, 2)), (0, (1, 1.5))), strict=False):
+        line = {"color": colour, "linewidth": 1.4, "linestyle": dash}
+        singles.axhline(level.singleton, label=level.label, **line)
+        sizes.axhline(level.mean, **line)
+        if level.r2 is not None:
+            r2.axhline(level.r2, **line)
+    for axis in axes[:, 0]:
+        axis.axvline(marked, color="#999999", linewidth=1, zorder=0)
+    singles.annotate(
+        f"ε = {marked:g}", (marked, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), textcoords="offset points",
+        fontsize=8, color="#666666", va="bottom", ha="center",
+    )  # fmt: skip
+    r2.axhline(0, color="#999999", linewidth=0.8)
+    r2.annotate(
+        "0: no better than the group's mean", (0.005, 0), xycoords=("axes fraction", "data"), xytext=(0, 2),
+        textcoords="offset points", fontsize=8, color="#666666",
+    )  # fmt: skip
+    singles.set_ylim(0, 1)
+    singles.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    singles.set_ylabel("singleton clusters\n(share of clusters)")
+    sizes.set_yscale("log")
+    sizes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    sizes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    sizes.yaxis.set_minor_formatter(NullFormatter())
+    kinds: tuple[tuple[str, Any], ...] = (("P90", ":"), ("mean", "-"), ("median", "--"))
+    lines = [Line2D([], [], color="#666666", linestyle=dash, label=name) for name, dash in kinds]
+    sizes.legend(handles=lines, loc="upper left", ncols=3, frameon=False, fontsize=8)
+    low, high = sizes.get_ylim()
+    sizes.set_ylim(low, high * (high / low) ** 0.15)  # room for the legend above the lines
+    sizes.set_ylabel("cluster size\n(records, log scale)")
+    r2.set_ylabel("value R²\n(band: ± standard error)")
+    r2.set_xlabel("ε: largest cosine distance at which a record joins a cluster")
+    r2.set_xticks(x, [f"{value:g}" for value in epsilons])
+    margin = 0.02 * max(float(x[-1] - x[0]), 0.01)
+    r2.set_xlim(float(x[0]) - margin, float(x[-1]) + margin)
+    _title(figure, f"Radius of the cosine clusters: {title}")
+    figure.legend(*singles.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    _save(figure, path)
+
+
+def _floats(values: Sequence[float | None]) -> npt.NDArray[np.float64]:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: dict[int, str]) -> None:
+    """The rollouts of one prompt group: a row each, a cell per step, coloured by cluster, the step advantage as a bar.
+
+    names   the clusters that get a colour and a letter, most important first, and what to call them; all others are
+            grey, clusters of one record white
+    """
+    steps = max(len(row.cluster) for row in rows)
+    colours = dict(zip(names, CLUSTER_COLOURS, strict=False))
+    letters = dict(zip(colours, "ABCDEFG", strict=False))
+    everyone = np.array([cluster for row in rows for cluster in row.cluster], np.int64)
+    alone = {int(c) for c in everyone if int((everyone == c).sum()) == 1}
+    limit = max((abs(a) for row in rows for a in row.step_advantage), default=0.0)
+    legend_rows = -(-(len(colours) + 2) // 2)
+    width = min(16.0, max(9.0, 2.8 + 0.36 * steps))
+    figure, axes = _figure(width, 1.55 + 0.52 * len(rows) + 0.235 * (legend_rows + 1), 1, 1)
+    axis = axes[0, 0]
+    for y, row in enumerate(rows):
+        for x, (cluster, advantage) in enumerate(zip(row.cluster, row.step_advantage, strict=True)):
+            face = _pale(colours[cluster]) if cluster in colours else ("white" if cluster in alone else "#E4E4E4")
+            axis.add_patch(
+                Rectangle((x - 0.47, y - 0.45), 0.94, 0.9, facecolor=face, edgecolor="#B0B0B0", linewidth=0.6)
+            )
+            if cluster in letters:
+                axis.text(x - 0.43, y - 0.43, letters[cluster], fontsize=6.5, color=DARK, va="top")
+            if limit > 0 and advantage:
+                height = -0.43 * advantage / limit  # the y axis points down
+                axis.add_patch(Rectangle((x - 0.12, y), 0.36, height, facecolor=DARK, linewidth=0))
+            axis.plot([x - 0.47, x + 0.47], [y, y], color="#8A8A8A", linewidth=0.5)
+        if row.success is not None:
+            text, colour = ("\N{CHECK MARK} success", BLUE) if row.success else ("\N{BALLOT X} failure", VERMILLION)
+            axis.text(len(row.cluster) - 0.3, y, text, color=colour, va="center", fontsize=9, fontweight="bold")
+    mark_width = 0.9 / (0.9 * (width - 1.0) / (steps + 3)) if any(row.success is not None for row in rows) else 0.0
+    axis.set_xlim(-0.55, steps - 0.4 + mark_width)
+    axis.set_ylim(len(rows) - 0.42, -0.58)
+    axis.set_yticks(range(len(rows)), [row.label for row in rows])
+    axis.set_xticks(range(0, steps, 1 if steps <= 16 else 2 if steps <= 32 else 5))
+    axis.set_xlabel("step of the rollout")
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    axis.grid(False)
+    axis.tick_params(length=0)
+    handles: list[Any] = [
+        Patch(facecolor=_pale(colour), edgecolor="#B0B0B0", label=f"{letters[cluster]}  {_short(names[cluster])}")
+        for cluster, colour in colours.items()
+    ]
+    handles.append(Patch(facecolor="#E4E4E4", edgecolor="#B0B0B0", label="other clusters of two or more records"))
+    handles.append(Patch(facecolor="white", edgecolor="#B0B0B0", label="singletons: step advantage 0"))
+    _title(figure, title)
+    axis.set_title(
+        f"{subtitle}\nBar in a cell: step advantage, up for better than its state's average, "
+        f"down for worse; the longest bar is {limit:.2f}",
+        loc="left", fontsize=9, color=DARK,
+    )  # fmt: skip
+    figure.legend(
+        handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8, title="Cluster of the state",
+        title_fontsize=9, alignment="left",
+    )  # fmt: skip
+    _save(figure, path)
+
+
+def _pale(colour: str) -> tuple[float, float, float]:
+    """A colour mixed with white, so that dark bars stand out on it."""
+    red, green, blue = to_rgb(colour)
+    return 0.35 + 0.65 * red, 0.35 + 0.65 * green, 0.35 + 0.65 * blue
+
+
+def _short(text: str, width: int = 68) -> str:
+    """One line of a text that may hold anything; matplotlib would read $ as mathematics."""
+    return textwrap.shorten(" ".join(text.split()), width, placeholder=" …").replace("$", r"\$")
+
+
+def _figure(width: float, height: float, rows: int, columns: int, **share: bool) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False, **share)  # type: ignore[call-overload]
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(True, axis="y", color="#E5E5E5", linewidth=0.7)
+        axis.set_axisbelow(True)
+        axis.tick_params(labelsize=8)
+    return figure, axes
+
+
+def _title(figure: Figure, text: str) -> None:
+    figure.suptitle(_short(text, 110), x=0.01, ha="left", fontsize=12, fontweight="bold")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, metadata={"Software": None})  # else the bytes depend on matplotlib's version string

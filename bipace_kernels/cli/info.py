@@ -1,0 +1,104 @@
+"""`bipace info`: what this installation is made of, which backends run here, and why the others do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+from ._console import stdout
+
+PACKAGES = ("torch", "numpy", "pyarrow", "typer", "rich", "matplotlib")
+
+
+def gather() -> dict[str, Any]:
+    """Everything the command shows, JSON-able."""
+    import torch
+
+    import bipace_kernels as bk
+
+    return {
+        "bipace_kernels": bk.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": os.cpu_count(),
+            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "instruction_set": _instruction_set(),
+            "threads": torch.get_num_threads(),
+        },
+        "cuda": {"built_for": torch.version.cuda, "devices": torch.cuda.device_count()},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("BIPACE_")},
+        "backends": {
+            name: {"available": status.available, "reason": status.reason} for name, status in bk.backends().items()
+        },
+    }
+
+
+def run(*, as_json: bool) -> None:
+    """The whole command."""
+    found = gather()
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    _print(found)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _instruction_set() -> str:
+    """The instruction set that the compiled kernels use here."""
+    from bipace_kernels import _native_loader
+
+    try:
+        return str(_native_loader.load().isa())
+    except (ImportError, AttributeError):
+        return "none: the compiled kernels are not here"
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console = stdout()
+    shown = Table(title=f"bipace-kernels {found['bipace_kernels']}", title_justify="left", show_header=False)
+    shown.add_column("name")
+    shown.add_column("value", overflow="fold")
+    shown.add_row("Python", f"{found['python']} on {found['platform']}")
+    for name, version in found["packages"].items():
+        shown.add_row(name, version or "not installed")
+    cpu = found["cpu"]
+    shown.add_row("CPU", f"{cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable")
+    shown.add_row("instruction set in use", cpu["instruction_set"])
+    shown.add_row("threads", str(cpu["threads"]))
+    cuda = found["cuda"]
+    shown.add_row("CUDA of torch", f"{cuda['built_for'] or 'none'}, {cuda['devices']} devices")
+    for name, value in found["environment"].items():
+        shown.add_row(name, value)
+    console.print(shown)
+    backends = Table(title="Backends", title_justify="left")
+    backends.add_column("backend")
+    backends.add_column("available")
+    backends.add_column("why not", overflow="fold")
+    for name, status in found["backends"].items():
+        backends.add_row(name, "yes" if status["available"] else "no", status["reason"])
+    console.print(backends)

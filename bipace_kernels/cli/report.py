@@ -1,0 +1,531 @@
+"""`bipace report`: compares partitions on the same rollouts, as tables (Markdown, JSON) and figures (PNG)."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import output, rollouts, states
+from ._console import CliError, progress, stdout
+from .advantage import ACTION_MODES, format_r2
+
+if TYPE_CHECKING:
+    import bipace_kernels as bk
+
+CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs unasked
+NAMED_CLUSTERS = 7  # clusters of the timeline that get a colour of their own
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options."""
+
+    out: str
+    gamma: float = 0.95
+    history_length: int = 2
+    epsilon: float = states.NGRAM_EPSILON
+    epsilons: str = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4"
+    similarity: float = 0.95
+    similar: bool | None = None
+    group: str | None = None
+    duplicates: str = "raise"
+    on_invalid: str = "raise"
+    action_mode: str = "text"
+    first_n: int = 8
+    merge_files: bool = False
+    backend: str = "auto"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One partition of the records of a section."""
+
+    key: str  # its name in report.json
+    label: str
+    settings: dict[str, Any]  # what differs between partitions: partition, state, epsilon ...
+    metrics: dict[str, float]  # without the prefix "bipace/"
+    value_r2: Any
+    result: Any = field(repr=False)
+
+    def sizes(self) -> Any:
+        """[C] records of each cluster."""
+        cluster = self.result.cluster.numpy()
+        return np.bincount(cluster[cluster >= 0])
+
+    def as_json(self) -> dict[str, Any]:
+        r2 = self.value_r2
+        return {
+            "label": self.label,
+            **self.settings,
+            "metrics": self.metrics,
+            "value_r2": {"r2": r2.r2, "stderr": r2.stderr, "coverage": r2.coverage},
+        }
+
+
+@dataclass
+class Section:
+    """Everything about the records of one file (or of all files, merged)."""
+
+    name: str
+    slug: str  # start of its figures' file names
+    records: rollouts.Rollouts
+    table: list[Outcome] = field(default_factory=list)
+    curves: dict[str, list[Outcome]] = field(default_factory=dict)  # by state
+    timeline: dict[str, Any] = field(default_factory=dict)
+
+
+def run(paths: Sequence[str], columns: rollouts.Columns, options: Options) -> None:
+    """The whole command."""
+    epsilons = _epsilons(options)
+    if options.action_mode not in ACTION_MODES:
+        raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
+    _base_config(options, actions=True)
+    output.check_folder(options.out, "--out")
+    with progress() as bar:
+        task = bar.add_task("reading", total=rollouts.total_bytes(paths))
+        records = rollouts.read(
+            paths,
+            columns,
+            wanted=["action", "valid", "success"],
+            merge_files=options.merge_files,
+            duplicates=options.duplicates,
+            allow_nonfinite=options.on_invalid == "singleton",
+            advance=lambda n: bar.advance(task, n),
+        )
+        sections = _sections(records)
+        if options.group is not None and all(options.group not in _tasks(s.records) for s in sections):
+            raise CliError(f"--group {options.group}: no record has this task id; see the task column of the rollouts.")
+        bar.update(task, description="comparing", total=len(sections) * (4 + 2 * len(epsilons)), completed=0)
+        for section in sections:
+            _compare(section, options, epsilons, lambda: bar.advance(task))
+        bar.update(task, description="drawing", total=None)
+        with output.atomic_folder(options.out) as folder:
+            for section in sections:
+                _draw(section, options, folder)
+            (folder / "report.json").write_text(_json(sections, options), encoding="utf-8")
+            (folder / "report.md").write_text(_markdown(sections, options), encoding="utf-8")
+            figures = sorted(file.name for file in folder.glob("*.png"))
+    _print_summary(sections, options, figures)
+
+
+def _epsilons(options: Options) -> list[float]:
+    """The radii of the curve, the tables' one among them, ascending."""
+    try:
+        values = [float(text) for text in options.epsilons.split(",")]
+    except ValueError:
+        values = [math.nan]
+    if not all(value == 0 or 1e-4 <= value <= 2 for value in values):
+        raise CliError(f"--epsilons must be numbers 0 or in [1e-4, 2], separated by commas, got {options.epsilons!r}.")
+    return sorted({*values, options.epsilon})
+
+
+def _sections(records: rollouts.Rollouts) -> list[Section]:
+    if records.merged or len(records.sources) == 1:
+        names = [Path(source.path).name for source in records.sources]
+        return [Section(" + ".join(names), _slug(names[0] if len(names) == 1 else "all", set()), records)]
+    taken: set[str] = set()
+    sections = []
+    for index, source in enumerate(records.sources):
+        name = Path(source.path).name
+        rows = [row for row, file in enumerate(records.file) if file == index]
+        sections.append(Section(name, _slug(name, taken), records.select(rows)))
+    return sections
+
+
+def _slug(name: str, taken: set[str]) -> str:
+    """A file name's stem in plain characters, unique among those taken."""
+    stem = re.sub(r"\.(jsonl|ndjson|json|parquet|pq)(\.gz)?$", "", name, flags=re.IGNORECASE)
+    slug = base = re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_") or "rollouts"
+    number = 2
+    while slug in taken:
+        slug, number = f"{base}_{number}", number + 1
+    taken.add(slug)
+    return slug
+
+
+def _tasks(records: rollouts.Rollouts) -> set[str]:
+    return {str(task) for task in records.task}
+
+
+# ---- computing
+
+
+def _compare(section: Section, options: Options, epsilons: Sequence[float], advance: Callable[[], None]) -> None:
+    """Fills the section's table and curves."""
+    import bipace_kernels as bk
+
+    records = section.records
+    shared = _shared_arguments(records, options)
+    base = _base_config(options, actions=records.action is not None)
+
+    def outcome(key: str, label: str, settings: dict[str, Any], **arguments: Any) -> Outcome:
+        try:
+            fields = {name: value for name, value in settings.items() if name != "state"}
+            config = replace(base, **fields)
+            result = bk.advantage(config=config, **shared, **arguments)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise CliError(f"{section.name}, partition {label}: {error}") from None
+        metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
+        advance()
+        return Outcome(key, label, settings, metrics, result.value_r2(), result)
+
+    depth = options.history_length
+    seen = states.observations(records, states.State())
+    section.table.append(outcome("exact", "exact (GiGPO)", {"partition": "exact"}, observation=seen))
+    history = {"partition": "history", "history_length": depth}
+    section.table.append(outcome("history", f"history {depth} (HGPO)", history, observation=seen))
+    if _runs_similar(records, options):
+        similar = {"partition": "similar", "similarity": options.similarity}
+        section.table.append(outcome("similar", f"similar {options.similarity:g}", similar, observation=seen))
+    for name, state in (("observation", states.State()), ("history", states.State(depth))):
+        fingerprint = states.ngram_fingerprints(states.texts(records, state))
+        curve = []
+        for epsilon in epsilons:
+            of = "" if name == "observation" else f" of history {depth}"
+            settings = {"partition": "cosine", "state": str(state), "epsilon": epsilon}
+            label = f"cosine n-grams{of}, ε {epsilon:g}"
+            curve.append(outcome(f"cosine_{name}", label, settings, fingerprint=fingerprint))
+        section.curves[name] = curve
+        section.table.append(curve[list(epsilons).index(options.epsilon)])
+
+
+def _base_config(options: Options, *, actions: bool) -> bk.Config:
+    """What the configurations of all partitions share."""
+    import bipace_kernels as bk
+
+    shared: dict[str, Any] = {
+        "gamma": options.gamma,
+        "duplicates": options.duplicates,
+        "on_invalid": options.on_invalid,
+    }
+    try:
+        return bk.Config(estimator="q_style" if actions else "mean", **shared)
+    except ValueError as error:
+        raise CliError(f"options of the estimator: {error}") from None
+
+
+def _shared_arguments(records: rollouts.Rollouts, options: Options) -> dict[str, Any]:
+    """The arguments of `bipace_kernels.advantage()` that all partitions share."""
+    import bipace_kernels as bk
+
+    try:
+        layout = bk.layout(
+            records.group,
+            records.trajectory,
+            np.array(records.step, np.int64),
+            None if records.valid is None else np.array(records.valid, bool),
+        )
+    except (TypeError, ValueError) as error:
+        raise CliError(str(error)) from None
+    shared: dict[str, Any] = {
+        "rewards": np.array(records.reward, np.float64),
+        "layout": layout,
+        "backend": options.backend,
+        "num_threads": options.threads,
+    }
+    if records.action is not None:
+        keys, parsed = states.action_keys(records.action, options.action_mode, options.first_n)
+        shared.update(action_key=keys, action_parsed=parsed)
+    return shared
+
+
+def _runs_similar(records: rollouts.Rollouts, options: Options) -> bool:
+    if options.similar is None:
+        return sum(len(text) for text in set(records.observation)) <= CHEAP_SIMILAR
+    return options.similar
+
+
+# ---- the timeline's group
+
+
+def pick_group(records: rollouts.Rollouts, cluster: Any, step_advantage: Any) -> int:
+    """Number of the prompt group that shows most: rollouts of both outcomes that meet in shared states.
+
+    Of the groups whose trajectories end differently (all groups, where none do) the one with the largest mean |A_S| per
+    record among those in clusters of two or more trajectories, times their share; 3 to 8 rollouts of at most 40 steps
+    come first, where the file has them.  Ties: the first in the file.
+    """
+    best: tuple[tuple[int, int, float], int] | None = None
+    for group, rows in _valid_rows_by(records, records.group).items():
+        trajectories = _by_trajectory(records, rows)
+        outcomes = {round(sum(records.reward[row] for row in path), 9) for path in trajectories.values()}
+        longest = max(len(path) for path in trajectories.values())
+        fits = int(3 <= len(trajectories) <= 8 and longest <= 40)
+        visitors: dict[int, set[int]] = {}
+        for row in rows:
+            visitors.setdefault(int(cluster[row]), set()).add(int(records.trajectory[row]))
+        shared = [row for row in rows if len(visitors[int(cluster[row])]) > 1]
+        signal = sum(abs(float(step_advantage[row])) for row in shared) / len(rows) if rows else 0.0
+        score = (int(len(outcomes) > 1), fits, signal)
+        if best is None or score > best[0]:
+            best = (score, group)
+    return best[1] if best is not None else 0
+
+
+def _valid_rows_by(records: rollouts.Rollouts, ids: Any) -> dict[int, list[int]]:
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate(ids.tolist()):
+        if records.is_valid(row):
+            rows.setdefault(number, []).append(row)
+    return rows
+
+
+def _by_trajectory(records: rollouts.Rollouts, rows: Sequence[int]) -> dict[int, list[int]]:
+    """Rows of each trajectory by step, the trajectories by first appearance."""
+    paths: dict[int, list[int]] = {}
+    for row in rows:
+        paths.setdefault(int(records.trajectory[row]), []).append(row)
+    for path in paths.values():
+        path.sort(key=lambda row: records.step[row])
+    return paths
+
+
+def _succeeded(records: rollouts.Rollouts, path: Sequence[int]) -> bool:
+    if records.success is not None:
+        return records.success[path[-1]]
+    return sum(records.reward[row] for row in path) > 0
+
+
+# ---- drawing
+
+
+def _draw(section: Section, options: Options, folder: Path) -> None:
+    from . import figures
+
+    shown = [figures.Sizes(outcome.label, outcome.sizes()) for outcome in section.table]
+    figures.size_histograms(folder / f"{section.slug}_sizes.png", section.name, shown)
+    names = {
+        "observation": "state: the observation",
+        "history": f"state: the last {options.history_length + 1} observations",
+    }
+    curves = [
+        figures.Curve(
+            label=names[name],
+            singleton=[o.metrics["singleton_cluster_fraction"] for o in curve],
+            mean=[o.metrics["mean_cluster_size"] for o in curve],
+            median=[o.metrics["median_cluster_size"] for o in curve],
+            p90=[o.metrics["p90_cluster_size"] for o in curve],
+            r2=[o.value_r2.r2 for o in curve],
+            stderr=[o.value_r2.stderr for o in curve],
+        )
+        for name, curve in section.curves.items()
+    ]
+    levels = [
+        figures.Level(o.label, o.metrics["singleton_cluster_fraction"], o.metrics["mean_cluster_size"], o.value_r2.r2)
+        for o in section.table
+        if o.key in ("exact", "history")
+    ]
+    epsilons = [outcome.settings["epsilon"] for outcome in section.curves["observation"]]
+    figures.epsilon_curve(
+        folder / f"{section.slug}_epsilon.png", section.name, epsilons, curves, levels, options.epsilon
+    )  # fmt: skip
+    _draw_timeline(section, options, folder)
+
+
+def _draw_timeline(section: Section, options: Options, folder: Path) -> None:
+    from . import figures
+
+    records = section.records
+    outcome = next(o for o in section.table if o.key == "cosine_observation")
+    cluster = outcome.result.cluster.numpy()
+    advantage = outcome.result.step_advantage.numpy()
+    if options.group is None:
+        group = pick_group(records, cluster, advantage)
+    else:
+        match = [row for row, task in enumerate(records.task) if str(task) == options.group]
+        if not match:  # the task of another section
+            return
+        group = int(records.group[match[0]])
+    rows = _valid_rows_by(records, records.group).get(group, [])
+    if not rows:
+        return
+    paths = _by_trajectory(records, rows)
+    drawn = []
+    for path in paths.values():
+        prefix = f"{Path(records.sources[records.file[path[0]]].path).name} " if records.merged else ""
+        drawn.append(
+            figures.Row(
+                label=f"{prefix}rollout {records.rollout[path[0]]}",
+                cluster=[int(cluster[row]) for row in path],
+                step_advantage=[float(advantage[row]) for row in path],
+                success=_succeeded(records, path),
+            )
+        )
+    largest = _largest_clusters(cluster, rows)
+    names = {
+        number: f"{len(members)}× {records.observation[members[0]]}" for number, members in largest[:NAMED_CLUSTERS]
+    }
+    task = str(records.task[rows[0]])
+    figures.timeline(
+        folder / f"{section.slug}_timeline.png",
+        f"One prompt group: {task}",
+        f"{section.name}; {outcome.label}",
+        drawn,
+        names,
+    )
+    section.timeline = {"task": task, "partition": outcome.label, "rollouts": len(paths), "records": len(rows)}
+
+
+def _largest_clusters(cluster: Any, rows: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Clusters of two or more of these rows, the largest first; ties: the older one."""
+    members: dict[int, list[int]] = {}
+    for row in rows:
+        members.setdefault(int(cluster[row]), []).append(row)
+    several = [(number, found) for number, found in members.items() if len(found) > 1]
+    return sorted(several, key=lambda item: (-len(item[1]), item[0]))
+
+
+# ---- writing
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("singleton clusters", "singleton_cluster_fraction", ".1%"),
+    ("clusters", "cluster_count", ",.0f"),
+    ("mean size", "mean_cluster_size", ".1f"),
+    ("P90 size", "p90_cluster_size", ".1f"),
+    ("matched pairs", "pairs", ",.0f"),
+    ("mean Δt", "mean_delta_t", ".1f"),
+    ("PACE rows", "pace_row_fraction", ".1%"),
+    ("leave-one-out rows", "leave_one_out_row_fraction", ".1%"),
+    ("singleton rows", "singleton_row_fraction", ".1%"),
+    ("actions per cluster", "mean_unique_actions", ".2f"),
+)
+PACE_COLUMNS = ("pace_row_fraction", "leave_one_out_row_fraction", "mean_unique_actions")
+
+
+def _cells(outcome: Outcome, actions: bool) -> list[str]:
+    cells = []
+    for _, name, form in COLUMNS:
+        known = name in outcome.metrics and (actions or name not in PACE_COLUMNS)
+        cells.append(format(outcome.metrics[name], form) if known else "–")
+    return [*cells, format_r2(outcome.value_r2)]
+
+
+def _json(sections: Sequence[Section], options: Options) -> str:
+    import bipace_kernels as bk
+
+    def counts(records: rollouts.Rollouts) -> dict[str, int]:
+        rows = [row for row in range(len(records)) if records.is_valid(row)]
+        return {
+            "records": len(rows),
+            "trajectories": len(np.unique(records.trajectory[rows])),
+            "groups": len(np.unique(records.group[rows])),
+        }
+
+    sources = sections[0].records.sources
+    content = {
+        "version": bk.__version__,
+        "gamma": options.gamma,
+        "epsilon": options.epsilon,
+        "history_length": options.history_length,
+        "inputs": [{"file": Path(s.path).name, "sha256": s.sha256, "records": s.records} for s in sources],
+        "sections": [
+            {
+                "name": section.name,
+                **counts(section.records),
+                "partitions": {outcome.key: outcome.as_json() for outcome in section.table},
+                "epsilon_curve": {name: [o.as_json() for o in curve] for name, curve in section.curves.items()},
+                "timeline": section.timeline or None,
+            }
+            for section in sections
+        ],
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _markdown(sections: Sequence[Section], options: Options) -> str:
+    import bipace_kernels as bk
+
+    lines = [
+        "# Partitions compared on the same rollouts",
+        "",
+        f"Made by `bipace report` {bk.__version__}; γ = {options.gamma:g}. A *partition* decides which records of one "
+        "prompt group count as the same state. Singleton clusters give no step-level signal. Matched pairs are pairs "
+        "of records in one cluster, Δt their distance in steps. Value R² tells how well a record's cluster, seen "
+        "through the other rollouts only, predicts its return: 0 is no better than the group's mean, below 0 is worse. "
+        "± is the standard error over prompt groups; the share in brackets is how many records their cluster predicts.",
+        "",
+    ]
+    for section in sections:
+        lines += _markdown_section(section, options)
+    return "\n".join(lines)
+
+
+def _markdown_section(section: Section, options: Options) -> list[str]:
+    records = section.records
+    rows = [row for row in range(len(records)) if records.is_valid(row)]
+    actions = records.action is not None
+    header = ["partition", *(title for title, _, _ in COLUMNS), "value R² (coverage)"]
+    groups, trajectories = len(np.unique(records.group[rows])), len(np.unique(records.trajectory[rows]))
+    lines = [
+        f"## {section.name}",
+        "",
+        f"{len(rows):,} records of {trajectories:,} rollouts in {groups:,} prompt groups.",
+        "",
+        _row(header),
+        _row(["---"] + ["---:"] * (len(header) - 1)),
+        *(_row([outcome.label, *_cells(outcome, actions)]) for outcome in section.table),
+        "",
+        f"![Cluster sizes]({section.slug}_sizes.png)",
+        "",
+        "### ε of the cosine partition",
+        "",
+    ]
+    curve_header = ["state", "ε", "singleton clusters", "median size", "mean size", "P90 size", "value R² (coverage)"]
+    lines += [_row(curve_header), _row(["---"] + ["---:"] * (len(curve_header) - 1))]
+    for curve in section.curves.values():
+        for o in curve:
+            m = o.metrics
+            lines.append(
+                _row(
+                    [
+                        o.settings["state"],
+                        f"{o.settings['epsilon']:g}",
+                        f"{m['singleton_cluster_fraction']:.1%}",
+                        f"{m['median_cluster_size']:.1f}",
+                        f"{m['mean_cluster_size']:.1f}",
+                        f"{m['p90_cluster_size']:.1f}",
+                        format_r2(o.value_r2),
+                    ]
+                )
+            )
+    lines += ["", f"![ε curve]({section.slug}_epsilon.png)", ""]
+    if section.timeline:
+        lines += [
+            f"### Timeline of `{section.timeline['task']}`",
+            "",
+            f"![Timeline]({section.slug}_timeline.png)",
+            "",
+        ]
+    return lines
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _print_summary(sections: Sequence[Section], options: Options, figures: Sequence[str]) -> None:
+    from rich.table import Table
+
+    console = stdout()
+    for section in sections:
+        shown = Table(title=f"{section.name}: {len(section.records):,} records", title_justify="left")
+        shown.add_column("partition")
+        for heading in ("singleton\nclusters", "mean\nsize", "P90\nsize", "matched\npairs", "PACE\nrows"):
+            shown.add_column(heading, justify="right")
+        shown.add_column("value R² ± stderr\n(coverage)", justify="right")
+        actions = section.records.action is not None
+        for outcome in section.table:
+            cells = _cells(outcome, actions)
+            shown.add_row(outcome.label, cells[0], cells[2], cells[3], cells[4], cells[6], cells[-1])
+        console.print(shown)
+    folder = Path(options.out)
+    for name in ("report.md", "report.json", *figures):
+        console.print(str(folder / name), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,548 @@
+"""Reads step records from .jsonl, .jsonl.gz and .parquet files.  The row schema is docs/data.md.
+
+A file is read to its end before anything is computed, and the first bad record stops the run with CliError, which names
+file, line and field, what was wanted and what came.  Only columns that the run needs are looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from gzip import BadGzipFile, GzipFile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from ._console import CliError
+
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+PARQUET_SUFFIXES = (".parquet", ".pq")
+
+Ints = npt.NDArray[np.int64]
+Advance = Callable[[int], None]  # told of each chunk of bytes read
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns; the defaults are the schema of docs/data.md."""
+
+    task: str = "task_id"
+    rollout: str = "rollout"
+    step: str = "step"
+    observation: str = "observation"
+    reward: str = "reward"
+    action: str = "action"
+    valid: str = "valid"
+    success: str = "success"
+    fingerprint: str | None = None
+
+
+REQUIRED = ("task", "rollout", "step", "observation", "reward")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file that was read."""
+
+    path: str  # as the user wrote it
+    sha256: str
+    records: int
+    unit: str  # what its records are counted in: "line" or "row"
+
+
+@dataclass
+class Rollouts:
+    """Step records of all files, in the order of the files and of their lines: N entries in each list."""
+
+    sources: list[Source] = field(default_factory=list)
+    file: list[int] = field(default_factory=list)  # index into sources
+    line: list[int] = field(default_factory=list)  # counted from 1
+    task: list[str | int] = field(default_factory=list)
+    rollout: list[str | int] = field(default_factory=list)
+    step: list[int] = field(default_factory=list)
+    observation: list[str] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
+    action: list[str] | None = None
+    valid: list[bool] | None = None
+    success: list[bool] | None = None
+    fingerprint: list[list[float]] | None = None
+    merged: bool = False  # whether equal task ids of different files are one group
+    group: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] numbered by first appearance
+    trajectory: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] likewise
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def where(self, row: int) -> str:
+        """'rollouts.jsonl, line 17' of a record."""
+        source = self.sources[self.file[row]]
+        return f"{source.path}, {source.unit} {self.line[row]}"
+
+    def is_valid(self, row: int) -> bool:
+        return self.valid is None or self.valid[row]
+
+    def select(self, rows: Sequence[int]) -> Rollouts:
+        """Some of the records, numbered anew."""
+
+        def some(values: list[Any] | None) -> Any:
+            return None if values is None else [values[row] for row in rows]
+
+        part = Rollouts(
+            sources=self.sources,
+            file=some(self.file),
+            line=some(self.line),
+            task=some(self.task),
+            rollout=some(self.rollout),
+            step=some(self.step),
+            observation=some(self.observation),
+            reward=some(self.reward),
+            action=some(self.action),
+            valid=some(self.valid),
+            success=some(self.success),
+            fingerprint=some(self.fingerprint),
+            merged=self.merged,
+        )
+        part.number()
+        return part
+
+    def number(self) -> None:
+        """Numbers groups and trajectories by first appearance."""
+        groups: dict[Any, int] = {}
+        trajectories: dict[Any, int] = {}
+        group = np.empty(len(self), np.int64)
+        trajectory = np.empty(len(self), np.int64)
+        for row, (file, task, rollout) in enumerate(zip(self.file, self.task, self.rollout, strict=True)):
+            key = task if self.merged else (file, task)
+            group[row] = groups.setdefault(key, len(groups))
+            trajectory[row] = trajectories.setdefault((file, task, rollout), len(trajectories))
+        self.group, self.trajectory = group, trajectory
+
+
+def read(
+    paths: Sequence[str],
+    columns: Columns | None = None,
+    *,
+    needed: Sequence[str] = (),
+    wanted: Sequence[str] = (),
+    merge_files: bool = False,
+    duplicates: str = "raise",
+    allow_nonfinite: bool = False,
+    advance: Advance | None = None,
+) -> Rollouts:
+    """The step records of all files; CliError for the first bad one.
+
+    needed           optional fields of Columns that must stand in every record
+    wanted           optional fields read where a file's first record has them; then every record must
+    merge_files      a group is a task id of all files together, not of one file
+    duplicates       as Config.duplicates: "raise" refuses two records with equal file, task, rollout and step, "once"
+                     refuses them where their rewards differ
+    allow_nonfinite  NaN and infinite rewards and fingerprints pass (for on_invalid="singleton")
+    """
+    columns = columns or Columns()
+    _check_paths(paths)
+    rollouts = Rollouts(merged=merge_files)
+    optional = (*needed, *(name for name in wanted if name not in needed))
+    for name in optional:
+        setattr(rollouts, name, [])
+    for index, path in enumerate(paths):
+        parser = _Parser(rollouts, index, path, columns, needed, optional, allow_nonfinite)
+        if Path(path).suffix.lower() in PARQUET_SUFFIXES:
+            source = _read_parquet(parser, advance)
+        else:
+            source = _read_jsonl(parser, advance)
+        rollouts.sources.append(source)
+        if source.records == 0:
+            raise CliError(f"{path} holds no records; give a file with one step record per {source.unit}.")
+        for name in optional:
+            if name not in parser.present:  # only wanted, and not in this file: then for none
+                setattr(rollouts, name, None)
+        optional = tuple(name for name in optional if name in parser.present)
+    rollouts.number()
+    _check_duplicates(rollouts, columns, duplicates)
+    return rollouts
+
+
+def total_bytes(paths: Sequence[str]) -> int:
+    """Size of the files, for a progress bar; 0 for what cannot be read, which `read` reports."""
+    return sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
+
+
+def _check_paths(paths: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for path in paths:
+        if not os.path.exists(path):
+            raise CliError(f"{path} does not exist; give the path of a .jsonl, .jsonl.gz or .parquet file.")
+        if not os.path.isfile(path):
+            raise CliError(f"{path} is not a file; give the path of a .jsonl, .jsonl.gz or .parquet file.")
+        name = path.lower()
+        if not name.removesuffix(".gz").endswith(JSONL_SUFFIXES) and not name.endswith(PARQUET_SUFFIXES):
+            raise CliError(f"{path} has a suffix that names no known format; wanted .jsonl, .jsonl.gz or .parquet.")
+        real = os.path.realpath(path)
+        if real in seen:
+            also = "" if seen[real] == path else f" (also as {seen[real]})"
+            raise CliError(f"{path} is given twice{also}; give each file once.")
+        seen[real] = path
+
+
+# ---- one record
+
+
+class _Parser:
+    """Checks the records of one file and appends them to the lists of `rollouts`."""
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        index: int,
+        path: str,
+        columns: Columns,
+        needed: Sequence[str],
+        optional: Sequence[str],
+        allow_nonfinite: bool,
+    ) -> None:
+        self.rollouts = rollouts
+        self.index = index
+        self.path = path
+        self.unit = "row" if Path(path).suffix.lower() in PARQUET_SUFFIXES else "line"
+        self.columns = columns
+        self.needed = set(needed)
+        self.optional = optional
+        self.allow_nonfinite = allow_nonfinite
+        self.present: set[str] = set(needed)
+        self.records = 0
+        self.id_types: dict[str, type] = {}
+        self.width: int | None = None
+        self.fields: list[tuple[str, str, Callable[[str, Any], Any]]] = []
+
+    def column(self, name: str) -> str:
+        return str(getattr(self.columns, name))
+
+    def start(self, has: Callable[[str], bool]) -> None:
+        """Settles which optional columns the file has, from its first record or its schema."""
+        checks: dict[str, Callable[[str, Any], Any]] = {
+            "task": self._id,
+            "rollout": self._id,
+            "step": self._step,
+            "observation": self._text,
+            "reward": self._reward,
+            "action": self._text,
+            "valid": self._flag,
+            "success": self._flag,
+            "fingerprint": self._vector,
+        }
+        for name in (*REQUIRED, *self.optional):
+            if name in REQUIRED or name in self.needed or has(self.column(name)):
+                self.fields.append((name, self.column(name), checks[name]))
+                self.present.add(name)
+
+    def add(self, record: dict[str, Any], line: int) -> None:
+        rollouts = self.rollouts
+        for name, column, check in self.fields:
+            try:
+                value = record[column]
+            except KeyError:
+                raise self._missing(line, name, column, record) from None
+            try:
+                value = check(name, value)
+            except _Wrong as wrong:
+                here = f'{self.path}, {self.unit} {line}, field "{column}"'
+                raise CliError(f"{here}: wanted {wrong.wish}, got {wrong.fact}.{wrong.cure}") from None
+            getattr(rollouts, name).append(value)
+        rollouts.file.append(self.index)
+        rollouts.line.append(line)
+        self.records += 1
+
+    def _missing(self, line: int, name: str, column: str, record: dict[str, Any]) -> CliError:
+        keys = ", ".join(str(key) for key in list(record)[:20]) or "no field at all"
+        cure = f"name its column with --{name}-column"
+        if name in self.optional and name not in self.needed:
+            cure = "the file's first record has it, so every record must"
+        return CliError(f'{self.path}, {self.unit} {line}: the field "{column}" is missing; {cure}. Found: {keys}.')
+
+    # Checks of one value.  Exact types: True is an int to isinstance, and no step number.
+
+    def _id(self, name: str, value: Any) -> str | int:
+        if type(value) is not str and type(value) is not int:
+            raise _Wrong("a string or an integer", value)
+        first = self.id_types.setdefault(name, type(value))
+        if type(value) is not first:
+            raise _Wrong(
+                f"{'a string' if first is str else 'an integer'} like in the records before",
+                value,
+                ' One kind of id per file, so that 1 and "1" cannot be taken for each other.',
+            )
+        return self._text(name, value) if isinstance(value, str) else self._int64(value)
+
+    def _int64(self, value: int) -> int:
+        if not -(2**63) <= value < 2**63:
+            raise _Wrong("an integer of 64 bits", value)
+        return value
+
+    def _step(self, name: str, value: Any) -> int:
+        if type(value) is not int or value < 0:
+            raise _Wrong("an integer of at least 0", value)
+        return self._int64(value)
+
+    def _text(self, name: str, value: Any) -> str:
+        if type(value) is not str:
+            cure = ""
+            if isinstance(value, (list, dict)):
+                cure = " Join chat messages into one text first."
+            elif value is None and name == "action":
+                cure = " A step without an action may hold an empty string."
+            raise _Wrong("a string", value, cure)
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise _Wrong(
+                    "a string of valid Unicode", value, f" Half a surrogate pair stands at character {error.start}."
+                ) from None
+        return value
+
+    def _reward(self, name: str, value: Any) -> float:
+        if type(value) is not float and type(value) is not int:
+            raise _Wrong("a finite number", value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number) and not self.allow_nonfinite:
+            raise _Wrong("a finite number", value, " --on-invalid singleton sets its trajectory aside instead.")
+        return number
+
+    def _flag(self, name: str, value: Any) -> bool:
+        if type(value) is not bool:
+            raise _Wrong("true or false", value)
+        return value
+
+    def _vector(self, name: str, value: Any) -> list[float]:
+        if type(value) is not list or not value or not all(type(x) is float or type(x) is int for x in value):
+            raise _Wrong("a list of numbers", value)
+        if self.rollouts.fingerprint and self.width is None:
+            self.width = len(self.rollouts.fingerprint[0])
+        self.width = self.width or len(value)
+        if len(value) != self.width:
+            raise _WrongWidth(f"a list of {self.width} numbers like in the records before", f"{len(value)} numbers")
+        return value
+
+
+class _Wrong(Exception):
+    """A value that fails its check."""
+
+    def __init__(self, wish: str, value: Any, cure: str = "") -> None:
+        self.wish = wish
+        self.fact = _shown(value)
+        self.cure = cure
+
+
+class _WrongWidth(_Wrong):
+    """A fingerprint of another length; the fact is its length, not its numbers."""
+
+    def __init__(self, wish: str, fact: str) -> None:
+        super().__init__(wish, None)
+        self.fact = fact
+
+
+def _shown(value: Any) -> str:
+    """What came, in the words of the file: null, true, "a text ...", a list."""
+    kinds: dict[type, str] = {list: "a list", dict: "an object", bytes: "bytes"}
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if type(value) in kinds:
+        return kinds[type(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "an integer of more than 256 bits"
+    text = value if isinstance(value, str) else str(value)
+    if len(text) > 60:
+        text = text[:57] + "..."
+    if isinstance(value, str):
+        return f"the string {json.dumps(text)}"
+    return text if isinstance(value, (int, float)) else f"{type(value).__name__} {text}"
+
+
+# ---- JSON lines
+
+
+class _Tap(io.RawIOBase):
+    """A file that tells what is read of it: to the checksum and to the progress bar."""
+
+    def __init__(self, raw: BinaryIO, advance: Advance | None) -> None:
+        self._raw = raw
+        self._advance = advance
+        self.sha256 = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        chunk = self._raw.read(len(buffer))
+        buffer[: len(chunk)] = chunk
+        self.sha256.update(chunk)
+        if self._advance is not None:
+            self._advance(len(chunk))
+        return len(chunk)
+
+
+class _Repeated(ValueError):
+    """A JSON object that holds a key twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _Repeated(key)
+            seen.add(key)
+    return made
+
+
+def _read_jsonl(parser: _Parser, advance: Advance | None) -> Source:
+    path = parser.path
+    line = 0
+    try:
+        with open(path, "rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"  # by content: a renamed file still reads
+            raw.seek(0)
+            tap = _Tap(raw, advance)
+            stream: Any = io.BufferedReader(tap, 1 << 16)
+            if zipped:
+                stream = io.BufferedReader(GzipFile(fileobj=stream), 1 << 16)
+            for line, text in _lines(stream):
+                _add_line(parser, text, line)
+    except (EOFError, BadGzipFile, zlib.error) as error:
+        raise CliError(
+            f"{path} breaks off or is damaged after line {line}: {str(error).rstrip('.')}. Copy or compress it again."
+        ) from None
+    except OSError as error:
+        raise CliError(f"{path} cannot be read: {error.strerror or error}.") from None
+    return Source(path, tap.sha256.hexdigest(), parser.records, "line")
+
+
+def _lines(stream: Any) -> Iterator[tuple[int, bytes]]:
+    """Number, counted from 1, and bytes of each line that is not blank."""
+    for number, text in enumerate(stream, 1):
+        if number == 1 and text.startswith(b"\xef\xbb\xbf"):
+            text = text[3:]  # a byte-order mark, as some editors write
+        if text.strip(b" \t\r\n"):
+            yield number, text
+
+
+def _add_line(parser: _Parser, raw: bytes, line: int) -> None:
+    here = f"{parser.path}, line {line}"
+    if line == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise CliError(f"{here}: the file is UTF-16; wanted UTF-8. Convert it, e.g. with iconv -f UTF-16 -t UTF-8.")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CliError(
+            f"{here}: wanted UTF-8, got the byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line."
+        ) from None
+    try:
+        record = json.loads(text, object_pairs_hook=_object)
+    except _Repeated as error:
+        raise CliError(f'{here}, field "{error}": the key stands twice in one object; keep one of them.') from None
+    except json.JSONDecodeError as error:
+        cure = "" if raw.endswith(b"\n") else " It is the last line and has no end: the file may have been cut off."
+        raise CliError(
+            f"{here}: wanted one JSON object, got invalid JSON ({error.msg} at column {error.colno}).{cure}"
+        ) from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets nested thousandfold
+        reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error).split(";")[0]
+        raise CliError(f"{here}: wanted one JSON object, got JSON that cannot be read ({reason}).") from None
+    if type(record) is not dict:
+        cure = " Write one record per line, not one list of records." if isinstance(record, list) else ""
+        raise CliError(f"{here}: wanted one JSON object, got {_shown(record)}.{cure}")
+    if not parser.fields:
+        parser.start(lambda column: column in record)
+    parser.add(record, line)
+
+
+# ---- Parquet
+
+
+def _read_parquet(parser: _Parser, advance: Advance | None) -> Source:
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    path = parser.path
+    try:
+        digest = _sha256(path)
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            parser.start(lambda column: column in names)
+            for name, column, _ in parser.fields:
+                if names.count(column) != 1:
+                    found = ", ".join(names[:20])
+                    fact = "is missing" if column not in names else "stands there twice"
+                    cure = f"name the right one with --{name}-column"
+                    raise CliError(f'{path}: the column "{column}" {fact}; {cure}. Found: {found}.')
+            _add_batches(parser, file, advance)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise CliError(f"{path} cannot be read as Parquet: {reason}.") from None
+    return Source(path, digest, parser.records, "row")
+
+
+def _add_batches(parser: _Parser, file: Any, advance: Advance | None) -> None:
+    size = os.path.getsize(parser.path)
+    columns = list(dict.fromkeys(column for _, column, _ in parser.fields))
+    row = 0
+    told = 0
+    for batch in file.iter_batches(batch_size=4096, columns=columns):
+        values = [batch.column(column).to_pylist() for column in columns]
+        for record in zip(*values, strict=True):
+            row += 1
+            parser.add(dict(zip(columns, record, strict=True)), row)
+        if advance is not None:
+            share = size * row // max(1, file.metadata.num_rows)
+            advance(share - told)
+            told = share
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+# ---- records against each other
+
+
+def _check_duplicates(rollouts: Rollouts, columns: Columns, duplicates: str) -> None:
+    if duplicates == "count":
+        return
+    first: dict[tuple[int, int], int] = {}
+    for row, key in enumerate(zip(rollouts.trajectory.tolist(), rollouts.step, strict=True)):
+        if not rollouts.is_valid(row):
+            continue
+        other = first.setdefault(key, row)
+        if other == row:
+            continue
+        same = f'the same "{columns.task}", "{columns.rollout}" and "{columns.step}" as {rollouts.where(other)}'
+        if duplicates == "raise":
+            raise CliError(
+                f"{rollouts.where(row)}: {same} (step {key[1]}). Give each rollout of a task its own id, or choose "
+                "--duplicates once (keep the first) or count (each is a record)."
+            )
+        if rollouts.reward[row] != rollouts.reward[other]:
+            raise CliError(
+                f'{rollouts.where(row)}, field "{columns.reward}": {same}, but another reward '
+                f"({rollouts.reward[row]:g} against {rollouts.reward[other]:g}); --duplicates once needs equal rewards."
+            )

@@ -1,0 +1,131 @@
+"""From records to the arguments of `bipace_kernels.advantage()`: states, fingerprints, action keys.
+
+The state of a record is its observation, or with "history:K" its last K + 1 observations, its own included; a record
+with fewer behind it uses all it has.  For the partition "exact" such a state is the tuple of observations; where a text
+is wanted (n-grams, "similar") they are joined, oldest first, by the ASCII record separator (0x1E).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._console import CliError
+from .rollouts import Rollouts
+
+if TYPE_CHECKING:
+    import torch
+
+SEPARATOR = "\x1e"
+NGRAM_EPSILON = 0.25  # ε for n-gram fingerprints; the presets' 0.10 is meant for hidden states
+
+
+@dataclass(frozen=True)
+class State:
+    """What the state of a record is made of."""
+
+    depth: int = 0  # observations before the record's own
+
+    @classmethod
+    def parse(cls, text: str) -> State:
+        """The State of 'observation' or 'history:K'."""
+        if text == "observation":
+            return cls()
+        kind, _, depth = text.partition(":")
+        if kind != "history" or not (depth.isascii() and depth.isdigit() and len(depth) < 10):
+            raise CliError(f"--state must be observation or history:K with an integer K of at least 0, got {text!r}.")
+        return cls(int(depth))
+
+    def __str__(self) -> str:
+        return f"history:{self.depth}" if self.depth else "observation"
+
+
+def observations(rollouts: Rollouts, state: State) -> list[Any]:
+    """[N] the states as keys: strings, or tuples of strings, equal where the states are equal."""
+    if state.depth == 0:
+        return list(rollouts.observation)
+    return _histories(rollouts, state.depth)
+
+
+def texts(rollouts: Rollouts, state: State) -> list[str]:
+    """[N] the states as texts."""
+    if state.depth == 0:
+        return list(rollouts.observation)
+    return [SEPARATOR.join(history) for history in _histories(rollouts, state.depth)]
+
+
+def _histories(rollouts: Rollouts, depth: int) -> list[tuple[str, ...]]:
+    """[N] the last depth + 1 observations of each record, by step; a repeated step counts once, by its first record."""
+    rows_of: dict[int, list[int]] = {}
+    for row, trajectory in enumerate(rollouts.trajectory.tolist()):
+        if rollouts.is_valid(row):
+            rows_of.setdefault(trajectory, []).append(row)
+    histories: list[tuple[str, ...]] = [(observation,) for observation in rollouts.observation]
+    for rows in rows_of.values():
+        rows.sort(key=lambda row: rollouts.step[row])  # stable: equal steps keep the order of the file
+        behind: list[str] = []
+        last: int | None = None
+        for row in rows:
+            repeated = rollouts.step[row] == last
+            past = behind[:-1] if repeated else behind
+            histories[row] = (*past[max(0, len(past) - depth) :], rollouts.observation[row])
+            if not repeated:
+                behind.append(rollouts.observation[row])
+                last = rollouts.step[row]
+    return histories
+
+
+def ngram_fingerprints(state_texts: Sequence[str]) -> torch.Tensor:
+    """[N, 4096] float32 n-gram fingerprints; equal texts are counted once."""
+    import torch
+
+    import bipace_kernels as bk
+
+    unique: dict[str, int] = {}
+    number = [unique.setdefault(text, len(unique)) for text in state_texts]
+    return bk.ngram_fingerprint(list(unique))[torch.tensor(number, dtype=torch.int64)]
+
+
+def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
+    """[N, D] hidden states from a .npy file, one row per record in the order of the files and their lines."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise CliError(f"--fingerprint {path} cannot be read as a .npy file: {reason}.") from None
+    if not isinstance(array, np.ndarray):
+        raise CliError(f"--fingerprint {path} must be one array in .npy format, got an archive; save it with np.save.")
+    if array.ndim != 2 or array.shape[0] != n or array.shape[1] == 0:
+        raise CliError(
+            f"--fingerprint {path} must have shape [N, D] with one row per record, N = {n}, got {list(array.shape)}."
+        )
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise CliError(f"--fingerprint {path} must be float16, float32 or float64, got {array.dtype}.")
+    return np.ascontiguousarray(array)
+
+
+def check_fingerprints(rollouts: Rollouts, fingerprint: npt.NDArray[Any]) -> None:
+    """CliError with file and line for a row that is not finite or has zero norm."""
+    finite = np.logical_and.reduce(np.isfinite(fingerprint.astype(np.float32, copy=False)), axis=1)
+    good = finite & (np.count_nonzero(fingerprint, axis=1) > 0)
+    for row in np.flatnonzero(~good).tolist():
+        if rollouts.is_valid(row):
+            fact = "zero norm" if finite[row] else "a value that is not finite"
+            raise CliError(
+                f"{rollouts.where(row)}: its fingerprint (row {row}) has {fact}; mend it, or set such rows aside with "
+                "--on-invalid singleton."
+            )
+
+
+def action_keys(actions: Sequence[str], mode: str, first_n: int) -> tuple[Any, Any]:
+    """Keys [N] int64 and parsed [N] bool of `bipace_kernels.action_keys`."""
+    import bipace_kernels as bk
+
+    try:
+        return bk.action_keys(list(actions), mode=mode, n=first_n)
+    except (TypeError, ValueError) as error:
+        raise CliError(f"action keys: {error}") from None
