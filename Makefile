@@ -32,6 +32,15 @@ format: $(VENV)/.linted
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
 
+# Native tests under AddressSanitizer and UndefinedBehaviorSanitizer.
+sanitize: $(VENV)/.checked
+	PYTHON=$(PYTHON) tests/native/sanitize.sh
+
+# Tag matching and the JSONL reader under seeded mutations, FUZZ_SECONDS each.
+FUZZ_SECONDS ?= 20
+fuzz: $(VENV)/.checked
+	PYTHON=$(PYTHON) tests/native/fuzz.sh $(FUZZ_SECONDS)
+
 bench: $(VENV)/.tested
 	$(PYTHON) -m bench --out out/bench
 
@@ -53,6 +62,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt $(
 
 $(VENV)/.tested: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install -q -e ".[test]"
+	@touch $@
+
+$(VENV)/.checked: $(VENV)/.tested
+	$(VENV)/bin/python -m pip install -q "pybind11>=2.13" "cmake>=3.22"
 	@touch $@
 
 $(VENV)/.linted: $(VENV)/.tested

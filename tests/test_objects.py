@@ -325,6 +325,7 @@ def test_references_are_kept_and_released() -> None:
     assert [sys.getrefcount(v) for v in values] == before
 
 
+@pytest.mark.timing
 def test_fresh_texts_are_fast() -> None:
     """6,400 texts of 400 characters whose hashes nobody has computed: about 1 ms; the bound leaves room for CI."""
     if _native_loader.reason():

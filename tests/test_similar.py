@@ -220,6 +220,7 @@ def batch(rng: random.Random, groups: int, per_group: int, length: int) -> list[
     return texts
 
 
+@pytest.mark.timing
 def test_faster_than_difflib() -> None:
     """A guard against losing the filters; the full measurement is in bench."""
     rng = random.Random(3)

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Runs the tests of native code under AddressSanitizer and UndefinedBehaviorSanitizer.
+#   tests/native/sanitize.sh [PYTEST ARGUMENTS]      e.g. tests/native/sanitize.sh -k ragged tests/test_clusters.py
+# The sanitized module lives in a copy of the package inside the build folder; the one in use stays as it is.
+set -euo pipefail
+source "$(dirname "$0")/build.sh"
+
+build_checked _native
+
+site=$build/site
+rm -rf "$site"
+mkdir -p "$site"
+cp -r "$root/bipace_kernels" "$site/"
+rm -f "$site"/bipace_kernels/_native*.so
+cp "$build"/_native*.so "$site/bipace_kernels/"
+[ -d "$root/integrations" ] && cp -r "$root/integrations" "$site/bipace_kernels/integrations"
+
+# The runtime must be loaded before everything else, libstdc++ with it so that it finds the real __cxa_throw.
+compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")
+preload="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libstdc++.so.6)"
+
+under_sanitizers() {
+  (cd "$site" && env LD_PRELOAD="$preload" PYTHONMALLOC=malloc PYTHONPATH="$site" PYTHONDONTWRITEBYTECODE=1 "$python" "$@")
+}
+
+under_sanitizers - "$site" <<'PY'
+import ctypes, sys
+import bipace_kernels._native as native
+
+assert native.__file__.startswith(sys.argv[1]), native.__file__
+assert hasattr(ctypes.CDLL(None), "__asan_init"), "the sanitizer's runtime is not loaded"
+assert b"__asan_report_load8" in open(native.__file__, "rb").read(), "the module is not instrumented"
+PY
+
+if [ $# -gt 0 ]; then
+  arguments=()
+  for argument in "$@"; do
+    [ -e "$root/${argument%%::*}" ] && argument=$root/$argument
+    arguments+=("$argument")
+  done
+else
+  arguments=()
+  for name in action_keys advantage clusters golden inputs layout metrics ngrams objects runtime similar theorems; do
+    [ -e "$root/tests/test_$name.py" ] && arguments+=("$root/tests/test_$name.py")
+  done
+fi
+under_sanitizers -m pytest -q -p no:cacheprovider --capture=sys -c "$root/pyproject.toml" --rootdir "$root" \
+  -m "not slow and not gpu and not timing" "${arguments[@]}"
+echo "sanitize: no report of AddressSanitizer or UndefinedBehaviorSanitizer"
