@@ -143,6 +143,16 @@ def test_tokens_of_any_length(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_tokens_about_the_size_of_the_quick_copy(backend: str) -> None:
+    parts = [bytes(range(0x61, 0x61 + length)) for length in range(20)]
+    lengths = torch.tensor([0, *map(len, parts)])
+    table = bk.TokenBytes(lengths.cumsum(0), torch.tensor(list(b"".join(parts)), dtype=torch.uint8))
+    rows = [[v, v, w] for v in range(20) for w in range(20)]
+    want = [key(parts[v] * 2 + parts[w], 4) for v, _, w in rows]
+    assert keys_of(rows, mode="text", token_bytes=table, backend=backend)[0] == want
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8, torch.int16])
 def test_mask_with_holes(backend: str, dtype: torch.dtype) -> None:
     row = [257, 0, 65, -100, 66, 10**12, 258, -1]
@@ -399,16 +409,20 @@ def test_empty_table() -> None:
 @pytest.mark.parametrize("mode", ["action_tag", "text"])
 @pytest.mark.parametrize("bad", [-1, 260, 2**62, -(2**63)])
 def test_token_id_outside_the_table_is_named(backend: str, mode: str, bad: int) -> None:
-    ids = torch.full((70, 90), 65)
+    ids = torch.full((70, 200), 65)
     ids[:, :2] = torch.tensor([257, 258])  # parsed at once: the rest of the row is checked all the same
-    ids[41, 77], ids[41, 80], ids[60, 2] = bad, -7, -9
+    ids[41, 177], ids[41, 180], ids[60, 2] = bad, -7, -9
     message = re.escape(
-        f"responses must hold token ids from 0 to 259 (vocabulary size 260), got {bad} in row 41, column 77"
+        f"responses must hold token ids from 0 to 259 (vocabulary size 260), got {bad} in row 41, column 177"
     )
     for kind in (ids, ids.tolist()):
         for threads in (1, 4):
             with pytest.raises(ValueError, match=message):
                 bk.action_keys(kind, mode=mode, token_bytes=TABLE, backend=backend, num_threads=threads)
+    ids[3, 5] = ids[41, 9] = 10**6  # masked out: may hold anything
+    mask = ids != 10**6
+    with pytest.raises(ValueError, match=message):
+        bk.action_keys(ids, mask=mask, mode=mode, token_bytes=TABLE, backend=backend)
     assert keys_of(ids, mode="first_n", token_bytes=TABLE, backend=backend)[1] == [False] * 70
 
 
