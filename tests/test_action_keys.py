@@ -84,6 +84,12 @@ def test_golden_ids(backend: str, ids: list[int], want: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [3, 4, 2**62, 2**64, np.int32(3)])
+def test_n_beyond_the_row_hashes_what_there_is(backend: str, n: int) -> None:
+    assert keys_of([[5, -7, 1 << 40]], mode="first_n", n=n, backend=backend) == ([-6511843743981271603], [False])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_tags(backend: str) -> None:
     cases = {
         "<action>a</action><action>b</action>": b"a",
