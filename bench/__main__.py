@@ -1,0 +1,104 @@
+"""`python -m bench [STAGE ...] [--quick] [--threads N] [--out DIR]`, also `bipace bench`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from . import report, roofline
+from .measure import Effort, machine, threads
+from .stages import STAGES, Context, Results, targets
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the stages, shows the tables, writes the files. A missed target is shown; the exit status stays 0."""
+    arguments = _parser().parse_args(argv)
+    chosen = list(STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    results = Results()
+    with threads(arguments.threads) as note:
+        about = machine(arguments.threads, note)
+        with _progress() as bar:
+            task = bar.add_task("measuring the machine's ceilings", total=len(chosen), calls=0)
+            calls = 0
+
+            def tick() -> None:
+                nonlocal calls
+                calls += 1
+                bar.update(task, calls=calls)
+
+            ceilings = roofline.measure(quick=arguments.quick)
+            context = Context(
+                quick=arguments.quick,
+                threads=arguments.threads,
+                effort=_effort(arguments, seconds=6.0),
+                slow=_effort(arguments, seconds=10.0),
+                ceilings=ceilings,
+                results=results,
+                say=lambda text: bar.update(task, description=text),
+                tick=tick,
+            )
+            for name in chosen:
+                STAGES[name](context)
+                bar.advance(task)
+    reached = targets(results)
+    report.show(console, about, ceilings, results, reached)
+    if arguments.out is not None:
+        for path in report.write(arguments.out, about, ceilings, results, reached):
+            console.print(f"wrote {path}", highlight=False)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench", description="Measures bipace_kernels against what people run today.")
+    parser.add_argument("stages", nargs="*", default=["all"], choices=[*STAGES, "all"], metavar="STAGE",
+                        help=f"any of {', '.join(STAGES)}, or all (the default)")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, not how fast")
+    parser.add_argument(
+        "--threads", type=_positive, default=_cores(), metavar="N", help="for every side (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=_positive, default=15, metavar="N", help="calls of each side at most (default: 15)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write bench.json, bench.md and bench.png there")
+    return parser
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _effort(arguments: argparse.Namespace, *, seconds: float) -> Effort:
+    if arguments.quick:
+        return Effort(rounds=2, seconds=0.5, fewest=2, flush_bytes=1 << 16)
+    return Effort(rounds=arguments.rounds, seconds=seconds)
+
+
+def _progress() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TextColumn("[dim]{task.fields[calls]} calls[/]"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""How time and memory are taken, and on what machine.
+
+Time: all sides of a comparison run in one process and take turns, one call each per round, so that a slow minute of the
+machine hits all of them. Inputs are prepared anew before each call (fresh string objects), the caches are emptied by
+writing a block larger than the last level, the collector is off during a call. Median and interquartile range.
+
+Memory: a fresh process makes the inputs, warms up on a tiny batch, gives freed memory back (malloc_trim), resets the
+kernel's high-water mark (/proc/self/clear_refs) and calls once. Figure: high-water mark minus resident size before.
+It counts every page touched, native or Python; memory reserved but never touched does not count.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import gc
+import importlib
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Side:
+    """One implementation in a comparison. `prepare` makes its inputs and is not timed."""
+
+    name: str
+    call: Callable[[Any], Any]
+    prepare: Callable[[], Any] = lambda: None
+
+
+@dataclass
+class Timing:
+    """Milliseconds of the calls of one side."""
+
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def iqr(self) -> float:
+        if len(self.samples) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return high - low
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: rounds at most, and seconds after which a side that has `fewest` rounds sits out."""
+
+    rounds: int = 15
+    seconds: float = 6.0
+    fewest: int = 3
+    warm_up: bool = True
+    flush_bytes: int = 96 << 20  # three times the last-level cache of the machine the defaults were chosen on
+
+
+def compare(sides: Sequence[Side], effort: Effort, *, tick: Callable[[], None] = lambda: None) -> dict[str, Timing]:
+    """Times the sides in turns; `tick` is called after each call."""
+    timings = {side.name: Timing() for side in sides}
+    spent = dict.fromkeys(timings, 0.0)
+    if effort.warm_up:
+        for side in sides:
+            began = time.perf_counter()
+            side.call(side.prepare())
+            spent[side.name] = (time.perf_counter() - began) / 2  # a slow warm-up shortens what follows
+            tick()
+    scratch = np.zeros(max(effort.flush_bytes // 8, 1))
+    for round_ in range(effort.rounds):
+        for side in sides:
+            if round_ >= effort.fewest and spent[side.name] > effort.seconds:
+                continue
+            inputs = side.prepare()
+            scratch += 1.0
+            took = _timed(side.call, inputs)
+            timings[side.name].samples.append(took * 1e3)
+            spent[side.name] += took
+            tick()
+    return timings
+
+
+def _timed(call: Callable[[Any], Any], inputs: Any) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        began = time.perf_counter()
+        result = call(inputs)
+        took = time.perf_counter() - began
+    finally:
+        gc.enable()
+    del result  # freeing the result is not the call's business
+    return took
+
+
+# ----------------------------------------------------------------------------------------------------------- threads
+
+
+@contextmanager
+def threads(count: int) -> Iterator[str]:
+    """Everybody gets `count` threads: torch (and with it the package), and NumPy's BLAS through threadpoolctl."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with blas_threads(count) as limited:
+            yield f"torch {count}, NumPy's BLAS " + (
+                str(count) if limited else "as set (threadpoolctl is not installed)"
+            )
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def blas_threads(count: int) -> Iterator[bool]:
+    """NumPy's BLAS at `count` threads; False where threadpoolctl, which can set that, is not installed."""
+    try:
+        control = importlib.import_module("threadpoolctl")
+    except ImportError as error:
+        if error.name != "threadpoolctl":
+            raise
+        yield False
+    else:
+        with control.threadpool_limits(limits=count, user_api="blas"):
+            yield True
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+
+def high_water(run: Callable[[], Any]) -> int:
+    """Bytes by which run() raises this process's resident size at its highest; needs Linux's /proc."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # or the call would be served from memory that counts as present already
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM := VmRSS
+    before = _status_kb("VmRSS")
+    result = run()
+    high = _status_kb("VmHWM")
+    del result
+    return max(high - before, 0) * 1024
+
+
+def _status_kb(field_name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field_name + ":"):
+            return int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {field_name}")
+
+
+def available_memory() -> int:
+    """Bytes that can be used without swapping; 8 GiB where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except FileNotFoundError:
+        pass
+    return 8 << 30
+
+
+# ----------------------------------------------------------------------------------------------------------- machine
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the figures depend on; goes into every output."""
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    system: str
+    python: str
+    package: str
+    native: str
+    torch: str
+    numpy: str
+    blas: str
+    commit: str
+    date: str
+    threads: int
+    thread_note: str
+    load: str
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def machine(count: int, thread_note: str) -> Machine:
+    """Describes this machine, the versions and the state of the checkout."""
+    import bipace_kernels
+
+    return Machine(
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        package=bipace_kernels.__version__,
+        native=_native_isa(),
+        torch=torch.__version__,
+        numpy=np.__version__,
+        blas=_blas(),
+        commit=_commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        threads=count,
+        thread_note=thread_note,
+        load=" ".join(f"{x:.2f}" for x in os.getloadavg()),
+    )
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    model, flags = platform.processor() or platform.machine(), ""
+    if info.exists():
+        for line in info.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                model = value.strip()
+            elif name.strip() == "flags":
+                flags = value
+                break
+    best = next((isa for isa in ("avx512f", "avx2") if f" {isa} " in f" {flags} "), "")
+    return f"{model} ({best})" if best else model
+
+
+def _native_isa() -> str:
+    try:
+        native = importlib.import_module("bipace_kernels._native")
+    except ImportError as error:
+        return f"not available: {error}"
+    for name in ("instruction_set", "isa"):
+        if hasattr(native, name):
+            return str(getattr(native, name)())
+    return "present"
+
+
+def _blas() -> str:
+    config: Any = np.show_config(mode="dicts")
+    blas = config.get("Build Dependencies", {}).get("blas", {})
+    mkl = next((part.strip() for part in torch.__config__.show().split(" - ") if "Math Kernel" in part), "no MKL")
+    return f"NumPy: {blas.get('name', 'unknown')} {blas.get('version', '')}".strip() + f"; torch: {mkl}"
+
+
+def _commit() -> str:
+    here = Path(__file__).resolve().parent
+    try:
+        git = ["git", "-C", str(here)]
+        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, text=True)
+        if tracked.returncode != 0:
+            return "none (not a checkout)"
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return "none (no git)"
+    return head.stdout.strip() + (" + changes" if dirty.stdout.strip() else "")

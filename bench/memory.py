@@ -1,0 +1,128 @@
+"""Memory beyond the inputs, each case in a process of its own (`python -m bench.memory CASE` is that process)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import workloads as w
+from .measure import high_water
+
+ALLOWED_EXTRA = 64 << 20
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    shape: w.Shape
+    dtype: torch.dtype = torch.float32
+    call: str = "advantage"  # advantage | cluster | gigpo
+    shuffled: bool = False  # rows in random order, as trainers that balance their batches give them
+
+
+def cases(*, quick: bool) -> list[Case]:
+    if quick:
+        return [Case("tiny", w.TINY), Case("tiny gigpo", w.TINY, call="gigpo")]
+    alfworld, _, _, textcraft = w.TRAINING
+    lonely = w.Shape("all-singletons", 16, 8, 50, 3584, 400, "every record a state of its own")
+    return [
+        Case("BiPACE float32", alfworld),
+        Case("BiPACE float32, rows shuffled", alfworld, shuffled=True),
+        Case("BiPACE bfloat16", alfworld, torch.bfloat16),
+        Case("BiPACE float32, every record a singleton", lonely),
+        Case("BiPACE float32, TextCraft", textcraft),
+        Case("bk.cluster float32, 2 × 4,096", w.CLUSTERING[3], call="cluster"),
+        Case("BiPACE bfloat16, 131,072 records", w.LONG, torch.bfloat16),
+        Case("BiPACE float32, 131,072 records", w.LONG),
+        Case("GiGPO, 6,400 observations", alfworld, call="gigpo"),
+    ]
+
+
+@dataclass(frozen=True)
+class Peak:
+    name: str
+    shape: str
+    dtype: str
+    peak_bytes: int
+    allowed_bytes: int  # half of the fingerprints + 4·K·D + 64 MB
+    clusters: int
+
+
+def measure(case: Case, *, quick: bool, threads: int) -> Peak:
+    """Runs one case in a fresh process."""
+    package = __package__ or "bench"
+    root = Path(__file__).resolve().parents[package.count(".") + 1]
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join([str(root), *(p for p in sys.path if p)])
+    argv = [sys.executable, "-m", f"{package}.memory", case.name, "quick" if quick else "full", str(threads)]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"memory case {case.name!r} failed with status {done.returncode}:\n{done.stderr.strip()}")
+    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _main(argv: list[str]) -> int:
+    name, effort, threads = argv
+    quick = effort == "quick"
+    case = next(c for c in cases(quick=quick) if c.name == name)
+    torch.set_num_threads(int(threads))
+    warm, _ = _prepare(Case("warm-up", w.TINY, case.dtype, case.call))
+    warm()  # imports, thread pool, allocator arenas: paid once per process, not per call
+    run, bytes_ = _prepare(case)
+    clusters = 0
+
+    def once() -> Any:
+        nonlocal clusters
+        result = run()
+        label = result if isinstance(result, torch.Tensor) else result.cluster
+        clusters = len(label.unique())
+        return result
+
+    peak = high_water(run)
+    once()
+    dim = case.shape.dim if case.call != "gigpo" else 0
+    allowed = bytes_ // 2 + 4 * clusters * dim + ALLOWED_EXTRA
+    found = Peak(case.name, case.shape.text(), str(case.dtype).removeprefix("torch."), peak, allowed, clusters)
+    sys.stdout.write(json.dumps(found.__dict__) + "\n")
+    return 0
+
+
+def _prepare(case: Case) -> tuple[Callable[[], Any], int]:
+    """The call, ready to run, and the bytes of its fingerprints."""
+    import bipace_kernels as bk
+
+    batch = w.steps(case.shape)
+    ids: tuple[Any, ...] = (batch.group, batch.trajectory, batch.rewards, batch.step, batch.action_key)
+    group, trajectory, rewards, step, key = (torch.from_numpy(x) for x in ids)
+    if case.call == "gigpo":
+        texts = w.fresh(w.observations(batch))
+        config = bk.Config.gigpo()
+        return lambda: bk.advantage(group, trajectory, rewards, step=step, observation=texts, config=config), 0
+    fingerprint = w.fingerprints(batch, dtype=case.dtype)
+    size = fingerprint.numel() * fingerprint.element_size()
+    if case.call == "cluster":
+        return lambda: bk.cluster(fingerprint, group, w.EPSILON, trajectory=trajectory, step=step), size
+    if case.shuffled:
+        order = torch.randperm(len(group), generator=torch.Generator().manual_seed(5))
+        group, trajectory, rewards, step, key = (x[order] for x in (group, trajectory, rewards, step, key))
+        fingerprint = fingerprint[order]
+    config = bk.Config.bipace(epsilon=w.EPSILON)
+
+    def call() -> Any:
+        return bk.advantage(
+            group, trajectory, rewards, step=step, fingerprint=fingerprint, action_key=key, config=config
+        )
+
+    return call, size
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

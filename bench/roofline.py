@@ -1,0 +1,92 @@
+"""What this machine can do at best, measured, and how much work a stage needs at least.
+
+A row's bytes are the inputs it cannot avoid to read plus the outputs it cannot avoid to write, each once; its FLOP are
+those of the paper's algorithm on these data. So 100 % of the copy bandwidth or of the product rate cannot be passed by
+an implementation of that algorithm, and both sides of a comparison are charged with the same work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from .workloads import Ints
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured at the run's thread count; the best of a few tries, because these are ceilings."""
+
+    clone_gb_s: float  # torch.clone: bytes read + bytes written, memory for the result newly allocated
+    copy_gb_s: float  # the same into memory that exists (STREAM's copy)
+    gemm_gflop_s: float  # torch.mm, float32, square
+    copy_bytes: int
+    gemm_size: int
+
+
+def measure(*, quick: bool) -> Ceilings:
+    """Copies a block far larger than any cache and multiplies two large matrices."""
+    size = (16 if quick else 512) << 20
+    side = 256 if quick else 3072
+    source = torch.ones(size // 4)
+    target = torch.empty_like(source)
+    clone = _best(lambda: source.clone(), 2 if quick else 7)
+    copy = _best(lambda: target.copy_(source), 2 if quick else 7)
+    a, b, c = torch.randn(side, side), torch.randn(side, side), torch.empty(side, side)
+    gemm = _best(lambda: torch.mm(a, b, out=c), 2 if quick else 5)
+    return Ceilings(
+        clone_gb_s=2 * size / clone / 1e9,
+        copy_gb_s=2 * size / copy / 1e9,
+        gemm_gflop_s=2 * side**3 / gemm / 1e9,
+        copy_bytes=size,
+        gemm_size=side,
+    )
+
+
+def _best(call: Callable[[], object], tries: int) -> float:
+    call()
+    took = []
+    for _ in range(tries):
+        began = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - began)
+    return min(took)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least a stage must move and compute."""
+
+    bytes: int = 0
+    flop: int = 0
+
+
+def clone_work(fingerprint: torch.Tensor) -> Work:
+    return Work(bytes=2 * fingerprint.numel() * fingerprint.element_size())
+
+
+def cluster_work(fingerprint: torch.Tensor, label: Ints, offsets: Sequence[int]) -> Work:
+    """Read the fingerprints, write the labels; 2D per record and open centroid, 6D per record for norm and update."""
+    n, d = fingerprint.shape
+    label = np.asarray(label)
+    pairs = 0  # (record, centroid open when it came)
+    for start, end in pairwise(offsets):
+        new = np.zeros(end - start, np.int64)
+        new[np.unique(label[start:end], return_index=True)[1]] = 1
+        pairs += int((np.cumsum(new) - new).sum())
+    return Work(bytes=n * d * fingerprint.element_size() + 8 * n, flop=2 * d * pairs + 6 * n * d)
+
+
+def advantage_work(clustering: Work, records: int) -> Work:
+    """Clustering plus ids, steps, rewards and keys in (28 bytes a record) and five results out (25 bytes)."""
+    return Work(bytes=clustering.bytes + 53 * records, flop=clustering.flop)
+
+
+def text_work(texts: Sequence[str], *, out_bytes: int) -> Work:
+    """Read each character once, write the result."""
+    return Work(bytes=sum(len(t.encode()) for t in texts) + out_bytes)

@@ -1,0 +1,243 @@
+"""The benchmark suite runs end to end on tiny sizes, and what it compares with computes the same. No timing decides."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bipace_kernels as bk
+
+# Installed it is bipace_kernels.bench, in a checkout the top-level folder `bench`.
+PACKAGE = "bipace_kernels.bench" if importlib.util.find_spec("bipace_kernels.bench") else "bench"
+pytest.importorskip(PACKAGE)
+run = importlib.import_module(f"{PACKAGE}.__main__")
+competitors = importlib.import_module(f"{PACKAGE}.competitors")
+measure = importlib.import_module(f"{PACKAGE}.measure")
+memory = importlib.import_module(f"{PACKAGE}.memory")
+report = importlib.import_module(f"{PACKAGE}.report")
+roofline = importlib.import_module(f"{PACKAGE}.roofline")
+stages = importlib.import_module(f"{PACKAGE}.stages")
+workloads = importlib.import_module(f"{PACKAGE}.workloads")
+
+TINY = workloads.TINY
+
+ROW = {
+    "stage": str, "workload": str, "side": str, "shape": str, "dtype": str, "kind": str,
+    "median_ms": (float, type(None)),
+    "iqr_ms": (float, type(None)), "rounds": int, "bytes": int, "flop": int, "gb_s": (float, type(None)),
+    "copy_percent": (float, type(None)), "gflop_s": (float, type(None)), "gemm_percent": (float, type(None)),
+    "ratio": (float, type(None)), "agreement": str, "note": str,
+}  # fmt: skip
+
+
+complete = pytest.mark.skipif(not hasattr(bk, "action_keys"), reason="action keys are still to come")
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """One quick run of all stages, its folder and its JSON."""
+    out = tmp_path_factory.mktemp("bench")
+    assert run.main(["--quick", "--threads", "2", "--out", str(out)]) == 0
+    return out, json.loads((out / "bench.json").read_text())
+
+
+@complete
+def test_all_stages_run_and_no_result_differs(everything: tuple[Path, dict[str, Any]]) -> None:
+    out, found = everything
+    assert set(stages.STAGES) - {"scaling", "memory"} == {row["stage"] for row in found["rows"]}
+    assert len(found["scaling"]) >= 4 and len(found["memory"]) >= 2
+    assert not [row for row in found["rows"] if "DIFFERENT" in row["agreement"] or "beyond" in row["agreement"]]
+    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "bench.md").read_text()
+    for row in found["rows"]:
+        assert row["side"] in page
+
+
+@complete
+def test_json_schema(everything: tuple[Path, dict[str, Any]]) -> None:
+    _, found = everything
+    assert set(found) == {"schema", "machine", "ceilings", "rows", "scaling", "growth", "memory", "targets"}
+    assert found["schema"] == report.SCHEMA
+    for name in ("cpu", "cores", "package", "torch", "numpy", "blas", "commit", "date", "threads"):
+        assert found["machine"][name]
+    assert all(value > 0 for value in found["ceilings"].values())
+    for row in found["rows"]:
+        assert row.keys() == ROW.keys()
+        for name, kind in ROW.items():
+            assert isinstance(row[name], kind), (name, row)
+        if row["kind"] == "not available":
+            assert row["note"] and row["median_ms"] is None
+        else:
+            assert row["median_ms"] > 0 and row["rounds"] >= 2 and math.isfinite(row["ratio"])
+    for stage in ("clusters", "advantage", "ngrams"):  # style: the copy is on every chart that has fingerprints
+        assert any(r["stage"] == stage and r["kind"] == "bound" for r in found["rows"])
+    assert {t["met"] for t in found["targets"][:-2]} == {None}, "tiny sizes must not claim a target"
+
+
+def test_chosen_stages_only(tmp_path: Path) -> None:
+    assert run.main(["clusters", "clusters", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert {row["stage"] for row in found["rows"]} == {"clusters"}
+    assert found["machine"]["threads"] == 1
+
+
+@pytest.mark.parametrize("argv", [["nonsense"], ["--threads", "0"], ["--rounds", "x"]])
+def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run.main(argv)
+    assert caught.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", PACKAGE, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for stage in stages.STAGES:
+        assert stage in done.stdout
+
+
+# --------------------------------------------------------------------------------------------------------- workloads
+
+
+def test_planted_states_come_out() -> None:
+    x = stages.Hidden(TINY)
+    assert stages._check_states(x.batch, x.cluster())
+    wrong = x.cluster().clone()
+    wrong[0] = wrong[-1]
+    with pytest.raises(RuntimeError, match="planted clusters"):
+        stages._check_states(x.batch, wrong)
+
+
+def test_workloads_are_seeded_and_strings_fresh() -> None:
+    a, b = workloads.steps(TINY), workloads.steps(TINY)
+    assert all(np.array_equal(getattr(a, k), getattr(b, k)) for k in ("group", "trajectory", "rewards", "state"))
+    assert torch.equal(workloads.fingerprints(a), workloads.fingerprints(b))
+    texts = workloads.observations(a)
+    copies = workloads.fresh(texts)
+    assert copies == texts == workloads.observations(b)
+    assert not any(x is y for x, y in zip(copies, texts, strict=True))
+    assert len({id(x) for x in copies}) == len(copies)
+
+
+def test_every_state_is_visited() -> None:
+    for shape in (*workloads.CLUSTERING, workloads.TRAINING[0]):
+        batch = workloads.steps(shape)
+        for start, end in zip(batch.offsets, batch.offsets[1:], strict=False):
+            assert len(np.unique(batch.state[start:end])) == shape.states
+
+
+# -------------------------------------------------------------------------------------------- competitors against us
+
+
+@pytest.mark.parametrize("name", ["numpy", "numpy_pool", "torch_loop"])
+def test_clustering_loops_find_our_partition(name: str) -> None:
+    x = stages.Hidden(workloads.Shape("small", 4, 3, 20, 64, 9, ""), threads=2)
+    assert stages.partition_agreement(getattr(x, name)(), x.cluster()) == "same partition"
+
+
+@pytest.mark.parametrize("divide", [False, True])
+@pytest.mark.parametrize("inputs", ["with_strings", "with_integers"])
+def test_pipeline_computes_gigpo(divide: bool, inputs: str) -> None:
+    x = stages.Observed(workloads.Shape("small", 3, 4, 10, 8, 6, ""))
+    records = getattr(x, inputs)()
+    ours = x.ours(bk.Config.gigpo(mode="mean_std_norm" if divide else "mean_norm"))(records)
+    theirs = x.pipeline(divide=divide)(records)
+    text = stages._divided_agreement(theirs, ours) if divide else stages.number_agreement(theirs, ours.advantage)
+    assert text.startswith("largest difference") and "beyond" not in text
+
+
+def test_bipace_loop_computes_bipace() -> None:
+    x = stages.Hidden(workloads.Shape("small", 3, 4, 12, 48, 5, ""))
+    torch.testing.assert_close(x.bipace_loop(), x.advantage().advantage, rtol=0, atol=2e-5)
+
+
+def test_both_difflib_loops_agree() -> None:
+    batch = workloads.steps(TINY)
+    texts = workloads.similar_observations(batch, length=120)
+    plain = competitors.similar_loop(texts, batch.offsets, 0.95)
+    assert np.array_equal(plain, competitors.similar_loop_best(texts, batch.offsets, 0.95))
+    assert 1 < plain.max() + 1 < len(texts)  # the workload has both similar and dissimilar texts
+
+
+def test_differences_are_told() -> None:
+    assert stages.partition_agreement([0, 0, 1], [5, 5, 2]) == "same partition"
+    assert stages.partition_agreement([0, 0, 1], [0, 1, 1]).startswith("DIFFERENT: 2 clusters against 2, 3 in")
+    assert "1 rows beyond" in stages.number_agreement(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.1]))
+
+
+# -------------------------------------------------------------------------------------------------- measuring, models
+
+
+def test_turns_are_taken() -> None:
+    order: list[str] = []
+    sides = [measure.Side(n, lambda _, n=n: order.append(n)) for n in ("a", "b")]
+    timings = measure.compare(sides, measure.Effort(rounds=3, fewest=3, flush_bytes=64))
+    assert order == ["a", "b"] * 4  # one warm-up each, then three rounds
+    assert all(len(t.samples) == 3 for t in timings.values())
+
+
+def test_a_slow_side_sits_out_after_its_fewest_rounds() -> None:
+    calls = {"slow": 0, "fast": 0}
+
+    def slow(_: object) -> None:
+        calls["slow"] += 1
+        torch.randn(400, 400).mm(torch.randn(400, 400))
+
+    def fast(_: object) -> None:
+        calls["fast"] += 1
+
+    effort = measure.Effort(rounds=6, seconds=0.0, fewest=2, warm_up=False, flush_bytes=64)
+    measure.compare([measure.Side("slow", slow), measure.Side("fast", fast)], effort)
+    assert calls == {"slow": 2, "fast": 2}
+
+
+def test_median_and_quartiles() -> None:
+    timing = measure.Timing([5.0, 1.0, 2.0, 3.0, 4.0])
+    assert (timing.median, timing.iqr) == (3.0, 2.0)
+    assert measure.Timing([7.0]).iqr == 0.0
+
+
+def test_cluster_work_counts_open_centroids() -> None:
+    fingerprint = torch.zeros(5, 10)
+    # Group of three: labels 0, 1, 0 meet 0, 1 and 2 open centroids; group of two: labels 2, 2 meet 0 and 1.
+    work = roofline.cluster_work(fingerprint, np.array([0, 1, 0, 2, 2]), [0, 3, 5])
+    assert work.flop == 2 * 10 * (0 + 1 + 2 + 0 + 1) + 6 * 5 * 10
+    assert work.bytes == 5 * 10 * 4 + 5 * 8
+
+
+def test_high_water_sees_memory_that_was_given_back() -> None:
+    def run_() -> int:
+        return int(torch.ones(8 << 20).sum())  # 32 MiB, gone when the call returns
+
+    assert 30 << 20 < measure.high_water(run_) < 80 << 20
+
+
+def test_memory_is_measured_in_a_process_of_its_own() -> None:
+    peak = memory.measure(memory.cases(quick=True)[0], quick=True, threads=1)
+    assert 0 <= peak.peak_bytes < peak.allowed_bytes
+    assert peak.clusters == TINY.groups * TINY.states
+    with pytest.raises(RuntimeError, match=r"'nothing' failed with status"):
+        memory.measure(memory.Case("nothing", TINY), quick=True, threads=1)
+
+
+def test_targets_take_the_best_competitor_and_tell_what_did_not_run() -> None:
+    found = stages.Results()
+    assert all(t.value is None and t.met is None for t in stages.targets(found))
+    for side, ratio in ((stages.NUMPY, 9.0), (stages.NUMPY_POOL, 5.5)):
+        found.rows.append(stages.Row("clusters", "16x130-k12", side, "", "", "competitor", 1.0, 0.0, 1, ratio=ratio))
+    found.scaling = [stages.Point("ours", n, 1, 1, "", ms, 0.0, 1) for n, ms in ((10, 1.0), (20, 2.2))]
+    reached = {t.name: t for t in stages.targets(found)}
+    first = reached["clustering against NumPy/BLAS, 16x130-k12"]
+    assert first.value == 5.5 and first.met is False
+    grown = reached["time per record, largest / smallest batch at fixed K"]
+    assert grown.value == pytest.approx(1.1) and grown.met is True
