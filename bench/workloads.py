@@ -186,7 +186,7 @@ def observations(batch: Steps, *, length: int = 240, seed: int = 0) -> list[str]
     return [texts[name] for name in zip(batch.group.tolist(), batch.state.tolist(), strict=True)]
 
 
-def similar_observations(batch: Steps, *, length: int = 400, edits: int = 4, seed: int = 0) -> list[str]:
+def similar_observations(batch: Steps, *, length: int = 400, edits: int = 1, seed: int = 0) -> list[str]:
     """[N] texts of `length` characters: the state's text with up to `edits` digits changed, as counters do.
 
     So most visits of a state differ and are still similar at 0.95, which is what verl-agent's similarity mode is for.

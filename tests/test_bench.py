@@ -40,9 +40,6 @@ ROW = {
 }  # fmt: skip
 
 
-complete = pytest.mark.skipif(not hasattr(bk, "action_keys"), reason="action keys are still to come")
-
-
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """One quick run of all stages, its folder and its JSON."""
@@ -51,7 +48,6 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     return out, json.loads((out / "bench.json").read_text())
 
 
-@complete
 def test_all_stages_run_and_no_result_differs(everything: tuple[Path, dict[str, Any]]) -> None:
     out, found = everything
     assert set(stages.STAGES) - {"scaling", "memory"} == {row["stage"] for row in found["rows"]}
@@ -63,7 +59,6 @@ def test_all_stages_run_and_no_result_differs(everything: tuple[Path, dict[str, 
         assert row["side"] in page
 
 
-@complete
 def test_json_schema(everything: tuple[Path, dict[str, Any]]) -> None:
     _, found = everything
     assert set(found) == {"schema", "machine", "ceilings", "rows", "scaling", "growth", "memory", "targets"}

@@ -79,14 +79,12 @@ def test_metrics(benchmark: Any, batch: dict[str, Any]) -> None:
     assert benchmark(found.metrics)["bipace/cluster_count"] > 0
 
 
-@pytest.mark.skipif(not hasattr(bk, "action_keys"), reason="still to come")
 def test_action_keys_from_text(benchmark: Any) -> None:
     texts = [f"<think>some thoughts</think><action>go to shelf {i % 7}</action>" for i in range(RECORDS)]
     keys, parsed = benchmark(bk.action_keys, texts, mode="action_tag")
     assert bool(parsed.all()) and len(keys.unique()) == 7
 
 
-@pytest.mark.skipif(not hasattr(bk, "ngram_fingerprint"), reason="still to come")
 def test_ngram_fingerprint(benchmark: Any, batch: dict[str, Any]) -> None:
     found = benchmark(bk.ngram_fingerprint, batch["observation"])
     assert found.shape == (RECORDS, 4096)
