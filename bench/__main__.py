@@ -19,7 +19,7 @@ from .stages import STAGES, Context, Results, targets
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the stages, shows the tables, writes the files. A missed target is shown; the exit status stays 0."""
     arguments = _parser().parse_args(argv)
-    chosen = list(STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))
+    chosen = list(STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))  # once each
     console = Console(width=None if sys.stdout.isatty() else 200)
     results = Results()
     with threads(arguments.threads) as note:
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description="Measures bipace_kernels against what people run today.")
-    parser.add_argument("stages", nargs="*", default=["all"], choices=[*STAGES, "all"], metavar="STAGE",
+    parser.add_argument("stages", nargs="*", default="all", choices=[*STAGES, "all"], metavar="STAGE",
                         help=f"any of {', '.join(STAGES)}, or all (the default)")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, not how fast")
     parser.add_argument(
