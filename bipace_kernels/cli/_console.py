@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -54,6 +55,17 @@ def user_errors() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def notes() -> Iterator[None]:
+    """Shows the package's warnings at the end, once each, as notes on stderr instead of Python's own format."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in caught if warning.category is RuntimeWarning):
+        stderr().print("[bold yellow]note:[/] ", end="")
+        stderr().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import output, rollouts, states
-from ._console import CliError, progress, stdout
+from ._console import CliError, notes, progress, stdout
 
 if TYPE_CHECKING:
     import bipace_kernels as bk
@@ -64,7 +64,7 @@ def run(paths: Sequence[str], columns: rollouts.Columns, changes: dict[str, Any]
     config = make_config(options.preset, changes, ngrams=not from_file, gigpo_mode=options.gigpo_mode)
     _check_options(config, columns, state, options)
     output.check_table_path(options.out, [*paths, *([options.fingerprint] if options.fingerprint else [])])
-    with progress() as bar:
+    with notes(), progress() as bar:
         task = bar.add_task("reading", total=rollouts.total_bytes(paths))
         records = rollouts.read(
             paths,

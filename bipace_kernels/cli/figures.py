@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
 
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
 CLUSTER_COLOURS = (ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE)
-GREY, DARK = "#D4D4D4", "#333333"
+OTHER, EDGE, DARK = "#E4E4E4", "#B0B0B0", "#333333"
 DPI = 150
-MINUS = "\N{MINUS SIGN}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def size_histograms(path: Path, title: str, partitions: Sequence[Sizes]) -> None
         axis.set_axis_off()
     for axis in axes.flat:
         axis.set_ylim(0.7, top * 3)
+        axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
         axis.set_xticks(np.arange(n_bins), [_bin_name(b) for b in range(n_bins)], fontsize=7, rotation=45, ha="right")
         axis.tick_params(axis="x", labelbottom=True)
@@ -212,21 +213,23 @@ def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: 
     width = min(16.0, max(9.0, 2.8 + 0.36 * steps))
     figure, axes = _figure(width, 1.55 + 0.52 * len(rows) + 0.235 * (legend_rows + 1), 1, 1)
     axis = axes[0, 0]
+    cells, bars, middles = [], [], []
     for y, row in enumerate(rows):
         for x, (cluster, advantage) in enumerate(zip(row.cluster, row.step_advantage, strict=True)):
-            face = _pale(colours[cluster]) if cluster in colours else ("white" if cluster in alone else "#E4E4E4")
-            axis.add_patch(
-                Rectangle((x - 0.47, y - 0.45), 0.94, 0.9, facecolor=face, edgecolor="#B0B0B0", linewidth=0.6)
-            )
+            face = _pale(colours[cluster]) if cluster in colours else ("white" if cluster in alone else OTHER)
+            cells.append(Rectangle((x - 0.47, y - 0.45), 0.94, 0.9, facecolor=face, edgecolor=EDGE, linewidth=0.6))
+            middles.append([(x - 0.47, y), (x + 0.47, y)])
             if cluster in letters:
                 axis.text(x - 0.43, y - 0.43, letters[cluster], fontsize=6.5, color=DARK, va="top")
             if limit > 0 and advantage:
                 height = -0.43 * advantage / limit  # the y axis points down
-                axis.add_patch(Rectangle((x - 0.12, y), 0.36, height, facecolor=DARK, linewidth=0))
-            axis.plot([x - 0.47, x + 0.47], [y, y], color="#8A8A8A", linewidth=0.5)
+                bars.append(Rectangle((x - 0.12, y), 0.36, height, facecolor=DARK, linewidth=0))
         if row.success is not None:
             text, colour = ("\N{CHECK MARK} success", BLUE) if row.success else ("\N{BALLOT X} failure", VERMILLION)
             axis.text(len(row.cluster) - 0.3, y, text, color=colour, va="center", fontsize=9, fontweight="bold")
+    axis.add_collection(PatchCollection(cells, match_original=True))
+    axis.add_collection(PatchCollection(bars, match_original=True))
+    axis.add_collection(LineCollection(middles, colors="#8A8A8A", linewidths=0.5))
     mark_width = 0.9 / (0.9 * (width - 1.0) / (steps + 3)) if any(row.success is not None for row in rows) else 0.0
     axis.set_xlim(-0.55, steps - 0.4 + mark_width)
     axis.set_ylim(len(rows) - 0.42, -0.58)
@@ -238,11 +241,11 @@ def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: 
     axis.grid(False)
     axis.tick_params(length=0)
     handles: list[Any] = [
-        Patch(facecolor=_pale(colour), edgecolor="#B0B0B0", label=f"{letters[cluster]}  {_short(names[cluster])}")
+        Patch(facecolor=_pale(colour), edgecolor=EDGE, label=f"{letters[cluster]}  {_short(names[cluster])}")
         for cluster, colour in colours.items()
     ]
-    handles.append(Patch(facecolor="#E4E4E4", edgecolor="#B0B0B0", label="other clusters of two or more records"))
-    handles.append(Patch(facecolor="white", edgecolor="#B0B0B0", label="singletons: step advantage 0"))
+    handles.append(Patch(facecolor=OTHER, edgecolor=EDGE, label="other clusters of two or more records"))
+    handles.append(Patch(facecolor="white", edgecolor=EDGE, label="singletons: step advantage 0"))
     _title(figure, title)
     axis.set_title(
         f"{subtitle}\nBar in a cell: step advantage, up for better than its state's average, "

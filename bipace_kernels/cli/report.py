@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import output, rollouts, states
-from ._console import CliError, progress, stdout
+from ._console import CliError, notes, progress, stdout
 from .advantage import ACTION_MODES, format_r2
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def run(paths: Sequence[str], columns: rollouts.Columns, options: Options) -> No
         raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
     _base_config(options, actions=True)
     output.check_folder(options.out, "--out")
-    with progress() as bar:
+    with notes(), progress() as bar:
         task = bar.add_task("reading", total=rollouts.total_bytes(paths))
         records = rollouts.read(
             paths,
@@ -124,6 +125,8 @@ def _epsilons(options: Options) -> list[float]:
         values = [math.nan]
     if not all(value == 0 or 1e-4 <= value <= 2 for value in values):
         raise CliError(f"--epsilons must be numbers 0 or in [1e-4, 2], separated by commas, got {options.epsilons!r}.")
+    if not (options.epsilon == 0 or 1e-4 <= options.epsilon <= 2):
+        raise CliError(f"--epsilon must be 0 or in [1e-4, 2], got {options.epsilon:g}.")
     return sorted({*values, options.epsilon})
 
 
@@ -173,7 +176,9 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
             result = bk.advantage(config=config, **shared, **arguments)
         except (TypeError, ValueError, RuntimeError) as error:
             raise CliError(f"{section.name}, partition {label}: {error}") from None
-        metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
+        with warnings.catch_warnings():  # ε runs to both ends on purpose; the table tells what a warning would
+            warnings.simplefilter("ignore", RuntimeWarning)
+            metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
         advance()
         return Outcome(key, label, settings, metrics, result.value_r2(), result)
 

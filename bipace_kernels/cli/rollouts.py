@@ -76,7 +76,7 @@ class Rollouts:
     fingerprint: list[list[float]] | None = None
     merged: bool = False  # whether equal task ids of different files are one group
     group: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] numbered by first appearance
-    trajectory: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] likewise
+    trajectory: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] unique in the batch
 
     def __len__(self) -> int:
         return len(self.file)
@@ -114,16 +114,22 @@ class Rollouts:
         return part
 
     def number(self) -> None:
-        """Numbers groups and trajectories by first appearance."""
+        """Numbers groups by first appearance and trajectories inside them: integer rollouts in their numeric order, so
+        that shuffled lines change nothing; others by first appearance.
+        """
         groups: dict[Any, int] = {}
         trajectories: dict[Any, int] = {}
         group = np.empty(len(self), np.int64)
         trajectory = np.empty(len(self), np.int64)
+        places: list[tuple[int, int, int]] = []
         for row, (file, task, rollout) in enumerate(zip(self.file, self.task, self.rollout, strict=True)):
-            key = task if self.merged else (file, task)
-            group[row] = groups.setdefault(key, len(groups))
-            trajectory[row] = trajectories.setdefault((file, task, rollout), len(trajectories))
-        self.group, self.trajectory = group, trajectory
+            group[row] = g = groups.setdefault(task if self.merged else (file, task), len(groups))
+            trajectory[row] = t = trajectories.setdefault((file, task, rollout), len(trajectories))
+            if t == len(places):
+                places.append((g, file, rollout if isinstance(rollout, int) else t))
+        number = np.empty(len(places), np.int64)
+        number[sorted(range(len(places)), key=places.__getitem__)] = np.arange(len(places))
+        self.group, self.trajectory = group, number[trajectory]
 
 
 def read(
@@ -495,6 +501,8 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> Source:
     except (pa.ArrowException, OSError) as error:
         reason = str(error).split("\n")[0].rstrip(".")
         raise CliError(f"{path} cannot be read as Parquet: {reason}.") from None
+    except UnicodeDecodeError:
+        raise CliError(f"{path} cannot be read: after row {parser.records} a text is not UTF-8.") from None
     return Source(path, digest, parser.records, "row")
 
 

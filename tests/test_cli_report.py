@@ -1,0 +1,233 @@
+"""`bipace report`: its numbers are those of the package's functions, its files come whole, its figures are drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_cli_advantage import GOLDEN, direct, fail, games, observations, record, run, write
+
+import bipace_kernels as bk
+from bipace_kernels.cli import figures, output, report, rollouts, states
+
+__all__ = ["games"]
+PNG = b"\x89PNG\r\n\x1a\n"
+CURVE = "0.1,0.25"
+
+
+@pytest.fixture(scope="module")
+def made(games: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A report's folder and what the terminal showed."""
+    folder = tmp_path_factory.mktemp("report") / "out"
+    result = run("report", games, "--out", folder, "--epsilons", CURVE)
+    assert result.exit_code == 0, result.output
+    return folder, result.output
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures as empty files: drawing is most of a report's time."""
+    for name in ("size_histograms", "epsilon_curve", "timeline"):
+        monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(PNG))
+
+
+def test_files(made: tuple[Path, str]) -> None:
+    folder, shown = made
+    names = {"report.md", "report.json", "games_sizes.png", "games_epsilon.png", "games_timeline.png"}
+    assert {path.name for path in folder.iterdir()} == names
+    text = (folder / "report.md").read_text()
+    for name in names - {"report.md", "report.json"}:
+        assert (folder / name).read_bytes().startswith(PNG)
+        assert f"]({name})" in text
+    for name in names:
+        assert str(folder / name) in shown.replace("\n", "")
+
+
+def test_json_is_a_direct_computation(made: tuple[Path, str], games: Path) -> None:
+    content = json.loads((made[0] / "report.json").read_text())
+    (section,) = content["sections"]
+    seen = observations(games)
+    assert section["records"] == len(seen) and section["groups"] == 4 and section["trajectories"] == 32
+    records = rollouts.read([str(games)])
+    ngrams = {
+        "observation": bk.ngram_fingerprint(seen),
+        "history": bk.ngram_fingerprint(states.texts(records, states.State(2))),
+    }
+    q_style = {"estimator": "q_style"}
+    expected = {
+        "exact": direct(games, bk.Config(partition="exact", **q_style), observation=seen),
+        "history": direct(games, bk.Config(partition="history", **q_style), observation=seen),
+        "similar": direct(games, bk.Config(partition="similar", **q_style), observation=seen),
+        "cosine_observation": direct(games, bk.Config.bipace(0.25), fingerprint=ngrams["observation"]),
+        "cosine_history": direct(games, bk.Config.bipace(0.25), fingerprint=ngrams["history"]),
+    }
+    assert list(section["partitions"]) == list(expected)
+    for name, result in expected.items():
+        check(section["partitions"][name], result)
+    for name, curve in section["epsilon_curve"].items():
+        assert [point["epsilon"] for point in curve] == [0.1, 0.25]
+        for point in curve:
+            check(point, direct(games, bk.Config.bipace(point["epsilon"]), fingerprint=ngrams[name]))
+
+
+def check(entry: dict[str, Any], result: Any) -> None:
+    assert entry["metrics"] == {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
+    r2 = result.value_r2()
+    assert entry["value_r2"] == {"r2": r2.r2, "stderr": r2.stderr, "coverage": r2.coverage}
+
+
+def test_markdown_and_terminal_hold_the_numbers(made: tuple[Path, str]) -> None:
+    folder, shown = made
+    (section,) = json.loads((folder / "report.json").read_text())["sections"]
+    text = (folder / "report.md").read_text()
+    for entry in section["partitions"].values():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {entry['label']} |")]
+        metrics = entry["metrics"]
+        assert f"| {metrics['singleton_cluster_fraction']:.1%} |" in row and f"| {metrics['pairs']:,.0f} |" in row
+        assert f"| {entry['value_r2']['r2']:.3f} ± {entry['value_r2']['stderr']:.3f} (" in row
+        assert entry["label"] in shown and f"{entry['value_r2']['r2']:.3f} ±" in shown
+
+
+def test_the_same_run_gives_the_same_bytes(made: tuple[Path, str], games: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    assert run("report", games, "--out", again, "--epsilons", CURVE).exit_code == 0
+    for path in made[0].iterdir():
+        assert path.read_bytes() == (again / path.name).read_bytes(), path.name
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_sections_and_merged_files(games: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    other = tmp_path / "a" / "games.jsonl"  # the same name in another folder
+    other.write_bytes(games.read_bytes())
+    args = ["report", games, other, "--epsilons", "0.25", "--no-similar"]
+    assert run(*args, "--out", tmp_path / "apart").exit_code == 0
+    apart = json.loads((tmp_path / "apart" / "report.json").read_text())
+    assert [section["name"] for section in apart["sections"]] == ["games.jsonl", "games.jsonl"]
+    assert "similar" not in apart["sections"][0]["partitions"]
+    assert (tmp_path / "apart" / "games_2_timeline.png").exists()
+    one, two = apart["sections"]
+    assert one["partitions"] == two["partitions"]
+    assert run(*args, "--out", tmp_path / "merged", "--merge-files").exit_code == 0
+    (merged,) = json.loads((tmp_path / "merged" / "report.json").read_text())["sections"]
+    assert merged["groups"] == 4 and merged["trajectories"] == 64
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_actions_or_outcomes(tmp_path: Path) -> None:
+    """No action, no success column, one step per rollout, all returns equal: tables and figures still come."""
+    rows = [{k: v for k, v in record(i, 0, f"o{i % 3}$", "x").items() if k != "action"} for i in range(5)]
+    out = tmp_path / "out"
+    assert run("report", write(tmp_path / "a.jsonl", rows), "--out", out).exit_code == 0
+    (section,) = json.loads((out / "report.json").read_text())["sections"]
+    assert section["partitions"]["exact"]["value_r2"] == {"r2": None, "stderr": None, "coverage": 1 - 1 / 5}
+    (row,) = [line for line in (out / "report.md").read_text().splitlines() if line.startswith("| exact")]
+    assert row.endswith("| – |") and row.count("–") == 4
+    assert (out / "a_timeline.png").read_bytes().startswith(PNG)
+
+
+def test_one_record(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("report", write(tmp_path / "a.jsonl", GOLDEN[:1]), "--out", out, "--epsilons", "0").exit_code == 0
+    assert (out / "a_epsilon.png").exists()
+
+
+def test_similar_runs_by_itself_only_where_it_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = rollouts.Rollouts(observation=["abc", "abc", "de"])
+    options = report.Options(out="x")
+    monkeypatch.setattr(report, "CHEAP_SIMILAR", 5)
+    assert report._runs_similar(records, options)
+    monkeypatch.setattr(report, "CHEAP_SIMILAR", 4)
+    assert not report._runs_similar(records, options)
+    assert report._runs_similar(records, report.Options(out="x", similar=True))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_timeline_shows_the_group_asked_for(games: Path, tmp_path: Path) -> None:
+    task = json.loads(games.read_text().splitlines()[-1])["task_id"]
+    out = tmp_path / "out"
+    assert run("report", games, "--out", out, "--group", task, "--epsilons", "0.25").exit_code == 0
+    (section,) = json.loads((out / "report.json").read_text())["sections"]
+    assert section["timeline"]["task"] == task and section["timeline"]["rollouts"] == 8
+
+
+def test_pick_group() -> None:
+    """The group whose rollouts end differently and meet in states with a step advantage."""
+    rows = [
+        ("same", 0, 0.0), ("same", 1, 0.0), ("apart", 0, 1.0), ("apart", 1, 0.0), ("meets", 0, 1.0), ("meets", 1, 0.0),
+    ]  # fmt: skip
+    records = rollouts.Rollouts(
+        file=[0] * 6, line=list(range(6)), task=[row[0] for row in rows], rollout=[row[1] for row in rows],
+        step=[0] * 6, observation=[""] * 6, reward=[row[2] for row in rows],
+    )  # fmt: skip
+    records.number()
+    cluster = np.array([0, 0, 1, 2, 3, 3])
+    assert report.pick_group(records, cluster, np.array([0.9, 0.9, 0.5, 0.5, 0.1, 0.1])) == 2
+
+
+BAD = {
+    "epsilons": (["--epsilons", "0.1,x"], "--epsilons must be numbers"),
+    "epsilons range": (["--epsilons", "3"], "--epsilons must be numbers 0 or in [1e-4, 2]"),
+    "epsilon": (["--epsilon", "5"], "--epsilon"),
+    "gamma": (["--gamma", "2"], "gamma must be"),
+    "group": (["--group", "nowhere"], "no record has this task id"),
+    "similarity": (["--similarity", "2"], "similarity must be"),
+    "action mode": (["--action-mode", "x"], "--action-mode must be one of"),
+    "duplicates": (["--duplicates", "x"], "duplicates must be one of"),
+    "on invalid": (["--on-invalid", "x"], "on_invalid must be one of"),
+    "backend": (["--backend", "x"], "backend must be one of"),
+    "history": (["--history-length", "0"], "--history-length"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "a.jsonl", GOLDEN)
+    options, part = BAD[name]
+    assert part in fail("report", path, "--out", tmp_path / "out", *options)
+    assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl"}
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.usefixtures("undrawn")
+def test_a_failure_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
+    """The old report stands, and nothing new is there."""
+    path, out = write(tmp_path / "a.jsonl", GOLDEN), tmp_path / "out"
+    if exists:
+        out.mkdir()
+        (out / "report.md").write_text("yesterday")
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figures, "timeline", fails)
+    assert "No space left on device" in fail("report", path, "--out", out, "--epsilons", "0.25")
+    assert {p.name for p in tmp_path.iterdir()} == ({"a.jsonl", "out"} if exists else {"a.jsonl"})
+    if exists:
+        assert {p.name: p.read_text() for p in out.iterdir()} == {"report.md": "yesterday"}
+
+
+def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with output.atomic_folder(str(out)) as folder:
+        (folder / "report.md").write_text("new")
+    assert {p.name: p.read_text() for p in out.iterdir()} == {"notes.txt": "mine", "report.md": "new"}
+    assert "is not a folder" in fail("report", write(tmp_path / "a.jsonl", GOLDEN), "--out", out / "notes.txt")
+
+
+def test_figures_of_extremes(tmp_path: Path) -> None:
+    """Huge and no clusters, no advantage at all, long texts with the characters matplotlib reads as mathematics."""
+    sizes = [figures.Sizes(f"p{i}", np.full(3, 10 ** (2 * i))) for i in range(3)]
+    sizes.append(figures.Sizes("empty", np.zeros(0, np.int64)))
+    figures.size_histograms(tmp_path / "a.png", "$x_1$ and _y_^z", sizes)
+    nothing = figures.Curve("c", [1.0], [1.0], [1.0], [1.0], [None], [None])
+    figures.epsilon_curve(tmp_path / "b.png", "t", [0.1], [nothing], [figures.Level("l", 1.0, 1.0, None)], 0.1)
+    rows = [figures.Row(f"rollout {i}", list(range(70)), [0.0] * 70, [True, False, None][i]) for i in range(3)]
+    figures.timeline(tmp_path / "c.png", "$" * 200, "s", rows, dict.fromkeys(range(9), "word $ " * 50))
+    for name in "abc":
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)

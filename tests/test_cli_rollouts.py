@@ -1,0 +1,388 @@
+"""Reading step records: every kind of bad record is named by file, line and field; good ones come through unchanged."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bipace_kernels.cli import rollouts
+from bipace_kernels.cli._console import CliError
+
+GOOD: dict[str, Any] = {
+    "task_id": "t", "rollout": 0, "step": 0, "observation": "room", "reward": 0.0, "action": "go", "success": True,
+}  # fmt: skip
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    return {**GOOD, **changes}
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in GOOD.items() if key != name}
+
+
+def write(path: Path, *lines: Any) -> str:
+    """Writes lines: dicts as JSON, str and bytes as they are."""
+    raw = [
+        line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
+        for line in lines
+    ]
+    path.write_bytes(b"\n".join(raw) + b"\n")
+    return str(path)
+
+
+def error_of(path: str, **options: Any) -> str:
+    with pytest.raises(CliError) as caught:
+        rollouts.read([path], **options)
+    return str(caught.value)
+
+
+def outcome(path: str, **options: Any) -> rollouts.Rollouts | str:
+    """The records, or the message of the CliError; any other exception goes through and fails the test."""
+    try:
+        return rollouts.read([path], **options)
+    except CliError as error:
+        return str(error)
+
+
+def test_reads_what_was_written(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", record(), "", record(step=1, reward=1, observation="é\n", extra=[1]), "   ")
+    read = rollouts.read([path], needed=["action"], wanted=["success", "valid"])
+    assert read.observation == ["room", "é\n"] and read.reward == [0.0, 1.0] and read.step == [0, 1]
+    assert read.line == [1, 3]  # blank lines count, and are no records
+    assert read.action == ["go", "go"] and read.success == [True, True] and read.valid is None
+    assert read.group.tolist() == [0, 0] and read.trajectory.tolist() == [0, 0]
+    assert read.where(1) == f"{path}, line 3"
+    assert read.sources[0].records == 2
+    assert read.sources[0].sha256 == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def test_gzip_is_told_by_content(tmp_path: Path) -> None:
+    plain = write(tmp_path / "a.jsonl", record())
+    data = gzip.compress(Path(plain).read_bytes())
+    for name in ("b.jsonl.gz", "b.jsonl"):
+        (tmp_path / name).write_bytes(data)
+        assert rollouts.read([str(tmp_path / name)]).observation == ["room"]
+    (tmp_path / "c.jsonl.gz").write_bytes(Path(plain).read_bytes())
+    assert rollouts.read([str(tmp_path / "c.jsonl.gz")]).observation == ["room"]
+
+
+def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(record()).encode() + b"\r\n" + json.dumps(record(step=1)).encode())
+    assert rollouts.read([str(path)]).step == [0, 1]
+
+
+BAD_LINES = {
+    "not json": ("{oops", ["line 2", "wanted one JSON object", "invalid JSON", "column 2"]),
+    "list": ([record()], ["line 2", "wanted one JSON object", "got a list", "one record per line"]),
+    "number": ("3", ["line 2", "wanted one JSON object", "got 3"]),
+    "string": ('"x"', ["line 2", 'got the string "x"']),
+    "null": ("null", ["line 2", "got null"]),
+    "not utf-8": (b'{"task_id": "\xff"}', ["line 2", "wanted UTF-8", "0xff at byte 14"]),
+    "repeated key": ('{"task_id": "a", "task_id": "b"}', ["line 2", 'field "task_id"', "stands twice"]),
+    "repeated inner key": ('{"x": {"y": 1, "y": 2}}', ["line 2", 'field "y"', "stands twice"]),
+    "nested": ("[" * 100_000, ["line 2", "nests too deeply"]),
+    "huge integer": ('{"step": ' + "9" * 5000 + "}", ["line 2", "cannot be read"]),
+    "missing task": (without("task_id"), ["line 2", '"task_id" is missing', "--task-column", "rollout, step"]),
+    "missing rollout": (without("rollout"), ["line 2", '"rollout" is missing', "--rollout-column"]),
+    "missing step": (without("step"), ["line 2", '"step" is missing']),
+    "missing observation": (without("observation"), ["line 2", '"observation" is missing']),
+    "missing reward": (without("reward"), ["line 2", '"reward" is missing']),
+    "missing action": (without("action"), ["line 2", '"action" is missing', "--action-column"]),
+    "empty object": ("{}", ["line 2", '"task_id" is missing', "no field at all"]),
+    "null task": (record(task_id=None), ["line 2", 'field "task_id"', "wanted a string or an integer", "got null"]),
+    "float task": (record(task_id=1.0), ["line 2", 'field "task_id"', "got 1.0"]),
+    "bool rollout": (record(rollout=True), ["line 2", 'field "rollout"', "got true"]),
+    "kind of id": (
+        record(task_id=7),
+        ["line 2", 'field "task_id"', "wanted a string like in the records before", "got 7"],
+    ),
+    "kind of rollout": (record(rollout="0"), ["line 2", 'field "rollout"', "wanted an integer like", 'the string "0"']),
+    "big rollout": (record(rollout=2**63), ["line 2", "wanted an integer of 64 bits", "got 9223372036854775808"]),
+    "float step": (record(step=1.0), ["line 2", 'field "step"', "wanted an integer of at least 0", "got 1.0"]),
+    "text step": (record(step="1"), ["line 2", 'field "step"', 'got the string "1"']),
+    "bool step": (record(step=False), ["line 2", 'field "step"', "got false"]),
+    "negative step": (record(step=-1), ["line 2", 'field "step"', "got -1"]),
+    "big step": (record(step=2**70), ["line 2", 'field "step"', "64 bits"]),
+    "null observation": (record(observation=None), ["line 2", 'field "observation"', "wanted a string", "got null"]),
+    "chat": (
+        record(observation=[{"role": "user"}]),
+        ["line 2", 'field "observation"', "got a list", "Join chat messages"],
+    ),
+    "object": (record(observation={"a": 1}), ["line 2", "got an object"]),
+    "surrogate": ('{"task_id": "a\\ud800"}', ["line 2", 'field "task_id"', "valid Unicode", "character 1"]),
+    "null reward": (record(reward=None), ["line 2", 'field "reward"', "wanted a finite number", "got null"]),
+    "text reward": (record(reward="1.0"), ["line 2", 'field "reward"', 'got the string "1.0"']),
+    "bool reward": (record(reward=True), ["line 2", 'field "reward"', "got true"]),
+    "nan": (record(reward=float("nan")), ["line 2", 'field "reward"', "got NaN", "--on-invalid singleton"]),
+    "infinity": (record(reward=float("-inf")), ["line 2", 'field "reward"', "got -Infinity"]),
+    "overflow": ('{"task_id":"t","rollout":0,"step":1,"observation":"","reward":1e999}', ["line 2", "got Infinity"]),
+    "huge reward": (record(reward=10**400), ["line 2", 'field "reward"', "more than 256 bits"]),
+    "nan step": (record(step=float("nan")), ["line 2", 'field "step"', "got NaN"]),
+    "null action": (record(action=None), ["line 2", 'field "action"', "got null", "empty string"]),
+    "long text": (record(reward="x" * 999), ["line 2", "xxx..."]),
+    "duplicate": (record(), ["line 2", "line 1", "(step 0)", "--duplicates once"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
+    line, parts = BAD_LINES[name]
+    path = write(tmp_path / "bad.jsonl", record(), line, record(step=2))
+    message = error_of(path, needed=["action"])
+    for part in [path, *parts]:
+        assert part in message, (part, message)
+    assert "\n" not in message  # one paragraph
+    assert len(message) < 600
+
+
+def test_a_line_cut_off_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json.dumps(record()).encode() + b'\n{"task_id": "t", "ro')
+    assert "may have been cut off" in error_of(str(path))
+
+
+def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", *(record(step=i, observation=os.urandom(20).hex()) for i in range(3000)))
+    data = gzip.compress(Path(path).read_bytes())
+    bad = tmp_path / "b.jsonl.gz"
+    bad.write_bytes(data[: len(data) // 2])
+    message = error_of(str(bad))
+    assert str(bad) in message and "breaks off or is damaged after line" in message and "line 0" not in message
+    for change in (data[:-8] + b"12345678", data + b"garbage", data[:3000] + b"\xff" * 9 + data[3009:], data[:12]):
+        bad.write_bytes(change)
+        assert str(bad) in error_of(str(bad))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n  \n", b"\xef\xbb\xbf\n"])
+def test_empty_file(tmp_path: Path, content: bytes) -> None:
+    for name, data in (("a.jsonl", content), ("a.jsonl.gz", gzip.compress(content))):
+        (tmp_path / name).write_bytes(data)
+        assert "holds no records" in error_of(str(tmp_path / name))
+
+
+def test_utf16_is_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json.dumps(record()).encode("utf-16"))
+    assert "UTF-16" in error_of(str(path))
+
+
+def test_paths(tmp_path: Path) -> None:
+    assert "does not exist" in error_of(str(tmp_path / "none.jsonl"))
+    assert "is not a file" in error_of(str(tmp_path))
+    (tmp_path / "a.txt").write_text("{}")
+    assert "names no known format" in error_of(str(tmp_path / "a.txt"))
+    path = write(tmp_path / "a.jsonl", record())
+    os.symlink(path, tmp_path / "b.jsonl")
+    with pytest.raises(CliError, match="given twice"):
+        rollouts.read([path, str(tmp_path / "b.jsonl")])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_unreadable_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", record())
+    os.chmod(path, 0)
+    assert "cannot be read" in error_of(path)
+
+
+def test_nonfinite_rewards_pass_where_they_are_set_aside(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", record(reward=float("nan")), record(step=1, reward=float("inf")))
+    read = rollouts.read([path], allow_nonfinite=True)
+    assert np.isnan(read.reward[0]) and read.reward[1] == np.inf
+
+
+def test_unused_fields_are_not_looked_at(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", record(action=None, success="?", score=float("nan")))
+    assert rollouts.read([path]).action is None
+
+
+def test_optional_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", without("success"), record(step=1))
+    assert rollouts.read([path], wanted=["success", "action"]).success is None
+    path = write(tmp_path / "b.jsonl", record(), {**without("success"), "step": 1})
+    assert "first record has it" in error_of(path, wanted=["success"])
+
+
+def test_a_column_that_one_file_lacks_is_left_out(tmp_path: Path) -> None:
+    one, two = write(tmp_path / "a.jsonl", record()), write(tmp_path / "b.jsonl", without("success"))
+    for order in ([one, two], [two, one]):
+        read = rollouts.read(order, wanted=["success", "action"])
+        assert read.success is None and read.action == ["go", "go"]
+
+
+def test_groups_across_files(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, record(), record(task_id="u")) for name in ("a.jsonl", "b.jsonl")]
+    apart = rollouts.read(paths)
+    assert apart.group.tolist() == [0, 1, 2, 3] and apart.trajectory.tolist() == [0, 1, 2, 3]
+    merged = rollouts.read(paths, merge_files=True)
+    assert merged.group.tolist() == [0, 1, 0, 1] and merged.trajectory.tolist() == [0, 2, 1, 3]
+
+
+def test_column_names(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"q": 1, "r": "x", "s": 4, "o": "hi", "w": 2, "a": "b"})
+    columns = rollouts.Columns(task="q", rollout="r", step="s", observation="o", reward="w", action="a")
+    read = rollouts.read([path], columns, needed=["action"])
+    assert (read.task, read.rollout, read.step, read.reward, read.action) == ([1], ["x"], [4], [2.0], ["b"])
+
+
+def test_duplicates(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", record(reward=1), record(reward=2))
+    assert "another reward (2 against 1)" in error_of(path, duplicates="once")
+    assert len(rollouts.read([path], duplicates="count")) == 2
+    path = write(tmp_path / "b.jsonl", record(), record(observation="other"))
+    assert len(rollouts.read([path], duplicates="once")) == 2
+    path = write(tmp_path / "c.jsonl", record(valid=True), record(valid=False))
+    assert len(rollouts.read([path], wanted=["valid"])) == 2  # padding repeats nothing
+
+
+def test_fingerprint_column(tmp_path: Path) -> None:
+    columns = rollouts.Columns(fingerprint="h")
+    path = write(tmp_path / "a.jsonl", record(h=[1, 2.5]), record(h=[0, 1], step=1))
+    assert rollouts.read([path], columns, needed=["fingerprint"]).fingerprint == [[1, 2.5], [0, 1]]
+    for bad, part in (([], "list of numbers"), ([1, "x"], "list of numbers"), ([1], "2 numbers like"), (3, "got 3")):
+        path = write(tmp_path / "b.jsonl", record(h=[1, 2]), record(h=bad, step=1))
+        message = error_of(path, columns=columns, needed=["fingerprint"])
+        assert part in message and "line 2" in message and 'field "h"' in message
+
+
+# ---- Parquet
+
+
+def parquet(path: Path, records: list[dict[str, Any]], **types: pa.DataType) -> str:
+    table = pa.Table.from_pylist(records)
+    for name, kind in types.items():
+        table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(kind))
+    pq.write_table(table, path, row_group_size=3)
+    return str(path)
+
+
+def test_parquet_reads_as_json_lines(tmp_path: Path) -> None:
+    records = [record(step=i, reward=float(i), valid=i < 8, hidden=[float(i), 1.0]) for i in range(10)]
+    columns = rollouts.Columns(fingerprint="hidden")
+    names = ["action", "fingerprint", "valid", "success"]
+    one = rollouts.read([parquet(tmp_path / "a.parquet", records)], columns, needed=names)
+    two = rollouts.read([write(tmp_path / "a.jsonl", *records)], columns, needed=names)
+    for name in ("task", "rollout", "step", "observation", "reward", "line", *names):
+        assert getattr(one, name) == getattr(two, name), name
+    assert one.where(3) == f"{tmp_path / 'a.parquet'}, row 4"
+    typed = parquet(
+        tmp_path / "b.parquet", records, reward=pa.float32(), step=pa.int16(), observation=pa.large_string()
+    )
+    assert rollouts.read([typed]).reward == two.reward
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", [record(), record(step=1, reward=None)])
+    assert 'row 2, field "reward": wanted a finite number, got null' in error_of(path)
+    path = parquet(tmp_path / "b.parquet", [without("reward")])
+    assert 'the column "reward" is missing' in error_of(path) and "--reward-column" in error_of(path)
+    path = parquet(tmp_path / "c.parquet", [record()], step=pa.float64())
+    assert "wanted an integer of at least 0, got 0.0" in error_of(path)
+    path = parquet(tmp_path / "d.parquet", [record(observation=b"x")])
+    assert "wanted a string, got bytes" in error_of(path)
+    path = parquet(tmp_path / "e.parquet", [record(reward=float("nan"))])
+    assert "got NaN" in error_of(path)
+    empty = pa.Table.from_pylist([record()]).slice(0, 0)
+    pq.write_table(empty, tmp_path / "f.parquet")
+    assert "holds no records" in error_of(str(tmp_path / "f.parquet"))
+    not_utf8 = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    table = pa.Table.from_pylist([record()])
+    pq.write_table(table.set_column(3, "observation", not_utf8), tmp_path / "k.parquet")
+    assert "not UTF-8" in error_of(str(tmp_path / "k.parquet"))
+    data = Path(path).read_bytes()
+    for name, content in (("g", b""), ("h", b"PAR1"), ("i", data[: len(data) // 2]), ("j", b"x" * 100)):
+        (tmp_path / f"{name}.parquet").write_bytes(content)
+        assert "cannot be read as Parquet" in error_of(str(tmp_path / f"{name}.parquet"))
+
+
+def test_damaged_parquet_never_escapes(tmp_path: Path) -> None:
+    """Bytes flipped inside a Parquet file: read, or a CliError."""
+    data = bytearray(Path(parquet(tmp_path / "a.parquet", [record(step=i) for i in range(50)])).read_bytes())
+    random = np.random.default_rng(0)
+    bad = tmp_path / "b.parquet"
+    for _ in range(60):
+        changed = bytearray(data)
+        for at in random.integers(0, len(data), 3):
+            changed[at] = random.integers(0, 256)
+        bad.write_bytes(bytes(changed))
+        result = outcome(str(bad))
+        assert isinstance(result, rollouts.Rollouts) or str(bad) in result
+
+
+# ---- arbitrary lines
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=80))
+def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """Whatever a line holds: records, or a CliError that names the file; nothing else."""
+    path = tmp_path_factory.mktemp("any") / "a.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(CliError) as caught:
+        rollouts.read([str(path)])
+    assert str(path) in str(caught.value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(name=st.sampled_from(sorted(GOOD)), value=json_values)
+def test_any_value_of_a_field(tmp_path_factory: pytest.TempPathFactory, name: str, value: Any) -> None:
+    path = write(tmp_path_factory.mktemp("any") / "a.jsonl", record(), {**record(step=1), name: value})
+    read = outcome(path, needed=["action"], wanted=["success"])
+    if isinstance(read, str):
+        assert f"{path}, line 2" in read
+        assert "\n" not in read
+    else:
+        assert len(read) == 2
+        assert all(type(step) is int and 0 <= step < 2**63 for step in read.step)
+        assert np.isfinite(read.reward).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(cut=st.integers(0, 10_000), junk=st.binary(max_size=3), zipped=st.booleans())
+def test_any_cut(tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes, zipped: bool) -> None:
+    """A good file cut anywhere, with junk behind the cut."""
+    data = b"".join(json.dumps(record(step=i)).encode() + b"\n" for i in range(20))
+    data = gzip.compress(data, mtime=0) if zipped else data
+    path = tmp_path_factory.mktemp("any") / "a.jsonl.gz"
+    path.write_bytes(data[: cut % len(data)] + junk)
+    read = outcome(str(path))
+    assert str(path) in read if isinstance(read, str) else len(read) <= 20
+
+
+@pytest.mark.slow
+def test_fuzz(tmp_path: Path) -> None:
+    """A target for random changes: bytes overwritten, dropped, repeated and swapped between good lines."""
+    good = b"".join(json.dumps(record(step=i, observation='é\n"', reward=i / 2)).encode() + b"\n" for i in range(4))
+    words = [b'"', b"{", b"}", b"[", b",", b":", b"null", b"NaN", b"-", b"1e999", b"\\ud800", b"\x00", b"\n", b"\xff"]
+    random = np.random.default_rng(7)
+    path = tmp_path / "a.jsonl"
+    read = 0
+    for turn in range(8_000):
+        data = bytearray(good)
+        for _ in range(int(random.integers(1, 5))):
+            at, length = int(random.integers(len(data))), int(random.integers(0, 12))
+            word = words[int(random.integers(len(words)))] if random.random() < 0.7 else bytes(data[at : at + 30])
+            data[at : at + length] = word
+        path.write_bytes(gzip.compress(bytes(data), 1) if turn % 10 == 0 else bytes(data))
+        result = outcome(str(path), needed=["action"], wanted=["success"], duplicates="count")
+        assert isinstance(result, rollouts.Rollouts) or str(path) in result, (turn, bytes(data))
+        read += isinstance(result, rollouts.Rollouts)
+    assert 0 < read < 8_000
