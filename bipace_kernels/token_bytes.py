@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-ANCHOR_TRIES = 64  # tokens tried as the left neighbour of every token that is checked
 ALL_CHECKED_UP_TO = 1 << 14  # larger tables are checked on every k-th id and on all added tokens
-SEQUENCE = 24  # tokens of a checked sequence
+SEQUENCES, SEQUENCE_LENGTH = 64, 24  # checked besides single tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +86,10 @@ def token_bytes(tokenizer: Any) -> TokenBytes:
     for index, token in tokens.items():
         if token not in special_texts:  # decode goes by the text of the token, not by its id
             parts[index] = to_bytes(token)
-    offsets = torch.zeros(size + 1, dtype=torch.int64)
-    offsets[1:] = torch.tensor([len(part) for part in parts], dtype=torch.int64).cumsum(0)
-    table = TokenBytes(offsets, torch.tensor(list(b"".join(parts)), dtype=torch.uint8))
+    offsets = np.zeros(size + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    data = np.frombuffer(b"".join(parts), np.uint8).copy()
+    table = TokenBytes(torch.from_numpy(offsets), torch.from_numpy(data))
     _verify(backend, parts, sorted(added), strips_space=_strips_space(spec))
     return table
 
@@ -120,7 +122,7 @@ def _refuse(spec: dict[str, Any], why: str) -> ValueError:
     )
 
 
-def _decoder(spec: dict[str, Any]) -> Any:
+def _decoder(spec: dict[str, Any]) -> Callable[[str], bytes]:
     """The function that gives a token's bytes, read off the tokenizer's decoder."""
     if spec["model"]["type"] not in ("BPE", "Unigram"):
         raise _refuse(spec, "its tokens are words or pieces without their spaces")
@@ -128,12 +130,15 @@ def _decoder(spec: dict[str, Any]) -> Any:
     if not steps:
         raise _refuse(spec, "without a decoder it joins tokens by spaces")
     if [step["type"] for step in steps] == ["ByteLevel"]:
-        alphabet = {character: byte for byte, character in enumerate(_byte_alphabet())}
+        # Latin-1 characters that stand for no byte go beyond Latin-1, where encode() refuses them.
+        to_latin_1 = {byte: 0x10000 + byte for byte in range(256)}
+        to_latin_1.update({ord(character): byte for byte, character in enumerate(_byte_alphabet())})
 
         def byte_level(token: str) -> bytes:
-            # A token with a character from outside the alphabet (an added one: "<｜user｜>") is literal text.
-            mapped = [alphabet.get(character) for character in token]
-            return bytes(b for b in mapped if b is not None) if None not in mapped else _utf8(token)
+            try:
+                return token.translate(to_latin_1).encode("latin-1")
+            except UnicodeEncodeError:  # an added token such as "<｜user｜>" is literal text
+                return _utf8(token)
 
         return byte_level
 
@@ -187,13 +192,12 @@ def _verify(backend: Any, parts: list[bytes], added: list[int], *, strips_space:
     """ValueError unless the tokenizer's decode gives the table's text, on a fixed choice of tokens and sequences."""
     size = len(parts)
     ids = range(size) if size <= ALL_CHECKED_UP_TO else sorted({*range(0, size, size // ALL_CHECKED_UP_TO), *added})
-    # A token that is plain ASCII text stands before each token, since some decoders treat the first one otherwise.
-    anchor = next((v for v in range(size) if parts[v].isascii() and parts[v].decode().isalnum()), None)
-    rows = [[v] if anchor is None else [anchor, v] for v in ids]
+    # Plain ASCII text goes first in each row, since SentencePiece decoders treat the first token otherwise.
+    first = next(([v] for v in range(size) if parts[v].isascii() and parts[v].decode().isalnum()), [])
+    rows = [[*first, v] for v in ids]
     # Sequences by a fixed multiplicative walk: a token meets neighbours from all over the vocabulary.
-    rows += [
-        [(i * SEQUENCE + j) * 2654435761 % size for j in range(SEQUENCE)] for i in range(ANCHOR_TRIES if size else 0)
-    ]
+    for start in range(0, SEQUENCES * SEQUENCE_LENGTH if size else 0, SEQUENCE_LENGTH):
+        rows.append([*first, *(i * 2654435761 % size for i in range(start, start + SEQUENCE_LENGTH))])
     for row, decoded in zip(rows, backend.decode_batch(rows, skip_special_tokens=True), strict=True):
         data = b"".join(parts[v] for v in row)
         try:

@@ -178,6 +178,27 @@ def test_tokenizer_whose_decode_disagrees_is_refused() -> None:
         bk.token_bytes(Shouting())
 
 
+def test_added_tokens_of_a_large_vocabulary_are_all_checked() -> None:
+    backend = Tokenizer(models.BPE(vocab={f"t{i}": i for i in range(40_000)}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(["<tool>", "<call>"])
+    wanted = backend.token_to_id("<call>")
+    assert bk.token_bytes(backend).vocabulary_size == 40_002
+    checked: list[int] = []
+
+    class WrongOnce:
+        to_str, id_to_token = backend.to_str, backend.id_to_token
+
+        def decode_batch(self, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
+            checked.extend(row[1] for row in rows if len(row) == 2)
+            texts = backend.decode_batch(rows, skip_special_tokens=skip_special_tokens)
+            return [text + "!" if row[-1] == wanted else text for row, text in zip(rows, texts, strict=True)]
+
+    with pytest.raises(ValueError, match="<call>!"):
+        bk.token_bytes(WrongOnce())
+    assert 10_000 < len(checked) < 40_000  # a sample
+
+
 def test_added_token_of_byte_alphabet_letters_follows_decode() -> None:
     # "é" is the byte-level letter of byte 0xE9, and decode reads it so even in an added token: the table must agree.
     tokenizer = Tokenizer.from_str(trained_tokenizers.byte_level().to_str())
