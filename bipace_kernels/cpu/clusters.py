@@ -1,4 +1,50 @@
-"""First version: the reference serves until the kernels land."""
-from ..reference.clusters import cluster_cosine, scan_rows
+"""Greedy cosine clusters by the compiled kernels (csrc/cpu/clusters.cpp): labels of reference.clusters, blocked."""
 
-__all__ = ["cluster_cosine", "scan_rows"]
+from __future__ import annotations
+
+import torch
+
+from .._native_loader import load
+
+Tensor = torch.Tensor
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+def _rows(fingerprint: Tensor) -> tuple[int, int, int, int, int]:
+    """Address, dtype, strides in elements, D: rows are read where they are, whatever their strides."""
+    row_stride, column_stride = fingerprint.stride()
+    return fingerprint.data_ptr(), _DTYPES[fingerprint.dtype], row_stride, column_stride, fingerprint.shape[1]
+
+
+def scan_rows(
+    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
+    order: Tensor,  # [M] int64 row of the record
+    *,
+    num_threads: int = 1,
+) -> Tensor:  # [M] uint8
+    """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
+    state = torch.empty(order.shape[0], dtype=torch.uint8)
+    load().scan_rows(*_rows(fingerprint), order.data_ptr(), order.shape[0], num_threads, state.data_ptr())
+    return state
+
+
+def cluster_cosine(
+    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
+    order: Tensor,  # [M] int64 row of the record, in processing order
+    group_offsets: Tensor,  # [G+1] int64
+    usable: Tensor | None,  # [M] bool
+    epsilon: float,  # 0: equal rows
+    *,
+    num_threads: int = 1,
+) -> Tensor:  # [M] int64
+    """Labels as in reference.clusters, from float32 products summed in one fixed order, decided in float64.
+
+    Bits depend on the group's rows, D, dtype and instruction set only.  MemoryError where scratch cannot be had.
+    """
+    labels = torch.empty(order.shape[0], dtype=torch.int64)
+    load().cluster_cosine(
+        *_rows(fingerprint), order.data_ptr(), group_offsets.data_ptr(), group_offsets.shape[0] - 1,
+        0 if usable is None else usable.data_ptr(), epsilon, num_threads, labels.data_ptr(),
+    )  # fmt: skip
+    return labels

@@ -1,27 +1,111 @@
-import torch, numpy as np
-def scan_rows(fingerprint, order, *, num_threads=1):
-    x=fingerprint[order].double(); s=torch.zeros(order.numel(),dtype=torch.uint8)
-    s[(x==0).all(1)]=2; s[~torch.isfinite(x).all(1)]=1
-    return s
-def cluster_cosine(fingerprint, order, group_offsets, usable, epsilon, *, num_threads=1):
-    x=fingerprint[order].double().numpy(); off=group_offsets.tolist(); out=[]; nxt=0
-    for b,e in zip(off[:-1],off[1:]):
-        cents=[];ids=[];m=[]
-        for i in range(b,e):
-            if usable is not None and not usable[i]: out.append(nxt); nxt+=1; continue
-            if epsilon==0:
-                key=(x[i]+0.0).tobytes()
-                if key in cents: out.append(ids[cents.index(key)])
-                else: cents.append(key); ids.append(nxt); out.append(nxt); nxt+=1
-                continue
-            u=x[i]/np.abs(x[i]).max(); u=u/np.linalg.norm(u)
-            if cents:
-                s=np.array(cents)@u; best=s.max()
-            if not cents or best<1-epsilon-1e-5:
-                cents.append(u); ids.append(nxt); m.append(1); out.append(nxt); nxt+=1
-            else:
-                k=int(np.flatnonzero(s>=best-1e-5)[0]); m[k]+=1
-                c=cents[k]+(u-cents[k])/m[k]; nn=np.linalg.norm(c)
-                if nn>=1e-3: cents[k]=c/nn
-                out.append(ids[k])
-    return torch.tensor(out,dtype=torch.int64)
+"""Greedy online cosine clustering in float64: Algorithm 1 of the paper, with the band of 1e-5 on its two decisions."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Tensor = torch.Tensor
+Floats = npt.NDArray[np.float64]
+
+BAND = 1e-5  # τ: cosines of count vectors and of repeated rows meet ε and each other exactly; rounding must not decide
+SMALLEST = 1e-3  # a centroid stays where its new vector would be shorter
+
+
+def scan_rows(
+    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16
+    order: Tensor,  # [M] int64 row of the record
+    *,
+    num_threads: int = 1,
+) -> Tensor:  # [M] uint8
+    """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
+    state = torch.zeros(order.shape[0], dtype=torch.uint8)
+    for i, row in enumerate(order.tolist()):
+        x = fingerprint[row]
+        if not bool(torch.isfinite(x).all()):
+            state[i] = 1
+        elif not bool(x.any()):
+            state[i] = 2
+    return state
+
+
+def unit_vector(row: Tensor) -> Floats:
+    """x/‖x‖ in float64, first scaled so that no square over- or underflows."""
+    x: Floats = row.to(torch.float64).numpy()
+    x = x / np.abs(x).max()
+    return x / np.sqrt(x @ x)
+
+
+def cluster_cosine(
+    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16
+    order: Tensor,  # [M] int64 row of the record, in processing order
+    group_offsets: Tensor,  # [G+1] int64
+    usable: Tensor | None,  # [M] bool
+    epsilon: float,  # 0: equal rows
+    *,
+    num_threads: int = 1,
+) -> Tensor:  # [M] int64
+    """Labels 0..C-1 over the batch by first appearance; a record that is not usable is alone and touches nobody."""
+    rows = order.tolist()
+    offsets = group_offsets.tolist()
+    labels: list[int] = []
+    count = 0
+    for begin, end in itertools.pairwise(offsets):
+        usable_here = [True] * (end - begin) if usable is None else usable[begin:end].tolist()
+        x = [fingerprint[row] for row in rows[begin:end]]
+        group = _equal(x, usable_here) if epsilon == 0 else _greedy(x, usable_here, epsilon)
+        labels += [count + label for label in group]
+        count += max(group, default=-1) + 1
+    return torch.tensor(labels, dtype=torch.int64)
+
+
+def _greedy(rows: list[Tensor], usable: list[bool], epsilon: float) -> list[int]:
+    """Algorithm 1 over one group."""
+    centroids: list[Floats] = []  # 𝒦
+    members: list[int] = []  # |ℳ|
+    number: list[int] = []  # label of each cluster
+    labels: list[int] = []
+    count = 0
+    for row, good in zip(rows, usable, strict=True):
+        if not good:
+            labels.append(count)
+            count += 1
+            continue
+        x = unit_vector(row)
+        similarity = np.array([c @ x for c in centroids])
+        best = similarity.max(initial=-np.inf)
+        if best < 1 - epsilon - BAND:
+            centroids.append(x)
+            members.append(1)
+            number.append(count)
+            labels.append(count)
+            count += 1
+        else:
+            k = int(np.flatnonzero(similarity >= best - BAND)[0])  # the oldest of those as near as the nearest
+            members[k] += 1
+            moved = centroids[k] + (x - centroids[k]) / members[k]
+            length = float(np.sqrt(moved @ moved))
+            if length >= SMALLEST:
+                centroids[k] = moved / length
+            labels.append(number[k])
+    return labels
+
+
+def _equal(rows: list[Tensor], usable: list[bool]) -> list[int]:
+    """ε = 0: rows equal as given, in their dtype, −0.0 equal to 0.0; no normalisation."""
+    first: dict[bytes, int] = {}
+    labels: list[int] = []
+    count = 0
+    for row, good in zip(rows, usable, strict=True):
+        key = (row.to(torch.float32) + 0.0).numpy().tobytes()  # every half-width value is a float32; −0.0 + 0.0 = 0.0
+        if good and key in first:
+            labels.append(first[key])
+            continue
+        if good:
+            first[key] = count
+        labels.append(count)
+        count += 1
+    return labels

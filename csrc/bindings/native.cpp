@@ -33,4 +33,5 @@ PYBIND11_MODULE(_native, m) {
   bipace::bind_similar(m);
   bipace::bind_action_keys(m);
   bipace::bind_ngrams(m);
+  bipace::bind_clusters(m);
 }

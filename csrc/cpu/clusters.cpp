@@ -1,0 +1,550 @@
+// How: records go in blocks of B.  For a block, one fixed-order kernel gives S[k, j] = c_k . x_j for all centroids and
+// the Gram matrix G[i, j] of the block itself, whose diagonal holds the norms.  Everything the block decides follows
+// from those numbers: when x_i joins cluster k as member m with s = S[k, i],
+//
+//     a = 1 - 1/m,  b = 1/m,  q = 2ab(1 - s),  u = |a c + b x| = sqrt(1 - q),  d = q/(u(1 + u)) - b/u,
+//     S[k, j] += d S[k, j] + (b/u) G[i, j]   for the records j still to come,
+//
+// in float64, and a seed sets S[k, .] = G[i, .].  Written as an increment it does not drift.  At the end of the block
+// the vectors follow: c_k becomes the combination of its old self and its new members, summed in float64 and rounded
+// once.
+#include "cpu/clusters.h"
+
+#include <algorithm>
+#include <cfenv>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <vector>
+
+#include "cpu/parallel.h"
+
+namespace bipace {
+namespace {
+
+constexpr double kBand = 1e-5;       // tau of the two decisions
+constexpr double kSmallest = 1e-3;   // a centroid whose new vector is shorter stays
+constexpr double kCancelling = 0.1;  // below this length the rows themselves are added up: S would lose digits
+constexpr double kLowestSquare = 1e-23, kHighestSquare = 1e30;  // of a norm: inside, no product over- or underflows
+
+// Callers may have set flush-to-zero on their thread and the pool's threads have not: the same arithmetic for all.
+class DefaultFloats {
+ public:
+  DefaultFloats() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloats() { std::fesetenv(&saved_); }
+  DefaultFloats(const DefaultFloats&) = delete;
+  DefaultFloats& operator=(const DefaultFloats&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
+struct Free {
+  void operator()(float* p) const { std::free(p); }
+};
+using Floats = std::unique_ptr<float[], Free>;
+
+Floats allocate(int64_t n) {
+  const size_t bytes = (static_cast<size_t>(n) * sizeof(float) + 63) / 64 * 64;
+  float* p = static_cast<float*>(std::aligned_alloc(64, bytes));
+  if (!p) throw std::bad_alloc();
+  return Floats(p);
+}
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// Centroid rows, handed out one by one and kept for the next group of the same thread.
+class Arena {
+ public:
+  explicit Arena(int64_t dim) : stride_(round_up(dim, 16)) {
+    if (stride_ % 1024 == 0) stride_ += 16;  // rows 4 KB apart would share the sets of the first cache
+    per_slab_ = std::max<int64_t>(1, (int64_t{1} << 18) / stride_);
+  }
+  float* next() {
+    if (used_ == static_cast<int64_t>(slabs_.size()) * per_slab_) slabs_.push_back(allocate(per_slab_ * stride_));
+    float* row = slabs_[static_cast<size_t>(used_ / per_slab_)].get() + (used_ % per_slab_) * stride_;
+    ++used_;
+    return row;
+  }
+  void reset() { used_ = 0; }
+
+ private:
+  int64_t stride_, per_slab_, used_ = 0;
+  std::vector<Floats> slabs_;
+};
+
+struct Cluster {
+  float* centroid;    // near unit length; null: the centroid is the row
+  ScaledRow row;      // its first member
+  double reciprocal;  // 1 / true norm of the centroid as stored, or of the scaled row
+  int64_t members;
+  int32_t first, last;  // members in the current block, linked by Block::next_; -1: none
+};
+
+// Records per block: enough to reuse what is loaded, few enough that G stays small beside S.  A function of the group's
+// own past only, or a group alone would differ from the same group in a batch.
+int64_t block_size(int64_t clusters) {
+  const int64_t size = clusters < 24 ? 24 : clusters < 96 ? 36 : 48;
+  const int64_t fits = (int64_t{2} << 20) / 8 / (clusters + 2 * size);  // S within 2 MB
+  return std::max<int64_t>(1, std::min(size, fits));
+}
+
+// One group's clustering.  The buffers are reused from group to group.
+class GroupClusters {
+ public:
+  GroupClusters(const Rows& rows, const DotKernels& dot, double epsilon)
+      : rows_(rows), dot_(dot), lowest_(1.0 - epsilon - kBand), arena_(rows.dim) {}
+
+  // labels [end - begin] of the group's records, from 0 by first appearance; returns how many.
+  int64_t run(const int64_t* order, const uint8_t* usable, int64_t n, int n_threads, int64_t* labels) {
+    n_threads_ = n_threads;
+    clusters_.clear();
+    arena_.reset();
+    for (int64_t i = 0; i < n; ++i) labels[i] = -1;
+    int64_t next = 0;
+    while (next < n) {
+      const int64_t wanted = block_size(static_cast<int64_t>(clusters_.size()));
+      block_.clear();
+      position_.clear();
+      for (; next < n && static_cast<int64_t>(block_.size()) < wanted; ++next) {
+        if (usable && !usable[next]) continue;
+        block_.push_back({order[next], 1.0f});
+        position_.push_back(next);
+      }
+      if (block_.empty()) break;
+      const int64_t done = run_block(labels);
+      if (done < static_cast<int64_t>(block_.size())) next = position_[static_cast<size_t>(done)];
+    }
+    // Clusters are numbered by seed already; rows without a cluster come in between.
+    renumber_.assign(clusters_.size(), -1);
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (labels[i] < 0) {
+        labels[i] = count++;
+      } else {
+        int64_t& number = renumber_[static_cast<size_t>(labels[i])];
+        if (number < 0) number = count++;
+        labels[i] = number;
+      }
+    }
+    return count;
+  }
+
+ private:
+  // ---- similarities of a block -------------------------------------------------------------------------------------
+
+  double* row_of(int64_t j) { return products_.data() + j * stride_; }
+
+  // products_[j, k] = c_k . x_j for the clusters, products_[j, gram_ + i] = x_i . x_j for i <= j (and some others).
+  void multiply() {
+    const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
+    const int64_t centroid_tiles = (clusters + kTileA - 1) / kTileA, tiles = centroid_tiles + (n + kTileA - 1) / kTileA;
+    gram_ = round_up(clusters + n, kTileA);
+    stride_ = gram_ + round_up(n, kTileA);
+    products_.assign(static_cast<size_t>(n * stride_), 0.0);
+    const int64_t work = (clusters + n / 2) * n * rows_.dim;
+    const int64_t parts = n_threads_ > 1 && work > 4'000'000 ? std::min<int64_t>(tiles, 2 * n_threads_) : 1;
+    if (parts == 1) {
+      multiply_tiles(0, tiles, centroid_tiles);
+      return;
+    }
+    parallel_for(parts, n_threads_, [&](int64_t part, int) {
+      const DefaultFloats floats;
+      multiply_tiles(part * tiles / parts, (part + 1) * tiles / parts, centroid_tiles);
+    });
+  }
+
+  void multiply_tiles(int64_t first_tile, int64_t last_tile, int64_t centroid_tiles) {
+    const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
+    const Floats b_buffer = allocate(n * kPanel), a_buffer = allocate(kTileA * kPanel);
+    std::vector<const float*> b(static_cast<size_t>(n));
+    const bool in_place = rows_.contiguous() && rows_.dtype == DType::kFloat32;
+    for (int64_t first = 0; first < rows_.dim; first += kPanel) {
+      const int64_t len = std::min(kPanel, rows_.dim - first);
+      read_panels(rows_, dot_, block_.data(), n, first, len, b_buffer.get(), kPanel, b.data());
+      if (in_place && first + kPanel < rows_.dim) {
+        // The rows come from memory panel by panel, a pattern the hardware does not follow.
+        const int64_t ahead = std::min(kPanel, rows_.dim - first - kPanel);
+        for (int64_t j = 0; j < n; ++j) {
+          const char* at = rows_.at(block_[static_cast<size_t>(j)].row, first + kPanel);
+          for (int64_t e = 0; e < ahead; e += 16) __builtin_prefetch(at + e * 4);
+        }
+      }
+      for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+        const bool centroids = tile < centroid_tiles;
+        const int64_t start = kTileA * (centroids ? tile : tile - centroid_tiles);
+        const int64_t count = std::min<int64_t>(kTileA, (centroids ? clusters : n) - start);
+        const float* a[kTileA];
+        for (int64_t m = 0; m < kTileA; ++m) {
+          const int64_t k = start + std::min(m, count - 1);  // an incomplete tile repeats its last row
+          if (m >= count) {
+            a[m] = a[count - 1];
+          } else if (centroids) {
+            const Cluster& cluster = clusters_[static_cast<size_t>(k)];
+            a[m] = cluster.centroid ? cluster.centroid + first
+                                    : read_panel(rows_, dot_, cluster.row, first, len, a_buffer.get() + m * kPanel);
+          } else {
+            a[m] = b[static_cast<size_t>(k)];
+          }
+        }
+        const auto* kernels = dot_.tile[count > 4 ? 1 : 0];
+        double* out = products_.data() + (centroids ? start : gram_ + start);
+        // Of the Gram matrix the lower triangle: rows j from the tile's first record on.
+        for (int64_t j = centroids ? 0 : start / kTileB * kTileB; j < n; j += kTileB) {
+          kernels[std::min<int64_t>(kTileB, n - j) - 1](a, b.data() + j, len, out + j * stride_, stride_);
+        }
+      }
+    }
+  }
+
+  // Norms from the Gram matrix's diagonal.  False where a row had to be scaled: then everything is to be computed
+  // again.
+  bool take_norms() {
+    reciprocal_.resize(block_.size());
+    bool scaled = false, dropped = false;
+    for (size_t j = 0; j < block_.size(); ++j) {
+      const double square = row_of(static_cast<int64_t>(j))[gram_ + static_cast<int64_t>(j)];
+      reciprocal_[j] = 1.0 / std::sqrt(square);
+      if ((square >= kLowestSquare && square <= kHighestSquare) || block_[j].factor != 1.0f) continue;
+      const uint32_t bits = largest_bits(rows_, dot_, block_[j].row);
+      if (bits == 0 || bits >= infinity_bits(rows_.dtype)) {
+        block_[j].row = -1;  // no direction: a cluster of its own
+        dropped = true;
+      } else {
+        block_[j].factor = scale_factor(rows_.dtype, bits);
+        scaled = scaled || block_[j].factor != 1.0f;
+      }
+    }
+    if (dropped) {
+      size_t kept = 0;
+      for (size_t j = 0; j < block_.size(); ++j) {
+        if (block_[j].row < 0) continue;
+        block_[kept] = block_[j];
+        position_[kept++] = position_[j];
+      }
+      block_.resize(kept);
+      position_.resize(kept);
+    }
+    return !scaled && !dropped;
+  }
+
+  void normalise() {
+    const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
+    for (int64_t j = 0; j < n; ++j) {
+      const double r = reciprocal_[static_cast<size_t>(j)];
+      double* out = row_of(j);
+      for (int64_t k = 0; k < clusters; ++k) out[k] *= r * clusters_[static_cast<size_t>(k)].reciprocal;
+      for (int64_t i = 0; i < j; ++i) out[gram_ + i] *= r * reciprocal_[static_cast<size_t>(i)];
+    }
+  }
+
+  // ---- decisions ---------------------------------------------------------------------------------------------------
+
+  // Returns how many records of the block were decided: all, unless a centroid had to be formed at once.
+  int64_t run_block(int64_t* labels) {
+    multiply();
+    while (!take_norms()) {
+      if (block_.empty()) return 0;
+      multiply();
+    }
+    normalise();
+    const int64_t n = static_cast<int64_t>(block_.size());
+    next_.assign(block_.size(), -1);
+    decay_.assign(block_.size(), 0.0);
+    weight_.assign(block_.size(), 0.0);
+    touched_.clear();
+    clusters_before_ = static_cast<int64_t>(clusters_.size());
+    int64_t done = n;
+    for (int64_t j = 0; j < n; ++j) {
+      const bool at_once = decide(j, labels[position_[static_cast<size_t>(j)]]);
+      if (at_once) {
+        done = j + 1;
+        break;
+      }
+    }
+    move_centroids();
+    return done;
+  }
+
+  bool decide(int64_t j, int64_t& label) {
+    const int64_t clusters = static_cast<int64_t>(clusters_.size()), n = static_cast<int64_t>(block_.size());
+    const double* similar = row_of(j);
+    const double best = clusters ? dot_.largest(similar, clusters) : 0.0;
+    if (clusters == 0 || !(best >= lowest_)) {
+      clusters_.push_back({nullptr, block_[static_cast<size_t>(j)], reciprocal_[static_cast<size_t>(j)], 1,
+                           static_cast<int32_t>(j), static_cast<int32_t>(j)});
+      label = clusters;
+      touched_.push_back(clusters);
+      for (int64_t i = j + 1; i < n; ++i) row_of(i)[clusters] = row_of(i)[gram_ + j];
+      return false;
+    }
+    const int64_t k = dot_.first_at_least(similar, clusters, best - kBand);
+    Cluster& cluster = clusters_[static_cast<size_t>(k)];
+    label = k;
+    const double m = static_cast<double>(++cluster.members), s = similar[k];
+    const double b = 1.0 / m, a = 1.0 - b, q = 2.0 * a * b * (1.0 - s), square = 1.0 - q;
+    if (cluster.members == 2 && square < kCancelling * kCancelling) return add_opposite(j, cluster);
+    const double u = std::sqrt(square), d = q / (u * (1.0 + u)) - b / u, w = b / u;
+    for (int64_t i = j + 1; i < n; ++i) {
+      double* row = row_of(i);
+      row[k] += d * row[k] + w * row[gram_ + j];
+    }
+    if (cluster.last < 0) {
+      cluster.first = static_cast<int32_t>(j);
+      touched_.push_back(k);
+    } else {
+      next_[static_cast<size_t>(cluster.last)] = static_cast<int32_t>(j);
+    }
+    cluster.last = static_cast<int32_t>(j);
+    decay_[static_cast<size_t>(j)] = 1.0 + d;
+    weight_[static_cast<size_t>(j)] = w;
+    return false;
+  }
+
+  // x_j joins a lone row that points almost the other way.  What is left of the two after cancelling decides the new
+  // direction, so the rows are added element by element in float64.  True where the centroid moved.
+  bool add_opposite(int64_t j, Cluster& cluster) {
+    const ScaledRow rows[2] = {cluster.row, block_[static_cast<size_t>(j)]};
+    double squares[2] = {0.0, 0.0};
+    float buffer[2][kPanel];
+    const float* x[2];
+    const auto each_panel = [&](const auto& use) {
+      for (int64_t first = 0; first < rows_.dim; first += kPanel) {
+        const int64_t len = std::min(kPanel, rows_.dim - first);
+        for (int i = 0; i < 2; ++i) x[i] = read_panel(rows_, dot_, rows[i], first, len, buffer[i]);
+        for (int64_t e = 0; e < len; ++e) use(first + e, static_cast<double>(x[0][e]), static_cast<double>(x[1][e]));
+      }
+    };
+    each_panel([&](int64_t, double p, double q) {
+      squares[0] += p * p;
+      squares[1] += q * q;
+    });
+    const double r[2] = {0.5 / std::sqrt(squares[0]), 0.5 / std::sqrt(squares[1])};
+    double square = 0.0;
+    each_panel([&](int64_t, double p, double q) {
+      const double sum = p * r[0] + q * r[1];
+      square += sum * sum;
+    });
+    const double length = std::sqrt(square);
+    if (length < kSmallest) return false;
+    float* centroid = arena_.next();
+    square = 0.0;
+    each_panel([&](int64_t e, double p, double q) {
+      centroid[e] = static_cast<float>((p * r[0] + q * r[1]) / length);
+      square += static_cast<double>(centroid[e]) * static_cast<double>(centroid[e]);
+    });
+    cluster.centroid = centroid;
+    cluster.reciprocal = 1.0 / std::sqrt(square);
+    cluster.first = cluster.last = -1;
+    return true;
+  }
+
+  // ---- the vectors follow the decisions ----------------------------------------------------------------------------
+
+  struct Sum {
+    int64_t cluster;
+    float* target;
+    int64_t begin, end;  // in sources_ and weights_
+  };
+
+  void move_centroids() {
+    sums_.clear();
+    sources_.clear();
+    weights_.clear();
+    for (const int64_t k : touched_) {
+      Cluster& cluster = clusters_[static_cast<size_t>(k)];
+      const bool seeded = k >= clusters_before_;
+      if (cluster.first >= 0 && !(seeded && cluster.first == cluster.last)) {
+        const int64_t begin = static_cast<int64_t>(sources_.size());
+        // The old centroid, then the members; the row of a centroid that is one stands for it.
+        sources_.push_back(cluster.row);
+        weights_.push_back(cluster.reciprocal);
+        for (int32_t j = seeded ? next_[static_cast<size_t>(cluster.first)] : cluster.first; j >= 0;
+             j = next_[static_cast<size_t>(j)]) {
+          for (size_t i = static_cast<size_t>(begin); i < weights_.size(); ++i)
+            weights_[i] *= decay_[static_cast<size_t>(j)];
+          sources_.push_back(block_[static_cast<size_t>(j)]);
+          weights_.push_back(weight_[static_cast<size_t>(j)] * reciprocal_[static_cast<size_t>(j)]);
+        }
+        sums_.push_back(
+            {k, cluster.centroid ? cluster.centroid : arena_.next(), begin, static_cast<int64_t>(sources_.size())});
+      }
+      cluster.first = cluster.last = -1;
+    }
+    const int64_t panels = (rows_.dim + kPanel - 1) / kPanel, n = static_cast<int64_t>(sums_.size());
+    squares_.resize(static_cast<size_t>(n * panels));
+    const bool split = n_threads_ > 1 && static_cast<int64_t>(sources_.size()) * rows_.dim > 400'000;
+    const int64_t parts = split ? std::min<int64_t>(panels, 2 * n_threads_) : 1;
+    if (parts == 1) {
+      add_panels(0, panels, panels);
+    } else {
+      parallel_for(parts, n_threads_, [&](int64_t part, int) {
+        const DefaultFloats floats;
+        add_panels(part * panels / parts, (part + 1) * panels / parts, panels);
+      });
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      double square = 0.0;
+      for (int64_t p = 0; p < panels; ++p) square += squares_[static_cast<size_t>(i * panels + p)];
+      Cluster& cluster = clusters_[static_cast<size_t>(sums_[static_cast<size_t>(i)].cluster)];
+      cluster.centroid = sums_[static_cast<size_t>(i)].target;
+      cluster.reciprocal = 1.0 / std::sqrt(square);
+    }
+  }
+
+  void add_panels(int64_t first_panel, int64_t last_panel, int64_t panels) {
+    const Floats buffer = allocate((static_cast<int64_t>(block_.size()) + 1) * kPanel);
+    std::vector<const float*> x(block_.size() + 1);
+    for (int64_t p = first_panel; p < last_panel; ++p) {
+      const int64_t first = p * kPanel, len = std::min(kPanel, rows_.dim - first);
+      for (size_t i = 0; i < sums_.size(); ++i) {
+        const Sum& sum = sums_[i];
+        const Cluster& cluster = clusters_[static_cast<size_t>(sum.cluster)];
+        const int64_t n = sum.end - sum.begin, own = cluster.centroid ? 1 : 0;
+        if (own) x[0] = cluster.centroid + first;
+        read_panels(rows_, dot_, sources_.data() + sum.begin + own, n - own, first, len, buffer.get(), kPanel,
+                    x.data() + own);
+        squares_[i * static_cast<size_t>(panels) + static_cast<size_t>(p)] =
+            dot_.fold(x.data(), weights_.data() + sum.begin, n, len, sum.target + first);
+      }
+    }
+  }
+
+  const Rows& rows_;
+  const DotKernels& dot_;
+  const double lowest_;  // a best similarity below this seeds
+  Arena arena_;
+  int n_threads_ = 1;
+  std::vector<Cluster> clusters_;
+  int64_t clusters_before_ = 0;  // the block
+
+  // of the block: its rows, their records in the group, 1 / norm
+  std::vector<ScaledRow> block_;
+  std::vector<int64_t> position_;
+  std::vector<double> reciprocal_;
+  std::vector<double> products_;  // [n, stride_]: S[., j] with room for seeds, then G[., j] from gram_ on
+  int64_t stride_ = 0, gram_ = 0;
+  // of its joins: the next member of the same cluster, 1 + d, b/u
+  std::vector<int32_t> next_;
+  std::vector<double> decay_, weight_;
+  std::vector<int64_t> touched_;
+
+  std::vector<Sum> sums_;
+  std::vector<ScaledRow> sources_;
+  std::vector<double> weights_, squares_;
+  std::vector<int64_t> renumber_;
+};
+
+// ---- epsilon = 0: equal rows ---------------------------------------------------------------------------------------
+
+int64_t cluster_equal(const Rows& rows, const DotKernels& dot, const int64_t* order, const uint8_t* usable, int64_t n,
+                      int64_t* labels) {
+  struct Slot {
+    uint64_t hash;
+    int64_t record;  // first of its cluster; -1: free
+  };
+  size_t size = 16;
+  while (size < 2 * static_cast<size_t>(n)) size *= 2;
+  std::vector<Slot> table(size, Slot{0, -1});
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (usable && !usable[i]) {
+      labels[i] = count++;
+      continue;
+    }
+    const uint64_t hash = hash_row(rows, dot, order[i]);
+    size_t at = static_cast<size_t>(hash) & (size - 1);
+    while (table[at].record >= 0 && !(table[at].hash == hash && equal_rows(rows, order[table[at].record], order[i]))) {
+      at = (at + 1) & (size - 1);
+    }
+    if (table[at].record < 0) {
+      table[at] = {hash, i};
+      labels[i] = count++;
+    } else {
+      labels[i] = labels[table[at].record];
+    }
+  }
+  return count;
+}
+
+// How many of the longest groups to work on one after another with all threads inside, before the rest go one group per
+// thread: as many as make the whole end soonest, a shared group counted a quarter slower for its waits.
+int64_t shared_groups(const std::vector<int64_t>& lengths,  // [G] longest first
+                      int n_threads) {
+  const int64_t n_groups = static_cast<int64_t>(lengths.size());
+  if (n_threads <= 1) return 0;
+  int64_t best = 0;
+  double best_time = std::numeric_limits<double>::infinity(), shared_time = 0.0;
+  for (int64_t shared = 0; shared <= std::min<int64_t>(n_groups, 2 * n_threads); ++shared) {
+    std::vector<double> load(static_cast<size_t>(n_threads), 0.0);
+    for (int64_t g = shared; g < n_groups; ++g) {
+      *std::min_element(load.begin(), load.end()) += static_cast<double>(lengths[static_cast<size_t>(g)]);
+    }
+    const double time = shared_time + *std::max_element(load.begin(), load.end());
+    if (time < best_time) best = shared, best_time = time;
+    if (shared < n_groups) shared_time += 1.25 * static_cast<double>(lengths[static_cast<size_t>(shared)]) / n_threads;
+  }
+  return best;
+}
+
+}  // namespace
+
+void scan_rows(const Rows& rows, const int64_t* order, int64_t n_records, int n_threads, uint8_t* state) {
+  const DotKernels& dot = dot_kernels();
+  const int64_t per_task = std::max<int64_t>(1, (int64_t{1} << 18) / std::max<int64_t>(1, rows.dim));
+  const int64_t tasks = (n_records + per_task - 1) / per_task;
+  parallel_for(tasks, n_threads, [&](int64_t task, int) {
+    const int64_t end = std::min(n_records, (task + 1) * per_task);
+    for (int64_t i = task * per_task; i < end; ++i) {
+      const uint32_t bits = largest_bits(rows, dot, order[i]);
+      state[i] = bits >= infinity_bits(rows.dtype) ? 1 : bits == 0 ? 2 : 0;
+    }
+  });
+}
+
+void cluster_cosine(const Rows& rows, const int64_t* order, const int64_t* group_offsets, int64_t n_groups,
+                    const uint8_t* usable, double epsilon, int n_threads, int64_t* labels) {
+  const DotKernels& dot = dot_kernels();
+  std::vector<int64_t> by_length(static_cast<size_t>(n_groups)), count(static_cast<size_t>(n_groups), 0);
+  std::iota(by_length.begin(), by_length.end(), 0);
+  const auto length = [&](int64_t g) { return group_offsets[g + 1] - group_offsets[g]; };
+  std::stable_sort(by_length.begin(), by_length.end(), [&](int64_t g, int64_t h) { return length(g) > length(h); });
+  n_threads = std::max(n_threads, 1);
+
+  std::vector<std::unique_ptr<GroupClusters>> worker(static_cast<size_t>(n_threads));
+  const auto run = [&](int64_t rank, int at, int threads_inside) {
+    const int64_t g = by_length[static_cast<size_t>(rank)], begin = group_offsets[g];
+    const uint8_t* group_usable = usable ? usable + begin : nullptr;
+    int64_t& clusters = count[static_cast<size_t>(g)];
+    if (epsilon == 0.0) {
+      clusters = cluster_equal(rows, dot, order + begin, group_usable, length(g), labels + begin);
+      return;
+    }
+    const DefaultFloats floats;
+    auto& own = worker[static_cast<size_t>(at)];
+    if (!own) own = std::make_unique<GroupClusters>(rows, dot, epsilon);
+    clusters = own->run(order + begin, group_usable, length(g), threads_inside, labels + begin);
+  };
+  int64_t shared = 0;
+  if (epsilon != 0.0) {
+    std::vector<int64_t> lengths;
+    for (const int64_t g : by_length) lengths.push_back(length(g));
+    shared = shared_groups(lengths, n_threads);
+  }
+  for (int64_t rank = 0; rank < shared; ++rank) run(rank, 0, n_threads);
+  parallel_for(n_groups - shared, n_threads, [&](int64_t task, int at) { run(shared + task, at, 1); });
+
+  int64_t before = 0;
+  for (int64_t g = 0; g < n_groups; ++g) {
+    for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) labels[i] += before;
+    before += count[static_cast<size_t>(g)];
+  }
+}
+
+}  // namespace bipace

@@ -1,0 +1,70 @@
+// The arithmetic of the cosine clusters, once per instruction set, chosen at run time.
+//
+// One fixed order for every inner product: 16 float32 partial sums, element e of a panel of kPanel elements goes to
+// partial sum e mod 16 by a fused multiply-add; each panel is reduced by a fixed tree (l with l + 8, then l + 4, l + 2,
+// l + 1) and the panels are added up in float64.  So a result depends on the two rows, their length and the instruction
+// set, never on the tile, the block, the thread or the alignment; a product of two rows is off by at most
+// (kPanel / 16 + 4) * 2^-24 = 1.2e-6 of |x| |y| for any length, one tenth of that in practice.
+// "avx2" and "avx512" give the same bits; "baseline" multiplies and adds in two steps and gives others.
+#pragma once
+
+#include <cstdint>
+
+namespace bipace {
+
+constexpr int64_t kPanel = 256;
+constexpr int kTileA = 8;  // rows of a tile on the long side
+constexpr int kTileB = 3;  // and on the block's side: 24 accumulators, 3 + 1 operands of 32 registers
+
+enum class DType : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
+struct DotKernels {
+  const char* name;
+
+  // out[n * stride + m] += a_m . b_n over len <= kPanel elements.  tile[0] takes 4 rows a and tile[1] takes 8;
+  // tile[.][n - 1] takes n rows b.
+  using Tile = void (*)(const float* const* a,  // [4 | 8] rows of len
+                        const float* const* b,  // [n] rows of len
+                        int64_t len,
+                        double* out,  // [n, stride]
+                        int64_t stride);
+  Tile tile[2][kTileB];
+
+  // target = sum of weight_i * source_i in float64, rounded once to float32; returns |target|^2 of the rounded values.
+  double (*fold)(const float* const* source,  // [n] rows of len; target may be one of them
+                 const double* weight,        // [n]
+                 int64_t n, int64_t len,
+                 float* target);  // [len]
+
+  double (*largest)(const double* values,  // [n], n >= 1
+                    int64_t n);
+  // The first index with values[i] >= bound; n where there is none.
+  int64_t (*first_at_least)(const double* values,  // [n]
+                            int64_t n, double bound);
+
+  // target = factor * source, exact in float32 for a power of two.
+  void (*convert)(const void* source,  // [len] contiguous
+                  DType dtype, int64_t len, float factor,
+                  float* target);  // [len]
+
+  // The largest bit pattern without its sign: 0 for zeros alone; monotonic in |x|; NaN above infinity above the rest.
+  uint32_t (*largest_bits)(const void* source,  // [len] contiguous
+                           DType dtype, int64_t len);
+
+  // 64 bits of the bits of a row, -0.0 counted as 0.0.
+  uint64_t (*hash)(const void* source,  // [len] contiguous
+                   DType dtype, int64_t len);
+};
+
+// The best set of this machine under the cap.
+const DotKernels& dot_kernels();
+
+// Caps the set from now on: "baseline", "avx2" or "avx512".  False for an unknown name.
+bool set_isa(const char* name);
+
+// One per translation unit; null where the compiler had no such instructions.
+const DotKernels* dot_baseline();
+const DotKernels* dot_avx2();
+const DotKernels* dot_avx512();
+
+}  // namespace bipace

@@ -1,0 +1,159 @@
+#include "cpu/dot.h"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#include <immintrin.h>
+
+namespace bipace {
+namespace {
+
+__m256i mask_of(int64_t width) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(width)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+struct Simd {
+  __m256d v[4];
+
+  static Simd zero() { return {{_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()}}; }
+  static Simd load(const float* x, int64_t width) {
+    if (width == 16) return widen(_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8));
+    return widen(_mm256_maskload_ps(x, mask_of(width)),
+                 width > 8 ? _mm256_maskload_ps(x + 8, mask_of(width - 8)) : _mm256_setzero_ps());
+  }
+  static Simd multiply_add(double w, Simd x, Simd sum) {
+    const __m256d f = _mm256_set1_pd(w);
+    for (int i = 0; i < 4; ++i) sum.v[i] = _mm256_fmadd_pd(f, x.v[i], sum.v[i]);
+    return sum;
+  }
+  static Simd store(Simd x, float* to, int64_t width) {
+    const __m256 low = _mm256_set_m128(_mm256_cvtpd_ps(x.v[1]), _mm256_cvtpd_ps(x.v[0]));
+    const __m256 high = _mm256_set_m128(_mm256_cvtpd_ps(x.v[3]), _mm256_cvtpd_ps(x.v[2]));
+    if (width == 16) {
+      _mm256_storeu_ps(to, low);
+      _mm256_storeu_ps(to + 8, high);
+    } else {
+      _mm256_maskstore_ps(to, mask_of(width), low);
+      if (width > 8) _mm256_maskstore_ps(to + 8, mask_of(width - 8), high);
+    }
+    return widen(low, high);
+  }
+  static Simd add_squares(Simd x, Simd sum) {
+    for (int i = 0; i < 4; ++i) sum.v[i] = _mm256_fmadd_pd(x.v[i], x.v[i], sum.v[i]);
+    return sum;
+  }
+  static double total(Simd x) {
+    const __m256d four = _mm256_add_pd(_mm256_add_pd(x.v[0], x.v[2]), _mm256_add_pd(x.v[1], x.v[3]));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+  }
+
+ private:
+  static Simd widen(__m256 low, __m256 high) {
+    return {{_mm256_cvtps_pd(_mm256_castps256_ps128(low)), _mm256_cvtps_pd(_mm256_extractf128_ps(low, 1)),
+             _mm256_cvtps_pd(_mm256_castps256_ps128(high)), _mm256_cvtps_pd(_mm256_extractf128_ps(high, 1))}};
+  }
+};
+
+}  // namespace
+}  // namespace bipace
+
+#include "cpu/dot_kernels.h"
+#include "cpu/dot_reduce_avx.h"
+
+namespace bipace {
+namespace {
+
+// Lanes 8 * half to 8 * half + 7 of the sixteen partial sums of a 4 x NR tile: with 16 registers the halves take turns.
+template <int NR>
+inline void half_tile(const float* const* a, const float* const* b, int64_t len, int half, __m256 (&acc)[4][NR]) {
+  for (int m = 0; m < 4; ++m) {
+    for (int n = 0; n < NR; ++n) acc[m][n] = _mm256_setzero_ps();
+  }
+  const float* pa[4];
+  const float* pb[NR];
+  for (int m = 0; m < 4; ++m) pa[m] = a[m] + 8 * half;
+  for (int n = 0; n < NR; ++n) pb[n] = b[n] + 8 * half;
+  int64_t e = 0;
+  for (; e + 16 <= len; e += 16) {
+    __m256 y[NR];
+    for (int n = 0; n < NR; ++n) y[n] = _mm256_loadu_ps(pb[n] + e);
+    for (int m = 0; m < 4; ++m) {
+      const __m256 x = _mm256_loadu_ps(pa[m] + e);
+      for (int n = 0; n < NR; ++n) acc[m][n] = _mm256_fmadd_ps(x, y[n], acc[m][n]);
+    }
+  }
+  if (e + 8 * half < len) {
+    const __m256i mask = mask_of(len - e - 8 * half);
+    __m256 y[NR];
+    for (int n = 0; n < NR; ++n) y[n] = _mm256_maskload_ps(pb[n] + e, mask);
+    for (int m = 0; m < 4; ++m) {
+      const __m256 x = _mm256_maskload_ps(pa[m] + e, mask);
+      for (int n = 0; n < NR; ++n) acc[m][n] = _mm256_fmadd_ps(x, y[n], acc[m][n]);
+    }
+  }
+}
+
+template <int MR, int NR>
+void tile(const float* const* a, const float* const* b, int64_t len, double* out, int64_t stride) {
+  __m256 sum[NR][8];
+  for (int m0 = 0; m0 < MR; m0 += 4) {
+    __m256 acc[4][NR];
+    half_tile<NR>(a + m0, b, len, 0, acc);
+    for (int m = 0; m < 4; ++m) {
+      for (int n = 0; n < NR; ++n) sum[n][m0 + m] = acc[m][n];
+    }
+    half_tile<NR>(a + m0, b, len, 1, acc);
+    for (int m = 0; m < 4; ++m) {
+      for (int n = 0; n < NR; ++n) sum[n][m0 + m] = _mm256_add_ps(sum[n][m0 + m], acc[m][n]);
+    }
+  }
+  for (int n = 0; n < NR; ++n) {
+    for (int m = MR; m < 8; ++m) sum[n][m] = _mm256_setzero_ps();
+    add_sums<MR>(sum[n], out + n * stride);
+  }
+}
+
+double largest(const double* values, int64_t n) {
+  if (n < 4) {
+    double best = values[0];
+    for (int64_t k = 1; k < n; ++k) best = values[k] > best ? values[k] : best;
+    return best;
+  }
+  // The last four may overlap the ones before: a maximum does not mind.
+  __m256d best = _mm256_loadu_pd(values + n - 4);
+  for (int64_t k = 0; k + 4 <= n; k += 4) best = _mm256_max_pd(_mm256_loadu_pd(values + k), best);
+  const __m128d two = _mm_max_pd(_mm256_castpd256_pd128(best), _mm256_extractf128_pd(best, 1));
+  return _mm_cvtsd_f64(_mm_max_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
+int64_t first_at_least(const double* values, int64_t n, double bound) {
+  const __m256d limit = _mm256_set1_pd(bound);
+  int64_t k = 0;
+  for (; k + 4 <= n; k += 4) {
+    const int found = _mm256_movemask_pd(_mm256_cmp_pd(_mm256_loadu_pd(values + k), limit, _CMP_GE_OQ));
+    if (found) return k + __builtin_ctz(static_cast<unsigned>(found));
+  }
+  while (k < n && !(values[k] >= bound)) ++k;
+  return k;
+}
+
+constexpr DotKernels kKernels = {
+    "avx2",         {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+    fold,           largest,
+    first_at_least, convert,
+    largest_bits,   hash,
+};
+
+}  // namespace
+
+const DotKernels* dot_avx2() { return &kKernels; }
+
+}  // namespace bipace
+
+#else
+
+namespace bipace {
+const DotKernels* dot_avx2() { return nullptr; }
+}  // namespace bipace
+
+#endif

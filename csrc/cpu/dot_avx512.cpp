@@ -1,0 +1,138 @@
+#include "cpu/dot.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+
+#include <immintrin.h>
+
+namespace bipace {
+namespace {
+
+struct Simd {
+  __m512d low, high;
+
+  static Simd zero() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+  static Simd load(const float* x, int64_t width) {
+    const __m512 v = width == 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(mask(width), x);
+    return widen(v);
+  }
+  static Simd multiply_add(double w, Simd x, Simd sum) {
+    const __m512d v = _mm512_set1_pd(w);
+    return {_mm512_fmadd_pd(v, x.low, sum.low), _mm512_fmadd_pd(v, x.high, sum.high)};
+  }
+  static Simd store(Simd x, float* to, int64_t width) {
+    const __m512 v = _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(x.low)), _mm512_cvtpd_ps(x.high), 1);
+    if (width == 16) {
+      _mm512_storeu_ps(to, v);
+    } else {
+      _mm512_mask_storeu_ps(to, mask(width), v);
+    }
+    return widen(v);
+  }
+  static Simd add_squares(Simd x, Simd sum) {
+    return {_mm512_fmadd_pd(x.low, x.low, sum.low), _mm512_fmadd_pd(x.high, x.high, sum.high)};
+  }
+  static double total(Simd x) {
+    const __m512d eight = _mm512_add_pd(x.low, x.high);
+    const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+  }
+
+ private:
+  static __mmask16 mask(int64_t width) { return static_cast<__mmask16>((1u << width) - 1); }
+  static Simd widen(__m512 v) {
+    return {_mm512_cvtps_pd(_mm512_castps512_ps256(v)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1))};
+  }
+};
+
+}  // namespace
+}  // namespace bipace
+
+#include "cpu/dot_kernels.h"
+#include "cpu/dot_reduce_avx.h"
+
+namespace bipace {
+namespace {
+
+template <int MR, int NR>
+void tile(const float* const* a, const float* const* b, int64_t len, double* out, int64_t stride) {
+  __m512 acc[MR][NR];
+  const float* pa[MR];
+  const float* pb[NR];
+  for (int m = 0; m < MR; ++m) pa[m] = a[m];
+  for (int n = 0; n < NR; ++n) pb[n] = b[n];
+  for (int m = 0; m < MR; ++m) {
+    for (int n = 0; n < NR; ++n) acc[m][n] = _mm512_setzero_ps();
+  }
+  int64_t e = 0;
+  for (; e + 16 <= len; e += 16) {
+    __m512 y[NR];
+    for (int n = 0; n < NR; ++n) y[n] = _mm512_loadu_ps(pb[n] + e);
+    for (int m = 0; m < MR; ++m) {
+      const __m512 x = _mm512_loadu_ps(pa[m] + e);
+      for (int n = 0; n < NR; ++n) acc[m][n] = _mm512_fmadd_ps(x, y[n], acc[m][n]);
+    }
+  }
+  if (e < len) {
+    const __mmask16 mask = static_cast<__mmask16>((1u << (len - e)) - 1);
+    __m512 y[NR];
+    for (int n = 0; n < NR; ++n) y[n] = _mm512_maskz_loadu_ps(mask, pb[n] + e);
+    for (int m = 0; m < MR; ++m) {
+      const __m512 x = _mm512_maskz_loadu_ps(mask, pa[m] + e);
+      for (int n = 0; n < NR; ++n) acc[m][n] = _mm512_fmadd_ps(x, y[n], acc[m][n]);
+    }
+  }
+  for (int n = 0; n < NR; ++n) {
+    __m256 half[8];
+    for (int m = 0; m < 8; ++m) {
+      half[m] = m < MR
+                    ? _mm256_add_ps(_mm512_castps512_ps256(acc[m % MR][n]), _mm512_extractf32x8_ps(acc[m % MR][n], 1))
+                    : _mm256_setzero_ps();
+    }
+    add_sums<MR>(half, out + n * stride);
+  }
+}
+
+double largest(const double* values, int64_t n) {
+  if (n < 8) {
+    double best = values[0];
+    for (int64_t k = 1; k < n; ++k) best = values[k] > best ? values[k] : best;
+    return best;
+  }
+  // The last eight may overlap the ones before: a maximum does not mind.
+  __m512d best = _mm512_loadu_pd(values + n - 8);
+  for (int64_t k = 0; k + 8 <= n; k += 8) best = _mm512_max_pd(_mm512_loadu_pd(values + k), best);
+  return _mm512_reduce_max_pd(best);
+}
+
+int64_t first_at_least(const double* values, int64_t n, double bound) {
+  const __m512d limit = _mm512_set1_pd(bound);
+  for (int64_t k = 0; k < n; k += 8) {
+    const __mmask8 inside = n - k < 8 ? static_cast<__mmask8>((1u << (n - k)) - 1) : static_cast<__mmask8>(0xFF);
+    const __mmask8 found =
+        _mm512_mask_cmp_pd_mask(inside, _mm512_maskz_loadu_pd(inside, values + k), limit, _CMP_GE_OQ);
+    if (found) return k + __builtin_ctz(found);
+  }
+  return n;
+}
+
+constexpr DotKernels kKernels = {
+    "avx512",       {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+    fold,           largest,
+    first_at_least, convert,
+    largest_bits,   hash,
+};
+
+}  // namespace
+
+const DotKernels* dot_avx512() { return &kKernels; }
+
+}  // namespace bipace
+
+#else
+
+namespace bipace {
+const DotKernels* dot_avx512() { return nullptr; }
+}  // namespace bipace
+
+#endif

@@ -1,0 +1,103 @@
+// For any machine: the same order as the other sets, in vectors of four that every compiler of ours knows.
+#include <cstring>
+
+#include "cpu/dot.h"
+
+namespace bipace {
+namespace {
+
+struct Simd {
+  double v[16];
+
+  static Simd zero() { return {}; }
+  static Simd load(const float* x, int64_t width) {
+    Simd out = {};
+    for (int64_t l = 0; l < width; ++l) out.v[l] = static_cast<double>(x[l]);
+    return out;
+  }
+  static Simd multiply_add(double w, const Simd& x, Simd sum) {
+    for (int l = 0; l < 16; ++l) sum.v[l] += w * x.v[l];
+    return sum;
+  }
+  static Simd store(Simd x, float* to, int64_t width) {
+    for (int64_t l = 0; l < width; ++l) {
+      to[l] = static_cast<float>(x.v[l]);
+      x.v[l] = static_cast<double>(to[l]);
+    }
+    return x;
+  }
+  static Simd add_squares(const Simd& x, Simd sum) {
+    for (int l = 0; l < 16; ++l) sum.v[l] += x.v[l] * x.v[l];
+    return sum;
+  }
+  static double total(Simd x) {
+    for (int half = 8; half > 0; half /= 2) {
+      for (int l = 0; l < half; ++l) x.v[l] += x.v[l + half];
+    }
+    return x.v[0];
+  }
+};
+
+}  // namespace
+}  // namespace bipace
+
+#include "cpu/dot_kernels.h"
+
+namespace bipace {
+namespace {
+
+typedef float Four __attribute__((vector_size(16)));
+
+inline Four load(const float* x) {
+  Four v;
+  std::memcpy(&v, x, sizeof v);
+  return v;
+}
+
+template <int MR, int NR>
+void tile(const float* const* a, const float* const* b, int64_t len, double* out, int64_t stride) {
+  for (int m = 0; m < MR; ++m) {
+    Four acc[NR][4] = {};
+    int64_t e = 0;
+    for (; e + 16 <= len; e += 16) {
+      for (int q = 0; q < 4; ++q) {
+        const Four x = load(a[m] + e + 4 * q);
+        for (int n = 0; n < NR; ++n) acc[n][q] += x * load(b[n] + e + 4 * q);
+      }
+    }
+    for (int n = 0; n < NR; ++n) {
+      float lane[16];
+      std::memcpy(lane, acc[n], sizeof lane);
+      for (int64_t l = 0; e + l < len; ++l) lane[l] += a[m][e + l] * b[n][e + l];
+      for (int half = 8; half > 0; half /= 2) {
+        for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
+      }
+      out[n * stride + m] += static_cast<double>(lane[0]);
+    }
+  }
+}
+
+double largest(const double* values, int64_t n) {
+  double best = values[0];
+  for (int64_t k = 1; k < n; ++k) best = values[k] > best ? values[k] : best;
+  return best;
+}
+
+int64_t first_at_least(const double* values, int64_t n, double bound) {
+  int64_t k = 0;
+  while (k < n && !(values[k] >= bound)) ++k;
+  return k;
+}
+
+constexpr DotKernels kKernels = {
+    "baseline",     {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+    fold,           largest,
+    first_at_least, convert,
+    largest_bits,   hash,
+};
+
+}  // namespace
+
+const DotKernels* dot_baseline() { return &kKernels; }
+
+}  // namespace bipace

@@ -1,0 +1,89 @@
+// What the translation units dot_<set>.cpp share: each defines `struct Simd` (16 doubles as a value) and includes this.
+// Everything is in an unnamed namespace and no header with inline functions of external linkage comes in: the linker
+// keeps one copy of such a function for the whole library, and it might keep the one that needs AVX-512.
+#include <cstdint>
+#include <cstring>
+
+#include "common/half.h"
+#include "cpu/dot.h"
+
+namespace bipace {
+namespace {
+
+double fold(const float* const* source, const double* weight, int64_t n, int64_t len, float* target) {
+  Simd squares = Simd::zero();
+  for (int64_t e = 0; e < len; e += 16) {
+    const int64_t width = len - e < 16 ? len - e : 16;
+    Simd sum = Simd::zero();
+    for (int64_t i = 0; i < n; ++i) sum = Simd::multiply_add(weight[i], Simd::load(source[i] + e, width), sum);
+    squares = Simd::add_squares(Simd::store(sum, target + e, width), squares);
+  }
+  return Simd::total(squares);
+}
+
+template <typename T>
+uint32_t largest_bits_of(const T* source, int64_t len) {
+  constexpr T kMask = static_cast<T>(~(T{1} << (sizeof(T) * 8 - 1)));
+  T largest = 0;
+  for (int64_t e = 0; e < len; ++e) {
+    const T bits = source[e] & kMask;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+uint32_t largest_bits(const void* source, DType dtype, int64_t len) {
+  if (dtype == DType::kFloat32) return largest_bits_of(static_cast<const uint32_t*>(source), len);
+  return largest_bits_of(static_cast<const uint16_t*>(source), len);
+}
+
+// Sixteen lanes of h = rotl(h ^ word, 13) * odd.  The rotation lets high bits (signs, exponents) reach the low ones.
+template <typename T>
+uint64_t hash_of(const T* source, int64_t len) {
+  constexpr T kMask = static_cast<T>(~(T{1} << (sizeof(T) * 8 - 1)));
+  uint32_t lane[16];
+  for (uint32_t l = 0; l < 16; ++l) lane[l] = 0x9E3779B1u * (l + 1);
+  const auto step = [](uint32_t h, T bits) {
+    const uint32_t x = h ^ ((bits & kMask) ? static_cast<uint32_t>(bits) : 0u);
+    return ((x << 13) | (x >> 19)) * 0x85EBCA77u;
+  };
+  int64_t e = 0;
+  for (; e + 16 <= len; e += 16) {
+    for (int64_t l = 0; l < 16; ++l) lane[l] = step(lane[l], source[e + l]);
+  }
+  for (int64_t l = 0; e + l < len; ++l) lane[l] = step(lane[l], source[e + l]);
+  uint64_t h = static_cast<uint64_t>(len);
+  for (const uint32_t part : lane) {
+    h = (h ^ part) * 0x9E3779B97F4A7C15ull;
+    h ^= h >> 32;
+  }
+  return h;
+}
+
+uint64_t hash(const void* source, DType dtype, int64_t len) {
+  if (dtype == DType::kFloat32) return hash_of(static_cast<const uint32_t*>(source), len);
+  return hash_of(static_cast<const uint16_t*>(source), len);
+}
+
+void convert(const void* source, DType dtype, int64_t len, float factor, float* target) {
+  if (dtype == DType::kFloat32) {
+    const float* x = static_cast<const float*>(source);
+    for (int64_t e = 0; e < len; ++e) target[e] = factor * x[e];
+  } else if (dtype == DType::kBfloat16) {
+    const uint16_t* x = static_cast<const uint16_t*>(source);
+    for (int64_t e = 0; e < len; ++e) target[e] = factor * bf16_to_float(x[e]);
+  } else {
+    const uint16_t* x = static_cast<const uint16_t*>(source);
+    int64_t e = 0;
+#if defined(__F16C__)
+    for (; e + 8 <= len; e += 8) {
+      const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x + e));
+      _mm256_storeu_ps(target + e, _mm256_mul_ps(_mm256_set1_ps(factor), _mm256_cvtph_ps(bits)));
+    }
+#endif
+    for (; e < len; ++e) target[e] = factor * f16_to_float(x[e]);
+  }
+}
+
+}  // namespace
+}  // namespace bipace

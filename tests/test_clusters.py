@@ -1,0 +1,564 @@
+"""Greedy cosine clusters: the compiled kernels against the float64 reference, and against themselves bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from certificate import margins, replay
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bipace_kernels import _native_loader
+from bipace_kernels.cpu import clusters as cpu
+from bipace_kernels.reference import clusters as reference
+
+TOLERANCE = 1e-5
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ODD_DIMS = (1, 3, 15, 16, 17, 255, 257, 513, 3584)
+
+
+def mixture(seed: int, n: int, dim: int, clusters: int, *, noise: float = 0.3, common: float = 2.0) -> np.ndarray:
+    """[n, dim] float32: directions around a strong common one, as hidden states are, with lengths that vary."""
+    rng = np.random.default_rng(seed)
+    centre = common * rng.standard_normal(dim) + 1.5 * rng.standard_normal((clusters, dim))
+    x = centre[rng.integers(0, clusters, n)] + noise * rng.standard_normal((n, dim))
+    return (x * np.exp(rng.standard_normal((n, 1)))).astype(np.float32)
+
+
+def offsets_of(sizes: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int64)
+
+
+def run(
+    x: torch.Tensor,
+    sizes: list[int] | None = None,
+    epsilon: float = 0.10,
+    *,
+    usable: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    num_threads: int = 2,
+) -> torch.Tensor:
+    order = torch.arange(x.shape[0]) if order is None else order
+    sizes = [order.shape[0]] if sizes is None else sizes
+    return cpu.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon, num_threads=num_threads)
+
+
+def check_partition(x: torch.Tensor, sizes: list[int], epsilon: float, labels: torch.Tensor) -> bool:
+    """Labels equal the float64 rule's where its margins allow, else the certificate holds; True where all are equal."""
+    before, begin, equal = 0, 0, True
+    rows = x.to(torch.float64).numpy()
+    for size in sizes:
+        own = labels[begin : begin + size].numpy() - before
+        assert own.min(initial=0) == 0
+        expected, margin = margins(rows[begin : begin + size], epsilon)
+        if margin > TOLERANCE:
+            np.testing.assert_array_equal(
+                own, expected, err_msg=f"margin {margin:.2e}, group of {size}, epsilon {epsilon}"
+            )
+        else:
+            worst = replay(rows[begin : begin + size], own, epsilon)
+            assert worst.excess <= TOLERANCE, (worst, margin, size, epsilon)
+            equal = equal and bool((own == expected).all())
+        before += int(own.max(initial=-1)) + 1
+        begin += size
+    return equal
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def isa(request: pytest.FixtureRequest):
+    native = _native_loader.load()
+    before = native.isa()
+    native.set_isa(request.param)
+    if native.isa() != request.param:
+        native.set_isa(before)
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    native.set_isa("avx512")
+    if before != "avx512":
+        native.set_isa(before)
+
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
+
+
+def test_worked_by_hand():
+    """Unit vectors at 0°, 20°, 40° and 90°, ε of 21°: a chain that joins while the centroid follows."""
+    angle = np.deg2rad([0, 20, 40, 90, 10])
+    x = torch.tensor(np.stack([np.cos(angle), np.sin(angle)], 1), dtype=torch.float32) * 3
+    epsilon = float(1 - np.cos(np.deg2rad(21)))
+    # The centroid of 0° and 20° is 10°: 40° is 30° away and seeds; 90° is alone; 10° joins the first.
+    assert run(x, epsilon=epsilon).tolist() == [0, 0, 1, 2, 0]
+    # In another order 20°, 0° -> 10°, 40° seeds still; but 20°, 40° -> 30°, and 0° is 30° away.
+    assert run(x[[1, 2, 0]], epsilon=epsilon).tolist() == [0, 0, 1]
+
+
+def test_threshold_is_banded():
+    """cos = 0.6 and 0.8 exactly: at ε = 1 − cos the record joins, whatever the rounding."""
+    x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    y = torch.tensor([[1.0, 0.0], [4.0, 3.0]])
+    for rows, distance in ((x, 0.4), (y, 0.2)):
+        assert run(rows, epsilon=distance).tolist() == [0, 0]
+        assert run(rows, epsilon=distance - 0.9e-5).tolist() == [0, 0]
+        assert run(rows, epsilon=distance - 1.1e-5).tolist() == [0, 1]
+
+
+def test_ties_go_to_the_oldest():
+    """A record midway between two centroids, nearer to the younger by less than the band."""
+    x = np.array([[1, 0], [0, 1], [1, 1 + 1e-5]])
+    for repeat in (1, 40):
+        rows = torch.tensor(np.concatenate([x[:2], np.repeat(x[2:], repeat, 0)]), dtype=torch.float32)
+        assert run(rows[:3], epsilon=0.3).tolist() == [0, 1, 0]
+    nearer = torch.tensor([[1, 0], [0, 1], [1, 1 + 4e-5]], dtype=torch.float32)
+    assert run(nearer, epsilon=0.3).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("dim", ODD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equals_reference(dim: int, dtype: torch.dtype, isa: str):
+    sizes = [60, 0, 1, 33, 2, 0]
+    x = torch.from_numpy(mixture(dim, sum(sizes), dim, 7)).to(dtype)
+    for epsilon in (0.05, 0.3, 1.0):
+        labels = run(x, sizes, epsilon)
+        order, offsets = torch.arange(len(x)), offsets_of(sizes)
+        if check_partition(x, sizes, epsilon, labels):
+            assert torch.equal(labels, reference.cluster_cosine(x, order, offsets, None, epsilon))
+
+
+def test_shapes_of_partitions(isa: str):
+    """One cluster, all singletons, no records, no groups, only empty groups."""
+    x = torch.from_numpy(mixture(1, 300, 64, 1, noise=0.01))
+    assert run(x, [300]).max() == 0
+    assert run(torch.eye(200)).tolist() == list(range(200))
+    assert run(torch.eye(200), epsilon=1.0).max() == 0
+    assert run(torch.empty(0, 5), [0, 0]).tolist() == []
+    assert run(torch.empty(0, 5), []).tolist() == []
+    assert cpu.scan_rows(torch.empty(0, 5), torch.empty(0, dtype=torch.int64)).tolist() == []
+
+
+def test_many_clusters_and_blocks(isa: str):
+    """Singletons, clusters born and joined inside a block and over blocks, at three numbers of clusters."""
+    for clusters, n in ((5, 260), (60, 400), (400, 600)):
+        x = torch.from_numpy(mixture(clusters, n, 96, clusters, noise=0.4, common=0.3))
+        sizes = [n // 2, n - n // 2]
+        check_partition(x, sizes, 0.1, run(x, sizes, 0.1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_long_clusters_do_not_drift(dtype: torch.dtype):
+    """4,096 records around 12 directions, cosines above 0.97 inside a cluster."""
+    x = torch.from_numpy(mixture(3, 4096, 256, 12, noise=0.25, common=1.0)).to(dtype)
+    check_partition(x, [4096], 0.03, run(x, epsilon=0.03))
+
+
+def test_repeated_rows_and_constant_rows():
+    """Equal rows share a cosine of 1 and constant rows are where rounding is most one-sided."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((9, 500)).astype(np.float32)[rng.integers(0, 9, 200)]
+    check_partition(torch.from_numpy(x), [200], 1e-4, run(torch.from_numpy(x), epsilon=1e-4))
+    constant = np.outer(rng.uniform(0.1, 10, 60), np.ones(3584)).astype(np.float32)
+    constant[::2, ::2] *= np.float32(1.7)
+    check_partition(torch.from_numpy(constant), [60], 0.01, run(torch.from_numpy(constant), epsilon=0.01))
+
+
+def test_count_vectors_that_meet_epsilon():
+    """Small integer counts: many cosines equal 1 − ε or each other exactly."""
+    rng = np.random.default_rng(5)
+    for epsilon in (0.25, 0.2, 0.5):
+        x = torch.from_numpy(rng.integers(-1, 3, (400, 16)).astype(np.float32))
+        x[:, 0] = 1
+        labels = run(x, [100] * 4, epsilon)
+        check_partition(x, [100] * 4, epsilon, labels)
+        assert torch.equal(labels, reference.cluster_cosine(x, torch.arange(400), offsets_of([100] * 4), None, epsilon))
+
+
+def test_opposite_rows():
+    """ε near 2: x and −x cancel, the centroid stays where less than 1e-3 is left, and is exact where little is left."""
+    rng = np.random.default_rng(11)
+    x = rng.standard_normal((1, 40))
+    exact = torch.from_numpy(np.concatenate([x, -x, 2 * x, -x]).astype(np.float32))
+    assert run(exact, epsilon=2.0).tolist() == [0, 0, 0, 0]
+    for shift in (5e-4, 4e-3, 2e-2, 0.15):
+        near = np.concatenate([x, -x + shift * rng.standard_normal((1, 40)), rng.standard_normal((60, 40))])
+        rows = torch.from_numpy(near.astype(np.float32))
+        for epsilon in (1.9, 1.99, 1.9999):
+            check_partition(rows, [62], epsilon, run(rows, epsilon=epsilon))
+    # Nearly opposite pairs: what is left of them decides which later record they attract.
+    base = rng.standard_normal((6, 40))
+    pairs = np.concatenate([base, -base + 6e-3 * rng.standard_normal((6, 40)), 0.1 * rng.standard_normal((300, 40))])
+    rows = torch.from_numpy(pairs.astype(np.float32))
+    for epsilon in (1.985, 1.9995):
+        check_partition(rows, [312], epsilon, run(rows, epsilon=epsilon))
+
+
+# ---- what rows may hold ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1e30, 3e38, 1e-25, 1e-30, 1e-38, 3e-43], ids=str)
+def test_huge_and_tiny_rows(scale: float, isa: str):
+    x = mixture(2, 120, 70, 5).astype(np.float64)
+    x /= np.abs(x).max(axis=1, keepdims=True)
+    x[::3] *= scale
+    rows = torch.from_numpy(x.astype(np.float32))
+    assert bool((cpu.scan_rows(rows, torch.arange(120)) == 0).all())
+    check_partition(rows, [120], 0.1, run(rows, epsilon=0.1))
+    if scale < 1e-3:
+        wide = rows.to(torch.bfloat16)
+        if bool((reference.scan_rows(wide, torch.arange(120)) == 0).all()):
+            check_partition(wide, [120], 0.1, run(wide, epsilon=0.1))
+
+
+def test_flush_to_zero_changes_nothing():
+    x = torch.from_numpy(mixture(2, 120, 70, 5) * np.float32(1e-40))
+    expected = run(x, epsilon=0.1)
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this machine cannot flush denormals")
+        for threads in (1, 2):
+            assert torch.equal(run(x, epsilon=0.1, num_threads=threads), expected)
+            assert not bool(cpu.scan_rows(x, torch.arange(120), num_threads=threads).any())
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scan_rows(dtype: torch.dtype, isa: str):
+    for dim in (1, 7, 16, 33, 600):
+        x = torch.ones(9, dim).to(dtype)
+        x[1] = 0
+        x[2] = -0.0
+        x[3, dim - 1] = torch.inf
+        x[4, dim // 2] = torch.nan
+        x[5, 0] = -torch.inf
+        x[6] = 0
+        x[6, dim - 1] = torch.finfo(dtype).tiny / 4
+        x[7] = 0
+        x[7, 0] = -torch.nan
+        order = torch.tensor([8, 7, 6, 5, 4, 3, 2, 1, 0, 0])
+        for rows in (x, x.T.contiguous().T, torch.cat([x, x], 1)[:, ::2] if dim == 1 else x):
+            state = cpu.scan_rows(rows, order)
+            assert state.tolist() == [0, 1, 0, 1, 1, 1, 2, 2, 0, 0]
+            assert torch.equal(state, reference.scan_rows(rows, order))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+def test_unusable_rows_are_alone(epsilon: float):
+    x = torch.from_numpy(mixture(8, 90, 20, 3))
+    x[::4] = x[0].clone()
+    usable = torch.from_numpy(np.random.default_rng(1).random(90) < 0.6)
+    sizes = [30, 1, 59]
+    order = torch.arange(90)
+    expected = reference.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon)
+    wild = x.clone()
+    wild[~usable] = torch.nan  # what they hold reaches nobody
+    for rows in (x, wild):
+        labels = run(rows, sizes, epsilon, usable=usable)
+        assert torch.equal(labels, expected)
+    counts = torch.bincount(labels)
+    assert bool((counts[labels[~usable]] == 1).all())
+    nobody = torch.zeros(90, dtype=torch.bool)
+    assert run(x, sizes, epsilon, usable=nobody).tolist() == list(range(90))
+
+
+def test_rows_without_direction_are_alone_even_unannounced():
+    x = torch.from_numpy(mixture(8, 90, 20, 3))
+    usable = torch.ones(90, dtype=torch.bool)
+    for row, value in ((0, 0.0), (5, torch.nan), (6, torch.inf), (7, 0.0), (60, -torch.inf), (89, 0.0)):
+        x[row] = value
+        usable[row] = False
+    assert torch.equal(run(x), run(x, usable=usable))
+    assert run(torch.zeros(5, 3)).tolist() == [0, 1, 2, 3, 4]
+
+
+# ---- ε = 0 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_zero_epsilon_is_equality(dtype: torch.dtype, isa: str):
+    rng = np.random.default_rng(4)
+    for dim in (1, 3, 17, 300):
+        base = torch.from_numpy(rng.standard_normal((12, dim)).astype(np.float32)).to(dtype)
+        base[1] = base[0] * 2  # the same direction, another row
+        base[2, dim - 1] = 0.0
+        codes = torch.from_numpy(rng.integers(0, 12, 150))
+        x = base[codes]
+        x[::2] = torch.where(x[::2] == 0, torch.full_like(x[::2], -0.0), x[::2])
+        base[7] = base[8].clone()
+        x[codes == 7] = base[8]
+        x[2::3] = torch.where(x[2::3] == 0, torch.full_like(x[2::3], -0.0), x[2::3])
+        codes[codes == 7] = 8
+        sizes = [70, 0, 1, 79]
+        expected, seen, begin = [], 0, 0
+        for size in sizes:
+            first: dict[int, int] = {}
+            for code in codes[begin : begin + size].tolist():
+                expected.append(first.setdefault(code, seen + len(first)))
+            seen += len(first)
+            begin += size
+        for rows in (x, x.T.contiguous().T):
+            labels = run(rows, sizes, 0.0)
+            assert labels.tolist() == expected
+            assert torch.equal(labels, reference.cluster_cosine(rows, torch.arange(150), offsets_of(sizes), None, 0.0))
+
+
+def test_zero_epsilon_sees_signs_and_last_bits():
+    """Rows that differ in one or two signs, in one bit, or by the order of their elements are different."""
+    x = torch.ones(6, 64)
+    x[1, 5] = -1
+    x[2, [5, 21]] = -1  # two signs in one of the hash's lanes
+    x[3, 40] = 1 + 2**-23
+    x[4, 0], x[4, 1] = 2, 3
+    x[5, 0], x[5, 1] = 3, 2
+    assert run(x, epsilon=0.0).tolist() == list(range(6))
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+def bit_case(dim: int = 300) -> tuple[torch.Tensor, list[int]]:
+    """Near-threshold data: a change of the last bit anywhere is likely to move a label."""
+    rng = np.random.default_rng(21)
+    sizes = [130, 1, 77, 0, 400, 12, 60]
+    x = rng.integers(-1, 3, (sum(sizes), dim)).astype(np.float32)
+    x[:, : dim // 2] += 1
+    return torch.from_numpy(x + 1e-4 * rng.standard_normal(x.shape).astype(np.float32)), sizes
+
+
+def test_threads_and_repetitions():
+    x, sizes = bit_case()
+    expected = run(x, sizes, 0.40, num_threads=1)
+    assert 20 < int(expected.max()) < 600
+    for threads in range(1, 9):
+        assert torch.equal(run(x, sizes, 0.40, num_threads=threads), expected)
+    for _ in range(50):
+        assert torch.equal(run(x, sizes, 0.40), expected)
+
+
+def test_threads_inside_one_group():
+    """One long group: the block's products and sums are split over threads, not the groups."""
+    for dtype in DTYPES:
+        x = torch.from_numpy(mixture(6, 500, 2000, 150, noise=0.5, common=0.5)).to(dtype)
+        expected = run(x, [480, 20], 0.12, num_threads=1)
+        for threads in (2, 3, 8):
+            assert torch.equal(run(x, [480, 20], 0.12, num_threads=threads), expected)
+
+
+def test_alone_as_in_a_batch():
+    x, sizes = bit_case()
+    labels = run(x, sizes, 0.40)
+    begin = before = 0
+    for size in sizes:
+        alone = run(x[begin : begin + size], [size], 0.40)
+        assert torch.equal(alone + before, labels[begin : begin + size])
+        before += int(alone.max()) + 1 if size else 0
+        begin += size
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layouts_and_alignments(dtype: torch.dtype, isa: str):
+    """The same values at any address and stride give the same labels, and nothing outside them is read into them."""
+    for dim in (37, 300):
+        x, sizes = bit_case(dim)
+        x = x.to(dtype)
+        n = len(x)
+        expected = run(x, sizes, 0.40)
+        shuffled = torch.from_numpy(np.random.default_rng(0).permutation(n))
+        back = torch.empty_like(shuffled)
+        back[shuffled] = torch.arange(n)
+        views = [x.T.contiguous().T]
+        for step in (2, 3):
+            wide = torch.full((2 * n, step * dim + 5), torch.nan, dtype=dtype)
+            wide[::2, 5::step] = x
+            views.append(wide[::2, 5::step])
+        for offset in range(16):
+            flat = torch.full((offset + n * dim + 16,), torch.nan, dtype=dtype)
+            flat[offset : offset + n * dim] = x.reshape(-1)
+            views.append(flat[offset : offset + n * dim].view(n, dim))
+        for view in views:
+            assert torch.equal(run(view, sizes, 0.40), expected)
+        assert torch.equal(run(x[shuffled], sizes, 0.40, order=back), expected)
+    one = x[:1].expand(20, -1)
+    assert run(one).max() == 0
+
+
+def test_powers_of_two_change_nothing():
+    """Rows inside and outside the range that is read in place: scaling by powers of two is exact."""
+    x, sizes = bit_case(64)
+    factor = torch.from_numpy(np.ldexp(1.0, np.random.default_rng(0).integers(-100, 100, (len(x), 1)))).float()
+    assert torch.equal(run(x * factor, sizes, 0.40), run(x, sizes, 0.40))
+
+
+def test_avx2_equals_avx512():
+    native = _native_loader.load()
+    before = native.isa()
+    if before != "avx512":
+        pytest.skip("this machine has no avx512")
+    x, sizes = bit_case()
+    labels = {}
+    for name in ("avx512", "avx2"):
+        native.set_isa(name)
+        labels[name] = [run(x[:, :dim].contiguous(), sizes, 0.40) for dim in (*range(30, 50), 255, 256, 300)]
+        native.set_isa(before)
+    for a, b in zip(labels["avx512"], labels["avx2"], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_dot_products(isa: str):
+    """Error, tile independence and symmetry of the kernel itself; AVX2 and AVX-512 to the bit."""
+    native = _native_loader.load()
+    rng = np.random.default_rng(0)
+    for dim in (1, 15, 16, 17, 100, 256, 257, 1000, 3584):
+        for kind in range(3):
+            x = rng.standard_normal((11, dim)) if kind == 0 else rng.uniform(0.1, 1, (11, 1)) * np.ones((11, dim))
+            if kind == 2:
+                x = x + rng.integers(0, 2, x.shape)
+            x = x.astype(np.float32)
+            out = native.dot_products(x.ctypes.data, 11, dim)
+            out = np.array(out).reshape(11, 11)
+            exact = x.astype(np.float64) @ x.astype(np.float64).T
+            scale = np.sqrt(np.outer(exact.diagonal(), exact.diagonal()))
+            assert np.abs((out - exact) / scale).max() < 1e-6
+            np.testing.assert_array_equal(out, out.T)
+            assert native.dot_products(x[3:5].ctypes.data, 2, dim) == out[3:5, 3:5].reshape(-1).tolist()
+            if isa == "avx2":
+                native.set_isa("avx512")
+                if native.isa() == "avx512":
+                    assert native.dot_products(x.ctypes.data, 11, dim) == out.reshape(-1).tolist()
+                native.set_isa("avx2")
+
+
+SCRIPT = """
+import hashlib, sys, torch
+from test_clusters import bit_case, run
+x, sizes = bit_case()
+print(hashlib.sha256(run(x, sizes, 0.40, num_threads=int(sys.argv[1])).numpy().tobytes()).hexdigest())
+"""
+
+
+def in_process(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join([root, f"{root}/tests", *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, **env},
+    )
+
+
+def test_across_processes():
+    x, sizes = bit_case()
+    here = hashlib.sha256(run(x, sizes, 0.40).numpy().tobytes()).hexdigest()
+    for threads, env in (("1", {}), ("3", {"BIPACE_ISA": "avx2"})):
+        if env and _native_loader.load().isa() != "avx512":
+            continue
+        done = in_process(SCRIPT, threads, **env)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == here
+
+
+def test_out_of_memory_is_an_error():
+    """Scratch that cannot be had is a MemoryError, from the caller's thread and from the pool's."""
+    code = """
+import resource, sys, torch
+from test_clusters import run
+torch.set_num_threads(1)
+x = torch.randn(3000, 8192)
+x[1::2] = x[::2]
+run(x[:64], num_threads=2)
+with open("/proc/self/statm") as f:
+    used = int(f.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (12 << 20),) * 2)
+for sizes in ([3000], [1500, 1500]):
+    try:
+        run(x, sizes, num_threads=2)
+    except MemoryError:
+        continue
+    sys.exit("no MemoryError")
+print("ok", int(run(x[:64], num_threads=2).max()))
+"""
+    done = in_process(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ok", "31"]
+
+
+def test_set_isa_names():
+    native = _native_loader.load()
+    assert native.isa() in ("baseline", "avx2", "avx512")
+    with pytest.raises(ValueError, match="baseline, avx2, avx512"):
+        native.set_isa("sse9")
+
+
+# ---- anything --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    dim=st.integers(1, 40),
+    kind=st.sampled_from(["normal", "counts", "few", "mixture"]),
+    epsilon=st.sampled_from([1e-4, 0.02, 0.1, 0.25, 0.5, 1.0, 1.6, 2.0]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_ragged_batch(sizes: list[int], dim: int, kind: str, epsilon: float, dtype: torch.dtype, seed: int):
+    x = sample(kind, sum(sizes), dim, seed).to(dtype)
+    labels = run(x, sizes, epsilon)
+    check_partition(x, sizes, epsilon, labels)
+    assert torch.equal(run(x, sizes, epsilon, num_threads=1), labels)
+
+
+def sample(kind: str, n: int, dim: int, seed: int) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    if kind == "normal":
+        x = rng.standard_normal((n, dim))
+    elif kind == "counts":
+        x = rng.integers(-2, 3, (n, dim)).astype(np.float64)
+    elif kind == "few":
+        x = rng.standard_normal((4, dim))[rng.integers(0, 4, n)]
+    else:
+        return torch.from_numpy(mixture(seed, n, dim, 5))
+    x[(x == 0).all(axis=1), 0] = 1
+    return torch.from_numpy(x.astype(np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_million_decisions(dtype: torch.dtype):
+    """Every decision within 1e-5 of the banded rule on 10⁶ records over the three dtypes."""
+    rng = np.random.default_rng(99)
+    decided = 0
+    while decided < 335_000:
+        kind = int(rng.integers(0, 4))
+        n, dim = int(rng.integers(200, 1500)), int(rng.choice([16, 64, 200, 512]))
+        if kind == 0:
+            x = mixture(int(rng.integers(1 << 30)), n, dim, int(rng.integers(1, 120)), noise=float(rng.uniform(0.1, 1)))
+            epsilon = float(rng.choice([0.02, 0.1, 0.3]))
+        elif kind == 1:  # character n-grams: sparse signed counts of shared pieces
+            pieces = rng.integers(-1, 2, (30, dim)) * (rng.random((30, dim)) < 0.1)
+            x = rng.integers(0, 3, (n, 30)) @ pieces + (np.arange(dim) == 0)
+            epsilon = float(rng.choice([0.2, 0.25]))
+        elif kind == 2:  # integer counts that meet ε exactly
+            x = rng.integers(-1, 3, (n, 16))
+            x[:, 0] = 1
+            epsilon = float(rng.choice([0.25, 0.5]))
+        else:  # at the threshold: cos to one of five poles within 3e-5 of 1 − ε
+            epsilon = 0.1
+            poles = np.linalg.qr(rng.standard_normal((dim, 5)))[0].T
+            side = rng.standard_normal((n, dim))
+            side -= (side @ poles.T) @ poles
+            side /= np.linalg.norm(side, axis=1, keepdims=True)
+            cos = 1 - epsilon - 1e-5 + rng.uniform(-3e-5, 3e-5, (n, 1))
+            x = cos * poles[rng.integers(0, 5, n)] + np.sqrt(1 - cos**2) * side
+            x[:5] = poles
+        rows = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).to(dtype)
+        labels = run(rows, [n], epsilon).numpy()
+        worst = replay(rows.to(torch.float64).numpy(), labels, epsilon)
+        assert worst.excess <= TOLERANCE, (worst, kind, n, dim, epsilon)
+        decided += n
