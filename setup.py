@@ -38,7 +38,9 @@ class CMakeBuild(build_ext):
         subprocess.run(["cmake", "--build", str(build), "--target", "_native", "--parallel", jobs], check=True)
         built = sorted(build.glob("_native*.so"))
         if len(built) != 1:
-            raise RuntimeError(f"expected one _native*.so in {build}, found {[p.name for p in built]}; remove the folder")
+            raise RuntimeError(
+                f"expected one _native*.so in {build}, found {[p.name for p in built]}; remove the folder"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(built[0], target)
 

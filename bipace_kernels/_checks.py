@@ -23,7 +23,9 @@ def type_name(value: object) -> str:
 def length(value: Any, name: str) -> int:
     """Number of rows of an argument of any kind that has a length."""
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
-        raise TypeError(f"{name} must be a tensor, a NumPy array or a list with one entry per row, got {type_name(value)}.")
+        raise TypeError(
+            f"{name} must be a tensor, a NumPy array or a list with one entry per row, got {type_name(value)}."
+        )
     if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0:
         raise ValueError(f"{name} must have one entry per row, got a scalar; put it into a list.")
     return len(value)
@@ -145,7 +147,11 @@ def indices_text(bad: Tensor, most: int = 5) -> str:
 
 
 def check_number_in(value: Any, name: str, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)) or not low <= value <= high:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.floating, np.integer))
+        or not low <= value <= high
+    ):
         raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {value!r}.")
     return float(value)
 
@@ -161,4 +167,6 @@ def check_finite(values: Tensor, name: str, rows: Tensor | None) -> None:
     if bool(bad.any()):
         at = int(torch.nonzero(bad)[0])
         row = at if rows is None else int(rows[at])
-        raise ValueError(f"{name} must be finite (and within ±1e37), got {float(values[at]):g} at row {row}; mend the row.")
+        raise ValueError(
+            f"{name} must be finite (and within ±1e37), got {float(values[at]):g} at row {row}; mend the row."
+        )

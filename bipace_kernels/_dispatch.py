@@ -59,7 +59,9 @@ def choose(backend: str, device: torch.device | None = None) -> Any:
         wanted = _env.backend()
         if wanted is not None:
             if wanted not in NAMES or wanted == "auto":
-                raise ValueError(f"BIPACE_BACKEND must be one of {', '.join(NAMES[1:])}, got {wanted!r}; unset it for auto.")
+                raise ValueError(
+                    f"BIPACE_BACKEND must be one of {', '.join(NAMES[1:])}, got {wanted!r}; unset it for auto."
+                )
             backend = wanted
     if device is not None and device.type != "cpu":
         raise BackendError(
@@ -71,7 +73,9 @@ def choose(backend: str, device: torch.device | None = None) -> Any:
         if why and why not in _warned:
             _warned.add(why)
             warnings.warn(
-                f"bipace_kernels falls back to backend='reference' (plain Python, slow): {why}", RuntimeWarning, stacklevel=4
+                f"bipace_kernels falls back to backend='reference' (plain Python, slow): {why}",
+                RuntimeWarning,
+                stacklevel=4,
             )
         backend = "reference" if why else "cpu"
     status = backends()[backend]

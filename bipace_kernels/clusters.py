@@ -47,7 +47,9 @@ def cluster(
     lay = fingerprint_layout(group, trajectory, step, layout)
     matrix = _checks.fingerprint_matrix(fingerprint, lay.n_rows)
     check_rows(kernels, matrix, lay, threads)
-    labels = kernels.clusters.cluster_cosine(matrix, lay.order, lay.group_offsets, None, float(epsilon), num_threads=threads)
+    labels = kernels.clusters.cluster_cosine(
+        matrix, lay.order, lay.group_offsets, None, float(epsilon), num_threads=threads
+    )
     out = torch.full((lay.n_rows,), -1, dtype=torch.int64)
     out[lay.order] = labels
     return out

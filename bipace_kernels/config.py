@@ -67,7 +67,8 @@ class Config:
                 raise ValueError(f"{field.name} must be one of {', '.join(allowed)}, got {value!r}.")
         if not isinstance(self.base_group, bool):
             raise ValueError(f"base_group must be True or False, got {self.base_group!r}.")
-        if isinstance(self.history_length, bool) or not isinstance(self.history_length, numbers.Integral):
+        length: Any = self.history_length
+        if isinstance(length, bool) or not isinstance(length, numbers.Integral):
             raise ValueError(f"history_length must be an int of at least 0, got {self.history_length!r}.")
         if self.history_length < 0:
             raise ValueError(f"history_length must be at least 0, got {self.history_length}.")
@@ -81,7 +82,12 @@ class Config:
 
     def _number(self, name: str, wish: str, holds: Any) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or not holds(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, numbers.Real)
+            or not math.isfinite(value)
+            or not holds(value)
+        ):
             raise ValueError(f"{name} must be a number {wish}, got {value!r}.")
 
     def _pairs(self) -> None:

@@ -11,6 +11,7 @@ from . import _checks, _dispatch
 from .clusters import check_rows, fingerprint_layout
 from .layout import Layout
 
+
 @dataclass(frozen=True)
 class EpsilonChoice:
     """The ε chosen, the probes on the way, and why.
@@ -62,7 +63,9 @@ def choose_epsilon(
     tried: list[tuple[float, float]] = []
     for _ in range(probes):
         epsilon = (low + high) / 2
-        labels = kernels.clusters.cluster_cosine(matrix, lay.order, lay.group_offsets, None, epsilon, num_threads=threads)
+        labels = kernels.clusters.cluster_cosine(
+            matrix, lay.order, lay.group_offsets, None, epsilon, num_threads=threads
+        )
         size = float(np.median(np.bincount(labels.numpy())))
         tried.append((epsilon, size))
         if low_size <= size <= high_size:

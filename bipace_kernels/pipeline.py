@@ -125,7 +125,12 @@ def advantage(
     if cfg.estimator == "hgpo":
         assert codes is not None
         depths = kernels.observations.cluster_history(
-            codes[lay.order], lay.step, lay.trajectory_offsets, lay.group_offsets, cfg.history_length + 1, num_threads=threads
+            codes[lay.order],
+            lay.step,
+            lay.trajectory_offsets,
+            lay.group_offsets,
+            cfg.history_length + 1,
+            num_threads=threads,
         )
         step_term, deepest, branch = kernels.values.hgpo_advantage(
             step_return, depths, episode, step_norm=cfg.step_norm, delta=cfg.delta, alpha=float(cfg.length_weight_alpha),
@@ -166,7 +171,9 @@ def _config(config: Config | None) -> Config:
     if config is None:
         return Config.bipace()
     if not isinstance(config, Config):
-        raise TypeError(f"config must be a bipace_kernels.Config, got {_checks.type_name(config)}; e.g. Config.gigpo().")
+        raise TypeError(
+            f"config must be a bipace_kernels.Config, got {_checks.type_name(config)}; e.g. Config.gigpo()."
+        )
     return config
 
 
@@ -180,7 +187,9 @@ def _check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) ->
     if layout is None:
         for name in ("group", "trajectory"):
             if given[name] is None:
-                raise ValueError(f"{name} is missing; pass one id per row, or a layout made by bipace_kernels.layout().")
+                raise ValueError(
+                    f"{name} is missing; pass one id per row, or a layout made by bipace_kernels.layout()."
+                )
     else:
         if not isinstance(layout, Layout):
             raise TypeError(f"layout must come from bipace_kernels.layout(), got {_checks.type_name(layout)}.")
@@ -192,7 +201,9 @@ def _check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) ->
     needs = {"cosine": "fingerprint", "exact": "observation", "history": "observation", "similar": "observation"}
     argument = needs.get(cfg.partition)
     if argument is not None and given[argument] is None:
-        raise ValueError(f"{argument} is missing; partition={cfg.partition!r} needs one per row, or choose another partition.")
+        raise ValueError(
+            f"{argument} is missing; partition={cfg.partition!r} needs one per row, or choose another partition."
+        )
     if cfg.needs_keys and given["action_key"] is None:
         raise ValueError(
             f"action_key is missing; estimator={cfg.estimator!r} compares actions. Make keys with "
@@ -219,7 +230,9 @@ def _layout(given: dict[str, Any], layout: Layout | None) -> Layout:
         valid = _checks.bool_vector(given["valid"], "valid", layout.n_rows)
         own = torch.ones(layout.n_rows, dtype=torch.bool) if layout.valid is None else layout.valid
         if not torch.equal(valid, own):
-            raise ValueError("valid must be None or the mask that the layout was made with; make a new layout for this one.")
+            raise ValueError(
+                "valid must be None or the mask that the layout was made with; make a new layout for this one."
+            )
     return layout
 
 
@@ -319,17 +332,21 @@ def _raise_spoilt(
         bad = inside & ~(values.abs() <= LIMIT)
         if bool(bad.any()):
             worst = float(values[int(torch.nonzero(bad)[0])])
-            raise ValueError(f"{name} must be finite (and within ±1e37), got {worst:g} at row {_checks.indices_text(bad)}; {cure}")
+            raise ValueError(
+                f"{name} must be finite (and within ±1e37), got {worst:g} at row {_checks.indices_text(bad)}; {cure}"
+            )
     rows = torch.zeros(lay.n_rows, dtype=torch.bool)
     rows[lay.order[spoilt[lay.trajectory_of_record()]]] = True
-    raise ValueError(f"rewards must sum to finite returns within ±1e37, rows {_checks.indices_text(rows)} do not; {cure}")
+    raise ValueError(
+        f"rewards must sum to finite returns within ±1e37, rows {_checks.indices_text(rows)} do not; {cure}"
+    )
 
 
 def _usable_rows(kernels: Any, lay: Layout, cfg: Config, matrix: Tensor | None, threads: int) -> Tensor | None:
     """[M] bool: records whose fingerprint is finite and not zero; None where all are."""
     if matrix is None:
         return None
-    state = kernels.clusters.scan_rows(matrix, lay.order, num_threads=threads)
+    state: Tensor = kernels.clusters.scan_rows(matrix, lay.order, num_threads=threads)
     if not bool(state.any()):
         return None
     if cfg.on_invalid == "raise":

@@ -24,7 +24,9 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
     if values.ndim != 1:
         raise ValueError(f"advantage must have shape [B], got {list(values.shape)}; pass one value per row.")
     if tokens.ndim != 2 or tokens.shape[0] != values.shape[0]:
-        raise ValueError(f"mask must have shape [B, T] with B = {values.shape[0]} like advantage, got {list(tokens.shape)}.")
+        raise ValueError(
+            f"mask must have shape [B, T] with B = {values.shape[0]} like advantage, got {list(tokens.shape)}."
+        )
     if tokens.dtype != torch.bool and not bool(((tokens == 0) | (tokens == 1)).all()):
         raise ValueError("mask must hold booleans or 0 and 1 only; weights are the loss's business.")
     on_device = values.to(device=device, dtype=torch.float32).unsqueeze(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import torch
 
 Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def value_r2(returns: Tensor, labels: Tensor, trajectory: Tensor, group: Tensor,
 
 
 def _sums(index: Ints, r: Floats) -> tuple[Floats, Ints]:
-    return np.bincount(index, weights=r), np.bincount(index)
+    return np.bincount(index, weights=r).astype(np.float64), np.bincount(index)
 
 
 def _ratio(sums: Floats, counts: Ints) -> Floats:

@@ -114,7 +114,9 @@ def test_history(backend):
     result = run(bk.Config(partition="history", estimator="mean", history_length=1), backend)
     assert result.cluster.tolist() == [0, 1, 2, 0, 1]
     result = run(
-        bk.Config(partition="history", estimator="mean", history_length=1), backend, observation=["a", "b", "b", "b", "b"]
+        bk.Config(partition="history", estimator="mean", history_length=1),
+        backend,
+        observation=["a", "b", "b", "b", "b"],
     )
     assert result.cluster.tolist() == [0, 1, 2, 3, 2]  # (a), (a, b), (b, b), (b), (b, b)
 
@@ -129,7 +131,11 @@ def test_greedy_clusters_in_the_plane(backend):
     assert bk.cluster(x[[1, 0, 2]], [0] * 3, epsilon, backend=backend).tolist() == [0, 0, 1]
     assert bk.cluster(x[[1, 2, 0]], [0] * 3, epsilon, backend=backend).tolist() == [0, 0, 1]
     # The length of a row says nothing.
-    assert bk.cluster(x * torch.tensor([[1.0], [1e-20], [3e20]]), [0] * 3, epsilon, backend=backend).tolist() == [0, 0, 1]
+    assert bk.cluster(x * torch.tensor([[1.0], [1e-20], [3e20]]), [0] * 3, epsilon, backend=backend).tolist() == [
+        0,
+        0,
+        1,
+    ]
 
 
 def test_the_oldest_of_equally_near_clusters_wins(backend):

@@ -105,7 +105,11 @@ def naive_value_r2(result, batch):
         if sum(v for k, v in spread.items() if k != g) > 0
     ]
     n = len(error)
-    stderr = None if len(without) < 2 or len(without) < n else math.sqrt((n - 1) / n * np.sum((without - np.mean(without)) ** 2))
+    stderr = (
+        None
+        if len(without) < 2 or len(without) < n
+        else math.sqrt((n - 1) / n * np.sum((without - np.mean(without)) ** 2))
+    )
     return r2, covered / rows, stderr
 
 

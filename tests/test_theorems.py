@@ -69,7 +69,9 @@ def test_one_group_alone_is_the_same_group_in_a_batch(name, backend):
     for g in np.unique(batch.group):
         rows = np.flatnonzero(batch.group == g)
         alone = run(batch.take(rows), CONFIGS[name], backend)
-        assert_same(alone, _take(whole, rows), ("advantage", "step_advantage", "episode_advantage", "returns", "branch"))
+        assert_same(
+            alone, _take(whole, rows), ("advantage", "step_advantage", "episode_advantage", "returns", "branch")
+        )
         inside = whole.cluster[rows]
         assert torch.equal(alone.cluster, inside - inside.min())
 

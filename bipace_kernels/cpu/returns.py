@@ -25,7 +25,13 @@ def discounted_returns(
     out = torch.empty(rewards.shape[0], dtype=torch.float32)
     n_trajectories = trajectory_offsets.shape[0] - 1
     load().discounted_returns(
-        rewards.data_ptr(), _address(step), trajectory_offsets.data_ptr(), n_trajectories, gamma, out.data_ptr(), num_threads
+        rewards.data_ptr(),
+        _address(step),
+        trajectory_offsets.data_ptr(),
+        n_trajectories,
+        gamma,
+        out.data_ptr(),
+        num_threads,
     )
     return out
 

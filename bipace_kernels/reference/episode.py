@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ def episode_advantage(
     lengths = trajectory_offsets.diff().tolist()
     out = np.zeros(int(trajectory_offsets[-1]), dtype=np.float32)
     groups = group_trajectories.tolist()
-    for begin, end in zip(groups[:-1], groups[1:], strict=True):
+    for begin, end in pairwise(groups):
         population = [
             (t, returns[t]) for t in range(begin, end) for _ in range(1 if scope == "trajectory" else lengths[t])
         ]
@@ -46,7 +47,8 @@ def episode_advantage(
 
 def centred(value: np.float32, mean: float) -> np.float32:
     """R − mean as a float32 difference, the mean rounded to float32 once: equal returns give exactly 0."""
-    return np.float32(value - np.float32(mean))
+    difference: np.float32 = np.subtract(value, np.float32(mean), dtype=np.float32)
+    return difference
 
 
 def mean_and_sigma(values: list[float], *, unbiased: bool) -> tuple[float, float]:

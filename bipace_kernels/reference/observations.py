@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -25,7 +26,13 @@ def cluster_exact(codes: Tensor, group_offsets: Tensor, *, num_threads: int = 1)
 
 
 def cluster_history(
-    codes: Tensor, step: Tensor | None, trajectory_offsets: Tensor, group_offsets: Tensor, depth: int, *, num_threads: int = 1
+    codes: Tensor,
+    step: Tensor | None,
+    trajectory_offsets: Tensor,
+    group_offsets: Tensor,
+    depth: int,
+    *,
+    num_threads: int = 1,
 ) -> Tensor:
     """Clusters of equal tuples of the last k codes, k = 1 … depth; shapes as in cpu/observations.py."""
     code, group = codes.tolist(), _group_of(group_offsets)
@@ -33,7 +40,7 @@ def cluster_history(
     m = len(code)
     history: list[tuple[int, ...]] = [()] * m  # codes of the earlier steps of the trajectory, oldest first
     offsets = trajectory_offsets.tolist()
-    for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for begin, end in pairwise(offsets):
         for i in range(begin + 1, end):
             # A step recorded twice stands in later histories once, by its first record.
             repeat = steps is not None and steps[i] == steps[i - 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 Tensor = torch.Tensor
@@ -14,7 +16,7 @@ def discounted_returns(
     r, offsets = rewards.tolist(), trajectory_offsets.tolist()
     steps = None if step is None else step.tolist()
     out = [0.0] * len(r)
-    for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for begin, end in pairwise(offsets):
         for i in reversed(range(begin, end)):
             if i == end - 1:
                 out[i] = r[i]
@@ -25,12 +27,14 @@ def discounted_returns(
     return torch.tensor(out, dtype=torch.float64).to(torch.float32)
 
 
-def trajectory_returns(rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, num_threads: int = 1) -> Tensor:
+def trajectory_returns(
+    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, num_threads: int = 1
+) -> Tensor:
     """[T] float32: R(τ) = Σ r over the steps of each trajectory, in float64, rounded once."""
     r, offsets = rewards.tolist(), trajectory_offsets.tolist()
     steps = None if step is None else step.tolist()
     out = []
-    for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for begin, end in pairwise(offsets):
         total = 0.0
         for i in range(begin, end):
             if i == begin or steps is None or steps[i] != steps[i - 1]:
