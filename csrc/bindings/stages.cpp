@@ -13,16 +13,17 @@ void bind_stages(py::module_& m) {
   const auto release = py::call_guard<py::gil_scoped_release>();
   m.def(
       "discounted_returns",
-      [](Address rewards, Address step, Address offsets, int64_t n_trajectories, double gamma, Address out, int threads) {
-        discounted_returns(pointer<const double>(rewards), pointer<const int64_t>(step), pointer<const int64_t>(offsets),
-                           n_trajectories, gamma, pointer<float>(out), threads);
+      [](Address rewards, Address step, Address offsets, int64_t n_trajectories, double gamma, Address out,
+         int threads) {
+        discounted_returns(pointer<const double>(rewards), pointer<const int64_t>(step),
+                           pointer<const int64_t>(offsets), n_trajectories, gamma, pointer<float>(out), threads);
       },
       release);
   m.def(
       "trajectory_returns",
       [](Address rewards, Address step, Address offsets, int64_t n_trajectories, Address out, int threads) {
-        trajectory_returns(pointer<const double>(rewards), pointer<const int64_t>(step), pointer<const int64_t>(offsets),
-                           n_trajectories, pointer<float>(out), threads);
+        trajectory_returns(pointer<const double>(rewards), pointer<const int64_t>(step),
+                           pointer<const int64_t>(offsets), n_trajectories, pointer<float>(out), threads);
       },
       release);
   m.def(
@@ -40,8 +41,8 @@ void bind_stages(py::module_& m) {
       .value("q_style", Estimator::kQStyle);
   m.def(
       "step_advantage",
-      [](Address returns, Address labels, int64_t n_records, int64_t n_clusters, Address action_key, Estimator estimator,
-         bool divide, double delta, Address step, Address branch, int threads) {
+      [](Address returns, Address labels, int64_t n_records, int64_t n_clusters, Address action_key,
+         Estimator estimator, bool divide, double delta, Address step, Address branch, int threads) {
         step_advantage(pointer<const float>(returns), pointer<const int64_t>(labels), n_records, n_clusters,
                        pointer<const int64_t>(action_key), estimator, divide, delta, pointer<float>(step),
                        pointer<uint8_t>(branch), threads);
@@ -68,8 +69,8 @@ void bind_stages(py::module_& m) {
       [](Address codes, Address step, Address trajectory_offsets, int64_t n_trajectories, Address group_offsets,
          int64_t n_groups, int64_t depth, Address labels) {
         cluster_history(pointer<const int64_t>(codes), pointer<const int64_t>(step),
-                        pointer<const int64_t>(trajectory_offsets), n_trajectories, pointer<const int64_t>(group_offsets),
-                        n_groups, depth, pointer<int64_t>(labels));
+                        pointer<const int64_t>(trajectory_offsets), n_trajectories,
+                        pointer<const int64_t>(group_offsets), n_groups, depth, pointer<int64_t>(labels));
       },
       release);
 }

@@ -89,7 +89,8 @@ void step_advantage(const float* returns, const int64_t* labels, int64_t n_recor
       end = begin;
       ExactSum same;
       double plain_same = 0.0;
-      while (end < n && action_key[by_key[static_cast<size_t>(end)]] == action_key[by_key[static_cast<size_t>(begin)]]) {
+      while (end < n &&
+             action_key[by_key[static_cast<size_t>(end)]] == action_key[by_key[static_cast<size_t>(begin)]]) {
         const double r = static_cast<double>(returns[by_key[static_cast<size_t>(end++)]]);
         same.add(r);
         plain_same += r;

@@ -8,8 +8,8 @@ namespace bipace {
 enum class Estimator { kMean, kDiffPeer, kQStyle };
 enum Branch : uint8_t { kSingleton = 0, kPace = 1, kLeaveOneOut = 2 };
 
-void step_advantage(const float* returns,       // [M]
-                    const int64_t* labels,      // [M] cluster of each record, in [0, C)
+void step_advantage(const float* returns,   // [M]
+                    const int64_t* labels,  // [M] cluster of each record, in [0, C)
                     int64_t n_records, int64_t n_clusters,
                     const int64_t* action_key,  // [M]; nullptr for kMean
                     Estimator estimator, bool divide, double delta,
@@ -17,10 +17,10 @@ void step_advantage(const float* returns,       // [M]
                     uint8_t* branch,  // [M]
                     int n_threads);
 
-void hgpo_advantage(const float* returns,             // [M]
-                    const int64_t* depth_labels,      // [depth, M]; -1: fewer observations than the depth
+void hgpo_advantage(const float* returns,         // [M]
+                    const int64_t* depth_labels,  // [depth, M]; -1: fewer observations than the depth
                     int64_t depth, int64_t n_records,
-                    const float* episode_advantage,   // [M]
+                    const float* episode_advantage,  // [M]
                     bool divide, double delta, double alpha, bool base_group,
                     float* advantage,  // [M]
                     int64_t* deepest,  // [M] deepest depth at which the record has company; 0: none
