@@ -61,7 +61,7 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
     read = rollouts.read([path], needed=["action"], wanted=["success", "valid"])
     assert read.observation == ["room", "é\n"] and read.reward == [0.0, 1.0] and read.step == [0, 1]
     assert read.line == [1, 3]  # blank lines count, and are no records
-    assert read.action == ["go", "go"] and read.success == [True, True] and read.valid is None
+    assert read.action == ["go", "go"] and read.success == [True, True] and read.valid == [True, True]
     assert read.group.tolist() == [0, 0] and read.trajectory.tolist() == [0, 0]
     assert read.where(1) == f"{path}, line 3"
     assert read.sources[0].records == 2
@@ -220,6 +220,22 @@ def test_a_column_that_one_file_lacks_is_left_out(tmp_path: Path) -> None:
     for order in ([one, two], [two, one]):
         read = rollouts.read(order, wanted=["success", "action"])
         assert read.success is None and read.action == ["go", "go"]
+
+
+def test_a_record_that_does_not_say_is_valid(tmp_path: Path) -> None:
+    one = write(tmp_path / "a.jsonl", record(), record(step=1, valid=False), record(step=2, valid=True))
+    two = parquet(tmp_path / "b.parquet", [record()])
+    for paths, valid in (([one, two], [True, False, True, True]), ([two, one], [True, True, False, True])):
+        assert rollouts.read(paths, wanted=["valid"]).valid == valid
+    path = write(tmp_path / "c.jsonl", record(), record(step=1, valid=None))
+    assert 'line 2, field "valid": wanted true or false, got null' in error_of(path, wanted=["valid"])
+
+
+def test_a_column_named_in_vain(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", record())
+    for name in ("valid", "success", "action"):
+        message = error_of(path, columns=rollouts.Columns(**{name: "typo"}), wanted=[name])
+        assert f'"typo" that --{name}-column names' in message
 
 
 def test_groups_across_files(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 BAD_INPUT = 2  # exit status of every error that the user can mend
 INTERRUPTED = 130  # as shells report SIGINT
@@ -69,15 +69,22 @@ def notes() -> Iterator[None]:
 
 
 @contextmanager
-def progress(*columns: ProgressColumn) -> Iterator[Progress]:
+def progress() -> Iterator[Progress]:
     """A transient progress display on stderr; silent where stderr is no terminal."""
     console = stderr()
-    shown = columns or (
+    columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
-        TextColumn("{task.percentage:>3.0f} %"),
+        TaskProgressColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*shown, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
+
+
+def stage(bar: Progress, description: str, total: float | None = None) -> TaskID:
+    """Replaces what the display shows; a stage without a total pulses."""
+    for task in bar.task_ids:
+        bar.remove_task(task)
+    return bar.add_task(description, total=total)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import output, rollouts, states
-from ._console import CliError, notes, progress, stdout
+from ._console import CliError, notes, progress, stage, stdout
 
 if TYPE_CHECKING:
     import bipace_kernels as bk
@@ -65,7 +65,7 @@ def run(paths: Sequence[str], columns: rollouts.Columns, changes: dict[str, Any]
     _check_options(config, columns, state, options)
     output.check_table_path(options.out, [*paths, *([options.fingerprint] if options.fingerprint else [])])
     with notes(), progress() as bar:
-        task = bar.add_task("reading", total=rollouts.total_bytes(paths))
+        task = stage(bar, "reading", rollouts.total_bytes(paths))
         records = rollouts.read(
             paths,
             columns,
@@ -76,7 +76,7 @@ def run(paths: Sequence[str], columns: rollouts.Columns, changes: dict[str, Any]
             allow_nonfinite=config.on_invalid == "singleton",
             advance=lambda n: bar.advance(task, n),
         )
-        bar.update(task, description="computing advantages", total=None)
+        stage(bar, "computing advantages")
         result = estimate(records, config, state, options)
         summary = summarise(records, config, result)
         value_r2 = result.value_r2() if config.partition != "none" else None

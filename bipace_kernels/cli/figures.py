@@ -244,8 +244,10 @@ def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: 
         Patch(facecolor=_pale(colour), edgecolor=EDGE, label=f"{letters[cluster]}  {_short(names[cluster])}")
         for cluster, colour in colours.items()
     ]
-    handles.append(Patch(facecolor=OTHER, edgecolor=EDGE, label="other clusters of two or more records"))
-    handles.append(Patch(facecolor="white", edgecolor=EDGE, label="singletons: step advantage 0"))
+    if not alone.union(colours).issuperset(everyone.tolist()):
+        handles.append(Patch(facecolor=OTHER, edgecolor=EDGE, label="other clusters of two or more records"))
+    if alone:
+        handles.append(Patch(facecolor="white", edgecolor=EDGE, label="singletons: step advantage 0"))
     _title(figure, title)
     axis.set_title(
         f"{subtitle}\nBar in a cell: step advantage, up for better than its state's average, "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import output, rollouts, states
-from ._console import CliError, notes, progress, stdout
+from ._console import CliError, notes, progress, stage, stdout
 from .advantage import ACTION_MODES, format_r2
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def run(paths: Sequence[str], columns: rollouts.Columns, options: Options) -> No
     _base_config(options, actions=True)
     output.check_folder(options.out, "--out")
     with notes(), progress() as bar:
-        task = bar.add_task("reading", total=rollouts.total_bytes(paths))
+        task = stage(bar, "reading", rollouts.total_bytes(paths))
         records = rollouts.read(
             paths,
             columns,
@@ -104,13 +104,14 @@ def run(paths: Sequence[str], columns: rollouts.Columns, options: Options) -> No
         sections = _sections(records)
         if options.group is not None and all(options.group not in _tasks(s.records) for s in sections):
             raise CliError(f"--group {options.group}: no record has this task id; see the task column of the rollouts.")
-        bar.update(task, description="comparing", total=len(sections) * (4 + 2 * len(epsilons)), completed=0)
+        comparing = stage(bar, "comparing", len(sections) * (3 + 2 * len(epsilons)))
         for section in sections:
-            _compare(section, options, epsilons, lambda: bar.advance(task))
-        bar.update(task, description="drawing", total=None)
+            _compare(section, options, epsilons, lambda: bar.advance(comparing))
+        drawing = stage(bar, "drawing", len(sections))
         with output.atomic_folder(options.out) as folder:
             for section in sections:
                 _draw(section, options, folder)
+                bar.advance(drawing)
             (folder / "report.json").write_text(_json(sections, options), encoding="utf-8")
             (folder / "report.md").write_text(_markdown(sections, options), encoding="utf-8")
             figures = sorted(file.name for file in folder.glob("*.png"))

@@ -146,7 +146,8 @@ def read(
     """The step records of all files; CliError for the first bad one.
 
     needed           optional fields of Columns that must stand in every record
-    wanted           optional fields read where a file's first record has them; then every record must
+    wanted           optional fields read where a file's first record has them; then every record must ("valid": may be
+                     left out, and means true)
     merge_files      a group is a task id of all files together, not of one file
     duplicates       as Config.duplicates: "raise" refuses two records with equal file, task, rollout and step, "once"
                      refuses them where their rewards differ
@@ -158,6 +159,7 @@ def read(
     optional = (*needed, *(name for name in wanted if name not in needed))
     for name in optional:
         setattr(rollouts, name, [])
+    found: set[str] = set()
     for index, path in enumerate(paths):
         parser = _Parser(rollouts, index, path, columns, needed, optional, allow_nonfinite)
         if Path(path).suffix.lower() in PARQUET_SUFFIXES:
@@ -165,12 +167,16 @@ def read(
         else:
             source = _read_jsonl(parser, advance)
         rollouts.sources.append(source)
+        found |= parser.found
         if source.records == 0:
             raise CliError(f"{path} holds no records; give a file with one step record per {source.unit}.")
         for name in optional:
             if name not in parser.present:  # only wanted, and not in this file: then for none
                 setattr(rollouts, name, None)
         optional = tuple(name for name in optional if name in parser.present)
+    for name in wanted:
+        if name not in found and getattr(columns, name) != getattr(Columns(), name):
+            raise CliError(f'No record has the field "{getattr(columns, name)}" that --{name}-column names.')
     rollouts.number()
     _check_duplicates(rollouts, columns, duplicates)
     return rollouts
@@ -222,7 +228,10 @@ class _Parser:
         self.needed = set(needed)
         self.optional = optional
         self.allow_nonfinite = allow_nonfinite
-        self.present: set[str] = set(needed)
+        self.present: set[str] = set(needed)  # read from this file
+        self.found: set[str] = set()  # stand in at least one record
+        # A log may mark its padding alone: a record that does not say is valid.
+        self.defaults: dict[str, Any] = {"valid": True}
         self.records = 0
         self.id_types: dict[str, type] = {}
         self.width: int | None = None
@@ -245,17 +254,20 @@ class _Parser:
             "fingerprint": self._vector,
         }
         for name in (*REQUIRED, *self.optional):
-            if name in REQUIRED or name in self.needed or has(self.column(name)):
+            if name in REQUIRED or name in self.needed or name in self.defaults or has(self.column(name)):
                 self.fields.append((name, self.column(name), checks[name]))
                 self.present.add(name)
 
     def add(self, record: dict[str, Any], line: int) -> None:
         rollouts = self.rollouts
         for name, column, check in self.fields:
-            try:
-                value = record[column]
-            except KeyError:
-                raise self._missing(line, name, column, record) from None
+            if column not in record:
+                if name not in self.defaults:
+                    raise self._missing(line, name, column, record)
+                getattr(rollouts, name).append(self.defaults[name])
+                continue
+            value = record[column]
+            self.found.add(name)
             try:
                 value = check(name, value)
             except _Wrong as wrong:
@@ -492,7 +504,7 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> Source:
             names = file.schema_arrow.names
             parser.start(lambda column: column in names)
             for name, column, _ in parser.fields:
-                if names.count(column) != 1:
+                if names.count(column) != 1 and not (name in parser.defaults and column not in names):
                     found = ", ".join(names[:20])
                     fact = "is missing" if column not in names else "stands there twice"
                     cure = f"name the right one with --{name}-column"
@@ -508,7 +520,8 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> Source:
 
 def _add_batches(parser: _Parser, file: Any, advance: Advance | None) -> None:
     size = os.path.getsize(parser.path)
-    columns = list(dict.fromkeys(column for _, column, _ in parser.fields))
+    stored = file.schema_arrow.names
+    columns = list(dict.fromkeys(column for _, column, _ in parser.fields if column in stored))
     row = 0
     told = 0
     for batch in file.iter_batches(batch_size=4096, columns=columns):
