@@ -177,7 +177,7 @@ def epsilon_curve(
     sizes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     sizes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     sizes.yaxis.set_minor_formatter(NullFormatter())
-    kinds: tuple[tuple[str, Any], ...] = (("P90", ":"), ("mean", "-"), ("median", "--"))
+    kinds: tuple[tuple[str, Any], ...] = (("P90", ":"), ("mean (exact and history: mean)", "-"), ("median", "--"))
     lines = [Line2D([], [], color="#666666", linestyle=dash, label=name) for name, dash in kinds]
     sizes.legend(handles=lines, loc="upper left", ncols=3, frameon=False, fontsize=8)
     low, high = sizes.get_ylim()
