@@ -159,6 +159,16 @@ def test_tokens_about_the_size_of_the_quick_copy(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("longest", [1000, 1024, 1025, 200_000])
+def test_tokens_that_are_very_long(backend: str, longest: int) -> None:
+    data = torch.full((longest + 1,), ord("z"), dtype=torch.uint8)
+    table = bk.TokenBytes(torch.tensor([0, 1, 1 + longest]), data)
+    rows = [[0, 1, 0], [1] * 5, [0] * 70, [1] + [0] * 64 + [1]]
+    want = [key(b"z" * sum((1, longest)[v] for v in row), 4) for row in rows]
+    assert keys_of(rows, mode="text", token_bytes=table, backend=backend)[0] == want
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8, torch.int16])
 def test_mask_with_holes(backend: str, dtype: torch.dtype) -> None:
     row = [257, 0, 65, -100, 66, 10**12, 258, -1]

@@ -15,6 +15,7 @@ constexpr char kClose[] = "</action>";
 constexpr int64_t kOpenSize = sizeof kOpen - 1, kCloseSize = sizeof kClose - 1;
 constexpr int64_t kChunk = 64;        // tokens joined between two looks for a tag
 constexpr int64_t kRowsPerTask = 16;  // keeps the pool's counter cold at rows of a microsecond
+constexpr int64_t kLongToken = 1024;  // bytes
 constexpr int64_t kQuickBytes = 16;   // most tokens fit; copied in one load and store
 
 // Position of the tag in text[from, size), or -1.  The needle is of fixed size, so the search is linear.
@@ -174,40 +175,49 @@ int64_t hash_first_n(const Row& row, int64_t n, Scratch& scratch) {
   return static_cast<int64_t>(xxh64(out, 8 * count, kSeedFirstN));
 }
 
-bool all_inside(const int64_t* ids, int64_t count, int64_t table_size) {
-  uint64_t bad = 0;
+bool all_inside(const int64_t* ids,  // [count]
+                int64_t count, int64_t table_size) {
+  uint64_t bad = 0;  // its sign bit: some id < 0, or some table_size - 1 - id < 0.  No 64-bit compare: SSE2 has none
+  const auto last = static_cast<uint64_t>(table_size - 1);
   for (int64_t i = 0; i < count; ++i) {
-    bad |= static_cast<uint64_t>(static_cast<uint64_t>(ids[i]) >= static_cast<uint64_t>(table_size));
+    const auto id = static_cast<uint64_t>(ids[i]);
+    bad |= id | (last - id);
   }
-  return bad == 0;
+  return bad >> 63 == 0;
 }
 
-// Appends the bytes of the tokens to text[size..]; returns the new size.
-int64_t append_tokens(const TokenTable& table, const int64_t* ids, int64_t count, int64_t size,
-                      std::vector<uint8_t>& text) {
-  int64_t more = 0;
-  for (int64_t i = 0; i < count; ++i) more += table.offsets[ids[i] + 1] - table.offsets[ids[i]];
+// Appends the bytes of at most kChunk tokens to text[size..]; returns the new size.
+int64_t append_tokens(const TokenTable& table, int64_t longest,  // bytes of the longest token
+                      const int64_t* ids,                        // [count], all inside the table
+                      int64_t count, int64_t size, std::vector<uint8_t>& text) {
+  const int64_t* offsets = table.offsets;
+  const uint8_t* bytes = table.bytes;
+  int64_t more = kChunk * longest;
+  if (longest > kLongToken) {  // one freak token must not make every row's scratch large
+    more = 0;
+    for (int64_t i = 0; i < count; ++i) more += offsets[ids[i] + 1] - offsets[ids[i]];
+  }
   if (static_cast<int64_t>(text.size()) < size + more + kQuickBytes) {
     text.resize(static_cast<size_t>(2 * size + more + kQuickBytes));
   }
   // The quick copy reads kQuickBytes whatever the token's length: only where the table goes on that far.
-  const int64_t quick_end = table.offsets[table.size] - kQuickBytes;
+  const int64_t quick_end = offsets[table.size] - kQuickBytes;
   uint8_t* out = text.data() + size;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t begin = table.offsets[ids[i]], length = table.offsets[ids[i] + 1] - begin;
+    const int64_t begin = offsets[ids[i]], length = offsets[ids[i] + 1] - begin;
     if (length <= kQuickBytes && begin <= quick_end) {
-      std::memcpy(out, table.bytes + begin, kQuickBytes);
+      std::memcpy(out, bytes + begin, kQuickBytes);
     } else if (length > 0) {
-      std::memcpy(out, table.bytes + begin, static_cast<size_t>(length));
+      std::memcpy(out, bytes + begin, static_cast<size_t>(length));
     }
     out += length;
   }
-  return size + more;
+  return out - text.data();
 }
 
 // Returns false where a valid id lies outside the table.
-bool hash_row(const TokenRows& rows, int64_t index, const TokenTable& table, KeyMode mode, int64_t n, int64_t* key,
-              uint8_t* parsed, Scratch& scratch) {
+bool hash_row(const TokenRows& rows, int64_t index, const TokenTable& table, int64_t longest, KeyMode mode, int64_t n,
+              int64_t* key, uint8_t* parsed, Scratch& scratch) {
   const Row row(rows, index);
   *parsed = 0;
   if (mode == KeyMode::kFirstN) {
@@ -222,7 +232,7 @@ bool hash_row(const TokenRows& rows, int64_t index, const TokenTable& table, Key
     const int64_t count = row.gather(begin, std::min(begin + kChunk, row.size()), scratch.ids.data());
     if (!all_inside(scratch.ids.data(), count, table.size)) return false;
     if (found) continue;  // the rest of the row is only checked
-    size = append_tokens(table, scratch.ids.data(), count, size, scratch.text);
+    size = append_tokens(table, longest, scratch.ids.data(), count, size, scratch.text);
     if (mode == KeyMode::kActionTag) found = tags.advance(scratch.text.data(), size);
   }
   const uint8_t* text = scratch.text.data();
@@ -245,12 +255,16 @@ TokenOutside hash_token_rows(const TokenRows& rows, const TokenTable& table, Key
                              uint8_t* parsed, int n_threads) {
   std::vector<uint8_t> bad(static_cast<size_t>(rows.n_rows), 0);
   std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  int64_t longest = 0;
+  for (int64_t v = 0; mode != KeyMode::kFirstN && v < table.size; ++v) {
+    longest = std::max(longest, table.offsets[v + 1] - table.offsets[v]);
+  }
   const int64_t n_tasks = (rows.n_rows + kRowsPerTask - 1) / kRowsPerTask;
   parallel_for(n_tasks, n_threads, [&](int64_t task, int worker) {
     const int64_t end = std::min((task + 1) * kRowsPerTask, rows.n_rows);
     for (int64_t r = task * kRowsPerTask; r < end; ++r) {
       bad[static_cast<size_t>(r)] =
-          !hash_row(rows, r, table, mode, n, keys + r, parsed + r, scratch[static_cast<size_t>(worker)]);
+          !hash_row(rows, r, table, longest, mode, n, keys + r, parsed + r, scratch[static_cast<size_t>(worker)]);
     }
   });
   TokenOutside outside;
