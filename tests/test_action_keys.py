@@ -427,7 +427,7 @@ def test_empty_table() -> None:
 def test_token_id_outside_the_table_is_named(backend: str, mode: str, bad: int) -> None:
     ids = torch.full((70, 200), 65)
     ids[:, :2] = torch.tensor([257, 258])  # parsed at once: the rest of the row is checked all the same
-    ids[41, 177], ids[41, 180], ids[60, 2] = bad, -7, -9
+    ids[41, 177], ids[41, 180], ids[60, 2], ids[61, 2] = bad, bad, -9, 10**6
     message = re.escape(
         f"responses must hold token ids from 0 to 259 (vocabulary size 260), got {bad} in row 41, column 177"
     )
