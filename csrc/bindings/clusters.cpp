@@ -18,9 +18,9 @@ Rows rows_of(uintptr_t data, int dtype, int64_t row_stride, int64_t column_strid
 py::list dot_products(uintptr_t data, int64_t n, int64_t dim) {
   const DotKernels& dot = dot_kernels();
   const float* x = pointer<const float>(data);
-  const int64_t stride = (n + kTileA - 1) / kTileA * kTileA;
+  const int64_t panel = panel_length(dim), stride = (n + kTileA - 1) / kTileA * kTileA;
   std::vector<double> out(static_cast<size_t>(n * stride), 0.0);
-  for (int64_t first = 0; first < dim; first += kPanel) {
+  for (int64_t first = 0; first < dim; first += panel) {
     for (int64_t i = 0; i < n; i += kTileA) {
       const float* a[kTileA];
       const float* b[kTileB];
@@ -28,8 +28,8 @@ py::list dot_products(uintptr_t data, int64_t n, int64_t dim) {
       for (int64_t j = 0; j < n; j += kTileB) {
         const int64_t width = std::min<int64_t>(kTileB, n - j);
         for (int64_t m = 0; m < width; ++m) b[m] = x + (j + m) * dim + first;
-        dot.tile[n - i > 4 ? 1 : 0][width - 1](a, b, std::min(kPanel, dim - first), out.data() + j * stride + i,
-                                               stride);
+        dot.tile[n - i > 4 ? 1 : 0][width - 1](a, b, std::min(panel, dim - first), reinterpret_cast<const char*>(x),
+                                               out.data() + j * stride + i, stride);
       }
     }
   }

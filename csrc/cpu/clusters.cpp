@@ -87,10 +87,10 @@ struct Cluster {
   int32_t first, last;  // members in the current block, linked by Block::next_; -1: none
 };
 
-// Records per block: enough to reuse what is loaded, few enough that G stays small beside S.  A function of the group's
-// own past only, or a group alone would differ from the same group in a batch.
+// Records per block: enough to reuse what is loaded, few enough that G stays small beside S (measured on an EPYC with
+// AVX-512, D = 3584).  A function of the group's own past only, or a group alone would differ from the same in a batch.
 int64_t block_size(int64_t clusters) {
-  const int64_t size = clusters < 24 ? 24 : clusters < 96 ? 36 : 48;
+  const int64_t size = clusters < 96 ? 12 : 24;
   const int64_t fits = (int64_t{2} << 20) / 8 / (clusters + 2 * size);  // S within 2 MB
   return std::max<int64_t>(1, std::min(size, fits));
 }
@@ -99,7 +99,7 @@ int64_t block_size(int64_t clusters) {
 class GroupClusters {
  public:
   GroupClusters(const Rows& rows, const DotKernels& dot, double epsilon)
-      : rows_(rows), dot_(dot), lowest_(1.0 - epsilon - kBand), arena_(rows.dim) {}
+      : rows_(rows), dot_(dot), lowest_(1.0 - epsilon - kBand), panel_(panel_length(rows.dim)), arena_(rows.dim) {}
 
   // labels [end - begin] of the group's records, from 0 by first appearance; returns how many.
   int64_t run(const int64_t* order, const uint8_t* usable, int64_t n, int n_threads, int64_t* labels) {
@@ -118,6 +118,7 @@ class GroupClusters {
         position_.push_back(next);
       }
       if (block_.empty()) break;
+      soon_.assign(order + next, order + std::min(n, next + wanted));
       const int64_t done = run_block(labels);
       if (done < static_cast<int64_t>(block_.size())) next = position_[static_cast<size_t>(done)];
     }
@@ -162,20 +163,15 @@ class GroupClusters {
 
   void multiply_tiles(int64_t first_tile, int64_t last_tile, int64_t centroid_tiles) {
     const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
-    const Floats b_buffer = allocate(n * kPanel), a_buffer = allocate(kTileA * kPanel);
+    const Floats b_buffer = allocate(n * panel_), a_buffer = allocate(kTileA * panel_);
     std::vector<const float*> b(static_cast<size_t>(n));
-    const bool in_place = rows_.contiguous() && rows_.dtype == DType::kFloat32;
-    for (int64_t first = 0; first < rows_.dim; first += kPanel) {
-      const int64_t len = std::min(kPanel, rows_.dim - first);
-      read_panels(rows_, dot_, block_.data(), n, first, len, b_buffer.get(), kPanel, b.data());
-      if (in_place && first + kPanel < rows_.dim) {
-        // The rows come from memory panel by panel, a pattern the hardware does not follow.
-        const int64_t ahead = std::min(kPanel, rows_.dim - first - kPanel);
-        for (int64_t j = 0; j < n; ++j) {
-          const char* at = rows_.at(block_[static_cast<size_t>(j)].row, first + kPanel);
-          for (int64_t e = 0; e < ahead; e += 16) __builtin_prefetch(at + e * 4);
-        }
-      }
+    for (int64_t first = 0; first < rows_.dim; first += panel_) {
+      const int64_t len = std::min(panel_, rows_.dim - first);
+      read_panels(rows_, dot_, block_.data(), n, first, len, b_buffer.get(), panel_, b.data());
+      // The rows come from memory panel by panel, a pattern the hardware does not follow: each tile fetches a row of
+      // the next panel, and in the last panel one of the next block.
+      const bool last = first + panel_ >= rows_.dim;
+      size_t ahead = 0;
       for (int64_t tile = first_tile; tile < last_tile; ++tile) {
         const bool centroids = tile < centroid_tiles;
         const int64_t start = kTileA * (centroids ? tile : tile - centroid_tiles);
@@ -188,7 +184,7 @@ class GroupClusters {
           } else if (centroids) {
             const Cluster& cluster = clusters_[static_cast<size_t>(k)];
             a[m] = cluster.centroid ? cluster.centroid + first
-                                    : read_panel(rows_, dot_, cluster.row, first, len, a_buffer.get() + m * kPanel);
+                                    : read_panel(rows_, dot_, cluster.row, first, len, a_buffer.get() + m * panel_);
           } else {
             a[m] = b[static_cast<size_t>(k)];
           }
@@ -197,10 +193,17 @@ class GroupClusters {
         double* out = products_.data() + (centroids ? start : gram_ + start);
         // Of the Gram matrix the lower triangle: rows j from the tile's first record on.
         for (int64_t j = centroids ? 0 : start / kTileB * kTileB; j < n; j += kTileB) {
-          kernels[std::min<int64_t>(kTileB, n - j) - 1](a, b.data() + j, len, out + j * stride_, stride_);
+          const char* next = fetch(ahead++, first, last);
+          kernels[std::min<int64_t>(kTileB, n - j) - 1](a, b.data() + j, len, next, out + j * stride_, stride_);
         }
       }
     }
+  }
+
+  // The panel of a row that is wanted soon; past the last of them any address.
+  const char* fetch(size_t i, int64_t first, bool last) const {
+    if (last) return rows_.at(i < soon_.size() ? soon_[i] : block_[0].row, 0);
+    return rows_.at(block_[std::min(i, block_.size() - 1)].row, first + panel_);
   }
 
   // Norms from the Gram matrix's diagonal.  False where a row had to be scaled: then everything is to be computed
@@ -315,8 +318,8 @@ class GroupClusters {
     float buffer[2][kPanel];
     const float* x[2];
     const auto each_panel = [&](const auto& use) {
-      for (int64_t first = 0; first < rows_.dim; first += kPanel) {
-        const int64_t len = std::min(kPanel, rows_.dim - first);
+      for (int64_t first = 0; first < rows_.dim; first += panel_) {
+        const int64_t len = std::min(panel_, rows_.dim - first);
         for (int i = 0; i < 2; ++i) x[i] = read_panel(rows_, dot_, rows[i], first, len, buffer[i]);
         for (int64_t e = 0; e < len; ++e) use(first + e, static_cast<double>(x[0][e]), static_cast<double>(x[1][e]));
       }
@@ -377,7 +380,7 @@ class GroupClusters {
       }
       cluster.first = cluster.last = -1;
     }
-    const int64_t panels = (rows_.dim + kPanel - 1) / kPanel, n = static_cast<int64_t>(sums_.size());
+    const int64_t panels = (rows_.dim + panel_ - 1) / panel_, n = static_cast<int64_t>(sums_.size());
     squares_.resize(static_cast<size_t>(n * panels));
     const bool split = n_threads_ > 1 && static_cast<int64_t>(sources_.size()) * rows_.dim > 400'000;
     const int64_t parts = split ? std::min<int64_t>(panels, 2 * n_threads_) : 1;
@@ -399,16 +402,16 @@ class GroupClusters {
   }
 
   void add_panels(int64_t first_panel, int64_t last_panel, int64_t panels) {
-    const Floats buffer = allocate((static_cast<int64_t>(block_.size()) + 1) * kPanel);
+    const Floats buffer = allocate((static_cast<int64_t>(block_.size()) + 1) * panel_);
     std::vector<const float*> x(block_.size() + 1);
     for (int64_t p = first_panel; p < last_panel; ++p) {
-      const int64_t first = p * kPanel, len = std::min(kPanel, rows_.dim - first);
+      const int64_t first = p * panel_, len = std::min(panel_, rows_.dim - first);
       for (size_t i = 0; i < sums_.size(); ++i) {
         const Sum& sum = sums_[i];
         const Cluster& cluster = clusters_[static_cast<size_t>(sum.cluster)];
         const int64_t n = sum.end - sum.begin, own = cluster.centroid ? 1 : 0;
         if (own) x[0] = cluster.centroid + first;
-        read_panels(rows_, dot_, sources_.data() + sum.begin + own, n - own, first, len, buffer.get(), kPanel,
+        read_panels(rows_, dot_, sources_.data() + sum.begin + own, n - own, first, len, buffer.get(), panel_,
                     x.data() + own);
         squares_[i * static_cast<size_t>(panels) + static_cast<size_t>(p)] =
             dot_.fold(x.data(), weights_.data() + sum.begin, n, len, sum.target + first);
@@ -419,6 +422,7 @@ class GroupClusters {
   const Rows& rows_;
   const DotKernels& dot_;
   const double lowest_;  // a best similarity below this seeds
+  const int64_t panel_;  // elements
   Arena arena_;
   int n_threads_ = 1;
   std::vector<Cluster> clusters_;
@@ -427,6 +431,7 @@ class GroupClusters {
   // of the block: its rows, their records in the group, 1 / norm
   std::vector<ScaledRow> block_;
   std::vector<int64_t> position_;
+  std::vector<int64_t> soon_;  // rows of the next block, or nearly
   std::vector<double> reciprocal_;
   std::vector<double> products_;  // [n, stride_]: S[., j] with room for seeds, then G[., j] from gram_ on
   int64_t stride_ = 0, gram_ = 0;

@@ -1,10 +1,10 @@
 // The arithmetic of the cosine clusters, once per instruction set, chosen at run time.
 //
-// One fixed order for every inner product: 16 float32 partial sums, element e of a panel of kPanel elements goes to
+// One fixed order for every inner product: 16 float32 partial sums, element e of a panel goes to
 // partial sum e mod 16 by a fused multiply-add; each panel is reduced by a fixed tree (l with l + 8, then l + 4, l + 2,
 // l + 1) and the panels are added up in float64.  So a result depends on the two rows, their length and the instruction
 // set, never on the tile, the block, the thread or the alignment; a product of two rows is off by at most
-// (kPanel / 16 + 4) * 2^-24 = 1.2e-6 of |x| |y| for any length, one tenth of that in practice.
+// (kPanel / 16 + 4) * 2^-24 = 1.9e-6 of |x| |y| for any length, one tenth of that in practice.
 // "avx2" and "avx512" give the same bits; "baseline" multiplies and adds in two steps and gives others.
 #pragma once
 
@@ -12,7 +12,14 @@
 
 namespace bipace {
 
-constexpr int64_t kPanel = 256;
+constexpr int64_t kPanel = 448;  // at most
+
+// Elements per panel for rows of dim: as long as allowed (each panel's end costs a tree) and nearly equal.
+static inline int64_t panel_length(int64_t dim) {
+  const int64_t panels = (dim + kPanel - 1) / kPanel;
+  return panels == 0 ? kPanel : ((dim + panels - 1) / panels + 15) / 16 * 16;
+}
+
 constexpr int kTileA = 8;  // rows of a tile on the long side
 constexpr int kTileB = 3;  // and on the block's side: 24 accumulators, 3 + 1 operands of 32 registers
 
@@ -22,10 +29,11 @@ struct DotKernels {
   const char* name;
 
   // out[n * stride + m] += a_m . b_n over len <= kPanel elements.  tile[0] takes 4 rows a and tile[1] takes 8;
-  // tile[.][n - 1] takes n rows b.
+  // tile[.][n - 1] takes n rows b.  Meanwhile the len floats at `ahead` are fetched into the cache; any address will
+  // do.
   using Tile = void (*)(const float* const* a,  // [4 | 8] rows of len
                         const float* const* b,  // [n] rows of len
-                        int64_t len,
+                        int64_t len, const char* ahead,
                         double* out,  // [n, stride]
                         int64_t stride);
   Tile tile[2][kTileB];

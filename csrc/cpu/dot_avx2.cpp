@@ -15,7 +15,7 @@ struct Simd {
   __m256d v[4];
 
   static Simd zero() { return {{_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()}}; }
-  static Simd load(const float* x, int64_t width) {
+  static Simd load(const float* x, int64_t width = 16) {
     if (width == 16) return widen(_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8));
     return widen(_mm256_maskload_ps(x, mask_of(width)),
                  width > 8 ? _mm256_maskload_ps(x + 8, mask_of(width - 8)) : _mm256_setzero_ps());
@@ -25,7 +25,7 @@ struct Simd {
     for (int i = 0; i < 4; ++i) sum.v[i] = _mm256_fmadd_pd(f, x.v[i], sum.v[i]);
     return sum;
   }
-  static Simd store(Simd x, float* to, int64_t width) {
+  static Simd store(Simd x, float* to, int64_t width = 16) {
     const __m256 low = _mm256_set_m128(_mm256_cvtpd_ps(x.v[1]), _mm256_cvtpd_ps(x.v[0]));
     const __m256 high = _mm256_set_m128(_mm256_cvtpd_ps(x.v[3]), _mm256_cvtpd_ps(x.v[2]));
     if (width == 16) {
@@ -65,7 +65,8 @@ namespace {
 
 // Lanes 8 * half to 8 * half + 7 of the sixteen partial sums of a 4 x NR tile: with 16 registers the halves take turns.
 template <int NR>
-inline void half_tile(const float* const* a, const float* const* b, int64_t len, int half, __m256 (&acc)[4][NR]) {
+inline void half_tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, int half,
+                      __m256 (&acc)[4][NR]) {
   for (int m = 0; m < 4; ++m) {
     for (int n = 0; n < NR; ++n) acc[m][n] = _mm256_setzero_ps();
   }
@@ -75,6 +76,7 @@ inline void half_tile(const float* const* a, const float* const* b, int64_t len,
   for (int n = 0; n < NR; ++n) pb[n] = b[n] + 8 * half;
   int64_t e = 0;
   for (; e + 16 <= len; e += 16) {
+    if (half == 0) __builtin_prefetch(ahead + 4 * e, 0, 2);
     __m256 y[NR];
     for (int n = 0; n < NR; ++n) y[n] = _mm256_loadu_ps(pb[n] + e);
     for (int m = 0; m < 4; ++m) {
@@ -94,15 +96,15 @@ inline void half_tile(const float* const* a, const float* const* b, int64_t len,
 }
 
 template <int MR, int NR>
-void tile(const float* const* a, const float* const* b, int64_t len, double* out, int64_t stride) {
+void tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, double* out, int64_t stride) {
   __m256 sum[NR][8];
   for (int m0 = 0; m0 < MR; m0 += 4) {
     __m256 acc[4][NR];
-    half_tile<NR>(a + m0, b, len, 0, acc);
+    half_tile<NR>(a + m0, b, len, ahead, 0, acc);
     for (int m = 0; m < 4; ++m) {
       for (int n = 0; n < NR; ++n) sum[n][m0 + m] = acc[m][n];
     }
-    half_tile<NR>(a + m0, b, len, 1, acc);
+    half_tile<NR>(a + m0, b, len, ahead, 1, acc);
     for (int m = 0; m < 4; ++m) {
       for (int n = 0; n < NR; ++n) sum[n][m0 + m] = _mm256_add_ps(sum[n][m0 + m], acc[m][n]);
     }

@@ -11,7 +11,7 @@ struct Simd {
   __m512d low, high;
 
   static Simd zero() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
-  static Simd load(const float* x, int64_t width) {
+  static Simd load(const float* x, int64_t width = 16) {
     const __m512 v = width == 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(mask(width), x);
     return widen(v);
   }
@@ -19,7 +19,7 @@ struct Simd {
     const __m512d v = _mm512_set1_pd(w);
     return {_mm512_fmadd_pd(v, x.low, sum.low), _mm512_fmadd_pd(v, x.high, sum.high)};
   }
-  static Simd store(Simd x, float* to, int64_t width) {
+  static Simd store(Simd x, float* to, int64_t width = 16) {
     const __m512 v = _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(x.low)), _mm512_cvtpd_ps(x.high), 1);
     if (width == 16) {
       _mm512_storeu_ps(to, v);
@@ -54,36 +54,49 @@ struct Simd {
 namespace bipace {
 namespace {
 
+// One step of a tile: 8 + 3 loads, 24 fused multiply-adds.
+template <int MR, int NR, typename Load>
+inline __attribute__((always_inline)) void step(__m512 (&acc)[MR][NR], const float* const (&a)[MR],
+                                                const float* const (&b)[NR], const Load& load) {
+  __m512 y[NR];
+#pragma GCC unroll 3
+  for (int n = 0; n < NR; ++n) y[n] = load(b[n]);
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; ++m) {
+    __m512 x = load(a[m]);
+    asm("" : "+v"(x));  // in a register: the compiler would load it again for each of the NR products
+#pragma GCC unroll 3
+    for (int n = 0; n < NR; ++n) acc[m][n] = _mm512_fmadd_ps(x, y[n], acc[m][n]);
+  }
+}
+
 template <int MR, int NR>
-void tile(const float* const* a, const float* const* b, int64_t len, double* out, int64_t stride) {
+void tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, double* out, int64_t stride) {
   __m512 acc[MR][NR];
   const float* pa[MR];
   const float* pb[NR];
+#pragma GCC unroll 8
   for (int m = 0; m < MR; ++m) pa[m] = a[m];
+#pragma GCC unroll 3
   for (int n = 0; n < NR; ++n) pb[n] = b[n];
+#pragma GCC unroll 8
   for (int m = 0; m < MR; ++m) {
+#pragma GCC unroll 3
     for (int n = 0; n < NR; ++n) acc[m][n] = _mm512_setzero_ps();
   }
   int64_t e = 0;
   for (; e + 16 <= len; e += 16) {
-    __m512 y[NR];
-    for (int n = 0; n < NR; ++n) y[n] = _mm512_loadu_ps(pb[n] + e);
-    for (int m = 0; m < MR; ++m) {
-      const __m512 x = _mm512_loadu_ps(pa[m] + e);
-      for (int n = 0; n < NR; ++n) acc[m][n] = _mm512_fmadd_ps(x, y[n], acc[m][n]);
-    }
+    __builtin_prefetch(ahead + 4 * e, 0, 2);
+    step(acc, pa, pb, [e](const float* p) { return _mm512_loadu_ps(p + e); });
   }
   if (e < len) {
     const __mmask16 mask = static_cast<__mmask16>((1u << (len - e)) - 1);
-    __m512 y[NR];
-    for (int n = 0; n < NR; ++n) y[n] = _mm512_maskz_loadu_ps(mask, pb[n] + e);
-    for (int m = 0; m < MR; ++m) {
-      const __m512 x = _mm512_maskz_loadu_ps(mask, pa[m] + e);
-      for (int n = 0; n < NR; ++n) acc[m][n] = _mm512_fmadd_ps(x, y[n], acc[m][n]);
-    }
+    step(acc, pa, pb, [e, mask](const float* p) { return _mm512_maskz_loadu_ps(mask, p + e); });
   }
+#pragma GCC unroll 3
   for (int n = 0; n < NR; ++n) {
     __m256 half[8];
+#pragma GCC unroll 8
     for (int m = 0; m < 8; ++m) {
       half[m] = m < MR
                     ? _mm256_add_ps(_mm512_castps512_ps256(acc[m % MR][n]), _mm512_extractf32x8_ps(acc[m % MR][n], 1))

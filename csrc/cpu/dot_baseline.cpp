@@ -10,7 +10,7 @@ struct Simd {
   double v[16];
 
   static Simd zero() { return {}; }
-  static Simd load(const float* x, int64_t width) {
+  static Simd load(const float* x, int64_t width = 16) {
     Simd out = {};
     for (int64_t l = 0; l < width; ++l) out.v[l] = static_cast<double>(x[l]);
     return out;
@@ -19,7 +19,7 @@ struct Simd {
     for (int l = 0; l < 16; ++l) sum.v[l] += w * x.v[l];
     return sum;
   }
-  static Simd store(Simd x, float* to, int64_t width) {
+  static Simd store(Simd x, float* to, int64_t width = 16) {
     for (int64_t l = 0; l < width; ++l) {
       to[l] = static_cast<float>(x.v[l]);
       x.v[l] = static_cast<double>(to[l]);
@@ -55,7 +55,8 @@ inline Four load(const float* x) {
 }
 
 template <int MR, int NR>
-void tile(const float* const* a, const float* const* b, int64_t len, double* out, int64_t stride) {
+void tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, double* out, int64_t stride) {
+  for (int64_t e = 0; e < len; e += 16) __builtin_prefetch(ahead + 4 * e, 0, 2);
   for (int m = 0; m < MR; ++m) {
     Four acc[NR][4] = {};
     int64_t e = 0;

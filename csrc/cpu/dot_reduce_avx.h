@@ -8,9 +8,10 @@ namespace {
 
 // out[m] += sum of lanes of v[m], each as ((v0+v4)+(v2+v6)) + ((v1+v5)+(v3+v7)); v[m] already holds lane l + lane l+8.
 template <int MR>
-inline void add_sums(const __m256* v,  // [8], zeros from MR on
-                     double* out) {    // [MR]
+inline __attribute__((always_inline)) void add_sums(const __m256* v,  // [8], zeros from MR on
+                                                    double* out) {    // [MR]
   __m256 t[4];
+#pragma GCC unroll 4
   for (int m = 0; m < 4; ++m) {
     t[m] = _mm256_add_ps(_mm256_permute2f128_ps(v[m], v[m + 4], 0x20), _mm256_permute2f128_ps(v[m], v[m + 4], 0x31));
   }
