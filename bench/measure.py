@@ -2,7 +2,8 @@
 
 Time: all sides of a comparison run in one process and take turns, one call each per round, so that a slow minute of the
 machine hits all of them. Inputs are prepared anew before each call (fresh string objects), the caches are emptied by
-writing a block larger than the last level, the collector is off during a call. Median and interquartile range.
+writing a block larger than the last level, the collector is off during a call. Median and interquartile range, and the
+CPU time of all threads: with --threads 1 that figure hardly moves on a busy machine, where the clock on the wall does.
 
 Memory: a fresh process makes the inputs, warms up on a tiny batch, gives freed memory back (malloc_trim), resets the
 kernel's high-water mark (/proc/self/clear_refs) and calls once. Figure: high-water mark minus resident size before.
@@ -41,9 +42,14 @@ class Side:
 
 @dataclass
 class Timing:
-    """Milliseconds of the calls of one side."""
+    """Milliseconds of the calls of one side: wall clock, and CPU time of all threads of the process."""
 
     samples: list[float] = field(default_factory=list)
+    cpu_samples: list[float] = field(default_factory=list)
+
+    @property
+    def cpu_median(self) -> float:
+        return statistics.median(self.cpu_samples) if self.cpu_samples else 0.0
 
     @property
     def median(self) -> float:
@@ -85,24 +91,26 @@ def compare(sides: Sequence[Side], effort: Effort, *, tick: Callable[[], None] =
                 continue
             inputs = side.prepare()
             scratch += 1.0
-            took = _timed(side.call, inputs)
+            took, cpu = _timed(side.call, inputs)
             timings[side.name].samples.append(took * 1e3)
+            timings[side.name].cpu_samples.append(cpu * 1e3)
             spent[side.name] += took
             tick()
     return timings
 
 
-def _timed(call: Callable[[Any], Any], inputs: Any) -> float:
+def _timed(call: Callable[[Any], Any], inputs: Any) -> tuple[float, float]:
+    """Wall-clock and CPU seconds of one call."""
     gc.collect()
     gc.disable()
     try:
-        began = time.perf_counter()
+        cpu, began = time.process_time(), time.perf_counter()
         result = call(inputs)
-        took = time.perf_counter() - began
+        took, spent = time.perf_counter() - began, time.process_time() - cpu
     finally:
         gc.enable()
     del result  # freeing the result is not the call's business
-    return took
+    return took, spent
 
 
 # ----------------------------------------------------------------------------------------------------------- threads

@@ -29,6 +29,7 @@ _COLUMNS = (
     "dtype",
     "ms",
     "IQR",
+    "CPU ms",
     "rounds",
     "slower",
     "GB/s",
@@ -55,10 +56,10 @@ def as_json(machine: Machine, ceilings: Ceilings, results: Results, targets: Seq
 def _cells(row: Row) -> tuple[str, ...]:
     remark = "; ".join(x for x in (row.agreement, row.note) if x)
     if row.median_ms is None:
-        return row.workload, row.side, row.dtype, "not available", "", "", "", "", "", "", "", remark
+        return row.workload, row.side, row.dtype, "not available", *[""] * 8, remark
     ratio = "" if row.ratio is None else f"{_short(row.ratio)}×"
     return (
-        row.workload, row.side, row.dtype, _short(row.median_ms), _short(row.iqr_ms), str(row.rounds), ratio,
+        row.workload, row.side, row.dtype, _short(row.median_ms), _short(row.iqr_ms), _short(row.cpu_ms), str(row.rounds), ratio,
         _short(row.gb_s), _short(row.copy_percent), _short(row.gflop_s), _short(row.gemm_percent), remark,
     )  # fmt: skip
 

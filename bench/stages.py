@@ -35,6 +35,7 @@ class Row:
     kind: str  # "ours" | "competitor" | "bound" | "not available"
     median_ms: float | None = None
     iqr_ms: float | None = None
+    cpu_ms: float | None = None  # of all threads together, waiting in a spin included
     rounds: int = 0
     bytes: int = 0
     flop: int = 0
@@ -133,6 +134,7 @@ def _row(
         kind=entry.kind,
         median_ms=timing.median,
         iqr_ms=timing.iqr,
+        cpu_ms=timing.cpu_median,
         rounds=len(timing.samples),
         bytes=entry.work.bytes,
         flop=entry.work.flop,
