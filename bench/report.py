@@ -59,7 +59,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         return row.workload, row.side, row.dtype, "not available", *[""] * 8, remark
     ratio = "" if row.ratio is None else f"{_short(row.ratio)}×"
     return (
-        row.workload, row.side, row.dtype, _short(row.median_ms), _short(row.iqr_ms), _short(row.cpu_ms), str(row.rounds), ratio,
+        row.workload, row.side, row.dtype, _short(row.median_ms), _short(row.iqr_ms), _short(row.cpu_ms),
+        str(row.rounds), ratio,
         _short(row.gb_s), _short(row.copy_percent), _short(row.gflop_s), _short(row.gemm_percent), remark,
     )  # fmt: skip
 

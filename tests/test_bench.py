@@ -34,7 +34,8 @@ TINY = workloads.TINY
 ROW = {
     "stage": str, "workload": str, "side": str, "shape": str, "dtype": str, "kind": str,
     "median_ms": (float, type(None)),
-    "iqr_ms": (float, type(None)), "cpu_ms": (float, type(None)), "rounds": int, "bytes": int, "flop": int, "gb_s": (float, type(None)),
+    "iqr_ms": (float, type(None)), "cpu_ms": (float, type(None)), "rounds": int, "bytes": int, "flop": int,
+    "gb_s": (float, type(None)),
     "copy_percent": (float, type(None)), "gflop_s": (float, type(None)), "gemm_percent": (float, type(None)),
     "ratio": (float, type(None)), "agreement": str, "note": str,
 }  # fmt: skip
