@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from certificate import margins, replay
+from certificate import BAND, Centroids, margins, replay, unit_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -157,6 +157,34 @@ def test_long_clusters_do_not_drift(dtype: torch.dtype):
     check_partition(x, [4096], 0.03, run(x, epsilon=0.03))
 
 
+@pytest.mark.parametrize("kind", ["noise", "drift", "constant"])
+def test_similarities_within_three_millionths(kind: str, isa: str):
+    """After a cluster of 4,000 members, probes 3e-6 on either side of the threshold: the kernels see which side."""
+    rng = np.random.default_rng(17)
+    n, dim, epsilon = 4000, 700, 0.1
+    base = np.where(np.arange(dim) < 300, 1.0, 0.7) * (1.0 if kind == "constant" else rng.uniform(0.5, 1.5, dim))
+    noise = {"noise": 0.1, "drift": 1e-6, "constant": 0.0}[kind] * rng.standard_normal((n, dim))
+    drift = (
+        {"noise": 0.0, "drift": 0.05, "constant": 0.0}[kind] * np.linspace(0, 1, n)[:, None] * rng.standard_normal(dim)
+    )
+    x = ((base + drift) * rng.uniform(0.5, 2, (n, 1)) + noise).astype(np.float32)
+    centroid = Centroids(dim)
+    for i, row in enumerate(unit_rows(x)):
+        centroid.join(0, row) if i else centroid.seed(row)
+    c = centroid.room[0] / np.linalg.norm(centroid.room[0])
+    wrong = 0
+    for probe in range(40):
+        side = rng.standard_normal(dim)
+        side -= (side @ c) * c
+        above = probe % 2 == 0
+        cos = 1 - epsilon - BAND + (3e-6 if above else -3e-6)
+        row = cos * c + np.sqrt(1 - cos**2) * side / np.linalg.norm(side)
+        labels = run(torch.from_numpy(np.concatenate([x, row[None].astype(np.float32)])), epsilon=epsilon)
+        wrong += int(labels[-1] == 0) != above
+        assert not labels[:n].any()
+    assert wrong == 0
+
+
 def test_repeated_rows_and_constant_rows():
     """Equal rows share a cosine of 1 and constant rows are where rounding is most one-sided."""
     rng = np.random.default_rng(0)
@@ -225,6 +253,22 @@ def test_flush_to_zero_changes_nothing():
             assert not bool(cpu.scan_rows(x, torch.arange(120), num_threads=threads).any())
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_more_than_two_to_the_31_elements():
+    """Rows far apart in a tensor of 4.3 GB, of which only the rows in use are ever touched."""
+    dim, n = 64, 40
+    step = (2**31 + 2**27) // (n * dim) * dim
+    x = torch.from_numpy(mixture(3, n, dim, 4)).to(torch.bfloat16)
+    try:
+        far = torch.empty(step * n, dtype=torch.bfloat16).as_strided((n, dim), (step, 1))
+    except RuntimeError:
+        pytest.skip("this machine does not lend 4.3 GB of addresses")
+    far[:] = x
+    assert far.stride(0) * (n - 1) > 2**31
+    for epsilon in (0.0, 0.1):
+        assert torch.equal(run(far, epsilon=epsilon), run(x, epsilon=epsilon))
+    assert torch.equal(cpu.scan_rows(far, torch.arange(n)), torch.zeros(n, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -465,6 +509,8 @@ def test_across_processes():
 
 def test_out_of_memory_is_an_error():
     """Scratch that cannot be had is a MemoryError, from the caller's thread and from the pool's."""
+    if "asan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("AddressSanitizer needs more addresses than the limit leaves")
     code = """
 import resource, sys, torch
 from test_clusters import run
@@ -474,13 +520,14 @@ x[1::2] = x[::2]
 run(x[:64], num_threads=2)
 with open("/proc/self/statm") as f:
     used = int(f.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (12 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (used + (12 << 20), resource.RLIM_INFINITY))
 for sizes in ([3000], [1500, 1500]):
     try:
         run(x, sizes, num_threads=2)
     except MemoryError:
         continue
     sys.exit("no MemoryError")
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
 print("ok", int(run(x[:64], num_threads=2).max()))
 """
     done = in_process(code)

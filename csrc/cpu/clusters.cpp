@@ -6,8 +6,7 @@
 //     S[k, j] += d S[k, j] + (b/u) G[i, j]   for the records j still to come,
 //
 // in float64, and a seed sets S[k, .] = G[i, .].  Written as an increment it does not drift.  At the end of the block
-// the vectors follow: c_k becomes the combination of its old self and its new members, summed in float64 and rounded
-// once.
+// the vectors follow: c_k becomes the combination of its old self and its new members.
 #include "cpu/clusters.h"
 
 #include <algorithm>
@@ -365,16 +364,21 @@ class GroupClusters {
       const bool seeded = k >= clusters_before_;
       if (cluster.first >= 0 && !(seeded && cluster.first == cluster.last)) {
         const int64_t begin = static_cast<int64_t>(sources_.size());
-        // The old centroid, then the members; the row of a centroid that is one stands for it.
-        sources_.push_back(cluster.row);
-        weights_.push_back(cluster.reciprocal);
+        double keep = cluster.reciprocal;
         for (int32_t j = seeded ? next_[static_cast<size_t>(cluster.first)] : cluster.first; j >= 0;
              j = next_[static_cast<size_t>(j)]) {
-          for (size_t i = static_cast<size_t>(begin); i < weights_.size(); ++i)
-            weights_[i] *= decay_[static_cast<size_t>(j)];
+          const double decay = decay_[static_cast<size_t>(j)];
+          keep *= decay;
+          for (size_t i = static_cast<size_t>(begin); i < weights_.size(); ++i) {
+            weights_[i] = static_cast<float>(static_cast<double>(weights_[i]) * decay);
+          }
           sources_.push_back(block_[static_cast<size_t>(j)]);
-          weights_.push_back(weight_[static_cast<size_t>(j)] * reciprocal_[static_cast<size_t>(j)]);
+          weights_.push_back(static_cast<float>(weight_[static_cast<size_t>(j)] * reciprocal_[static_cast<size_t>(j)]));
         }
+        // Last the old centroid, or the row that stands for it: the small terms are added up among themselves first,
+        // and a long cluster gathers no more than one rounding of its centroid per block.
+        sources_.push_back(cluster.row);
+        weights_.push_back(static_cast<float>(keep));
         sums_.push_back(
             {k, cluster.centroid ? cluster.centroid : arena_.next(), begin, static_cast<int64_t>(sources_.size())});
       }
@@ -409,10 +413,9 @@ class GroupClusters {
       for (size_t i = 0; i < sums_.size(); ++i) {
         const Sum& sum = sums_[i];
         const Cluster& cluster = clusters_[static_cast<size_t>(sum.cluster)];
-        const int64_t n = sum.end - sum.begin, own = cluster.centroid ? 1 : 0;
-        if (own) x[0] = cluster.centroid + first;
-        read_panels(rows_, dot_, sources_.data() + sum.begin + own, n - own, first, len, buffer.get(), panel_,
-                    x.data() + own);
+        const int64_t n = sum.end - sum.begin, rows = cluster.centroid ? n - 1 : n;
+        read_panels(rows_, dot_, sources_.data() + sum.begin, rows, first, len, buffer.get(), panel_, x.data());
+        if (rows < n) x[static_cast<size_t>(rows)] = cluster.centroid + first;
         squares_[i * static_cast<size_t>(panels) + static_cast<size_t>(p)] =
             dot_.fold(x.data(), weights_.data() + sum.begin, n, len, sum.target + first);
       }
@@ -442,7 +445,8 @@ class GroupClusters {
 
   std::vector<Sum> sums_;
   std::vector<ScaledRow> sources_;
-  std::vector<double> weights_, squares_;
+  std::vector<float> weights_;
+  std::vector<double> squares_;
   std::vector<int64_t> renumber_;
 };
 
@@ -484,16 +488,28 @@ int64_t shared_groups(const std::vector<int64_t>& lengths,  // [G] longest first
                       int n_threads) {
   const int64_t n_groups = static_cast<int64_t>(lengths.size());
   if (n_threads <= 1) return 0;
+  double rest = 0.0;
+  for (const int64_t length : lengths) rest += static_cast<double>(length);
   int64_t best = 0;
   double best_time = std::numeric_limits<double>::infinity(), shared_time = 0.0;
+  std::vector<double> load;
   for (int64_t shared = 0; shared <= std::min<int64_t>(n_groups, 2 * n_threads); ++shared) {
-    std::vector<double> load(static_cast<size_t>(n_threads), 0.0);
-    for (int64_t g = shared; g < n_groups; ++g) {
-      *std::min_element(load.begin(), load.end()) += static_cast<double>(lengths[static_cast<size_t>(g)]);
+    // The rest longest first, each to the thread that is free; where there are many, nearly the even share.
+    double time = rest / n_threads;
+    if (n_groups - shared <= 8 * n_threads) {
+      load.assign(static_cast<size_t>(n_threads), 0.0);
+      for (int64_t g = shared; g < n_groups; ++g) {
+        *std::min_element(load.begin(), load.end()) += static_cast<double>(lengths[static_cast<size_t>(g)]);
+      }
+      time = *std::max_element(load.begin(), load.end());
+    } else {
+      time = std::max(time, static_cast<double>(lengths[static_cast<size_t>(shared)]));
     }
-    const double time = shared_time + *std::max_element(load.begin(), load.end());
-    if (time < best_time) best = shared, best_time = time;
-    if (shared < n_groups) shared_time += 1.25 * static_cast<double>(lengths[static_cast<size_t>(shared)]) / n_threads;
+    if (shared_time + time < best_time) best = shared, best_time = shared_time + time;
+    if (shared == n_groups) break;
+    const double next = static_cast<double>(lengths[static_cast<size_t>(shared)]);
+    shared_time += 1.25 * next / n_threads;
+    rest -= next;
   }
   return best;
 }

@@ -38,9 +38,9 @@ struct DotKernels {
                         int64_t stride);
   Tile tile[2][kTileB];
 
-  // target = sum of weight_i * source_i in float64, rounded once to float32; returns |target|^2 of the rounded values.
+  // target = sum of weight_i * source_i by fused multiply-adds in that order; returns |target|^2, summed as by a tile.
   double (*fold)(const float* const* source,  // [n] rows of len; target may be one of them
-                 const double* weight,        // [n]
+                 const float* weight,         // [n]
                  int64_t n, int64_t len,
                  float* target);  // [len]
 

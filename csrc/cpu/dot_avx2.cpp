@@ -12,45 +12,34 @@ __m256i mask_of(int64_t width) {
 }
 
 struct Simd {
-  __m256d v[4];
+  __m256 low, high;
 
-  static Simd zero() { return {{_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()}}; }
-  static Simd load(const float* x, int64_t width = 16) {
-    if (width == 16) return widen(_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8));
-    return widen(_mm256_maskload_ps(x, mask_of(width)),
-                 width > 8 ? _mm256_maskload_ps(x + 8, mask_of(width - 8)) : _mm256_setzero_ps());
+  static Simd zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static Simd load(const float* x) { return {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8)}; }
+  static Simd load(const float* x, int64_t width) {
+    return {_mm256_maskload_ps(x, mask_of(width)),
+            width > 8 ? _mm256_maskload_ps(x + 8, mask_of(width - 8)) : _mm256_setzero_ps()};
   }
-  static Simd multiply_add(double w, Simd x, Simd sum) {
-    const __m256d f = _mm256_set1_pd(w);
-    for (int i = 0; i < 4; ++i) sum.v[i] = _mm256_fmadd_pd(f, x.v[i], sum.v[i]);
-    return sum;
+  static Simd multiply_add(float w, Simd x, Simd sum) {
+    const __m256 f = _mm256_set1_ps(w);
+    return {_mm256_fmadd_ps(f, x.low, sum.low), _mm256_fmadd_ps(f, x.high, sum.high)};
   }
-  static Simd store(Simd x, float* to, int64_t width = 16) {
-    const __m256 low = _mm256_set_m128(_mm256_cvtpd_ps(x.v[1]), _mm256_cvtpd_ps(x.v[0]));
-    const __m256 high = _mm256_set_m128(_mm256_cvtpd_ps(x.v[3]), _mm256_cvtpd_ps(x.v[2]));
-    if (width == 16) {
-      _mm256_storeu_ps(to, low);
-      _mm256_storeu_ps(to + 8, high);
-    } else {
-      _mm256_maskstore_ps(to, mask_of(width), low);
-      if (width > 8) _mm256_maskstore_ps(to + 8, mask_of(width - 8), high);
-    }
-    return widen(low, high);
+  static Simd add_square(Simd x, Simd sum) {
+    return {_mm256_fmadd_ps(x.low, x.low, sum.low), _mm256_fmadd_ps(x.high, x.high, sum.high)};
   }
-  static Simd add_squares(Simd x, Simd sum) {
-    for (int i = 0; i < 4; ++i) sum.v[i] = _mm256_fmadd_pd(x.v[i], x.v[i], sum.v[i]);
-    return sum;
+  static void store(Simd x, float* to) {
+    _mm256_storeu_ps(to, x.low);
+    _mm256_storeu_ps(to + 8, x.high);
   }
-  static double total(Simd x) {
-    const __m256d four = _mm256_add_pd(_mm256_add_pd(x.v[0], x.v[2]), _mm256_add_pd(x.v[1], x.v[3]));
-    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+  static void store(Simd x, float* to, int64_t width) {
+    _mm256_maskstore_ps(to, mask_of(width), x.low);
+    if (width > 8) _mm256_maskstore_ps(to + 8, mask_of(width - 8), x.high);
   }
-
- private:
-  static Simd widen(__m256 low, __m256 high) {
-    return {{_mm256_cvtps_pd(_mm256_castps256_ps128(low)), _mm256_cvtps_pd(_mm256_extractf128_ps(low, 1)),
-             _mm256_cvtps_pd(_mm256_castps256_ps128(high)), _mm256_cvtps_pd(_mm256_extractf128_ps(high, 1))}};
+  static float total(Simd x) {
+    const __m256 eight = _mm256_add_ps(x.low, x.high);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
 };
 

@@ -8,41 +8,24 @@ namespace bipace {
 namespace {
 
 struct Simd {
-  __m512d low, high;
+  __m512 v;
 
-  static Simd zero() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
-  static Simd load(const float* x, int64_t width = 16) {
-    const __m512 v = width == 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(mask(width), x);
-    return widen(v);
-  }
-  static Simd multiply_add(double w, Simd x, Simd sum) {
-    const __m512d v = _mm512_set1_pd(w);
-    return {_mm512_fmadd_pd(v, x.low, sum.low), _mm512_fmadd_pd(v, x.high, sum.high)};
-  }
-  static Simd store(Simd x, float* to, int64_t width = 16) {
-    const __m512 v = _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(x.low)), _mm512_cvtpd_ps(x.high), 1);
-    if (width == 16) {
-      _mm512_storeu_ps(to, v);
-    } else {
-      _mm512_mask_storeu_ps(to, mask(width), v);
-    }
-    return widen(v);
-  }
-  static Simd add_squares(Simd x, Simd sum) {
-    return {_mm512_fmadd_pd(x.low, x.low, sum.low), _mm512_fmadd_pd(x.high, x.high, sum.high)};
-  }
-  static double total(Simd x) {
-    const __m512d eight = _mm512_add_pd(x.low, x.high);
-    const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
-    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+  static Simd zero() { return {_mm512_setzero_ps()}; }
+  static Simd load(const float* x) { return {_mm512_loadu_ps(x)}; }
+  static Simd load(const float* x, int64_t width) { return {_mm512_maskz_loadu_ps(mask(width), x)}; }
+  static Simd multiply_add(float w, Simd x, Simd sum) { return {_mm512_fmadd_ps(_mm512_set1_ps(w), x.v, sum.v)}; }
+  static Simd add_square(Simd x, Simd sum) { return {_mm512_fmadd_ps(x.v, x.v, sum.v)}; }
+  static void store(Simd x, float* to) { _mm512_storeu_ps(to, x.v); }
+  static void store(Simd x, float* to, int64_t width) { _mm512_mask_storeu_ps(to, mask(width), x.v); }
+  static float total(Simd x) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
 
  private:
   static __mmask16 mask(int64_t width) { return static_cast<__mmask16>((1u << width) - 1); }
-  static Simd widen(__m512 v) {
-    return {_mm512_cvtps_pd(_mm512_castps512_ps256(v)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1))};
-  }
 };
 
 }  // namespace

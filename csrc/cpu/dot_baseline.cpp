@@ -7,30 +7,26 @@ namespace bipace {
 namespace {
 
 struct Simd {
-  double v[16];
+  float v[16];
 
   static Simd zero() { return {}; }
   static Simd load(const float* x, int64_t width = 16) {
     Simd out = {};
-    for (int64_t l = 0; l < width; ++l) out.v[l] = static_cast<double>(x[l]);
+    for (int64_t l = 0; l < width; ++l) out.v[l] = x[l];
     return out;
   }
-  static Simd multiply_add(double w, const Simd& x, Simd sum) {
+  static Simd multiply_add(float w, const Simd& x, Simd sum) {
     for (int l = 0; l < 16; ++l) sum.v[l] += w * x.v[l];
     return sum;
   }
-  static Simd store(Simd x, float* to, int64_t width = 16) {
-    for (int64_t l = 0; l < width; ++l) {
-      to[l] = static_cast<float>(x.v[l]);
-      x.v[l] = static_cast<double>(to[l]);
-    }
-    return x;
-  }
-  static Simd add_squares(const Simd& x, Simd sum) {
+  static Simd add_square(const Simd& x, Simd sum) {
     for (int l = 0; l < 16; ++l) sum.v[l] += x.v[l] * x.v[l];
     return sum;
   }
-  static double total(Simd x) {
+  static void store(const Simd& x, float* to, int64_t width = 16) {
+    for (int64_t l = 0; l < width; ++l) to[l] = x.v[l];
+  }
+  static float total(Simd x) {
     for (int half = 8; half > 0; half /= 2) {
       for (int l = 0; l < half; ++l) x.v[l] += x.v[l + half];
     }

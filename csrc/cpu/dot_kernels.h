@@ -1,4 +1,4 @@
-// What the translation units dot_<set>.cpp share: each defines `struct Simd` (16 doubles as a value) and includes this.
+// What the translation units dot_<set>.cpp share: each defines `struct Simd` (16 floats as a value) and includes this.
 // Everything is in an unnamed namespace and no header with inline functions of external linkage comes in: the linker
 // keeps one copy of such a function for the whole library, and it might keep the one that needs AVX-512.
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace bipace {
 namespace {
 
 // Four chunks of sixteen at a time: their sums are independent, so the multiply-adds need not wait for each other.
-double fold(const float* const* source, const double* weight, int64_t n, int64_t len, float* target) {
+double fold(const float* const* source, const float* weight, int64_t n, int64_t len, float* target) {
   Simd squares = Simd::zero();
   int64_t e = 0;
   for (; e + 64 <= len; e += 64) {
@@ -21,15 +21,19 @@ double fold(const float* const* source, const double* weight, int64_t n, int64_t
       for (int c = 0; c < 4; ++c) sum[c] = Simd::multiply_add(weight[i], Simd::load(source[i] + e + 16 * c), sum[c]);
     }
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) squares = Simd::add_squares(Simd::store(sum[c], target + e + 16 * c), squares);
+    for (int c = 0; c < 4; ++c) {
+      Simd::store(sum[c], target + e + 16 * c);
+      squares = Simd::add_square(sum[c], squares);
+    }
   }
   for (; e < len; e += 16) {
     const int64_t width = len - e < 16 ? len - e : 16;
     Simd sum = Simd::zero();
     for (int64_t i = 0; i < n; ++i) sum = Simd::multiply_add(weight[i], Simd::load(source[i] + e, width), sum);
-    squares = Simd::add_squares(Simd::store(sum, target + e, width), squares);
+    Simd::store(sum, target + e, width);
+    squares = Simd::add_square(sum, squares);
   }
-  return Simd::total(squares);
+  return static_cast<double>(Simd::total(squares));
 }
 
 template <typename T>
