@@ -188,31 +188,63 @@ def draw(path: Path, machine: Machine, results: Results, targets: Sequence[Targe
     from matplotlib.figure import Figure
 
     bars = [r for r in results.rows if r.ratio is not None and r.kind in ("competitor", "bound")]
-    curves = bool(results.scaling)
-    if not bars and not curves:
+    if not bars and not results.scaling:
         return False
-    height = max(4.2, 0.27 * (len(bars) + 1.2 * len({(r.stage, r.workload) for r in bars})) + 1.6)
-    figure = Figure(figsize=(16 if curves and bars else 10, height), layout="constrained")
+    left, right = _split(bars)
+    tall = max(_height(left), _height(right) + (4.5 if results.scaling else 0.0), 3.5)
+    figure = Figure(figsize=(17 if right or (results.scaling and left) else 9.5, tall + 1.2), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 2, width_ratios=[1.7, 1]) if curves and bars else [figure.subplots()] * 2
-    if bars:
-        _bars(axes[0], bars)
-    if curves:
-        _curves(axes[1], results.scaling)
+    columns = [column for column in ([left] if left else [], [x for x in (right, results.scaling) if x]) if column]
+    grid = figure.add_gridspec(1, len(columns))
+    for i, column in enumerate(columns):
+        heights = [_height(part) if part is left or part is right else 4.0 for part in column]
+        inner = grid[i].subgridspec(len(column), 1, height_ratios=heights)
+        for k, part in enumerate(column):
+            axes = figure.add_subplot(inner[k])
+            if part is results.scaling:
+                _curves(axes, results.scaling)
+            else:
+                _bars(axes, left if part is left else right, bars, targets)
     figure.suptitle(
-        f"bipace_kernels {machine.package} on {machine.cpu}, {machine.threads} threads ({machine.date[:10]})"
+        f"bipace_kernels {machine.package} against what people run today: {machine.cpu}, {machine.threads} threads, "
+        f"{machine.date[:10]}\ntime of the row / time of bipace_kernels, same workload, same run; hatched: torch.clone, "
+        "the lower bound; |: the promise",
+        fontsize=11,
     )
     figure.savefig(path, dpi=110)
     return True
 
 
-def _bars(axes: Axes, rows: Sequence[Row]) -> None:
+def _height(rows: Sequence[object]) -> float:
+    """Inches: a bar is 0.25 high, and so is the heading of a workload."""
+    headings = {(r.stage, r.workload) for r in rows if isinstance(r, Row)}
+    return 0.25 * (len(rows) + len(headings)) + 0.7 if rows else 0.0
+
+
+def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Whole stages in two columns: few rows need one, many begin a second where the first holds more than half."""
+    if len(rows) <= 18:
+        return list(rows), []
+    left: list[Row] = []
+    for stage in dict.fromkeys(r.stage for r in rows):
+        if len(left) > len(rows) / 2:
+            break
+        left += [r for r in rows if r.stage == stage]
+    return left, [r for r in rows if r not in left]
+
+
+def _bars(axes: Axes, rows: Sequence[Row], everything: Sequence[Row], targets: Sequence[Target]) -> None:
+    """Horizontal bars from 1; `everything` fixes the axis so that columns can be compared."""
+    from matplotlib.ticker import FuncFormatter
+
+    wanted = {(t.stage, t.workload, side): t.limit for t in targets for side in t.sides}
     y, position, labels = 0.0, [], []
     before: tuple[str, str] | None = None
     for row in rows:
         if (row.stage, row.workload) != before:
             before = row.stage, row.workload
-            axes.text(0.0, y, f"{row.stage}: {row.workload}", weight="bold", va="center", ha="left", fontsize=9,
+            heading = f"{row.stage}: {row.workload}"
+            axes.text(0.005, y, heading, weight="bold", va="center", ha="left", fontsize=9,
                       transform=axes.get_yaxis_transform(), backgroundcolor="white", zorder=3)  # fmt: skip
             y += 1.0
         ratio = row.ratio or 1.0
@@ -221,21 +253,22 @@ def _bars(axes: Axes, rows: Sequence[Row]) -> None:
                   hatch="//" if bound else None, edgecolor="white")  # fmt: skip
         axes.annotate(f"{_short(ratio)}×", (ratio, y), xytext=(4 if ratio >= 1 else -4, 0), fontsize=8,
                       textcoords="offset points", va="center", ha="left" if ratio >= 1 else "right")  # fmt: skip
+        limit = wanted.get((row.stage, row.workload, row.side))
+        if limit is not None:
+            axes.vlines(limit, y - 0.5, y + 0.5, color=_LINE, linewidth=2.5)
         position.append(y)
         labels.append(row.side)
         y += 1.0
     axes.set_yticks(position, labels, fontsize=8)
-    axes.set_ylim(y, -1.0)
+    axes.set_ylim(y - 0.4, -0.6)
     axes.set_xscale("log")
-    low, high = min(1.0, *(r.ratio or 1.0 for r in rows)), max(1.0, *(r.ratio or 1.0 for r in rows))
-    axes.set_xlim(low / 3, high * 3)
+    low, high = min(1.0, *(r.ratio or 1.0 for r in everything)), max(1.0, *(r.ratio or 1.0 for r in everything))
+    axes.set_xlim(low / 4, high * 4)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     axes.axvline(1.0, color=_LINE, linewidth=1)
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.set_xlabel(
-        "time of the row / time of bipace_kernels on the same workload (log scale; right of 1: we are faster)"
-    )
-    axes.set_title("Against what people run today (hatched: torch.clone, the lower bound)", fontsize=11)
+    axes.set_xlabel("times slower than bipace_kernels (log scale; right of 1× we are faster)", fontsize=9)
 
 
 def _curves(axes: Axes, points: Sequence[Point]) -> None:
