@@ -198,7 +198,8 @@ def draw(path: Path, machine: Machine, results: Results, targets: Sequence[Targe
     grid = figure.add_gridspec(1, len(columns))
     for i, column in enumerate(columns):
         heights = [_height(part) if part is left or part is right else 4.0 for part in column]
-        inner = grid[i].subgridspec(len(column), 1, height_ratios=heights)
+        rest = max(tall - sum(heights), 0.01)  # bars are as high in a short column as in a long one
+        inner = grid[i].subgridspec(len(column) + 1, 1, height_ratios=[*heights, rest])
         for k, part in enumerate(column):
             axes = figure.add_subplot(inner[k])
             if part is results.scaling:
@@ -252,7 +253,8 @@ def _bars(axes: Axes, rows: Sequence[Row], everything: Sequence[Row], targets: S
         axes.barh(y, ratio - 1.0, left=1.0, height=0.78, color=_BOUND if bound else _OURS if ratio >= 1 else _THEIRS,
                   hatch="//" if bound else None, edgecolor="white")  # fmt: skip
         axes.annotate(f"{_short(ratio)}×", (ratio, y), xytext=(4 if ratio >= 1 else -4, 0), fontsize=8,
-                      textcoords="offset points", va="center", ha="left" if ratio >= 1 else "right")  # fmt: skip
+                      textcoords="offset points", va="center", ha="left" if ratio >= 1 else "right",
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6}, zorder=4)  # fmt: skip
         limit = wanted.get((row.stage, row.workload, row.side))
         if limit is not None:
             axes.vlines(limit, y - 0.5, y + 0.5, color=_LINE, linewidth=2.5)
