@@ -72,6 +72,12 @@ class Results:
     scaling: list[Point] = field(default_factory=list)
     memory: list[memory.Peak] = field(default_factory=list)
 
+    def hold_against(self, ceilings: Ceilings) -> None:
+        """Fills in the percentages of the ceilings."""
+        for row in self.rows:
+            row.copy_percent = None if row.gb_s is None else 100 * row.gb_s / ceilings.copy_gb_s
+            row.gemm_percent = None if row.gflop_s is None else 100 * row.gflop_s / ceilings.gemm_gflop_s
+
     def ratio(self, stage: str, workload: str, side: str) -> float | None:
         """How much slower `side` was than ours; None where it was not measured."""
         for row in self.rows:
@@ -88,7 +94,6 @@ class Context:
     threads: int
     effort: Effort
     slow: Effort  # for sides that take seconds a call
-    ceilings: Ceilings
     results: Results
     say: Callable[[str], None]  # what is being done now
     tick: Callable[[], None]  # one call done
@@ -117,12 +122,10 @@ def _compare(
         if entry.kind == "ours":
             ours = timing.median
         base = first if entry.kind == "ours" else ours
-        ctx.results.rows.append(_row(ctx, stage, workload, shape, dtype, entry, timing, base))
+        ctx.results.rows.append(_row(stage, workload, shape, dtype, entry, timing, base))
 
 
-def _row(
-    ctx: Context, stage: str, workload: str, shape: str, dtype: str, entry: Entry, timing: Timing, ours: float
-) -> Row:
+def _row(stage: str, workload: str, shape: str, dtype: str, entry: Entry, timing: Timing, ours: float) -> Row:
     seconds = timing.median / 1e3
     gb_s = entry.work.bytes / seconds / 1e9 if entry.work.bytes else None
     gflop_s = entry.work.flop / seconds / 1e9 if entry.work.flop else None
@@ -140,9 +143,7 @@ def _row(
         bytes=entry.work.bytes,
         flop=entry.work.flop,
         gb_s=gb_s,
-        copy_percent=None if gb_s is None else 100 * gb_s / ctx.ceilings.copy_gb_s,
         gflop_s=gflop_s,
-        gemm_percent=None if gflop_s is None else 100 * gflop_s / ctx.ceilings.gemm_gflop_s,
         ratio=timing.median / ours,
         agreement=entry.agreement if isinstance(entry.agreement, str) else entry.agreement(),
         note=entry.note,
