@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numbers
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from .schema import LIMIT
 
 Tensor = torch.Tensor
 
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
 FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -39,8 +39,16 @@ def check_length(value: Any, name: str, n: int) -> None:
 
 def to_tensor(value: Any, name: str, wish: str) -> Tensor:
     """A detached tensor of a tensor, a NumPy array or a list of numbers; never the caller's memory made writable."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, torch.Tensor) for v in value):
+        shapes = {tuple(v.shape) for v in value}
+        if len(shapes) > 1:
+            raise ValueError(f"{name} must be {wish}, got tensors of {len(shapes)} shapes, e.g. {sorted(shapes)[:2]}.")
+        value = torch.stack([check_dense(v, name).detach() for v in value])
     if isinstance(value, torch.Tensor):
-        return value.detach()
+        tensor: Tensor = check_dense(value, name).detach()
+        if tensor.dtype != torch.uint64:
+            return tensor
+        value = tensor.cpu().numpy()
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
@@ -62,6 +70,15 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
     if any(s < 0 for s in array.strides) or not array.flags.writeable or not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="), copy=True)
     return torch.from_numpy(array)
+
+
+def check_dense(value: Tensor, name: str) -> Tensor:
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+        raise TypeError(
+            f"{name} must be a dense tensor, got a {kind} one; convert it (to_dense(), dequantize(), padding)."
+        )
+    return value
 
 
 def check_vector(tensor: Tensor, name: str, n: int) -> Tensor:
@@ -118,13 +135,30 @@ def fingerprint_matrix(value: Any, n: int) -> Tensor:
         raise ValueError(f"fingerprint must have shape [N, D] with N = {n} like group, got {list(tensor.shape)}.")
     if tensor.shape[1] == 0:
         raise ValueError(f"fingerprint must have at least one feature, got shape {list(tensor.shape)}.")
-    if tensor.dtype == torch.float64:
+    if tensor.dtype == torch.float64 or (
+        not isinstance(value, (torch.Tensor, np.ndarray)) and tensor.dtype in _INTEGERS
+    ):
         return tensor.to(torch.float32)
     if tensor.dtype not in FINGERPRINT_DTYPES:
         raise TypeError(
             f"fingerprint must be float32, bfloat16, float16 or float64, got {tensor.dtype}; convert it with .float()."
         )
     return tensor
+
+
+def integer_at_least(value: Any, name: str, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
+        raise ValueError(f"{name} must be an int of at least {low}, got {value!r}.")
+    return int(value)
+
+
+def take_rows(values: Any, rows: Tensor) -> Any:
+    """Some rows [M] int64 of a tensor, an array or a sequence."""
+    if isinstance(values, torch.Tensor):
+        return values[rows]
+    if isinstance(values, np.ndarray):
+        return values[rows.numpy()]
+    return [values[i] for i in rows.tolist()]
 
 
 def one_device(arguments: dict[str, Any]) -> torch.device:
@@ -154,11 +188,6 @@ def check_number_in(value: Any, name: str, low: float, high: float) -> float:
     ):
         raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {value!r}.")
     return float(value)
-
-
-def check_sequence(value: Any, name: str) -> Sequence[Any]:
-    length(value, name)
-    return value  # type: ignore[no-any-return]
 
 
 def check_finite(values: Tensor, name: str, rows: Tensor | None) -> None:

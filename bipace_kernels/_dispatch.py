@@ -6,6 +6,8 @@ backend="auto" may fall back, once, with a warning that gives the reason; a back
 from __future__ import annotations
 
 import importlib
+import numbers
+import os
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -63,11 +65,8 @@ def choose(backend: str, device: torch.device | None = None) -> Any:
                     f"BIPACE_BACKEND must be one of {', '.join(NAMES[1:])}, got {wanted!r}; unset it for auto."
                 )
             backend = wanted
-    if device is not None and device.type != "cpu":
-        raise BackendError(
-            f"tensors on {device} need a GPU backend, and this version has none; move them with .cpu() (a batch of "
-            "6,400 records takes the CPU tens of milliseconds)."
-        )
+    if device is not None:
+        check_device(device)
     if backend == "auto":
         why = _native_loader.reason()
         if why and why not in _warned:
@@ -84,17 +83,31 @@ def choose(backend: str, device: torch.device | None = None) -> Any:
     return importlib.import_module(f"bipace_kernels.{backend}")
 
 
+def check_device(device: torch.device) -> None:
+    """BackendError for tensors that no backend of this version computes on."""
+    if device.type != "cpu":
+        raise BackendError(
+            f"tensors on {device} need a GPU backend, and this version has none; move them with .cpu() (a batch of "
+            "6,400 records takes the CPU tens of milliseconds)."
+        )
+
+
 def check_name(backend: object) -> None:
     """ValueError unless backend is one of NAMES."""
     if backend not in NAMES:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, got {backend!r}.")
 
 
-def threads(num_threads: int | None) -> int:
+def threads(num_threads: Any) -> int:
     """Threads of the cpu backend: the argument, then BIPACE_NUM_THREADS, then torch.get_num_threads()."""
     if num_threads is None:
         from_env = _env.num_threads()
-        return torch.get_num_threads() if from_env is None else from_env
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+        return _useful(torch.get_num_threads() if from_env is None else from_env)
+    if isinstance(num_threads, bool) or not isinstance(num_threads, numbers.Integral) or num_threads < 1:
         raise ValueError(f"num_threads must be None or an int of at least 1, got {num_threads!r}.")
-    return num_threads
+    return _useful(int(num_threads))
+
+
+def _useful(n: int) -> int:
+    """More threads than cores only wait for each other; results are the same at any count."""
+    return min(n, max(16, os.cpu_count() or 1))

@@ -173,6 +173,14 @@ def _as_array(values: Any) -> np.ndarray[Any, Any] | None:
     return None
 
 
+def as_sequence(values: Any, name: str) -> Any:
+    """The tensor, array, list or tuple that `values` is or holds; TypeError for sets, dicts and single texts."""
+    if isinstance(values, Tensor):
+        return values
+    array = _as_array(values)
+    return _as_list(values, name) if array is None else array
+
+
 def _as_list(values: Any, name: str) -> list[Any] | tuple[Any, ...]:
     if isinstance(values, (list, tuple)):
         return values

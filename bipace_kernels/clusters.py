@@ -28,7 +28,7 @@ def cluster(
     """Greedy online cosine clustering inside each prompt group (Algorithm 1 of the paper).
 
     Each record joins the cluster with the most similar centroid where 1 − cos ≤ ε, else it seeds one; a joined
-    centroid becomes normalize(c + (x − c)/m).  Ties and the threshold have a band of 1e-5: docs/estimator.md, 3.4.
+    centroid becomes normalize(c + (x − c)/m).  Ties and the threshold have a band of 1e-5: docs/estimator.md, 3.2.
 
     fingerprint   [N, D] float32 | bfloat16 | float16, any length: normalised here
     group         [N] prompt-group id
@@ -36,9 +36,14 @@ def cluster(
     trajectory    [N] trajectory id or None (the records of a group in row order)
     step          [N] int or None, order inside the trajectory
     layout        instead of group, trajectory and step
+    Rows that repeat a (group, trajectory, step) count as records of their own.
     Returns [N] int64, dense over the batch, numbered by first appearance in processing order; −1 for padding rows of
     the layout.  ValueError for non-finite or zero rows.  Same input, same bits, at any thread count.
     """
+    if fingerprint is None:
+        raise ValueError(
+            "fingerprint is missing; pass [N, D] features, e.g. hidden states or ngram_fingerprint(texts)."
+        )
     Config.bigpo(epsilon)  # checks the range and names the field
     _dispatch.check_name(backend)
     device = _checks.one_device({"fingerprint": fingerprint, "group": group, "trajectory": trajectory, "step": step})

@@ -72,6 +72,7 @@ class Config:
             raise ValueError(f"history_length must be an int of at least 0, got {self.history_length!r}.")
         if self.history_length < 0:
             raise ValueError(f"history_length must be at least 0, got {self.history_length}.")
+        object.__setattr__(self, "history_length", int(length))
         self._number("gamma", "in [0, 1]", lambda x: 0 <= x <= 1)
         self._number("step_weight", "finite and at least 0", lambda x: x >= 0)
         self._number("epsilon", "0 or in [1e-4, 2]", lambda x: x == 0 or 1e-4 <= x <= 2)

@@ -48,8 +48,7 @@ def choose_epsilon(
     """
     low_size, high_size = _pair(band, "band", 1.0, float("inf"))
     low, high = _pair(bounds, "bounds", 1e-4, 2.0)
-    if isinstance(probes, bool) or not isinstance(probes, int) or probes < 1:
-        raise ValueError(f"probes must be an int of at least 1, got {probes!r}.")
+    probes = _checks.integer_at_least(probes, "probes", 1)
     _dispatch.check_name(backend)
     device = _checks.one_device({"fingerprint": fingerprint, "group": group, "trajectory": trajectory, "step": step})
     kernels = _dispatch.choose(backend, device)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _checks
+from . import _checks, _dispatch
 from ._objects import ids_to_int
 
 Tensor = torch.Tensor
@@ -95,23 +95,34 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     ValueError for a trajectory in two groups (`trajectory_ids(group, rollout)` makes unique ids) and negative steps.
     Definition: docs/estimator.md, section 2.
     """
+    _dispatch.check_device(_checks.one_device({"group": group, "trajectory": trajectory, "step": step, "valid": valid}))
     n = _checks.length(group, "group")
     _checks.check_length(trajectory, "trajectory", n)
-    group_id, _ = ids_to_int(group, "group")
-    trajectory_id, _ = ids_to_int(trajectory, "trajectory")
     step_number = None if step is None else _checks.integer_vector(step, "step", n)
     mask = None if valid is None else _checks.bool_vector(valid, "valid", n)
-    return _build(group_id, trajectory_id, step_number, mask)
+    taken = None if mask is None else torch.nonzero(mask).flatten()
+    group_id, trajectory_id = _ids(group, "group", taken), _ids(trajectory, "trajectory", taken)
+    if taken is not None and step_number is not None:
+        step_number = step_number[taken]
+    return _build(n, group_id, trajectory_id, step_number, mask, taken)
 
 
-def _build(group_id: Tensor, trajectory_id: Tensor, step: Tensor | None, valid: Tensor | None) -> Layout:
-    """The layout of integer ids."""
-    n = group_id.shape[0]
-    rows = None if valid is None else np.flatnonzero(valid.numpy())
+def _ids(values: Any, name: str, taken: Tensor | None) -> Tensor:
+    """[M] int64 ids of the rows that take part; padding may hold anything."""
+    if isinstance(values, torch.Tensor):
+        _checks.check_dense(values, name)
+    if taken is None:
+        return ids_to_int(values, name)[0]
+    return ids_to_int(_checks.take_rows(values, taken), name)[0]
+
+
+def _build(
+    n: int, group_id: Tensor, trajectory_id: Tensor, step: Tensor | None, valid: Tensor | None, taken: Tensor | None
+) -> Layout:
+    """The layout of integer ids [M] of the rows taken."""
+    rows = None if taken is None else taken.numpy()
     g, t = group_id.numpy(), trajectory_id.numpy()
     s = None if step is None else step.numpy()
-    if rows is not None:
-        g, t, s = g[rows], t[rows], None if s is None else s[rows]
     if s is not None and s.size and int(s.min()) < 0:
         at = int(np.flatnonzero(s < 0)[0])
         row = at if rows is None else int(rows[at])
@@ -216,6 +227,7 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
     rollout   [N] id of the rollout, unique inside its group only
     Integer ids are numbered in their numeric order by (group, rollout), any others by first appearance.
     """
+    _dispatch.check_device(_checks.one_device({"group": group, "rollout": rollout}))
     n = _checks.length(group, "group")
     _checks.check_length(rollout, "rollout", n)
     g, _ = ids_to_int(group, "group")
@@ -225,3 +237,21 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
         return torch.zeros(0, dtype=torch.int64)
     _, number = np.unique(pairs, axis=0, return_inverse=True)
     return torch.from_numpy(np.ascontiguousarray(number.reshape(-1), dtype=np.int64))
+
+
+def check_copies(lay: Layout, reward: Tensor) -> None:
+    """ValueError where rows of one step hold different finite rewards: which of them would count?
+
+    reward   [N] float64
+    """
+    if lay.first is None:
+        return
+    mine, first = reward[lay.order], reward[lay.order[lay.first]]
+    differ = (mine != first) & mine.isfinite() & first.isfinite()
+    if bool(differ.any()):
+        at = int(torch.nonzero(differ)[0])
+        row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
+        raise ValueError(
+            f"rewards of one step must agree, but rows {other} and {row} record the same step with "
+            f"{float(first[at]):g} and {float(mine[at]):g}; copies must be exact, or number the steps apart."
+        )

@@ -20,7 +20,7 @@ def ngram_fingerprint(
     over every n bytes of the UTF-8 text with n − 1 bytes 0x02 before it and n − 1 bytes 0x03 after it.
 
     texts        list, tuple or array of N str or bytes
-    n, dim       n-gram length and number of buckets, ints of at least 1
+    n, dim       n-gram length in [1, 4096] and number of buckets in [1, 2^24]
     num_threads  threads of the cpu backend; None: torch.get_num_threads()
 
     Returns [N, dim] float32 on the CPU.  Counts are integers, the norm is taken in float64, each entry is rounded to
@@ -28,9 +28,9 @@ def ngram_fingerprint(
     surrogates are encoded as by Python's "surrogatepass".  For clusters of these vectors use epsilon = 0.25.
     TypeError names the first item that is neither str nor bytes.
     """
-    for name, value in (("n", n), ("dim", dim)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ValueError(f"{name} must be an int of at least 1, got {value!r}.")
+    for name, value, most in (("n", n, 1 << 12), ("dim", dim, 1 << 24)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
+            raise ValueError(f"{name} must be an int in [1, {most}], got {value!r}.")
     threads = _dispatch.threads(num_threads)
     if isinstance(texts, np.ndarray) and texts.ndim == 1:
         texts = texts.tolist()

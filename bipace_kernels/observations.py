@@ -8,31 +8,41 @@ import numpy as np
 import torch
 
 from . import _checks
-from ._objects import number_objects
+from ._objects import as_sequence, number_objects
 from .layout import Layout
 
 Tensor = torch.Tensor
 
 
-def observation_codes(observation: Any) -> Tensor:
-    """[N] int64, equal where the observations are equal.
+def observation_codes(observation: Any, lay: Layout) -> Tensor:
+    """[N] int64, equal where the observations are equal; padding may hold anything.
 
     Strings, bytes and any hashable objects by Python's own equality; arrays and images by dtype, shape and bytes;
     integer arrays and tensors are codes already.
     """
-    return number_objects(observation)
+    if lay.valid is None:
+        return number_objects(observation)
+    taken = torch.nonzero(lay.valid).flatten()
+    codes = torch.zeros(lay.n_rows, dtype=torch.int64)
+    codes[taken] = number_objects(_checks.take_rows(as_sequence(observation, "observation"), taken))
+    return codes
 
 
-def observation_texts(observation: Any) -> list[str]:
-    """The observations as a list of str; TypeError names the first that is none."""
-    items = observation.tolist() if isinstance(observation, (np.ndarray, torch.Tensor)) else list(observation)
-    for i, item in enumerate(items):
-        if not isinstance(item, str):
+def observation_texts(observation: Any, lay: Layout) -> list[str]:
+    """[M] the observations of the records, in processing order; TypeError names the first that is no str."""
+    items = as_sequence(observation, "observation")
+    if isinstance(items, (np.ndarray, torch.Tensor)):
+        items = items.tolist()
+    texts = []
+    for row in lay.order.tolist():
+        text = items[row]
+        if not isinstance(text, str):
             raise TypeError(
-                f"observation must hold str for partition='similar', got {_checks.type_name(item)} at row {i}; "
+                f"observation must hold str for partition='similar', got {_checks.type_name(text)} at row {row}; "
                 "decode it, or use partition='exact'."
             )
-    return items
+        texts.append(text)
+    return texts
 
 
 def history_labels(kernels: Any, depths: Tensor, lay: Layout, depth: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from . import _checks, _dispatch
 from .config import Config
-from .layout import Layout
+from .layout import Layout, check_copies
 from .layout import layout as make_layout
 from .observations import history_labels, observation_codes, observation_texts
 from .result import AdvantageResult, Records
@@ -86,36 +86,37 @@ def advantage(
     kernels = _dispatch.choose(backend, device)
     threads = _dispatch.threads(num_threads)
     _check_present(given, cfg, layout)
-    lay = _layout(given, layout)
-    n = lay.n_rows
-    for name in ("rewards", "returns", "episode_return", "fingerprint", "observation", "action_key", "action_parsed"):
-        if given[name] is not None:
-            _checks.check_length(given[name], name, n)
 
-    # Shapes and dtypes, before any values.
-    reward = None if rewards is None else _checks.real_vector(rewards, "rewards", n)
+    # Lengths, shapes and dtypes of everything, before any values.
+    n = _checks.length(group, "group") if layout is None else layout.n_rows
+    for name, value in given.items():
+        if value is not None and name != "group":
+            _checks.check_length(value, name, n)
+    unused = returns is not None and episode_return is not None
+    reward = None if rewards is None or unused else _checks.real_vector(rewards, "rewards", n)
     given_return = None if returns is None else _checks.real_vector(returns, "returns", n)
     given_episode = None if episode_return is None else _checks.real_vector(episode_return, "episode_return", n)
     key = _keys(action_key, cfg, n)
     parsed = None if action_parsed is None else _checks.bool_vector(action_parsed, "action_parsed", n)
     matrix = _checks.fingerprint_matrix(fingerprint, n) if cfg.partition == "cosine" else None
-    codes = observation_codes(observation) if cfg.partition in ("exact", "history") else None
-    texts = observation_texts(observation) if cfg.partition == "similar" else None
+    lay = everyone = _layout(given, layout)
+    codes = observation_codes(observation, lay) if cfg.partition in ("exact", "history") else None
 
     # Values: repeated steps, returns, one episode return per trajectory, fingerprints.
-    everyone = lay
     _check_duplicates(lay, cfg, reward)
+    copies_spoilt = _spoilt_by_copies(lay, reward)
     if cfg.duplicates == "once" and lay.n_duplicates:
         lay = _once(lay)
     n_checked = lay.n_records
     step_return, trajectory_return = _returns(kernels, lay, cfg, reward, given_return, given_episode, threads)
-    spoilt = _spoilt_trajectories(lay, step_return, trajectory_return)
+    spoilt = _spoilt_trajectories(lay, step_return, trajectory_return, copies_spoilt)
     if spoilt is not None:
         if cfg.on_invalid == "raise":
-            _raise_spoilt(lay, spoilt, reward, given_return, given_episode)
+            _raise_spoilt(everyone, spoilt, reward, given_return, given_episode)
         keep = ~spoilt[lay.trajectory_of_record()]
         lay, step_return, trajectory_return = lay.restrict(keep), step_return[keep], trajectory_return[~spoilt]
     usable = _usable_rows(kernels, lay, cfg, matrix, threads)
+    texts = observation_texts(observation, lay) if cfg.partition == "similar" else None
 
     episode = kernels.episode.episode_advantage(
         trajectory_return, lay.trajectory_offsets, lay.group_trajectories, scope=cfg.episode_scope,
@@ -129,7 +130,7 @@ def advantage(
             lay.step,
             lay.trajectory_offsets,
             lay.group_offsets,
-            cfg.history_length + 1,
+            _depth(cfg, lay),
             num_threads=threads,
         )
         step_term, deepest, branch = kernels.values.hgpo_advantage(
@@ -248,15 +249,17 @@ def _check_duplicates(lay: Layout, cfg: Config, reward: Tensor | None) -> None:
             f"({lay.n_duplicates} such rows); set Config(duplicates='once') to count copies once, or 'count' to count each."
         )
     if reward is not None:
-        mine, first = reward[lay.order], reward[lay.order[lay.first]]
-        differ = (mine != first) & ~(mine.isnan() & first.isnan())
-        if bool(differ.any()):
-            at = int(torch.nonzero(differ)[0])
-            row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
-            raise ValueError(
-                f"rewards of one step must agree, but rows {other} and {row} record the same step with "
-                f"{float(first[at]):g} and {float(mine[at]):g}; copies must be exact, or number the steps apart."
-            )
+        check_copies(lay, reward)
+
+
+def _spoilt_by_copies(lay: Layout, reward: Tensor | None) -> Tensor | None:
+    """[T] bool: trajectories with a bad reward in any copy of a step, also one that will not count."""
+    if lay.first is None or reward is None:
+        return None
+    bad = ~(reward[lay.order].abs() <= LIMIT)
+    spoilt = torch.zeros(lay.n_trajectories, dtype=torch.bool)
+    spoilt[lay.trajectory_of_record()[bad]] = True
+    return spoilt
 
 
 def _once(lay: Layout) -> Layout:
@@ -304,10 +307,14 @@ def _returns(
     return step_return, per_trajectory.to(torch.float32)
 
 
-def _spoilt_trajectories(lay: Layout, step_return: Tensor, trajectory_return: Tensor) -> Tensor | None:
+def _spoilt_trajectories(
+    lay: Layout, step_return: Tensor, trajectory_return: Tensor, copies_spoilt: Tensor | None
+) -> Tensor | None:
     """[T] bool: trajectories with a return that is not finite (or beyond ±1e37); None where there is none."""
     bad_step = ~(step_return.abs() <= LIMIT)
     bad_trajectory = ~(trajectory_return.abs() <= LIMIT)
+    if copies_spoilt is not None:
+        bad_trajectory |= copies_spoilt
     if not bool(bad_step.any()) and not bool(bad_trajectory.any()):
         return None
     bad_trajectory[lay.trajectory_of_record()[bad_step]] = True
@@ -379,8 +386,7 @@ def _partition(
         return labels
     if cfg.partition == "similar":
         assert texts is not None
-        ordered = [texts[row] for row in lay.order.tolist()]
-        labels = kernels.similar.cluster_similar(ordered, lay.group_offsets, float(cfg.similarity), num_threads=threads)
+        labels = kernels.similar.cluster_similar(texts, lay.group_offsets, float(cfg.similarity), num_threads=threads)
         return labels
     if cfg.partition == "none":
         return torch.arange(lay.n_records)
@@ -390,9 +396,15 @@ def _partition(
         labels = kernels.observations.cluster_exact(ordered_codes, lay.group_offsets, num_threads=threads)
         return labels
     depths = kernels.observations.cluster_history(
-        ordered_codes, lay.step, lay.trajectory_offsets, lay.group_offsets, cfg.history_length + 1, num_threads=threads
+        ordered_codes, lay.step, lay.trajectory_offsets, lay.group_offsets, _depth(cfg, lay), num_threads=threads
     )
     return history_labels(kernels, depths, lay, (depths >= 0).sum(dim=0))
+
+
+def _depth(cfg: Config, lay: Layout) -> int:
+    """Observations in the longest history: no record has more behind it than its trajectory is long."""
+    longest = int(lay.trajectory_offsets.diff().max()) if lay.n_trajectories else 1
+    return min(cfg.history_length + 1, longest)
 
 
 def _step_term(
@@ -410,6 +422,8 @@ def _step_term(
 
 def _combine(episode: Tensor, step_term: Tensor, weight: float) -> Tensor:
     """A = A_ep + w · A_S in float64, rounded once; w = 0 gives A_ep back bit for bit.  Saturates, never overflows."""
+    if weight == 0:
+        return episode.clone()  # adding 0 would turn −0.0 into 0.0
     total = episode.to(torch.float64) + weight * step_term.to(torch.float64)
     limit = torch.finfo(torch.float32).max
     return total.clamp(-limit, limit).to(torch.float32)

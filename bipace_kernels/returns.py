@@ -8,7 +8,7 @@ import torch
 
 from . import _checks, _dispatch
 from .config import Config
-from .layout import Layout
+from .layout import Layout, check_copies
 from .layout import layout as make_layout
 
 Tensor = torch.Tensor
@@ -32,7 +32,7 @@ def discounted_returns(
     step         [N] int or None; None: the row order is the time order
     layout       instead of trajectory and step
     Returns [N] float32: computed in float64, rounded once.  Rows that repeat a step get its return, and its reward
-    counts once.  ValueError for non-finite rewards or returns beyond ±1e37.
+    counts once.  ValueError for non-finite rewards, returns beyond ±1e37, and copies of a step that disagree.
     """
     Config(gamma=gamma)  # checks the range and names the field
     _dispatch.check_name(backend)
@@ -48,7 +48,11 @@ def discounted_returns(
         raise ValueError("trajectory and step must be None where a layout is given; the layout holds the ids.")
     else:
         lay = layout
-    reward = _checks.real_vector(rewards, "rewards", lay.n_rows)[lay.order]
+    if rewards is None:
+        raise ValueError("rewards is missing; pass one per row.")
+    by_row = _checks.real_vector(rewards, "rewards", lay.n_rows)
+    check_copies(lay, by_row)
+    reward = by_row[lay.order]
     _checks.check_finite(reward, "rewards", lay.order)
     out = torch.zeros(lay.n_rows, dtype=torch.float32)
     out[lay.order] = kernels.returns.discounted_returns(

@@ -19,10 +19,10 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
     Returns [B, T] float32.
     """
     device = _checks.one_device({"advantage": advantage, "mask": mask})
-    values = _checks.to_tensor(advantage, "advantage", "real numbers, one per row")
+    n = _checks.length(advantage, "advantage")
+    values = _checks.real_vector(advantage, "advantage", n)
+    _checks.check_finite(values, "advantage", None)
     tokens = _checks.to_tensor(mask, "mask", "booleans of shape [B, T]")
-    if values.ndim != 1:
-        raise ValueError(f"advantage must have shape [B], got {list(values.shape)}; pass one value per row.")
     if tokens.ndim != 2 or tokens.shape[0] != values.shape[0]:
         raise ValueError(
             f"mask must have shape [B, T] with B = {values.shape[0]} like advantage, got {list(tokens.shape)}."

@@ -36,6 +36,7 @@ BAD = {
         (None, ValueError, "group is missing"),
         (3, TypeError, "group must be"),
         ("abc", TypeError, "group must be"),
+        (torch.zeros(N, dtype=torch.int64).to_sparse(), TypeError, "group must be a dense tensor, got a torch.sparse"),
         (BATCH.group[:-1], ValueError, "trajectory must have one entry per row"),
         (at(BATCH.group, -1, 99), ValueError, r"trajectory must lie in one group.*trajectory_ids"),
         (torch.tensor(3), ValueError, "group must have one entry per row, got a scalar"),
@@ -46,7 +47,7 @@ BAD = {
         (np.zeros(N, dtype=np.int64), ValueError, "trajectory must lie in one group"),
     ],
     "step": [
-        (BATCH.step[:-1], ValueError, r"step must have shape \[N\]"),
+        (BATCH.step[:-1], ValueError, f"step must have one entry per row, N = {N}"),
         (BATCH.step[:, None], ValueError, r"step must have shape \[N\]"),
         (BATCH.step.astype(float), TypeError, "step must have an integer dtype"),
         (at(BATCH.step, 0, -1), ValueError, r"step must be at least 0, got step\[0\] = -1"),
@@ -60,6 +61,7 @@ BAD = {
         (["x"] * N, TypeError, "rewards must be real numbers"),
         ([[1.0], [2.0, 3.0]] * N, ValueError, "rewards must have one entry per row"),
         (torch.zeros(N, dtype=torch.complex64), TypeError, "rewards must be real"),
+        (torch.ones(N).to_sparse(), TypeError, "rewards must be a dense tensor, got a torch.sparse_coo one"),
         (at(BATCH.rewards, 3, math.nan), ValueError, r"rewards must be finite.*nan at row 3.*on_invalid='singleton'"),
         (at(BATCH.rewards, 3, math.inf), ValueError, "rewards must be finite.*inf at row 3"),
         (at(BATCH.rewards, 3, 1e38), ValueError, "rewards must be finite .*1e37.*row 3"),
@@ -90,6 +92,8 @@ BAD = {
         (at(BATCH.fingerprint, (4, 2), -math.inf), ValueError, "row 4 holds a non-finite value"),
         (at(BATCH.fingerprint, 6, 0.0), ValueError, "row 6 is zero"),
         (["text"] * N, TypeError, "fingerprint must be real numbers"),
+        (torch.ones(N, 3).to_sparse(), TypeError, "fingerprint must be a dense tensor"),
+        ([torch.ones(3)] * (N - 1) + [torch.ones(4)], ValueError, "fingerprint must be .* got tensors of 2 shapes"),
     ],
     "action_key": [
         (None, ValueError, "action_key is missing; estimator='q_style'.*action_keys"),
@@ -102,7 +106,7 @@ BAD = {
         (np.full(N, 0.5), TypeError, "action_parsed must be bool"),
     ],
     "valid": [
-        ([True], ValueError, "valid must have shape"),
+        ([True], ValueError, "valid must have one entry per row"),
         (np.full(N, 2), TypeError, "valid must be bool"),
     ],
     "observation": [(["o"], ValueError, "observation must have one entry per row")],
@@ -147,6 +151,128 @@ def test_missing_observation():
         run(CONFIGS["bipace_similar"], observation=list(range(N)))
     with pytest.raises(TypeError, match="observation"):
         run(CONFIGS["gigpo"], observation=[["un", "hashable"]] * N)
+
+
+def test_an_unordered_observation_is_refused():
+    """The order of a set differs from process to process."""
+    for name in ("gigpo", "bipace_similar"):
+        for value in ({str(i) for i in range(N)}, {str(i): i for i in range(N)}):
+            with pytest.raises(TypeError, match="observation must be a list, tuple, array or tensor"):
+                run(CONFIGS[name], observation=value)
+
+
+def test_padding_may_hold_anything(backend):
+    valid = np.arange(N) % 4 > 0
+    group, trajectory = BATCH.group.tolist(), BATCH.trajectory.tolist()
+    observation = list(BATCH.observation)
+    for i in np.flatnonzero(~valid):
+        group[i] = trajectory[i] = None
+        observation[i] = {"not": "hashable"}
+    rest = BATCH.take(np.flatnonzero(valid))
+    for name in ("gigpo", "hgpo", "bipace_similar"):
+        got = run(
+            CONFIGS[name], group=group, trajectory=trajectory, observation=observation, valid=valid, backend=backend
+        )
+        want = bk.advantage(config=CONFIGS[name], backend=backend, **rest.arguments())
+        assert torch.equal(got.advantage[valid], want.advantage)
+        assert torch.equal(got.cluster[valid], want.cluster)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 30.0, 700.0, 1e4, 1e300])
+def test_no_weight_of_hgpo_overflows(alpha, backend):
+    config = bk.Config.hgpo(3, length_weight_alpha=alpha)
+    result = run(config, backend=backend)
+    assert torch.isfinite(result.advantage).all()
+    torch.testing.assert_close(result.advantage, run(config, backend="reference").advantage, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hgpo", "bipace_history"])
+def test_a_history_longer_than_any_rollout_is_the_longest_one(name, backend):
+    longest = int(BATCH.step.max())
+    huge, enough = (run(replace(CONFIGS[name], history_length=h), backend=backend) for h in (10**9, longest))
+    assert torch.equal(huge.advantage, enough.advantage)
+    assert torch.equal(huge.cluster, enough.cluster)
+
+
+def test_more_threads_than_cores_are_no_use_and_no_harm():
+    batch = make_batch(1, groups=400, trajectories=2, longest=3)
+    want = bk.advantage(config=CONFIGS["bipace"], num_threads=1, **batch.arguments())
+    for threads in (10**9, np.int64(5)):
+        got = bk.advantage(config=CONFIGS["bipace"], num_threads=threads, **batch.arguments())
+        assert torch.equal(got.advantage, want.advantage)
+
+
+def test_a_bad_copy_of_a_step_spoils_its_trajectory(backend):
+    """NaN in one copy, counted or not: the trajectory is set aside, the run goes on."""
+    arguments = {"group": [0] * 5, "trajectory": [0, 0, 0, 1, 1], "step": [0, 0, 1, 0, 1], "observation": list("aabab")}
+    for rewards in ([math.nan, 1, 0, 1, 0], [1, math.nan, 0, 1, 0], [math.nan, math.nan, 0, 1, 0]):
+        for duplicates in ("once", "count"):
+            config = bk.Config.gigpo(duplicates=duplicates)
+            with pytest.raises(ValueError, match=r"rewards must be finite.*nan at row"):
+                bk.advantage(rewards=rewards, config=config, backend=backend, **arguments)
+            result = bk.advantage(
+                rewards=rewards, config=replace(config, on_invalid="singleton"), backend=backend, **arguments
+            )
+            assert result.cluster.tolist() == [-1, -1, -1, 0, 1]
+            assert not result.advantage[:3].any()
+            assert torch.isfinite(result.advantage).all()
+
+
+def test_discounted_returns_refuse_copies_that_disagree(backend):
+    with pytest.raises(ValueError, match="rewards of one step must agree, but rows 0 and 1"):
+        bk.discounted_returns([1.0, 2.0, 3.0], [0, 0, 0], 0.5, step=[0, 0, 1], backend=backend)
+    assert bk.discounted_returns([2.0, 2.0, 3.0], [0] * 3, 0.5, step=[0, 0, 1], backend=backend).tolist() == [
+        3.5,
+        3.5,
+        3.0,
+    ]
+
+
+def test_rewards_that_are_not_used_are_ignored():
+    run(CONFIGS["bigpo"], rewards=["x"] * N, returns=np.ones(N), episode_return=np.ones(N))
+
+
+def test_weight_zero_keeps_the_sign_of_zero(backend):
+    result = bk.advantage(
+        [0],
+        [0],
+        [0.0],
+        episode_return=[-0.0],
+        observation=["a"],
+        config=bk.Config.gigpo("mean_norm", step_weight=0),
+        backend=backend,
+    )
+    assert math.copysign(1, result.episode_advantage) == math.copysign(1, result.advantage) == -1
+
+
+def test_to_tokens_refuses():
+    for value, words in (
+        ([math.nan], "advantage must be finite"),
+        ([1j], "advantage must be real"),
+        ([[1.0]], "shape"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            bk.to_tokens(value, [[1]])
+    with pytest.raises(ValueError, match=r"mask must have shape \[B, T\] with B = 1"):
+        bk.to_tokens([1.0], [1, 1])
+    with pytest.raises(ValueError, match="0 and 1 only"):
+        bk.to_tokens([1.0], [[0.5]])
+
+
+def test_ids_on_a_gpu_are_refused_with_the_cure():
+    ids = torch.zeros(3, dtype=torch.int64, device="meta")
+    for call in (lambda: bk.layout(ids, ids), lambda: bk.trajectory_ids(ids, ids)):
+        with pytest.raises(bk.BackendError, match=r"tensors on meta.*\.cpu\(\)"):
+            call()
+
+
+def test_lists_of_tensors_and_unsigned_integers():
+    x = torch.from_numpy(BATCH.fingerprint).requires_grad_(True)
+    want = run()
+    assert torch.equal(run(fingerprint=list(x)).advantage, want.advantage)
+    small = torch.from_numpy(BATCH.step).to(torch.uint16)
+    assert torch.equal(run(step=small).advantage, want.advantage)
+    assert bk.cluster([[1, 2], [2, 4], [3, -1]], [0, 0, 0], 0.1).tolist() == [0, 0, 1]
 
 
 def test_first_error_wins_in_a_fixed_order():

@@ -102,7 +102,10 @@ def hgpo_advantage(
                 items[i].append((k + 1, float(a)))
     out = np.zeros(m, dtype=np.float32)
     for i, parts in enumerate(items):
-        total = sum(math.pow(length, alpha) for length, _ in parts)
-        out[i] = np.float32(sum(math.pow(length, alpha) / (total + delta) * a for length, a in parts))
+        # w_k = L_k^α / (Σ L^α + δ) with both sides divided by the largest L^α, which no α lets overflow.
+        longest = max((length for length, _ in parts), default=1)
+        share = [(length / longest) ** alpha for length, _ in parts]
+        total = sum(share) + delta * math.pow(longest, -alpha)
+        out[i] = np.float32(sum(s / total * a for s, (_, a) in zip(share, parts, strict=True)))
     branch = np.where(deepest > 0, int(Branch.PACE), int(Branch.SINGLETON)).astype(np.uint8)
     return torch.from_numpy(out), torch.from_numpy(deepest), torch.from_numpy(branch)

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -19,6 +20,7 @@ class Pool {
 
   void run(int64_t n_tasks, int n_threads, const Body& body) {
     grow(n_threads - 1);
+    n_threads = std::min(n_threads, static_cast<int>(threads_.size()) + 1);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       body_ = &body;
@@ -48,7 +50,11 @@ class Pool {
         std::lock_guard<std::mutex> lock(mutex_);
         seen = round_;
       }
-      threads_.emplace_back([this, worker, seen] { loop(worker, seen); });
+      try {
+        threads_.emplace_back([this, worker, seen] { loop(worker, seen); });
+      } catch (const std::system_error&) {
+        return;  // the process may have no more threads: the ones there are do the work
+      }
       threads_.back().detach();
     }
   }

@@ -137,16 +137,19 @@ void hgpo_advantage(const float* returns, const int64_t* depth_labels, int64_t d
                    }
                  });
   }
-  std::vector<double> weight(static_cast<size_t>(depth) + 1);
-  for (int64_t k = 0; k <= depth; ++k) weight[static_cast<size_t>(k)] = std::pow(static_cast<double>(k + 1), alpha);
   for (int64_t i = 0; i < n_records; ++i) {
-    double total = 0.0, sum = 0.0;
+    // w_k = L_k^α / (Σ L^α + δ) with both sides divided by the largest L^α, which no α lets overflow.
+    double longest = 0.0, total = 0.0, sum = 0.0;
     for (size_t k = 0; k < a.size(); ++k) {
-      if (a[k][static_cast<size_t>(i)] != 0.0f) total += weight[k];
+      if (a[k][static_cast<size_t>(i)] != 0.0f) longest = static_cast<double>(k + 1);
+    }
+    const auto share = [&](size_t k) { return std::pow(static_cast<double>(k + 1) / longest, alpha); };
+    for (size_t k = 0; k < a.size(); ++k) {
+      if (a[k][static_cast<size_t>(i)] != 0.0f) total += share(k);
     }
     for (size_t k = 0; k < a.size(); ++k) {
       const double value = static_cast<double>(a[k][static_cast<size_t>(i)]);
-      if (value != 0.0) sum += weight[k] / (total + delta) * value;
+      if (value != 0.0) sum += share(k) / (total + delta * std::pow(longest, -alpha)) * value;
     }
     advantage[i] = static_cast<float>(sum);
     branch[i] = deepest[i] > 0 ? kPace : kSingleton;
