@@ -200,24 +200,103 @@ def test_presets(games: Path, tmp_path: Path, preset: str) -> None:
         assert np.array_equal(np.float32(read[column]), getattr(expected, name).numpy())
 
 
-OPTIONS: dict[str, Any] = {
-    "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "epsilon": 0.4, "history_length": 3,
-    "similarity": 0.7, "step_norm": "std", "episode_norm": "none", "episode_scope": "step", "lone_trajectory": "raw",
-    "delta": 1e-3, "length_weight_alpha": 0.5, "base_group": True, "duplicates": "count", "on_invalid": "singleton",
-}  # fmt: skip
+OPTIONS_TOGETHER: list[dict[str, Any]] = [  # each has an effect beside the others
+    {
+        "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "similarity": 0.7,
+        "step_norm": "std", "episode_norm": "none", "episode_scope": "step", "lone_trajectory": "raw", "delta": 1e-3,
+        "duplicates": "count", "on_invalid": "singleton",
+    },
+    {"partition": "history", "estimator": "hgpo", "history_length": 3, "length_weight_alpha": 0.5, "base_group": True},
+    {"partition": "cosine", "epsilon": 0.4},
+]  # fmt: skip
+WITHOUT_EFFECT = {
+    "epsilon": (["--partition", "exact", "--epsilon", 0.3], "partition exact", "choose --partition cosine"),
+    "history_length": (["--history-length", 2], "partition cosine", "choose --partition history"),
+    "similarity": (["--similarity", 0.9], "partition cosine", "choose --partition similar"),
+    "length_weight_alpha": (["--length-weight-alpha", 1], "estimator q_style", "choose --preset hgpo"),
+    "base_group": (["--base-group"], "estimator q_style", "choose --preset hgpo"),
+    "no_base_group": (["--preset", "gigpo", "--no-base-group"], "estimator mean", "choose --preset hgpo"),
+    "step_weight": (["--preset", "grpo", "--step-weight", 1], "estimator none", "other than grpo and hgpo"),
+    "step_weight ": (["--preset", "hgpo", "--step-weight", 1], "estimator hgpo", "other than grpo and hgpo"),
+    "step_norm": (["--step-norm", "none"], "estimator q_style", "choose --estimator mean"),
+    "delta": (["--episode-norm", "none", "--delta", 1e-4], "estimator q_style", "choose --episode-norm std"),
+}
 
 
-def test_every_field_of_the_configuration_has_an_option(golden: Path, tmp_path: Path) -> None:
-    assert set(OPTIONS) == {field.name for field in dataclasses.fields(bk.Config)}
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_an_option_without_effect_is_refused(golden: Path, tmp_path: Path, name: str) -> None:
+    options, where, cure = WITHOUT_EFFECT[name]
+    message = fail("advantage", golden, "--out", tmp_path / "out.parquet", *options)
+    flag = "" if name == "no_base_group" else f"--{name.strip().replace('_', '-')} "
+    assert message.startswith(f"error: {flag or '--base-group '}") and "it has no effect with" in message
+    assert where in message and cure in message
+
+
+def test_action_mode_where_no_action_is_looked_at(golden: Path, tmp_path: Path) -> None:
+    args = ["advantage", golden, "--out", tmp_path / "o.csv", "--preset", "grpo", "--action-mode", "first_n"]
+    assert "--action-mode has no effect" in fail(*args)
+
+
+def test_errors_of_the_package_name_file_line_and_option(tmp_path: Path) -> None:
+    """Each reward is within the limit, their sum is not; and a huge one is named when it is read."""
+    rows = [record(0, 0, "a", "x"), record(1, 0, "a", "x", 9e36), record(1, 1, "b", "y", 9e36)]
+    path, out = write(tmp_path / "a.jsonl", [rows[0], *rows[1:]]), tmp_path / "out.parquet"
+    for command in (["advantage", path, "--out", out], ["report", path, "--out", tmp_path / "report"]):
+        message = fail(*command, "--gamma", 1)
+        assert f"{path}, line 2 and {path}, line 3 do not" in message and "rows 1" not in message
+        assert "set --on-invalid singleton to set" in message and "Config(" not in message
+    assert run("advantage", path, "--out", out, "--on-invalid", "singleton").exit_code == 0
+    huge = write(tmp_path / "b.jsonl", [rows[0], record(0, 1, "a", "x", 1e300)])
+    assert f'{huge}, line 2, field "reward": wanted a finite number within ±1e37' in fail(
+        "advantage", huge, "--out", out
+    )
+
+
+def test_words_of_the_package() -> None:
+    records = rollouts.Rollouts(sources=[rollouts.Source("f", "", 9, "row")], file=[0] * 9, line=list(range(1, 10)))
+    for given, wanted in {
+        "got nan at row 3; mend it": "got nan at f, row 4; mend it",
+        "rows 0 and 2 share": "f, row 1 and f, row 3 share",
+        "row 0, 2 and 17 more is": "f, row 1 and f, row 3 and 17 more is",
+        "row 12 of 4": "row 12 of 4",
+        "set Config(step_norm='none') or Config(epsilon=0.1).": "set --step-norm none or --epsilon 0.1.",
+    }.items():
+        assert advantage.in_the_users_words(records, given) == wanted
+
+
+def test_huge_hidden_states_from_a_column(tmp_path: Path) -> None:
+    rows = [{**row, "hidden": [1.0, 1.0 if i else 10**400]} for i, row in enumerate(GOLDEN)]
+    path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
+    args = ["advantage", path, "--out", out, "--fingerprint-column", "hidden"]
+    assert f'{path}, line 1, field "hidden": wanted a list of numbers that fit float32' in fail(*args)
+    assert run(*args, "--on-invalid", "singleton").exit_code == 0
+
+
+def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
+    from bipace_kernels.cli._console import number
+    from bipace_kernels.value_r2 import ValueR2
+
+    given = {(-0.0881, ".3f"): "−0.088", (-0.0001, ".3f"): "0.000", (-0.0, ".1%"): "0.0%", (-1234.0, ",.0f"): "−1,234"}
+    for (value, form), text in given.items():
+        assert number(value, form) == text
+    assert advantage.format_r2(ValueR2(r2=-0.0001, stderr=0.02, coverage=0.9)) == "0.000 ± 0.020 (90%)"
+    assert advantage.format_r2(ValueR2(r2=-0.088, stderr=None, coverage=1.0)) == "−0.088 (100%)"
+
+
+@pytest.mark.parametrize("options", OPTIONS_TOGETHER, ids=lambda options: options["partition"])
+def test_every_field_of_the_configuration_has_an_option(golden: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    assert {name for together in OPTIONS_TOGETHER for name in together} == {
+        f.name for f in dataclasses.fields(bk.Config)
+    }
     args: list[Any] = []
-    for name, value in OPTIONS.items():
+    for name, value in options.items():
         flag = "--" + name.replace("_", "-")
         args += [flag] if value is True else [flag, value]
     out = tmp_path / "out.parquet"
     result = run("advantage", golden, "--out", out, *args)
     assert result.exit_code == 0, result.output
     config = json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
-    assert config == OPTIONS
+    assert {name: config[name] for name in options} == options
     assert run("advantage", golden, "--out", out, "--preset", "hgpo", "--no-base-group").exit_code == 0
 
 
@@ -359,7 +438,7 @@ def test_action_column_and_mode(tmp_path: Path) -> None:
     assert table(out) == from_actions
     assert run("advantage", *base, "--action-column", "response").exit_code == 0
     assert "pace" not in table(out)["branch"]  # the whole responses differ everywhere
-    assert run("advantage", *base, "--action-mode", "first_n", "--first-n", 3).exit_code == 0
+    assert run("advantage", *base, "--action-mode", "first_n").exit_code == 0
 
 
 def test_actions_are_needed_only_by_pace(tmp_path: Path) -> None:
@@ -457,6 +536,7 @@ BAD_OPTIONS = {
     "absent backend": (["--backend", "cuda"], "cannot run here"),
     "suffix": (["--out", "table.xlsx"], "must end in one of .parquet"),
     "unknown option": (["--frobnicate"], "No such option"),
+    "first n": (["--first-n", "3"], "No such option"),  # of token ids; actions are texts here
     "not a number": (["--gamma", "high"], "--gamma"),
 }
 

@@ -87,8 +87,14 @@ def test_markdown_and_terminal_hold_the_numbers(made: tuple[Path, str]) -> None:
         (row,) = [line for line in text.splitlines() if line.startswith(f"| {entry['label']} |")]
         metrics = entry["metrics"]
         assert f"| {metrics['singleton_cluster_fraction']:.1%} |" in row and f"| {metrics['pairs']:,.0f} |" in row
-        assert f"| {entry['value_r2']['r2']:.3f} ± {entry['value_r2']['stderr']:.3f} (" in row
-        assert entry["label"] in shown and f"{entry['value_r2']['r2']:.3f} ±" in shown
+        r2 = f"{entry['value_r2']['r2']:.3f}".replace("-", "−")
+        assert f"| {r2} ± {entry['value_r2']['stderr']:.3f} (" in row
+        first, second = [line for line in shown.splitlines() if f" {entry['label']} " in line]
+        assert f"{r2} ±" in first and f" {metrics['mean_cluster_size']:.1f} " in first
+        for name in ("pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction"):
+            assert f" {metrics[name]:.1%} " in second
+        assert f" {metrics['mean_delta_t']:.1f} " in second and f" {metrics['mean_unique_actions']:.2f} " in second
+    assert max(len(line) for line in shown.splitlines() if line[:1] in "┃│") <= 100
 
 
 def test_the_same_run_gives_the_same_bytes(made: tuple[Path, str], games: Path, tmp_path: Path) -> None:
@@ -168,7 +174,79 @@ def test_pick_group() -> None:
     assert report.pick_group(records, cluster, np.array([0.9, 0.9, 0.5, 0.5, 0.1, 0.1])) == 2
 
 
+def test_records_set_aside_share_nothing() -> None:
+    """Cluster −1 is no state: it draws no group, heads no legend, and a NaN sum is no outcome."""
+    nan = float("nan")
+    records = rollouts.Rollouts(
+        file=[0] * 6, line=list(range(6)), task=["bad"] * 4 + ["good"] * 2, rollout=[0, 1, 2, 3, 0, 1], step=[0] * 6,
+        observation=list("abcdef"), reward=[nan, 1e300, nan, 0.0, 1.0, 0.0],
+    )  # fmt: skip
+    records.number()
+    cluster = np.array([-1, -1, -1, 0, 1, 1])
+    assert report.pick_group(records, cluster, np.array([9.0, 9.0, 9.0, 9.0, 0.1, 0.1])) == 1
+    assert report._largest_clusters(cluster, range(6)) == [(1, [4, 5])]
+    assert [report._succeeded(records, [row]) for row in range(6)] == [None, None, None, False, True, False]
+
+
+def rows_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: list[dict[str, Any]], *args: object) -> Any:
+    """The rows and names that the timeline gets."""
+    drawn: list[Any] = []
+    for name in ("size_histograms", "epsilon_curve"):
+        monkeypatch.setattr(figures, name, lambda *_: None)
+    monkeypatch.setattr(figures, "timeline", lambda *given: drawn.append(given[3:]))
+    path = write(tmp_path / "a.jsonl", rows)
+    result = run("report", path, "--out", tmp_path / "out", "--epsilons", "0.25", "--no-similar", *args)
+    assert result.exit_code == 0, result.output
+    return drawn[0]
+
+
+def test_the_timeline_of_records_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [record(r, s, "same old room", "x", float("nan") if r < 2 else 1.0) for r in range(4) for s in (1, 3)]
+    drawn, names = rows_drawn(monkeypatch, tmp_path, rows, "--on-invalid", "singleton")
+    assert [row.success for row in drawn] == [None, None, True, True]
+    assert [row.cluster for row in drawn] == [[-1, -1]] * 2 + [[0, 0]] * 2
+    assert [row.step for row in drawn] == [[1, 3]] * 4 and list(names) == [0]
+
+
+@pytest.mark.parametrize("rule", ["once", "count"])
+def test_copies_of_a_step_share_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    rows = [record(r, s, f"room {r}", "x", float(r)) for r in range(2) for s in (0, 1, 1)]
+    drawn, names = rows_drawn(monkeypatch, tmp_path, rows, "--duplicates", rule)
+    assert [row.step for row in drawn] == [[0, 1] if rule == "once" else [0, 1, 1]] * 2
+    assert all(
+        name.startswith("2×" if rule == "once" else "6×" if len(names) == 1 else "3×") for name in names.values()
+    )
+    places, columns, first, label = figures._places(drawn)
+    assert places == [{0: 0, 1: 1}] * 2 and (columns, first, label) == (2, 0, "step of the rollout")
+
+
+def test_cells_stand_at_their_steps() -> None:
+    def row(*steps: int) -> figures.Row:
+        return figures.Row("r", steps, [0] * len(steps), [0.0] * len(steps), None)
+
+    places, columns, first, label = figures._places([row(1, 3, 5), row(2, 3), row(5, 4, 4)])
+    assert places == [{0: 0, 1: 2, 2: 4}, {0: 1, 1: 2}, {1: 3, 0: 4}]
+    assert (columns, first, label) == (5, 1, "step of the rollout")
+    places, columns, first, label = figures._places([row(0, 1, 1000), row(10**15)])  # too far apart to be drawn so
+    assert places == [{0: 0, 1: 1, 2: 2}, {0: 0}]
+    assert (columns, first, label) == (3, 1, "record of the rollout, in order of steps")
+
+
+def test_the_legend_tells_of_records_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[set[str]] = []
+
+    def save(figure: Any, path: Path) -> None:
+        texts.append({text.get_text() for text in figure.legends[0].get_texts()})
+
+    monkeypatch.setattr(figures, "_save", save)
+    for cluster in ([0, 0, -1, -1], [0, 0, 1, 2]):
+        row = figures.Row("r", range(4), cluster, [0.5, -0.5, 0.0, 0.0], None)
+        figures.timeline(tmp_path / "a.png", "t", "s", [row], {0: "room"})
+    assert texts == [{"A  room", "set aside: bad values"}, {"A  room", "singletons: step advantage 0"}]
+
+
 BAD = {
+    "similarity of nothing": (["--no-similar", "--similarity", "0.9"], "--similarity has no effect with --no-similar"),
     "epsilons": (["--epsilons", "0.1,x"], "--epsilons must be numbers"),
     "epsilons range": (["--epsilons", "3"], "--epsilons must be numbers 0 or in [1e-4, 2]"),
     "epsilon": (["--epsilon", "5"], "--epsilon"),
@@ -227,7 +305,10 @@ def test_figures_of_extremes(tmp_path: Path) -> None:
     figures.size_histograms(tmp_path / "a.png", "$x_1$ and _y_^z", sizes)
     nothing = figures.Curve("c", [1.0], [1.0], [1.0], [1.0], [None], [None])
     figures.epsilon_curve(tmp_path / "b.png", "t", [0.1], [nothing], [figures.Level("l", 1.0, 1.0, None)], 0.1)
-    rows = [figures.Row(f"rollout {i}", list(range(70)), [0.0] * 70, [True, False, None][i]) for i in range(3)]
+    rows = [
+        figures.Row(f"rollout {i}", list(range(70)), list(range(70)), [0.0] * 70, [True, False, None][i])
+        for i in range(3)
+    ]
     figures.timeline(tmp_path / "c.png", "$" * 200, "s", rows, dict.fromkeys(range(9), "word $ " * 50))
     for name in "abc":
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)

@@ -74,9 +74,11 @@ SuccessColumn = Annotated[str, _column("success", "Whether the episode succeeded
 FingerprintColumn = Annotated[str | None, _column("fingerprint", "Hidden states: a list of numbers per record.")]
 MergeFiles = Annotated[bool, _input("--merge-files", "Equal task ids of different files are one group.")]
 ActionMode = Annotated[
-    str, _input("--action-mode", "How a text becomes an action key: text, action_tag or first_n.", metavar="MODE")
+    str,
+    _input(
+        "--action-mode", "How a text becomes an action key: text, action_tag or first_n (64 bytes).", metavar="MODE"
+    ),
 ]
-FirstN = Annotated[int, _input("--first-n", "Tokens of mode first_n (of texts: the first 64 bytes).", min=1)]
 Duplicates = Annotated[
     str | None, _input("--duplicates", "Two records of one step: raise (default), once or count.", metavar="RULE")
 ]
@@ -142,7 +144,6 @@ def _advantage(
     duplicates: Duplicates = None,
     on_invalid: OnInvalid = None,
     action_mode: ActionMode = "text",
-    first_n: FirstN = 8,
     merge_files: MergeFiles = False,
     task_column: TaskColumn = "task_id",
     rollout_column: RolloutColumn = "rollout",
@@ -173,7 +174,7 @@ def _advantage(
         )  # fmt: skip
         options = command.Options(
             out=out, preset=preset, gigpo_mode=gigpo_mode, state=state, fingerprint=fingerprint,
-            action_mode=action_mode, first_n=first_n, backend=backend, threads=threads, merge_files=merge_files,
+            action_mode=action_mode, backend=backend, threads=threads, merge_files=merge_files,
         )  # fmt: skip
         command.run(rollouts, columns, changes, options)
 
@@ -209,7 +210,6 @@ def _report(
     valid_column: ValidColumn = "valid",
     success_column: SuccessColumn = "success",
     action_mode: ActionMode = "text",
-    first_n: FirstN = 8,
     merge_files: MergeFiles = False,
     backend: Backend = "auto",
     threads: Threads = None,
@@ -226,8 +226,8 @@ def _report(
         options = command.Options(
             out=out, gamma=gamma, history_length=history_length, epsilon=epsilon, epsilons=epsilons,
             similarity=similarity, similar=similar, group=group, duplicates=duplicates or "raise",
-            on_invalid=on_invalid or "raise", action_mode=action_mode, first_n=first_n,
-            merge_files=merge_files, backend=backend, threads=threads,
+            on_invalid=on_invalid or "raise", action_mode=action_mode, merge_files=merge_files,
+            backend=backend, threads=threads,
         )  # fmt: skip
         command.run(rollouts, columns, options)
 

@@ -30,6 +30,14 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
+def number(value: float, form: str) -> str:
+    """`value` in a format of str.format, as a table shows it: with a minus sign, and no zero below zero."""
+    text = format(value, form)
+    if text.startswith("-") and not text.strip("-0.,%"):
+        text = text[1:]
+    return text.replace("-", "−")
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """Turns CliError, Ctrl-C and SIGTERM into exit statuses; everything inside has cleaned up by then."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import output, rollouts, states
-from ._console import CliError, notes, progress, stage, stdout
+from ._console import CliError, notes, number, progress, stage, stdout
 
 if TYPE_CHECKING:
     import bipace_kernels as bk
@@ -29,7 +30,6 @@ class Options:
     state: str = "observation"
     fingerprint: str | None = None
     action_mode: str = "text"
-    first_n: int = 8
     backend: str = "auto"
     threads: int | None = None
     merge_files: bool = False
@@ -62,7 +62,7 @@ def run(paths: Sequence[str], columns: rollouts.Columns, changes: dict[str, Any]
     state = states.State.parse(options.state)
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     config = make_config(options.preset, changes, ngrams=not from_file, gigpo_mode=options.gigpo_mode)
-    _check_options(config, columns, state, options)
+    _check_options(config, changes, columns, state, options)
     output.check_table_path(options.out, [*paths, *([options.fingerprint] if options.fingerprint else [])])
     with notes(), progress() as bar:
         task = stage(bar, "reading", rollouts.total_bytes(paths))
@@ -85,10 +85,43 @@ def run(paths: Sequence[str], columns: rollouts.Columns, changes: dict[str, Any]
     _print_summary(records, config, summary, value_r2, options)
 
 
-def _check_options(config: bk.Config, columns: rollouts.Columns, state: states.State, options: Options) -> None:
+# Fields of Config that not every configuration uses: when one has an effect, what it is, what to choose to have it.
+EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
+    "epsilon": (lambda c: c.partition == "cosine", "is the radius of cosine clusters", "--partition cosine"),
+    "history_length": (
+        lambda c: c.partition == "history", "is the depth of the history partition", "--partition history"
+    ),
+    "similarity": (lambda c: c.partition == "similar", "belongs to the similar partition", "--partition similar"),
+    "length_weight_alpha": (lambda c: c.estimator == "hgpo", "weighs HGPO's depths", "--preset hgpo"),
+    "base_group": (lambda c: c.estimator == "hgpo", "is about HGPO's depth 0", "--preset hgpo"),
+    "step_weight": (
+        lambda c: c.estimator not in ("none", "hgpo"), "weighs a step term that is added to the episode term",
+        "a preset other than grpo and hgpo",
+    ),
+    "step_norm": (
+        lambda c: c.estimator in ("mean", "hgpo"), "divides the step term of mean and hgpo", "--estimator mean"
+    ),
+    "delta": (
+        lambda c: "std" in (c.step_norm, c.episode_norm), "is added to a σ that something is divided by",
+        "--episode-norm std",
+    ),
+}  # fmt: skip
+
+
+def _check_options(
+    config: bk.Config, changes: dict[str, Any], columns: rollouts.Columns, state: states.State, options: Options
+) -> None:
     """Options that would be ignored are errors: whoever gives them expects something of them."""
+    for name, (has_effect, what, cure) in EFFECTS.items():
+        if changes.get(name) is not None and not has_effect(config):
+            raise CliError(
+                f"--{name.replace('_', '-')} {what}, so it has no effect with partition {config.partition} and "
+                f"estimator {config.estimator}; leave it away, or choose {cure}."
+            )
     if options.action_mode not in ACTION_MODES:
         raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
+    if options.action_mode != "text" and config.partition == "none":
+        raise CliError("--action-mode has no effect with partition none, which looks at no action; leave it away.")
     if options.fingerprint is not None and columns.fingerprint is not None:
         raise CliError("--fingerprint and --fingerprint-column both name fingerprints; give one of them.")
     from_file = options.fingerprint is not None or columns.fingerprint is not None
@@ -113,7 +146,7 @@ def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State,
     elif config.partition != "none":
         arguments["observation"] = states.observations(records, state)
     if records.action is not None:
-        keys, parsed = states.action_keys(records.action, options.action_mode, options.first_n)
+        keys, parsed = states.action_keys(records.action, options.action_mode)
         arguments.update(action_key=keys, action_parsed=parsed)
     try:
         return bk.advantage(
@@ -128,7 +161,23 @@ def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State,
             **arguments,
         )
     except (TypeError, ValueError, RuntimeError) as error:
-        raise CliError(str(error)) from None
+        raise CliError(in_the_users_words(records, str(error))) from None
+
+
+def in_the_users_words(records: rollouts.Rollouts, message: str) -> str:
+    """A message of the package with its rows as file and line, and Config(x='y') as the option --x y."""
+
+    def place(found: re.Match[str]) -> str:
+        rows = [int(digits) for digits in re.findall(r"[0-9]+", found[1])]
+        if any(row >= len(records) for row in rows):
+            return found[0]
+        return " and ".join(records.where(row) for row in rows)
+
+    def option(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')} {found[2]}"
+
+    message = re.sub(r"\brows? ([0-9]+(?:, [0-9]+)*(?: and [0-9]+(?! more|[0-9]))?)", place, message)
+    return re.sub(r"\bConfig\((\w+)='?([\w.-]+)'?\)", option, message)
 
 
 def _fingerprints(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: Options) -> Any:
@@ -237,4 +286,4 @@ def format_r2(value_r2: Any) -> str:
     if value_r2.r2 is None:
         return "–"
     error = "" if value_r2.stderr is None else f" ± {value_r2.stderr:.3f}"
-    return f"{value_r2.r2:.3f}{error} ({value_r2.coverage:.0%})"
+    return f"{number(value_r2.r2, '.3f')}{error} ({value_r2.coverage:.0%})"

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..schema import LIMIT
 from . import output, rollouts, states
-from ._console import CliError, notes, progress, stage, stdout
-from .advantage import ACTION_MODES, format_r2
+from ._console import CliError, notes, number, progress, stage, stdout
+from .advantage import ACTION_MODES, format_r2, in_the_users_words
 
 if TYPE_CHECKING:
     import bipace_kernels as bk
@@ -39,7 +40,6 @@ class Options:
     duplicates: str = "raise"
     on_invalid: str = "raise"
     action_mode: str = "text"
-    first_n: int = 8
     merge_files: bool = False
     backend: str = "auto"
     threads: int | None = None
@@ -88,6 +88,8 @@ def run(paths: Sequence[str], columns: rollouts.Columns, options: Options) -> No
     epsilons = _epsilons(options)
     if options.action_mode not in ACTION_MODES:
         raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
+    if options.similar is False and options.similarity != Options.similarity:
+        raise CliError("--similarity has no effect with --no-similar; leave one of them away.")
     _base_config(options, actions=True)
     output.check_folder(options.out, "--out")
     with notes(), progress() as bar:
@@ -176,7 +178,8 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
             config = replace(base, **fields)
             result = bk.advantage(config=config, **shared, **arguments)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise CliError(f"{section.name}, partition {label}: {error}") from None
+            message = in_the_users_words(records, str(error))
+            raise CliError(f"{section.name}, partition {label}: {message}") from None
         with warnings.catch_warnings():  # ε runs to both ends on purpose; the table tells what a warning would
             warnings.simplefilter("ignore", RuntimeWarning)
             metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
@@ -230,7 +233,7 @@ def _shared_arguments(records: rollouts.Rollouts, options: Options) -> dict[str,
             None if records.valid is None else np.array(records.valid, bool),
         )
     except (TypeError, ValueError) as error:
-        raise CliError(str(error)) from None
+        raise CliError(in_the_users_words(records, str(error))) from None
     shared: dict[str, Any] = {
         "rewards": np.array(records.reward, np.float64),
         "layout": layout,
@@ -238,7 +241,7 @@ def _shared_arguments(records: rollouts.Rollouts, options: Options) -> dict[str,
         "num_threads": options.threads,
     }
     if records.action is not None:
-        keys, parsed = states.action_keys(records.action, options.action_mode, options.first_n)
+        keys, parsed = states.action_keys(records.action, options.action_mode)
         shared.update(action_key=keys, action_parsed=parsed)
     return shared
 
@@ -252,23 +255,26 @@ def _runs_similar(records: rollouts.Rollouts, options: Options) -> bool:
 # ---- the timeline's group
 
 
-def pick_group(records: rollouts.Rollouts, cluster: Any, step_advantage: Any) -> int:
+def pick_group(records: rollouts.Rollouts, cluster: Any, step_advantage: Any, *, once: bool = False) -> int:
     """Number of the prompt group that shows most: rollouts of both outcomes that meet in shared states.
 
     Of the groups whose trajectories end differently (all groups, where none do) the one with the largest mean |A_S| per
     record among those in clusters of two or more trajectories, times their share; 3 to 8 rollouts of at most 40 steps
-    come first, where the file has them.  Ties: the first in the file.
+    come first, where the file has them.  Ties: the first in the file.  Records set aside (cluster −1) share nothing.
+
+    once   copies of a step count once
     """
     best: tuple[tuple[int, int, float], int] | None = None
-    for group, rows in _valid_rows_by(records, records.group).items():
+    for group, rows in _valid_rows_by(records, records.group, once).items():
         trajectories = _by_trajectory(records, rows)
-        outcomes = {round(sum(records.reward[row] for row in path), 9) for path in trajectories.values()}
+        totals = [_total(records, path) for path in trajectories.values()]
+        outcomes = {round(total, 9) for total in totals if total is not None}
         longest = max(len(path) for path in trajectories.values())
         fits = int(3 <= len(trajectories) <= 8 and longest <= 40)
         visitors: dict[int, set[int]] = {}
-        for row in rows:
+        for row in (row for row in rows if cluster[row] >= 0):
             visitors.setdefault(int(cluster[row]), set()).add(int(records.trajectory[row]))
-        shared = [row for row in rows if len(visitors[int(cluster[row])]) > 1]
+        shared = [row for row in rows if len(visitors.get(int(cluster[row]), ())) > 1]
         signal = sum(abs(float(step_advantage[row])) for row in shared) / len(rows) if rows else 0.0
         score = (int(len(outcomes) > 1), fits, signal)
         if best is None or score > best[0]:
@@ -276,11 +282,15 @@ def pick_group(records: rollouts.Rollouts, cluster: Any, step_advantage: Any) ->
     return best[1] if best is not None else 0
 
 
-def _valid_rows_by(records: rollouts.Rollouts, ids: Any) -> dict[int, list[int]]:
+def _valid_rows_by(records: rollouts.Rollouts, ids: Any, once: bool = False) -> dict[int, list[int]]:
+    """Rows of each id, without padding; once: without the copies of a step."""
     rows: dict[int, list[int]] = {}
-    for row, number in enumerate(ids.tolist()):
-        if records.is_valid(row):
-            rows.setdefault(number, []).append(row)
+    seen: set[tuple[int, int]] = set()
+    for row, (key, trajectory) in enumerate(zip(ids.tolist(), records.trajectory.tolist(), strict=True)):
+        place = (trajectory, records.step[row])
+        if records.is_valid(row) and not (once and place in seen):
+            rows.setdefault(key, []).append(row)
+            seen.add(place)
     return rows
 
 
@@ -294,10 +304,17 @@ def _by_trajectory(records: rollouts.Rollouts, rows: Sequence[int]) -> dict[int,
     return paths
 
 
-def _succeeded(records: rollouts.Rollouts, path: Sequence[int]) -> bool:
+def _total(records: rollouts.Rollouts, path: Sequence[int]) -> float | None:
+    """Sum of a rollout's rewards; None where they are not finite, as those of a rollout set aside."""
+    total = sum(records.reward[row] for row in path)
+    return total if abs(total) <= LIMIT else None
+
+
+def _succeeded(records: rollouts.Rollouts, path: Sequence[int]) -> bool | None:
     if records.success is not None:
         return records.success[path[-1]]
-    return sum(records.reward[row] for row in path) > 0
+    total = _total(records, path)
+    return None if total is None else total > 0
 
 
 # ---- drawing
@@ -343,14 +360,15 @@ def _draw_timeline(section: Section, options: Options, folder: Path) -> None:
     outcome = next(o for o in section.table if o.key == "cosine_observation")
     cluster = outcome.result.cluster.numpy()
     advantage = outcome.result.step_advantage.numpy()
+    once = options.duplicates == "once"
     if options.group is None:
-        group = pick_group(records, cluster, advantage)
+        group = pick_group(records, cluster, advantage, once=once)
     else:
         match = [row for row, task in enumerate(records.task) if str(task) == options.group]
         if not match:  # the task of another section
             return
         group = int(records.group[match[0]])
-    rows = _valid_rows_by(records, records.group).get(group, [])
+    rows = _valid_rows_by(records, records.group, once).get(group, [])
     if not rows:
         return
     paths = _by_trajectory(records, rows)
@@ -360,6 +378,7 @@ def _draw_timeline(section: Section, options: Options, folder: Path) -> None:
         drawn.append(
             figures.Row(
                 label=f"{prefix}rollout {records.rollout[path[0]]}",
+                step=[records.step[row] for row in path],
                 cluster=[int(cluster[row]) for row in path],
                 step_advantage=[float(advantage[row]) for row in path],
                 success=_succeeded(records, path),
@@ -381,11 +400,11 @@ def _draw_timeline(section: Section, options: Options, folder: Path) -> None:
 
 
 def _largest_clusters(cluster: Any, rows: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Clusters of two or more of these rows, the largest first; ties: the older one."""
+    """Clusters of two or more of these rows, the largest first; ties: the older one.  Records set aside have none."""
     members: dict[int, list[int]] = {}
-    for row in rows:
+    for row in (row for row in rows if cluster[row] >= 0):
         members.setdefault(int(cluster[row]), []).append(row)
-    several = [(number, found) for number, found in members.items() if len(found) > 1]
+    several = [(label, found) for label, found in members.items() if len(found) > 1]
     return sorted(several, key=lambda item: (-len(item[1]), item[0]))
 
 
@@ -403,6 +422,24 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("singleton rows", "singleton_row_fraction", ".1%"),
     ("actions per cluster", "mean_unique_actions", ".2f"),
 )
+HEADINGS = (*(title for title, _, _ in COLUMNS), "value R² (coverage)")
+# The same columns at the terminal, as two tables that fit into 100 characters; @ breaks a heading's line.
+TERMINAL: tuple[dict[str, str], ...] = (
+    {
+        "singleton@clusters": "singleton clusters",
+        "mean@size": "mean size",
+        "P90@size": "P90 size",
+        "matched@pairs": "matched pairs",
+        "value R² ± stderr@(coverage)": "value R² (coverage)",
+    },
+    {
+        "PACE@rows": "PACE rows",
+        "leave-one-out@rows": "leave-one-out rows",
+        "singleton@rows": "singleton rows",
+        "mean@Δt": "mean Δt",
+        "actions per@cluster": "actions per cluster",
+    },
+)
 PACE_COLUMNS = ("pace_row_fraction", "leave_one_out_row_fraction", "mean_unique_actions")
 
 
@@ -410,7 +447,7 @@ def _cells(outcome: Outcome, actions: bool) -> list[str]:
     cells = []
     for _, name, form in COLUMNS:
         known = name in outcome.metrics and (actions or name not in PACE_COLUMNS)
-        cells.append(format(outcome.metrics[name], form) if known else "–")
+        cells.append(number(outcome.metrics[name], form) if known else "–")
     return [*cells, format_r2(outcome.value_r2)]
 
 
@@ -468,7 +505,7 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
     records = section.records
     rows = [row for row in range(len(records)) if records.is_valid(row)]
     actions = records.action is not None
-    header = ["partition", *(title for title, _, _ in COLUMNS), "value R² (coverage)"]
+    header = ["partition", *HEADINGS]
     groups, trajectories = len(np.unique(records.group[rows])), len(np.unique(records.trajectory[rows]))
     lines = [
         f"## {section.name}",
@@ -522,16 +559,18 @@ def _print_summary(sections: Sequence[Section], options: Options, figures: Seque
 
     console = stdout()
     for section in sections:
-        shown = Table(title=f"{section.name}: {len(section.records):,} records", title_justify="left")
-        shown.add_column("partition")
-        for heading in ("singleton\nclusters", "mean\nsize", "P90\nsize", "matched\npairs", "PACE\nrows"):
-            shown.add_column(heading, justify="right")
-        shown.add_column("value R² ± stderr\n(coverage)", justify="right")
         actions = section.records.action is not None
-        for outcome in section.table:
-            cells = _cells(outcome, actions)
-            shown.add_row(outcome.label, cells[0], cells[2], cells[3], cells[4], cells[6], cells[-1])
-        console.print(shown)
+        title = f"{section.name}: {len(section.records):,} records"
+        for columns in TERMINAL:
+            shown = Table(title=title, title_justify="left")
+            shown.add_column("partition")
+            for heading in columns:
+                shown.add_column(heading.replace("@", "\n"), justify="right")
+            for outcome in section.table:
+                cells = dict(zip(HEADINGS, _cells(outcome, actions), strict=True))
+                shown.add_row(outcome.label, *(cells[name] for name in columns.values()))
+            console.print(shown)
+            title = ""
     folder = Path(options.out)
     for name in ("report.md", "report.json", *figures):
         console.print(str(folder / name), markup=False, highlight=False, soft_wrap=True)

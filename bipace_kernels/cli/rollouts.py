@@ -12,7 +12,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from gzip import BadGzipFile, GzipFile
 from pathlib import Path
@@ -21,10 +21,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from ..schema import LIMIT
 from ._console import CliError
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIXES = (".parquet", ".pq")
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Ints = npt.NDArray[np.int64]
 Advance = Callable[[int], None]  # told of each chunk of bytes read
@@ -151,7 +153,7 @@ def read(
     merge_files      a group is a task id of all files together, not of one file
     duplicates       as Config.duplicates: "raise" refuses two records with equal file, task, rollout and step, "once"
                      refuses them where their rewards differ
-    allow_nonfinite  NaN and infinite rewards and fingerprints pass (for on_invalid="singleton")
+    allow_nonfinite  NaN, infinite and huge rewards and fingerprints pass (for on_invalid="singleton")
     """
     columns = columns or Columns()
     _check_paths(paths)
@@ -176,7 +178,9 @@ def read(
         optional = tuple(name for name in optional if name in parser.present)
     for name in wanted:
         if name not in found and getattr(columns, name) != getattr(Columns(), name):
-            raise CliError(f'No record has the field "{getattr(columns, name)}" that --{name}-column names.')
+            raise CliError(
+                f'No record of {", ".join(paths)} has the field "{getattr(columns, name)}" that --{name}-column names.'
+            )
     rollouts.number()
     _check_duplicates(rollouts, columns, duplicates)
     return rollouts
@@ -279,11 +283,12 @@ class _Parser:
         self.records += 1
 
     def _missing(self, line: int, name: str, column: str, record: dict[str, Any]) -> CliError:
-        keys = ", ".join(str(key) for key in list(record)[:20]) or "no field at all"
         cure = f"name its column with --{name}-column"
         if name in self.optional and name not in self.needed:
             cure = "the file's first record has it, so every record must"
-        return CliError(f'{self.path}, {self.unit} {line}: the field "{column}" is missing; {cure}. Found: {keys}.')
+        return CliError(
+            f'{self.path}, {self.unit} {line}: the field "{column}" is missing; {cure}. Found: {_names(record)}.'
+        )
 
     # Checks of one value.  Exact types: True is an int to isinstance, and no step number.
 
@@ -334,7 +339,9 @@ class _Parser:
         except OverflowError:
             number = math.inf
         if not math.isfinite(number) and not self.allow_nonfinite:
-            raise _Wrong("a finite number", value, " --on-invalid singleton sets its trajectory aside instead.")
+            raise _Wrong("a finite number", value, _SET_ASIDE)
+        if abs(number) > LIMIT and not self.allow_nonfinite:  # the estimators count it as not finite
+            raise _Wrong(f"a finite number within ±{LIMIT:.0e}".replace("e+", "e"), value, _SET_ASIDE)
         return number
 
     def _flag(self, name: str, value: Any) -> bool:
@@ -350,7 +357,24 @@ class _Parser:
         self.width = self.width or len(value)
         if len(value) != self.width:
             raise _WrongWidth(f"a list of {self.width} numbers like in the records before", f"{len(value)} numbers")
-        return value
+        return [self._entry(x) for x in value]
+
+    def _entry(self, value: float) -> float:
+        """An entry of a fingerprint.  NaN and infinities pass: padding may hold them, and records are checked later."""
+        try:
+            number = float(value)
+        except OverflowError:  # an integer beyond float64
+            too_large = True
+        else:
+            too_large = math.isfinite(number) and abs(number) > FLOAT32_MAX
+        if not too_large:
+            return number
+        if not self.allow_nonfinite:
+            raise _Wrong("a list of numbers that fit float32", value)
+        return math.inf if value > 0 else -math.inf
+
+
+_SET_ASIDE = " --on-invalid singleton sets its trajectory aside instead."
 
 
 class _Wrong(Exception):
@@ -368,6 +392,19 @@ class _WrongWidth(_Wrong):
     def __init__(self, wish: str, fact: str) -> None:
         super().__init__(wish, None)
         self.fact = fact
+
+
+def _cut(name: str) -> str:
+    """A field's name as a message can hold it: one line, at most 60 characters."""
+    name = name if len(name) <= 60 else name[:57] + "..."
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
+
+
+def _names(fields: Iterable[Any]) -> str:
+    """'task_id, rollout and 3 more'; 20 names at most."""
+    names = [str(name) for name in fields]
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return ", ".join(map(_cut, names[:20])) + more or "no field at all"
 
 
 def _shown(value: Any) -> str:
@@ -473,7 +510,9 @@ def _add_line(parser: _Parser, raw: bytes, line: int) -> None:
     try:
         record = json.loads(text, object_pairs_hook=_object)
     except _Repeated as error:
-        raise CliError(f'{here}, field "{error}": the key stands twice in one object; keep one of them.') from None
+        raise CliError(
+            f'{here}, field "{_cut(str(error))}": the key stands twice in one object; keep one of them.'
+        ) from None
     except json.JSONDecodeError as error:
         cure = "" if raw.endswith(b"\n") else " It is the last line and has no end: the file may have been cut off."
         raise CliError(
@@ -505,10 +544,9 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> Source:
             parser.start(lambda column: column in names)
             for name, column, _ in parser.fields:
                 if names.count(column) != 1 and not (name in parser.defaults and column not in names):
-                    found = ", ".join(names[:20])
                     fact = "is missing" if column not in names else "stands there twice"
                     cure = f"name the right one with --{name}-column"
-                    raise CliError(f'{path}: the column "{column}" {fact}; {cure}. Found: {found}.')
+                    raise CliError(f'{path}: the column "{column}" {fact}; {cure}. Found: {_names(names)}.')
             _add_batches(parser, file, advance)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).split("\n")[0].rstrip(".")

@@ -121,11 +121,11 @@ def check_fingerprints(rollouts: Rollouts, fingerprint: npt.NDArray[Any]) -> Non
             )
 
 
-def action_keys(actions: Sequence[str], mode: str, first_n: int) -> tuple[Any, Any]:
+def action_keys(actions: Sequence[str], mode: str) -> tuple[Any, Any]:
     """Keys [N] int64 and parsed [N] bool of `bipace_kernels.action_keys`."""
     import bipace_kernels as bk
 
     try:
-        return bk.action_keys(list(actions), mode=mode, n=first_n)
+        return bk.action_keys(list(actions), mode=mode)
     except (TypeError, ValueError) as error:
         raise CliError(f"action keys: {error}") from None
