@@ -206,6 +206,40 @@ def test_count_vectors_that_meet_epsilon():
         assert torch.equal(labels, reference.cluster_cosine(x, torch.arange(400), offsets_of([100] * 4), None, epsilon))
 
 
+@pytest.mark.parametrize("windows", [False, True])
+def test_products_that_end_early(windows: bool, isa: str):
+    """D and clusters enough for products to be given up halfway; joins then lift some of them to where they decide.
+
+    `windows`: rows whose weight lies in one part of D, so that what is left of a norm differs from row to row.
+    """
+    rng = np.random.default_rng(29)
+    dim, poles, n = 1900, 48, 160
+    pole = np.linalg.qr(rng.standard_normal((dim, poles)))[0].T
+    rows = list(pole)
+    for _ in range(n):
+        k, l = rng.integers(0, poles, 2)
+        side = rng.standard_normal(dim) / np.sqrt(dim)
+        near = pole[k] + 0.9 * side  # joins pole k at ε = 0.3 and pulls its centroid towards `side`
+        rows += [
+            near,
+            0.55 * pole[k] + 0.85 * side + 0.2 * pole[l],
+            pole[k] + 0.3 * rng.standard_normal(dim) / np.sqrt(dim),
+        ]
+    x = np.array(rows)
+    if windows:
+        start = rng.integers(0, dim, len(x))
+        x *= 0.02 + (np.abs(np.arange(dim) - start[:, None]) < rng.integers(200, 2000, len(x))[:, None])
+    for epsilon in (0.1, 0.3, 0.5):
+        for dtype in (torch.float32, torch.bfloat16):
+            batch = torch.from_numpy(x.astype(np.float32)).to(dtype)
+            labels = run(batch, epsilon=epsilon)
+            check_partition(batch, [len(x)], epsilon, labels)
+            assert torch.equal(run(batch, epsilon=epsilon, num_threads=1), labels)
+    batch = torch.from_numpy(mixture(31, 500, dim, 90, noise=0.8, common=1.0))
+    for epsilon in (0.05, 0.15, 0.25):
+        check_partition(batch, [300, 200], epsilon, run(batch, [300, 200], epsilon))
+
+
 def test_opposite_rows():
     """ε near 2: x and −x cancel, the centroid stays where less than 1e-3 is left, and is exact where little is left."""
     rng = np.random.default_rng(11)
@@ -573,6 +607,27 @@ def sample(kind: str, n: int, dim: int, seed: int) -> torch.Tensor:
         return torch.from_numpy(mixture(seed, n, dim, 5))
     x[(x == 0).all(axis=1), 0] = 1
     return torch.from_numpy(x.astype(np.float32))
+
+
+def test_nearly_opposite_rows_keep_their_digits():
+    """x and nearly −x: 7e-3 of the length is left, and the errors of two norms would be 150 times as large in it."""
+    rng = np.random.default_rng(41)
+    dim, epsilon = 1792, 1.9999
+    first = np.ones(dim) * np.float32(0.7)
+    first[::7] = 1.3
+    for trial in range(12):
+        second = -1.9 * first * (1 + 0.0145 * rng.standard_normal(dim))
+        x = unit_rows(np.stack([first, second]).astype(np.float32))
+        left = x[0] + x[1]
+        assert x[0] @ x[1] > 1 - epsilon - BAND / 2  # they join
+        c = left / np.linalg.norm(left)
+        side = rng.standard_normal(dim)
+        side -= (side @ c) * c
+        above = trial % 2 == 0
+        cos = 1 - epsilon - BAND + (3e-6 if above else -3e-6)
+        probe = cos * c + np.sqrt(1 - cos**2) * side / np.linalg.norm(side)
+        rows = np.stack([first, second, probe]).astype(np.float32)
+        assert run(torch.from_numpy(rows), epsilon=epsilon).tolist() == [0, 0, 0 if above else 1]
 
 
 @pytest.mark.slow

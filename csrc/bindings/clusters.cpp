@@ -27,9 +27,13 @@ py::list dot_products(uintptr_t data, int64_t n, int64_t dim) {
       for (int64_t m = 0; m < kTileA; ++m) a[m] = x + std::min(i + m, n - 1) * dim + first;
       for (int64_t j = 0; j < n; j += kTileB) {
         const int64_t width = std::min<int64_t>(kTileB, n - j);
-        for (int64_t m = 0; m < width; ++m) b[m] = x + (j + m) * dim + first;
+        double* to[kTileB];
+        for (int64_t m = 0; m < width; ++m) {
+          b[m] = x + (j + m) * dim + first;
+          to[m] = out.data() + (j + m) * stride + i;
+        }
         dot.tile[n - i > 4 ? 1 : 0][width - 1](a, b, std::min(panel, dim - first), reinterpret_cast<const char*>(x),
-                                               out.data() + j * stride + i, stride);
+                                               to);
       }
     }
   }

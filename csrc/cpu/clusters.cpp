@@ -27,6 +27,8 @@ namespace {
 constexpr double kBand = 1e-5;       // tau of the two decisions
 constexpr double kSmallest = 1e-3;   // a centroid whose new vector is shorter stays
 constexpr double kCancelling = 0.1;  // below this length the rows themselves are added up: S would lose digits
+constexpr double kGuard = 1e-5;      // more than the bounds below can err
+constexpr int kChecks = 3;           // points in D where hopeless products end
 constexpr double kLowestSquare = 1e-23, kHighestSquare = 1e30;  // of a norm: inside, no product over- or underflows
 
 // Callers may have set flush-to-zero on their thread and the pool's threads have not: the same arithmetic for all.
@@ -79,9 +81,10 @@ class Arena {
 };
 
 struct Cluster {
-  float* centroid;    // near unit length; null: the centroid is the row
-  ScaledRow row;      // its first member
-  double reciprocal;  // 1 / true norm of the centroid as stored, or of the scaled row
+  float* centroid;      // near unit length; null: the centroid is the row
+  ScaledRow row;        // its first member
+  double reciprocal;    // 1 / true norm of the centroid as stored, or of the scaled row
+  float rest[kChecks];  // share of the norm beyond each checkpoint, rounded up
   int64_t members;
   int32_t first, last;  // members in the current block, linked by Block::next_; -1: none
 };
@@ -89,7 +92,7 @@ struct Cluster {
 // Records per block: enough to reuse what is loaded, few enough that G stays small beside S (measured on an EPYC with
 // AVX-512, D = 3584).  A function of the group's own past only, or a group alone would differ from the same in a batch.
 int64_t block_size(int64_t clusters) {
-  const int64_t size = clusters < 96 ? 12 : 24;
+  const int64_t size = clusters < 96 ? 12 : 18;
   const int64_t fits = (int64_t{2} << 20) / 8 / (clusters + 2 * size);  // S within 2 MB
   return std::max<int64_t>(1, std::min(size, fits));
 }
@@ -98,11 +101,19 @@ int64_t block_size(int64_t clusters) {
 class GroupClusters {
  public:
   GroupClusters(const Rows& rows, const DotKernels& dot, double epsilon)
-      : rows_(rows), dot_(dot), lowest_(1.0 - epsilon - kBand), panel_(panel_length(rows.dim)), arena_(rows.dim) {}
+      : rows_(rows), dot_(dot), lowest_(1.0 - epsilon - kBand), panel_(panel_length(rows.dim)), arena_(rows.dim) {
+    panels_ = (rows.dim + panel_ - 1) / panel_;
+    hopeless_ = lowest_ - kBand - kGuard;
+    // Three eighths, a half and three quarters of D; a short D is not worth it.
+    const int64_t at[kChecks] = {(3 * panels_ + 7) / 8, (panels_ + 1) / 2, (3 * panels_ + 3) / 4};
+    for (int c = 0; c < kChecks; ++c) check_panel_[c] = panels_ >= 4 ? at[c] : 0;
+  }
 
   // labels [end - begin] of the group's records, from 0 by first appearance; returns how many.
   int64_t run(const int64_t* order, const uint8_t* usable, int64_t n, int n_threads, int64_t* labels) {
     n_threads_ = n_threads;
+    idle_ = 0;
+    first_block_ = true;
     clusters_.clear();
     arena_.reset();
     for (int64_t i = 0; i < n; ++i) labels[i] = -1;
@@ -141,69 +152,178 @@ class GroupClusters {
 
   double* row_of(int64_t j) { return products_.data() + j * stride_; }
 
-  // products_[j, k] = c_k . x_j for the clusters, products_[j, gram_ + i] = x_i . x_j for i <= j (and some others).
-  void multiply() {
+  // products_[j, gram_ + i] = x_i . x_j for i <= j (and some others).
+  void multiply_block() {
     const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
-    const int64_t centroid_tiles = (clusters + kTileA - 1) / kTileA, tiles = centroid_tiles + (n + kTileA - 1) / kTileA;
     gram_ = round_up(clusters + n, kTileA);
     stride_ = gram_ + round_up(n, kTileA);
     products_.assign(static_cast<size_t>(n * stride_), 0.0);
-    const int64_t work = (clusters + n / 2) * n * rows_.dim;
-    const int64_t parts = n_threads_ > 1 && work > 4'000'000 ? std::min<int64_t>(tiles, 2 * n_threads_) : 1;
-    if (parts == 1) {
-      multiply_tiles(0, tiles, centroid_tiles);
-      return;
+    rest_.resize(static_cast<size_t>(n * kChecks));
+    const Floats buffer = allocate(n * panel_);
+    std::vector<const float*> x(static_cast<size_t>(n));
+    Ahead ahead{*this, 0};
+    for (int64_t p = 0; p < panels_; ++p) {
+      const int64_t first = p * panel_, len = std::min(panel_, rows_.dim - first);
+      if (first_block_ && p + 1 < panels_) {
+        for (const ScaledRow& row : block_) {
+          for (int64_t e = 0; e < panel_; e += 16) __builtin_prefetch(rows_.at(row.row, first + panel_) + 4 * e);
+        }
+      }
+      read_panels(rows_, dot_, block_.data(), n, first, len, buffer.get(), panel_, x.data());
+      for (int64_t start = 0; start < n; start += kTileA) {
+        const int64_t count = std::min<int64_t>(kTileA, n - start);
+        const float* a[kTileA];
+        for (int64_t m = 0; m < kTileA; ++m) a[m] = x[static_cast<size_t>(start + std::min(m, count - 1))];
+        // The lower triangle: rows j from the tile's first record on.
+        for (int64_t j = start / kTileB * kTileB; j < n; j += kTileB) {
+          double* out[kTileB];
+          for (int64_t i = 0; i < kTileB; ++i) out[i] = row_of(std::min(j + i, n - 1)) + gram_ + start;
+          tile(count, n - j)(a, x.data() + j, len, ahead.next(), out);
+        }
+      }
+      for (int check = 0; check < kChecks; ++check) {
+        if (p + 1 != check_panel_[check]) continue;
+        for (int64_t j = 0; j < n; ++j) rest_[static_cast<size_t>(j * kChecks + check)] = row_of(j)[gram_ + j];
+      }
     }
-    parallel_for(parts, n_threads_, [&](int64_t part, int) {
-      const DefaultFloats floats;
-      multiply_tiles(part * tiles / parts, (part + 1) * tiles / parts, centroid_tiles);
-    });
+    fetched_ = ahead.at;
+    first_block_ = false;
   }
 
-  void multiply_tiles(int64_t first_tile, int64_t last_tile, int64_t centroid_tiles) {
+  // products_[j, k] = c_k . x_j / (|c_k| |x_j|) for the clusters.  Where a whole tile turns out hopeless halfway (the
+  // part summed so far plus the product of what is left of the norms is below every decision) the bound stands for the
+  // product, see `finish`.
+  void multiply_centroids() {
+    const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
+    const int64_t tiles = (clusters + kTileA - 1) / kTileA;
+    bounded_.assign(static_cast<size_t>(tiles * n), 0);
+    // Where bounding found next to nothing to skip, it rests for some blocks.
+    const bool bounding = tiles > 1 && check_panel_[0] > 0 && idle_ == 0;
+    if (idle_ > 0) --idle_;
+    const int64_t parts =
+        n_threads_ > 1 && clusters * n * rows_.dim > 4'000'000 ? std::min<int64_t>(tiles, 4 * n_threads_) : 1;
+    if (parts == 1) {
+      multiply_tiles(0, tiles, bounding, fetched_);
+    } else {
+      parallel_for(parts, n_threads_, [&](int64_t part, int) {
+        const DefaultFloats floats;
+        multiply_tiles(part * tiles / parts, (part + 1) * tiles / parts, bounding,
+                       fetched_ + part * n * panels_ / parts);
+      });
+    }
+    if (bounding && std::count(bounded_.begin(), bounded_.end(), 1) * 10 < tiles * n) idle_ = 8;
+  }
+
+  void multiply_tiles(int64_t first_tile, int64_t last_tile, bool bounding, int64_t fetched) {
     const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
     const Floats b_buffer = allocate(n * panel_), a_buffer = allocate(kTileA * panel_);
     std::vector<const float*> b(static_cast<size_t>(n));
-    for (int64_t first = 0; first < rows_.dim; first += panel_) {
-      const int64_t len = std::min(panel_, rows_.dim - first);
+    std::vector<int64_t> left(static_cast<size_t>(n));
+    Ahead ahead{*this, fetched};
+    for (int64_t p = 0; p < panels_; ++p) {
+      const int64_t first = p * panel_, len = std::min(panel_, rows_.dim - first);
+      const int check = !bounding                  ? kChecks
+                        : p + 1 == check_panel_[0] ? 0
+                        : p + 1 == check_panel_[1] ? 1
+                        : p + 1 == check_panel_[2] ? 2
+                                                   : kChecks;
       read_panels(rows_, dot_, block_.data(), n, first, len, b_buffer.get(), panel_, b.data());
-      // The rows come from memory panel by panel, a pattern the hardware does not follow: each tile fetches a row of
-      // the next panel, and in the last panel one of the next block.
-      const bool last = first + panel_ >= rows_.dim;
-      size_t ahead = 0;
-      for (int64_t tile = first_tile; tile < last_tile; ++tile) {
-        const bool centroids = tile < centroid_tiles;
-        const int64_t start = kTileA * (centroids ? tile : tile - centroid_tiles);
-        const int64_t count = std::min<int64_t>(kTileA, (centroids ? clusters : n) - start);
+      for (int64_t t = first_tile; t < last_tile; ++t) {
+        uint8_t* bounded = bounded_.data() + t * n;
+        int64_t open = 0;
+        for (int64_t j = 0; j < n; ++j) {
+          if (!bounded[j]) left[static_cast<size_t>(open++)] = j;
+        }
+        if (open == 0) continue;
+        const int64_t start = t * kTileA, count = std::min<int64_t>(kTileA, clusters - start);
         const float* a[kTileA];
-        for (int64_t m = 0; m < kTileA; ++m) {
-          const int64_t k = start + std::min(m, count - 1);  // an incomplete tile repeats its last row
-          if (m >= count) {
-            a[m] = a[count - 1];
-          } else if (centroids) {
-            const Cluster& cluster = clusters_[static_cast<size_t>(k)];
-            a[m] = cluster.centroid ? cluster.centroid + first
-                                    : read_panel(rows_, dot_, cluster.row, first, len, a_buffer.get() + m * panel_);
-          } else {
-            a[m] = b[static_cast<size_t>(k)];
+        for (int64_t m = 0; m < count; ++m) {
+          const Cluster& cluster = clusters_[static_cast<size_t>(start + m)];
+          a[m] = cluster.centroid ? cluster.centroid + first
+                                  : read_panel(rows_, dot_, cluster.row, first, len, a_buffer.get() + m * panel_);
+        }
+        for (int64_t m = count; m < kTileA; ++m) a[m] = a[count - 1];  // an incomplete tile repeats its last row
+        for (int64_t i = 0; i < open; i += kTileB) {
+          const int64_t width = std::min<int64_t>(kTileB, open - i);
+          const float* x[kTileB];
+          double* out[kTileB];
+          for (int64_t w = 0; w < width; ++w) {
+            const int64_t j = left[static_cast<size_t>(i + w)];
+            x[w] = b[static_cast<size_t>(j)];
+            out[w] = row_of(j) + start;
           }
+          tile(count, width)(a, x, len, ahead.next(), out);
         }
-        const auto* kernels = dot_.tile[count > 4 ? 1 : 0];
-        double* out = products_.data() + (centroids ? start : gram_ + start);
-        // Of the Gram matrix the lower triangle: rows j from the tile's first record on.
-        for (int64_t j = centroids ? 0 : start / kTileB * kTileB; j < n; j += kTileB) {
-          const char* next = fetch(ahead++, first, last);
-          kernels[std::min<int64_t>(kTileB, n - j) - 1](a, b.data() + j, len, next, out + j * stride_, stride_);
+        if (check == kChecks) continue;
+        for (int64_t i = 0; i < open; ++i) {
+          const int64_t j = left[static_cast<size_t>(i)];
+          bounded[j] = bound(start, count, j, check);
         }
+      }
+    }
+    for (int64_t t = first_tile; t < last_tile; ++t) {
+      const int64_t start = t * kTileA, end = std::min(start + kTileA, clusters);
+      for (int64_t j = 0; j < n; ++j) {
+        if (bounded_[static_cast<size_t>(t * n + j)]) continue;
+        double* out = row_of(j);
+        const double r = reciprocal_[static_cast<size_t>(j)];
+        for (int64_t k = start; k < end; ++k) out[k] *= r * clusters_[static_cast<size_t>(k)].reciprocal;
       }
     }
   }
 
-  // The panel of a row that is wanted soon; past the last of them any address.
-  const char* fetch(size_t i, int64_t first, bool last) const {
-    if (last) return rows_.at(i < soon_.size() ? soon_[i] : block_[0].row, 0);
-    return rows_.at(block_[std::min(i, block_.size() - 1)].row, first + panel_);
+  // True where every product of x_j with a tile's centroids is bound to stay below all decisions; the bounds then
+  // replace the partial sums.
+  bool bound(int64_t start, int64_t count, int64_t j, int check) {
+    double bounds[kTileA];
+    const double r = reciprocal_[static_cast<size_t>(j)], rest = rest_[static_cast<size_t>(j * kChecks + check)];
+    double* part = row_of(j) + start;
+    for (int64_t m = 0; m < count; ++m) {
+      const Cluster& cluster = clusters_[static_cast<size_t>(start + m)];
+      bounds[m] = part[m] * r * cluster.reciprocal + rest * static_cast<double>(cluster.rest[check]);
+      if (!(bounds[m] < hopeless_)) return false;
+    }
+    std::copy(bounds, bounds + count, part);
+    return true;
   }
+
+  // A bound that joins of the block have lifted to where it matters: the product itself, brought up to date.
+  double finish(int64_t k, int64_t j) {
+    const Cluster& cluster = clusters_[static_cast<size_t>(k)];
+    float buffer[2][kPanel];
+    double product[4] = {};
+    double* const out[1] = {product};
+    for (int64_t p = 0; p < panels_; ++p) {
+      const int64_t first = p * panel_, len = std::min(panel_, rows_.dim - first);
+      const float* c =
+          cluster.centroid ? cluster.centroid + first : read_panel(rows_, dot_, cluster.row, first, len, buffer[0]);
+      const float* a[4] = {c, c, c, c};
+      const float* x = read_panel(rows_, dot_, block_[static_cast<size_t>(j)], first, len, buffer[1]);
+      tile(1, 1)(a, &x, len, reinterpret_cast<const char*>(x), out);
+    }
+    double similar = product[0] * (reciprocal_[static_cast<size_t>(j)] * cluster.reciprocal);
+    for (int32_t i = cluster.first; i >= 0; i = next_[static_cast<size_t>(i)]) {
+      similar += change_[static_cast<size_t>(i)] * similar + weight_[static_cast<size_t>(i)] * row_of(j)[gram_ + i];
+    }
+    return similar;
+  }
+
+  DotKernels::Tile tile(int64_t count, int64_t width) const {
+    return dot_.tile[count > 4 ? 1 : 0][std::min<int64_t>(width, kTileB) - 1];
+  }
+
+  // The rows of the next block, fetched by the tiles of this one a panel at a time: left to itself the hardware follows
+  // no pattern of so many rows.
+  struct Ahead {
+    const GroupClusters& own;
+    int64_t at;
+    const char* next() {
+      const int64_t i = at / own.panels_, p = at % own.panels_;
+      ++at;
+      if (i >= static_cast<int64_t>(own.soon_.size())) return own.rows_.at(own.block_[0].row, 0);
+      return own.rows_.at(own.soon_[static_cast<size_t>(i)], p * own.panel_);
+    }
+  };
 
   // Norms from the Gram matrix's diagonal.  False where a row had to be scaled: then everything is to be computed
   // again.
@@ -236,29 +356,32 @@ class GroupClusters {
     return !scaled && !dropped;
   }
 
-  void normalise() {
-    const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
-    for (int64_t j = 0; j < n; ++j) {
-      const double r = reciprocal_[static_cast<size_t>(j)];
-      double* out = row_of(j);
-      for (int64_t k = 0; k < clusters; ++k) out[k] *= r * clusters_[static_cast<size_t>(k)].reciprocal;
-      for (int64_t i = 0; i < j; ++i) out[gram_ + i] *= r * reciprocal_[static_cast<size_t>(i)];
+  void normalise_block() {
+    for (size_t j = 0; j < block_.size(); ++j) {
+      const double r = reciprocal_[j];
+      double* gram = row_of(static_cast<int64_t>(j)) + gram_;
+      for (size_t i = 0; i < j; ++i) gram[i] *= r * reciprocal_[i];
+      for (size_t c = 0; c < kChecks; ++c) rest_[j * kChecks + c] = rest_of(rest_[j * kChecks + c] * r * r);
     }
   }
+
+  // What is left of a unit vector's norm when `part` of its square is gone; never too small.
+  static double rest_of(double part) { return std::sqrt(std::max(0.0, 1.0 - part) + 4e-6); }
 
   // ---- decisions ---------------------------------------------------------------------------------------------------
 
   // Returns how many records of the block were decided: all, unless a centroid had to be formed at once.
   int64_t run_block(int64_t* labels) {
-    multiply();
+    multiply_block();
     while (!take_norms()) {
       if (block_.empty()) return 0;
-      multiply();
+      multiply_block();
     }
-    normalise();
+    normalise_block();
+    multiply_centroids();
     const int64_t n = static_cast<int64_t>(block_.size());
     next_.assign(block_.size(), -1);
-    decay_.assign(block_.size(), 0.0);
+    change_.assign(block_.size(), 0.0);
     weight_.assign(block_.size(), 0.0);
     touched_.clear();
     clusters_before_ = static_cast<int64_t>(clusters_.size());
@@ -279,8 +402,15 @@ class GroupClusters {
     const double* similar = row_of(j);
     const double best = clusters ? dot_.largest(similar, clusters) : 0.0;
     if (clusters == 0 || !(best >= lowest_)) {
-      clusters_.push_back({nullptr, block_[static_cast<size_t>(j)], reciprocal_[static_cast<size_t>(j)], 1,
-                           static_cast<int32_t>(j), static_cast<int32_t>(j)});
+      const double* rest = rest_.data() + j * kChecks;
+      clusters_.push_back({nullptr,
+                           block_[static_cast<size_t>(j)],
+                           reciprocal_[static_cast<size_t>(j)],
+                           {},
+                           1,
+                           static_cast<int32_t>(j),
+                           static_cast<int32_t>(j)});
+      for (int c = 0; c < kChecks; ++c) clusters_.back().rest[c] = static_cast<float>(rest[c]);
       label = clusters;
       touched_.push_back(clusters);
       for (int64_t i = j + 1; i < n; ++i) row_of(i)[clusters] = row_of(i)[gram_ + j];
@@ -293,10 +423,6 @@ class GroupClusters {
     const double b = 1.0 / m, a = 1.0 - b, q = 2.0 * a * b * (1.0 - s), square = 1.0 - q;
     if (cluster.members == 2 && square < kCancelling * kCancelling) return add_opposite(j, cluster);
     const double u = std::sqrt(square), d = q / (u * (1.0 + u)) - b / u, w = b / u;
-    for (int64_t i = j + 1; i < n; ++i) {
-      double* row = row_of(i);
-      row[k] += d * row[k] + w * row[gram_ + j];
-    }
     if (cluster.last < 0) {
       cluster.first = static_cast<int32_t>(j);
       touched_.push_back(k);
@@ -304,8 +430,14 @@ class GroupClusters {
       next_[static_cast<size_t>(cluster.last)] = static_cast<int32_t>(j);
     }
     cluster.last = static_cast<int32_t>(j);
-    decay_[static_cast<size_t>(j)] = 1.0 + d;
+    change_[static_cast<size_t>(j)] = d;
     weight_[static_cast<size_t>(j)] = w;
+    const uint8_t* bounded = k < clusters_before_ ? bounded_.data() + k / kTileA * n : nullptr;
+    for (int64_t i = j + 1; i < n; ++i) {
+      double* row = row_of(i);
+      row[k] += d * row[k] + w * row[gram_ + j];  // a bound stays a bound
+      if (bounded && row[k] >= hopeless_ && bounded[i]) row[k] = finish(k, i);
+    }
     return false;
   }
 
@@ -343,6 +475,7 @@ class GroupClusters {
     });
     cluster.centroid = centroid;
     cluster.reciprocal = 1.0 / std::sqrt(square);
+    std::fill(cluster.rest, cluster.rest + kChecks, 1.0f);  // nothing known: bounds nothing
     cluster.first = cluster.last = -1;
     return true;
   }
@@ -367,7 +500,7 @@ class GroupClusters {
         double keep = cluster.reciprocal;
         for (int32_t j = seeded ? next_[static_cast<size_t>(cluster.first)] : cluster.first; j >= 0;
              j = next_[static_cast<size_t>(j)]) {
-          const double decay = decay_[static_cast<size_t>(j)];
+          const double decay = 1.0 + change_[static_cast<size_t>(j)];
           keep *= decay;
           for (size_t i = static_cast<size_t>(begin); i < weights_.size(); ++i) {
             weights_[i] = static_cast<float>(static_cast<double>(weights_[i]) * decay);
@@ -384,28 +517,33 @@ class GroupClusters {
       }
       cluster.first = cluster.last = -1;
     }
-    const int64_t panels = (rows_.dim + panel_ - 1) / panel_, n = static_cast<int64_t>(sums_.size());
-    squares_.resize(static_cast<size_t>(n * panels));
+    const int64_t n = static_cast<int64_t>(sums_.size());
+    squares_.resize(static_cast<size_t>(n * panels_));
     const bool split = n_threads_ > 1 && static_cast<int64_t>(sources_.size()) * rows_.dim > 400'000;
-    const int64_t parts = split ? std::min<int64_t>(panels, 2 * n_threads_) : 1;
+    const int64_t parts = split ? std::min<int64_t>(panels_, 2 * n_threads_) : 1;
     if (parts == 1) {
-      add_panels(0, panels, panels);
+      add_panels(0, panels_);
     } else {
       parallel_for(parts, n_threads_, [&](int64_t part, int) {
         const DefaultFloats floats;
-        add_panels(part * panels / parts, (part + 1) * panels / parts, panels);
+        add_panels(part * panels_ / parts, (part + 1) * panels_ / parts);
       });
     }
-    for (int64_t i = 0; i < n; ++i) {
-      double square = 0.0;
-      for (int64_t p = 0; p < panels; ++p) square += squares_[static_cast<size_t>(i * panels + p)];
-      Cluster& cluster = clusters_[static_cast<size_t>(sums_[static_cast<size_t>(i)].cluster)];
-      cluster.centroid = sums_[static_cast<size_t>(i)].target;
+    for (size_t i = 0; i < sums_.size(); ++i) {
+      const double* squares = squares_.data() + static_cast<int64_t>(i) * panels_;
+      Cluster& cluster = clusters_[static_cast<size_t>(sums_[i].cluster)];
+      double square = 0.0, part[kChecks] = {};
+      for (int64_t p = 0; p < panels_; ++p) {
+        square += squares[p];
+        for (int c = 0; c < kChecks; ++c) part[c] = p + 1 == check_panel_[c] ? square : part[c];
+      }
+      cluster.centroid = sums_[i].target;
       cluster.reciprocal = 1.0 / std::sqrt(square);
+      for (int c = 0; c < kChecks; ++c) cluster.rest[c] = static_cast<float>(rest_of(part[c] / square));
     }
   }
 
-  void add_panels(int64_t first_panel, int64_t last_panel, int64_t panels) {
+  void add_panels(int64_t first_panel, int64_t last_panel) {
     const Floats buffer = allocate((static_cast<int64_t>(block_.size()) + 1) * panel_);
     std::vector<const float*> x(block_.size() + 1);
     for (int64_t p = first_panel; p < last_panel; ++p) {
@@ -416,7 +554,7 @@ class GroupClusters {
         const int64_t n = sum.end - sum.begin, rows = cluster.centroid ? n - 1 : n;
         read_panels(rows_, dot_, sources_.data() + sum.begin, rows, first, len, buffer.get(), panel_, x.data());
         if (rows < n) x[static_cast<size_t>(rows)] = cluster.centroid + first;
-        squares_[i * static_cast<size_t>(panels) + static_cast<size_t>(p)] =
+        squares_[i * static_cast<size_t>(panels_) + static_cast<size_t>(p)] =
             dot_.fold(x.data(), weights_.data() + sum.begin, n, len, sum.target + first);
       }
     }
@@ -425,7 +563,10 @@ class GroupClusters {
   const Rows& rows_;
   const DotKernels& dot_;
   const double lowest_;  // a best similarity below this seeds
+  double hopeless_;      // a similarity below this takes part in no decision, and joins cannot tell how far below
   const int64_t panel_;  // elements
+  int64_t panels_;
+  int64_t check_panel_[kChecks];  // panels before each checkpoint; 0: none
   Arena arena_;
   int n_threads_ = 1;
   std::vector<Cluster> clusters_;
@@ -438,9 +579,14 @@ class GroupClusters {
   std::vector<double> reciprocal_;
   std::vector<double> products_;  // [n, stride_]: S[., j] with room for seeds, then G[., j] from gram_ on
   int64_t stride_ = 0, gram_ = 0;
-  // of its joins: the next member of the same cluster, 1 + d, b/u
+  std::vector<double> rest_;      // [n, kChecks] as Cluster::rest
+  std::vector<uint8_t> bounded_;  // [tiles of clusters, n]: products_ holds bounds
+  int64_t fetched_ = 0;
+  int idle_ = 0;  // blocks to go without bounding
+  bool first_block_ = true;
+  // of its joins: the next member of the same cluster, d, b/u
   std::vector<int32_t> next_;
-  std::vector<double> decay_, weight_;
+  std::vector<double> change_, weight_;
   std::vector<int64_t> touched_;
 
   std::vector<Sum> sums_;

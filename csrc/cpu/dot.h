@@ -28,14 +28,13 @@ enum class DType : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 struct DotKernels {
   const char* name;
 
-  // out[n * stride + m] += a_m . b_n over len <= kPanel elements.  tile[0] takes 4 rows a and tile[1] takes 8;
+  // out[n][m] += a_m . b_n over len <= kPanel elements.  tile[0] takes 4 rows a and tile[1] takes 8;
   // tile[.][n - 1] takes n rows b.  Meanwhile the len floats at `ahead` are fetched into the cache; any address will
   // do.
   using Tile = void (*)(const float* const* a,  // [4 | 8] rows of len
                         const float* const* b,  // [n] rows of len
                         int64_t len, const char* ahead,
-                        double* out,  // [n, stride]
-                        int64_t stride);
+                        double* const* out);  // [n] of [4 | 8]
   Tile tile[2][kTileB];
 
   // target = sum of weight_i * source_i by fused multiply-adds in that order; returns |target|^2, summed as by a tile.

@@ -85,7 +85,7 @@ inline void half_tile(const float* const* a, const float* const* b, int64_t len,
 }
 
 template <int MR, int NR>
-void tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, double* out, int64_t stride) {
+void tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, double* const* out) {
   __m256 sum[NR][8];
   for (int m0 = 0; m0 < MR; m0 += 4) {
     __m256 acc[4][NR];
@@ -100,7 +100,7 @@ void tile(const float* const* a, const float* const* b, int64_t len, const char*
   }
   for (int n = 0; n < NR; ++n) {
     for (int m = MR; m < 8; ++m) sum[n][m] = _mm256_setzero_ps();
-    add_sums<MR>(sum[n], out + n * stride);
+    add_sums<MR>(sum[n], out[n]);
   }
 }
 

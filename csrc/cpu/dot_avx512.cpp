@@ -54,7 +54,7 @@ inline __attribute__((always_inline)) void step(__m512 (&acc)[MR][NR], const flo
 }
 
 template <int MR, int NR>
-void tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, double* out, int64_t stride) {
+void tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, double* const* out) {
   __m512 acc[MR][NR];
   const float* pa[MR];
   const float* pb[NR];
@@ -85,7 +85,7 @@ void tile(const float* const* a, const float* const* b, int64_t len, const char*
                     ? _mm256_add_ps(_mm512_castps512_ps256(acc[m % MR][n]), _mm512_extractf32x8_ps(acc[m % MR][n], 1))
                     : _mm256_setzero_ps();
     }
-    add_sums<MR>(half, out + n * stride);
+    add_sums<MR>(half, out[n]);
   }
 }
 

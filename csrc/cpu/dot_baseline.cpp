@@ -51,7 +51,7 @@ inline Four load(const float* x) {
 }
 
 template <int MR, int NR>
-void tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, double* out, int64_t stride) {
+void tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, double* const* out) {
   for (int64_t e = 0; e < len; e += 16) __builtin_prefetch(ahead + 4 * e, 0, 2);
   for (int m = 0; m < MR; ++m) {
     Four acc[NR][4] = {};
@@ -69,7 +69,7 @@ void tile(const float* const* a, const float* const* b, int64_t len, const char*
       for (int half = 8; half > 0; half /= 2) {
         for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
       }
-      out[n * stride + m] += static_cast<double>(lane[0]);
+      out[n][m] += static_cast<double>(lane[0]);
     }
   }
 }
