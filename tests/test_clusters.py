@@ -396,6 +396,24 @@ def test_zero_epsilon_sees_signs_and_last_bits():
     assert run(x, epsilon=0.0).tolist() == list(range(6))
 
 
+def test_zero_epsilon_compares_what_hashes_alike():
+    """Rows made to collide in the hash of csrc/cpu/dot_kernels.h: element 16 undoes in its lane what element 0 did."""
+
+    def lane_after(word: int) -> int:
+        x = 0x9E3779B1 ^ word
+        return (((x << 13) | (x >> 19)) & 0xFFFFFFFF) * 0x85EBCA77 & 0xFFFFFFFF
+
+    words = np.random.default_rng(2).integers(0x3F000000, 0x40000000, (200, 32), dtype=np.uint32)
+    twin = words.copy()
+    twin[:, 0] ^= 0x5A5A
+    for row, other in zip(words, twin, strict=True):
+        other[16] ^= lane_after(int(row[0])) ^ lane_after(int(other[0]))
+    fine = np.isfinite(twin.view(np.float32)).all(axis=1) & (twin[:, 16] & 0x7FFFFFFF != 0)
+    rows = torch.from_numpy(np.concatenate([words[fine], twin[fine]]).view(np.float32))
+    assert len(rows) > 300
+    assert run(rows, epsilon=0.0).tolist() == list(range(len(rows)))
+
+
 # ---- the same bits ---------------------------------------------------------------------------------------------------
 
 
