@@ -60,8 +60,13 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt $(
 	$(VENV)/bin/python -m pip install -q -e .
 	@touch $@
 
+# What an extra of pyproject.toml asks for; `pip install -e .[test]` would compile everything once more.
+extra = $(VENV)/bin/python -c "import importlib.metadata as m; print(*(r.split(';')[0] for r in \
+  m.requires('bipace-kernels') if f'extra == \"$(1)\"' in r), sep='\n')" > $(VENV)/$(1).txt && \
+  $(VENV)/bin/python -m pip install -q -r $(VENV)/$(1).txt
+
 $(VENV)/.tested: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install -q -e ".[test]"
+	$(call extra,test)
 	@touch $@
 
 $(VENV)/.checked: $(VENV)/.tested
@@ -69,7 +74,7 @@ $(VENV)/.checked: $(VENV)/.tested
 	@touch $@
 
 $(VENV)/.linted: $(VENV)/.tested
-	$(VENV)/bin/python -m pip install -q -e ".[lint]"
+	$(call extra,lint)
 	@touch $@
 
 clean:
