@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -35,22 +36,26 @@ def numpy_clusters(fingerprint: Floats, offsets: Sequence[int], epsilon: float) 
     offsets      [G + 1]
     """
     longest = max(b - a for a, b in pairwise(offsets))
-    room = np.empty((longest, fingerprint.shape[1]), np.float32)
+    unit, room = _aligned(longest, fingerprint.shape[1]), _aligned(longest, fingerprint.shape[1])
     labels = np.empty(len(fingerprint), np.int64)
     found = 0
     for start, end in pairwise(offsets):
-        found += _numpy_group(fingerprint[start:end], labels[start:end], room, epsilon, first=found)
+        found += _numpy_group(fingerprint[start:end], labels[start:end], unit, room, epsilon, first=found)
     return labels
 
 
 def numpy_clusters_pool(fingerprint: Floats, offsets: Sequence[int], epsilon: float, *, threads: int) -> Ints:
     """The same loop, groups shared out over threads (BLAS, single-threaded here, runs without the interpreter lock)."""
+    longest = max(b - a for a, b in pairwise(offsets))
     labels = np.empty(len(fingerprint), np.int64)
+    buffers = threading.local()
 
     def group(g: int) -> int:
         start, end = offsets[g], offsets[g + 1]
-        room = np.empty((end - start, fingerprint.shape[1]), np.float32)
-        return _numpy_group(fingerprint[start:end], labels[start:end], room, epsilon, first=0)
+        if not hasattr(buffers, "unit"):
+            buffers.unit = _aligned(longest, fingerprint.shape[1])
+            buffers.room = _aligned(longest, fingerprint.shape[1])
+        return _numpy_group(fingerprint[start:end], labels[start:end], buffers.unit, buffers.room, epsilon, first=0)
 
     with blas_threads(1), ThreadPoolExecutor(threads) as pool:
         counts = list(pool.map(group, range(len(offsets) - 1)))
@@ -61,10 +66,19 @@ def numpy_clusters_pool(fingerprint: Floats, offsets: Sequence[int], epsilon: fl
     return labels
 
 
-def _numpy_group(rows: Floats, labels: Ints, centroids: Floats, epsilon: float, *, first: int) -> int:
-    """Clusters one group's rows into `labels`, numbered from `first`; `centroids` is scratch. Returns their number."""
-    unit = rows / np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
+def _aligned(rows: int, columns: int) -> Floats:
+    """[rows, columns] float32 that begins on a cache line: else each 64-byte load of BLAS touches two, up to 1.6 × slower."""
+    bytes_ = np.empty(4 * rows * columns + 64, np.uint8)
+    start = -bytes_.ctypes.data % 64
+    return bytes_[start : start + 4 * rows * columns].view(np.float32).reshape(rows, columns)
+
+
+def _numpy_group(rows: Floats, labels: Ints, unit: Floats, centroids: Floats, epsilon: float, *, first: int) -> int:
+    """Clusters one group's rows into `labels`, numbered from `first`; the other two are scratch. Returns their number."""
+    norm = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+    unit = np.divide(rows, norm[:, None], out=unit[: len(rows)])
     similarity = np.empty(len(centroids), np.float32)
+    scaled = np.empty_like(unit[0])
     count = np.zeros(len(centroids), np.int64)
     limit = np.float32(1.0 - epsilon)
     found = 0
@@ -82,7 +96,7 @@ def _numpy_group(rows: Floats, labels: Ints, centroids: Floats, epsilon: float, 
             count[best] += 1
             c = centroids[best]
             c *= np.float32((count[best] - 1) / count[best])
-            c += x * np.float32(1.0 / count[best])
+            c += np.multiply(x, np.float32(1.0 / count[best]), out=scaled)
             c *= np.float32(1.0 / np.sqrt(np.dot(c, c)))
         labels[i] = first + best
     return found

@@ -1,8 +1,9 @@
 """What this machine can do at best, measured, and how much work a stage needs at least.
 
 A row's bytes are the inputs it cannot avoid to read plus the outputs it cannot avoid to write, each once; its FLOP are
-those of the paper's algorithm on these data. So 100 % of the copy bandwidth or of the product rate cannot be passed by
-an implementation of that algorithm, and both sides of a comparison are charged with the same work.
+those of the paper's algorithm on these data. Both sides of a comparison are charged with the same work, so that shares
+can be compared. They are no bounds for a side that does less: ours ends products early that cannot change a decision,
+and where there are many clusters that takes it past 100 % of the product rate.
 """
 
 from __future__ import annotations
