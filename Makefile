@@ -16,6 +16,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.tested
 	$(PYTHON) -m pytest -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
+	TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q
 
 check: $(VENV)/.tested
 	BIPACE_HYPOTHESIS=long $(PYTHON) -m pytest -m slow --benchmark-disable -q

@@ -53,6 +53,7 @@ setup(
         "bipace_kernels.cli",
         "bipace_kernels.cpu",
         "bipace_kernels.reference",
+        "bipace_kernels.triton_kernels",
         "bipace_kernels.integrations",
         "bipace_kernels.bench",
     ],

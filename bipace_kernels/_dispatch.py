@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from . import _env, _native_loader
+from . import _env, _native_loader, _triton_loader
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
+_PACKAGES = {"reference": "reference", "cpu": "cpu", "triton": "triton_kernels", "cuda": "cuda"}
 _warned: set[str] = set()
 
 
@@ -39,13 +40,13 @@ class BackendStatus:
 def backends() -> dict[str, BackendStatus]:
     """What would run here, by name, and why not the others.
 
-    "reference" is plain Python in float64, "cpu" the compiled C++ kernels.  "triton" and "cuda" are names kept for the
-    GPU backends, which this version does not have.
+    "reference" is plain Python in float64, "cpu" the compiled C++ kernels, "triton" kernels compiled by Triton for
+    tensors on a GPU.  "cuda" is a name kept for compiled CUDA kernels, which this version does not have.
     """
     why_not = {
         "reference": "",
         "cpu": _native_loader.reason(),
-        "triton": "this version has no Triton kernels",
+        "triton": _triton_loader.reason(),
         "cuda": "this version has no CUDA kernels",
     }
     return {name: BackendStatus(name, not reason, reason) for name, reason in why_not.items()}
@@ -80,7 +81,7 @@ def choose(backend: str, device: torch.device | None = None) -> Any:
     status = backends()[backend]
     if not status.available:
         raise BackendError(f"backend={backend!r} cannot run here: {status.reason}.")
-    return importlib.import_module(f"bipace_kernels.{backend}")
+    return importlib.import_module(f"bipace_kernels.{_PACKAGES[backend]}")
 
 
 def check_device(device: torch.device) -> None:

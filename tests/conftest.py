@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 import bipace_kernels as bk
@@ -20,3 +21,11 @@ def backend(request: pytest.FixtureRequest) -> str:
     if not status.available:
         pytest.fail(f"backend {status}: the tests need it")
     return str(request.param)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        why = "needs a GPU: torch sees none here"
+        if os.environ.get("BIPACE_REQUIRE") == "gpu":
+            pytest.fail(f"{why}, and BIPACE_REQUIRE=gpu asks for it")
+        pytest.skip(why)

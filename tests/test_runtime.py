@@ -35,8 +35,8 @@ def test_backends_say_why_not():
     assert list(status) == ["reference", "cpu", "triton", "cuda"]
     assert status["reference"].available
     assert status["cpu"].available
-    assert not status["triton"].available
-    assert "Triton" in status["triton"].reason
+    if not torch.cuda.is_available():
+        assert str(status["triton"]) == "triton: not available (torch sees no GPU)"
     assert str(status["cpu"]) == "cpu: available"
 
 

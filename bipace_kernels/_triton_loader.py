@@ -1,0 +1,35 @@
+"""Whether the Triton kernels can run here; nothing of Triton is imported before someone asks."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+OLDEST = (3, 6)
+
+
+@functools.cache
+def reason() -> str:
+    """Why the Triton kernels cannot run here; empty where they can."""
+    try:
+        import triton
+    except ImportError as error:
+        return f"Triton is not installed: {error}"
+    found = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])
+    if found < OLDEST:
+        return f"Triton {triton.__version__} is older than {OLDEST[0]}.{OLDEST[1]}"
+    if interpreted():
+        return ""
+    import torch
+
+    return "" if torch.cuda.is_available() else "torch sees no GPU"
+
+
+@functools.cache
+def interpreted() -> bool:
+    """TRITON_INTERPRET=1 stood in the environment when Triton was first imported: kernels run on CPU tensors."""
+    try:
+        import triton
+    except ImportError:
+        return False
+    return bool(triton.knobs.runtime.interpret)
