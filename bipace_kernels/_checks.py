@@ -167,6 +167,10 @@ def one_device(arguments: dict[str, Any]) -> torch.device:
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):
             found.setdefault(value.device, name)
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
+            for item in value:
+                if isinstance(item, torch.Tensor):
+                    found.setdefault(item.device, name)
     if len(found) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in found.items())
         raise ValueError(f"all tensors must be on one device, got {places}; move them with .to(device).")

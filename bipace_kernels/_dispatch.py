@@ -18,6 +18,7 @@ from . import _env, _native_loader, _triton_loader
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 _PACKAGES = {"reference": "reference", "cpu": "cpu", "triton": "triton_kernels", "cuda": "cuda"}
+_AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by where the tensors are, best first
 _warned: set[str] = set()
 
 
@@ -27,11 +28,20 @@ class BackendError(RuntimeError):
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """Whether a backend would run here, and why not."""
+    """Whether a backend would run here, and why not.
+
+    name         "reference" | "cpu" | "triton" | "cuda"
+    available    whether it runs here at all
+    reason       why not; empty where available
+    taken_for    kinds of tensors, of "cpu" and "cuda", for which backend="auto" takes it (BIPACE_BACKEND counted in)
+    detail       versions and devices, where there is something to say
+    """
 
     name: str
     available: bool
-    reason: str  # empty where available
+    reason: str
+    taken_for: tuple[str, ...] = ()
+    detail: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}: available" if self.available else f"{self.name}: not available ({self.reason})"
@@ -43,54 +53,106 @@ def backends() -> dict[str, BackendStatus]:
     "reference" is plain Python in float64, "cpu" the compiled C++ kernels, "triton" kernels compiled by Triton for
     tensors on a GPU.  "cuda" is a name kept for compiled CUDA kernels, which this version does not have.
     """
-    why_not = {
-        "reference": "",
-        "cpu": _native_loader.reason(),
-        "triton": _triton_loader.reason(),
-        "cuda": "this version has no CUDA kernels",
-    }
-    return {name: BackendStatus(name, not reason, reason) for name, reason in why_not.items()}
+    taken = {kind: taken_for(kind)[0] for kind in _AUTO}
+    found = {}
+    for name in NAMES[1:]:
+        reason = _why_not(name)
+        kinds = tuple(kind for kind, choice in taken.items() if choice == name)
+        found[name] = BackendStatus(
+            name, not reason, reason, kinds, _triton_loader.detail() if name == "triton" else ""
+        )
+    return found
+
+
+def taken_for(kind: str) -> tuple[str | None, str]:
+    """The backend that backend="auto" takes for tensors of a kind ("cpu" or "cuda"); or None, and why."""
+    try:
+        names = _AUTO[kind] if _env.backend() is None else (_from_env(),)
+    except ValueError as error:
+        return None, str(error)
+    reasons = {name: _why_not(name) or _why_not_on(name, kind) for name in names}
+    fits = next((name for name, reason in reasons.items() if not reason), None)
+    return fits, "" if fits else "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
 def choose(backend: str, device: torch.device | None = None) -> Any:
-    """The package (bipace_kernels.reference or bipace_kernels.cpu) whose modules run the stages.
+    """The package (bipace_kernels.reference, .cpu or .triton_kernels) whose modules run the stages.
 
+    device   where the tensors are; None: there are none, and a name alone decides
     ValueError for an unknown name, BackendError where the named one cannot run here or not on this device.
     """
     check_name(backend)
-    if backend == "auto":
-        wanted = _env.backend()
-        if wanted is not None:
-            if wanted not in NAMES or wanted == "auto":
-                raise ValueError(
-                    f"BIPACE_BACKEND must be one of {', '.join(NAMES[1:])}, got {wanted!r}; unset it for auto."
-                )
-            backend = wanted
+    if backend == "auto" and _env.backend() is not None:
+        backend = _from_env()
     if device is not None:
         check_device(device)
+    kind = "cpu" if device is None else device.type
     if backend == "auto":
-        why = _native_loader.reason()
+        backend = _auto(kind)
+    reason = _why_not(backend)
+    if reason:
+        raise BackendError(f"backend={backend!r} cannot run here: {reason}.")
+    reason = "" if device is None else _why_not_on(backend, kind)
+    if reason:
+        raise BackendError(f"backend={backend!r} cannot run on tensors on {device}: {reason}.")
+    return importlib.import_module(f"bipace_kernels.{_PACKAGES[backend]}")
+
+
+def _from_env() -> str:
+    wanted = _env.backend()
+    if wanted not in NAMES or wanted == "auto":
+        raise ValueError(f"BIPACE_BACKEND must be one of {', '.join(NAMES[1:])}, got {wanted!r}; unset it for auto.")
+    return str(wanted)
+
+
+def _auto(kind: str) -> str:
+    """The best backend for tensors of a kind.  On the CPU plain Python is the last resort, with a warning."""
+    if kind == "cpu":
+        why = _why_not("cpu")
         if why and why not in _warned:
             _warned.add(why)
             warnings.warn(
                 f"bipace_kernels falls back to backend='reference' (plain Python, slow): {why}",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-        backend = "reference" if why else "cpu"
-    status = backends()[backend]
-    if not status.available:
-        raise BackendError(f"backend={backend!r} cannot run here: {status.reason}.")
-    return importlib.import_module(f"bipace_kernels.{_PACKAGES[backend]}")
+        return "reference" if why else "cpu"
+    name, why = taken_for(kind)
+    if name is None:
+        raise BackendError(
+            f"no backend runs on tensors on a GPU here ({why}); mend that, or move the tensors with .cpu() (a batch of "
+            "6,400 records takes the CPU tens of milliseconds)."
+        )
+    return name
+
+
+def _why_not(name: str) -> str:
+    """Why a backend cannot run here at all; empty where it can."""
+    if name == "cpu":
+        return _native_loader.reason()
+    if name == "triton":
+        return _triton_loader.reason()
+    return "this version has no CUDA kernels" if name == "cuda" else ""
+
+
+def _why_not_on(name: str, kind: str) -> str:
+    """Why a backend that runs here cannot take tensors of a kind ("cpu" or "cuda")."""
+    if kind == "cuda" and name in ("cpu", "reference"):
+        return "it computes on the CPU; move the tensors with .cpu(), or leave backend='auto'"
+    if kind == "cpu" and name == "cuda":
+        return "it computes on a GPU; move the tensors with .cuda(), or leave backend='auto'"
+    if kind == "cpu" and name == "triton" and not _triton_loader.interpreted():
+        return (
+            "it computes on a GPU; move the tensors with .cuda(), leave backend='auto', or set TRITON_INTERPRET=1 before "
+            "Triton is imported to run its kernels in Triton's interpreter (slow)"
+        )
+    return ""
 
 
 def check_device(device: torch.device) -> None:
-    """BackendError for tensors that no backend of this version computes on."""
-    if device.type != "cpu":
-        raise BackendError(
-            f"tensors on {device} need a GPU backend, and this version has none; move them with .cpu() (a batch of "
-            "6,400 records takes the CPU tens of milliseconds)."
-        )
+    """BackendError for tensors where no backend computes."""
+    if device.type not in _AUTO:
+        raise BackendError(f"tensors on {device} have no backend; move them with .cpu(), or .cuda() where a GPU is.")
 
 
 def check_name(backend: object) -> None:

@@ -26,6 +26,24 @@ def reason() -> str:
 
 
 @functools.cache
+def detail() -> str:
+    """Triton's version, whether it interprets, and the GPUs that torch sees; empty without Triton."""
+    try:
+        import triton
+    except ImportError:
+        return ""
+    import torch
+
+    parts = [f"Triton {triton.__version__}"]
+    if interpreted():
+        parts.append("interpreted (TRITON_INTERPRET=1)")
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        parts.append(f"cuda:{index} {properties.name} (sm_{properties.major}{properties.minor})")
+    return ", ".join(parts)
+
+
+@functools.cache
 def interpreted() -> bool:
     """TRITON_INTERPRET=1 stood in the environment when Triton was first imported: kernels run on CPU tensors."""
     try:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from . import _checks, _dispatch
+from . import _checks, _dispatch, _transfer
 from ._objects import ids_to_int
+from .device_layout import DeviceLayout, make_device_layout
 
 Tensor = torch.Tensor
 
@@ -18,7 +19,8 @@ Tensor = torch.Tensor
 class Layout:
     """The records of a batch in processing order: by group, then trajectory, then step, then row.
 
-    Made by `layout()`; holds what depends on the ids alone, so that one layout serves many calls.
+    Made by `layout()`; holds what depends on the ids alone, so that one layout serves many calls, for tensors on any
+    device.  Its own tensors are on the CPU.
 
     n_rows               N, rows that the caller passes
     n_records            M ≤ N, rows that take part (valid=False rows do not)
@@ -48,6 +50,11 @@ class Layout:
     step: Tensor | None
     first: Tensor | None
     valid: Tensor | None
+    _source: Tensor | None = field(default=None, repr=False)  # where it is not order turned round
+    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # what on() and once() made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
 
     def __repr__(self) -> str:
         return (
@@ -69,6 +76,39 @@ class Layout:
             return self.step
         return torch.arange(self.n_records) - self.trajectory_offsets[:-1][self.trajectory_of_record()]
 
+    def source(self) -> Tensor:
+        """[N] int64 record whose results each row gets: its own, or that of the step it copies; −1 for padding."""
+        if self._source is not None:
+            return self._source
+        source = torch.full((self.n_rows,), -1, dtype=torch.int64)
+        source[self.order] = torch.arange(self.n_records)
+        return source
+
+    def on(self, device: torch.device | str) -> DeviceLayout:
+        """Its tensors on a device.  The first call copies them there, without waiting; later calls give the same."""
+        device = _with_index(torch.device(device))
+        made: DeviceLayout | None = self._kept.get(device)
+        if made is None:
+            _dispatch.check_device(device)
+            made = self._kept[device] = make_device_layout(self, device)
+        made.wait()
+        return made
+
+    def once(self) -> Layout:
+        """The layout in which copies of a step (rows with equal group, trajectory and step) count once.
+
+        The first in row order is the record; the others get its results.
+        """
+        if self.first is None:
+            return self
+        made: Layout | None = self._kept.get("once")
+        if made is None:
+            made = self.restrict(self.first == torch.arange(self.n_records))
+            source = made.source()
+            source[self.order] = source[self.order[self.first]]
+            made = self._kept["once"] = replace(made, _source=source)
+        return made
+
     def restrict(self, keep: Tensor) -> Layout:
         """The layout of some of its records (keep [M] bool): for rows set aside and for duplicates counted once."""
         kept = torch.nonzero(keep).flatten()
@@ -82,11 +122,18 @@ class Layout:
         )
 
 
+def _with_index(device: torch.device) -> torch.device:
+    """The device with its number: "cuda" is the current one."""
+    if str(device) == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> Layout:
     """Sorts, numbers and measures the ids of a batch.
 
     group        [N] prompt-group id of each row: integers keep their numeric order, any other hashable ids are numbered
-                 by first appearance
+                 by first appearance; tensors on a GPU are brought to the host together, which waits for the device once
     trajectory   [N] trajectory id, likewise; one trajectory belongs to one group
     step         [N] int ≥ 0 or None   step number inside the trajectory; None: the row order is the time order
     valid        [N] bool or None   False rows (padding) take part in nothing
@@ -95,7 +142,9 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     ValueError for a trajectory in two groups (`trajectory_ids(group, rollout)` makes unique ids) and negative steps.
     Definition: docs/estimator.md, section 2.
     """
-    _dispatch.check_device(_checks.one_device({"group": group, "trajectory": trajectory, "step": step, "valid": valid}))
+    device = _checks.one_device({"group": group, "trajectory": trajectory, "step": step, "valid": valid})
+    _dispatch.check_device(device)
+    group, trajectory, step, valid = _transfer.to_host((group, trajectory, step, valid))
     n = _checks.length(group, "group")
     _checks.check_length(trajectory, "trajectory", n)
     step_number = None if step is None else _checks.integer_vector(step, "step", n)
@@ -104,7 +153,10 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     group_id, trajectory_id = _ids(group, "group", taken), _ids(trajectory, "trajectory", taken)
     if taken is not None and step_number is not None:
         step_number = step_number[taken]
-    return _build(n, group_id, trajectory_id, step_number, mask, taken)
+    made = _build(n, group_id, trajectory_id, step_number, mask, taken)
+    if device.type != "cpu":
+        made.on(device)  # its results are wanted there
+    return made
 
 
 def _ids(values: Any, name: str, taken: Tensor | None) -> Tensor:
@@ -225,18 +277,22 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
 
     group     [N] prompt-group id
     rollout   [N] id of the rollout, unique inside its group only
-    Integer ids are numbered in their numeric order by (group, rollout), any others by first appearance.
+    Integer ids are numbered in their numeric order by (group, rollout), any others by first appearance.  Ids on a GPU are
+    sorted on the host, which waits for the device once, and the result is there.
     """
-    _dispatch.check_device(_checks.one_device({"group": group, "rollout": rollout}))
+    device = _checks.one_device({"group": group, "rollout": rollout})
+    _dispatch.check_device(device)
+    group, rollout = _transfer.to_host((group, rollout))
     n = _checks.length(group, "group")
     _checks.check_length(rollout, "rollout", n)
     g, _ = ids_to_int(group, "group")
     r, _ = ids_to_int(rollout, "rollout")
     pairs = np.stack([g.numpy(), r.numpy()], axis=1)
     if n == 0:
-        return torch.zeros(0, dtype=torch.int64)
+        return torch.zeros(0, dtype=torch.int64, device=device)
     _, number = np.unique(pairs, axis=0, return_inverse=True)
-    return torch.from_numpy(np.ascontiguousarray(number.reshape(-1), dtype=np.int64))
+    ids = torch.from_numpy(np.ascontiguousarray(number.reshape(-1), dtype=np.int64))
+    return _transfer.to_device(ids, device, "group")
 
 
 def check_copies(lay: Layout, reward: Tensor) -> None:

@@ -32,7 +32,12 @@ def test_info_tells_what_runs_and_why_not() -> None:
     assert set(found["backends"]) == set(bk.backends())
     assert found["backends"]["cpu"]["available"] and found["backends"]["cuda"]["reason"]
     assert found["packages"]["torch"] and found["cpu"]["threads"] >= 1 and found["cpu"]["instruction_set"]
+    assert found["auto"]["cpu"] == {"backend": "cpu", "reason": ""}
+    assert found["auto"]["cuda"]["backend"] or "this version has no CUDA kernels" in found["auto"]["cuda"]["reason"]
+    misspelt = json.loads(CliRunner().invoke(app, ["info", "--json"], env={"BIPACE_BACKEND": "fast"}).output)
+    assert "got 'fast'" in misspelt["auto"]["cpu"]["reason"]
     shown = CliRunner().invoke(app, ["info"]).output
+    assert "tensors on the CPU take" in shown and "tensors on a GPU take" in shown
     for name, status in bk.backends().items():
         assert name in shown and status.reason.split()[0] in shown if status.reason else name in shown
 

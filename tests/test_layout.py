@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import uuid
 
 import numpy as np
@@ -92,3 +93,52 @@ def test_is_a_stable_sort_by_group_trajectory_step_row(rows):
     keep = torch.tensor([i % 3 > 0 for i in range(len(rows))], dtype=torch.bool)
     part = lay.restrict(keep)
     assert part.order.tolist() == [i for i, k in zip(expected, keep.tolist(), strict=True) if k]
+
+
+def test_on_a_device_everything_is_there_once():
+    lay = bk.layout([1, 0, 0, 1, 0], [5, 9, 3, 5, 9], step=[1, 7, 0, 0, 2], valid=[True, True, True, False, True])
+    there = lay.on("cpu")
+    assert lay.on(torch.device("cpu")) is there, "the second call copies nothing"
+    for name in ("order", "group_offsets", "trajectory_offsets", "group_trajectories", "step", "valid"):
+        assert getattr(there, name) is getattr(lay, name)
+    for name in ("n_rows", "n_records", "n_groups", "n_trajectories", "longest_group"):
+        assert getattr(there, name) == getattr(lay, name)
+    assert there.longest_trajectory == 2
+    assert there.trajectory_of_record.tolist() == [0, 1, 1, 2]
+    assert there.source.tolist() == [3, 2, 0, -1, 1]
+    assert there.first is None
+
+
+def test_nothing_of_a_device_is_pickled():
+    lay = bk.layout([0, 0, 0], [0, 0, 0], [0, 0, 1])
+    lay.on("cpu")
+    lay.once()
+    again = pickle.loads(pickle.dumps(lay))
+    assert not again._kept
+    assert again.once().source().tolist() == [0, 0, 1]
+    assert pickle.loads(pickle.dumps(lay.once())).on("cpu").source.tolist() == [0, 0, 1]
+
+
+def test_copies_counted_once_point_to_their_first_row():
+    lay = bk.layout([0] * 6, [0, 0, 0, 1, 0, 0], step=[0, 1, 1, 1, 0, 9], valid=[True] * 5 + [False])
+    once = lay.once()
+    assert lay.once() is once
+    assert once.once() is once
+    assert (once.n_rows, once.n_records, once.n_duplicates) == (6, 3, 0)
+    assert once.order.tolist() == [0, 1, 3]
+    assert once.source().tolist() == [0, 1, 1, 2, 0, -1]
+    assert once.on("cpu").source is once.source()
+    assert lay.source().tolist() == [0, 2, 3, 4, 1, -1], "where copies count, each row has its own record"
+
+
+def test_no_records():
+    lay = bk.layout([], [])
+    there = lay.on("cpu")
+    assert (there.n_records, there.longest_trajectory, there.source.numel()) == (0, 0, 0)
+    padded = bk.layout([0, 0], [0, 0], valid=[False, False])
+    assert padded.on("cpu").source.tolist() == [-1, -1]
+
+
+def test_where_no_backend_computes():
+    with pytest.raises(bk.BackendError, match=r"tensors on meta have no backend.*\.cpu\(\)"):
+        bk.layout([0], [0]).on("meta")

@@ -13,7 +13,7 @@ import torch
 from batches import CONFIGS, make_batch
 
 import bipace_kernels as bk
-from bipace_kernels import _dispatch, _native_loader
+from bipace_kernels import _dispatch, _native_loader, _triton_loader
 
 BATCH = make_batch(2, groups=8)
 WANT = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
@@ -38,6 +38,62 @@ def test_backends_say_why_not():
     if not torch.cuda.is_available():
         assert str(status["triton"]) == "triton: not available (torch sees no GPU)"
     assert str(status["cpu"]) == "cpu: available"
+
+
+CUDA = torch.device("cuda", 0)
+
+
+def test_what_auto_takes(monkeypatch):
+    """CUDA tensors: cuda if it is there, else triton; CPU tensors: cpu, else reference."""
+    monkeypatch.setattr(_triton_loader, "reason", lambda: "")
+    monkeypatch.setattr(_triton_loader, "interpreted", lambda: False)
+    status = bk.backends()
+    assert status["cpu"].taken_for == ("cpu",)
+    assert status["triton"].taken_for == ("cuda",)
+    assert _dispatch.choose("auto", CUDA).__name__ == "bipace_kernels.triton_kernels"
+    assert _dispatch.choose("auto", torch.device("cpu")).__name__ == "bipace_kernels.cpu"
+    assert _dispatch.choose("triton").__name__ == "bipace_kernels.triton_kernels"
+    monkeypatch.setenv("BIPACE_BACKEND", "cpu")
+    assert _dispatch.taken_for("cpu") == ("cpu", "")
+    assert _dispatch.taken_for("cuda")[0] is None
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_a_name_never_moves_tensors(name, monkeypatch):
+    with pytest.raises(bk.BackendError, match=rf"backend='{name}' cannot run on tensors on cuda:0: .*\.cpu\(\)"):
+        _dispatch.choose(name, CUDA)
+    monkeypatch.setenv("BIPACE_BACKEND", name)
+    with pytest.raises(bk.BackendError, match=rf"backend='{name}' cannot run on tensors on cuda:0"):
+        _dispatch.choose("auto", CUDA)
+
+
+def test_triton_on_cpu_tensors_needs_its_interpreter(monkeypatch):
+    monkeypatch.setattr(_triton_loader, "reason", lambda: "")
+    monkeypatch.setattr(_triton_loader, "interpreted", lambda: False)
+    with pytest.raises(bk.BackendError, match=r"'triton' cannot run on tensors on cpu.*\.cuda\(\).*TRITON_INTERPRET=1"):
+        bk.advantage(config=CONFIGS["bipace"], backend="triton", **BATCH.arguments())
+    monkeypatch.setattr(_triton_loader, "interpreted", lambda: True)
+    assert _dispatch.choose("triton", torch.device("cpu")).__name__ == "bipace_kernels.triton_kernels"
+
+
+def test_no_backend_for_a_gpu_says_why_and_what_to_do(monkeypatch):
+    monkeypatch.setattr(_triton_loader, "reason", lambda: "Triton 2.0 is older than 3.6")
+    with pytest.raises(bk.BackendError, match=r"cuda: this version has no.*triton: Triton 2\.0.*\.cpu\(\)"):
+        _dispatch.choose("auto", CUDA)
+    with pytest.raises(bk.BackendError, match=r"backend='triton' cannot run here: Triton 2\.0"):
+        _dispatch.choose("triton", CUDA)
+
+
+def test_the_cpu_never_loads_triton():
+    code = f"""
+import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+from batches import CONFIGS, make_batch
+import bipace_kernels as bk
+bk.advantage(config=CONFIGS["bipace"], **make_batch(2).arguments())
+assert "triton" not in sys.modules
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_environment_replaces_auto_and_counts_as_a_name(monkeypatch):

@@ -8,9 +8,10 @@ import platform
 from importlib import metadata
 from typing import Any
 
+from .. import _dispatch
 from ._console import stdout
 
-PACKAGES = ("torch", "numpy", "pyarrow", "typer", "rich", "matplotlib")
+PACKAGES = ("torch", "triton", "numpy", "pyarrow", "typer", "rich", "matplotlib")
 
 
 def gather() -> dict[str, Any]:
@@ -31,10 +32,17 @@ def gather() -> dict[str, Any]:
             "instruction_set": _instruction_set(),
             "threads": torch.get_num_threads(),
         },
-        "cuda": {"built_for": torch.version.cuda, "devices": torch.cuda.device_count()},
+        "cuda": {
+            "built_for": torch.version.cuda,
+            "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        },
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("BIPACE_")},
         "backends": {
-            name: {"available": status.available, "reason": status.reason} for name, status in bk.backends().items()
+            name: {"available": status.available, "reason": status.reason, "detail": status.detail}
+            for name, status in bk.backends().items()
+        },
+        "auto": {
+            kind: dict(zip(("backend", "reason"), _dispatch.taken_for(kind), strict=True)) for kind in ("cpu", "cuda")
         },
     }
 
@@ -91,7 +99,12 @@ def _print(found: dict[str, Any]) -> None:
     shown.add_row("instruction set in use", cpu["instruction_set"])
     shown.add_row("threads", str(cpu["threads"]))
     cuda = found["cuda"]
-    shown.add_row("CUDA of torch", f"{cuda['built_for'] or 'none'}, {cuda['devices']} devices")
+    shown.add_row("CUDA of torch", f"{cuda['built_for'] or 'none'}, {len(cuda['devices'])} devices")
+    for index, device in enumerate(cuda["devices"]):
+        shown.add_row(f"cuda:{index}", device)
+    for kind, where in (("cpu", "the CPU"), ("cuda", "a GPU")):
+        auto = found["auto"][kind]
+        shown.add_row(f"tensors on {where} take", auto["backend"] or f"no backend ({auto['reason']})")
     for name, value in found["environment"].items():
         shown.add_row(name, value)
     console.print(shown)
@@ -99,6 +112,7 @@ def _print(found: dict[str, Any]) -> None:
     backends.add_column("backend")
     backends.add_column("available")
     backends.add_column("why not", overflow="fold")
+    backends.add_column("versions and devices", overflow="fold")
     for name, status in found["backends"].items():
-        backends.add_row(name, "yes" if status["available"] else "no", status["reason"])
+        backends.add_row(name, "yes" if status["available"] else "no", status["reason"], status["detail"])
     console.print(backends)

@@ -1,0 +1,61 @@
+"""Between host and GPU: copies that never wait where they need not, and wait once where they must."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+_ALIGNED = 128  # bytes: a transaction of the device; Triton compiles one kernel for all pointers so aligned
+
+
+def capturing() -> bool:
+    """Whether the current CUDA stream records a graph instead of running."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def to_device(tensor: Tensor, device: torch.device, name: str) -> Tensor:
+    """The tensor on a device; a tensor of the host goes there through pinned memory, and nobody waits for it."""
+    return tensor if tensor.device == device else to_device_together([tensor], device, name)[0]
+
+
+def to_device_together(tensors: Sequence[Tensor], device: torch.device, name: str) -> list[Tensor]:
+    """Tensors of the host on a device by one copy: parts of one buffer.  On the CPU they are what they were.
+
+    ValueError while a CUDA graph is captured: the graph would keep the address of host memory that is gone at replay.
+    """
+    if device.type == "cpu":
+        return list(tensors)
+    if capturing():
+        raise ValueError(
+            f"{name} must be on {device} before a CUDA graph is captured, it is on the host; make a tensor of it there "
+            "first, and for a layout call layout.on(device)."
+        )
+    starts, end = [], 0
+    for tensor in tensors:
+        starts.append(end)
+        end += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+    staging = torch.empty(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for tensor, start in zip(tensors, starts, strict=True):
+        _part(staging, start, tensor).copy_(tensor)
+    moved = staging.to(device, non_blocking=True)
+    return [_part(moved, start, tensor) for tensor, start in zip(tensors, starts, strict=True)]
+
+
+def _part(buffer: Tensor, start: int, like: Tensor) -> Tensor:
+    """The bytes of a buffer [B] uint8 from start on, as a tensor of another's shape and dtype."""
+    size = like.numel() * like.element_size()
+    return buffer[start : start + size].view(like.dtype).view(like.shape)
+
+
+def to_host(values: Sequence[Any]) -> list[Any]:
+    """The same values with every GPU tensor copied to the CPU; waits for the device once, or not at all."""
+    device = next((v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda), None)
+    if device is None:
+        return list(values)
+    out = [v.detach().to("cpu", non_blocking=True) if isinstance(v, torch.Tensor) and v.is_cuda else v for v in values]
+    torch.cuda.current_stream(device).synchronize()
+    return out
