@@ -1,0 +1,202 @@
+"""Discounted returns, returns of trajectories, and which trajectories are spoilt.
+
+A lane is a trajectory, and walks it one step after another as the other backends do: float64, the same operations in the
+same order, so the same float32 comes out, and equal rewards give equal returns wherever in the batch they stand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..schema import LIMIT
+from ._launch import device_guard
+
+Tensor = torch.Tensor
+
+LANES = 32  # trajectories of a program: one warp, so that many small programs spread over the GPU
+UNROLL = 8  # steps whose loads are under way together; a step's arithmetic is short beside its load
+SPOILT_TILE = 32  # records of a trajectory looked at together
+_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
+
+
+def discounted_returns(
+    rewards: Tensor,  # [M] float64
+    step: Tensor | None,  # [M] int64; None: neighbours are one step apart
+    trajectory_offsets: Tensor,  # [T+1] int64
+    gamma: float,
+    *,
+    n_trajectories: int,
+) -> Tensor:  # [M] float32
+    """R_t = Σ_{u≥t} γ^{u−t} r_u in float64, rounded to float32 once.  Steps of equal number count their reward once."""
+    out = torch.empty(rewards.shape, dtype=torch.float32, device=rewards.device)
+    if n_trajectories and rewards.shape[0]:
+        log_gamma = math.log(gamma) if gamma > 0 else -math.inf
+        with device_guard(rewards):
+            _discounted[(triton.cdiv(n_trajectories, LANES),)](
+                rewards, step, trajectory_offsets, out, gamma, log_gamma, n_trajectories,
+                HAS_STEP=step is not None, LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
+            )  # fmt: skip
+    return out
+
+
+def trajectory_returns(
+    rewards: Tensor,  # [M] float64
+    step: Tensor | None,  # [M] int64
+    trajectory_offsets: Tensor,  # [T+1] int64
+    *,
+    n_trajectories: int,
+) -> Tensor:  # [T] float32
+    """R(τ) = Σ r over the steps of each trajectory, in float64, rounded once."""
+    out = torch.empty(n_trajectories, dtype=torch.float32, device=rewards.device)
+    if n_trajectories:
+        with device_guard(rewards):
+            _totals[(triton.cdiv(n_trajectories, LANES),)](
+                rewards, step, trajectory_offsets, out, n_trajectories,
+                HAS_STEP=step is not None, LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
+            )  # fmt: skip
+    return out
+
+
+def spoilt_trajectories(
+    step_return: Tensor,  # [M] float32
+    trajectory_return: Tensor,  # [T] float32
+    bad_record: Tensor | None,  # [M] bool: records found bad for another reason
+    trajectory_offsets: Tensor,  # [T+1] int64
+    *,
+    n_trajectories: int,
+) -> Tensor:  # [T] bool
+    """Trajectories with a return that is not finite or beyond ±1e37, of a step or their own, or with a bad record."""
+    out = torch.empty(n_trajectories, dtype=torch.bool, device=step_return.device)
+    if n_trajectories:
+        with device_guard(step_return):
+            _spoilt[(n_trajectories,)](
+                step_return, trajectory_return, bad_record, trajectory_offsets, out,
+                LIMIT=LIMIT, HAS_BAD=bad_record is not None, TILE=SPOILT_TILE, **_OPTIONS,
+            )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _lanes(trajectory_offsets, n_trajectories, LANES: tl.constexpr):
+    """Begin, end (both 0 for lanes beyond the last trajectory) and number of the program's trajectories."""
+    t = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    begin = tl.load(trajectory_offsets + t, mask=t < n_trajectories, other=0)
+    end = tl.load(trajectory_offsets + t + 1, mask=t < n_trajectories, other=0)
+    return begin, end, t
+
+
+@triton.jit(do_not_specialize=["n_trajectories"])
+def _discounted(
+    rewards,  # [M] float64
+    step,  # [M] int64
+    trajectory_offsets,  # [T+1] int64
+    out,  # [M] float32
+    gamma: tl.float64,
+    log_gamma: tl.float64,
+    n_trajectories,
+    HAS_STEP: tl.constexpr,
+    LANES: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    begin, end, _ = _lanes(trajectory_offsets, n_trajectories, LANES)
+    value = tl.zeros((LANES,), tl.float64)  # R of the record after the present one, unrounded
+    later = tl.zeros((LANES,), tl.int64)  # its step number
+    for start in range(0, tl.max(end - begin, axis=0), UNROLL):
+        # Loads first: the compiler moves none above a store, and one load's wait at a time would be the whole time.
+        reward, now = (), ()
+        for u in tl.static_range(UNROLL):
+            at = end - 1 - start - u
+            reward = reward + (tl.load(rewards + at, mask=at >= begin, other=0.0),)
+            if HAS_STEP:
+                now = now + (tl.load(step + at, mask=at >= begin, other=0),)
+        for u in tl.static_range(UNROLL):
+            at = end - 1 - start - u
+            if HAS_STEP:
+                gap = later - now[u]
+                # A gap of one multiplies by γ itself, as the other backends do.
+                factor = tl.where(gap == 1, gamma, tl.exp(tl.maximum(gap, 1).to(tl.float64) * log_gamma))
+                # Equal step numbers are one step recorded twice: its reward counts once.
+                discounted = tl.where(gap == 0, value, reward[u] + factor * value)
+                later = now[u]
+            else:
+                discounted = reward[u] + gamma * value
+            value = tl.where(at == end - 1, reward[u], discounted)
+            tl.store(out + at, value.to(tl.float32), mask=at >= begin)
+
+
+@triton.jit(do_not_specialize=["n_trajectories"])
+def _totals(
+    rewards,  # [M] float64
+    step,  # [M] int64
+    trajectory_offsets,  # [T+1] int64
+    out,  # [T] float32
+    n_trajectories,
+    HAS_STEP: tl.constexpr,
+    LANES: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    begin, end, t = _lanes(trajectory_offsets, n_trajectories, LANES)
+    total = tl.zeros((LANES,), tl.float64)
+    before = tl.zeros((LANES,), tl.int64)
+    for start in range(0, tl.max(end - begin, axis=0), UNROLL):
+        for u in tl.static_range(UNROLL):
+            at = begin + start + u
+            live = at < end
+            counts = live
+            if HAS_STEP:
+                now = tl.load(step + at, mask=live, other=0)
+                counts = live & ((at == begin) | (now != before))
+                before = now
+            total += tl.load(rewards + at, mask=counts, other=0.0)
+    tl.store(out + t, total.to(tl.float32), mask=t < n_trajectories)
+
+
+@triton.jit
+def _spoilt(
+    step_return,  # [M] float32
+    trajectory_return,  # [T] float32
+    bad_record,  # [M] bool
+    trajectory_offsets,  # [T+1] int64
+    out,  # [T] bool
+    LIMIT: tl.constexpr,
+    HAS_BAD: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    t = tl.program_id(0).to(tl.int64)
+    begin, end = tl.load(trajectory_offsets + t), tl.load(trajectory_offsets + t + 1)
+    bad = tl.zeros((TILE,), tl.int32)
+    for start in range(begin, end, TILE):
+        at = start + tl.arange(0, TILE)
+        value = tl.load(step_return + at, mask=at < end, other=0.0)
+        within = tl.abs(value) <= LIMIT  # false for NaN
+        if HAS_BAD:
+            within &= tl.load(bad_record + at, mask=at < end, other=0) == 0
+        bad |= tl.where(within, 0, 1)
+    own = tl.abs(tl.load(trajectory_return + t)) <= LIMIT
+    tl.store(out + t, (tl.max(bad, axis=0) > 0) | (own == 0))
+
+
+def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    sums = {"rewards": "*fp64", "step": "*i64", "trajectory_offsets": "*i64", "out": "*fp32"}
+    lanes = {"HAS_STEP": True, "LANES": LANES, "UNROLL": UNROLL}
+    yield _discounted, {**sums, "gamma": "fp64", "log_gamma": "fp64", "n_trajectories": "i32"}, lanes, _OPTIONS
+    yield _totals, {**sums, "n_trajectories": "i32"}, lanes, _OPTIONS
+    yield (
+        _spoilt,
+        {
+            "step_return": "*fp32",
+            "trajectory_return": "*fp32",
+            "bad_record": "*i1",
+            "trajectory_offsets": "*i64",
+            "out": "*i1",
+        },
+        {"LIMIT": LIMIT, "HAS_BAD": True, "TILE": SPOILT_TILE},
+        _OPTIONS,
+    )
