@@ -1,6 +1,9 @@
-"""Greedy cosine clusters by the compiled kernels (csrc/cpu/clusters.cpp): labels of reference.clusters, blocked."""
+"""Greedy cosine clusters by the compiled kernels: labels of reference.clusters, blocked (csrc/cpu/clusters.cpp) or for
+many ε at once (csrc/cpu/sweep.cpp)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -46,5 +49,27 @@ def cluster_cosine(
     load().cluster_cosine(
         *_rows(fingerprint), order.data_ptr(), group_offsets.data_ptr(), group_offsets.shape[0] - 1,
         0 if usable is None else usable.data_ptr(), epsilon, num_threads, labels.data_ptr(),
+    )  # fmt: skip
+    return labels
+
+
+def cluster_sweep(
+    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
+    order: Tensor,  # [M] int64 row of the record, in processing order
+    group_offsets: Tensor,  # [G+1] int64
+    usable: Tensor | None,  # [M] bool
+    epsilons: Sequence[float],  # E of them; 0: equal rows
+    *,
+    num_threads: int = 1,
+) -> Tensor:  # [E, M] int64
+    """Labels as from cluster_cosine under each ε, read off one Gram matrix per group (float32 of the same products).
+
+    Bits depend on the group's rows, D, dtype, instruction set and the ε at hand only.  MemoryError as there.
+    """
+    labels = torch.empty(len(epsilons), order.shape[0], dtype=torch.int64)
+    values = torch.tensor(epsilons, dtype=torch.float64)
+    load().cluster_sweep(
+        *_rows(fingerprint), order.data_ptr(), group_offsets.data_ptr(), group_offsets.shape[0] - 1,
+        0 if usable is None else usable.data_ptr(), values.data_ptr(), len(epsilons), num_threads, labels.data_ptr(),
     )  # fmt: skip
     return labels

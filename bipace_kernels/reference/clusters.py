@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,22 @@ def cluster_cosine(
         labels += [count + label for label in group]
         count += max(group, default=-1) + 1
     return torch.tensor(labels, dtype=torch.int64)
+
+
+def cluster_sweep(
+    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16
+    order: Tensor,  # [M] int64 row of the record, in processing order
+    group_offsets: Tensor,  # [G+1] int64
+    usable: Tensor | None,  # [M] bool
+    epsilons: Sequence[float],  # E of them; 0: equal rows
+    *,
+    num_threads: int = 1,
+) -> Tensor:  # [E, M] int64
+    """The labels of cluster_cosine under each ε."""
+    labels = torch.empty(len(epsilons), order.shape[0], dtype=torch.int64)
+    for e, epsilon in enumerate(epsilons):
+        labels[e] = cluster_cosine(fingerprint, order, group_offsets, usable, epsilon)
+    return labels
 
 
 def _greedy(rows: list[Tensor], usable: list[bool], epsilon: float) -> list[int]:

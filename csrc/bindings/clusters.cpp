@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "cpu/dot.h"
+#include "cpu/sweep.h"
 
 namespace bipace {
 namespace {
@@ -71,6 +72,17 @@ void bind_clusters(py::module_& m) {
         cluster_cosine(rows_of(data, dtype, row_stride, column_stride, dim), pointer<const int64_t>(order),
                        pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable), epsilon,
                        n_threads, pointer<int64_t>(labels));
+      },
+      release);
+  m.attr("longest_sweep") = kLongestSweep;
+  m.def(
+      "cluster_sweep",
+      [](uintptr_t data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, uintptr_t order,
+         uintptr_t group_offsets, int64_t n_groups, uintptr_t usable, uintptr_t epsilons, int64_t n_epsilons,
+         int n_threads, uintptr_t labels) {
+        cluster_sweep(rows_of(data, dtype, row_stride, column_stride, dim), pointer<const int64_t>(order),
+                      pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable),
+                      pointer<const double>(epsilons), n_epsilons, n_threads, pointer<int64_t>(labels));
       },
       release);
 }

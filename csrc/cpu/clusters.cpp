@@ -10,7 +10,6 @@
 #include "cpu/clusters.h"
 
 #include <algorithm>
-#include <cfenv>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -19,32 +18,16 @@
 #include <numeric>
 #include <vector>
 
+#include "cpu/greedy.h"
 #include "cpu/parallel.h"
 
 namespace bipace {
 namespace {
 
-constexpr double kBand = 1e-5;       // tau of the two decisions
 constexpr double kSmallest = 1e-3;   // a centroid whose new vector is shorter stays
 constexpr double kCancelling = 0.1;  // below this length the rows themselves are added up: S would lose digits
 constexpr double kGuard = 1e-5;      // more than the bounds below can err
 constexpr int kChecks = 3;           // points in D where hopeless products end
-constexpr double kLowestSquare = 1e-23, kHighestSquare = 1e30;  // of a norm: inside, no product over- or underflows
-
-// Callers may have set flush-to-zero on their thread and the pool's threads have not: the same arithmetic for all.
-class DefaultFloats {
- public:
-  DefaultFloats() {
-    std::fegetenv(&saved_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloats() { std::fesetenv(&saved_); }
-  DefaultFloats(const DefaultFloats&) = delete;
-  DefaultFloats& operator=(const DefaultFloats&) = delete;
-
- private:
-  std::fenv_t saved_;
-};
 
 struct Free {
   void operator()(float* p) const { std::free(p); }
@@ -333,7 +316,7 @@ class GroupClusters {
     for (size_t j = 0; j < block_.size(); ++j) {
       const double square = row_of(static_cast<int64_t>(j))[gram_ + static_cast<int64_t>(j)];
       reciprocal_[j] = 1.0 / std::sqrt(square);
-      if ((square >= kLowestSquare && square <= kHighestSquare) || block_[j].factor != 1.0f) continue;
+      if (readable_in_place(square) || block_[j].factor != 1.0f) continue;
       const uint32_t bits = largest_bits(rows_, dot_, block_[j].row);
       if (bits == 0 || bits >= infinity_bits(rows_.dtype)) {
         block_[j].row = -1;  // no direction: a cluster of its own
@@ -420,9 +403,8 @@ class GroupClusters {
     Cluster& cluster = clusters_[static_cast<size_t>(k)];
     label = k;
     const double m = static_cast<double>(++cluster.members), s = similar[k];
-    const double b = 1.0 / m, a = 1.0 - b, q = 2.0 * a * b * (1.0 - s), square = 1.0 - q;
-    if (cluster.members == 2 && square < kCancelling * kCancelling) return add_opposite(j, cluster);
-    const double u = std::sqrt(square), d = q / (u * (1.0 + u)) - b / u, w = b / u;
+    if (cluster.members == 2 && joined_square(m, s) < kCancelling * kCancelling) return add_opposite(j, cluster);
+    const auto [d, w] = join(m, s);
     if (cluster.last < 0) {
       cluster.first = static_cast<int32_t>(j);
       touched_.push_back(k);

@@ -49,6 +49,11 @@ struct DotKernels {
   int64_t (*first_at_least)(const double* values,  // [n]
                             int64_t n, double bound);
 
+  // similar += change * similar + weight * gram, element by element and in two steps: the same bits in every set.
+  void (*follow)(const float* gram,  // [n]
+                 double change, double weight, int64_t n,
+                 double* similar);  // [n]
+
   // target = factor * source, exact in float32 for a power of two.
   void (*convert)(const void* source,  // [len] contiguous
                   DType dtype, int64_t len, float factor,

@@ -115,8 +115,9 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 constexpr DotKernels kKernels = {
     "avx512",       {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
     fold,           largest,
-    first_at_least, convert,
-    largest_bits,   hash,
+    first_at_least, follow,
+    convert,        largest_bits,
+    hash,
 };
 
 }  // namespace

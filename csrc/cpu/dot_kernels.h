@@ -36,6 +36,10 @@ double fold(const float* const* source, const float* weight, int64_t n, int64_t 
   return static_cast<double>(Simd::total(squares));
 }
 
+void follow(const float* gram, double change, double weight, int64_t n, double* similar) {
+  for (int64_t e = 0; e < n; ++e) similar[e] += change * similar[e] + weight * static_cast<double>(gram[e]);
+}
+
 template <typename T>
 uint32_t largest_bits_of(const T* source, int64_t len) {
   constexpr T kMask = static_cast<T>(~(T{1} << (sizeof(T) * 8 - 1)));

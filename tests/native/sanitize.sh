@@ -40,7 +40,7 @@ if [ $# -gt 0 ]; then
   done
 else
   arguments=()
-  for name in action_keys advantage clusters golden inputs layout metrics ngrams objects runtime similar theorems; do
+  for name in action_keys advantage clusters golden inputs layout metrics ngrams objects runtime similar sweep theorems; do
     [ -e "$root/tests/test_$name.py" ] && arguments+=("$root/tests/test_$name.py")
   done
 fi

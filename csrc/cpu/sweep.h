@@ -1,0 +1,26 @@
+// Greedy cosine clusters under many epsilons at once: one Gram matrix per group, one scan of it per epsilon.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/rows.h"
+
+namespace bipace {
+
+// Longer groups go epsilon by epsilon through cluster_cosine, whose scratch grows with the clusters only: the Gram
+// matrix of 4,096 records takes 64 MiB already.
+constexpr int64_t kLongestSweep = 4096;
+
+// labels[e] as from cluster_cosine at epsilons[e], up to decisions within 1e-5 of the rule.  An epsilon of 0 or above
+// 1.9 goes through cluster_cosine.  Labels of one epsilon depend on the group's rows and that epsilon only.  Same bits
+// at any thread count, and for a group alone as inside any batch.  Throws std::bad_alloc, nothing else.
+void cluster_sweep(const Rows& rows,
+                   const int64_t* order,          // [M] row of the record, in processing order
+                   const int64_t* group_offsets,  // [G+1]
+                   int64_t n_groups,
+                   const uint8_t* usable,   // [M] or null: all
+                   const double* epsilons,  // [E]
+                   int64_t n_epsilons, int n_threads,
+                   int64_t* labels);  // [E, M]
+
+}  // namespace bipace
