@@ -1,0 +1,380 @@
+"""The step term: Q̂(s, a) − V̂(s) and its relatives, over all pairs inside a cluster.
+
+A lane is a record; it walks over the records of its group and adds up the returns of its cluster, of its action, or of
+the others, in float64 and in processing order.  So each sum is the very sum of the reference: no sorting, hashing or
+atomics, and nobody outside the cluster has a part in it.  In long groups the records are sorted by label first (stably,
+so that the order of the sums stays the same) and a lane walks over its own cluster alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..schema import Branch
+from ._launch import device_guard
+
+Tensor = torch.Tensor
+
+LANES = 64  # records of a program: at 400 records a group, small programs fill more of the GPU than large ones
+UNROLL = 8  # records whose loads are under way together
+AGGREGATE = 128  # records of a program that adds up depths
+SORT_FROM = 4096  # groups longer than this: sorting costs less than walking over other clusters
+_OPTIONS: dict[str, Any] = {"num_warps": 2, "enable_fp_fusion": False}
+
+_SINGLETON = tl.constexpr(int(Branch.SINGLETON))
+_PACE = tl.constexpr(int(Branch.PACE))
+_LEAVE_ONE_OUT = tl.constexpr(int(Branch.LEAVE_ONE_OUT))
+
+
+def step_advantage(
+    returns: Tensor,  # [M] float32
+    labels: Tensor,  # [M] int64, dense over the batch; −1: set aside
+    action_key: Tensor | None,  # [M] int64; None for "mean"
+    group_offsets: Tensor,  # [G+1] int64
+    *,
+    n_groups: int,
+    longest_group: int,
+    estimator: str,
+    step_norm: str,
+    delta: float,
+) -> tuple[Tensor, Tensor]:  # [M] float32, [M] uint8
+    """A_S and branch of each record (paper eq. 7 to 9); 0 and SINGLETON for records set aside."""
+    step, branch = _step_rows(
+        returns, labels.unsqueeze(0), action_key, group_offsets, n_groups=n_groups, longest_group=longest_group,
+        estimator=estimator, divide=step_norm == "std" and estimator == "mean", delta=delta, unbiased=True,
+    )  # fmt: skip
+    return step.squeeze(0), branch.squeeze(0)
+
+
+def hgpo_advantage(
+    returns: Tensor,  # [M] float32
+    depth_labels: Tensor,  # [H, M] int64; −1: fewer observations than the depth, or set aside
+    episode_advantage: Tensor,  # [M] float32
+    group_offsets: Tensor,  # [G+1] int64
+    *,
+    n_groups: int,
+    longest_group: int,
+    step_norm: str,
+    delta: float,
+    alpha: float,
+    base_group: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # [M] float32, [M] int64, [M] uint8
+    """HGPO's aggregate, each record's deepest depth in company (0: none), and its branch."""
+    depth, m = depth_labels.shape
+    term, company = _step_rows(
+        returns, depth_labels, None, group_offsets, n_groups=n_groups, longest_group=longest_group,
+        estimator="mean", divide=step_norm == "std", delta=delta, unbiased=False,
+    )  # fmt: skip
+    advantage, branch = torch.empty_like(returns), torch.empty(m, dtype=torch.uint8, device=returns.device)
+    deepest = torch.empty(m, dtype=torch.int64, device=returns.device)
+    if m:
+        with device_guard(returns):
+            _aggregate[(triton.cdiv(m, AGGREGATE),)](
+                term, company, episode_advantage, advantage, deepest, branch, depth, m, delta, alpha,
+                BASE_GROUP=base_group, LANES=AGGREGATE, num_warps=4, enable_fp_fusion=False,
+            )  # fmt: skip
+    return advantage, deepest, branch
+
+
+def _step_rows(
+    returns: Tensor,  # [M] float32
+    labels: Tensor,  # [E, M] int64
+    action_key: Tensor | None,  # [M] int64
+    group_offsets: Tensor,  # [G+1] int64
+    *,
+    n_groups: int,
+    longest_group: int,
+    estimator: str,
+    divide: bool,
+    delta: float,
+    unbiased: bool,
+) -> tuple[Tensor, Tensor]:  # [E, M] float32, [E, M] uint8
+    """The step term and branch of each record under each row of labels."""
+    rows, m = labels.shape
+    step = torch.empty((rows, m), dtype=torch.float32, device=returns.device)
+    branch = torch.empty((rows, m), dtype=torch.uint8, device=returns.device)
+    if not step.numel():
+        return step, branch
+    order = None
+    if longest_group > SORT_FROM:
+        labels, order = torch.sort(labels, dim=1, stable=True)
+        # Sorted records are cut into blocks without regard to groups: a cluster lies in one group anyway.
+        segments, longest_group = 1, m
+    else:
+        segments = n_groups
+    blocks = triton.cdiv(longest_group, LANES)
+    with device_guard(returns):
+        _step[(rows * segments * blocks,)](
+            returns, labels, action_key, order, group_offsets, step, branch, m, segments, blocks, delta,
+            ESTIMATOR=estimator, DIVIDE=divide, UNBIASED=unbiased, SORTED=order is not None,
+            LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
+        )  # fmt: skip
+    return step, branch
+
+
+@triton.jit(do_not_specialize=["m", "segments", "blocks"])
+def _step(
+    returns,  # [M] float32
+    labels,  # [E, M] int64, by place
+    action_key,  # [M] int64
+    order,  # [E, M] int64: record at each place, where SORTED; else place and record are the same
+    group_offsets,  # [G+1] int64
+    step,  # [E, M] float32
+    branch,  # [E, M] uint8
+    m,
+    segments,
+    blocks,
+    delta: tl.float64,
+    ESTIMATOR: tl.constexpr,
+    DIVIDE: tl.constexpr,
+    UNBIASED: tl.constexpr,
+    SORTED: tl.constexpr,
+    LANES: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    row = program // blocks // segments * m
+    block = program % blocks * LANES
+    if SORTED:
+        begin, end = block * 0, block * 0 + m
+    else:
+        group = program // blocks % segments
+        begin, end = tl.load(group_offsets + group), tl.load(group_offsets + group + 1)
+    place = begin + block + tl.arange(0, LANES)
+    live = place < end
+    labels += row
+    label = tl.load(labels + place, mask=live, other=-2)
+    record = place
+    if SORTED:
+        order += row
+        record = tl.load(order + place, mask=live, other=0)
+    value = tl.load(returns + record, mask=live, other=0.0)
+
+    # Places [low, high) hold all clusters of the block.
+    low, high = begin, tl.where(begin + block < end, end, begin)
+    if SORTED:
+        low = _first_place(labels, m, tl.maximum(tl.min(tl.where(live, label, 1 << 62), axis=0), 0))
+        high = _first_place(labels, m, tl.max(label, axis=0) + 1)
+    if ESTIMATOR == "mean":
+        n, mean, sigma = _moments(returns, labels, order, label, low, high, DIVIDE, UNBIASED, SORTED, LANES, UNROLL)
+        term = value - mean.to(tl.float32)
+        if DIVIDE:
+            term = (term.to(tl.float64) / (sigma + delta)).to(tl.float32)
+        kind = tl.full((LANES,), _PACE, tl.int32)
+    else:
+        key = tl.load(action_key + record, mask=live, other=0)
+        n, term, kind = _against_peers(
+            returns, labels, action_key, order, label, key, value, place, low, high, ESTIMATOR, SORTED, LANES, UNROLL
+        )
+    alone = (n < 2) | (label < 0)
+    tl.store(step + row + record, tl.where(alone, 0.0, term), mask=live)
+    tl.store(branch + row + record, tl.where(alone, _SINGLETON, kind).to(tl.uint8), mask=live)
+
+
+@triton.jit
+def _first_place(labels, m, label):
+    """The first place of a label or a higher one: labels [M] are sorted."""
+    low, high = label * 0, label * 0 + m
+    while low < high:
+        middle = (low + high) // 2
+        below = tl.load(labels + middle) < label
+        low = tl.where(below, middle + 1, low)
+        high = tl.where(below, high, middle)
+    return low
+
+
+@triton.jit
+def _moments(
+    returns,
+    labels,
+    order,
+    label,  # [LANES] int64
+    low,
+    high,
+    DIVIDE: tl.constexpr,
+    UNBIASED: tl.constexpr,
+    SORTED: tl.constexpr,
+    LANES: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Size and mean of each lane's cluster, and its two-pass σ where DIVIDE: exactly 0 where all returns are equal."""
+    n = tl.zeros((LANES,), tl.int32)
+    total = tl.zeros((LANES,), tl.float64)
+    least = tl.full((LANES,), float("inf"), tl.float32)
+    most = tl.full((LANES,), float("-inf"), tl.float32)
+    for start in range(low, high, UNROLL):
+        theirs, their_return, _ = _load(returns, labels, labels, order, start, high, False, SORTED, UNROLL)
+        for u in tl.static_range(UNROLL):
+            same = theirs[u] == label
+            n += same.to(tl.int32)
+            total += tl.where(same, their_return[u].to(tl.float64), 0.0)
+            if DIVIDE:
+                least = tl.minimum(least, tl.where(same, their_return[u], float("inf")))
+                most = tl.maximum(most, tl.where(same, their_return[u], float("-inf")))
+    mean = total / tl.maximum(n, 1).to(tl.float64)
+    sigma = tl.zeros((LANES,), tl.float64)
+    if DIVIDE:
+        squares = tl.zeros((LANES,), tl.float64)
+        for start in range(low, high, UNROLL):
+            theirs, their_return, _ = _load(returns, labels, labels, order, start, high, False, SORTED, UNROLL)
+            for u in tl.static_range(UNROLL):
+                difference = their_return[u].to(tl.float64) - mean
+                squares += tl.where(theirs[u] == label, difference * difference, 0.0)
+        population = tl.maximum(n - 1, 1) if UNBIASED else tl.maximum(n, 1)
+        sigma = tl.where(least == most, 0.0, tl.sqrt(squares / population.to(tl.float64)))
+    return n, mean, sigma
+
+
+@triton.jit
+def _against_peers(
+    returns,
+    labels,
+    action_key,
+    order,
+    label,  # [LANES] int64
+    key,  # [LANES] int64
+    value,  # [LANES] float32
+    place,  # [LANES] int64
+    low,
+    high,
+    ESTIMATOR: tl.constexpr,
+    SORTED: tl.constexpr,
+    LANES: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Cluster size, step term and branch by q_style or diff_peer, each with leave-one-out where it has no peers."""
+    n, n_chosen = tl.zeros((LANES,), tl.int32), tl.zeros((LANES,), tl.int32)
+    total, rest = tl.zeros((LANES,), tl.float64), tl.zeros((LANES,), tl.float64)
+    chosen = tl.zeros((LANES,), tl.float64)  # q_style: the same action; diff_peer: other actions
+    for start in range(low, high, UNROLL):
+        theirs, their_return, their_key = _load(returns, labels, action_key, order, start, high, True, SORTED, UNROLL)
+        for u in tl.static_range(UNROLL):
+            r = their_return[u].to(tl.float64)
+            same = theirs[u] == label
+            take = same & ((their_key[u] == key) if ESTIMATOR == "q_style" else (their_key[u] != key))
+            n += same.to(tl.int32)
+            n_chosen += take.to(tl.int32)
+            chosen += tl.where(take, r, 0.0)
+            rest += tl.where(same & (place != start + u), r, 0.0)
+            if ESTIMATOR == "q_style":
+                total += tl.where(same, r, 0.0)
+    leave_one_out = value - (rest / tl.maximum(n - 1, 1).to(tl.float64)).to(tl.float32)
+    chosen_mean = (chosen / tl.maximum(n_chosen, 1).to(tl.float64)).to(tl.float32)
+    if ESTIMATOR == "q_style":
+        has_peers = n_chosen > 1
+        term = chosen_mean - (total / tl.maximum(n, 1).to(tl.float64)).to(tl.float32)
+    else:
+        has_peers = n_chosen > 0
+        term = value - chosen_mean
+    return n, tl.where(has_peers, term, leave_one_out), tl.where(has_peers, _PACE, _LEAVE_ONE_OUT)
+
+
+@triton.jit
+def _load(
+    returns,
+    labels,
+    action_key,
+    order,
+    start,
+    high,
+    KEYS: tl.constexpr,
+    SORTED: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Labels, returns and keys of the next places: all loads before any sum, so that they wait side by side."""
+    theirs, their_return, their_key = (), (), ()
+    for u in tl.static_range(UNROLL):
+        inside = start + u < high
+        theirs = theirs + (tl.load(labels + start + u, mask=inside, other=-3),)
+        record = tl.load(order + start + u, mask=inside, other=0) if SORTED else start + u
+        their_return = their_return + (tl.load(returns + record, mask=inside, other=0.0),)
+        if KEYS:
+            their_key = their_key + (tl.load(action_key + record, mask=inside, other=0),)
+    return theirs, their_return, their_key
+
+
+@triton.jit(do_not_specialize=["depth", "m"])
+def _aggregate(
+    term,  # [H, M] float32: the record's advantage at each depth
+    company,  # [H, M] uint8: SINGLETON where it has none
+    episode_advantage,  # [M] float32
+    advantage,  # [M] float32
+    deepest,  # [M] int64
+    branch,  # [M] uint8
+    depth,
+    m,
+    delta: tl.float64,
+    alpha: tl.float64,
+    BASE_GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    live = i < m
+    deep = tl.zeros((LANES,), tl.int64)
+    longest = tl.zeros((LANES,), tl.float64)
+    for k in range(0, depth + 1):
+        if k > 0:
+            offset = (k - 1) * m.to(tl.int64)
+            kind = tl.load(company + offset + i, mask=live, other=_SINGLETON)
+            deep = tl.where(kind != _SINGLETON, k, deep)
+        a = _item(term, episode_advantage, i, live, k, m, BASE_GROUP, LANES)
+        longest = tl.where(a != 0.0, 1.0 + k, longest)
+    # w_k = L_k^α / (Σ L^α + δ) with both sides divided by the largest L^α, which no α lets overflow.
+    scale = tl.maximum(longest, 1.0)
+    total = delta * _power(scale, -alpha)
+    shares = tl.zeros((LANES,), tl.float64)
+    for k in range(0, depth + 1):
+        a = _item(term, episode_advantage, i, live, k, m, BASE_GROUP, LANES)
+        shares += tl.where(a != 0.0, _power((1.0 + k) / scale, alpha), 0.0)
+    total += shares
+    result = tl.zeros((LANES,), tl.float64)
+    for k in range(0, depth + 1):
+        a = _item(term, episode_advantage, i, live, k, m, BASE_GROUP, LANES)
+        result += tl.where(a != 0.0, _power((1.0 + k) / scale, alpha) / total * a, 0.0)
+    tl.store(advantage + i, result.to(tl.float32), mask=live)
+    tl.store(deepest + i, deep, mask=live)
+    tl.store(branch + i, tl.where(deep > 0, _PACE, _SINGLETON).to(tl.uint8), mask=live)
+
+
+@triton.jit
+def _item(term, episode_advantage, i, live, k, m, BASE_GROUP: tl.constexpr, LANES: tl.constexpr):
+    """[LANES] float64 advantage at depth k; depth 0 is the episode term, where the base group counts."""
+    if k > 0:
+        a = tl.load(term + (k - 1) * m.to(tl.int64) + i, mask=live, other=0.0)
+    else:
+        a = tl.zeros((LANES,), tl.float32)
+        if BASE_GROUP:
+            a = tl.load(episode_advantage + i, mask=live, other=0.0)
+    return a.to(tl.float64)
+
+
+@triton.jit
+def _power(base, exponent):
+    """base^exponent in float64 for base > 0; exactly 1 for base = 1 and for exponent = 0."""
+    return tl.exp(exponent * tl.log(base))
+
+
+def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    pointers = {
+        "returns": "*fp32", "labels": "*i64", "action_key": "*i64", "order": "*i64", "group_offsets": "*i64",
+        "step": "*fp32", "branch": "*u8", "m": "i32", "segments": "i32", "blocks": "i32", "delta": "fp64",
+    }  # fmt: skip
+    sizes = {"LANES": LANES, "UNROLL": UNROLL, "UNBIASED": True}
+    for estimator, divide in (("mean", False), ("mean", True), ("q_style", False), ("diff_peer", False)):
+        for in_order in (False, True):
+            yield _step, pointers, {**sizes, "ESTIMATOR": estimator, "DIVIDE": divide, "SORTED": in_order}, _OPTIONS
+    yield (
+        _aggregate,
+        {
+            "term": "*fp32", "company": "*u8", "episode_advantage": "*fp32", "advantage": "*fp32", "deepest": "*i64",
+            "branch": "*u8", "depth": "i32", "m": "i32", "delta": "fp64", "alpha": "fp64",
+        },
+        {"BASE_GROUP": True, "LANES": AGGREGATE},
+        {"num_warps": 4, "enable_fp_fusion": False},
+    )  # fmt: skip
