@@ -14,6 +14,8 @@ from bipace_kernels.reference import returns as reference
 from bipace_kernels.schema import LIMIT
 from bipace_kernels.triton_kernels import returns
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
 GAMMAS = (0.0, 0.5, 0.95, 1.0)
 
 

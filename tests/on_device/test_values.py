@@ -14,6 +14,8 @@ from bipace_kernels.reference import values as reference
 from bipace_kernels.schema import Branch
 from bipace_kernels.triton_kernels import values
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
 ESTIMATORS = [("mean", "none"), ("mean", "std"), ("diff_peer", "none"), ("q_style", "none")]
 DELTA = 1e-6
 

@@ -1,0 +1,148 @@
+"""The episode term, a program for each group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ._launch import device_guard
+
+Tensor = torch.Tensor
+
+UNROLL = 8  # trajectories whose loads are under way together
+ROWS, COLUMNS = 16, 32  # trajectories × steps written at a time
+_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
+
+
+def episode_advantage(
+    episode_return: Tensor,  # [T] float32, R(τ)
+    trajectory_offsets: Tensor,  # [T+1] int64
+    group_trajectories: Tensor,  # [G+1] int64
+    *,
+    n_groups: int,
+    n_records: int,
+    scope: str,
+    norm: str,
+    lone: str,
+    delta: float,
+    spoilt: Tensor | None,  # [T] bool
+) -> Tensor:  # [M] float32
+    """A_ep of each record (paper eq. 1).  Spoilt trajectories are no part of the population, and get 0."""
+    out = torch.empty(n_records, dtype=torch.float32, device=episode_return.device)
+    if n_groups and n_records:
+        with device_guard(episode_return):
+            _episode[(n_groups,)](
+                episode_return, trajectory_offsets, group_trajectories, spoilt, out, delta,
+                OVER_STEPS=scope == "step", DIVIDE=norm == "std", LONE_RAW=lone == "raw",
+                HAS_SPOILT=spoilt is not None, UNROLL=UNROLL, ROWS=ROWS, COLUMNS=COLUMNS, **_OPTIONS,
+            )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _episode(
+    episode_return,  # [T] float32
+    trajectory_offsets,  # [T+1] int64
+    group_trajectories,  # [G+1] int64
+    spoilt,  # [T] bool
+    out,  # [M] float32
+    delta: tl.float64,
+    OVER_STEPS: tl.constexpr,
+    DIVIDE: tl.constexpr,
+    LONE_RAW: tl.constexpr,
+    HAS_SPOILT: tl.constexpr,
+    UNROLL: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    group = tl.program_id(0).to(tl.int64)
+    begin, end = tl.load(group_trajectories + group), tl.load(group_trajectories + group + 1)
+
+    # Sums one trajectory after another: a spoilt one, weight 0, then changes no bit for the others.
+    n = tl.zeros((1,), tl.int64)
+    total = tl.zeros((1,), tl.float64)
+    least, most = tl.full((1,), float("inf"), tl.float32), tl.full((1,), float("-inf"), tl.float32)
+    for start in range(begin, end, UNROLL):
+        value, weight = _load(episode_return, trajectory_offsets, spoilt, start, end, OVER_STEPS, HAS_SPOILT, UNROLL)
+        for u in tl.static_range(UNROLL):
+            counts = weight[u] > 0
+            n += weight[u]
+            # A trajectory's steps all have its return: length · R(τ) is exact, 24 bits of R and less than 29 of length.
+            total += tl.where(counts, value[u].to(tl.float64) * weight[u].to(tl.float64), 0.0)
+            least = tl.minimum(least, tl.where(counts, value[u], float("inf")))
+            most = tl.maximum(most, tl.where(counts, value[u], float("-inf")))
+    mean = total / tl.maximum(n, 1).to(tl.float64)
+    sigma = tl.full((1,), 1.0, tl.float64)
+    if DIVIDE:
+        squares = tl.zeros((1,), tl.float64)
+        for start in range(begin, end, UNROLL):
+            value, weight = _load(
+                episode_return, trajectory_offsets, spoilt, start, end, OVER_STEPS, HAS_SPOILT, UNROLL
+            )
+            for u in tl.static_range(UNROLL):
+                difference = value[u].to(tl.float64) - mean
+                squares += tl.where(weight[u] > 0, difference * difference * weight[u].to(tl.float64), 0.0)
+        deviation = tl.sqrt(squares / tl.maximum(n - 1, 1).to(tl.float64))
+        sigma = tl.where(n > 1, tl.where(least == most, 0.0, deviation), 1.0)
+
+    for start in range(begin, end, ROWS):
+        t = start + tl.arange(0, ROWS)
+        value, weight = _tile(episode_return, trajectory_offsets, spoilt, t, t < end, OVER_STEPS, HAS_SPOILT)
+        alone = value if LONE_RAW else tl.zeros((ROWS,), tl.float32)
+        advantage = tl.where(n > 1, value - mean.to(tl.float32), alone)
+        if DIVIDE:
+            advantage = (advantage.to(tl.float64) / (sigma + delta)).to(tl.float32)
+        advantage = tl.where(weight > 0, advantage, 0.0)
+        first = tl.load(trajectory_offsets + t, mask=t < end, other=0)
+        last = tl.load(trajectory_offsets + t + 1, mask=t < end, other=0)
+        for column in range(0, tl.max(last - first, axis=0), COLUMNS):
+            at = (first + column)[:, None] + tl.arange(0, COLUMNS)[None, :]
+            tl.store(out + at, tl.broadcast_to(advantage[:, None], (ROWS, COLUMNS)), mask=at < last[:, None])
+
+
+@triton.jit
+def _tile(episode_return, trajectory_offsets, spoilt, t, inside, OVER_STEPS: tl.constexpr, HAS_SPOILT: tl.constexpr):
+    """Returns of some trajectories and their weights in the population: 1, or length; 0 for those that do not count."""
+    value = tl.load(episode_return + t, mask=inside, other=0.0)
+    counts = inside
+    if HAS_SPOILT:
+        counts = inside & (tl.load(spoilt + t, mask=inside, other=1) == 0)
+    if OVER_STEPS:
+        first = tl.load(trajectory_offsets + t, mask=inside, other=0)
+        weight = tl.load(trajectory_offsets + t + 1, mask=inside, other=0) - first
+        return value, tl.where(counts, weight, 0)
+    return value, counts.to(tl.int64)
+
+
+@triton.jit
+def _load(
+    episode_return,
+    trajectory_offsets,
+    spoilt,
+    start,
+    end,
+    OVER_STEPS: tl.constexpr,
+    HAS_SPOILT: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Returns and weights of the next trajectories: all loads before any sum, so that they wait side by side."""
+    value, weight = (), ()
+    for u in tl.static_range(UNROLL):
+        v, w = _tile(episode_return, trajectory_offsets, spoilt, start + u, start + u < end, OVER_STEPS, HAS_SPOILT)
+        value, weight = value + (v,), weight + (w,)
+    return value, weight
+
+
+def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    pointers = {
+        "episode_return": "*fp32", "trajectory_offsets": "*i64", "group_trajectories": "*i64", "spoilt": "*i1",
+        "out": "*fp32", "delta": "fp64",
+    }  # fmt: skip
+    sizes = {"UNROLL": UNROLL, "ROWS": ROWS, "COLUMNS": COLUMNS, "LONE_RAW": False, "HAS_SPOILT": True}
+    for over_steps in (False, True):
+        yield _episode, pointers, {**sizes, "OVER_STEPS": over_steps, "DIVIDE": True}, _OPTIONS
