@@ -36,7 +36,7 @@ def episode_advantage(
     if n_groups and n_records:
         with device_guard(episode_return):
             _episode[(n_groups,)](
-                episode_return, trajectory_offsets, group_trajectories, spoilt, out, delta,
+                episode_return, trajectory_offsets, group_trajectories, spoilt, out, float(delta),
                 OVER_STEPS=scope == "step", DIVIDE=norm == "std", LONE_RAW=lone == "raw",
                 HAS_SPOILT=spoilt is not None, UNROLL=UNROLL, ROWS=ROWS, COLUMNS=COLUMNS, **_OPTIONS,
             )  # fmt: skip

@@ -39,7 +39,7 @@ def discounted_returns(
         log_gamma = math.log(gamma) if gamma > 0 else -math.inf
         with device_guard(rewards):
             _discounted[(triton.cdiv(n_trajectories, LANES),)](
-                rewards, step, trajectory_offsets, out, gamma, log_gamma, n_trajectories,
+                rewards, step, trajectory_offsets, out, float(gamma), log_gamma, n_trajectories,
                 HAS_STEP=step is not None, LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
             )  # fmt: skip
     return out

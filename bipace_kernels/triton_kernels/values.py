@@ -75,7 +75,7 @@ def hgpo_advantage(
     if m:
         with device_guard(returns):
             _aggregate[(triton.cdiv(m, AGGREGATE),)](
-                term, company, episode_advantage, advantage, deepest, branch, depth, m, delta, alpha,
+                term, company, episode_advantage, advantage, deepest, branch, depth, m, float(delta), float(alpha),
                 BASE_GROUP=base_group, LANES=AGGREGATE, num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
     return advantage, deepest, branch
@@ -110,7 +110,7 @@ def _step_rows(
     blocks = triton.cdiv(longest_group, LANES)
     with device_guard(returns):
         _step[(rows * segments * blocks,)](
-            returns, labels, action_key, order, group_offsets, step, branch, m, segments, blocks, delta,
+            returns, labels, action_key, order, group_offsets, step, branch, m, segments, blocks, float(delta),
             ESTIMATOR=estimator, DIVIDE=divide, UNBIASED=unbiased, SORTED=order is not None,
             LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
         )  # fmt: skip

@@ -1,0 +1,109 @@
+"""The total, and everything back in the caller's row order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..schema import Branch
+from ._launch import device_guard
+
+Tensor = torch.Tensor
+
+LANES = 256  # rows of a program
+_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
+_FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
+_SINGLETON = tl.constexpr(int(Branch.SINGLETON))
+
+
+def combine(
+    episode: Tensor,  # [M] float32
+    step_term: Tensor,  # [M] float32
+    returns: Tensor,  # [M] float32
+    labels: Tensor,  # [M] int64
+    branch: Tensor,  # [M] uint8
+    source: Tensor,  # [N] int64: the record whose results each row gets; −1: none
+    taken: Tensor | None,  # [M] bool: False for records set aside
+    *,
+    weight: float,
+    total_is_step: bool,
+    n_rows: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(advantage, step, episode, returns [N] float32, cluster [N] int64, branch [N] uint8) of each row.
+
+    A = A_ep + w · A_S in float64, rounded once, saturating at the largest float32; w = 0 gives A_ep back bit for bit.
+    total_is_step: A = A_S.  Rows without a record, and those of records set aside: 0, cluster −1, SINGLETON.
+    """
+    floats = [torch.empty(n_rows, dtype=torch.float32, device=source.device) for _ in range(4)]
+    cluster = torch.empty(n_rows, dtype=torch.int64, device=source.device)
+    kind = torch.empty(n_rows, dtype=torch.uint8, device=source.device)
+    if n_rows:
+        with device_guard(source):
+            _combine[(triton.cdiv(n_rows, LANES),)](
+                episode, step_term, returns, labels, branch, source, taken, *floats, cluster, kind, float(weight), n_rows,
+                TOTAL_IS_STEP=total_is_step, HAS_TAKEN=taken is not None, LANES=LANES, **_OPTIONS,
+            )  # fmt: skip
+    advantage, step_out, episode_out, returns_out = floats
+    return advantage, step_out, episode_out, returns_out, cluster, kind
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _combine(
+    episode,  # [M] float32
+    step_term,  # [M] float32
+    returns,  # [M] float32
+    labels,  # [M] int64
+    branch,  # [M] uint8
+    source,  # [N] int64
+    taken,  # [M] bool
+    advantage_out,  # [N] float32
+    step_out,  # [N] float32
+    episode_out,  # [N] float32
+    returns_out,  # [N] float32
+    cluster_out,  # [N] int64
+    branch_out,  # [N] uint8
+    weight: tl.float64,
+    n_rows,
+    TOTAL_IS_STEP: tl.constexpr,
+    HAS_TAKEN: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    live = row < n_rows
+    record = tl.load(source + row, mask=live, other=-1)
+    has = record >= 0
+    if HAS_TAKEN:
+        has = has & (tl.load(taken + record, mask=has, other=0) != 0)
+    ours = tl.load(episode + record, mask=has, other=0.0)
+    step = tl.load(step_term + record, mask=has, other=0.0)
+    if TOTAL_IS_STEP:
+        advantage = step
+    else:
+        total = ours.to(tl.float64) + weight * step.to(tl.float64)
+        total = tl.minimum(tl.maximum(total, -_FLOAT32_MAX), _FLOAT32_MAX)
+        # Adding 0 would turn −0.0 into 0.0.
+        advantage = tl.where(weight == 0.0, ours, total.to(tl.float32))
+    tl.store(advantage_out + row, advantage, mask=live)
+    tl.store(step_out + row, step, mask=live)
+    tl.store(episode_out + row, ours, mask=live)
+    tl.store(returns_out + row, tl.load(returns + record, mask=has, other=0.0), mask=live)
+    tl.store(cluster_out + row, tl.load(labels + record, mask=has, other=-1), mask=live)
+    tl.store(branch_out + row, tl.load(branch + record, mask=has, other=_SINGLETON), mask=live)
+
+
+def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    yield (
+        _combine,
+        {
+            "episode": "*fp32", "step_term": "*fp32", "returns": "*fp32", "labels": "*i64", "branch": "*u8",
+            "source": "*i64", "taken": "*i1", "advantage_out": "*fp32", "step_out": "*fp32", "episode_out": "*fp32",
+            "returns_out": "*fp32", "cluster_out": "*i64", "branch_out": "*u8", "weight": "fp64", "n_rows": "i32",
+        },
+        {"TOTAL_IS_STEP": False, "HAS_TAKEN": True, "LANES": LANES},
+        _OPTIONS,
+    )  # fmt: skip
