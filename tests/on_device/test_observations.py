@@ -1,0 +1,106 @@
+"""Partitions by observations and histories against the reference: ragged, long, repeated steps, records set aside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ragged import from_lengths, ragged, same_bits, sentinels, unaligned
+
+from bipace_kernels.cpu import observations as cpu
+from bipace_kernels.reference import observations as reference
+from bipace_kernels.triton_kernels import observations
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+
+def exact(device, lay, codes, taken=None):
+    with sentinels():
+        return observations.cluster_exact(
+            unaligned(codes.to(device)), lay.group_offsets.to(device), n_groups=lay.n_groups,
+            longest_group=lay.longest_group, taken=None if taken is None else unaligned(taken.to(device)),
+        )  # fmt: skip
+
+
+def history(device, lay, codes, depth, *, with_step=True, taken=None):
+    with sentinels():
+        return observations.cluster_history(
+            unaligned(codes.to(device)), unaligned(lay.step.to(device)) if with_step else None,
+            lay.trajectory_offsets.to(device), lay.group_offsets.to(device), depth, n_trajectories=lay.n_trajectories,
+            n_groups=lay.n_groups, longest_group=lay.longest_group,
+            taken=None if taken is None else unaligned(taken.to(device)),
+        )  # fmt: skip
+
+
+def codes_of(seed, n, states):
+    """Codes that differ in their upper or their lower 32 bits alone, −1 and the extremes among them."""
+    rng = np.random.default_rng(seed)
+    pool = np.array([-1, 0, 2**32, 2**63 - 1, -(2**63), -(2**32), 5, 5 + 2**32, *range(100, 400)], dtype=np.int64)
+    return torch.from_numpy(pool[rng.integers(0, states, n)])
+
+
+@pytest.mark.parametrize("states", [1, 8, 300])
+@pytest.mark.parametrize("seed", range(3))
+def test_exact(device, seed, states):
+    lay = ragged(seed, groups=8)
+    codes = codes_of(seed, lay.n_records, states)
+    got = exact(device, lay, codes)
+    assert same_bits(got, reference.cluster_exact(codes, lay.group_offsets))
+    assert same_bits(got, cpu.cluster_exact(codes, lay.group_offsets))
+
+
+@pytest.mark.parametrize("states", [1, 8, 300])
+def test_exact_in_groups_longer_than_a_tile(device, states):
+    lay = from_lengths([observations.LANES * 3 + 1, 1, observations.LANES, observations.LANES * 2], [1, 1, 1, 1])
+    codes = codes_of(6, lay.n_records, states)
+    assert same_bits(exact(device, lay, codes), reference.cluster_exact(codes, lay.group_offsets))
+
+
+@pytest.mark.parametrize("with_step", [True, False])
+@pytest.mark.parametrize("gaps", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_history(device, seed, gaps, with_step):
+    lay = ragged(seed, groups=4, longest=8, gaps=gaps)
+    codes = codes_of(seed, lay.n_records, 2)
+    step = lay.step if with_step else None
+    got = history(device, lay, codes, 5, with_step=with_step)
+    for other in (reference, cpu):
+        assert same_bits(got, other.cluster_history(codes, step, lay.trajectory_offsets, lay.group_offsets, 5))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_history_of_trajectories_longer_than_a_tile(device, depth):
+    lengths = [observations.STEPS * 2 + 3, observations.STEPS, 1, 2]
+    lay = from_lengths(lengths, [1, 3])
+    rng = np.random.default_rng(2)
+    # Steps repeated over the edge of a tile and over a whole tile, and single ones.
+    runs = rng.choice([1, 1, 1, 2, 3], observations.STEPS)
+    runs[5] = observations.STEPS + 5
+    lay.step = torch.cat([torch.from_numpy(np.repeat(np.arange(runs.size), runs)[:n]) for n in lengths])
+    codes = codes_of(2, lay.n_records, 2)
+    wanted = reference.cluster_history(codes, lay.step, lay.trajectory_offsets, lay.group_offsets, depth)
+    assert same_bits(history(device, lay, codes, depth), wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_records_set_aside_change_nothing_for_the_others(device, seed):
+    lay = ragged(seed + 40, groups=5, gaps=True)
+    codes = codes_of(seed, lay.n_records, 3)
+    gone = torch.from_numpy(np.random.default_rng(seed).random(lay.n_trajectories) < 0.4)
+    assert bool(gone.any())
+    taken, rest = ~gone[lay.trajectory_of_record()], lay.without(gone)
+    got = exact(device, lay, codes, taken).cpu()
+    assert same_bits(got[taken], exact(device, rest, codes[taken]))
+    assert bool((got[~taken] == -1).all())
+    got = history(device, lay, codes, 3, taken=taken).cpu()
+    assert same_bits(got[:, taken], history(device, rest, codes[taken], 3))
+    assert bool((got[:, ~taken] == -1).all())
+    none = torch.zeros_like(taken)
+    assert bool((exact(device, lay, codes, none) == -1).all())
+    assert bool((history(device, lay, codes, 3, taken=none) == -1).all())
+
+
+def test_nothing(device):
+    lay, none = from_lengths([], []), torch.empty(0, dtype=torch.int64)
+    assert exact(device, lay, none).shape == (0,)
+    assert history(device, lay, none, 3).shape == (3, 0)
