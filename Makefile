@@ -1,6 +1,7 @@
 # make demo   sets everything up and runs BiPACE on real agent rollouts
 # make test   sets everything up and runs the tests
-# make check  sanitizers, fuzzing, long property runs
+# make check  sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
+# make gpu    checks and measures on this machine's GPU
 
 # torch from one place: this is a release with a CPU build on PyPI's default index for the tested platform.  Any torch
 # from 2.6 on works; `make demo TORCH=torch` takes the newest (with CUDA, several GB).
@@ -9,7 +10,7 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 
-.PHONY: demo test check lint format build bench wheel clean sanitize fuzz
+.PHONY: demo test check lint format build bench gpu wheel clean sanitize fuzz resources oldest-triton
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
@@ -20,7 +21,8 @@ test: $(VENV)/.tested
 
 check: $(VENV)/.tested
 	BIPACE_HYPOTHESIS=long $(PYTHON) -m pytest -m slow --benchmark-disable -q
-	$(MAKE) sanitize fuzz lint
+	TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m slow --benchmark-disable -n 2 -q
+	$(MAKE) resources oldest-triton sanitize fuzz lint
 
 lint: $(VENV)/.linted
 	$(VENV)/bin/ruff check .
@@ -41,6 +43,28 @@ sanitize: $(VENV)/.checked
 FUZZ_SECONDS ?= 20
 fuzz: $(VENV)/.checked
 	PYTHON=$(PYTHON) tests/native/fuzz.sh $(FUZZ_SECONDS)
+
+# Registers, spills and shared memory of the Triton kernels: out/resources/resources.md.
+resources: $(VENV)/.tested
+	@mkdir -p out
+	$(PYTHON) -m bench resources --out out/resources > out/resources.log || { cat out/resources.log; exit 1; }
+
+# The oldest Triton that is supported, in a folder that goes before the newest one.
+OLDEST_TRITON = 3.6.0
+OLDEST = $(abspath $(VENV))/triton-$(OLDEST_TRITON)
+oldest-triton: $(OLDEST)/.installed
+	PYTHONPATH=$(OLDEST) $(PYTHON) -c "import triton; assert triton.__version__ == '$(OLDEST_TRITON)', triton.__version__"
+	PYTHONPATH=$(OLDEST) $(PYTHON) -m pytest tests/test_triton_compile.py tests/test_triton_launch.py -n 2 -q
+	PYTHONPATH=$(OLDEST) TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q
+
+$(OLDEST)/.installed: $(VENV)/.tested
+	$(VENV)/bin/python -m pip install -q --no-deps --upgrade --target $(OLDEST) triton==$(OLDEST_TRITON)
+	@touch $@
+
+# Needs a GPU; `bench/gpu.sh --help` lists the parts.
+OUT ?= out/gpu
+gpu:
+	bench/gpu.sh $(OUT)
 
 bench: $(VENV)/.tested
 	$(PYTHON) -m bench --out out/bench

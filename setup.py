@@ -62,7 +62,7 @@ setup(
         "bipace_kernels.integrations": "integrations",
         "bipace_kernels.bench": "bench",
     },
-    package_data={"bipace_kernels": ["py.typed", "*.pyi"]},
+    package_data={"bipace_kernels": ["py.typed", "*.pyi"], "bipace_kernels.bench": ["chain.cu"]},
     ext_modules=[Extension("bipace_kernels._native", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
     zip_safe=False,

@@ -1,8 +1,12 @@
-"""`python -m bench [STAGE ...] [--quick] [--threads N] [--out DIR]`, also `bipace bench`."""
+"""`python -m bench [STAGE ...] [--quick] [--threads N] [--out DIR]`, also `bipace bench`.
+
+Two programs of their own beside the stages: `python -m bench gpu` and `python -m bench resources`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,10 +19,18 @@ from . import report, roofline
 from .measure import Effort, machine, threads
 from .stages import STAGES, Context, Results, targets
 
+PROGRAMS = {
+    "gpu": "the Triton backend on this machine's GPU",
+    "resources": "registers, spills and shared memory of the Triton kernels; needs no GPU",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the stages, shows the tables, writes the files. A missed target is shown; the exit status stays 0."""
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words and words[0] in PROGRAMS:
+        return int(importlib.import_module(f"{__package__}.{words[0]}").main(words[1:]))
+    arguments = _parser().parse_args(words)
     chosen = list(STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))  # once each
     console = Console(width=None if sys.stdout.isatty() else 200)
     results = Results()
@@ -58,7 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench", description="Measures bipace_kernels against what people run today.")
+    programs = "; ".join(f"bench {name}: {what}" for name, what in PROGRAMS.items())
+    parser = argparse.ArgumentParser(
+        prog="bench",
+        description="Measures bipace_kernels against what people run today.",
+        epilog=f"Programs of their own, each with --help: {programs}.",
+    )
     parser.add_argument("stages", nargs="*", default="all", choices=[*STAGES, "all"], metavar="STAGE",
                         help=f"any of {', '.join(STAGES)}, or all (the default)")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, not how fast")

@@ -103,12 +103,12 @@ def _numpy_group(rows: Floats, labels: Ints, unit: Floats, centroids: Floats, ep
 
 
 def torch_clusters(fingerprint: torch.Tensor, offsets: Sequence[int], epsilon: float) -> torch.Tensor:
-    """The per-record loop a user would write in torch, with the centroids of a group in one tensor."""
+    """The per-record loop a user would write in torch, on any device, with the centroids of a group in one tensor."""
     labels = torch.empty(len(fingerprint), dtype=torch.int64)
     unit = torch.nn.functional.normalize(fingerprint.float(), dim=1)
     first = 0
     for start, end in pairwise(offsets):
-        centroids = torch.empty(end - start, fingerprint.shape[1])
+        centroids = torch.empty(end - start, fingerprint.shape[1], device=fingerprint.device)
         count = [0] * (end - start)
         found = 0
         for i in range(start, end):

@@ -71,6 +71,12 @@ CLUSTERING = (
     Shape("16x400-k70", 16, 8, 50, 3584, 70, "ALFWorld's size, many states"),
     Shape("2x4096-k200", 2, 64, 64, 3584, 200, "two very long groups, many states"),
 )
+# On a GPU: the sizes of the promises. One group of each batch is as long as it gets there.
+ON_GPU = (
+    Shape("16x400", 16, 8, 50, 3584, 20, "ALFWorld, 16 prompts of 8 rollouts of 50 steps, Qwen2.5-7B"),
+    Shape("64x2048", 64, 32, 64, 3584, 64, "64 groups of 2,048 records: a batch of a larger run"),
+    Shape("1x32768", 1, 512, 64, 3584, 512, "one group of 32,768 records"),
+)
 TINY = Shape("tiny", 3, 4, 6, 48, 5, "only to see that everything runs")
 
 
@@ -116,18 +122,20 @@ def steps(shape: Shape, *, seed: int = 0) -> Steps:
     )
 
 
-def fingerprints(batch: Steps, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """[N, D] unit rows as described at the top of this file, made in chunks."""
+def fingerprints(
+    batch: Steps, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0
+) -> torch.Tensor:
+    """[N, D] unit rows as described at the top of this file, made in chunks on `device`, whose generator is its own."""
     shape = batch.shape
-    generator = torch.Generator().manual_seed(seed + 1)
-    shared = _unit(torch.randn(1, shape.dim, generator=generator))
-    states = _unit(torch.randn(shape.groups * shape.states, shape.dim, generator=generator))
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    shared = _unit(torch.randn(1, shape.dim, generator=generator, device=device))
+    states = _unit(torch.randn(shape.groups * shape.states, shape.dim, generator=generator, device=device))
     anchor = math.sqrt(_SHARED) * shared + math.sqrt(_OWN) * states
-    which = torch.from_numpy(batch.group * shape.states + batch.state)
-    out = torch.empty(shape.records, shape.dim, dtype=dtype)
+    which = torch.from_numpy(batch.group * shape.states + batch.state).to(device)
+    out = torch.empty(shape.records, shape.dim, dtype=dtype, device=device)
     for start in range(0, shape.records, _CHUNK):
         chosen = which[start : start + _CHUNK]
-        noise = torch.randn(len(chosen), shape.dim, generator=generator)
+        noise = torch.randn(len(chosen), shape.dim, generator=generator, device=device)
         out[start : start + _CHUNK] = _unit(noise).mul_(math.sqrt(_NOISE)).add_(anchor[chosen])
     return out
 

@@ -42,6 +42,8 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     assert "bipace_kernels/py.typed" in names
     assert "bipace_kernels/integrations/__init__.py" in names
     assert "bipace_kernels/bench/__main__.py" in names
+    assert "bipace_kernels/bench/chain.cu" in names
+    assert "bipace_kernels/triton_kernels/__init__.py" in names
     assert sum(name.endswith(".so") for name in names) == 1
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "bipace_kernels").rglob("*.py")}
     assert sources <= set(names)
@@ -53,6 +55,8 @@ def test_wheel_metadata(wheel):
     metadata = archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
     assert "Requires-Dist: torch>=2.6" in metadata
     assert "Requires-Python: >=3.10" in metadata
+    triton = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: triton")]
+    assert triton and all("extra ==" in line for line in triton), "nobody on the CPU is made to install Triton"
     assert "License-Expression: Apache-2.0" in metadata
     entry_points = archive.read(next(n for n in archive.namelist() if n.endswith("entry_points.txt"))).decode()
     assert "bipace = bipace_kernels.cli:main" in entry_points

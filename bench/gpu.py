@@ -1,0 +1,301 @@
+"""`python -m bench gpu [PART ...] [--out DIR]`: the estimator on a GPU, with the floor under every figure.
+
+A part is what one process measures; bench/gpu.sh gives each its own, so that a part that dies takes no other with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+import bipace_kernels as bk
+
+from . import chain, gpu_checks, gpu_report, gpu_stages
+from . import workloads as w
+from .gpu_cases import SWEEP, Batch
+from .gpu_measure import Clock, DryClock, all_cores, gpu
+from .gpu_report import CLUSTERING, COMMUNITIES, LOOP, WHOLE
+from .gpu_rows import EAGER, WALL, Bench, Part
+from .measure import machine, threads
+from .stages import NUMPY, NUMPY_POOL, OURS
+
+SHORT, LARGE, LONG = w.ON_GPU
+_LONGEST_CHAIN = 2048  # the micro-kernel holds no more values; a chain over more takes at least as long
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the parts one after another, writes gpu.json and gpu.md after every row; 1 where something failed."""
+    arguments = _parser().parse_args(argv)
+    if arguments.merge:
+        parts = gpu_report.merged(p for folder in arguments.merge for p in gpu_report.load(folder / "gpu.json"))
+        _tell(*(f"wrote {path}" for path in gpu_report.write(arguments.out, parts)))
+        return 0
+    if not arguments.dry and not torch.cuda.is_available():
+        _tell("not measured: torch sees no GPU here (--dry goes through the motions without one)")
+        return 0 if not arguments.parts else 1
+    failed = [name for name in arguments.parts or PARTS if not _run(name, arguments)]
+    if failed:
+        _tell(f"FAILED: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+def _run(name: str, arguments: argparse.Namespace) -> bool:
+    """One part; what it finds stands in the files as soon as it is known."""
+    before = [p for p in gpu_report.load(arguments.out / "gpu.json") if p["name"] != name]
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    began = time.monotonic()
+    with threads(all_cores()) as note:
+        about = machine(all_cores(), note).asdict()
+        about["commit"] = arguments.commit or about["commit"]
+        part = Part(name, about, gpu().asdict(), now)
+
+        def save() -> None:
+            part.seconds = time.monotonic() - began
+            gpu_report.write(arguments.out, [*before, part.asdict()])
+
+        save()
+        if name in CHECKS:
+            fine = CHECKS[name](part, arguments.out, arguments.seconds, arguments.dry, _tell)
+        else:
+            fine = _measure(name, part, arguments, save)
+        part.status = "dry run" if arguments.dry else part.status if part.status != "running" else _word(fine)
+        save()
+    return fine
+
+
+def _word(fine: bool) -> str:
+    return "done" if fine else "failed"
+
+
+def _measure(name: str, part: Part, arguments: argparse.Namespace, save: Callable[[], None]) -> bool:
+    clock: Clock | DryClock = DryClock() if arguments.dry else Clock()
+    ceilings = clock.ceilings()
+    part.ceilings = dataclasses.asdict(ceilings)
+    chain_ns = _chain(part, NEEDED_CHAINS.get(name, ()), dry=arguments.dry)
+    save()
+    bench = Bench(part, clock, ceilings, chain_ns, seconds=arguments.seconds, save=save, say=_tell)
+    PARTS[name](bench, arguments.dry)
+    return bench.failures == 0
+
+
+def _chain(part: Part, sizes: Sequence[int], *, dry: bool) -> dict[int, float]:
+    """Nanoseconds of a dependent step over each K, measured now; empty with the reason kept where that is impossible."""
+    if not sizes:
+        return {}
+    if dry:
+        part.chain_note = "no GPU"
+        return {}
+    held = sorted({min(k, _LONGEST_CHAIN) for k in sizes})
+    try:
+        steps = chain.measure(held)
+    except chain.NotAvailable as error:
+        part.chain_note = str(error)
+        return {}
+    part.chain = [dataclasses.asdict(s) for s in steps]
+    by_size = {s.k: s.ns for s in steps}
+    return {k: by_size[min(k, _LONGEST_CHAIN)] for k in sizes}
+
+
+# -------------------------------------------------------------------------------------------------------------- parts
+
+
+def _shapes(shape: w.Shape, *, dry: bool) -> list[w.Shape]:
+    """The promised number of states, then N/4 and one per record; tiny ones where nothing is measured."""
+    if dry:
+        shape = dataclasses.replace(w.TINY, name=shape.name)
+    return [dataclasses.replace(shape, states=k) for k in (shape.states, shape.per_group // 4, shape.per_group)]
+
+
+def _title(shape: w.Shape) -> str:
+    return f"{shape.name}, K = {shape.states:,}"
+
+
+def _device(dry: bool) -> torch.device:
+    return torch.device("cpu" if dry else "cuda")
+
+
+def _make(shape: w.Shape, dry: bool) -> Batch:
+    gc.collect()  # the batch before is gone, and with it most of the device's memory in use
+    if not dry:
+        torch.cuda.empty_cache()
+    return Batch(shape, _device(dry), tokens=48 if dry else 512)
+
+
+def ceilings(bench: Bench, dry: bool) -> None:
+    """Nothing beyond what every part measures first: copy, product, empty graph, chain."""
+    del bench, dry
+
+
+def short(bench: Bench, dry: bool) -> None:
+    """16 × 400: the whole chain replayed and eager, clustering alone, everybody else."""
+    for i, shape in enumerate(_shapes(SHORT, dry=dry)):
+        _batch(bench, shape, dry, compared=i == 0)
+
+
+def large(bench: Bench, dry: bool) -> None:
+    """64 × 2,048, likewise."""
+    for i, shape in enumerate(_shapes(LARGE, dry=dry)):
+        _batch(bench, shape, dry, compared=i == 0)
+
+
+def long(bench: Bench, dry: bool) -> None:
+    """One group of 32,768, likewise."""
+    for i, shape in enumerate(_shapes(LONG, dry=dry)):
+        _batch(bench, shape, dry, compared=i == 0)
+
+
+def _batch(bench: Bench, shape: w.Shape, dry: bool, *, compared: bool) -> None:
+    bench.say(f"making {_title(shape)}")
+    x = _make(shape, dry)
+    at = _title(shape)
+    bench.row(at, CLUSTERING, lambda: gpu_stages.clusters(x), need=x.cluster_need, check=x.check_labels)
+    bench.row(at, "BiPACE with keys at hand", x.advantage, need=x.advantage_need, check=x.check_result)
+    try:
+        need = x.whole_need
+    except ImportError as error:
+        bench.absent(at, WHOLE, f"the responses need tokenizers and transformers: {error}")
+    else:
+        bench.row(at, WHOLE, x.whole, need=need, check=x.check_result)
+        bench.row(at, WHOLE, x.whole, how=EAGER, need=need, rounds=30, note="layout made before")
+        made = x.whole_with_layout_made
+        bench.row(at, f"{WHOLE}, and the layout", made, how=EAGER, need=need, rounds=10, note="ids on the host")
+    if compared:
+        _others(bench, x, at)
+    else:
+        bench.row(at, f"{OURS}, CPU, clustering", x.cpu_cluster, kind="competitor", how=WALL, check=x.check_labels,
+                  rounds=3, seconds=20, warm_up=False)  # fmt: skip
+
+
+def _others(bench: Bench, x: Batch, at: str) -> None:
+    """What people run today, and our own CPU backend; clustering alone, as that is all the loops do."""
+    quick = x.shape.records <= 10_000
+    rounds = 5 if quick else 2
+    cores = f"{all_cores()} cores"
+    sides: list[tuple[str, Callable[[], object], str]] = [
+        (f"{OURS}, CPU, clustering", x.cpu_cluster, cores),
+        (NUMPY, x.numpy_loop, cores),
+        (NUMPY_POOL, x.numpy_pool, f"{cores}; as many groups at a time as there are threads"),
+        (LOOP, x.torch_loop, ""),
+        (COMMUNITIES, x.communities, "another algorithm: largest neighbourhoods first, no centroids"),
+    ]
+    ours, whole = bench.median(at, CLUSTERING), bench.median(at, WHOLE)
+    for name, call, note in sides:
+        row = bench.row(at, name, call, kind="competitor", how=WALL, need=x.cluster_need, check=x.check_labels,
+                        note=note, rounds=rounds, seconds=20.0, warm_up=quick)  # fmt: skip
+        _say_ratio(bench, row.median_ms, ours, whole)
+    cpu = bench.row(at, f"{OURS}, CPU, BiPACE with keys at hand", x.cpu_advantage, kind="competitor", how=WALL,
+                    need=x.advantage_need, note=cores, rounds=rounds, seconds=20.0, warm_up=quick)  # fmt: skip
+    _say_ratio(bench, cpu.median_ms, ours, whole)
+
+
+def _say_ratio(bench: Bench, took: float | None, ours: float | None, whole: float | None) -> None:
+    """Beside the last row: how often it is ours."""
+    if took is None or not ours:
+        return
+    text = f"{took / ours:,.3g}× our clustering" + (f", {took / whole:,.3g}× our whole chain" if whole else "")
+    last = bench.part.rows[-1]
+    last["note"] = "; ".join(x for x in (last["note"], text) if x)
+    bench.save()
+
+
+def sweep(bench: Bench, dry: bool) -> None:
+    """32 thresholds at once against one clustering, 16 × 400."""
+    shape = _shapes(SHORT, dry=dry)[0]
+    x = _make(shape, dry)
+    at = _title(shape)
+    epsilons = SWEEP[::8] if dry else SWEEP
+    need = dataclasses.replace(x.cluster_need, bytes=x.cluster_need.bytes + 8 * shape.records * (len(epsilons) - 1))
+    bench.row(at, CLUSTERING, lambda: gpu_stages.clusters(x), need=x.cluster_need, check=x.check_labels)
+    bench.row(at, gpu_report.SWEEP, lambda: gpu_stages.sweep(x, epsilons), need=need,
+              check=lambda found: gpu_stages.check_sweep(x, found, epsilons))  # fmt: skip
+    bench.row(at, "bk.cluster with a tensor of 32 ε", lambda: bk.cluster(
+        x.fingerprint, None, epsilons, layout=x.layout, backend="triton"), how=EAGER, rounds=20, need=need)  # fmt: skip
+
+
+def stages(bench: Bench, dry: bool) -> None:
+    """Each stage alone, on both promised batches."""
+    for shape in (SHORT, LARGE):
+        x = _make(_shapes(shape, dry=dry)[0], dry)
+        for name, call, need, check in gpu_stages.stages(x):
+            bench.row(_title(x.shape), name, call, need=need, check=check)
+
+
+def others(bench: Bench, dry: bool) -> None:
+    """Presets without fingerprints, ε = 0, n-gram fingerprints."""
+    shape = _shapes(SHORT, dry=dry)[0]
+    x = _make(shape, dry)
+    for name, call, need, check in gpu_stages.presets(x):
+        bench.row(_title(shape), name, call, need=need, check=check)
+
+
+PARTS: dict[str, Callable[[Bench, bool], None]] = {
+    "ceilings": ceilings,
+    "short": short,
+    "sweep": sweep,
+    "stages": stages,
+    "large": large,
+    "long": long,
+    "others": others,
+}
+CHECKS: dict[str, Callable[[Part, Path, float, bool, Callable[[str], None]], bool]] = {
+    "smoke": gpu_checks.smoke,
+    "tests": gpu_checks.tests,
+    "sanitize": gpu_checks.sanitize,
+    "ncu": gpu_checks.ncu,
+}
+
+
+def _sizes(*shapes: w.Shape) -> tuple[int, ...]:
+    return tuple(s.states for shape in shapes for s in _shapes(shape, dry=False))
+
+
+NEEDED_CHAINS = {
+    "ceilings": chain.SIZES,
+    "short": _sizes(SHORT),
+    "sweep": (SHORT.states,),
+    "stages": (SHORT.states, LARGE.states),
+    "large": _sizes(LARGE),
+    "long": _sizes(LONG),
+    "others": (SHORT.states,),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    every = [*CHECKS, *PARTS]
+    parser = argparse.ArgumentParser(
+        prog="bench gpu", description="Measures the Triton backend on the current GPU; writes gpu.json and gpu.md."
+    )
+
+    def part(text: str) -> str:
+        if text not in every:
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(every)}, got {text!r}")
+        return text
+
+    parser.add_argument("parts", nargs="*", metavar="PART", type=part,
+                        help=f"any of {', '.join(every)} (default: {', '.join(PARTS)})")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("out/gpu"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for each part (default: 480)")
+    parser.add_argument("--commit", default="", metavar="ID", help="of the sources, where this is no checkout")
+    parser.add_argument("--dry", action="store_true",
+                        help="tiny sizes on the CPU under TRITON_INTERPRET=1: shows that it runs, measures nothing")  # fmt: skip
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="DIR",
+                        help="one gpu.json and gpu.md out of those in these folders, the later part of a name counts")  # fmt: skip
+    return parser
+
+
+def _tell(*lines: str) -> None:
+    for line in lines:
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

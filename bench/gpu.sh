@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Checks and measures the Triton backend on the GPU of this machine, from a plain source tree, without network.
+#
+#   bench/gpu.sh OUTDIR [PART ...]
+#
+# Parts, in this order where none is named:
+#   build      the CPU module beside the sources, by the machine's own compiler (the Triton kernels are compiled at use)
+#   smoke      each stage and preset once against the CPU backend
+#   tests      every test marked gpu (tests.log)
+#   ceilings   copy bandwidth, matrix product, one dependent step of a scan
+#   short      16 groups × 400 records: the whole chain, and everybody else
+#   sweep      32 thresholds at once
+#   stages     each stage alone
+#   large      64 × 2,048 records
+#   long       one group of 32,768
+#   others     presets without fingerprints, ε = 0, n-grams
+#   sanitize   compute-sanitizer over a small run (sanitize.log)
+#   ncu        hardware counters of one whole chain
+#
+# Writes gpu.json and gpu.md (with a header of the machine) into OUTDIR after every figure.  Each part is a process of
+# its own and ends within nine minutes.  Folders of several calls become one by `python -m bench gpu --merge A B --out C`.
+#
+#   PYTHON=python3   the interpreter that has torch and Triton
+#   WHEELS=DIR       wheels of missing packages, installed without network and only for this run
+#   COMMIT=ID        of the sources, where this is no checkout
+set -euo pipefail
+
+if [ $# -lt 1 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
+  sed -n '2,/^set -e/{/^set -e/d;s/^# \{0,1\}//;p}' "$0"
+  exit $(( $# < 1 ? 2 : 0 ))
+fi
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+shift
+parts=("$@")
+[ ${#parts[@]} -gt 0 ] || parts=(build smoke tests ceilings short sweep stages large long others sanitize ncu)
+
+cd "$root"
+python=${PYTHON:-python3}
+python=$(command -v "$python")
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+path=$root
+if [ -n "${WHEELS:-}" ]; then
+  "$python" -m pip install -q --no-index --no-deps --no-compile --target "$scratch/site" "$WHEELS"/*.whl
+  path=$scratch/site:$path
+fi
+export PYTHONPATH=$path${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+# cmake and ninja of the interpreter's own environment, where they are not on the PATH.
+bin=$("$python" -c 'import os, sys; print(os.path.dirname(sys.executable))')
+export PATH=$PATH:$bin
+options=(--out "$out")
+[ -z "${COMMIT:-}" ] || options+=(--commit "$COMMIT")
+[ -z "${DRY:-}" ] || options+=(--dry)
+
+build() {
+  if ! timeout -k 10 500 "$python" setup.py -q build_ext --inplace >"$out/build.log" 2>&1; then
+    tail -n 5 "$out/build.log"
+    return 1
+  fi
+  "$python" -c 'import bipace_kernels as bk; print(*bk.backends().values(), sep="\n")'
+}
+
+failed=()
+for part in "${parts[@]}"; do
+  began=$SECONDS
+  echo "== $part"
+  if [ "$part" = build ]; then
+    build || failed+=("$part")
+  else
+    # Inside, a part stops by itself after 480 s; here it is ended where it cannot.
+    timeout -k 10 530 "$python" -m bench gpu "$part" "${options[@]}" || failed+=("$part")
+  fi
+  echo "== $part: $((SECONDS - began)) s"
+done
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "FAILED: ${failed[*]}"
+  exit 1
+fi

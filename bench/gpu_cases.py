@@ -1,0 +1,177 @@
+"""The batches of the GPU benchmarks, the calls that are timed on them, and what each of them needs at least."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+import bipace_kernels as bk
+
+from . import competitors as c
+from . import roofline
+from . import workloads as w
+from .gpu_measure import all_cores
+from .gpu_rows import Need
+from .stages import canonical, number_agreement, partition_agreement
+
+SWEEP = torch.linspace(0.02, 0.40, 32, dtype=torch.float64)  # on the host: thresholds, not data
+
+
+class Batch:
+    """A batch on a device: bfloat16 fingerprints, token ids of the responses, layout; all inputs made once."""
+
+    def __init__(self, shape: w.Shape, device: torch.device, *, tokens: int = 512) -> None:
+        self.shape, self.device, self.tokens = shape, device, tokens
+        self.steps = w.steps(shape)
+        self.fingerprint = w.fingerprints(self.steps, dtype=torch.bfloat16, device=device)
+        self.ids: dict[str, Any] = {
+            "group": torch.from_numpy(self.steps.group),
+            "trajectory": torch.from_numpy(self.steps.trajectory),
+            "step": torch.from_numpy(self.steps.step),
+        }
+        self.layout = bk.layout(**self.ids)
+        self.on_device = self.layout.on(device)
+        self.rewards = torch.from_numpy(self.steps.rewards).to(device)
+        self.action_key = torch.from_numpy(self.steps.action_key).to(device)
+        self.offsets = self.steps.offsets
+        self.config = bk.Config.bipace(epsilon=w.EPSILON)
+
+    @cached_property
+    def responses(self) -> w.Responses:
+        """ImportError where tokenizers or transformers are missing."""
+        return w.responses(self.shape.records, self.tokens)
+
+    @cached_property
+    def response_tensors(self) -> dict[str, Any]:
+        made = self.responses
+        table = bk.token_bytes(made.tokenizer)
+        return {"ids": made.ids.to(self.device), "mask": made.mask.to(self.device), "table": table}
+
+    # ------------------------------------------------------------------------------------------------- calls, ours
+
+    def keys(self) -> Any:
+        """Action keys of the responses, where the token ids are."""
+        x = self.response_tensors
+        return bk.action_keys(x["ids"], mode="action_tag", mask=x["mask"], token_bytes=x["table"], backend="triton")
+
+    def advantage(self) -> Any:
+        """BiPACE with keys that are there already."""
+        return self._advantage(self.layout, self.action_key, None)
+
+    def whole(self) -> Any:
+        """Keys, returns, clustering, means, combination."""
+        keys, parsed = self.keys()
+        return self._advantage(self.layout, keys, parsed)
+
+    def whole_with_layout_made(self) -> Any:
+        """The same from ids on the host: sorting, numbering and the copy included."""
+        keys, parsed = self.keys()
+        return self._advantage(bk.layout(**self.ids), keys, parsed)
+
+    def _advantage(self, layout: Any, keys: Any, parsed: Any) -> Any:
+        return bk.advantage(
+            None, None, self.rewards, fingerprint=self.fingerprint, action_key=keys, action_parsed=parsed,
+            layout=layout, config=self.config, backend="triton",
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------- calls, theirs
+
+    @cached_property
+    def on_cpu(self) -> dict[str, Any]:
+        """The same rows for what runs on the CPU: as they are, and in float32 for loops that would have to convert."""
+        half = self.fingerprint.cpu()
+        return {"half": half, "single": half.float()}
+
+    @cached_property
+    def single(self) -> torch.Tensor:
+        """[N, D] float32 on the device: what a loop in torch would work on."""
+        return self.fingerprint.float()
+
+    def cpu_cluster(self) -> torch.Tensor:
+        return bk.cluster(
+            self.on_cpu["half"], None, w.EPSILON, layout=self.layout, backend="cpu", num_threads=all_cores()
+        )
+
+    def cpu_advantage(self) -> Any:
+        return bk.advantage(
+            None, None, self.steps.rewards, fingerprint=self.on_cpu["half"], action_key=self.steps.action_key,
+            layout=self.layout, config=self.config, backend="cpu", num_threads=all_cores(),
+        )  # fmt: skip
+
+    def numpy_loop(self) -> Any:
+        return c.numpy_clusters(self.on_cpu["single"].numpy(), self.offsets, w.EPSILON)
+
+    def numpy_pool(self) -> Any:
+        return c.numpy_clusters_pool(self.on_cpu["single"].numpy(), self.offsets, w.EPSILON, threads=all_cores())
+
+    def torch_loop(self) -> torch.Tensor:
+        return c.torch_clusters(self.single, self.offsets, w.EPSILON)
+
+    def communities(self) -> torch.Tensor:
+        return c.communities(self.single, self.offsets, w.EPSILON)
+
+    # ------------------------------------------------------------------------------------------------------- checks
+
+    @cached_property
+    def planted(self) -> Any:
+        """[N] the planted states, numbered as a clustering numbers them."""
+        return canonical(self.steps.group * self.shape.states + self.steps.state)
+
+    def check_labels(self, labels: Any) -> str:
+        """The planted partition, or how the labels differ from it."""
+        found = labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+        if np.array_equal(canonical(found), self.planted):
+            return f"{self.shape.states} clusters in each of {self.shape.groups} groups, as planted"
+        return partition_agreement(found, self.planted)
+
+    def check_result(self, result: Any) -> str:
+        """Labels against the planted partition, advantages against the CPU backend with the same keys."""
+        labels = self.check_labels(result.cluster)
+        with_keys = bk.advantage(
+            None, None, self.steps.rewards, fingerprint=self.on_cpu["half"], action_key=result.records.action_key.cpu(),
+            layout=self.layout, config=self.config, backend="cpu", num_threads=all_cores(),
+        )  # fmt: skip
+        return f"{labels}; advantages: {number_agreement(result.advantage.cpu(), with_keys.advantage)}"
+
+    def check_keys(self, found: Any) -> str:
+        """Keys and flags against the CPU backend."""
+        made = self.responses
+        keys, parsed = bk.action_keys(
+            made.ids, mode="action_tag", mask=made.mask, token_bytes=self.response_tensors["table"], backend="cpu"
+        )
+        same = torch.equal(found[0].cpu(), keys) and torch.equal(found[1].cpu(), parsed)
+        return f"{int(parsed.sum())} of {len(keys)} parsed, " + (
+            "same keys as on the CPU" if same else "DIFFERENT keys"
+        )
+
+    # -------------------------------------------------------------------------------------------------------- floors
+
+    @cached_property
+    def cluster_need(self) -> Need:
+        """The fewer operations of the lower triangle of the Gram matrix and of the paper's loop over open centroids."""
+        loop = roofline.cluster_work(self.fingerprint, self.planted, self.offsets)
+        sizes = [end - start for start, end in pairwise(self.offsets)]
+        gram = sum(n * (n + 1) * self.shape.dim for n in sizes)
+        return Need(loop.bytes, min(loop.flop, gram), steps=max(sizes), clusters=self.shape.states)
+
+    @cached_property
+    def keys_need(self) -> Need:
+        """Valid ids and the whole mask in, key and flag out."""
+        made = self.responses
+        return Need(bytes=8 * made.tokens + made.mask.numel() + 9 * self.shape.records)
+
+    @cached_property
+    def advantage_need(self) -> Need:
+        """Clustering, rewards and keys in, six results out."""
+        need = self.cluster_need
+        return dataclasses.replace(need, bytes=need.bytes + (4 + 8 + 4 * 4 + 1) * self.shape.records)
+
+    @cached_property
+    def whole_need(self) -> Need:
+        need = self.advantage_need
+        return dataclasses.replace(need, bytes=need.bytes + self.keys_need.bytes)

@@ -1,0 +1,222 @@
+"""How time is taken on a GPU, and what that GPU can do at best.
+
+A call is captured into a CUDA graph once. Each round overwrites a buffer four times the size of the L2 cache, then
+replays the graph between two events: the flush is not timed, and neither is the host, which queues rounds while the
+device still waits. "Eager" figures are wall-clock times from the call to the end of the device's work, after the same
+flush. Medians and interquartile ranges.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import importlib
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .measure import Timing
+
+_AHEAD = 50_000_000  # clock cycles, about 30 ms: the device sleeps while the host queues the first rounds
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The device that was measured, and the software that drove it."""
+
+    name: str
+    capability: str
+    multiprocessors: int
+    l2_mib: float
+    memory_gib: float
+    driver: str
+    clocks: str  # highest, of the multiprocessors and the memory
+    cuda: str  # that torch was built with
+    triton: str
+    sources: str  # hash of the package's sources, for checkouts that say no commit
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def gpu() -> Gpu:
+    """Describes the current device; without one, says so in every field."""
+    triton = _version("triton")
+    if not torch.cuda.is_available():
+        return Gpu("none", "", 0, 0.0, 0.0, "", "", str(torch.version.cuda), triton, sources_hash())
+    p = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Gpu(
+        name=p.name,
+        capability=f"{p.major}.{p.minor}",
+        multiprocessors=p.multi_processor_count,
+        l2_mib=p.L2_cache_size / 2**20,
+        memory_gib=round(p.total_memory / 2**30, 1),
+        driver=_ask_smi("driver_version"),
+        clocks=_ask_smi("clocks.max.sm,clocks.max.mem"),
+        cuda=str(torch.version.cuda),
+        triton=triton,
+        sources=sources_hash(),
+    )
+
+
+def _ask_smi(query: str) -> str:
+    argv = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"not available: {type(error).__name__}"
+    return done.stdout.strip()
+
+
+def _version(name: str) -> str:
+    try:
+        return str(importlib.import_module(name).__version__)
+    except ImportError as error:
+        return f"not available: {error}"
+
+
+def sources_hash() -> str:
+    """First digits of the SHA-256 over the package's Python files, names and contents."""
+    package = Path(str(importlib.import_module("bipace_kernels").__file__)).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class GpuCeilings:
+    """Measured in the same process as the figures beside them; the best of several tries, because these are ceilings."""
+
+    copy_gb_s: float  # device to device, bytes read + bytes written
+    gemm_tflop_s: float  # torch.mm, bfloat16, square, random values
+    empty_us: float  # a captured graph with one kernel that does next to nothing
+    copy_bytes: int
+    gemm_size: int
+
+
+class Clock:
+    """Times calls on the current CUDA device."""
+
+    captures = True
+
+    def __init__(self) -> None:
+        l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        self._scratch = torch.empty(max(4 * l2, 256 << 20), dtype=torch.uint8, device="cuda")
+
+    def replay(self, call: Callable[[], Any], *, rounds: int, seconds: float) -> tuple[Timing, Any]:
+        """Captures the call, replays it; the figures and the tensors that the last replay left behind."""
+        graph, result = capture(call)
+        graph.replay()
+        torch.cuda.synchronize()
+        probe = self._between_events(graph.replay, 3)
+        possible = int(seconds * 1e3 / max(probe.median, 1e-3))
+        return self._between_events(graph.replay, max(3, min(rounds, possible))), result
+
+    def _between_events(self, run: Callable[[], Any], rounds: int) -> Timing:
+        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
+        torch.cuda.synchronize()
+        sleep: Any = torch.cuda._sleep
+        sleep(_AHEAD)
+        for start, end in pairs:
+            self._scratch.zero_()
+            start.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+        return Timing([start.elapsed_time(end) for start, end in pairs])
+
+    def wall(self, call: Callable[[], Any], *, rounds: int, seconds: float, warm_up: bool = True) -> tuple[Timing, Any]:
+        """Wall-clock time of the call to the end of the device's work; stops after `seconds`, once it has run once."""
+        result = call() if warm_up else None
+        timing, spent = Timing(), 0.0
+        while len(timing.samples) < rounds and (not timing.samples or spent < seconds):
+            self._scratch.zero_()
+            took, result = _timed(call)
+            timing.samples.append(took * 1e3)
+            spent += took
+        return timing, result
+
+    def ceilings(self, *, quick: bool = False) -> GpuCeilings:
+        """Copies a block far larger than the L2 cache and multiplies two large matrices of random values."""
+        size, side = (64 << 20, 1024) if quick else (4 << 30, 8192)
+        copy, gemm = self._best_copy(size), self._best_product(side)
+        one = torch.zeros(1, device="cuda")
+        empty, _ = self.replay(lambda: one.add_(1), rounds=50, seconds=1.0)
+        return GpuCeilings(
+            copy_gb_s=2 * size / copy / 1e6,
+            gemm_tflop_s=2 * side**3 / gemm / 1e9,
+            empty_us=empty.median * 1e3,
+            copy_bytes=size,
+            gemm_size=side,
+        )
+
+    def _best_copy(self, size: int) -> float:
+        source = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
+        target = torch.empty_like(source)
+        return min(self._between_events(lambda: target.copy_(source), 10).samples)
+
+    def _best_product(self, side: int) -> float:
+        a = torch.randn(side, side, device="cuda", dtype=torch.bfloat16)
+        b = torch.randn(side, side, device="cuda", dtype=torch.bfloat16)
+        c = torch.mm(a, b)
+        return min(self._between_events(lambda: torch.mm(a, b, out=c), 10).samples)
+
+
+class DryClock:
+    """Goes through the motions where there is no GPU: calls once or twice, captures nothing. Its times mean nothing."""
+
+    captures = False
+
+    def replay(self, call: Callable[[], Any], *, rounds: int, seconds: float) -> tuple[Timing, Any]:
+        return self.wall(call, rounds=rounds, seconds=seconds)
+
+    def wall(self, call: Callable[[], Any], *, rounds: int, seconds: float, warm_up: bool = True) -> tuple[Timing, Any]:
+        del rounds, seconds, warm_up
+        began = time.perf_counter()
+        result = call()
+        return Timing([(time.perf_counter() - began) * 1e3]), result
+
+    def ceilings(self, *, quick: bool = False) -> GpuCeilings:
+        del quick
+        return GpuCeilings(copy_gb_s=1.0, gemm_tflop_s=1.0, empty_us=1.0, copy_bytes=1, gemm_size=1)
+
+
+def capture(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """The call as a CUDA graph, after warm-up calls on a side stream, and the tensors that its replays fill."""
+    new_stream: Any = torch.cuda.Stream
+    side = new_stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    gc.collect()
+    gc.disable()
+    try:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        result = call()
+        torch.cuda.synchronize()
+        return time.perf_counter() - began, result
+    finally:
+        gc.enable()
+
+
+def all_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,160 @@
+"""gpu.json and gpu.md: parts measured by different processes, or on different days, on one page."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .gpu_rows import EAGER, REPLAY
+from .report import _markdown, _short
+from .stages import NUMPY, NUMPY_POOL, Target
+
+SCHEMA = 1
+WHOLE = "keys, returns, clustering, means, combination"
+CLUSTERING = "clustering alone"
+SWEEP = "32 ε from 0.02 to 0.40"
+LOOP = "torch loop on the GPU, one record at a time"
+COMMUNITIES = "community_detection (sentence_transformers) on the GPU"
+
+Found = Mapping[str, Any]
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """The parts in a gpu.json; none where there is no such file."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    if found.get("schema") != SCHEMA:
+        raise ValueError(f"{path} has schema {found.get('schema')!r}, this program writes {SCHEMA}; use another folder")
+    return list(found["parts"])
+
+
+def merged(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One of each name: the last one."""
+    return list({part["name"]: part for part in parts}.values())
+
+
+def write(folder: Path, parts: Sequence[dict[str, Any]]) -> list[Path]:
+    """gpu.json and gpu.md; each is replaced at once, so that a kill leaves the one before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {"schema": SCHEMA, "targets": [t.asdict() for t in targets(parts)], "parts": list(parts)}
+    texts = {
+        folder / "gpu.json": json.dumps(document, indent=1, ensure_ascii=False) + "\n",
+        folder / "gpu.md": as_markdown(parts),
+    }
+    for path, text in texts.items():
+        fresh = path.with_suffix(f"{path.suffix}.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.replace(path)
+    return list(texts)
+
+
+# ------------------------------------------------------------------------------------------------------------ targets
+
+
+def targets(parts: Sequence[Found]) -> list[Target]:
+    """The promises, on the planted batches of 16 × 400 and 64 × 2,048; a dry run reaches none."""
+    rows = [r for p in parts if p["status"] != "dry run" for r in p["rows"]]
+
+    def median(workload: str, name: str, how: str = REPLAY) -> float | None:
+        for r in rows:
+            if (r["workload"], r["name"], r["how"]) == (workload, name, how):
+                return r["median_ms"] if r["kind"] in ("ours", "competitor") else None
+        return None
+
+    def ratio(over: Iterable[float | None], under: float | None) -> float | None:
+        known = [x for x in over if x is not None]
+        return min(known) / under if known and under else None
+
+    short, large = "16x400, K = 20", "64x2048, K = 64"
+    out = [
+        Target("16 × 400 × 3,584, whole chain", 0.5, median(short, WHOLE), at_least=False, unit=" ms"),
+        Target("the same, eager with a layout", 1.5, median(short, WHOLE, EAGER), at_least=False, unit=" ms"),
+        Target("64 × 2,048 × 3,584, whole chain", 10.0, median(large, WHOLE), at_least=False, unit=" ms"),
+    ]
+    for workload in (short, large):
+        ours = median(workload, CLUSTERING)
+        where = f"clustering of {workload.partition(',')[0].replace('x', ' × ')} against"
+        loops = [median(workload, name, "wall") for name in (NUMPY, NUMPY_POOL)]
+        out += [
+            Target(f"{where} the NumPy/BLAS loop, all cores", 100.0, ratio(loops, ours)),
+            Target(f"{where} the torch loop on the GPU", 100.0, ratio([median(workload, LOOP, "wall")], ours)),
+            Target(f"{where} community_detection", 1.0, ratio([median(workload, COMMUNITIES, "wall")], ours)),
+        ]
+    swept = ratio([median(short, SWEEP)], median(short, CLUSTERING))
+    out.append(Target("sweep of 32 ε at 16 × 400 over one clustering", 4.0, swept, at_least=False))
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------------- Markdown
+
+_HEADER = ("workload", "what", "how", "ms", "IQR", "rounds", "bytes ms", "FLOP ms", "chain ms", "floor ms", "× floor",
+           "result")  # fmt: skip
+_MET = {None: "not measured", True: "yes", False: "NO"}
+
+
+def as_markdown(parts: Sequence[Found]) -> str:
+    lines = ["# GPU results", "", "Written by `bench/gpu.sh`; what each row means is in `bench/README.md`.", ""]
+    for text in dict.fromkeys(_about(p) for p in parts):
+        lines += [f"- {text}"]
+    if any(p["status"] == "dry run" for p in parts):
+        lines += ["", "**Dry run: no GPU took part, and no figure on this page is a measurement.**"]
+    lines += ["", "## Targets", "", *_markdown(("target", "wanted", "measured", "met"), _target_cells(parts)), ""]
+    for part in parts:
+        lines += _section(part)
+    return "\n".join(lines)
+
+
+def _about(part: Found) -> str:
+    m, g = part["machine"], part["gpu"]
+    device = "no GPU"
+    if g["capability"]:
+        device = (
+            f"{g['name']} (sm_{g['capability'].replace('.', '')}, {g['multiprocessors']} multiprocessors, L2 "
+            f"{g['l2_mib']:.0f} MiB, {g['memory_gib']} GiB, driver {g['driver']}, at most {g['clocks']})"
+        )
+    return (
+        f"**{device}**; host: {m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}; bipace_kernels "
+        f"{m['package']} (commit {m['commit']}, sources {g['sources']}), torch {m['torch']} (CUDA {g['cuda']}), Triton "
+        f"{g['triton']}, Python {m['python']}, NumPy {m['numpy']}; BLAS: {m['blas']}; {m['date'][:10]}"
+    )
+
+
+def _target_cells(parts: Sequence[Found]) -> Iterable[tuple[str, ...]]:
+    for t in targets(parts):
+        sign = "≥" if t.at_least else "≤"
+        yield t.name, f"{sign} {t.limit:g}{t.unit}", "" if t.value is None else f"{t.value:.3g}{t.unit}", _MET[t.met]
+
+
+def _section(part: Found) -> list[str]:
+    lines = [f"## {part['name']}", "", f"{part['status']}, {part['began']}, {part['seconds']:.0f} s", ""]
+    if part["ceilings"]:
+        x = part["ceilings"]
+        lines += [
+            f"Ceilings of this process: copy {x['copy_gb_s']:,.0f} GB/s (bytes read + written), bfloat16 product "
+            f"{x['gemm_tflop_s']:,.0f} TFLOP/s; a replayed graph that does nothing takes {x['empty_us']:.1f} µs.",
+            "",
+        ]
+    if part["chain"]:
+        steps = ", ".join(f"{s['ns']:.0f} ns at K = {s['k']:,} ({s['threads']} threads)" for s in part["chain"])
+        lines += [f"One dependent step of a scan (bench/chain.cu): {steps}.", ""]
+    if part["chain_note"]:
+        lines += [f"One dependent step of a scan (bench/chain.cu): not available: {part['chain_note']}", ""]
+    if part["rows"]:
+        lines += [*_markdown(_HEADER, (_cells(r) for r in part["rows"])), ""]
+    return [*lines, *part["lines"], *([""] if part["lines"] else [])]
+
+
+def _cells(row: Found) -> tuple[str, ...]:
+    remark = "; ".join(x for x in (row["agreement"], row["note"]) if x)
+    if row["median_ms"] is None:
+        return (row["workload"], row["name"], row["how"], row["kind"], *[""] * 7, remark)
+    floors = (row["floor_bytes_ms"], row["floor_flop_ms"], row["floor_chain_ms"], row["floor_ms"], row["over_floor"])
+    kind = "" if row["kind"] != "failed" else "FAILED: "
+    return (
+        row["workload"], row["name"], row["how"], kind + _short(row["median_ms"]), _short(row["iqr_ms"]),
+        str(row["rounds"]), *(_short(x) for x in floors), remark,
+    )  # fmt: skip

@@ -1,0 +1,161 @@
+"""One measured figure of a GPU run with its floor, and the parts of a run that hold them."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .gpu_measure import Clock, DryClock, GpuCeilings
+from .measure import Timing
+
+REPLAY, EAGER, WALL = "graph replay", "eager, wall", "wall"
+
+
+@dataclass(frozen=True)
+class Need:
+    """The least that a call must move and compute, and the chain of decisions that it cannot shorten."""
+
+    bytes: int = 0  # inputs read once, outputs written once
+    flop: int = 0
+    steps: int = 0  # decisions that depend on each other: the records of the longest group
+    clusters: int = 0  # that each of them chooses among: K of that group
+
+
+@dataclass
+class GpuRow:
+    """One implementation on one workload; the floor is the largest of its three parts."""
+
+    workload: str
+    name: str
+    kind: str  # "ours" | "competitor" | "not available" | "failed"
+    how: str
+    median_ms: float | None = None
+    iqr_ms: float | None = None
+    rounds: int = 0
+    bytes: int = 0
+    flop: int = 0
+    floor_bytes_ms: float | None = None
+    floor_flop_ms: float | None = None
+    floor_chain_ms: float | None = None
+    floor_ms: float | None = None
+    over_floor: float | None = None
+    agreement: str = ""
+    note: str = ""
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Part:
+    """What one process measured: its machine, its ceilings, its rows."""
+
+    name: str
+    machine: dict[str, Any]
+    gpu: dict[str, Any]
+    began: str
+    seconds: float = 0.0
+    status: str = "running"  # "done" | "failed" | "not available" | "dry run" | still "running" where it was killed
+    ceilings: dict[str, Any] | None = None
+    chain: list[dict[str, Any]] = field(default_factory=list)
+    chain_note: str = ""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)  # Markdown of parts that measure no time
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Bench:
+    """Measures rows one by one, keeps each as soon as it is there, and lets a failing row spoil nothing but itself."""
+
+    def __init__(
+        self,
+        part: Part,
+        clock: Clock | DryClock,
+        ceilings: GpuCeilings,
+        chain_ns: Mapping[int, float],
+        *,
+        seconds: float,
+        save: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.part, self.clock, self.ceilings, self.chain_ns = part, clock, ceilings, chain_ns
+        self.save, self.say = save, say
+        self._deadline = time.monotonic() + seconds
+        self.failures = 0
+
+    def row(
+        self,
+        workload: str,
+        name: str,
+        call: Callable[[], Any],
+        *,
+        kind: str = "ours",
+        how: str = REPLAY,
+        need: Need | None = None,
+        check: Callable[[Any], str] = lambda _: "",
+        rounds: int = 100,
+        seconds: float = 5.0,
+        warm_up: bool = True,
+        note: str = "",
+    ) -> GpuRow:
+        """Times one call; its result goes through `check`, whose words stand in the table."""
+        row = GpuRow(workload, name, kind, how, note=note)
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            row.kind, row.note = "not available", "the part's time was over"
+            return self._keep(row)
+        try:
+            timing, result = self._time(call, how, rounds=rounds, seconds=min(seconds, left), warm_up=warm_up)
+            self._fill(row, timing, need or Need())
+            row.agreement = check(result)
+            wrong = any(word in row.agreement for word in ("DIFFERENT", "beyond"))
+            self.failures += wrong and kind == "ours"
+        except ImportError as error:
+            row.kind, row.note = "not available", str(error)
+        except Exception as error:  # one figure less, told in the table; the rest of the run is worth having
+            self.failures += 1
+            row.kind, row.note = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+            self.say(traceback.format_exc())
+        return self._keep(row)
+
+    def absent(self, workload: str, name: str, why: str) -> None:
+        """A row for what was not measured, with the reason."""
+        self._keep(GpuRow(workload, name, "not available", "", note=why))
+
+    def median(self, workload: str, name: str) -> float | None:
+        """Milliseconds of a row that was measured before."""
+        for row in self.part.rows:
+            if (row["workload"], row["name"]) == (workload, name):
+                return None if row["median_ms"] is None else float(row["median_ms"])
+        return None
+
+    def _time(
+        self, call: Callable[[], Any], how: str, *, rounds: int, seconds: float, warm_up: bool
+    ) -> tuple[Timing, Any]:
+        if how == REPLAY:
+            return self.clock.replay(call, rounds=rounds, seconds=seconds)
+        return self.clock.wall(call, rounds=rounds, seconds=seconds, warm_up=warm_up)
+
+    def _fill(self, row: GpuRow, timing: Timing, need: Need) -> None:
+        row.median_ms, row.iqr_ms, row.rounds = timing.median, timing.iqr, len(timing.samples)
+        row.bytes, row.flop = need.bytes, need.flop
+        row.floor_bytes_ms = need.bytes / self.ceilings.copy_gb_s / 1e6 if need.bytes else None
+        row.floor_flop_ms = need.flop / self.ceilings.gemm_tflop_s / 1e9 if need.flop else None
+        if need.steps and need.clusters in self.chain_ns:
+            row.floor_chain_ms = need.steps * self.chain_ns[need.clusters] / 1e6
+        floors = [x for x in (row.floor_bytes_ms, row.floor_flop_ms, row.floor_chain_ms) if x is not None]
+        if floors:
+            row.floor_ms = max(floors)
+            row.over_floor = timing.median / row.floor_ms
+
+    def _keep(self, row: GpuRow) -> GpuRow:
+        self.part.rows.append(row.asdict())
+        took = f"{row.median_ms:.4g} ms" if row.median_ms is not None else row.kind
+        self.say(f"{row.workload}: {row.name} ({row.how}): {took} {row.agreement} {row.note}".rstrip())
+        self.save()
+        return row

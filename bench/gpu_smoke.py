@@ -1,0 +1,153 @@
+"""Each stage and preset once on a small ragged batch of the current GPU, against the CPU backend.
+
+It is what the sanitizer watches (`--small`), what the profiler counts (`--profile`: one whole chain at 16 × 400), and
+the first thing to run on a new machine. Under TRITON_INTERPRET=1 it runs on CPU tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import bipace_kernels as bk
+
+from . import workloads as w
+from .stages import number_agreement, partition_agreement
+
+GROUPS = ((1,), (3, 2), (7, 1, 12, 5), (30, 41))  # records of each trajectory, by prompt group
+STATES, DIM = 6, 72
+
+
+class Ragged:
+    """Groups of 1 to 71 records with planted states, in shuffled row order, on one device; the same on the host."""
+
+    def __init__(self, device: torch.device, *, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.device = device
+        rng = np.random.default_rng(3)
+        lengths = [n for group in GROUPS for n in group]
+        group = np.repeat(np.arange(len(GROUPS)), [sum(g) for g in GROUPS])
+        trajectory = np.repeat(np.arange(len(lengths)), lengths)
+        step = np.concatenate([np.arange(n) for n in lengths])
+        state = rng.integers(0, STATES, len(group))
+        shape = w.Shape("ragged", len(GROUPS), 1, len(group), DIM, STATES, "")
+        batch = w.Steps(shape, group, trajectory, step, rng.random(len(group), np.float32), step, state)
+        rows = _planted(batch, dtype)
+        shuffle = torch.from_numpy(rng.permutation(len(group)))
+        self.host: dict[str, Any] = {
+            "group": torch.from_numpy(group)[shuffle],
+            "trajectory": torch.from_numpy(trajectory)[shuffle],
+            "step": torch.from_numpy(step)[shuffle],
+            "rewards": torch.from_numpy(batch.rewards)[shuffle],
+            "fingerprint": rows[shuffle],
+            "observation": torch.from_numpy(state)[shuffle],
+            "action_key": torch.from_numpy(rng.integers(0, 3, len(group)))[shuffle],
+        }
+        self.there = {name: value.to(device) for name, value in self.host.items()}
+        self.texts = [f"state {s}, step {t}" * (1 + t % 3) for s, t in zip(state.tolist(), step.tolist(), strict=True)]
+
+    def advantages(self, config: bk.Config) -> str:
+        ours = bk.advantage(**self.there, config=config, backend="triton")
+        want = bk.advantage(**self.host, config=config, backend="cpu")
+        labels = partition_agreement(ours.cluster.cpu(), want.cluster)
+        return f"{labels}, {number_agreement(ours.advantage.cpu(), want.advantage)}"
+
+    def sweep(self) -> str:
+        epsilons = torch.tensor([0.0, 0.05, 0.10, 0.30], dtype=torch.float64)
+        ours = bk.cluster(self.there["fingerprint"], self.there["group"], epsilons, backend="triton")
+        want = bk.cluster(self.host["fingerprint"], self.host["group"], epsilons, backend="cpu")
+        told = {partition_agreement(a, b) for a, b in zip(ours.cpu(), want, strict=True)}
+        return ", ".join(sorted(told))
+
+    def keys(self) -> str:
+        try:
+            made = w.responses(40, 48)
+        except ImportError as error:
+            return f"left out: {error}"
+        table = bk.token_bytes(made.tokenizer)
+        told = []
+        for mode in ("action_tag", "first_n"):
+            more: dict[str, Any] = {"mode": mode, "token_bytes": table}
+            ours = bk.action_keys(made.ids.to(self.device), mask=made.mask.to(self.device), backend="triton", **more)
+            want = bk.action_keys(made.ids, mask=made.mask, backend="cpu", **more)
+            same = all(torch.equal(a.cpu(), b) for a, b in zip(ours, want, strict=True))
+            told.append(f"{mode}: {'same keys' if same else 'DIFFERENT'}")
+        return ", ".join(told)
+
+
+def _planted(batch: w.Steps, dtype: torch.dtype) -> torch.Tensor:
+    """[N, D] rows around one direction per state, cosines far from any threshold."""
+    generator = torch.Generator().manual_seed(4)
+    shared, own = torch.randn(1, DIM, generator=generator), torch.randn(STATES, DIM, generator=generator)
+    noise = torch.randn(len(batch.state), DIM, generator=generator)
+    rows = shared + 0.8 * own[torch.from_numpy(batch.state)] + 0.05 * noise
+    return rows.to(dtype)
+
+
+def run(device: torch.device, *, small: bool = False) -> tuple[list[str], bool]:
+    """One line per check, and whether all is well."""
+    x = Ragged(device)
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("Config.bipace()", lambda: x.advantages(bk.Config.bipace())),
+        ("Config.bipace(estimator='diff_peer')", lambda: x.advantages(bk.Config.bipace(estimator="diff_peer"))),
+        ("Config.bigpo(), ε = 0", lambda: x.advantages(bk.Config.bigpo(epsilon=0.0))),
+        ("Config.gigpo('mean_std_norm')", lambda: x.advantages(bk.Config.gigpo("mean_std_norm"))),
+        ("Config.hgpo()", lambda: x.advantages(bk.Config.hgpo())),
+        ("a sweep of ε", x.sweep),
+        ("action_keys", x.keys),
+    ]
+    if not small:
+        single = Ragged(device, dtype=torch.float32)
+        checks += [
+            ("Config.bipace(), float32 rows", lambda: single.advantages(bk.Config.bipace())),
+            ("Config.grpo()", lambda: x.advantages(bk.Config.grpo())),
+        ]
+    lines, fine = [], True
+    for name, check in checks:
+        try:
+            told = check()
+        except Exception as error:  # the other checks are worth having
+            told = f"FAILED: {type(error).__name__}: {error}"
+        fine &= not any(word in told for word in ("DIFFERENT", "FAILED", "beyond"))
+        lines.append(f"{name}: {told}")
+    return lines, fine
+
+
+def profile() -> None:
+    """One whole chain between the profiler's marks, after another that compiles and fills the allocator."""
+    from .gpu_cases import Batch
+
+    x = Batch(w.ON_GPU[0], torch.device("cuda"))
+    call = x.whole
+    try:
+        call()
+    except ImportError:  # no tokenizer to make responses with: the chain without the keys
+        call = x.advantage
+        call()
+    torch.cuda.synchronize()
+    profiler: Any = torch.cuda.profiler
+    profiler.start()
+    call()
+    torch.cuda.synchronize()
+    profiler.stop()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gpu_smoke", description=str(__doc__).splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="fewer calls: for the sanitizer")
+    parser.add_argument("--profile", action="store_true", help="one whole chain between the profiler's marks")
+    arguments = parser.parse_args(argv)
+    if arguments.profile:
+        profile()
+        return 0
+    lines, fine = run(torch.device("cuda" if torch.cuda.is_available() else "cpu"), small=arguments.small)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return int(not fine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

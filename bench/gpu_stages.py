@@ -1,0 +1,165 @@
+"""Each stage of the device backend alone, as the pipeline calls it, and what it needs at least."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import bipace_kernels as bk
+
+from . import workloads as w
+from .gpu_cases import Batch
+from .gpu_measure import all_cores
+from .gpu_rows import Need
+from .stages import canonical, number_agreement, partition_agreement
+
+Case = tuple[str, Callable[[], Any], Need, Callable[[Any], str]]
+
+
+def module(stem: str) -> Any:
+    """A stage's module in bipace_kernels.triton_kernels."""
+    return importlib.import_module(f"bipace_kernels.triton_kernels.{stem}")
+
+
+def clusters(x: Batch, fingerprint: torch.Tensor | None = None) -> torch.Tensor:
+    """Labels of all records: row checks, Gram matrix, decisions, numbering."""
+    lay = x.on_device
+    return module("clusters").cluster_cosine(
+        x.fingerprint if fingerprint is None else fingerprint, lay.order, lay.group_offsets, None, w.EPSILON,
+        n_groups=lay.n_groups, longest_group=lay.longest_group, taken=None,
+    )  # fmt: skip
+
+
+def sweep(x: Batch, epsilons: torch.Tensor) -> torch.Tensor:
+    """[E, M] labels under every threshold."""
+    lay = x.on_device
+    return module("clusters").cluster_sweep(
+        x.fingerprint, lay.order, lay.group_offsets, None, epsilons.tolist(), n_groups=lay.n_groups,
+        longest_group=lay.longest_group, taken=None,
+    )  # fmt: skip
+
+
+def check_sweep(x: Batch, found: torch.Tensor, epsilons: torch.Tensor) -> str:
+    """Each row of a sweep against the CPU backend; near a threshold the two may differ and both be right."""
+    half, same = x.on_cpu["half"], 0
+    for labels, epsilon in zip(found.cpu(), epsilons.tolist(), strict=True):
+        ours = bk.cluster(half, None, epsilon, layout=x.layout, backend="cpu", num_threads=all_cores())
+        same += np.array_equal(canonical(labels), canonical(ours))
+    return f"{same} of {len(epsilons)} partitions equal to the CPU's"
+
+
+def stages(x: Batch) -> list[Case]:
+    """One case per stage, on tensors that lie ready; the chain of `whole` in its order."""
+    lay, n = x.on_device, x.shape.records
+    trajectories = {"n_trajectories": lay.n_trajectories}
+    groups = {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
+    rewards = x.rewards.double()
+    returns = module("returns").discounted_returns(rewards, lay.step, lay.trajectory_offsets, w.GAMMA, **trajectories)
+    totals = module("returns").trajectory_returns(rewards, lay.step, lay.trajectory_offsets, **trajectories)
+    labels = clusters(x)
+
+    def discounted() -> torch.Tensor:
+        return module("returns").discounted_returns(rewards, lay.step, lay.trajectory_offsets, w.GAMMA, **trajectories)
+
+    def episode() -> torch.Tensor:
+        return module("episode").episode_advantage(
+            totals, lay.trajectory_offsets, lay.group_trajectories, n_groups=lay.n_groups, n_records=lay.n_records,
+            scope="trajectory", norm="std", lone="zero", delta=1e-6, spoilt=None,
+        )  # fmt: skip
+
+    def values() -> Any:
+        return module("values").step_advantage(
+            returns,
+            labels,
+            x.action_key,
+            lay.group_offsets,
+            estimator="q_style",
+            step_norm="none",
+            delta=1e-6,
+            **groups,
+        )
+
+    term, branch = values()
+    episodes = episode()
+
+    def combine() -> Any:
+        return module("combine").combine(
+            episodes, term, returns, labels, branch, lay.source, None, weight=1.0, total_is_step=False, n_rows=n
+        )
+
+    def rows() -> torch.Tensor:
+        return module("clusters").scan_rows(x.fingerprint, lay.order)
+
+    def nothing(_: Any) -> str:
+        return ""
+
+    size = x.fingerprint.numel() * x.fingerprint.element_size()
+    out: list[Case] = [
+        ("scan_rows: finite, not zero", rows, Need(bytes=size + n), nothing),
+        ("clusters: rows, Gram, decisions, numbers", lambda: clusters(x), x.cluster_need, x.check_labels),
+        ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), nothing),
+        ("episode", episode, Need(bytes=4 * n), nothing),
+        ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), nothing),
+        ("combine", combine, Need(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), nothing),
+    ]
+    try:
+        need = x.keys_need
+    except ImportError:
+        need = Need()  # the call says which package is missing
+    return [("action_keys: tags from token ids, hashed", x.keys, need, x.check_keys), *out]
+
+
+def presets(x: Batch) -> list[Case]:
+    """Whole calls without cosine clusters, equality of rows, and text features."""
+    n = x.shape.records
+    codes_on_host = torch.from_numpy(x.steps.group * x.shape.states + x.steps.state)
+    codes = codes_on_host.to(x.device)
+    texts = w.observations(x.steps)
+    small = Need(bytes=n * (8 + 4 + 4 * 4 + 8 + 1))
+    size = x.fingerprint.numel() * x.fingerprint.element_size()
+    bytes_of_texts = sum(len(t.encode()) for t in texts)
+
+    def preset(config: bk.Config) -> Callable[[], Any]:
+        return lambda: bk.advantage(
+            None, None, x.rewards, observation=codes, layout=x.layout, config=config, backend="triton"
+        )
+
+    def same_as_cpu(config: bk.Config) -> Callable[[Any], str]:
+        def check(found: Any) -> str:
+            ours = bk.advantage(
+                None, None, x.steps.rewards, observation=codes_on_host, layout=x.layout, config=config, backend="cpu"
+            )
+            return partition_agreement(found.cluster.cpu(), ours.cluster) + "; advantages: " + number_agreement(
+                found.advantage.cpu(), ours.advantage
+            )  # fmt: skip
+
+        return check
+
+    def equal_rows() -> torch.Tensor:
+        lay = x.on_device
+        return module("clusters").cluster_cosine(
+            x.fingerprint, lay.order, lay.group_offsets, None, 0.0, n_groups=lay.n_groups,
+            longest_group=lay.longest_group, taken=None,
+        )  # fmt: skip
+
+    offsets = np.concatenate([[0], np.cumsum([len(t.encode()) for t in texts])]).astype(np.int64)
+    data = torch.frombuffer(bytearray("".join(texts).encode()), dtype=torch.uint8).to(x.device)
+    at = torch.from_numpy(offsets).to(x.device)
+
+    def ngrams() -> torch.Tensor:
+        return module("ngrams").ngram_fingerprints(data, at, n=3, dim=4096)
+
+    def same_ngrams(found: torch.Tensor) -> str:
+        return "same bits as on the CPU" if torch.equal(found.cpu(), bk.ngram_fingerprint(texts)) else "DIFFERENT"
+
+    gigpo, hgpo = bk.Config.gigpo(), bk.Config.hgpo()
+    return [
+        ("Config.gigpo(), observations as codes", preset(gigpo), small, same_as_cpu(gigpo)),
+        ("Config.hgpo(), observations as codes", preset(hgpo), small, same_as_cpu(hgpo)),
+        ("clusters of equal rows, ε = 0", equal_rows, Need(bytes=size + 8 * n), lambda _: ""),
+        ("ngram_fingerprints, texts on the device", ngrams, Need(bytes=bytes_of_texts + 4 * 4096 * n), same_ngrams),
+    ]

@@ -1,0 +1,99 @@
+"""What a GPU would be asked to run: every launch of the public calls, compiled just as the launch itself would have it.
+
+A driver that stands in for an sm_90 takes the launches; nothing is computed. So a size, a stride or an option that the
+host code chooses at run time is compiled as it is chosen, and what `main_path()` says of a module can be compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+import bipace_kernels as bk  # noqa: E402
+from bipace_kernels import _triton_loader  # noqa: E402
+
+resources = importlib.import_module(
+    "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
+)
+
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled", allow_module_level=True)
+
+ARCH = 90
+
+
+class _Driver:
+    """As much of a driver as compiling for a launch asks for."""
+
+    def get_current_device(self):
+        return "stand-in"  # compiled kernels are kept per device: these must not be taken for a real one's
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", ARCH, 32)
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """(name, compiled kernel, options) of each launch from here on; CPU tensors pass for a GPU's."""
+    jit = importlib.import_module("triton.runtime.jit")
+    driver = importlib.import_module("triton.runtime.driver").driver
+    found, run = [], jit.JITFunction.run
+
+    def record(self, *args, grid, warmup, **kwargs):
+        found.append((self.__name__, run(self, *args, grid=grid, warmup=True, **kwargs), kwargs))
+        return found[-1][1]
+
+    monkeypatch.setattr(jit.JITFunction, "run", record)
+    monkeypatch.setattr(_triton_loader, "reason", lambda: "")
+    monkeypatch.setattr(_triton_loader, "interpreted", lambda: True)
+    monkeypatch.setattr(driver, "_active", _Driver())
+    return found
+
+
+def _batch(groups=2, rollouts=4, steps=100, dim=3584, dtype=torch.bfloat16):
+    """Ids of a batch, and tensors whose values nobody reads."""
+    n = groups * rollouts * steps
+    rows = torch.arange(n)
+    layout = bk.layout(rows // (rollouts * steps), rows // steps, rows % steps)
+    fingerprint = torch.empty(n, dim, dtype=dtype)
+    return SimpleNamespace(n=n, layout=layout, fingerprint=fingerprint, key=torch.zeros(n, dtype=torch.int64),
+                           rewards=torch.zeros(n), codes=torch.zeros(n, dtype=torch.int64))  # fmt: skip
+
+
+def _check(launched):
+    assert launched, "nothing was launched"
+    named = {(launch.name) for launch in resources.launches()}
+    for name, kernel, options in launched:
+        assert name in named, f"{name} is launched, but in no main_path()"
+        assert isinstance(options.get("enable_fp_fusion"), bool), name
+        sizes = resources.read(kernel.asm["cubin"])
+        assert (sizes["STACK"], sizes["LOCAL"]) == (0, 0), f"{name} spills: {sizes}"
+        assert kernel.metadata.shared <= resources.SHARED_LIMIT[ARCH], name
+
+
+def test_stages_without_fingerprints(launched):
+    """Called as the pipeline calls them; the stages need nothing of each other's values."""
+    x = _batch()
+    lay = x.layout.on(torch.device("cpu"))
+    kernels = importlib.import_module("bipace_kernels.triton_kernels")
+    trajectories = {"n_trajectories": lay.n_trajectories}
+    groups = {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
+    kernels.returns.discounted_returns(x.rewards.double(), lay.step, lay.trajectory_offsets, 0.95, **trajectories)
+    kernels.returns.trajectory_returns(x.rewards.double(), lay.step, lay.trajectory_offsets, **trajectories)
+    kernels.values.step_advantage(x.rewards, x.codes, x.key, lay.group_offsets, estimator="q_style", step_norm="none",
+                                  delta=1e-6, **groups)  # fmt: skip
+    kernels.observations.cluster_exact(x.codes, lay.group_offsets, taken=None, **groups)
+    assert len({name for name, *_ in launched}) >= 4
+    _check(launched)
