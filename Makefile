@@ -49,16 +49,18 @@ resources: $(VENV)/.tested
 	@mkdir -p out
 	$(PYTHON) -m bench resources --out out/resources > out/resources.log || { cat out/resources.log; exit 1; }
 
-# The oldest Triton that is supported, in a folder that goes before the newest one.
+# The oldest Triton that is supported, in a folder that goes before the newest one; with a NumPy of its day, for its
+# interpreter takes one-element arrays for numbers, which NumPy 2.4 refuses.
 OLDEST_TRITON = 3.6.0
 OLDEST = $(abspath $(VENV))/triton-$(OLDEST_TRITON)
 oldest-triton: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTHON) -c "import triton; assert triton.__version__ == '$(OLDEST_TRITON)', triton.__version__"
 	PYTHONPATH=$(OLDEST) $(PYTHON) -m pytest tests/test_triton_compile.py tests/test_triton_launch.py -n 2 -q
-	PYTHONPATH=$(OLDEST) TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q
+	PYTHONPATH=$(OLDEST) TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q \
+	  -W ignore::DeprecationWarning
 
 $(OLDEST)/.installed: $(VENV)/.tested
-	$(VENV)/bin/python -m pip install -q --no-deps --upgrade --target $(OLDEST) triton==$(OLDEST_TRITON)
+	$(VENV)/bin/python -m pip install -q --no-deps --upgrade --target $(OLDEST) triton==$(OLDEST_TRITON) "numpy<2.4"
 	@touch $@
 
 # Needs a GPU; `bench/gpu.sh --help` lists the parts.

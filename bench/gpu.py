@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import bipace_kernels as bk
 
 from . import chain, gpu_checks, gpu_report, gpu_stages
+from . import competitors as c
 from . import workloads as w
 from .gpu_cases import SWEEP, Batch
 from .gpu_measure import Clock, DryClock, all_cores, gpu
@@ -157,13 +159,13 @@ def _batch(bench: Bench, shape: w.Shape, dry: bool, *, compared: bool) -> None:
     x = _make(shape, dry)
     at = _title(shape)
     bench.row(at, CLUSTERING, lambda: gpu_stages.clusters(x), need=x.cluster_need, check=x.check_labels)
-    bench.row(at, "BiPACE with keys at hand", x.advantage, need=x.advantage_need, check=x.check_result)
+    bench.row(at, "BiPACE with keys at hand", x.advantage, need=x.advantage_need, check=x.check_advantage)
     try:
         need = x.whole_need
     except ImportError as error:
         bench.absent(at, WHOLE, f"the responses need tokenizers and transformers: {error}")
     else:
-        bench.row(at, WHOLE, x.whole, need=need, check=x.check_result)
+        bench.row(at, WHOLE, x.whole, need=need, check=x.check_whole)
         bench.row(at, WHOLE, x.whole, how=EAGER, need=need, rounds=30, note="layout made before")
         made = x.whole_with_layout_made
         bench.row(at, f"{WHOLE}, and the layout", made, how=EAGER, need=need, rounds=10, note="ids on the host")
@@ -179,13 +181,18 @@ def _others(bench: Bench, x: Batch, at: str) -> None:
     quick = x.shape.records <= 10_000
     rounds = 5 if quick else 2
     cores = f"{all_cores()} cores"
-    sides: list[tuple[str, Callable[[], object], str]] = [
+    sides: list[tuple[str, Callable[[], Any], str]] = [
         (f"{OURS}, CPU, clustering", x.cpu_cluster, cores),
         (NUMPY, x.numpy_loop, cores),
         (NUMPY_POOL, x.numpy_pool, f"{cores}; as many groups at a time as there are threads"),
         (LOOP, x.torch_loop, ""),
         (COMMUNITIES, x.communities, "another algorithm: largest neighbourhoods first, no centroids"),
     ]
+    try:
+        c.community_detection()  # importing it takes seconds that are not its own
+    except ImportError as error:
+        bench.absent(at, COMMUNITIES, str(error))
+        sides.pop()
     ours, whole = bench.median(at, CLUSTERING), bench.median(at, WHOLE)
     for name, call, note in sides:
         row = bench.row(at, name, call, kind="competitor", how=WALL, need=x.cluster_need, check=x.check_labels,

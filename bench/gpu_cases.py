@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +20,8 @@ from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
 SWEEP = torch.linspace(0.02, 0.40, 32, dtype=torch.float64)  # on the host: thresholds, not data
+
+responses = lru_cache(maxsize=1)(w.responses)  # seconds for a large batch, and the same for every K
 
 
 class Batch:
@@ -44,7 +46,7 @@ class Batch:
     @cached_property
     def responses(self) -> w.Responses:
         """ImportError where tokenizers or transformers are missing."""
-        return w.responses(self.shape.records, self.tokens)
+        return responses(self.shape.records, self.tokens)
 
     @cached_property
     def response_tensors(self) -> dict[str, Any]:
@@ -97,9 +99,10 @@ class Batch:
             self.on_cpu["half"], None, w.EPSILON, layout=self.layout, backend="cpu", num_threads=all_cores()
         )
 
-    def cpu_advantage(self) -> Any:
+    def cpu_advantage(self, keys: torch.Tensor | None = None) -> Any:
+        key = torch.from_numpy(self.steps.action_key) if keys is None else keys
         return bk.advantage(
-            None, None, self.steps.rewards, fingerprint=self.on_cpu["half"], action_key=self.steps.action_key,
+            None, None, self.steps.rewards, fingerprint=self.on_cpu["half"], action_key=key,
             layout=self.layout, config=self.config, backend="cpu", num_threads=all_cores(),
         )  # fmt: skip
 
@@ -129,21 +132,34 @@ class Batch:
             return f"{self.shape.states} clusters in each of {self.shape.groups} groups, as planted"
         return partition_agreement(found, self.planted)
 
-    def check_result(self, result: Any) -> str:
-        """Labels against the planted partition, advantages against the CPU backend with the same keys."""
-        labels = self.check_labels(result.cluster)
-        with_keys = bk.advantage(
-            None, None, self.steps.rewards, fingerprint=self.on_cpu["half"], action_key=result.records.action_key.cpu(),
-            layout=self.layout, config=self.config, backend="cpu", num_threads=all_cores(),
-        )  # fmt: skip
-        return f"{labels}; advantages: {number_agreement(result.advantage.cpu(), with_keys.advantage)}"
+    def check_advantage(self, result: Any) -> str:
+        """Labels against the planted partition, advantages against the CPU backend."""
+        return self._check_result(result, self.on_cpu_advantage)
+
+    def check_whole(self, result: Any) -> str:
+        """The same, with the keys of the responses."""
+        return self._check_result(result, self.on_cpu_whole)
+
+    def _check_result(self, result: Any, want: torch.Tensor) -> str:
+        numbers = number_agreement(result.advantage.cpu(), want)
+        return f"{self.check_labels(result.cluster)}; advantages: {numbers}"
+
+    @cached_property
+    def on_cpu_advantage(self) -> torch.Tensor:
+        return self.cpu_advantage().advantage
+
+    @cached_property
+    def on_cpu_whole(self) -> torch.Tensor:
+        return self.cpu_advantage(self.on_cpu_keys[0]).advantage
+
+    @cached_property
+    def on_cpu_keys(self) -> tuple[torch.Tensor, torch.Tensor]:
+        made, table = self.responses, self.response_tensors["table"]
+        return bk.action_keys(made.ids, mode="action_tag", mask=made.mask, token_bytes=table, backend="cpu")
 
     def check_keys(self, found: Any) -> str:
         """Keys and flags against the CPU backend."""
-        made = self.responses
-        keys, parsed = bk.action_keys(
-            made.ids, mode="action_tag", mask=made.mask, token_bytes=self.response_tensors["table"], backend="cpu"
-        )
+        keys, parsed = self.on_cpu_keys
         same = torch.equal(found[0].cpu(), keys) and torch.equal(found[1].cpu(), parsed)
         return f"{int(parsed.sum())} of {len(keys)} parsed, " + (
             "same keys as on the CPU" if same else "DIFFERENT keys"

@@ -57,13 +57,13 @@ def run_to_end(argv: Sequence[str], log: Path, *, seconds: float, env: Mapping[s
         out.write(f"\n$ {' '.join(argv)}\n".encode())
         out.flush()
         process = subprocess.Popen(
-            argv, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT, start_new_session=True,
+            argv, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT, preexec_fn=os.setpgrp,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
         )  # fmt: skip
         try:
             return process.wait(timeout=max(seconds, 1.0))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # the process group is this program's own
+            os.killpg(process.pid, signal.SIGKILL)  # its own group: its children end with it
             process.wait()
             return None
 

@@ -120,7 +120,7 @@ class Bench:
         except Exception as error:  # one figure less, told in the table; the rest of the run is worth having
             self.failures += 1
             row.kind, row.note = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-            self.say(traceback.format_exc())
+            self.say(traceback.format_exc(limit=-4))
         return self._keep(row)
 
     def absent(self, workload: str, name: str, why: str) -> None:
