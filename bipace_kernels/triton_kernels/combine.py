@@ -101,7 +101,7 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         _combine,
         {
             "episode": "*fp32", "step_term": "*fp32", "returns": "*fp32", "labels": "*i64", "branch": "*u8",
-            "source": "*i64", "taken": "*i1", "advantage_out": "*fp32", "step_out": "*fp32", "episode_out": "*fp32",
+            "source": "*i64", "taken": "*u1", "advantage_out": "*fp32", "step_out": "*fp32", "episode_out": "*fp32",
             "returns_out": "*fp32", "cluster_out": "*i64", "branch_out": "*u8", "weight": "fp64", "n_rows": "i32",
         },
         {"TOTAL_IS_STEP": False, "HAS_TAKEN": True, "LANES": LANES},

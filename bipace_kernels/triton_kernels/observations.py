@@ -193,7 +193,7 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
     for has_taken, signed in ((True, True), (False, False)):
         yield (
             _first,
-            {"codes": "*i64", "group_offsets": "*i64", "taken": "*i1", "first": "*i64", "blocks": "i32"},
+            {"codes": "*i64", "group_offsets": "*i64", "taken": "*u1", "first": "*i64", "blocks": "i32"},
             {"HAS_TAKEN": has_taken, "SIGNED": signed, "LANES": LANES, "TILE": TILE},
             _OPTIONS,
         )

@@ -202,20 +202,18 @@ def _moments(
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Size and mean of each lane's cluster, and its two-pass σ where DIVIDE: exactly 0 where all returns are equal."""
+    """Size and mean of each lane's cluster, and its two-pass σ where DIVIDE.
+
+    Where all returns are equal, R − mean is exactly 0, and no rounding of σ shows.
+    """
     n = tl.zeros((LANES,), tl.int32)
     total = tl.zeros((LANES,), tl.float64)
-    least = tl.full((LANES,), float("inf"), tl.float32)
-    most = tl.full((LANES,), float("-inf"), tl.float32)
     for start in range(low, high, UNROLL):
         theirs, their_return, _ = _load(returns, labels, labels, order, start, high, False, SORTED, UNROLL)
         for u in tl.static_range(UNROLL):
             same = theirs[u] == label
             n += same.to(tl.int32)
             total += tl.where(same, their_return[u].to(tl.float64), 0.0)
-            if DIVIDE:
-                least = tl.minimum(least, tl.where(same, their_return[u], float("inf")))
-                most = tl.maximum(most, tl.where(same, their_return[u], float("-inf")))
     mean = total / tl.maximum(n, 1).to(tl.float64)
     sigma = tl.zeros((LANES,), tl.float64)
     if DIVIDE:
@@ -226,7 +224,7 @@ def _moments(
                 difference = their_return[u].to(tl.float64) - mean
                 squares += tl.where(theirs[u] == label, difference * difference, 0.0)
         population = tl.maximum(n - 1, 1) if UNBIASED else tl.maximum(n, 1)
-        sigma = tl.where(least == most, 0.0, tl.sqrt(squares / population.to(tl.float64)))
+        sigma = tl.sqrt(squares / population.to(tl.float64))
     return n, mean, sigma
 
 

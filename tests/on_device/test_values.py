@@ -68,7 +68,7 @@ def test_equals_the_reference_in_every_bit(device, seed, estimator, norm):
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(("estimator", "norm"), ESTIMATORS)
 def test_groups_longer_than_a_program(device, estimator, norm):
-    lay = from_lengths([values.LANES * 2 + 5, 3, 1], [1, 1, 1])
+    lay = from_lengths([values.LANES + 5, values.LANES + 1, 3, 1], [1, 1, 1, 1])
     r, labels, keys = records(11, lay, states=3)
     arguments = {"estimator": estimator, "step_norm": norm, "delta": DELTA}
     got = step_advantage(device, lay, r, labels, keys, estimator, norm)
