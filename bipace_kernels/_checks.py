@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,22 @@ Tensor = torch.Tensor
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
 FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class LateCheck(NamedTuple):
+    """A question about values that was put to the device and not waited for."""
+
+    failed: Tensor  # [] bool
+    error: type[Exception]
+    text: str
+
+
+def unless(failed: Tensor, error: type[Exception], text: str, late: list[LateCheck] | None) -> None:
+    """Raises the error where a flag [] bool is set: now, or, with a list of late checks, when someone asks."""
+    if late is not None:
+        late.append(LateCheck(failed, error, text))
+    elif bool(failed):
+        raise error(text)
 
 
 def type_name(value: object) -> str:
@@ -46,7 +62,7 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
         value = torch.stack([check_dense(v, name).detach() for v in value])
     if isinstance(value, torch.Tensor):
         tensor: Tensor = check_dense(value, name).detach()
-        if tensor.dtype != torch.uint64:
+        if tensor.dtype != torch.uint64 or tensor.is_cuda:  # a look at the largest would wait for the device
             return tensor
         value = tensor.cpu().numpy()
     try:
@@ -109,17 +125,22 @@ def integer_vector(value: Any, name: str, n: int) -> Tensor:
     return tensor.to(torch.int64)
 
 
-def bool_vector(value: Any, name: str, n: int) -> Tensor:
-    """[N] bool; integers 0 and 1 are taken too, as masks often come so."""
+def bool_vector(value: Any, name: str, n: int, late: list[LateCheck] | None = None) -> Tensor:
+    """[N] bool; integers 0 and 1 are taken too, as masks often come so.
+
+    late   where given, other integers count as True for now, and the question is put there
+    """
     tensor = to_tensor(value, name, "booleans, one per row")
     if tensor.numel() == 0:
         tensor = tensor.to(torch.bool)
     check_vector(tensor, name, n)
     if tensor.dtype == torch.bool:
         return tensor
-    if tensor.dtype in _INTEGERS and bool(((tensor == 0) | (tensor == 1)).all()):
-        return tensor.to(torch.bool)
-    raise TypeError(f"{name} must be bool (or integers 0 and 1), got {tensor.dtype}; compare it, e.g. {name} > 0.")
+    text = f"{name} must be bool (or integers 0 and 1), got {tensor.dtype}; compare it, e.g. {name} > 0."
+    if tensor.dtype not in _INTEGERS:
+        raise TypeError(text)
+    unless(((tensor != 0) & (tensor != 1)).any(), TypeError, text, late)
+    return tensor.to(torch.bool)
 
 
 def fingerprint_matrix(value: Any, n: int) -> Tensor:

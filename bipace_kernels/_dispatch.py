@@ -98,6 +98,11 @@ def choose(backend: str, device: torch.device | None = None) -> Any:
     return importlib.import_module(f"bipace_kernels.{_PACKAGES[backend]}")
 
 
+def defers_checks(kernels: Any) -> bool:
+    """Whether a backend's package runs on a device that nobody should wait for."""
+    return str(kernels.__name__).rpartition(".")[2] in ("triton_kernels", "cuda")
+
+
 def _from_env() -> str:
     wanted = _env.backend()
     if wanted not in NAMES or wanted == "auto":

@@ -32,7 +32,7 @@ def number_objects(values: Any, name: str = "observation") -> Tensor:
     """
     if isinstance(values, Tensor):
         _check_axis(values.ndim, name)
-        if values.ndim == 1 and _is_integer(values):
+        if values.ndim == 1 and is_integer(values):
             return values.detach().to(torch.int64)
         return _number_tensor_rows(values, name)
     array = _as_array(values)
@@ -200,7 +200,7 @@ def _elements(array: np.ndarray[Any, Any]) -> list[Any]:
     return [tuple(row.reshape(-1).tolist()) for row in array]
 
 
-def _is_integer(values: Tensor) -> bool:
+def is_integer(values: Tensor) -> bool:
     return not values.is_floating_point() and not values.is_complex()
 
 

@@ -88,7 +88,6 @@ def make_device_layout(lay: Layout, device: torch.device) -> DeviceLayout:
     if device.type == "cuda":
         stream = torch.cuda.current_stream(device)
         copied = (stream, stream.record_event())
-    lengths = lay.trajectory_offsets.diff()
     parts: dict[str, Any] = {**dict.fromkeys(tensors), **dict(zip(present, moved, strict=True))}
     return DeviceLayout(
         device=device,
@@ -97,7 +96,7 @@ def make_device_layout(lay: Layout, device: torch.device) -> DeviceLayout:
         n_groups=lay.n_groups,
         n_trajectories=lay.n_trajectories,
         longest_group=lay.longest_group,
-        longest_trajectory=int(lengths.max()) if lay.n_trajectories else 0,
+        longest_trajectory=lay.longest_trajectory,
         _copied=copied,
         **parts,
     )

@@ -64,11 +64,20 @@ class Layout:
 
     def group_of_record(self) -> Tensor:
         """[M] int64 number of each record's group."""
-        return torch.repeat_interleave(torch.arange(self.n_groups), self.group_offsets.diff())
+        return torch.repeat_interleave(
+            torch.arange(self.n_groups), self.group_offsets.diff(), output_size=self.n_records
+        )
 
     def trajectory_of_record(self) -> Tensor:
         """[M] int64 number of each record's trajectory."""
-        return torch.repeat_interleave(torch.arange(self.n_trajectories), self.trajectory_offsets.diff())
+        return torch.repeat_interleave(
+            torch.arange(self.n_trajectories), self.trajectory_offsets.diff(), output_size=self.n_records
+        )
+
+    @property
+    def longest_trajectory(self) -> int:
+        """Most records in one trajectory."""
+        return int(self.trajectory_offsets.diff().max()) if self.n_trajectories else 0
 
     def time(self) -> Tensor:
         """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
@@ -293,21 +302,3 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
     _, number = np.unique(pairs, axis=0, return_inverse=True)
     ids = torch.from_numpy(np.ascontiguousarray(number.reshape(-1), dtype=np.int64))
     return _transfer.to_device(ids, device, "group")
-
-
-def check_copies(lay: Layout, reward: Tensor) -> None:
-    """ValueError where rows of one step hold different finite rewards: which of them would count?
-
-    reward   [N] float64
-    """
-    if lay.first is None:
-        return
-    mine, first = reward[lay.order], reward[lay.order[lay.first]]
-    differ = (mine != first) & mine.isfinite() & first.isfinite()
-    if bool(differ.any()):
-        at = int(torch.nonzero(differ)[0])
-        row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
-        raise ValueError(
-            f"rewards of one step must agree, but rows {other} and {row} record the same step with "
-            f"{float(first[at]):g} and {float(mine[at]):g}; copies must be exact, or number the steps apart."
-        )

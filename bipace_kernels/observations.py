@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _checks
-from ._objects import as_sequence, number_objects
+from . import _checks, _dispatch, _native_loader
+from ._objects import as_sequence, is_integer, number_objects
+from ._transfer import to_device, to_host
+from .config import Config
 from .layout import Layout
 
 Tensor = torch.Tensor
@@ -18,8 +20,11 @@ def observation_codes(observation: Any, lay: Layout) -> Tensor:
     """[N] int64, equal where the observations are equal; padding may hold anything.
 
     Strings, bytes and any hashable objects by Python's own equality; arrays and images by dtype, shape and bytes;
-    integer arrays and tensors are codes already.
+    integer arrays and tensors are codes already, and stay on their device; other tensors are brought to the host.
     """
+    if isinstance(observation, Tensor) and observation.ndim == 1 and is_integer(observation):
+        return number_objects(observation)
+    (observation,) = to_host([observation])
     if lay.valid is None:
         return number_objects(observation)
     taken = torch.nonzero(lay.valid).flatten()
@@ -45,15 +50,35 @@ def observation_texts(observation: Any, lay: Layout) -> list[str]:
     return texts
 
 
-def history_labels(kernels: Any, depths: Tensor, lay: Layout, depth: Tensor) -> Tensor:
-    """[M] labels by the history of the given depth of each record; histories of different length are never equal.
+def history_codes(depths: Tensor, depth: Tensor) -> Tensor:
+    """[M] int64, equal where the histories of the given depth are equal; those of different length never are.
 
     depths   [H+1, M] from cluster_history()
     depth    [M] in 1 … H+1
     """
     m = depths.shape[1]
     if m == 0:
-        return torch.zeros(0, dtype=torch.int64)
-    own = depths.gather(0, (depth - 1).unsqueeze(0)).squeeze(0)
-    labels: Tensor = kernels.observations.cluster_exact(depth * m + own, lay.group_offsets)
-    return labels
+        return torch.zeros(0, dtype=torch.int64, device=depths.device)
+    return depth * m + depths.gather(0, (depth - 1).unsqueeze(0)).squeeze(0)
+
+
+def history_depth(config: Config, longest_trajectory: int) -> int:
+    """Observations in the longest history: no record has more behind it than its trajectory is long."""
+    return min(config.history_length + 1, max(longest_trajectory, 1))
+
+
+def similar_on_host(observation: Any, lay: Layout, config: Config, threads: int, taken: Tensor) -> Tensor:
+    """[M] int64 labels of partition "similar" on the device of `taken`; −1 for records that are not.
+
+    taken   [M] bool
+    difflib compares Python texts on the host, and records set aside must not found clusters there: this waits for the
+    device once, as no other partition does.
+    """
+    (keep,) = to_host([taken])
+    part = lay.restrict(keep)
+    kernels = _dispatch.choose("cpu" if not _native_loader.reason() else "reference")
+    labels = torch.full((lay.n_records,), -1, dtype=torch.int64)
+    labels[keep] = kernels.similar.cluster_similar(
+        observation_texts(observation, part), part.group_offsets, float(config.similarity), num_threads=threads
+    )
+    return to_device(labels, taken.device, "observation")

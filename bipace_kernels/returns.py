@@ -8,8 +8,9 @@ import torch
 
 from . import _checks, _dispatch
 from .config import Config
-from .layout import Layout, check_copies
+from .layout import Layout
 from .layout import layout as make_layout
+from .value_checks import check_copies
 
 Tensor = torch.Tensor
 

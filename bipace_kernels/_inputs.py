@@ -1,0 +1,156 @@
+"""What advantage() is given, checked for presence, lengths, shapes and dtypes: everything but values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _checks
+from ._checks import LateCheck
+from ._transfer import to_device
+from .config import Config
+from .layout import Layout
+from .layout import layout as make_layout
+from .observations import observation_codes
+
+Tensor = torch.Tensor
+
+
+@dataclass
+class Inputs:
+    """The arguments of advantage() that its configuration uses, as tensors on one device."""
+
+    config: Config
+    rewards: Tensor | None  # [N] float64
+    returns: Tensor | None  # [N] float64
+    episode_return: Tensor | None  # [N] float64
+    fingerprint: Tensor | None  # [N, D] float32 | bfloat16 | float16, any strides
+    codes: Tensor | None  # [N] int64, equal where the observations are equal
+    observation: Any  # as given: partition "similar" reads its texts on the host
+    action_key: Tensor | None  # [N] int64
+    action_parsed: Tensor | None  # [N] bool
+    late: list[LateCheck]  # questions about masks that would have waited for the device
+
+
+def check_inputs(
+    given: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, *, deferred: bool
+) -> tuple[Inputs, Layout]:
+    """Inputs of the arguments given, and the layout of all records; host data goes to the device that the tensors share.
+
+    deferred   values are not looked at: questions about them go into `late`
+    """
+    _check_present(given, config, layout)
+    n = _checks.length(given["group"], "group") if layout is None else layout.n_rows
+    for name, value in given.items():
+        if value is not None and name != "group":
+            _checks.check_length(value, name, n)
+    late: list[LateCheck] | None = [] if deferred else None
+
+    def real(name: str) -> Tensor | None:
+        value = given[name]
+        return None if value is None else to_device(_checks.real_vector(value, name, n), device, name)
+
+    unused = given["returns"] is not None and given["episode_return"] is not None
+    rewards = None if unused else real("rewards")
+    returns, episode_return = real("returns"), real("episode_return")
+    key = _keys(given["action_key"], config, n)
+    parsed = given["action_parsed"]
+    if parsed is not None:
+        parsed = to_device(_checks.bool_vector(parsed, "action_parsed", n, late), device, "action_parsed")
+    matrix = None
+    if config.partition == "cosine":
+        matrix = to_device(_checks.fingerprint_matrix(given["fingerprint"], n), device, "fingerprint")
+    lay = _layout(given, layout, late)
+    codes = None
+    if config.partition in ("exact", "history"):
+        codes = to_device(observation_codes(given["observation"], lay), device, "observation")
+    x = Inputs(
+        config=config,
+        rewards=rewards,
+        returns=returns,
+        episode_return=episode_return,
+        fingerprint=matrix,
+        codes=codes,
+        observation=given["observation"],
+        action_key=None if key is None else to_device(key, device, "action_key"),
+        action_parsed=parsed,
+        late=late or [],
+    )
+    return x, lay
+
+
+def check_config(config: Config | None) -> Config:
+    if config is None:
+        return _DEFAULT
+    if not isinstance(config, Config):
+        raise TypeError(
+            f"config must be a bipace_kernels.Config, got {_checks.type_name(config)}; e.g. Config.gigpo()."
+        )
+    return config
+
+
+_DEFAULT = Config.bipace()
+
+
+def check_check(check: object) -> None:
+    if check not in ("auto", "now"):
+        raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
+
+
+def _check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> None:
+    """Everything the configuration needs is there, and nothing stands against the layout."""
+    if layout is None:
+        for name in ("group", "trajectory"):
+            if given[name] is None:
+                raise ValueError(
+                    f"{name} is missing; pass one id per row, or a layout made by bipace_kernels.layout()."
+                )
+    else:
+        if not isinstance(layout, Layout):
+            raise TypeError(f"layout must come from bipace_kernels.layout(), got {_checks.type_name(layout)}.")
+        for name in ("group", "trajectory", "step"):
+            if given[name] is not None:
+                raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
+    if given["rewards"] is None and (given["returns"] is None or given["episode_return"] is None):
+        raise ValueError("rewards is missing; it may be None only where both returns and episode_return are given.")
+    needs = {"cosine": "fingerprint", "exact": "observation", "history": "observation", "similar": "observation"}
+    argument = needs.get(cfg.partition)
+    if argument is not None and given[argument] is None:
+        raise ValueError(
+            f"{argument} is missing; partition={cfg.partition!r} needs one per row, or choose another partition."
+        )
+    if cfg.needs_keys and given["action_key"] is None:
+        raise ValueError(
+            f"action_key is missing; estimator={cfg.estimator!r} compares actions. Make keys with "
+            "bipace_kernels.action_keys(responses), or use an estimator without keys such as Config.bigpo()."
+        )
+
+
+def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
+    """[N] int64 keys; where no estimator asks for them they serve the metrics alone, and anything else is ignored."""
+    if action_key is None:
+        return None
+    if cfg.needs_keys:
+        return _checks.integer_vector(action_key, "action_key", n)
+    try:
+        return _checks.integer_vector(action_key, "action_key", n)
+    except (TypeError, ValueError):
+        return None
+
+
+def _layout(given: dict[str, Any], layout: Layout | None, late: list[LateCheck] | None) -> Layout:
+    if layout is None:
+        return make_layout(given["group"], given["trajectory"], given["step"], given["valid"])
+    if given["valid"] is not None:
+        valid = _checks.bool_vector(given["valid"], "valid", layout.n_rows, late)
+        own = layout.on(valid.device).valid
+        differs = (~valid if own is None else valid != own).any()
+        _checks.unless(
+            differs,
+            ValueError,
+            "valid must be None or the mask that the layout was made with; make a new layout for this one.",
+            late,
+        )
+    return layout

@@ -1,0 +1,125 @@
+"""Checks of values: masks of what is wrong, on any device, and the errors that name it, on the host.
+
+On the CPU the host chain looks at each mask before it goes on.  On a GPU nobody looks, because that would wait for the
+device: the masks stay with the result, and `AdvantageResult.check()` and `metrics()` raise what the CPU had raised.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _checks
+from .layout import Layout
+from .schema import LIMIT
+
+Tensor = torch.Tensor
+
+SPOILT_CURE = "mend the rows, or set Config(on_invalid='singleton') to set their trajectories aside."
+
+
+def out_of_range(values: Tensor) -> Tensor:
+    """Where values are not finite, or beyond ±1e37."""
+    return ~(values.abs() <= LIMIT)
+
+
+def unlike_first(values: Tensor, first: Tensor) -> Tensor:
+    """[M] bool: finite values that differ from the finite value of the record they should equal.
+
+    values   [M]   of each record
+    first    [M]   of the record it is compared with
+    """
+    return (values != first) & values.isfinite() & first.isfinite()
+
+
+def raise_duplicates(lay: Layout) -> None:
+    """ValueError that names the first row which repeats a step."""
+    assert lay.first is not None
+    at = int(torch.nonzero(lay.first != torch.arange(lay.n_records))[0])
+    row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
+    raise ValueError(
+        f"step must be unique inside a trajectory, but rows {other} and {row} share group, trajectory and step "
+        f"({lay.n_duplicates} such rows); set Config(duplicates='once') to count copies once, or 'count' to count each."
+    )
+
+
+def check_copies(lay: Layout, reward: Tensor) -> None:
+    """ValueError where rows of one step hold different finite rewards: which of them would count?
+
+    reward   [N] float64
+    """
+    if lay.first is None:
+        return
+    ordered = reward[lay.order]
+    differ = unlike_first(ordered, ordered[lay.first])
+    if bool(differ.any()):
+        raise_copies(lay, reward, differ)
+
+
+def raise_copies(lay: Layout, reward: Tensor, differ: Tensor) -> None:
+    """ValueError for the first record of a mask [M] whose reward is not that of the step it copies."""
+    assert lay.first is not None
+    at = int(torch.nonzero(differ)[0])
+    row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
+    raise ValueError(
+        f"rewards of one step must agree, but rows {other} and {row} record the same step with "
+        f"{float(reward[other]):g} and {float(reward[row]):g}; copies must be exact, or number the steps apart."
+    )
+
+
+def raise_episode_return(lay: Layout, episode_return: Tensor, differ: Tensor) -> None:
+    """ValueError for the first record of a mask [M] whose episode return is not that of its trajectory's first."""
+    at = int(torch.nonzero(differ)[0])
+    trajectory = int(lay.trajectory_of_record()[at])
+    row, first = int(lay.order[at]), int(lay.order[lay.trajectory_offsets[trajectory]])
+    raise ValueError(
+        f"episode_return must be one value per trajectory, but rows {first} and {row} of one "
+        f"trajectory hold {float(episode_return[first]):g} and {float(episode_return[row]):g}; repeat R(τ) on each of "
+        "its rows."
+    )
+
+
+def raise_spoilt(
+    lay: Layout, spoilt: Tensor, rewards: Tensor | None, returns: Tensor | None, episode_return: Tensor | None
+) -> None:
+    """ValueError that names the argument and the rows at fault.
+
+    spoilt                             [T] bool
+    rewards, returns, episode_return   [N] float64, as given
+    """
+    inside = torch.zeros(lay.n_rows, dtype=torch.bool)
+    inside[lay.order] = True
+    used = {
+        "rewards": rewards if returns is None or episode_return is None else None,
+        "returns": returns,
+        "episode_return": episode_return,
+    }
+    for name, values in used.items():
+        if values is None:
+            continue
+        bad = inside & out_of_range(values)
+        if bool(bad.any()):
+            worst = float(values[int(torch.nonzero(bad)[0])])
+            raise ValueError(
+                f"{name} must be finite (and within ±1e37), got {worst:g} at row {_checks.indices_text(bad)}; "
+                f"{SPOILT_CURE}"
+            )
+    rows = torch.zeros(lay.n_rows, dtype=torch.bool)
+    rows[lay.order[spoilt[lay.trajectory_of_record()]]] = True
+    raise ValueError(
+        f"rewards must sum to finite returns within ±1e37, rows {_checks.indices_text(rows)} do not; {SPOILT_CURE}"
+    )
+
+
+def check_fingerprint(lay: Layout, state: Tensor) -> None:
+    """ValueError for fingerprint rows without a direction.
+
+    state   [M] uint8   0 fine, 1 holds a non-finite value, 2 is zero
+    """
+    for code, fact in ((1, "holds a non-finite value"), (2, "is zero, so it has no direction")):
+        rows = torch.zeros(lay.n_rows, dtype=torch.bool)
+        rows[lay.order[state == code]] = True
+        if bool(rows.any()):
+            raise ValueError(
+                f"fingerprint must have finite, non-zero rows, but row {_checks.indices_text(rows)} {fact}; mend it, mask "
+                "it by valid=False, or set Config(on_invalid='singleton') to give each such row a cluster of its own."
+            )
