@@ -62,7 +62,8 @@ def spoilt_trajectories(
 ) -> Tensor | None:
     """[T] bool: trajectories with a return that is not finite (or beyond ±1e37); None where there is none."""
     bad_step, spoilt = values.out_of_range(step_return), values.out_of_range(trajectory_return)
-    spoilt[lay.trajectory_of_record()[bad_step]] = True
+    if bool(bad_step.any()):
+        spoilt[lay.trajectory_of_record()[bad_step]] = True
     if everyone.first is not None and x.rewards is not None:
         # A bad reward in any copy of a step, also one that will not count.
         bad_copy = values.out_of_range(x.rewards[everyone.order])

@@ -64,15 +64,11 @@ class Layout:
 
     def group_of_record(self) -> Tensor:
         """[M] int64 number of each record's group."""
-        return torch.repeat_interleave(
-            torch.arange(self.n_groups), self.group_offsets.diff(), output_size=self.n_records
-        )
+        return _run_of_record(self.group_offsets)
 
     def trajectory_of_record(self) -> Tensor:
         """[M] int64 number of each record's trajectory."""
-        return torch.repeat_interleave(
-            torch.arange(self.n_trajectories), self.trajectory_offsets.diff(), output_size=self.n_records
-        )
+        return _run_of_record(self.trajectory_offsets)
 
     @property
     def longest_trajectory(self) -> int:
@@ -129,6 +125,12 @@ class Layout:
             step=None if self.step is None else self.step[kept],
             valid=self.valid,
         )
+
+
+def _run_of_record(offsets: Tensor) -> Tensor:
+    """[M] int64 number of the run that each record stands in.  By NumPy: torch's threads would hang in a forked child."""
+    lengths = np.diff(offsets.numpy())
+    return torch.from_numpy(np.repeat(np.arange(lengths.size), lengths))
 
 
 def _with_index(device: torch.device) -> torch.device:

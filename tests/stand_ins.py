@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bipace_kernels import _dispatch, cpu
 from bipace_kernels.schema import LIMIT
 
-_READING = (
-    "item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__", "__iter__",
-    "equal", "unique", "masked_select",
-)  # fmt: skip
+_AT = torch.ops.aten
+_READING = {
+    _AT._local_scalar_dense, _AT.nonzero, _AT.equal, _AT.is_nonzero, _AT.masked_select, _AT.unique_dim, _AT._unique2,
+    _AT.unique_consecutive,
+}  # fmt: skip
 
 
 def _kept(group_offsets, taken):
     """Positions taken, and offsets of what is left of the groups; groups that are left empty go."""
     kept = torch.nonzero(taken).flatten()
-    sizes = torch.tensor([int(taken[a:b].sum()) for a, b in zip(group_offsets[:-1], group_offsets[1:], strict=True)])
+    sizes = torch.tensor([int(taken[a:b].sum()) for a, b in pairwise(group_offsets.tolist())])
     sizes = sizes[sizes > 0] if sizes.numel() else sizes
     return kept, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.to(torch.int64).cumsum(0)])
 
@@ -178,12 +181,9 @@ class Watched:
     @contextlib.contextmanager
     def watch(self):
         """Every reading of a tensor on the host raises, outside a stage."""
-        with pytest.MonkeyPatch.context() as patch:
-            for name in _READING:
+        with pytest.MonkeyPatch.context() as patch, _Reading(self):
+            for name in ("tolist", "numpy", "cpu", "__array__"):  # no operator of torch is called for these on the CPU
                 patch.setattr(torch.Tensor, name, self._refusing(name, getattr(torch.Tensor, name)))
-            for name in ("equal", "nonzero", "unique", "masked_select", "repeat_interleave"):
-                patch.setattr(torch, name, self._refusing(name, getattr(torch, name)))
-            patch.setattr(torch.Tensor, "__getitem__", self._by_mask(torch.Tensor.__getitem__))
             yield
 
     def _refusing(self, name, function):
@@ -195,14 +195,24 @@ class Watched:
 
         return read
 
-    def _by_mask(self, function):
-        @functools.wraps(function)
-        def read(tensor, index):
-            if not self.inside and isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
-                raise AssertionError("a mask as index waits for the device")
-            return function(tensor, index)
 
-        return read
+class _Reading(TorchDispatchMode):
+    """Refuses the operators that would wait for a GPU: those that read values, or whose shape depends on them."""
+
+    def __init__(self, stages: Watched) -> None:
+        super().__init__()
+        self.stages = stages
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        op = func.overloadpacket
+        masked = op in (_AT.index, _AT.index_put, _AT.index_put_) and any(
+            i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+        )
+        repeated = op is _AT.repeat_interleave and kwargs.get("output_size") is None
+        if not self.stages.inside and (op in _READING or masked or repeated):
+            raise AssertionError(f"{func} reads a tensor and waits for the device")
+        return func(*args, **kwargs)
 
 
 @pytest.fixture

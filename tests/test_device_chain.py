@@ -164,7 +164,7 @@ def test_what_contradicts_itself_is_an_error_in_both_modes():
     for mode in ("raise", "singleton"):
         for row, given in ((3, doubled.arguments()), (2, BATCH.arguments(episode_return=episode))):
             config = replace(CONFIGS["gigpo"], duplicates="once", on_invalid=mode)
-            with pytest.raises(ValueError, match="must agree|one value per trajectory") as want:
+            with pytest.raises(ValueError, match=r"must agree|one value per trajectory") as want:
                 bk.advantage(config=config, backend="cpu", **given)
             result = bk.advantage(config=config, backend="triton", **given)
             assert torch.isfinite(result.advantage).all()
@@ -215,3 +215,25 @@ def test_results_pickle():
 
 def test_on_the_cpu_nothing_is_left_to_check():
     assert both(CONFIGS["bipace"])[0].check() is None
+
+
+READINGS = {
+    "item": lambda t: t[0].item(),
+    "bool": lambda t: bool(t[1] > 0),
+    "mask": lambda t: t[t > 2],
+    "assign by mask": lambda t: t.__setitem__(t > 2, 0),
+    "list": lambda t: t.tolist(),
+    "cpu": lambda t: t.cpu(),
+    "nonzero": lambda t: t.nonzero(),
+    "equal": lambda t: torch.equal(t, t),
+    "repeat": lambda t: torch.repeat_interleave(t, t),
+    "unique": lambda t: t.unique(),
+}
+
+
+@pytest.mark.parametrize("name", list(READINGS))
+def test_a_reading_would_be_seen(name, stand_ins):  # noqa: F811
+    tensor = torch.arange(5)
+    with stand_ins.watch(), pytest.raises(AssertionError, match="waits for the device"):
+        READINGS[name](tensor)
+    READINGS[name](tensor)
