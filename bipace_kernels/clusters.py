@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from . import _checks, _dispatch
+from . import _checks
+from ._fingerprints import raise_bad_rows, take_fingerprints
+from ._inputs import check_check
 from .config import Config
 from .layout import Layout
-from .layout import layout as make_layout
 
 Tensor = torch.Tensor
 
@@ -17,12 +19,13 @@ Tensor = torch.Tensor
 def cluster(
     fingerprint: Any,
     group: Any = None,
-    epsilon: float = 0.10,
+    epsilon: Any = 0.10,
     *,
     trajectory: Any = None,
     step: Any = None,
     layout: Layout | None = None,
     backend: str = "auto",
+    check: str = "auto",
     num_threads: int | None = None,
 ) -> Tensor:
     """Greedy online cosine clustering inside each prompt group (Algorithm 1 of the paper).
@@ -32,60 +35,51 @@ def cluster(
 
     fingerprint   [N, D] float32 | bfloat16 | float16, any length: normalised here
     group         [N] prompt-group id
-    epsilon       cosine distance, 0 or in [1e-4, 2]; 0 joins rows that are equal as given (−0.0 equals 0.0)
+    epsilon       cosine distance, 0 or in [1e-4, 2]; 0 joins rows that are equal as given (−0.0 equals 0.0).  Or a
+                  vector of E of them (tensor, array, list): all are clustered from one Gram matrix per group, which
+                  costs little more than one of them.  A vector on a GPU is read on the host once; a list is not.
     trajectory    [N] trajectory id or None (the records of a group in row order)
     step          [N] int or None, order inside the trajectory
-    layout        instead of group, trajectory and step
+    layout        instead of group, trajectory and step; with it nothing waits for a GPU
+    check         "auto" | "now": bad rows (zero, or not finite) raise on the CPU and, with "now", on a GPU, which waits
+                  for it; with "auto" each bad row of a GPU tensor becomes a cluster of its own
     Rows that repeat a (group, trajectory, step) count as records of their own.
     Returns [N] int64, dense over the batch, numbered by first appearance in processing order; −1 for padding rows of
-    the layout.  ValueError for non-finite or zero rows.  Same input, same bits, at any thread count.
+    the layout.  For a vector of E epsilons [E, N], each row numbered by itself.  ValueError for bad rows.
+    Same input, same bits, at any thread count; the labels of one ε do not depend on the others in its vector, but may
+    differ from a call with that ε alone where a decision is within 1e-5 of the rule.
     """
-    if fingerprint is None:
-        raise ValueError(
-            "fingerprint is missing; pass [N, D] features, e.g. hidden states or ngram_fingerprint(texts)."
-        )
-    Config.bigpo(epsilon)  # checks the range and names the field
-    _dispatch.check_name(backend)
-    device = _checks.one_device({"fingerprint": fingerprint, "group": group, "trajectory": trajectory, "step": step})
-    kernels = _dispatch.choose(backend, device)
-    threads = _dispatch.threads(num_threads)
-    lay = fingerprint_layout(group, trajectory, step, layout)
-    matrix = _checks.fingerprint_matrix(fingerprint, lay.n_rows)
-    check_rows(kernels, matrix, lay, threads)
-    labels = kernels.clusters.cluster_cosine(
-        matrix, lay.order, lay.group_offsets, None, float(epsilon), num_threads=threads
-    )
-    out = torch.full((lay.n_rows,), -1, dtype=torch.int64)
-    out[lay.order] = labels
-    return out
+    epsilons = _epsilons(epsilon)
+    check_check(check)
+    rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
+    state = rows.row_states()
+    usable = None
+    if rows.on_device and check == "auto":
+        usable = state == 0
+    else:
+        raise_bad_rows(rows.layout, state)
+    if isinstance(epsilons, float):
+        return rows.to_rows(rows.labels(epsilons, usable))
+    return rows.to_rows(rows.sweep(epsilons, usable))
 
 
-def fingerprint_layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> Layout:
-    """The layout of a call that may leave the trajectories out."""
-    if layout is not None:
-        if not isinstance(layout, Layout):
-            raise TypeError(f"layout must come from bipace_kernels.layout(), got {_checks.type_name(layout)}.")
-        for name, value in (("group", group), ("trajectory", trajectory), ("step", step)):
-            if value is not None:
-                raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
-        return layout
-    if group is None:
-        raise ValueError("group is missing; pass one id per row, or a layout made by bipace_kernels.layout().")
-    if trajectory is None:
-        if step is not None:
-            raise ValueError("trajectory is missing; step numbers need the trajectory that they count in.")
-        trajectory = group  # one trajectory per group: the records in row order
-    return make_layout(group, trajectory, step)
-
-
-def check_rows(kernels: Any, matrix: Tensor, lay: Layout, threads: int) -> None:
-    """ValueError for fingerprint rows without a direction."""
-    state = kernels.clusters.scan_rows(matrix, lay.order, num_threads=threads)
-    for code, fact in ((1, "holds a non-finite value"), (2, "is zero, so it has no direction")):
-        if bool((state == code).any()):
-            rows = torch.zeros(lay.n_rows, dtype=torch.bool)
-            rows[lay.order[state == code]] = True
-            raise ValueError(
-                f"fingerprint must have finite, non-zero rows, but row {_checks.indices_text(rows)} {fact}; mend it or mask "
-                "it by valid=False in the layout."
-            )
+def _epsilons(epsilon: Any) -> float | list[float]:
+    """One ε, or those of a vector, each checked for its range."""
+    vector = isinstance(epsilon, (list, tuple)) or (isinstance(epsilon, (Tensor, np.ndarray)) and epsilon.ndim > 0)
+    if not vector:
+        one = epsilon.item() if isinstance(epsilon, (Tensor, np.ndarray)) else epsilon
+        Config.bigpo(one)  # checks the range and names the field
+        return float(one)
+    wish = "one number, or a vector of them"
+    tensor = _checks.to_tensor(epsilon, "epsilon", wish)
+    if tensor.ndim != 1:
+        raise ValueError(f"epsilon must be {wish} of shape [E], got shape {list(tensor.shape)}; flatten it.")
+    if tensor.numel() and (tensor.dtype == torch.bool or tensor.dtype.is_complex):
+        raise TypeError(f"epsilon must be {wish}, got entries of {tensor.dtype}.")
+    values: list[float] = tensor.to(torch.float64).tolist()
+    for e, value in enumerate(values):
+        if 0.99999e-4 < value < 1e-4:  # float32's nearest to 1e-4 lies below it
+            values[e] = 1e-4
+        elif not (value == 0 or 1e-4 <= value <= 2):
+            raise ValueError(f"epsilon[{e}] must be 0 or in [1e-4, 2], got {value:g}.")
+    return values

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from . import _checks, _dispatch
-from .clusters import check_rows, fingerprint_layout
+from . import _checks
+from ._fingerprints import Fingerprints, raise_bad_rows, take_fingerprints
+from ._sizes import measure_sizes
 from .layout import Layout
+
+LEVELS = 6  # probes read off one sweep: 2⁶ − 1 = 63 nodes
+FEWEST_LEVELS = 3  # on the CPU the Gram matrices alone cost as much as two to five clusterings
 
 
 @dataclass(frozen=True)
@@ -44,37 +46,37 @@ def choose_epsilon(
     bounds    of ε, inside [1e-4, 2]; the paper's [0.02, 0.40]
     probes    at most this many clusterings, ≥ 1
     Where no probe lands inside the band, the one nearest to it is taken, the smaller ε on ties.
+    The walk is read off one sweep over all ε it could visit, 63 for six probes, and takes the steps that clustering
+    probe by probe takes.  One or two probes on the CPU, and groups too long for a sweep, do go probe by probe
+    (docs/epsilon.md).  Bad rows are a ValueError on every device, which a GPU is waited for.
     Source: the paper's adaptive ε heuristic; it suggests the first training step's batch.
     """
-    low_size, high_size = _pair(band, "band", 1.0, float("inf"))
-    low, high = _pair(bounds, "bounds", 1e-4, 2.0)
+    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 2.0)
     probes = _checks.integer_at_least(probes, "probes", 1)
-    _dispatch.check_name(backend)
-    device = _checks.one_device({"fingerprint": fingerprint, "group": group, "trajectory": trajectory, "step": step})
-    kernels = _dispatch.choose(backend, device)
-    threads = _dispatch.threads(num_threads)
-    lay = fingerprint_layout(group, trajectory, step, layout)
-    if lay.n_records == 0:
+    rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
+    if rows.layout.n_records == 0:
         raise ValueError("fingerprint must have at least one row to choose epsilon from, got none.")
-    matrix = _checks.fingerprint_matrix(fingerprint, lay.n_rows)
-    check_rows(kernels, matrix, lay, threads)
+    raise_bad_rows(rows.layout, rows.row_states())
 
+    (low_size, high_size), (low, high) = band, bounds
     tried: list[tuple[float, float]] = []
-    for _ in range(probes):
-        epsilon = (low + high) / 2
-        labels = kernels.clusters.cluster_cosine(
-            matrix, lay.order, lay.group_offsets, None, epsilon, num_threads=threads
-        )
-        size = float(np.median(np.bincount(labels.numpy())))
-        tried.append((epsilon, size))
-        if low_size <= size <= high_size:
-            return EpsilonChoice(
-                epsilon, tuple(tried), f"median cluster size {size:g} is inside the band [{low_size:g}, {high_size:g}]"
-            )
-        if size < low_size:
-            low = epsilon
-        else:
-            high = epsilon
+    while len(tried) < probes:
+        levels = min(LEVELS, probes - len(tried))
+        if not _sweeps(rows, levels):
+            levels = 1
+        nodes = _tree(low, high, levels)
+        medians = _medians(rows, nodes)
+        at = 0
+        for _ in range(levels):
+            epsilon, size = nodes[at], medians[at]
+            tried.append((epsilon, size))
+            if low_size <= size <= high_size:
+                reason = f"median cluster size {size:g} is inside the band [{low_size:g}, {high_size:g}]"
+                return EpsilonChoice(epsilon, tuple(tried), reason)
+            if size < low_size:
+                low, at = epsilon, 2 * at + 2
+            else:
+                high, at = epsilon, 2 * at + 1
     epsilon, size = min(tried, key=lambda probe: (max(low_size - probe[1], probe[1] - high_size), probe[0]))
     return EpsilonChoice(
         epsilon,
@@ -83,7 +85,32 @@ def choose_epsilon(
     )
 
 
-def _pair(value: Any, name: str, low: float, high: float) -> tuple[float, float]:
+def _sweeps(rows: Fingerprints, levels: int) -> bool:
+    """Whether the next levels come from one sweep; probe by probe a GPU would be waited for at each."""
+    if rows.layout.longest_group > rows.kernels.clusters.LONGEST_SWEEP:
+        return False  # without a Gram matrix each node is a clustering
+    return rows.on_device or levels >= FEWEST_LEVELS
+
+
+def _tree(low: float, high: float, levels: int) -> list[float]:
+    """The midpoints a binary search of so many levels could visit; below node i lies node 2i + 1, above it 2i + 2."""
+    intervals, nodes = [(low, high)], []
+    for low, high in intervals:
+        middle = (low + high) / 2
+        nodes.append(middle)
+        if len(intervals) < 2**levels - 1:
+            intervals += [(low, middle), (middle, high)]
+    return nodes
+
+
+def _medians(rows: Fingerprints, epsilons: list[float]) -> list[float]:
+    """Median cluster size under each ε."""
+    labels = rows.labels(epsilons[0], None)[None] if len(epsilons) == 1 else rows.sweep(epsilons, None)
+    return [sizes.median for sizes in measure_sizes(labels)]
+
+
+def pair(value: Any, name: str, low: float, high: float) -> tuple[float, float]:
+    """(first, second) in order, both in [low, high]."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ValueError(f"{name} must be a pair (low, high), got {value!r}.")
     first, second = (_checks.check_number_in(v, f"{name}[{i}]", low, high) for i, v in enumerate(value))

@@ -15,6 +15,9 @@ from .schema import LIMIT
 Tensor = torch.Tensor
 
 SPOILT_CURE = "mend the rows, or set Config(on_invalid='singleton') to set their trajectories aside."
+FINGERPRINT_CURE = (
+    "mend it, mask it by valid=False, or set Config(on_invalid='singleton') to give each such row a cluster of its own."
+)
 
 
 def out_of_range(values: Tensor) -> Tensor:
@@ -110,7 +113,7 @@ def raise_spoilt(
     )
 
 
-def check_fingerprint(lay: Layout, state: Tensor) -> None:
+def check_fingerprint(lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE) -> None:
     """ValueError for fingerprint rows without a direction.
 
     state   [M] uint8   0 fine, 1 holds a non-finite value, 2 is zero
@@ -120,6 +123,5 @@ def check_fingerprint(lay: Layout, state: Tensor) -> None:
         rows[lay.order[state == code]] = True
         if bool(rows.any()):
             raise ValueError(
-                f"fingerprint must have finite, non-zero rows, but row {_checks.indices_text(rows)} {fact}; mend it, mask "
-                "it by valid=False, or set Config(on_invalid='singleton') to give each such row a cluster of its own."
+                f"fingerprint must have finite, non-zero rows, but row {_checks.indices_text(rows)} {fact}; {cure}"
             )

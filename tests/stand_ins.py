@@ -79,10 +79,19 @@ def scan_rows(fingerprint, order):
 
 
 def cluster_cosine(fingerprint, order, group_offsets, usable, epsilon, *, n_groups, longest_group, taken):
-    assert longest_group == int(group_offsets.diff().max() if n_groups else 0)
-    kept, groups = _kept(group_offsets, taken)
+    return _clusters("cluster_cosine", fingerprint, order, group_offsets, usable, epsilon, longest_group, taken)
+
+
+def cluster_sweep(fingerprint, order, group_offsets, usable, epsilons, *, n_groups, longest_group, taken):
+    assert n_groups == group_offsets.numel() - 1
+    return _clusters("cluster_sweep", fingerprint, order, group_offsets, usable, epsilons, longest_group, taken)
+
+
+def _clusters(name, fingerprint, order, group_offsets, usable, epsilon, longest_group, taken):
+    assert longest_group == int(group_offsets.diff().max() if group_offsets.numel() > 1 else 0)
+    kept, groups = _kept(group_offsets, torch.ones_like(order, dtype=torch.bool) if taken is None else taken)
     usable = None if usable is None else usable[kept]
-    labels = cpu.clusters.cluster_cosine(fingerprint, order[kept], groups, usable, epsilon)
+    labels = getattr(cpu.clusters, name)(fingerprint, order[kept], groups, usable, epsilon)
     return _spread(labels, kept, order.numel(), -1)
 
 
@@ -154,12 +163,13 @@ class Watched:
         for stage, functions in {
             "returns": (discounted_returns, trajectory_returns, spoilt_trajectories),
             "episode": (episode_advantage,),
-            "clusters": (scan_rows, cluster_cosine),
+            "clusters": (scan_rows, cluster_cosine, cluster_sweep),
             "observations": (cluster_exact, cluster_history),
             "values": (step_advantage, hgpo_advantage),
             "combine": (combine,),
         }.items():
             setattr(self, stage, SimpleNamespace(**{f.__name__: self._watched(f) for f in functions}))
+        self.clusters.LONGEST_SWEEP = 1000
 
     def _watched(self, function):
         @functools.wraps(function)

@@ -73,6 +73,30 @@ def test_json_is_a_direct_computation(made: tuple[Path, str], games: Path) -> No
             check(point, direct(games, bk.Config.bipace(point["epsilon"]), fingerprint=ngrams[name]))
 
 
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("rule", ["once", "count"])
+def test_the_curve_of_records_that_do_not_all_take_part(tmp_path: Path, rule: str) -> None:
+    """Copies of steps and rollouts set aside: one sweep gives what a clustering of the rest gives at each ε."""
+    rng = np.random.default_rng(0)
+    words = ["a long hall", "a long hall!", "a short hall", "a garden", "the garden"]
+    rows = [
+        record(r, s, words[rng.integers(5)], f"go {rng.integers(2)}", float("nan") if r == 2 and s else float(r % 2))
+        for r in range(6)
+        for s in (0, 1, 2, 3)
+    ]
+    rows += [dict(rows[i]) for i in (1, 6, 8, 20)]  # copies of a step, one of a rollout set aside
+    path = write(tmp_path / "a.jsonl", rows)
+    options = ["--epsilons", "0,0.1,0.3", "--duplicates", rule, "--on-invalid", "singleton", "--no-similar"]
+    assert run("report", path, "--out", tmp_path / "out", *options).exit_code == 0
+    (section,) = json.loads((tmp_path / "out" / "report.json").read_text())["sections"]
+    fields = {"duplicates": rule, "on_invalid": "singleton"}
+    records = rollouts.read([str(path)], duplicates=rule, allow_nonfinite=True)
+    for name, state in (("observation", states.State()), ("history", states.State(2))):
+        fingerprint = states.ngram_fingerprints(states.texts(records, state))
+        for point in section["epsilon_curve"][name]:
+            check(point, direct(path, bk.Config.bipace(point["epsilon"], **fields), fingerprint=fingerprint))
+
+
 def check(entry: dict[str, Any], result: Any) -> None:
     assert entry["metrics"] == {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
     r2 = result.value_r2()

@@ -6,7 +6,8 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,18 +174,24 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
     base = _base_config(options, actions=records.action is not None)
 
     def outcome(key: str, label: str, settings: dict[str, Any], **arguments: Any) -> Outcome:
-        try:
-            fields = {name: value for name, value in settings.items() if name != "state"}
-            config = replace(base, **fields)
-            result = bk.advantage(config=config, **shared, **arguments)
-        except (TypeError, ValueError, RuntimeError) as error:
-            message = in_the_users_words(records, str(error))
-            raise CliError(f"{section.name}, partition {label}: {message}") from None
+        fields = {name: value for name, value in settings.items() if name != "state"}
+        if "codes" in arguments:  # clusters found already: records of equal code share one
+            fields, arguments = {"partition": "exact"}, {"observation": arguments["codes"]}
+        with refused(label):
+            result = bk.advantage(config=replace(base, **fields), **shared, **arguments)
         with warnings.catch_warnings():  # ε runs to both ends on purpose; the table tells what a warning would
             warnings.simplefilter("ignore", RuntimeWarning)
             metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
         advance()
         return Outcome(key, label, settings, metrics, result.value_r2(), result)
+
+    @contextmanager
+    def refused(label: str) -> Iterator[None]:
+        try:
+            yield
+        except (TypeError, ValueError, RuntimeError) as error:
+            message = in_the_users_words(records, str(error))
+            raise CliError(f"{section.name}, partition {label}: {message}") from None
 
     depth = options.history_length
     seen = states.observations(records, states.State())
@@ -194,14 +201,18 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
     if _runs_similar(records, options):
         similar = {"partition": "similar", "similarity": options.similarity}
         section.table.append(outcome("similar", f"similar {options.similarity:g}", similar, observation=seen))
+    taking_part = section.table[0].result._records().layout  # without copies that do not count and rows set aside
     for name, state in (("observation", states.State()), ("history", states.State(depth))):
         fingerprint = states.ngram_fingerprints(states.texts(records, state))
+        of = "" if name == "observation" else f" of history {depth}"
+        with refused(f"cosine n-grams{of}"):
+            swept = bk.cluster(
+                fingerprint, epsilon=epsilons, layout=taking_part, backend=options.backend, num_threads=options.threads
+            )
         curve = []
-        for epsilon in epsilons:
-            of = "" if name == "observation" else f" of history {depth}"
+        for epsilon, codes in zip(epsilons, swept, strict=True):
             settings = {"partition": "cosine", "state": str(state), "epsilon": epsilon}
-            label = f"cosine n-grams{of}, ε {epsilon:g}"
-            curve.append(outcome(f"cosine_{name}", label, settings, fingerprint=fingerprint))
+            curve.append(outcome(f"cosine_{name}", f"cosine n-grams{of}, ε {epsilon:g}", settings, codes=codes))
         section.curves[name] = curve
         section.table.append(curve[list(epsilons).index(options.epsilon)])
 

@@ -20,6 +20,9 @@ def _rows(fingerprint: Tensor) -> tuple[int, int, int, int, int]:
     return fingerprint.data_ptr(), _DTYPES[fingerprint.dtype], row_stride, column_stride, fingerprint.shape[1]
 
 
+LONGEST_SWEEP = 4096  # records; longer groups go ε by ε (csrc/cpu/sweep.h)
+
+
 def scan_rows(
     fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
     order: Tensor,  # [M] int64 row of the record

@@ -1,0 +1,113 @@
+"""What cluster(), choose_epsilon() and EpsilonController share: fingerprints, who belongs together, and a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _checks, _dispatch
+from ._transfer import to_device
+from .layout import Layout
+from .layout import layout as make_layout
+from .value_checks import check_fingerprint
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """Rows to be clustered, with one backend's stages for them.
+
+    kernels     bipace_kernels.reference, .cpu or .triton_kernels
+    layout      who belongs together; its own tensors are on the CPU
+    matrix      [N, D] float32 | bfloat16 | float16, where the stages run
+    threads     of the cpu backend
+    on_device   the stages are those of a device, which nothing here waits for
+    """
+
+    kernels: Any
+    layout: Layout
+    matrix: Tensor
+    threads: int
+    on_device: bool
+
+    def row_states(self) -> Tensor:
+        """[M] uint8: 0 fine, 1 holds a non-finite value, 2 is zero."""
+        if self.on_device:
+            state: Tensor = self.kernels.clusters.scan_rows(self.matrix, self._placed.order)
+        else:
+            state = self.kernels.clusters.scan_rows(self.matrix, self.layout.order, num_threads=self.threads)
+        return state
+
+    def labels(self, epsilon: float, usable: Tensor | None) -> Tensor:
+        """[M] int64 clusters under one ε; usable [M] bool: the others are alone and touch nobody."""
+        found: Tensor = self._stage("cluster_cosine", epsilon, usable)
+        return found
+
+    def sweep(self, epsilons: Sequence[float], usable: Tensor | None) -> Tensor:
+        """[E, M] int64 clusters under each ε."""
+        found: Tensor = self._stage("cluster_sweep", list(epsilons), usable)
+        return found
+
+    def to_rows(self, labels: Tensor) -> Tensor:
+        """[..., M] of records -> [..., N] of the caller's rows, −1 for padding."""
+        source = self._placed.source
+        if not labels.shape[-1]:
+            return torch.full((*labels.shape[:-1], self.layout.n_rows), -1, dtype=labels.dtype, device=labels.device)
+        return labels[..., source.clamp(min=0)].masked_fill_(source < 0, -1)
+
+    @property
+    def _placed(self) -> Any:
+        return self.layout.on(self.matrix.device)
+
+    def _stage(self, name: str, epsilon: Any, usable: Tensor | None) -> Any:
+        stage, lay = getattr(self.kernels.clusters, name), self._placed
+        if not self.on_device:
+            return stage(self.matrix, lay.order, lay.group_offsets, usable, epsilon, num_threads=self.threads)
+        return stage(
+            self.matrix, lay.order, lay.group_offsets, usable, epsilon, n_groups=lay.n_groups,
+            longest_group=lay.longest_group, taken=None,
+        )  # fmt: skip
+
+
+def take_fingerprints(
+    fingerprint: Any, group: Any, trajectory: Any, step: Any, layout: Layout | None, backend: str, num_threads: Any
+) -> Fingerprints:
+    """Fingerprints of a call's arguments, checked for everything but values."""
+    if fingerprint is None:
+        raise ValueError(
+            "fingerprint is missing; pass [N, D] features, e.g. hidden states or ngram_fingerprint(texts)."
+        )
+    _dispatch.check_name(backend)
+    device = _checks.one_device({"fingerprint": fingerprint, "group": group, "trajectory": trajectory, "step": step})
+    kernels = _dispatch.choose(backend, device)
+    threads = _dispatch.threads(num_threads)
+    lay = _layout(group, trajectory, step, layout)
+    matrix = to_device(_checks.fingerprint_matrix(fingerprint, lay.n_rows), device, "fingerprint")
+    return Fingerprints(kernels, lay, matrix, threads, _dispatch.defers_checks(kernels))
+
+
+def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> Layout:
+    """The layout of a call that may leave the trajectories out."""
+    if layout is not None:
+        if not isinstance(layout, Layout):
+            raise TypeError(f"layout must come from bipace_kernels.layout(), got {_checks.type_name(layout)}.")
+        for name, value in (("group", group), ("trajectory", trajectory), ("step", step)):
+            if value is not None:
+                raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
+        return layout
+    if group is None:
+        raise ValueError("group is missing; pass one id per row, or a layout made by bipace_kernels.layout().")
+    if trajectory is None:
+        if step is not None:
+            raise ValueError("trajectory is missing; step numbers need the trajectory that they count in.")
+        trajectory = group  # one trajectory per group: the records in row order
+    return make_layout(group, trajectory, step)
+
+
+def raise_bad_rows(lay: Layout, state: Tensor) -> None:
+    """ValueError for fingerprint rows without a direction; waits for the device.  state: [M] uint8 of row_states()."""
+    check_fingerprint(lay, state.cpu(), "mend it or mask it by valid=False in the layout.")
