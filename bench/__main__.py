@@ -1,6 +1,6 @@
 """`python -m bench [STAGE ...] [--quick] [--threads N] [--out DIR]`, also `bipace bench`.
 
-Two programs of their own beside the stages: `python -m bench gpu` and `python -m bench resources`.
+Programs of their own beside the stages: `python -m bench gpu`, `python -m bench resources` and `python -m bench drift`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .stages import STAGES, Context, Results, targets
 PROGRAMS = {
     "gpu": "the Triton backend on this machine's GPU",
     "resources": "registers, spills and shared memory of the Triton kernels; needs no GPU",
+    "drift": "an ε that follows the policy against a fixed one; a simulation, nothing is timed",
 }
 
 

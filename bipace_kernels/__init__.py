@@ -9,6 +9,7 @@ from .action_keys import action_keys
 from .clusters import cluster
 from .config import Config
 from .epsilon import EpsilonChoice, choose_epsilon
+from .epsilon_controller import EpsilonController
 from .layout import Layout, layout, trajectory_ids
 from .ngrams import ngram_fingerprint
 from .pipeline import advantage
@@ -26,6 +27,7 @@ __all__ = [
     "Branch",
     "Config",
     "EpsilonChoice",
+    "EpsilonController",
     "Layout",
     "TokenBytes",
     "ValueR2",

@@ -40,6 +40,15 @@ def test_documented_signatures_equal_the_code(name):
     assert re.sub(r"\s+", " ", call[1]) == ", ".join(parts)
 
 
+def test_the_documented_controller_equals_the_code():
+    documented = re.search(r"`EpsilonController\((.*?)\)`:", API, re.DOTALL)[1]
+    parts = [f"{p.name}={p.default!r}" for p in inspect.signature(bk.EpsilonController).parameters.values()]
+    assert documented == ", ".join([parts[0], "*", *parts[1:]])
+    text = inspect.getdoc(bk.EpsilonController)
+    for part in parts:
+        assert re.search(rf"^{part.partition('=')[0]}\s{{2,}}", text, re.MULTILINE), part
+
+
 def test_arguments_of_advantage_are_all_explained():
     text = inspect.getdoc(bk.advantage)
     for name in inspect.signature(bk.advantage).parameters:
