@@ -1,9 +1,9 @@
 """What the Triton kernels need of a GPU, read off the compiled code; no GPU takes part (`python -m bench resources`).
 
 Every module of `bipace_kernels.triton_kernels` with kernels has `main_path()`: (kernel, signature, constexprs, options)
-of each configuration that a usual call launches. Each is compiled ahead to machine code; registers, stack and local
-memory come from `cuobjdump -res-usage` (the toolkit's or Triton's own), dynamic shared memory from Triton. A stack or
-local memory means that registers were spilled to device memory.
+of each configuration that a usual call launches, and the architectures where not all of them launch it. Each is compiled
+ahead to machine code; registers, stack and local memory come from `cuobjdump -res-usage` (the toolkit's or Triton's own),
+dynamic shared memory from Triton. A stack or local memory means that registers were spilled to device memory.
 """
 
 from __future__ import annotations
@@ -39,10 +39,15 @@ class Launch:
     signature: Mapping[str, str]
     constexprs: Mapping[str, Any]
     options: Mapping[str, Any]
+    archs: Sequence[int] = ARCHITECTURES  # where it is launched
 
     @property
     def name(self) -> str:
         return str(self.kernel.__name__)
+
+    def runs_on(self, arch: int) -> bool:
+        """Whether that architecture launches it; those that nobody compiles for in the tests may."""
+        return arch in self.archs or arch not in ARCHITECTURES
 
     @property
     def variant(self) -> str:
@@ -178,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="write resources.json and resources.md there")
     arguments = parser.parse_args(argv)
     version = str(importlib.import_module("triton").__version__)
-    rows = [compile_ahead(launch, arch) for launch in launches() for arch in arguments.arch]
+    rows = [compile_ahead(launch, arch) for launch in launches() for arch in arguments.arch if launch.runs_on(arch)]
     sys.stdout.write(as_markdown(rows, version=version))
     if arguments.out is not None:
         for path in write(arguments.out, rows, version=version):

@@ -1,34 +1,91 @@
 """The greedy decisions of Algorithm 1, with no D in their chain.
 
 A centroid is a positive combination of its members, so its similarity to any record follows from numbers at hand.  When
-x_i joins cluster k as its m-th member, with s = S[k, i] and the unit Gram matrix G,
+x_i joins cluster k as its m-th member, with s = S[k, i] and the Gram matrix G of the unit rows,
 
     a = 1 − 1/m,  b = 1/m,  q = 2ab(1 − s) + b²(1 − G[i,i]),  u = √(1 − q),  d = q/(u(1 + u)) − b/u,  w = b/u
     S[k, j] += d · S[k, j] + w · G[i, j]          for all records j still to come
 
 and a seed sets S[k, ·] = G[i, ·].  The plain form r(aS + bG) drifts linearly in float32 (1.5e-4 at 8,192 members); the
-increment form does not.  One record's decision needs the one before it, so the latency of this step is the floor of the
-whole clustering.  It is kept short by the panel: decisions of PANEL records touch only S[·, those records], a few
-kilobytes that stay in the L1 cache, laid out so that one record's similarities lie side by side; the columns beyond the
-panel follow afterwards, PANEL decisions at a time, with all threads and no wait between them.
+increment form does not.
 
-All reductions here are maxima and minima, so the number of threads changes no bit.
+A decision needs the one before it, so the latency of this step times the length of a group is the floor of the whole
+clustering.  The panel keeps it short: decisions among PANEL records touch S of those records alone, a few kilobytes
+that stay in the L1 cache, laid out so that one record's similarities lie side by side.  S of the records behind the
+panel follows afterwards, PANEL decisions at a time, where all loads are known ahead and nothing waits.  Short groups
+run in a single warp: its maxima take one instruction and no barrier between warps.
+
+All reductions here are maxima and minima, so the number of warps changes no bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+
+from .gram import UNIT
+from .opposite import length_of_mean, similar_to_mean
+
+Tensor = torch.Tensor
+
+PANEL = 32  # records of a panel: S of one cluster at all of them is one line of the cache
 
 BAND = tl.constexpr(1e-5)  # τ of the two decisions
 SMALLEST = tl.constexpr(1e-3)  # a centroid whose new vector is shorter stays
 NOWHERE = tl.constexpr(-1)  # in place of a cluster: the record touches nobody
 SEED = tl.constexpr(-1.0)  # d of a record that begins a cluster; no join has it, for a > 0
+# Two rows so far apart leave a mean of length u ≈ 1/4: S would lose its digits.  From m = 3 on, u ≥ 1/3 and w ≤ 1.
+OPPOSED = tl.constexpr(-0.87)
+CANCELLING = tl.constexpr(2.0)  # w of such a join; 1.96 where s = OPPOSED
+
+# Clusters, rows and columns taken at a time.  Up to 1,024 records one warp is quicker, for no maximum waits for another
+# warp; beyond, the records behind the panel need more loads under way than one warp has.
+SHORT: dict[str, Any] = {"CLUSTERS": 128, "ROWS": 32, "COLUMNS": 256, "num_warps": 1}
+MEDIUM: dict[str, Any] = {"CLUSTERS": 1024, "ROWS": 64, "COLUMNS": 1024, "num_warps": 8}
+SHORTEST_MEDIUM = 1_025
+# The only variant with sums that depend on the layout of threads: always this one, so that no bit depends on the batch.
+WIDE: dict[str, Any] = {"CLUSTERS": 512, "ROWS": 64, "COLUMNS": 128, "num_warps": 8}
+
+
+def decide_groups(
+    gram: Tensor,  # [groups, side, side] float32; overwritten where state is gram
+    reciprocal: Tensor,  # [groups, side] float32
+    state: Tensor,  # [E, groups, side, side] float32, scratch; gram itself for one ε
+    kind: Tensor,  # [M] uint8
+    group_offsets: Tensor,  # [G+1] int64
+    first: Tensor,  # [E, M] int64, written
+    lowest: Sequence[float],  # E: 1 − ε − τ
+    lowest_of: Tensor,  # [E] float32, the same; not read for one ε
+    fingerprint: Tensor,  # [N, D]
+    order: Tensor,  # [M] int64
+    scale: Tensor,  # [M] float32
+    *,
+    first_group: int,
+    long_group: int,
+) -> None:
+    """Decisions of some groups under some ε, the long groups left out."""
+    groups, side = reciprocal.shape
+    programs = (len(lowest), groups)
+    similar = torch.empty((*programs, PANEL, side), dtype=torch.float32, device=first.device)
+    clusters = torch.empty((*programs, 2, side), dtype=torch.int32, device=first.device)
+    decisions = torch.empty((*programs, 3, PANEL), dtype=torch.int32, device=first.device)
+    opposite = min(lowest) < OPPOSED.value
+    shape = WIDE if opposite else SHORT if side < SHORTEST_MEDIUM else MEDIUM
+    _scan_groups[(groups, len(lowest))](
+        gram, state, reciprocal, side // UNIT, kind, group_offsets, similar, clusters, decisions, first,
+        first.stride(0), lowest[0], lowest_of, fingerprint, order, scale, fingerprint.shape[1], *fingerprint.stride(),
+        first_group, long_group, SWEEP=state is not gram, OPPOSITE=opposite, PANEL=PANEL, UNIT=UNIT, **shape,
+        enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 @triton.jit
 def in_order(value):
-    """int32 that compares as the float32 does: maxima of integers take one instruction per warp."""
+    """int32 that compares as the float32 does: a maximum of integers takes one instruction per warp."""
     bits = value.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -41,7 +98,7 @@ def from_order(key):
 
 @triton.jit
 def decide(
-    similar,  # [count] float32: S[·, i] of the record
+    similar,  # [count] float32: S[·, i] of the record; room for a multiple of 16
     count,  # clusters so far
     lowest,  # 1 − ε − τ
     CLUSTERS: tl.constexpr,  # taken at a time
@@ -49,22 +106,28 @@ def decide(
     """(k, joins): the oldest cluster with s ≥ s* − τ, or, where s* < lowest, a new one (k = count)."""
     k = tl.arange(0, CLUSTERS)
     if count <= CLUSTERS:
-        s = tl.load(similar + k, mask=k < count, other=-float("inf"))
+        s = _similarities(similar, k, count)
         best = from_order(tl.max(in_order(s), axis=0))
         oldest = tl.min(tl.where(s >= best - BAND, k, count), axis=0)
     else:
-        key = in_order(tl.load(similar + k))
-        for start in range(CLUSTERS, count, CLUSTERS):
-            s = tl.load(similar + start + k, mask=start + k < count, other=-float("inf"))
-            key = tl.maximum(key, in_order(s))
+        key = tl.full((CLUSTERS,), -2147483648, tl.int32)
+        for start in range(0, count, CLUSTERS):
+            key = tl.maximum(key, in_order(_similarities(similar, start + k, count)))
         best = from_order(tl.max(key, axis=0))
         first = tl.full((CLUSTERS,), 2147483647, tl.int32)
         for start in range(0, count, CLUSTERS):
-            s = tl.load(similar + start + k, mask=start + k < count, other=-float("inf"))
-            first = tl.minimum(first, tl.where(s >= best - BAND, start + k, count))
+            near = _similarities(similar, start + k, count) >= best - BAND
+            first = tl.minimum(first, tl.where(near, start + k, count))
         oldest = tl.min(first, axis=0)
     joins = best >= lowest
     return tl.where(joins, oldest, count), joins
+
+
+@triton.jit
+def _similarities(similar, k, count):
+    """S[k, i], and −∞ beyond the last cluster; a bound that is a multiple of 16 lets four be read at once."""
+    s = tl.load(similar + k, mask=k < (count + 15) // 16 * 16, other=0.0)
+    return tl.where(k < count, s, -float("inf"))
 
 
 @triton.jit
@@ -75,7 +138,8 @@ def coefficients(
 ):
     """(d, w) of a join in float32; (0, 0) where the centroid stays.
 
-    Their relative error of 3e-7 moves a similarity by 3e-7 / m, and later members shrink what earlier ones left.
+    Their relative error of 3e-7 moves a similarity by 3e-7 / m, and later members shrink what earlier ones left, so
+    float64, three times as slow here, would gain nothing.
     """
     b = tl.div_rn(1.0, members.to(tl.float32))
     q = 2.0 * (1.0 - b) * b * (1.0 - s) + b * b * (1.0 - own)
@@ -106,12 +170,12 @@ def unit(product, reciprocal_i, reciprocal_j):
 @triton.jit
 def decide_panel(
     similar,  # [PANEL, room] float32: S[k, t] at t · room + k, for clusters before the panel; overwritten
-    room,  # ≥ clusters at the end of the panel
+    room,  # ≥ clusters at the end of the panel, a multiple of 16
     products,  # [n, n] float32: x_t · x_u for t ≤ u, rows row_stride apart
     row_stride,
     reciprocal,  # [n] float32: 1 / ‖x_t‖
     kind,  # [n] uint8: 0 usable, 1 alone, 2 not taken
-    first,  # [n] int64, written: the record that began the cluster
+    first,  # [n] int64, written: the record that began the cluster; −1 where not taken
     begin,  # number of the panel's first record in the batch
     n,  # records of the panel
     members,  # [room] int32
@@ -123,28 +187,49 @@ def decide_panel(
     lowest,  # 1 − ε − τ
     CLUSTERS: tl.constexpr,
     PANEL: tl.constexpr,
+    rows=None,  # as in opposite.py, for OPPOSITE
+    OPPOSITE: tl.constexpr = False,  # ε is so wide that opposite rows may join: 1 − ε − τ < OPPOSED
 ):
     """Decides the records of one panel in order; clusters at its end.  Barriers stand around every exchange."""
     u = tl.arange(0, PANEL)
     reciprocal_u = tl.load(reciprocal + u, mask=u < n, other=0.0)
+    kind_u = tl.load(kind + u, mask=u < n, other=2)
+    tl.store(first + u, tl.where(kind_u == 1, begin + u, -1).to(tl.int64), mask=u < n)
+    tl.store(joined + u, tl.full((PANEL,), NOWHERE, tl.int32))
+    tl.debug_barrier()
+    state = tl.load(kind)
     for t in range(0, n):
-        state = tl.load(kind + t)
-        if state == 0:
+        now = state
+        state = tl.load(kind + t + 1, mask=t + 1 < n, other=2)  # a step ahead: the chain need not wait for it
+        if now == 0:
             k, joins = decide(similar + t * room, count, lowest, CLUSTERS)
+            known = tl.where(joins, n, 0)
             later = (u > t) & (u < n)
             reciprocal_t = tl.load(reciprocal + t)
-            product = unit(tl.load(products + t * row_stride + u, mask=later, other=0.0), reciprocal_t, reciprocal_u)
+            product = tl.load(products + t * row_stride + u, mask=later, other=0.0)
+            product = unit(product, reciprocal_t, reciprocal_u)
             own = unit(tl.load(products + t * row_stride + t), reciprocal_t, reciprocal_t)
             s = tl.load(similar + t * room + k, mask=joins, other=0.0)
-            before = tl.load(similar + u * room + k, mask=(u > t) & (u < tl.where(joins, n, 0)), other=0.0)
+            before = tl.load(similar + u * room + k, mask=(u > t) & (u < known), other=0.0)
             m = tl.load(members + k, mask=joins, other=0) + 1
             beginner = tl.load(leader + k, mask=joins, other=0)
             d, w = coefficients(s, m, own)
             d = tl.where(joins, d, SEED)
             w = tl.where(joins, w, 1.0)
             beginner = tl.where(joins, beginner, begin + t)
+            after = moved(before, product, d, w)
+            if OPPOSITE:  # noqa: SIM102  (by itself: without it nothing of the rest is compiled)
+                if (m == 2) & (s < OPPOSED):
+                    length, share_i, share_j = length_of_mean(rows, beginner, begin + t)
+                    stay = length < SMALLEST
+                    w = tl.where(stay, 0.0, tl.div_rn(0.5, length))
+                    d = tl.where(stay, 0.0, w - 1.0)
+                    turned = similar_to_mean(
+                        rows, beginner, begin + t, share_i, share_j, begin + u, later, reciprocal_u
+                    )
+                    after = tl.where(u < tl.where(stay, n, 0), before, turned)
             tl.debug_barrier()  # the cluster's numbers are read by everybody before one thread writes them
-            tl.store(similar + u * room + k, moved(before, product, d, w), mask=later)
+            tl.store(similar + u * room + k, after, mask=later)
             tl.store(members + k, m)
             tl.store(leader + k, beginner)
             tl.store(first + t, beginner.to(tl.int64))
@@ -152,9 +237,6 @@ def decide_panel(
             tl.store(change + t, d)
             tl.store(weight + t, w)
             count = tl.maximum(count, k + 1)
-        else:
-            tl.store(first + t, tl.where(state == 1, begin + t, -1).to(tl.int64))
-            tl.store(joined + t, NOWHERE)
         tl.debug_barrier()
     return count
 
@@ -167,8 +249,8 @@ def gather_panel(
     room,
     n,  # records of the panel
     count,
-    PANEL: tl.constexpr,
     ROWS: tl.constexpr,  # clusters taken at a time
+    PANEL: tl.constexpr,
 ):
     """Brings S of the panel's records to where decide_panel works on it."""
     t = tl.arange(0, PANEL)
@@ -181,10 +263,10 @@ def gather_panel(
 
 @triton.jit
 def apply_panel(
-    products,  # [PANEL, .] float32: the panel's rows of the group's Gram matrix
-    state,  # [., .] float32: S of the group; may be the Gram matrix itself, see scan_groups
-    stride,  # of both
-    reciprocal,  # [n] float32 of the group
+    products,  # [PANEL, stride] float32: the panel's rows of the group's Gram matrix
+    state,  # [., stride] float32: S of the group; may be the Gram matrix itself, see _scan_groups
+    stride,
+    reciprocal,  # [stride] float32 of the group
     panel,  # first record of the panel in the group
     n,  # records of the group
     joined,  # [PANEL]
@@ -198,102 +280,182 @@ def apply_panel(
     Four at a time: their eight rows are asked for at once, and where one cluster comes twice the later decision takes
     the earlier one's result instead of what was read.
     """
+    end = (n + 31) // 32 * 32  # a multiple of 16, so that loads are wide; what lies beyond the group is read by nobody
     for start in range(panel + PANEL, n, COLUMNS):
         j = start + tl.arange(0, COLUMNS)
-        reciprocal_j = tl.load(reciprocal + j, mask=j < n, other=0.0)
+        reciprocal_j = tl.load(reciprocal + j, mask=j < end, other=0.0)
         for t in range(0, PANEL, 4):
-            k0, d0, w0, s0, g0 = _decision(
-                products, state, stride, reciprocal, panel, t + 0, n, joined, change, weight, j, reciprocal_j
-            )
-            k1, d1, w1, s1, g1 = _decision(
-                products, state, stride, reciprocal, panel, t + 1, n, joined, change, weight, j, reciprocal_j
-            )
-            k2, d2, w2, s2, g2 = _decision(
-                products, state, stride, reciprocal, panel, t + 2, n, joined, change, weight, j, reciprocal_j
-            )
-            k3, d3, w3, s3, g3 = _decision(
-                products, state, stride, reciprocal, panel, t + 3, n, joined, change, weight, j, reciprocal_j
-            )
+            k0, d0, w0, end0 = _decision(joined + t, change + t, weight + t, end)
+            k1, d1, w1, end1 = _decision(joined + t + 1, change + t + 1, weight + t + 1, end)
+            k2, d2, w2, end2 = _decision(joined + t + 2, change + t + 2, weight + t + 2, end)
+            k3, d3, w3, end3 = _decision(joined + t + 3, change + t + 3, weight + t + 3, end)
+            row = products + t * stride + j
+            share = reciprocal + panel + t
+            g0 = unit(tl.load(row, mask=j < end0, other=0.0), tl.load(share), reciprocal_j)
+            g1 = unit(tl.load(row + stride, mask=j < end1, other=0.0), tl.load(share + 1), reciprocal_j)
+            g2 = unit(tl.load(row + stride * 2, mask=j < end2, other=0.0), tl.load(share + 2), reciprocal_j)
+            g3 = unit(tl.load(row + stride * 3, mask=j < end3, other=0.0), tl.load(share + 3), reciprocal_j)
+            s0 = tl.load(state + k0 * stride + j, mask=j < tl.where(d0 == SEED, 0, end0), other=0.0)
+            s1 = tl.load(state + k1 * stride + j, mask=j < tl.where(d1 == SEED, 0, end1), other=0.0)
+            s2 = tl.load(state + k2 * stride + j, mask=j < tl.where(d2 == SEED, 0, end2), other=0.0)
+            s3 = tl.load(state + k3 * stride + j, mask=j < tl.where(d3 == SEED, 0, end3), other=0.0)
             s0 = moved(s0, g0, d0, w0)
             s1 = moved(tl.where(k1 == k0, s0, s1), g1, d1, w1)
             s2 = moved(tl.where(k2 == k1, s1, tl.where(k2 == k0, s0, s2)), g2, d2, w2)
             s3 = tl.where(k3 == k2, s2, tl.where(k3 == k1, s1, tl.where(k3 == k0, s0, s3)))
             s3 = moved(s3, g3, d3, w3)
-            tl.store(state + k0 * stride + j, s0, mask=j < tl.where(k0 >= 0, n, 0))
-            tl.store(state + k1 * stride + j, s1, mask=j < tl.where(k1 >= 0, n, 0))
-            tl.store(state + k2 * stride + j, s2, mask=j < tl.where(k2 >= 0, n, 0))
-            tl.store(state + k3 * stride + j, s3, mask=j < tl.where(k3 >= 0, n, 0))
+            tl.store(state + k0 * stride + j, s0, mask=j < end0)
+            tl.store(state + k1 * stride + j, s1, mask=j < end1)
+            tl.store(state + k2 * stride + j, s2, mask=j < end2)
+            tl.store(state + k3 * stride + j, s3, mask=j < end3)
 
 
 @triton.jit
-def _decision(products, state, stride, reciprocal, panel, t, n, joined, change, weight, j, reciprocal_j):
-    """Decision t of the panel, and at columns j the S of its cluster (0 for a seed) and the G of its record."""
-    k = tl.load(joined + t)
-    d = tl.load(change + t)
-    w = tl.load(weight + t)
-    used = tl.where(k >= 0, n, 0)
-    s = tl.load(state + k * stride + j, mask=j < tl.where(d != SEED, used, 0), other=0.0)
-    g = tl.load(products + t * stride + j, mask=j < used, other=0.0)
-    return k, d, w, s, unit(g, tl.load(reciprocal + panel + t), reciprocal_j)
+def _decision(joined, change, weight, end):
+    """k, d, w of one decision, and the end of the columns it bears on: 0 where it touches nobody."""
+    k = tl.load(joined)
+    return k, tl.load(change), tl.load(weight), tl.where(k >= 0, end, 0)
 
 
 @triton.jit
-def scan_groups(
+def apply_with_opposite(
+    products,  # all as in apply_panel
+    state,
+    stride,
+    reciprocal,
+    panel,
+    n,
+    joined,
+    change,
+    weight,
+    leader,  # [stride] int32: the record that began the cluster
+    begin,  # number of the group's first record in the batch
+    rows,  # as in opposite.py
+    COLUMNS: tl.constexpr,
+    PANEL: tl.constexpr,
+):
+    """apply_panel where two opposite rows may have joined: one decision at a time, and barriers around each, for here a
+    column may be read and written by different threads."""
+    for start in range(panel + PANEL, n, COLUMNS):
+        j = start + tl.arange(0, COLUMNS)
+        reciprocal_j = tl.load(reciprocal + j, mask=j < n, other=0.0)
+        for t in range(0, PANEL):
+            k, d, w, end = _decision(joined + t, change + t, weight + t, n)
+            g = tl.load(products + t * stride + j, mask=j < end, other=0.0)
+            g = unit(g, tl.load(reciprocal + panel + t), reciprocal_j)
+            s = tl.load(state + k * stride + j, mask=j < tl.where(d == SEED, 0, end), other=0.0)
+            s = moved(s, g, d, w)
+            if (w > CANCELLING) & (k >= 0):
+                beginner = tl.load(leader + k)
+                _, share_i, share_j = length_of_mean(rows, beginner, begin + panel + t)
+                s = similar_to_mean(rows, beginner, begin + panel + t, share_i, share_j, begin + j, j < n, reciprocal_j)
+            tl.debug_barrier()
+            tl.store(state + k * stride + j, s, mask=j < end)
+            tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["first_stride", "first_group", "long_group"])
+def _scan_groups(
     gram,  # [groups of the launch, stride, stride] float32: x_i · x_j for i ≤ j
     state,  # [E, groups of the launch, stride, stride] float32, scratch; one ε: gram itself
-    stride,
-    reciprocal,  # [M] float32: 1 / ‖x_i‖
-    kind,  # [M] uint8
+    reciprocal,  # [groups of the launch, stride] float32: 1 / ‖x_i‖
+    units,  # stride / UNIT
+    kind,  # [M] uint8: 0 usable, 1 alone, 2 not taken
     group_offsets,  # [G+1] int64
     similar,  # [E, groups of the launch, PANEL, stride] float32, scratch
     clusters,  # [E, groups of the launch, 2, stride] int32, scratch: members, leader
     decisions,  # [E, groups of the launch, 3, PANEL] 32-bit words, scratch: joined, change, weight
-    first,  # [E, M] int64, written
-    first_stride,
-    lowest,  # 1 − ε − τ of the only ε
-    lowest_of,  # [E] float32, where there are several
+    first,  # [E, M] int64, written: the record that began the record's cluster; −1 where not taken
+    first_stride,  # M
+    lowest,  # float32: 1 − ε − τ, where SWEEP is off
+    lowest_of,  # [E] float32, where it is on
+    x,  # [N, D], read under OPPOSITE alone, as all that follows
+    order,  # [M] int64
+    scale,  # [M] float32
+    dim,
+    row_stride,
+    column_stride,
     first_group,
     long_group,  # groups of this length or more are not for this kernel
     SWEEP: tl.constexpr,
+    OPPOSITE: tl.constexpr,
     CLUSTERS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PANEL: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """All decisions of one group under one ε, in processing order.
 
-    With one ε, S[k, ·] overwrites G[k, ·]: cluster k is seeded at a record i ≥ k, and the rows up to i are used up for
-    the columns behind the panel by then.
+    With one ε, S[k, ·] overwrites G[k, ·]: cluster k is seeded at a record i ≥ k, and the rows up to i have been used up
+    by then, for decisions are applied in order.
     """
     g = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + g
-    begin = tl.load(group_offsets + first_group + g)
-    n = tl.load(group_offsets + first_group + g + 1) - begin
+    offset = tl.load(group_offsets + first_group + g)
+    n = tl.load(group_offsets + first_group + g + 1) - offset
     if n >= long_group:
         return
     n = n.to(tl.int32)
+    begin = offset.to(tl.int32)
+    stride = units * UNIT
     if SWEEP:
         lowest = tl.load(lowest_of + tl.program_id(1))
     gram += g * stride * stride
+    reciprocal += g * stride
     state += slot * stride * stride
     similar += slot * stride * PANEL
     members = clusters + slot * stride * 2
+    leader = members + stride
     joined = decisions + slot * PANEL * 3
     change = (joined + PANEL).to(tl.pointer_type(tl.float32), bitcast=True)
     weight = (joined + PANEL * 2).to(tl.pointer_type(tl.float32), bitcast=True)
-    reciprocal += begin
-    kind += begin
-    first += tl.program_id(1).to(tl.int64) * first_stride + begin
+    kind += offset
+    first += tl.program_id(1).to(tl.int64) * first_stride + offset
+    rows = (x, order, scale, dim, row_stride, column_stride)
     count = 0
     for panel in range(0, n, PANEL):
         width = tl.minimum(n - panel, PANEL)
-        gather_panel(state + panel, stride, similar, stride, width, count, PANEL, ROWS)
+        products = gram + panel * stride
+        gather_panel(state + panel, stride, similar, stride, width, count, ROWS, PANEL)
         tl.debug_barrier()
-        rows = gram + panel * stride
         count = decide_panel(
-            similar, stride, rows + panel, stride, reciprocal + panel, kind + panel, first + panel,
-            begin.to(tl.int32) + panel, width, members, members + stride, joined, change, weight, count, lowest,
-            CLUSTERS, PANEL,
+            similar, stride, products + panel, stride, reciprocal + panel, kind + panel, first + panel, begin + panel,
+            width, members, leader, joined, change, weight, count, lowest, CLUSTERS, PANEL, rows, OPPOSITE,
         )  # fmt: skip
-        apply_panel(rows, state, stride, reciprocal, panel, n, joined, change, weight, COLUMNS, PANEL)
+        if OPPOSITE:
+            apply_with_opposite(
+                products,
+                state,
+                stride,
+                reciprocal,
+                panel,
+                n,
+                joined,
+                change,
+                weight,
+                leader,
+                begin,
+                rows,
+                COLUMNS,
+                PANEL,
+            )
+        else:
+            apply_panel(products, state, stride, reciprocal, panel, n, joined, change, weight, COLUMNS, PANEL)
         tl.debug_barrier()
+
+
+def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    signature = {
+        "gram": "*fp32", "state": "*fp32", "reciprocal": "*fp32", "units": "i32", "kind": "*u8",
+        "group_offsets": "*i64", "similar": "*fp32", "clusters": "*i32", "decisions": "*i32", "first": "*i64",
+        "first_stride": "i32", "lowest": "fp32", "lowest_of": "*fp32", "x": "*bf16", "order": "*i64",
+        "scale": "*fp32", "dim": "i32", "row_stride": "i32", "first_group": "i32", "long_group": "i32",
+    }  # fmt: skip
+    for shape, sweep, opposite in (
+        (SHORT, False, False), (SHORT, True, False), (MEDIUM, False, False), (MEDIUM, True, False), (WIDE, False, True),
+    ):  # fmt: skip
+        constants = {"column_stride": 1, "SWEEP": sweep, "OPPOSITE": opposite, "PANEL": PANEL, "UNIT": UNIT, **shape}
+        warps = constants.pop("num_warps")
+        yield _scan_groups, signature, constants, {"num_warps": warps, "enable_fp_fusion": False}

@@ -1,0 +1,186 @@
+"""Greedy cosine clusters where the hidden states are (labels of reference.clusters), without a wait for the device.
+
+    one look at the rows (rows.py) ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
+    groups too long for a Gram matrix: long_groups.py                         ε = 0: equal rows (equal.py)
+
+ε is only a threshold in the scan, so a sweep is the same launches with one more grid axis.  Which path a record takes
+depends on its own group's length, D and dtype alone, so a group has the same labels in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from . import equal, gram, long_groups, rows, scan
+from ._launch import device_guard
+from .numbering import dense_labels
+
+Tensor = torch.Tensor
+
+#: Float32 values of the Gram matrices, and of the scan's state under a sweep, that are made at a time: 1 GiB.
+ROOM = 1 << 28
+_WRITE = 8  # values that one launch of _write takes
+
+_WRITE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
+
+
+def scan_rows(
+    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
+    order: Tensor,  # [M] int64 row of the record
+) -> Tensor:  # [M] uint8
+    """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
+    state = torch.empty(order.shape[0], dtype=torch.uint8, device=order.device)
+    rows.look(fingerprint, order, state=state)
+    return state
+
+
+def cluster_cosine(
+    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
+    order: Tensor,  # [M] int64 row of the record, in processing order
+    group_offsets: Tensor,  # [G+1] int64
+    usable: Tensor | None,  # [M] bool
+    epsilon: float,  # 0: equal rows
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,  # [M] bool; False: the record takes part in nothing
+) -> Tensor:  # [M] int64
+    """Labels 0..C-1 over the batch by first appearance in processing order; −1 where not taken.
+
+    A record that is not usable, or whose row has no direction, is a cluster of its own and touches nobody.
+    """
+    return cluster_sweep(
+        fingerprint,
+        order,
+        group_offsets,
+        usable,
+        [epsilon],
+        n_groups=n_groups,
+        longest_group=longest_group,
+        taken=taken,
+    )[0]
+
+
+def cluster_sweep(
+    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
+    order: Tensor,  # [M] int64
+    group_offsets: Tensor,  # [G+1] int64
+    usable: Tensor | None,  # [M] bool
+    epsilons: Sequence[float],  # E values
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,  # [M] bool
+) -> Tensor:  # [E, M] int64
+    """cluster_cosine under each ε, with the same bits, from one Gram matrix per group."""
+    n, device = order.shape[0], order.device
+    first = torch.empty((len(epsilons), n), dtype=torch.int64, device=device)
+    if not first.numel():
+        return first
+    zero = [e for e, epsilon in enumerate(epsilons) if epsilon == 0]
+    wide = [e for e, epsilon in enumerate(epsilons) if epsilon != 0]
+    kind = torch.empty(n, dtype=torch.uint8, device=device)
+    scale = torch.empty(n, dtype=torch.float32, device=device)
+    row_hash = torch.empty(n, dtype=torch.int64, device=device) if zero else None
+    rows.look(fingerprint, order, kind=kind, scale=scale, row_hash=row_hash, usable=usable, taken=taken)
+    batch = _Batch(fingerprint, order, group_offsets, kind, scale, n_groups, longest_group)
+    if row_hash is not None:
+        equal.first_equal(
+            fingerprint, order, group_offsets, kind, row_hash, n_groups=n_groups, longest_group=longest_group,
+            first=first[zero[0]],
+        )  # fmt: skip
+        for e in zero[1:]:
+            first[e].copy_(first[zero[0]])
+    if wide:
+        found = torch.empty((len(wide), n), dtype=torch.int64, device=device) if zero else first
+        _cluster_wide(batch, [epsilons[e] for e in wide], found)
+        if zero:
+            for e, row in zip(wide, found, strict=True):
+                first[e].copy_(row)
+    return dense_labels(first)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What every launch below is told of the records."""
+
+    fingerprint: Tensor  # [N, D]
+    order: Tensor  # [M] int64
+    group_offsets: Tensor  # [G+1] int64
+    kind: Tensor  # [M] uint8
+    scale: Tensor  # [M] float32
+    n_groups: int
+    longest_group: int
+
+
+def _cluster_wide(
+    batch: _Batch,
+    epsilons: Sequence[float],  # E, none of them 0
+    first: Tensor,  # [E, M] int64, written
+) -> None:
+    """The record that began each record's cluster, for ε > 0: groups with a Gram matrix, then those without."""
+    long_group = long_groups.LONG_GROUP
+    side, chunk, sweep = _chunks(min(batch.longest_group, long_group - 1), batch.n_groups, len(epsilons))
+    lowest = [1.0 - epsilon - scan.BAND.value for epsilon in epsilons]
+    with device_guard(first):
+        lowest_of = batch.scale if len(lowest) == 1 else _on_device(lowest, first.device)
+        for group in range(0, batch.n_groups, chunk):
+            groups = min(chunk, batch.n_groups - group)
+            products = torch.empty((groups, side, side), dtype=torch.float32, device=first.device)
+            reciprocal = torch.empty((groups, side), dtype=torch.float32, device=first.device)
+            gram.multiply_groups(
+                batch.fingerprint, batch.order, batch.group_offsets, batch.scale, products, reciprocal,
+                first_group=group, long_group=long_group,
+            )  # fmt: skip
+            for e in range(0, len(lowest), sweep):
+                some = lowest[e : e + sweep]
+                state = products
+                if len(lowest) > 1:
+                    state = torch.empty((len(some), *products.shape), dtype=torch.float32, device=first.device)
+                scan.decide_groups(
+                    products, reciprocal, state, batch.kind, batch.group_offsets, first[e : e + sweep], some,
+                    lowest_of[e:], batch.fingerprint, batch.order, batch.scale, first_group=group,
+                    long_group=long_group,
+                )  # fmt: skip
+    for e, epsilon in enumerate(epsilons if batch.longest_group >= long_group else ()):
+        long_groups.cluster_long(
+            batch.fingerprint, batch.order, batch.group_offsets, batch.kind, batch.scale, epsilon,
+            n_groups=batch.n_groups, longest_group=batch.longest_group, first=first[e], shortest=long_group,
+        )  # fmt: skip
+
+
+def _chunks(longest: int, n_groups: int, n_epsilons: int) -> tuple[int, int, int]:
+    """Side of a Gram matrix, groups of a launch, ε of a launch; all fits into ROOM where one matrix does."""
+    side = max(triton.cdiv(longest, gram.UNIT), 1) * gram.UNIT
+    matrices = max(ROOM // side**2, 1)
+    sweep = min(n_epsilons, matrices)
+    return side, min(n_groups, max(matrices // sweep, 1)), sweep
+
+
+def _on_device(values: Sequence[float], device: torch.device) -> Tensor:
+    """[E] float32.  A copy from the host would wait, or would have to outlive a captured graph; arguments do neither."""
+    out = torch.empty(len(values), dtype=torch.float32, device=device)
+    for start in range(0, len(values), _WRITE):
+        some = [*values[start : start + _WRITE], *[0.0] * _WRITE][:_WRITE]
+        _write[(1,)](out[start:], *some, min(len(values) - start, _WRITE), WRITE=_WRITE, **_WRITE_OPTIONS)
+    return out
+
+
+@triton.jit(do_not_specialize=["n"])
+def _write(out, v0, v1, v2, v3, v4, v5, v6, v7, n, WRITE: tl.constexpr):
+    i = tl.arange(0, WRITE)
+    low = tl.where(i == 0, v0, tl.where(i == 1, v1, tl.where(i == 2, v2, v3)))
+    high = tl.where(i == 4, v4, tl.where(i == 5, v5, tl.where(i == 6, v6, v7)))
+    tl.store(out + i, tl.where(i < 4, low, high), mask=i < n)
+
+
+def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    values = {f"v{i}": "fp32" for i in range(_WRITE)}
+    yield _write, {"out": "*fp32", **values, "n": "i32"}, {"WRITE": _WRITE}, _WRITE_OPTIONS

@@ -1,0 +1,170 @@
+"""What one look at each fingerprint row tells: whether it has a direction, how to scale it, and its hash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ._launch import device_guard
+
+Tensor = torch.Tensor
+
+USABLE, ALONE, NOT_TAKEN = 0, 1, 2  # `kind` of a record
+INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # its bits
+MANTISSA = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10}  # bits of it
+HASH_BITS = 64  # fewer make rows collide, for tests
+_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
+_TILE = {"ROWS": 4, "COLUMNS": 1024}  # enough bytes under way per program for the memory's bandwidth
+
+# Rows whose largest magnitude lies in [2^LEAST, 2^MOST) are multiplied as they are: no square over- or underflows.
+LEAST = tl.constexpr(-40)
+MOST = tl.constexpr(40)
+
+
+def look(
+    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
+    order: Tensor,  # [M] int64
+    *,
+    state: Tensor | None = None,  # [M] uint8, written: 0 fine, 1 holds a non-finite value, 2 all zero
+    kind: Tensor | None = None,  # [M] uint8, written: USABLE, ALONE or NOT_TAKEN
+    scale: Tensor | None = None,  # [M] float32, written with kind: power of two that brings the row near 1
+    row_hash: Tensor | None = None,  # [M] int64, written: equal for rows that compare equal
+    usable: Tensor | None = None,  # [M] bool
+    taken: Tensor | None = None,  # [M] bool
+) -> None:
+    """Reads every row once and writes what was asked for."""
+    n = order.shape[0]
+    if n == 0:
+        return
+    with device_guard(order):
+        _look[(triton.cdiv(n, _TILE["ROWS"]),)](
+            fingerprint, order, _or(state, order), _or(kind, order), _or(scale, order), _or(row_hash, order),
+            _or(usable, order), _or(taken, order), n, fingerprint.shape[1], fingerprint.stride(0),
+            fingerprint.stride(1), INFINITY=INFINITY[fingerprint.dtype], MANTISSA=MANTISSA[fingerprint.dtype],
+            STATE=state is not None, KIND=kind is not None, HASH=0 if row_hash is None else HASH_BITS,
+            HAS_USABLE=usable is not None, HAS_TAKEN=taken is not None, **_TILE, **_OPTIONS,
+        )  # fmt: skip
+
+
+def _or(tensor: Tensor | None, instead: Tensor) -> Tensor:
+    """A pointer for an argument that the kernel does not touch; bool as bytes."""
+    if tensor is None:
+        return instead
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+@triton.jit(do_not_specialize=["n"])
+def _look(
+    x,  # [N, D]
+    order,  # [M] int64
+    state,  # [M] uint8, written
+    kind,  # [M] uint8, written
+    scale,  # [M] float32, written
+    row_hash,  # [M] int64, written
+    usable,  # [M] uint8
+    taken,  # [M] uint8
+    n,
+    dim,
+    row_stride,
+    column_stride,
+    INFINITY: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    STATE: tl.constexpr,
+    KIND: tl.constexpr,
+    HASH: tl.constexpr,  # bits of the hash; 0: none
+    HAS_USABLE: tl.constexpr,
+    HAS_TAKEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = i < n
+    row = x + (tl.load(order + i, mask=inside, other=0) * row_stride)[:, None]
+    most = tl.zeros((ROWS, COLUMNS), tl.int32)
+    mixed = tl.zeros((ROWS, COLUMNS), tl.int64)
+    for start in range(0, dim, COLUMNS):
+        e = start + tl.arange(0, COLUMNS)
+        mask = inside[:, None] & (e < dim)[None, :]
+        value = tl.load(row + (e.to(tl.int64) * column_stride)[None, :], mask=mask, other=0.0)
+        magnitude = _magnitude(value)
+        most = tl.maximum(most, magnitude)
+        if HASH > 0:
+            mixed += _mix(tl.where(magnitude == 0, 0, _bits(value)), e)
+    largest = tl.max(most, axis=1)
+    found = tl.where(largest >= INFINITY, 1, tl.where(largest == 0, 2, 0))
+    if STATE:
+        tl.store(state + i, found.to(tl.uint8), mask=inside)
+    if KIND:
+        what = (found != 0).to(tl.int32)
+        if HAS_USABLE:
+            what = tl.where(tl.load(usable + i, mask=inside, other=0) == 0, 1, what)
+        if HAS_TAKEN:
+            what = tl.where(tl.load(taken + i, mask=inside, other=0) == 0, 2, what)
+        tl.store(kind + i, what.to(tl.uint8), mask=inside)
+        tl.store(scale + i, tl.where(found == 0, _scale(largest, INFINITY, MANTISSA), 1.0), mask=inside)
+    if HASH > 0:
+        total = tl.sum(mixed, axis=1)  # whole numbers: no order of summation matters
+        total = total ^ (total >> 31)
+        if HASH < 64:
+            total = total & ((1 << HASH) - 1)
+        tl.store(row_hash + i, total, mask=inside)
+
+
+@triton.jit
+def _bits(x):
+    """The value's bits as int32; float32 of a 16-bit value would have done, and cost more."""
+    if x.dtype == tl.float32:
+        return x.to(tl.int32, bitcast=True)
+    else:
+        return x.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+
+
+@triton.jit
+def _magnitude(x):
+    """Bits of |x|: they order like |x|, and infinity and NaN come last."""
+    if x.dtype == tl.float32:
+        return _bits(x) & 0x7FFFFFFF
+    else:
+        return _bits(x) & 0x7FFF
+
+
+@triton.jit
+def _scale(magnitude, INFINITY: tl.constexpr, MANTISSA: tl.constexpr):
+    """The power of two that brings a magnitude outside [2^LEAST, 2^MOST) near 1; 1 for all others.
+
+    2^-p need not be a float32 where p = floor(log2); the nearest one leaves at least 2^-22.
+    """
+    BIAS: tl.constexpr = INFINITY >> (MANTISSA + 1)
+    exponent = magnitude >> MANTISSA
+    denormal = (magnitude.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127 - BIAS + 1 - MANTISSA
+    power = tl.where(exponent > 0, exponent - BIAS, denormal)
+    opposite = tl.minimum(tl.maximum(-power, -126), 127)
+    opposite = tl.where((power >= LEAST) & (power < MOST), 0, opposite)
+    return ((opposite + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _mix(bits, e):
+    """int64 of an element and its place; products wrap around."""
+    z = bits.to(tl.int64) * 0x1E3779B97F4A7C15 + (e.to(tl.int64) * 0x3F58476D1CE4E5B9)[None, :]
+    z = (z ^ (z >> 29)) * 0x14D049BB133111EB
+    return z ^ (z >> 32)
+
+
+def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    signature = {
+        "x": "*bf16", "order": "*i64", "state": "*u8", "kind": "*u8", "scale": "*fp32", "row_hash": "*i64",
+        "usable": "*u8", "taken": "*u8", "n": "i32", "dim": "i32", "row_stride": "i32",
+    }  # fmt: skip
+    for state, row_hash in ((True, 0), (False, 0), (False, 64)):
+        constants = {
+            "column_stride": 1, "INFINITY": INFINITY[torch.bfloat16], "MANTISSA": MANTISSA[torch.bfloat16],
+            "STATE": state, "KIND": not state, "HASH": row_hash, "HAS_USABLE": not state, "HAS_TAKEN": not state,
+            **_TILE,
+        }  # fmt: skip
+        yield _look, signature, constants, _OPTIONS
