@@ -9,8 +9,10 @@ import argparse
 import dataclasses
 import datetime
 import gc
+import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.dry and not torch.cuda.is_available():
         _tell("not measured: torch sees no GPU here (--dry goes through the motions without one)")
         return 0 if not arguments.parts else 1
+    if arguments.dry:
+        os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton so far
     failed = [name for name in arguments.parts or PARTS if not _run(name, arguments)]
     if failed:
         _tell(f"FAILED: {', '.join(failed)}")
@@ -64,17 +68,21 @@ def _run(name: str, arguments: argparse.Namespace) -> bool:
             gpu_report.write(arguments.out, [*before, part.asdict()])
 
         save()
-        if name in CHECKS:
-            fine = CHECKS[name](part, arguments.out, arguments.seconds, arguments.dry, _tell)
-        else:
-            fine = _measure(name, part, arguments, save)
-        part.status = "dry run" if arguments.dry else part.status if part.status != "running" else _word(fine)
+        try:
+            if name in CHECKS:
+                fine = CHECKS[name](part, arguments.out, arguments.seconds, arguments.dry, _tell)
+            else:
+                fine = _measure(name, part, arguments, save)
+        except Exception as error:  # what it found before stays; the parts after it still run
+            _tell(traceback.format_exc())
+            fine = False
+            part.lines.append(f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:400]}")
+        if arguments.dry:
+            part.status = "dry run"
+        elif part.status == "running":
+            part.status = "done" if fine else "failed"
         save()
     return fine
-
-
-def _word(fine: bool) -> str:
-    return "done" if fine else "failed"
 
 
 def _measure(name: str, part: Part, arguments: argparse.Namespace, save: Callable[[], None]) -> bool:

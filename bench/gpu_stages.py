@@ -52,6 +52,58 @@ def check_sweep(x: Batch, found: torch.Tensor, epsilons: torch.Tensor) -> str:
     return f"{same} of {len(epsilons)} partitions equal to the CPU's"
 
 
+def _inside_clusters(x: Batch) -> list[Case]:
+    """The three launches inside a clustering; the decisions with their state apart, or a replay would find it changed."""
+    lay, kernels = x.on_device, {stem: module(stem) for stem in ("rows", "gram", "scan", "numbering")}
+    unit = kernels["gram"].UNIT
+    side = -(-lay.longest_group // unit) * unit
+    beyond = lay.longest_group + 1
+    n, d = x.fingerprint.shape
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=x.device)
+
+    kind, scale, first = empty(n, dtype=torch.uint8), empty(n), empty(1, n, dtype=torch.int64)
+    products, reciprocal = empty(lay.n_groups, side, side), empty(lay.n_groups, side)
+    state = empty(1, *products.shape)
+    lowest = [1.0 - w.EPSILON - 1e-5]
+
+    def look() -> None:
+        kernels["rows"].look(x.fingerprint, lay.order, kind=kind, scale=scale)
+
+    def multiply() -> None:
+        kernels["gram"].multiply_groups(
+            x.fingerprint, lay.order, lay.group_offsets, scale, products, reciprocal, first_group=0, long_group=beyond
+        )
+
+    def decide() -> torch.Tensor:
+        kernels["scan"].decide_groups(
+            products, reciprocal, state, kind, lay.group_offsets, first, lowest, torch.full((1,), lowest[0], device=x.device),
+            x.fingerprint, lay.order, scale, first_group=0, long_group=beyond,
+        )  # fmt: skip
+        return kernels["numbering"].dense_labels(first)[0]
+
+    look()
+    multiply()
+    triangles = sum(m * (m + 1) // 2 for m in np.diff(x.offsets).tolist())
+    size = x.fingerprint.numel() * x.fingerprint.element_size()
+    chain = Need(bytes=4 * triangles + 8 * n, steps=lay.longest_group, clusters=x.shape.states)
+    return [
+        ("inside clusters: rows looked at", look, Need(bytes=size + 5 * n), _nothing),
+        (
+            "inside clusters: Gram matrices",
+            multiply,
+            Need(bytes=size + 4 * triangles, flop=2 * d * triangles),
+            _nothing,
+        ),
+        ("inside clusters: decisions, state apart", decide, chain, x.check_labels),
+    ]
+
+
+def _nothing(_: Any) -> str:
+    return ""
+
+
 def stages(x: Batch) -> list[Case]:
     """One case per stage, on tensors that lie ready; the chain of `whole` in its order."""
     lay, n = x.on_device, x.shape.records
@@ -94,23 +146,21 @@ def stages(x: Batch) -> list[Case]:
     def rows() -> torch.Tensor:
         return module("clusters").scan_rows(x.fingerprint, lay.order)
 
-    def nothing(_: Any) -> str:
-        return ""
-
     size = x.fingerprint.numel() * x.fingerprint.element_size()
     out: list[Case] = [
-        ("scan_rows: finite, not zero", rows, Need(bytes=size + n), nothing),
+        ("scan_rows: finite, not zero", rows, Need(bytes=size + n), _nothing),
         ("clusters: rows, Gram, decisions, numbers", lambda: clusters(x), x.cluster_need, x.check_labels),
-        ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), nothing),
-        ("episode", episode, Need(bytes=4 * n), nothing),
-        ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), nothing),
-        ("combine", combine, Need(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), nothing),
+        ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), _nothing),
+        ("episode", episode, Need(bytes=4 * n), _nothing),
+        ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
+        ("combine", combine, Need(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), _nothing),
     ]
     try:
         need = x.keys_need
     except ImportError:
         need = Need()  # the call says which package is missing
-    return [("action_keys: tags from token ids, hashed", x.keys, need, x.check_keys), *out]
+    out.insert(0, ("action_keys: tags from token ids, hashed", x.keys, need, x.check_keys))
+    return [*out, *_inside_clusters(x)]
 
 
 def presets(x: Batch) -> list[Case]:
