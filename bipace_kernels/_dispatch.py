@@ -103,6 +103,12 @@ def defers_checks(kernels: Any) -> bool:
     return str(kernels.__name__).rpartition(".")[2] in ("triton_kernels", "cuda")
 
 
+def choose_on_host(backend: str) -> Any:
+    """The package for a stage whose inputs are on the host whatever runs later, such as text: never one of a GPU."""
+    kernels = choose(backend)
+    return importlib.import_module(f"bipace_kernels.{_PACKAGES[_auto('cpu')]}") if defers_checks(kernels) else kernels
+
+
 def _from_env() -> str:
     wanted = _env.backend()
     if wanted not in NAMES or wanted == "auto":

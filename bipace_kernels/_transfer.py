@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +44,35 @@ def to_device_together(tensors: Sequence[Tensor], device: torch.device, name: st
         _part(staging, start, tensor).copy_(tensor)
     moved = staging.to(device, non_blocking=True)
     return [_part(moved, start, tensor) for tensor, start in zip(tensors, starts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The copy that to_device_together has just begun on the current stream, for use on any stream."""
+
+    device: torch.device
+    stream: Any
+    event: Any
+
+    @staticmethod
+    def to(device: torch.device) -> Copied | None:
+        """None on the CPU, where nothing is copied."""
+        if device.type != "cuda":
+            return None
+        stream = torch.cuda.current_stream(device)
+        return Copied(device, stream, stream.record_event())
+
+    def wait(self, tensor: Tensor) -> None:
+        """Makes the current stream wait for the copy, where another stream made it; the host waits for nothing.
+
+        tensor   any of those copied together: one buffer holds them all
+        """
+        if capturing():
+            return  # a capture begins with the device idle
+        current = torch.cuda.current_stream(self.device)
+        if current != self.stream:
+            current.wait_event(self.event)
+            tensor.record_stream(current)
 
 
 def _part(buffer: Tensor, start: int, like: Tensor) -> Tensor:

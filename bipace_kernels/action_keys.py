@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _checks, _dispatch
+from . import _checks, _dispatch, _transfer
 from .token_bytes import TokenBytes
 
 MODES = ("action_tag", "first_n", "text")
@@ -23,6 +23,7 @@ def action_keys(
     mask: Any = None,
     token_bytes: TokenBytes | None = None,
     backend: str = "auto",
+    check: str = "auto",
     num_threads: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Key of each response's action, and whether the response parsed.
@@ -39,18 +40,26 @@ def action_keys(
                  of token ids (lists, tuples, 1-D arrays or tensors)
     mask         [N, T] bool or integers like the ids, non-zero = valid response token (rows likewise for rows); None:
                  all.  Ids where it is zero may hold anything
-    token_bytes  bk.token_bytes(tokenizer); needed for ids in the modes "action_tag" and "text"
+    token_bytes  bk.token_bytes(tokenizer); needed for ids in the modes "action_tag" and "text".  Its first use on a GPU
+                 copies it there
+    backend      for ids; text is on the host and stays there
+    check        "auto" | "now"   when ids on a GPU are compared with the table.  "now": at the call, which waits for the
+                 device.  "auto": nobody waits, and a row with a bad id takes its first_n key, parsed False.  Ids on the
+                 CPU are always checked at the call
     num_threads  threads of the cpu backend; None: torch.get_num_threads()
 
-    Returns keys [N] int64 and parsed [N] bool, on the CPU.  Matching, stripping and lowering work on UTF-8 bytes: white
-    space and letters of ASCII only.  Lone surrogates in text are encoded as by Python's "surrogatepass".  Text and ids
-    give the same keys wherever a row parses and is valid UTF-8.  Same input, same bits, on every backend and at any
-    number of threads.  Formats, with values to test against: docs/action_keys.md.
+    Returns keys [N] int64 and parsed [N] bool where the ids are, on the CPU for text and lists.  Matching, stripping and
+    lowering work on UTF-8 bytes: white space and letters of ASCII only.  Lone surrogates in text are encoded as by
+    Python's "surrogatepass".  Text and ids give the same keys wherever a row parses and is valid UTF-8.  Same input, same
+    bits, on every backend and at any number of threads.  Formats, with values to test against: docs/action_keys.md.
 
+    Ids on a GPU are never copied to the host; lists and arrays beside tensors go to their device.
     TypeError and ValueError name what is wrong, for a token id outside the table with its row and column.
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
+    if check not in ("auto", "now"):
+        raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
         raise ValueError(f"n must be an int of at least 1, got {n!r}.")
     if token_bytes is not None and not isinstance(token_bytes, TokenBytes):
@@ -67,37 +76,44 @@ def action_keys(
         )
 
     if isinstance(responses, (list, tuple)) and (len(responses) == 0 or isinstance(responses[0], (str, bytes))):
-        stage = _stage(backend, None)
+        host = _dispatch.choose_on_host(backend).action_keys
         _check_texts(responses)
         if mask is not None and len(responses):
             raise ValueError("mask must be None for text, which has no tokens to mask; cut the text instead.")
-        keys, parsed = stage.hash_texts(tuple(responses), mode=mode, num_threads=threads)
+        keys, parsed = host.hash_texts(tuple(responses), mode=mode, num_threads=threads)
         return keys, parsed
 
+    given: dict[str, Any] = {"responses": responses, "mask": mask}
     if isinstance(responses, (list, tuple)):
-        rows = list(responses)
-        device = _checks.one_device(
-            {f"responses[{i}]": row for i, row in enumerate(rows) if isinstance(row, torch.Tensor)} | {"mask": mask}
-        )
-        stage = _stage(backend, device)
-        ids, row_offsets = _flatten(rows, "responses", stage, bools=False)
-        valid = None if mask is None else _flat_mask(mask, row_offsets, stage)
+        given = {f"responses[{i}]": row for i, row in enumerate(responses)} | {"mask": mask}
+    device = _checks.one_device(given)
+    package = _dispatch.choose(backend, device)
+    stage = package.action_keys
+    row_offsets = valid = None
+    if isinstance(responses, (list, tuple)):
+        host = _dispatch.choose_on_host(backend).action_keys
+        ids, row_offsets = _flatten(list(responses), "responses", host, device, bools=False)
+        if mask is not None:
+            valid = _flat_mask(mask, row_offsets, host, device)
     else:
-        stage = _stage(backend, _checks.one_device({"responses": responses, "mask": mask}))
-        ids, row_offsets = _matrix(responses), None
-        valid = None if mask is None else _matrix_mask(mask, ids)
+        ids = _matrix(responses, device)
+        if mask is not None:
+            valid = _matrix_mask(mask, ids)
     if mode == "first_n":
-        table = None
+        token_bytes = None
     elif token_bytes is None:
         raise ValueError(
             f'token_bytes must be given for token ids in mode "{mode}", got None; make it once by '
             'bk.token_bytes(tokenizer), or use mode "first_n".'
         )
+    table = None if token_bytes is None else token_bytes.on(device)
+    options: dict[str, Any] = {"mode": mode, "n": min(int(n), _LARGEST_N)}
+    if _dispatch.defers_checks(package):
+        keys, parsed, first_bad = _hash_on_device(stage, ids, row_offsets, valid, table, options)
+        position = int(first_bad) if check == "now" and table is not None else -1
+        outside = None if position < 0 else _place(position, ids, row_offsets)
     else:
-        table = (token_bytes.offsets, token_bytes.bytes)
-    keys, parsed, outside = stage.hash_token_ids(
-        ids, row_offsets, valid, table, mode=mode, n=min(int(n), _LARGEST_N), num_threads=threads
-    )
+        keys, parsed, outside = stage.hash_token_ids(ids, row_offsets, valid, table, num_threads=threads, **options)
     if outside is not None and token_bytes is not None:
         row, column, token = outside
         raise ValueError(
@@ -108,8 +124,34 @@ def action_keys(
     return keys, parsed
 
 
-def _stage(backend: str, device: torch.device | None) -> Any:
-    return _dispatch.choose(backend, device).action_keys
+def _hash_on_device(
+    stage: Any,
+    ids: torch.Tensor,  # [N, T], or flat [E] with row_offsets
+    row_offsets: torch.Tensor | None,  # [N+1] int64, on the CPU
+    valid: torch.Tensor | None,  # like ids
+    table: tuple[torch.Tensor, torch.Tensor] | None,
+    options: dict[str, Any],
+) -> Any:
+    """keys [N], parsed [N] and outside [1], all on the device of the ids."""
+    if table is not None and table[1].numel() > stage.LARGEST_TABLE:
+        raise ValueError(
+            f"token_bytes must hold at most {stage.LARGEST_TABLE} bytes in all for a GPU, got {table[1].numel()}; move "
+            "the ids with .cpu()."
+        )
+    if row_offsets is None:
+        return stage.hash_token_ids(ids, None, valid, table, longest_row=ids.shape[1], **options)
+    longest = int(row_offsets.diff().max())
+    offsets = _transfer.to_device(row_offsets, ids.device, "responses")
+    return stage.hash_token_ids(ids, offsets, valid, table, longest_row=longest, **options)
+
+
+def _place(position: int, ids: torch.Tensor, row_offsets: torch.Tensor | None) -> tuple[int, int, int]:
+    """Row, column and id of a flat position."""
+    if row_offsets is None:
+        row, column = divmod(position, ids.shape[1])
+        return row, column, int(ids[row, column])
+    row = int(torch.searchsorted(row_offsets, position, right=True)) - 1
+    return row, position - int(row_offsets[row]), int(ids[position])
 
 
 def _check_texts(texts: list[Any] | tuple[Any, ...]) -> None:
@@ -122,20 +164,23 @@ def _check_texts(texts: list[Any] | tuple[Any, ...]) -> None:
 
 
 def _integers(values: Any, name: str, wish: str, *, bools: bool = False) -> torch.Tensor:
-    """A CPU tensor of int32 or int64 (or bool) with the caller's strides; a copy where the dtype is another."""
+    """Integers (or bools) with the caller's strides; on the CPU int32 or int64, a copy where the dtype is another."""
+    if isinstance(values, torch.Tensor) and values.device.type != "cpu" and values.dtype == torch.uint64:
+        values = values.view(torch.int64)  # what lies beyond int64 comes out negative; a look at it would wait
     tensor = _checks.to_tensor(values, name, wish)
     if tensor.dtype in (torch.int32, torch.int64) or (bools and tensor.dtype == torch.bool):
         return tensor
     if tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex():
         raise TypeError(f"{name} must be {wish}, got {tensor.dtype}; convert it with .to(torch.int64).")
-    return tensor.to(torch.int64)
+    return tensor.to(torch.int64) if tensor.device.type == "cpu" else tensor
 
 
-def _matrix(responses: Any) -> torch.Tensor:
+def _matrix(responses: Any, device: torch.device) -> torch.Tensor:
     if responses.ndim != 2:
         cure = "; for one response pass responses[None]" if responses.ndim == 1 else "; flatten to one row a response"
         raise ValueError(f"responses must have shape [N, T], got {list(responses.shape)}{cure}.")
-    return _integers(responses, "responses", "token ids of an integer dtype")
+    ids = _integers(responses, "responses", "token ids of an integer dtype")
+    return _transfer.to_device(ids, device, "responses")
 
 
 def _matrix_mask(mask: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -145,42 +190,68 @@ def _matrix_mask(mask: Any, ids: torch.Tensor) -> torch.Tensor:
             f"mask must have shape [N, T] = {list(ids.shape)} like responses, got {list(tensor.shape)}; give it one "
             "entry per token id."
         )
-    return tensor
+    return _transfer.to_device(tensor, ids.device, "mask")
 
 
-def _flatten(rows: list[Any], name: str, stage: Any, *, bools: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of integers (with bools=True also of bool) as flat values [E] and offsets [N+1] int64."""
+def _flatten(
+    rows: list[Any], name: str, host: Any, device: torch.device, *, bools: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of integers (with bools=True also of bool) as flat values [E] int64 on a device, and offsets [N+1] int64.
+
+    The offsets are on the CPU.
+    """
     for i, row in enumerate(rows):
         if isinstance(row, (torch.Tensor, np.ndarray)):
             if row.ndim != 1:
                 raise ValueError(f"{name}[{i}] must be one row of integers, got shape {list(row.shape)}; flatten it.")
         elif not isinstance(row, (list, tuple)):
             raise TypeError(f"{name}[{i}] must be a row of integers, got {type(row).__name__}; {name} must be {KINDS}.")
+    lengths = [len(row) for row in rows]
     offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
-    offsets[1:] = torch.tensor([len(row) for row in rows], dtype=torch.int64).cumsum(0)
-    if rows and all(isinstance(row, (torch.Tensor, np.ndarray)) for row in rows):
+    offsets[1:] = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
+    if device.type == "cpu":
+        return _flatten_host(dict(enumerate(rows)), name, host, bools=bools), offsets
+    others = {i: row for i, row in enumerate(rows) if not isinstance(row, torch.Tensor)}
+    moved = _transfer.to_device(_flatten_host(others, name, host, bools=bools), device, name)
+    parts, start = {}, 0
+    for i in others:
+        parts[i] = moved[start : start + lengths[i]]
+        start += lengths[i]
+    wish = "bool or integers" if bools else "integers"
+    for i, row in enumerate(rows):
+        if i not in parts:
+            parts[i] = _integers(row, f"{name}[{i}]", wish, bools=bools).to(torch.int64)
+    return torch.cat([parts[i] for i in range(len(rows))]), offsets
+
+
+def _flatten_host(rows: dict[int, Any], name: str, host: Any, *, bools: bool) -> torch.Tensor:
+    """Rows of integers on the host, by number, as flat values [E] int64."""
+    if rows and all(isinstance(row, (torch.Tensor, np.ndarray)) for row in rows.values()):
         wish = "bool or integers" if bools else "integers"
-        tensors = [_integers(row, f"{name}[{i}]", wish, bools=bools) for i, row in enumerate(rows)]
-        return torch.cat([tensor.to(torch.int64) for tensor in tensors]), offsets
-    lists = [row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row for row in rows]
-    flat, bad = stage.flatten_rows(lists, offsets, bools=bools)
+        tensors = [_integers(row, f"{name}[{i}]", wish, bools=bools) for i, row in rows.items()]
+        return torch.cat([tensor.to(torch.int64) for tensor in tensors])
+    lists = [row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row for row in rows.values()]
+    offsets = torch.zeros(len(lists) + 1, dtype=torch.int64)
+    offsets[1:] = torch.tensor([len(row) for row in lists], dtype=torch.int64).cumsum(0)
+    flat, bad = host.flatten_rows(lists, offsets, bools=bools)
     if bad is not None:
         row, column = bad
-        item = lists[row][column]
+        item, number = lists[row][column], list(rows)[row]
         if isinstance(item, int) and not isinstance(item, bool):
-            raise ValueError(f"{name}[{row}] must hold integers inside int64, got {item} at position {column}.")
+            raise ValueError(f"{name}[{number}] must hold integers inside int64, got {item} at position {column}.")
         raise TypeError(
-            f"{name}[{row}] must hold integers, got {type(item).__name__} at position {column}; {name} must be {KINDS}."
+            f"{name}[{number}] must hold integers, got {type(item).__name__} at position {column}; {name} must be "
+            f"{KINDS}."
         )
-    return flat, offsets
+    return torch.as_tensor(flat)
 
 
-def _flat_mask(mask: Any, row_offsets: torch.Tensor, stage: Any) -> torch.Tensor:
+def _flat_mask(mask: Any, row_offsets: torch.Tensor, host: Any, device: torch.device) -> torch.Tensor:
     """The mask of rows, flattened like them; each of its rows as long as theirs."""
     if not isinstance(mask, (list, tuple, np.ndarray, torch.Tensor)) or len(mask) != row_offsets.numel() - 1:
         got = f"{len(mask)} rows" if hasattr(mask, "__len__") else type(mask).__name__
         raise ValueError(f"mask must have one row per response, N = {row_offsets.numel() - 1}, got {got}.")
-    flat, offsets = _flatten(list(mask), "mask", stage, bools=True)
+    flat, offsets = _flatten(list(mask), "mask", host, device, bools=True)
     if not torch.equal(offsets, row_offsets):
         row = int(torch.nonzero(offsets.diff() != row_offsets.diff())[0])
         raise ValueError(

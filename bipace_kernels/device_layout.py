@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._transfer import capturing, to_device_together
+from ._transfer import Copied, to_device_together
 
 if TYPE_CHECKING:
     from .layout import Layout
@@ -56,17 +56,12 @@ class DeviceLayout:
     step: Tensor | None
     first: Tensor | None
     valid: Tensor | None
-    _copied: Any = field(default=None, repr=False)  # (stream, event) of the copy
+    _copied: Copied | None = field(default=None, repr=False)
 
     def wait(self) -> None:
         """Makes the current stream wait for the copy, where another stream made it; the host waits for nothing."""
-        if self._copied is None or capturing():
-            return  # a capture begins with the device idle
-        stream, event = self._copied
-        current = torch.cuda.current_stream(self.device)
-        if current != stream:
-            current.wait_event(event)
-            self.order.record_stream(current)  # one buffer holds them all
+        if self._copied is not None:
+            self._copied.wait(self.order)
 
 
 def make_device_layout(lay: Layout, device: torch.device) -> DeviceLayout:
@@ -84,10 +79,6 @@ def make_device_layout(lay: Layout, device: torch.device) -> DeviceLayout:
     }
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     moved = to_device_together(list(present.values()), device, "layout")
-    copied = None
-    if device.type == "cuda":
-        stream = torch.cuda.current_stream(device)
-        copied = (stream, stream.record_event())
     parts: dict[str, Any] = {**dict.fromkeys(tensors), **dict(zip(present, moved, strict=True))}
     return DeviceLayout(
         device=device,
@@ -97,6 +88,6 @@ def make_device_layout(lay: Layout, device: torch.device) -> DeviceLayout:
         n_trajectories=lay.n_trajectories,
         longest_group=lay.longest_group,
         longest_trajectory=lay.longest_trajectory,
-        _copied=copied,
+        _copied=Copied.to(device),
         **parts,
     )

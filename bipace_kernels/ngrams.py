@@ -7,11 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _dispatch
+from . import _dispatch, _transfer
+
+_LONGEST_TEXT = (1 << 31) - (1 << 13)  # bytes: a device counts in int32
 
 
 def ngram_fingerprint(
-    texts: Any, *, n: int = 3, dim: int = 4096, backend: str = "auto", num_threads: int | None = None
+    texts: Any,
+    *,
+    n: int = 3,
+    dim: int = 4096,
+    device: torch.device | str | None = None,
+    backend: str = "auto",
+    num_threads: int | None = None,
 ) -> torch.Tensor:
     """Unit vectors of hashed byte n-gram counts.
 
@@ -21,9 +29,11 @@ def ngram_fingerprint(
 
     texts        list, tuple or array of N str or bytes
     n, dim       n-gram length in [1, 4096] and number of buckets in [1, 2^24]
+    device       where the result is to be; None: the CPU.  For a GPU the texts are encoded on the host, their bytes go
+                 there in one copy, and all else is done there; nothing waits for it
     num_threads  threads of the cpu backend; None: torch.get_num_threads()
 
-    Returns [N, dim] float32 on the CPU.  Counts are integers, the norm is taken in float64, each entry is rounded to
+    Returns [N, dim] float32 on the device.  Counts are integers, the norm is taken in float64, each entry is rounded to
     float32 once: same text, same bits, on every backend.  A vector that cancels to zero gets 1 in bucket 0.  Lone
     surrogates are encoded as by Python's "surrogatepass".  For clusters of these vectors use epsilon = 0.25.
     TypeError names the first item that is neither str nor bytes.
@@ -45,6 +55,33 @@ def ngram_fingerprint(
                 raise TypeError(
                     f"texts must all be str or bytes, got {type(text).__name__} at index {i}; render it first."
                 )
-    stage = _dispatch.choose(backend, None).ngrams
-    out: torch.Tensor = stage.ngram_fingerprints(items, n=int(n), dim=int(dim), num_threads=threads)
+    place = _device(device)
+    package = _dispatch.choose(backend, place)
+    out: torch.Tensor
+    if _dispatch.defers_checks(package):
+        data, offsets = _encoded(items, place)
+        out = package.ngrams.ngram_fingerprints(data, offsets, n=int(n), dim=int(dim))
+    else:
+        out = package.ngrams.ngram_fingerprints(items, n=int(n), dim=int(dim), num_threads=threads)
     return out
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        return torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be None or a torch device such as 'cuda', got {device!r}: {error}") from error
+
+
+def _encoded(items: tuple[str | bytes, ...], device: torch.device) -> list[torch.Tensor]:
+    """The texts' bytes [E] uint8, one after the other, and their offsets [N+1] int64, on a device."""
+    parts = [item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item for item in items]
+    for i, part in enumerate(parts):
+        if len(part) > _LONGEST_TEXT:
+            raise ValueError(
+                f"texts must be shorter than 2 GiB each on a GPU, got {len(part)} bytes at index {i}; use device=None."
+            )
+    offsets = torch.tensor([0, *map(len, parts)], dtype=torch.int64).cumsum(0)
+    joined = b"".join(parts)
+    data = torch.from_numpy(np.frombuffer(joined, np.uint8).copy()) if joined else torch.empty(0, dtype=torch.uint8)
+    return _transfer.to_device_together([data, offsets], device, "texts")

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from . import _transfer
+
 ALL_CHECKED_UP_TO = 1 << 14  # larger tables are checked on every k-th id and on all added tokens
 SEQUENCES, SEQUENCE_LENGTH = 64, 24  # checked besides single tokens
+
+
+class _OnDevice(NamedTuple):
+    offsets: torch.Tensor
+    bytes: torch.Tensor
+    copied: _transfer.Copied | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +28,13 @@ class TokenBytes:
 
     offsets  [V+1] int64, rising from 0 to len(bytes)
     bytes    [E] uint8
-    Both on the CPU and contiguous.  Pickles.  ValueError or TypeError where the two do not fit together.
+    Both on the CPU and contiguous; `on(device)` gives copies on a device.  Pickles, without the copies.  ValueError or
+    TypeError where the two do not fit together.
     """
 
     offsets: torch.Tensor
     bytes: torch.Tensor
+    _kept: dict[torch.device, _OnDevice] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, value, dtype in (("offsets", self.offsets, torch.int64), ("bytes", self.bytes, torch.uint8)):
@@ -45,6 +55,26 @@ class TokenBytes:
     def vocabulary_size(self) -> int:
         """V: the table knows the ids 0 to V − 1."""
         return self.offsets.numel() - 1
+
+    def on(self, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+        """offsets and bytes on a device.  The first call copies them there, without waiting; later calls copy nothing.
+
+        `action_keys` does this itself; before a CUDA graph is captured, call it once.
+        """
+        device = torch.device(device)
+        if device.type == "cpu":
+            return self.offsets, self.bytes
+        device = torch.empty(0, device=device).device  # with its number
+        if device not in self._kept:
+            offsets, data = _transfer.to_device_together([self.offsets, self.bytes], device, "token_bytes")
+            self._kept[device] = _OnDevice(offsets, data, _transfer.Copied.to(device))
+        made = self._kept[device]
+        if made.copied is not None:
+            made.copied.wait(made.offsets)
+        return made.offsets, made.bytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
 
     def __repr__(self) -> str:
         return f"TokenBytes({self.vocabulary_size} ids, {self.bytes.numel()} bytes)"

@@ -432,9 +432,9 @@ def test_token_id_outside_the_table_is_named(backend: str, mode: str, bad: int) 
         f"responses must hold token ids from 0 to 259 (vocabulary size 260), got {bad} in row 41, column 177"
     )
     for kind in (ids, ids.tolist()):
-        for threads in (1, 4):
+        for threads, check in ((1, "auto"), (4, "now")):
             with pytest.raises(ValueError, match=message):
-                bk.action_keys(kind, mode=mode, token_bytes=TABLE, backend=backend, num_threads=threads)
+                bk.action_keys(kind, mode=mode, token_bytes=TABLE, backend=backend, num_threads=threads, check=check)
     ids[3, 5] = ids[41, 9] = 10**6  # masked out: may hold anything
     mask = ids != 10**6
     with pytest.raises(ValueError, match=message):
@@ -456,6 +456,7 @@ IDS = torch.zeros(2, 3, dtype=torch.int64)
         (["a"], {"backend": "cuda"}, bk.BackendError, "cuda"),
         (["a"], {"backend": "triton"}, bk.BackendError, "riton"),
         (["a"], {"num_threads": 0}, ValueError, "num_threads"),
+        (["a"], {"check": "later"}, ValueError, "check must be 'auto' or 'now', got 'later'"),
         (["a"], {"token_bytes": "table"}, TypeError, r"token_bytes must be a TokenBytes or None, got str"),
         (["a"], {"mask": [[1]]}, ValueError, "mask must be None for text"),
         ("one response", {}, TypeError, "got str; put a single response into a list"),

@@ -57,6 +57,12 @@ def test_reference_equals_cpu_bit_for_bit(texts: list[str | bytes], n: int, dim:
     assert bool(((norms - 1).abs() < 1e-6).all())
 
 
+def test_device_by_name_and_none() -> None:
+    want = bk.ngram_fingerprint(["a b"])
+    for device in ("cpu", torch.device("cpu")):
+        assert torch.equal(bk.ngram_fingerprint(["a b"], device=device), want)
+
+
 def test_every_kind_of_input_gives_the_same_rows() -> None:
     texts = ["You see a drawer.", "漢字 😀", ""]
     want = bk.ngram_fingerprint(texts)
@@ -91,6 +97,9 @@ def test_rows_are_written_and_nothing_beside_them(monkeypatch: pytest.MonkeyPatc
         (["a"], {"n": True}, ValueError, "n must be an int"),
         (["a"], {"backend": "cuda"}, bk.BackendError, "cuda"),
         (["a"], {"backend": "gpu"}, ValueError, "backend"),
+        (["a"], {"device": "gpu"}, ValueError, "device must be None or a torch device such as 'cuda', got 'gpu'"),
+        (["a"], {"device": 1.5}, ValueError, "device must be None or a torch device"),
+        (["a"], {"device": "meta"}, bk.BackendError, "meta"),
         ("a", {}, TypeError, "texts must be a list of str or bytes, got str"),
         (None, {}, TypeError, "got NoneType"),
         (["a", 3], {}, TypeError, "got int at index 1"),

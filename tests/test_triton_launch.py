@@ -97,3 +97,16 @@ def test_stages_without_fingerprints(launched):
     kernels.observations.cluster_exact(x.codes, lay.group_offsets, taken=None, **groups)
     assert len({name for name, *_ in launched}) >= 4
     _check(launched)
+
+
+def test_keys_and_fingerprints_of_text(launched):
+    """One row each, for which the interpreter takes as many rows a program as a GPU does."""
+    table = bk.TokenBytes(torch.arange(257), torch.arange(256, dtype=torch.uint8))
+    ids = torch.full((1, 200), 65)
+    wide = torch.full((400, 3), 65, dtype=torch.int32).t()[:1, ::2]
+    for responses, mask in ((ids, None), (wide, ids > 0), ([ids[0]], None), ([ids[0]], [ids[0] > 0])):
+        bk.action_keys(responses, mask=mask, token_bytes=table, backend="triton")
+    bk.action_keys(ids.to(torch.int32), mode="first_n", backend="triton")
+    bk.ngram_fingerprint(["text"], backend="triton")
+    assert [name for name, *_ in launched] == ["key_kernel"] * 5 + ["count_kernel", "scale_kernel"]
+    _check(launched)

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.gpu)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where the tensors of these tests live."""
     return torch.device("cpu") if INTERPRETED else torch.device("cuda")
