@@ -28,8 +28,12 @@ STEPS = {1: 64, 2: 32, 3: 32}
 
 # 32 clusters by 64 records: a few hundred clusters still occupy a good part of a GPU.
 SIMILAR: dict[str, Any] = {"CLUSTERS": 32, "COLUMNS": 64, "num_warps": 4, "num_stages": 3}
-# Most of the clusters that a block touches get one or two of its records: 16 rows at a time, 512 elements of them.
-MOVE: dict[str, Any] = {"ROWS": 16, "PIECE": 512, "num_warps": 8}
+# A program moves a piece of one cluster's vector.  Most clusters get one or two of a block's records; 8 rows at a time.
+MOVE: dict[str, Any] = {"ROWS": 8, "PIECE": 256, "num_warps": 4}
+# A move adds whole numbers: how threads share a sum depends on strides and alignment, and no bit may depend on that.
+# Elements and lengths are 1 at most, or hardly more.
+FINE = tl.constexpr(2.0**40)
+FINER = tl.constexpr(2.0**46)
 
 
 @triton.jit
@@ -172,9 +176,10 @@ def _members(order, scale, begin, j, rank, share, first, ROWS: tl.constexpr):
 
 @triton.jit
 def _weighted_sum(x, rows, shares, start, dim, row_stride, column_stride, PIECE: tl.constexpr):
-    """Σ share · x over some rows, at PIECE elements from `start` on."""
+    """Σ share · x over some rows, at PIECE elements from `start` on, in units of 1 / FINE."""
     found = _elements(x, rows, rows >= 0, start, dim, row_stride, column_stride, PIECE).to(tl.float32)
-    return tl.sum((found * shares[1][:, None]) * shares[0][:, None], 0)
+    found = (found * shares[1][:, None]) * shares[0][:, None]
+    return tl.sum((found * FINE).to(tl.int64), 0)
 
 
 @triton.jit(do_not_specialize=["n_slots", "n_blocks", "block"])
@@ -191,7 +196,9 @@ def move(
     column_stride,
     reciprocal,  # [blocks, B] float32
     centroids,  # [room, D] float32
-    lengths,  # [room] float32
+    lengths,  # [room] float32: 1 / ‖c‖, written
+    squares,  # [n_slots, B] int64: ‖c‖² so far; zeros before and after
+    pieces,  # [n_slots, B] int32: how many pieces are in it; zeros before and after
     leader,  # [room] int32
     joined,  # [n_slots, B] int32
     change,  # [n_slots, B] float32: d of a join, −1 of a seed
@@ -202,15 +209,17 @@ def move(
     BLOCK: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """One cluster's vector follows the block's decisions, in the program of the first record that touched it.
+    """A piece of one cluster's vector follows the block's decisions, in a program of the first record that touched it.
 
     A join is c ← (1 + d) c + w x; those of a block together are c ← keep · c + Σ share · x, with products of 1 + d.
+    Whichever program is the last to finish its piece knows the new length, and all have read the old one by then.
     """
     dim = dim // ALIGNED * ALIGNED
     row_stride = row_stride // ALIGNED * ALIGNED
-    slot = tl.program_id(1).to(tl.int64)
+    slot = tl.program_id(2).to(tl.int64)
     begin, rest, number, base = place(places, n_slots, n_blocks, block, slot, BLOCK)
-    own = tl.program_id(0)
+    start = tl.program_id(0) * PIECE
+    own = tl.program_id(1)
     if own >= rest:
         return
     joined += slot * BLOCK
@@ -237,7 +246,7 @@ def move(
             a = tl.load(leader + base + k)
             b = begin + join
             _, share_a, share_b = length_of_mean(rows, a, b)
-            for d in range(0, dim, FEW):
+            for d in range(start, tl.minimum(start + PIECE, dim), FEW):
                 mean = _row_elements(rows, a, d) * share_a + _row_elements(rows, b, d) * share_b
                 e = d + tl.arange(0, FEW)
                 tl.store(target + e, mean.to(tl.float32), mask=e < dim)
@@ -250,18 +259,21 @@ def move(
     share = w * later * tl.load(reciprocal + number * BLOCK + j, mask=mine, other=0.0)
     rank = tl.where(mine, tl.cumsum(mine.to(tl.int32), 0) - 1, BLOCK)
     count = tl.sum(mine.to(tl.int32), 0)
-    few, shares = _members(order, scale, begin, j, rank, share, 0, ROWS)
-    squares = tl.zeros([PIECE], tl.float32)
-    for d in range(0, dim, PIECE):
-        c = _weighted_sum(x, few, shares, d, dim, row_stride, column_stride, PIECE)
-        for r in range(ROWS, count, ROWS):
-            more, more_shares = _members(order, scale, begin, j, rank, share, r, ROWS)
-            c += _weighted_sum(x, more, more_shares, d, dim, row_stride, column_stride, PIECE)
-        e = d + tl.arange(0, PIECE)
-        c += keep * tl.load(target + e, mask=e < kept, other=0.0)
-        tl.store(target + e, c, mask=e < dim)
-        squares += c * c
-    tl.store(lengths + base + k, tl.div_rn(1.0, tl.sqrt_rn(tl.sum(squares, 0))))
+    joining = tl.zeros([PIECE], tl.int64)
+    for r in range(0, count, ROWS):
+        rows, shares = _members(order, scale, begin, j, rank, share, r, ROWS)
+        joining += _weighted_sum(x, rows, shares, start, dim, row_stride, column_stride, PIECE)
+    e = start + tl.arange(0, PIECE)
+    c = keep * tl.load(target + e, mask=e < kept, other=0.0) + joining.to(tl.float32) * (1.0 / FINE)
+    tl.store(target + e, c, mask=e < dim)
+    squares += slot * BLOCK + own
+    pieces += slot * BLOCK + own
+    tl.atomic_add(squares, tl.sum((c * c * FINER).to(tl.int64), 0))
+    if tl.atomic_add(pieces, 1) == tl.num_programs(0) - 1:
+        square = tl.atomic_add(squares, 0).to(tl.float32) * (1.0 / FINER)
+        tl.store(lengths + base + k, tl.div_rn(1.0, tl.sqrt_rn(square)))
+        tl.atomic_xchg(squares, 0)
+        tl.atomic_xchg(pieces, 0)
 
 
 def split(shape: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -282,12 +294,9 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         fixed = {"column_stride": 1, "BLOCK": BLOCK, "ALIGNED": 16}
         constants, options = split(SIMILAR)
         own = {"clusters": "*i32", "state": "*fp32", "pitch": "i32"}
-        yield (
-            similar_to_block,
-            {**common, **own},
-            {**fixed, **constants, "PARTS": parts, "STEP": STEPS[parts]},
-            options,
-        )
+        constants |= {"PARTS": parts, "STEP": STEPS[parts]}
+        yield similar_to_block, {**common, **own}, {**fixed, **constants}, options
         constants, options = split(MOVE)
-        own = {"leader": "*i32", "joined": "*i32", "change": "*fp32", "weight": "*fp32"}
-        yield move, {**common, **own}, {**fixed, **constants, "OPPOSITE": False}, options
+        own = {"squares": "*i64", "pieces": "*i32", "leader": "*i32", "joined": "*i32"}
+        common |= {**own, "change": "*fp32", "weight": "*fp32"}
+        yield move, common, {**fixed, **constants, "OPPOSITE": False}, options

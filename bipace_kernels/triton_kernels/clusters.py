@@ -148,11 +148,10 @@ def _cluster_wide(
                     lowest_of[e:], batch.fingerprint, batch.order, batch.scale, first_group=group,
                     long_group=long_group,
                 )  # fmt: skip
-    for e, epsilon in enumerate(epsilons if batch.longest_group >= long_group else ()):
-        long_groups.cluster_long(
-            batch.fingerprint, batch.order, batch.group_offsets, batch.kind, batch.scale, epsilon,
-            n_groups=batch.n_groups, longest_group=batch.longest_group, first=first[e], shortest=long_group,
-        )  # fmt: skip
+    long_groups.cluster_long(
+        batch.fingerprint, batch.order, batch.group_offsets, batch.kind, batch.scale, epsilons,
+        n_groups=batch.n_groups, longest_group=batch.longest_group, first=first, shortest=long_group,
+    )  # fmt: skip
 
 
 def _chunks(longest: int, n_groups: int, n_epsilons: int) -> tuple[int, int, int]:

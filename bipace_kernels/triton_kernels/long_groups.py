@@ -18,8 +18,9 @@ not.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,17 +53,18 @@ def cluster_long(
     group_offsets: Tensor,  # [G+1] int64
     kind: Tensor,  # [M] uint8: 0 usable, 1 alone, 2 not taken
     scale: Tensor,  # [M] float32: powers of two, 1 for nearly all
-    epsilon: float,  # > 0
+    epsilons: Sequence[float],  # E values > 0
     *,
     n_groups: int,
     longest_group: int,
-    first: Tensor,  # [M] int64, written: the record that began the record's cluster; −1: not taken
+    first: Tensor,  # [E, M] int64, written: the record that began the record's cluster; −1: not taken
     shortest: int = LONG_GROUP,
 ) -> None:
     """Clusters of every group of `shortest` records or more; `first` of shorter groups is left as it is.
 
-    No synchronisation, and any number of clusters up to the group's length.  Bits depend on the group's own records, D,
-    dtype and GPU architecture alone.
+    One ε after another: they share the blocks' Gram matrices, but each moves centroids of its own.  No synchronisation,
+    and any number of clusters up to the group's length.  Bits depend on the group's own records, D, dtype and GPU
+    architecture alone.
 
     Scratch: 4D + 12 bytes per record of the long groups, and 1,152 for each of them per record of the longest.  Groups
     share it as far as SCRATCH allows and take turns beyond.  32,768 records of 3,584 elements: 0.5 GB.
@@ -76,7 +78,7 @@ def cluster_long(
         _find_long[(1,)](group_offsets, places, n_groups, n_slots, shortest, **_FIND, enable_fp_fusion=False)
         for slot in range(0, n_slots, at_once):
             found = places[:, slot : slot + at_once].contiguous()
-            _cluster_slots(fingerprint, order, found, kind, scale, epsilon, longest_group, first)
+            _cluster_slots(fingerprint, order, found, kind, scale, epsilons, longest_group, first)
 
 
 def _cluster_slots(
@@ -85,9 +87,9 @@ def _cluster_slots(
     places: Tensor,  # [3, n] int64
     kind: Tensor,  # [M] uint8
     scale: Tensor,  # [M] float32
-    epsilon: float,
+    epsilons: Sequence[float],  # E
     longest: int,
-    first: Tensor,  # [M] int64, written
+    first: Tensor,  # [E, M] int64, written
 ) -> None:
     """The long groups of n places, side by side."""
     n, dim, device = places.shape[1], x.shape[1], order.device
@@ -99,15 +101,18 @@ def _cluster_slots(
     state, similar = _scratch(device, n, pitch, BLOCK), _scratch(device, n, PANEL, pitch)
     change, weight = _scratch(device, 2, n, BLOCK)
     joined, clusters = _scratch(device, n, BLOCK, dtype=torch.int32), _scratch(device, n, dtype=torch.int32)
+    squares = torch.zeros((n, BLOCK), dtype=torch.int64, device=device)
+    pieces = torch.zeros((n, BLOCK), dtype=torch.int32, device=device)
 
     rows = (x, order, scale, dim, *x.stride())
     decisions = (leader, joined, change, weight)
-    parts, lowest = PARTS[x.dtype], 1.0 - epsilon - BAND.value
-    opposite = lowest < OPPOSED.value
+    parts = PARTS[x.dtype]
     # Told that strides and D are multiples of this, the compiler loads many elements at once.
     common = {"BLOCK": BLOCK, "ALIGNED": math.gcd(16, dim, x.stride(0))}
-    for block in range(n_blocks):
+    for e, block in itertools.product(range(len(epsilons)), range(n_blocks)):
         where = (places, n, n_blocks, block)
+        lowest = 1.0 - epsilons[e] - BAND.value
+        opposite = lowest < OPPOSED.value
         if block > 0:
             tiles = triton.cdiv(min(block * BLOCK, longest), SIMILAR["CLUSTERS"])
             similar_to_block[(tiles, BLOCK // SIMILAR["COLUMNS"], n)](
@@ -115,14 +120,14 @@ def _cluster_slots(
                 PARTS=parts, STEP=STEPS[parts], **SIMILAR, **common, enable_fp_fusion=False,
             )  # fmt: skip
         _scan[(n,)](
-            *where, *rows, kind, first, products, reciprocal, state, similar, pitch, members, *decisions, clusters, lowest,
-            OPPOSITE=opposite, PANEL=PANEL, BLOCK=BLOCK,
+            *where, *rows, kind, first[e], products, reciprocal, state, similar, pitch, members, *decisions, clusters,
+            lowest, OPPOSITE=opposite, PANEL=PANEL, BLOCK=BLOCK,
             **(_WIDE if opposite else _SCAN), enable_fp_fusion=False,
         )  # fmt: skip
         if block + 1 < n_blocks:
-            move[(BLOCK, n)](
-                *where, *rows, reciprocal, centroids, lengths, *decisions, OPPOSITE=opposite, **MOVE, **common,
-                enable_fp_fusion=False,
+            move[(triton.cdiv(dim, MOVE["PIECE"]), BLOCK, n)](
+                *where, *rows, reciprocal, centroids, lengths, squares, pieces, *decisions,
+                OPPOSITE=opposite, **MOVE, **common, enable_fp_fusion=False,
             )  # fmt: skip
 
 
