@@ -3,6 +3,7 @@
 Importing this loads torch and NumPy and nothing else: no compiler, no GPU, no file.
 """
 
+from . import _ops as _ops  # torch.ops.bipace
 from ._dispatch import BackendError, BackendStatus, backends
 from ._version import __version__
 from .action_keys import action_keys

@@ -41,7 +41,7 @@ def check_inputs(
 
     deferred   values are not looked at: questions about them go into `late`
     """
-    _check_present(given, config, layout)
+    check_present(given, config, layout)
     n = _checks.length(given["group"], "group") if layout is None else layout.n_rows
     for name, value in given.items():
         if value is not None and name != "group":
@@ -99,7 +99,7 @@ def check_check(check: object) -> None:
         raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
 
 
-def _check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> None:
+def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> None:
     """Everything the configuration needs is there, and nothing stands against the layout."""
     if layout is None:
         for name in ("group", "trajectory"):

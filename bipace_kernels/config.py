@@ -8,6 +8,10 @@ import numbers
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
+import torch
+
+from ._handles import Handled
+
 Partition = Literal["none", "exact", "history", "similar", "cosine"]
 Estimator = Literal["none", "mean", "diff_peer", "q_style", "hgpo"]
 
@@ -21,7 +25,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Handled):
     """What `advantage()` computes.  Every field is checked when the object is made: ValueError names the field.
 
     partition            how the steps of one prompt group are put into clusters, each a state (docs/estimator.md, 3)
@@ -60,6 +64,9 @@ class Config:
     on_invalid: Literal["raise", "singleton"] = "raise"
 
     def __post_init__(self) -> None:
+        if torch.compiler.is_compiling():
+            return  # made inside a compiled function: checked when the op makes it again
+        self._register()
         for field in fields(self):
             allowed = _choices().get(field.name, ())
             value = getattr(self, field.name)

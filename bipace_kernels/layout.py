@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from . import _checks, _dispatch, _transfer
+from ._handles import Handled
 from ._objects import ids_to_int
 from .device_layout import DeviceLayout, make_device_layout
 
@@ -16,7 +17,7 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class Layout(Handled):
     """The records of a batch in processing order: by group, then trajectory, then step, then row.
 
     Made by `layout()`; holds what depends on the ids alone, so that one layout serves many calls, for tensors on any
@@ -53,8 +54,11 @@ class Layout:
     _source: Tensor | None = field(default=None, repr=False)  # where it is not order turned round
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # what on() and once() made
 
+    def __post_init__(self) -> None:
+        self._register()
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}}
+        return {**super().__getstate__(), "_kept": {}}
 
     def __repr__(self) -> str:
         return (

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import _checks, _dispatch
+from . import _checks, _compiled, _dispatch
 from . import device_stages as device
 from . import host_stages as host
 from . import value_checks as values
@@ -85,14 +85,28 @@ def advantage(
     alone gives the same bits as inside any batch.  No output holds NaN.
     ValueError or TypeError names the argument, what was wanted, what came and the cure; nothing is computed then.
     """
-    cfg = check_config(config)
-    _dispatch.check_name(backend)
-    check_check(check)
     given = {
         "group": group, "trajectory": trajectory, "rewards": rewards, "step": step, "returns": returns,
         "episode_return": episode_return, "fingerprint": fingerprint, "observation": observation,
         "action_key": action_key, "action_parsed": action_parsed, "valid": valid,
     }  # fmt: skip
+    if torch.compiler.is_compiling():
+        return _compiled.advantage(given, layout, config, backend, check, num_threads)
+    return run(given, layout, config, backend, check, num_threads)
+
+
+def run(
+    given: dict[str, Any],
+    layout: Layout | None,
+    config: Config | None,
+    backend: str,
+    check: str,
+    num_threads: int | None,
+) -> AdvantageResult:
+    """advantage() of its arguments by name; torch.ops.bipace.advantage runs it too."""
+    cfg = check_config(config)
+    _dispatch.check_name(backend)
+    check_check(check)
     where = _checks.one_device(given)
     kernels = _dispatch.choose(backend, where)
     threads = _dispatch.threads(num_threads)
@@ -103,7 +117,7 @@ def advantage(
     if everyone.first is not None and cfg.duplicates == "raise":
         values.raise_duplicates(everyone)
     lay = everyone.once() if cfg.duplicates == "once" else everyone
-    similar = partial(similar_on_host, observation, lay, cfg, threads)
+    similar = partial(similar_on_host, x.observation, lay, cfg, threads)
     rows = device_chain(kernels, x, everyone.on(where), lay.on(where), similar)
     result = _with_late_checks(rows, x, everyone, lay)
     if check == "now":

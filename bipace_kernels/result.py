@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from ._transfer import to_host
 from .config import Config
 from .layout import Layout
 from .value_r2 import ValueR2, value_r2
+
+if TYPE_CHECKING:
+    from ._compiled import CompiledRecords
 
 Tensor = torch.Tensor
 
@@ -129,7 +132,7 @@ class AdvantageResult:
     returns: Tensor
     cluster: Tensor
     branch: Tensor
-    records: Records | DeviceRecords = field(repr=False)
+    records: Records | DeviceRecords | CompiledRecords = field(repr=False)
 
     def metrics(self) -> dict[str, float]:
         """Plain floats for a trainer's logger, keys "bipace/…"; docs/metrics.md defines each.
@@ -155,8 +158,8 @@ class AdvantageResult:
         On CPU tensors values are checked at the call, and nothing is left.  Under on_invalid="singleton" values that are
         not finite are no error; what contradicts itself (copies of a step, episode returns of one trajectory) still is.
         """
-        if isinstance(self.records, DeviceRecords):
+        if not isinstance(self.records, Records):
             self.records.check(self.cluster)
 
     def _records(self) -> Records:
-        return self.records.records(self) if isinstance(self.records, DeviceRecords) else self.records
+        return self.records if isinstance(self.records, Records) else self.records.records(self)

@@ -1,0 +1,104 @@
+"""advantage() inside torch.compile: one opaque op, and a result that reads its values when someone asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from ._checks import LateCheck, type_name
+from ._handles import handle_of
+from ._inputs import check_config, check_inputs, check_present
+from .config import Config
+from .layout import Layout
+from .result import AdvantageResult, DeviceRecords, Records
+
+Tensor = torch.Tensor
+
+FLAGS = ("state", "episode_differs", "copy_differs")  # of each row, as in DeviceRecords
+LATE = 3  # questions about masks, at most
+_FIELDS = tuple(field.name for field in fields(Config))
+
+
+def advantage(
+    given: dict[str, Any],
+    layout: Layout | None,
+    config: Config | None,
+    backend: str,
+    check: str,
+    num_threads: int | None,
+) -> AdvantageResult:
+    """What torch.compile traces in the place of pipeline.run(): everything here is plain to it, and the op is opaque."""
+    if layout is None:
+        raise ValueError("layout is missing; torch.compile needs one, made by bipace_kernels.layout() outside.")
+    cfg = check_config(config)
+    check_present(given, cfg, layout)
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor under torch.compile, got {type_name(value)}; make one outside.")
+    handle = handle_of(cfg)
+    # A Config made outside goes by its handle, so that another ε is no new compilation; one made inside is a constant.
+    spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
+    results = torch.ops.bipace.advantage(
+        given["rewards"], given["returns"], given["episode_return"], given["fingerprint"], given["observation"],
+        given["action_key"], given["action_parsed"], given["valid"], layout=handle_of(layout), config=handle,
+        fields=spelled, backend=backend, check=check, num_threads=num_threads or 0,
+    )  # fmt: skip
+    *rows, flags, late = results
+    total, step, episode, returns, cluster, branch = rows
+    records = CompiledRecords(given, layout, cfg, flags, late)
+    return AdvantageResult(total, step, episode, returns, cluster, branch, records)
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledRecords:
+    """What a result out of a compiled graph needs besides itself to give its records, and its errors."""
+
+    given: dict[str, Any]
+    layout: Layout
+    config: Config
+    flags: Tensor  # [FLAGS, N] uint8, by row
+    late: Tensor  # [LATE] bool
+
+    def records(self, result: AdvantageResult) -> Records:
+        """The records on the CPU; waits for the device.  Raises like check()."""
+        return self._on_device().records(result)
+
+    def check(self, cluster: Tensor) -> None:
+        """Raises what a deferred value check found; waits for the device.  cluster: the result's, [N]."""
+        self._on_device().check(cluster)
+
+    def _on_device(self) -> DeviceRecords:
+        """The flags as the graph left them, the words of errors from the arguments."""
+        device = self.flags.device
+        x, everyone = check_inputs(self.given, self.layout, self.config, device, deferred=True)
+        lay = everyone.once() if self.config.duplicates == "once" else everyone
+        state, episode_differs, copy_differs = self.flags
+        order, every = lay.on(device).order, everyone.on(device).order
+        return DeviceRecords(
+            everyone=everyone, layout=lay, config=self.config, rewards=x.rewards, returns=x.returns,
+            episode_return=x.episode_return, action_key=x.action_key, action_parsed=x.action_parsed, state=state[order],
+            episode_differs=episode_differs[order] != 0, copy_differs=copy_differs[every] != 0,
+            late=tuple(LateCheck(self.late[i], late.error, late.text) for i, late in enumerate(x.late)),
+        )  # fmt: skip
+
+
+def flags_of(result: AdvantageResult) -> tuple[Tensor, Tensor]:
+    """[FLAGS, N] uint8 and [LATE] bool of a result; reads nothing.  On the CPU, errors came at the call."""
+    n, device = result.advantage.shape[0], result.advantage.device
+    flags = torch.zeros(len(FLAGS), n, dtype=torch.uint8, device=device)
+    late = torch.zeros(LATE, dtype=torch.bool, device=device)
+    records = result.records
+    if isinstance(records, Records):
+        if records.usable is not None:
+            flags[0, records.layout.order] = (~records.usable).to(torch.uint8)
+    elif isinstance(records, DeviceRecords):
+        order, every = records.layout.on(device).order, records.everyone.on(device).order
+        planes = ((records.state, order), (records.episode_differs, order), (records.copy_differs, every))
+        for plane, (flag, rows) in zip(flags, planes, strict=True):
+            if flag is not None:
+                plane[rows] = flag.to(torch.uint8)
+        for i, question in enumerate(records.late):
+            late[i] = question.failed
+    return flags, late

@@ -1,0 +1,124 @@
+"""Arguments for every op of torch.ops.bipace: ragged groups, rows set aside, optional tensors there and not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from batches import make_batch
+
+import bipace_kernels as bk
+from bipace_kernels._handles import handle_of
+
+BATCH = make_batch(3, groups=3, trajectories=3, longest=5)
+LAYOUT = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
+CONFIG = bk.Config.bipace(0.2)  # kept alive: ops know them by their handles
+M = LAYOUT.n_records
+
+OPS = [
+    "advantage", "cluster_cosine", "cluster_exact", "cluster_history", "cluster_sweep", "combine", "discounted_returns",
+    "episode_advantage", "hash_token_ids", "hgpo_advantage", "ngram_fingerprints", "scan_rows", "spoilt_trajectories",
+    "step_advantage", "trajectory_returns",
+]  # fmt: skip
+
+Case = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def op_cases(name: str, device: str) -> list[Case]:
+    """(args, kwargs) of each case, tensors on the device."""
+
+    def there(value: Any) -> Any:
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    return [
+        (tuple(there(a) for a in args), {k: there(v) for k, v in kwargs.items()}) for args, kwargs in _cases()[name]
+    ]
+
+
+def _cases() -> dict[str, list[Case]]:
+    rng = np.random.default_rng(5)
+    lay = LAYOUT
+    groups = {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
+    trajectories = {"n_trajectories": lay.n_trajectories}
+    spoilt = torch.arange(lay.n_trajectories) % 4 == 1
+    taken = ~spoilt[lay.trajectory_of_record()]
+    usable = torch.arange(M) % 5 != 2
+    rewards = torch.from_numpy(BATCH.rewards)[lay.order]
+    fingerprint = torch.from_numpy(BATCH.fingerprint)
+    codes = torch.from_numpy(rng.integers(0, 4, M))
+    keys = torch.from_numpy(BATCH.action_key)[lay.order]
+    step_return = torch.from_numpy(rng.normal(size=M).astype(np.float32))
+    trajectory_return = torch.from_numpy(rng.normal(size=lay.n_trajectories).astype(np.float32))
+    labels = torch.where(taken, torch.arange(M) // 2, -1)
+    depths = torch.stack([labels, torch.where(taken & (torch.arange(M) % 3 > 0), torch.arange(M) // 2, -1)])
+    cosine = (fingerprint, lay.order, lay.group_offsets)
+    terms = {"estimator": "q_style", "step_norm": "none", "delta": 1e-6}
+    hgpo = {"step_norm": "std", "delta": 1e-6, "alpha": 1.0, "base_group": True}
+    episode = {"norm": "std", "lone": "zero", "delta": 1e-6, "n_groups": lay.n_groups, "n_records": M}
+    rows = (
+        trajectory_return[lay.trajectory_of_record()],
+        step_return,
+        step_return,
+        labels,
+        (labels >= 0).to(torch.uint8),
+    )
+    source = lay.source()
+    ids = torch.tensor([[1, 0, 2, 3], [2, 2, 0, 1], [0, 0, 0, 0]])
+    table = (
+        torch.tensor([0, 8, 17, 18, 20]),
+        torch.frombuffer(bytearray(b"<action></action>Ab c"), dtype=torch.uint8)[:20],
+    )
+    first = {"mode": "first_n", "n": 3, "longest_row": 4}
+    tag = {**first, "mode": "action_tag"}
+    text = torch.frombuffer(bytearray(b"open the fridge, close it"), dtype=torch.uint8)
+    chain = {"layout": handle_of(lay), "config": handle_of(CONFIG), "fields": "", "backend": "auto", "check": "auto",
+             "num_threads": 0}  # fmt: skip
+    by_row = (torch.from_numpy(BATCH.rewards), None, None, fingerprint, None, torch.from_numpy(BATCH.action_key))
+    return {
+        "discounted_returns": [
+            ((rewards, lay.step, lay.trajectory_offsets, 0.9), trajectories),
+            ((rewards, None, lay.trajectory_offsets, 1.0), trajectories),
+        ],
+        "trajectory_returns": [((rewards, lay.step, lay.trajectory_offsets), trajectories)],
+        "spoilt_trajectories": [
+            ((step_return, trajectory_return, ~usable, lay.trajectory_offsets), trajectories),
+            ((step_return, trajectory_return, None, lay.trajectory_offsets), trajectories),
+        ],
+        "episode_advantage": [
+            ((trajectory_return, lay.trajectory_offsets, lay.group_trajectories), {**episode, "scope": s, "spoilt": bad})
+            for s, bad in (("trajectory", spoilt), ("step", None))
+        ],
+        "scan_rows": [((x, lay.order), {}) for x in (fingerprint, fingerprint.bfloat16(), fingerprint.half())],
+        "cluster_cosine": [
+            ((*cosine, usable, 0.2), {**groups, "taken": taken}),
+            ((*cosine, None, 0.0), {**groups, "taken": None}),
+        ],
+        "cluster_sweep": [((*cosine, usable, [0.1, 0.0, 0.4]), {**groups, "taken": taken})],
+        "cluster_exact": [((codes, lay.group_offsets), {**groups, "taken": some}) for some in (taken, None)],
+        "cluster_history": [
+            ((codes, at, lay.trajectory_offsets, lay.group_offsets, 3), {**trajectories, **groups, "taken": some})
+            for at, some in ((lay.step, taken), (None, None))
+        ],
+        "step_advantage": [
+            ((step_return, labels, keys, lay.group_offsets), {**groups, **terms}),
+            ((step_return, labels, None, lay.group_offsets), {**groups, **terms, "estimator": "mean", "step_norm": "std"}),
+        ],
+        "hgpo_advantage": [((step_return, depths, rows[0], lay.group_offsets), {**groups, **hgpo})],
+        "combine": [
+            ((*rows, source, some), {"weight": weight, "total_is_step": False, "n_rows": lay.n_rows})
+            for some, weight in ((taken, 0.5), (None, 0.0))
+        ],
+        "hash_token_ids": [
+            ((ids, None, None, None, None), first),
+            ((ids.int(), None, ids >= 0, *table), tag),
+            ((ids.flatten(), torch.tensor([0, 4, 4, 12]), None, *table), {**tag, "longest_row": 8}),
+        ],
+        "ngram_fingerprints": [((text, torch.tensor([0, 15, 15, 25])), {"n": 3, "dim": 64})],
+        "advantage": [
+            ((*by_row, None, None), chain),
+            ((*by_row[:3], None, None, None, torch.ones(BATCH.n, dtype=torch.bool), None), {
+                **chain, "config": 0, "fields": "{'partition': 'none', 'estimator': 'none'}",
+            }),
+        ],
+    }  # fmt: skip
