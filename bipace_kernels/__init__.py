@@ -4,8 +4,10 @@ Importing this loads torch and NumPy and nothing else: no compiler, no GPU, no f
 """
 
 from . import _ops as _ops  # torch.ops.bipace
+from . import embedders
 from ._dispatch import BackendError, BackendStatus, backends
 from ._version import __version__
+from .action_clusters import action_clusters
 from .action_keys import action_keys
 from .clusters import cluster
 from .config import Config
@@ -33,12 +35,14 @@ __all__ = [
     "TokenBytes",
     "ValueR2",
     "__version__",
+    "action_clusters",
     "action_keys",
     "advantage",
     "backends",
     "choose_epsilon",
     "cluster",
     "discounted_returns",
+    "embedders",
     "layout",
     "ngram_fingerprint",
     "to_tokens",

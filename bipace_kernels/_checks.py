@@ -143,26 +143,26 @@ def bool_vector(value: Any, name: str, n: int, late: list[LateCheck] | None = No
     return tensor.to(torch.bool)
 
 
-def fingerprint_matrix(value: Any, n: int) -> Tensor:
+def fingerprint_matrix(value: Any, n: int, name: str = "fingerprint") -> Tensor:
     """[N, D] float32, bfloat16 or float16, with the caller's strides; float64 is rounded to float32."""
     wish = "real numbers of shape [N, D]"
-    tensor = to_tensor(value, "fingerprint", wish)
+    tensor = to_tensor(value, name, wish)
     if tensor.ndim != 2 and n == 0 and tensor.numel() == 0:
         tensor = tensor.reshape(0, 1).to(torch.float32)
     if tensor.ndim != 2:
         cure = "; flatten the steps of all trajectories into rows" if tensor.ndim == 3 else ""
-        raise ValueError(f"fingerprint must have shape [N, D] with N = {n}, got {list(tensor.shape)}{cure}.")
+        raise ValueError(f"{name} must have shape [N, D] with N = {n}, got {list(tensor.shape)}{cure}.")
     if tensor.shape[0] != n:
-        raise ValueError(f"fingerprint must have shape [N, D] with N = {n} like group, got {list(tensor.shape)}.")
+        raise ValueError(f"{name} must have shape [N, D] with N = {n} like group, got {list(tensor.shape)}.")
     if tensor.shape[1] == 0:
-        raise ValueError(f"fingerprint must have at least one feature, got shape {list(tensor.shape)}.")
+        raise ValueError(f"{name} must have at least one feature, got shape {list(tensor.shape)}.")
     if tensor.dtype == torch.float64 or (
         not isinstance(value, (torch.Tensor, np.ndarray)) and tensor.dtype in _INTEGERS
     ):
         return tensor.to(torch.float32)
     if tensor.dtype not in FINGERPRINT_DTYPES:
         raise TypeError(
-            f"fingerprint must be float32, bfloat16, float16 or float64, got {tensor.dtype}; convert it with .float()."
+            f"{name} must be float32, bfloat16, float16 or float64, got {tensor.dtype}; convert it with .float()."
         )
     return tensor
 

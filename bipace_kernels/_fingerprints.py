@@ -74,19 +74,19 @@ class Fingerprints:
 
 
 def take_fingerprints(
-    fingerprint: Any, group: Any, trajectory: Any, step: Any, layout: Layout | None, backend: str, num_threads: Any
-) -> Fingerprints:
-    """Fingerprints of a call's arguments, checked for everything but values."""
+    fingerprint: Any, group: Any, trajectory: Any, step: Any, layout: Layout | None, backend: str, num_threads: Any,
+    name: str = "fingerprint",
+) -> Fingerprints:  # fmt: skip
+    """Fingerprints of a call's arguments, checked for everything but values.  name: what the caller calls them."""
     if fingerprint is None:
-        raise ValueError(
-            "fingerprint is missing; pass [N, D] features, e.g. hidden states or ngram_fingerprint(texts)."
-        )
+        example = "hidden states or ngram_fingerprint(texts)" if name == "fingerprint" else "embeddings of the actions"
+        raise ValueError(f"{name} is missing; pass [N, D] features, e.g. {example}.")
     _dispatch.check_name(backend)
-    device = _checks.one_device({"fingerprint": fingerprint, "group": group, "trajectory": trajectory, "step": step})
+    device = _checks.one_device({name: fingerprint, "group": group, "trajectory": trajectory, "step": step})
     kernels = _dispatch.choose(backend, device)
     threads = _dispatch.threads(num_threads)
     lay = _layout(group, trajectory, step, layout)
-    matrix = to_device(_checks.fingerprint_matrix(fingerprint, lay.n_rows), device, "fingerprint")
+    matrix = to_device(_checks.fingerprint_matrix(fingerprint, lay.n_rows, name), device, name)
     return Fingerprints(kernels, lay, matrix, threads, _dispatch.defers_checks(kernels))
 
 
@@ -108,6 +108,6 @@ def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> La
     return make_layout(group, trajectory, step)
 
 
-def raise_bad_rows(lay: Layout, state: Tensor) -> None:
+def raise_bad_rows(lay: Layout, state: Tensor, name: str = "fingerprint", *, zero: bool = True) -> None:
     """ValueError for fingerprint rows without a direction; waits for the device.  state: [M] uint8 of row_states()."""
-    check_fingerprint(lay, state.cpu(), "mend it or mask it by valid=False in the layout.")
+    check_fingerprint(lay, state.cpu(), "mend it or mask it by valid=False in the layout.", name=name, zero=zero)

@@ -49,6 +49,15 @@ def test_the_documented_controller_equals_the_code():
         assert re.search(rf"^{part.partition('=')[0]}\s{{2,}}", text, re.MULTILINE), part
 
 
+@pytest.mark.parametrize("name", ["ActorHidden", "Ngram", "Identity", "Sentence", "named"])
+def test_documented_embedders_equal_the_code(name):
+    documented = re.search(rf"^\* `{name}\((.*?)\)`:", API, re.MULTILINE)[1]
+    parts = inspect.signature(getattr(bk.embedders, name)).parameters.values()
+    assert re.findall(r"(\w+)(?:=([^,)]+))?", documented) == [
+        (p.name, "" if p.default is p.empty else repr(p.default)) for p in parts
+    ]
+
+
 def test_arguments_of_advantage_are_all_explained():
     text = inspect.getdoc(bk.advantage)
     for name in inspect.signature(bk.advantage).parameters:

@@ -1,0 +1,246 @@
+"""Embedders: states in, fingerprints out.  The estimator sees fingerprints alone, whatever made them.
+
+    embedder = bk.embedders.Sentence("path/to/a/sentence/encoder")
+    result = bk.advantage(..., fingerprint=embedder.embed(texts), config=bk.Config.bipace(embedder.epsilon))
+
+| embedder    | states                       | fingerprints                                            |
+| ActorHidden | hidden states, or a tap      | as they are: the paper's, from the policy that acted    |
+| Ngram       | texts                        | counts of hashed byte n-grams: the paper's control      |
+| Identity    | texts                        | a code of the text: equal states alone share a cluster  |
+| Sentence    | texts                        | unit vectors of a frozen sentence encoder               |
+
+Texts are str, or bytes where the table of the embedder says so; equal ones get equal rows.  To add another, write a class
+with `name`, `epsilon` and `embed`: nothing has to be registered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from . import _checks
+from .ngrams import ngram_fingerprint
+
+Tensor = torch.Tensor
+Progress = bool | Callable[[int], None]
+SENTENCE_EXTRA = 'pip install "bipace-kernels[sentence]"'
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """What makes fingerprints of states.
+
+    name      for tables and logs
+    epsilon   a radius to start from; `choose_epsilon()` finds one that suits the data
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def epsilon(self) -> float: ...
+
+    def embed(self, states: Any) -> Tensor:
+        """[N, D] float32 | bfloat16 | float16 fingerprints of N states, for `advantage(fingerprint=...)`."""
+
+
+@dataclass(frozen=True)
+class ActorHidden:
+    """Hidden states of the policy itself: the paper's state.
+
+    embed() takes [N, D] states (tensor or array), or whatever has rows() that gives them, as a tap of `bk.hidden` does;
+    they keep their device and dtype (float64 is rounded to float32).
+    """
+
+    epsilon: float = 0.10
+    name: str = "actor_hidden"
+
+    def embed(self, states: Any) -> Tensor:
+        """[N, D] the states, checked for shape and dtype."""
+        rows = states.rows() if hasattr(states, "rows") else states
+        if not isinstance(rows, (Tensor, np.ndarray)) or rows.ndim != 2:
+            shape = list(rows.shape) if isinstance(rows, (Tensor, np.ndarray)) else _checks.type_name(rows)
+            raise TypeError(
+                f"states must be hidden states [N, D], as a tensor or an array, or a tap, got {shape}; texts are for the "
+                "other embedders."
+            )
+        return _checks.fingerprint_matrix(rows, rows.shape[0], "states")
+
+
+@dataclass(frozen=True)
+class Ngram:
+    """Counts of hashed byte n-grams of str or bytes: `ngram_fingerprint()`, each distinct text counted once."""
+
+    n: int = 3
+    dim: int = 4096
+    epsilon: float = 0.25
+    backend: str = "auto"
+    num_threads: int | None = None
+    name: str = "ngram"
+
+    def embed(self, states: Any) -> Tensor:
+        """[N, dim] float32 unit vectors on the CPU."""
+        distinct, number = _distinct(states, (str, bytes))
+        found = ngram_fingerprint(distinct, n=self.n, dim=self.dim, backend=self.backend, num_threads=self.num_threads)
+        return found[number]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A code of each str or bytes: its cosine clusters are the exact partition (GiGPO's states).
+
+        x_j = ±1/√128 by bit j of BLAKE2b(UTF-8 bytes, 128 bits)
+
+    So at ε = 0 two states share a cluster where they are equal, on any machine and rank.  Codes of different texts are
+    near right angles (the standard deviation of their cosine is 0.09), so a radius of up to 0.25 changes nothing either.
+    """
+
+    epsilon: float = 0.0
+    name: str = "identity"
+
+    def embed(self, states: Any) -> Tensor:
+        """[N, 128] float32 unit vectors on the CPU."""
+        distinct, number = _distinct(states, (str, bytes))
+        codes = b"".join(hashlib.blake2b(_bytes(text), digest_size=16).digest() for text in distinct)
+        bits = np.unpackbits(np.frombuffer(codes, np.uint8)).reshape(len(distinct), 128)
+        return torch.from_numpy((2.0 * bits - 1.0) / math.sqrt(128)).float()[number]
+
+
+class Sentence:
+    """A frozen sentence encoder of sentence-transformers; the states are str.
+
+    model        folder of an encoder, its name on the Hugging Face hub, or a SentenceTransformer
+    batch_size   texts per forward
+    device       of the encoder, and so of the fingerprints; None: that of the model given, else what
+                 sentence-transformers chooses
+    epsilon      0.20: a start, for encoders differ
+    progress     True: a bar on stderr; or a function told how many texts each batch has done
+
+    Distinct texts are encoded once, long ones first, without gradients, and scaled to unit length in float32.  Encoders
+    cut what is beyond their own limit (often 256 tokens), and keep the beginning: put what tells states apart first.
+    ImportError names the extra where sentence-transformers is not installed.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        batch_size: int = 32,
+        device: str | torch.device | None = None,
+        epsilon: float = 0.20,
+        progress: Progress = False,
+    ) -> None:
+        self.batch_size = _checks.integer_at_least(batch_size, "batch_size", 1)
+        self.epsilon = epsilon
+        self.progress = progress
+        self.name = "sentence"
+        if isinstance(model, (str, Path)):
+            parts = Path(model).parts
+            self.name = f"sentence {'/'.join(parts[-2:])}"
+            model = _load(str(model), device)
+        elif not callable(getattr(model, "encode", None)):
+            raise TypeError(
+                f"model must be a folder, a name or a SentenceTransformer, got {_checks.type_name(model)}; see "
+                "sentence_transformers.SentenceTransformer."
+            )
+        elif device is not None:
+            model = model.to(device)
+        self.encoder = model.eval()
+
+    def __repr__(self) -> str:
+        return f"Sentence({self.name!r}, batch_size={self.batch_size}, device={str(self.encoder.device)!r})"
+
+    def embed(self, states: Any) -> Tensor:
+        """[N, D] float32 unit vectors on the encoder's device."""
+        distinct, number = _distinct(states, (str,))
+        encode = partial(self.encoder.encode, convert_to_tensor=True, show_progress_bar=False)
+        if not distinct:
+            return torch.zeros_like(encode([""])[:0], dtype=torch.float32)
+        by_length = sorted(range(len(distinct)), key=lambda i: (-len(distinct[i]), i))
+        found: list[Tensor] = []
+        with torch.inference_mode(), _shown(self.progress, len(distinct)) as advance:
+            for begin in range(0, len(by_length), self.batch_size):
+                # Lone surrogates become "?": tokenizers take valid Unicode alone.
+                batch = [_bytes(distinct[i], "replace").decode() for i in by_length[begin : begin + self.batch_size]]
+                rows = encode(batch, batch_size=self.batch_size)
+                found.append(torch.nn.functional.normalize(rows.float(), dim=1))
+                advance(len(batch))
+        place = torch.empty(len(distinct), dtype=torch.int64)
+        place[torch.tensor(by_length)] = torch.arange(len(distinct))
+        return torch.cat(found)[place[number].to(found[0].device)]
+
+
+def named(text: str) -> Embedder:
+    """The embedder of a name in a configuration: "actor_hidden", "ngram", "identity" or "sentence:MODEL"."""
+    kind, colon, model = text.partition(":")
+    if kind == "sentence" and model:
+        return Sentence(model)
+    plain: dict[str, Callable[[], Embedder]] = {"actor_hidden": ActorHidden, "ngram": Ngram, "identity": Identity}
+    if colon or kind not in plain:
+        raise ValueError(f"an embedder must be one of {', '.join(plain)} or sentence:MODEL, got {text!r}.")
+    return plain[kind]()
+
+
+def _distinct(states: Any, kinds: tuple[type, ...]) -> tuple[list[Any], Tensor]:
+    """The distinct texts by first appearance, and [N] int64 which of them each state is."""
+    if isinstance(states, np.ndarray) and states.ndim == 1:
+        states = states.tolist()
+    wish = " or ".join(kind.__name__ for kind in kinds)
+    if isinstance(states, (str, bytes)) or not isinstance(states, Sequence):
+        raise TypeError(
+            f"states must be a list of {wish}, got {_checks.type_name(states)}; put a single one into a list."
+        )
+    seen: dict[Any, int] = {}
+    number = np.empty(len(states), np.int64)
+    for i, text in enumerate(states):
+        if not isinstance(text, kinds):
+            raise TypeError(f"states must all be {wish}, got {_checks.type_name(text)} at index {i}; render it first.")
+        number[i] = seen.setdefault(text, len(seen))
+    return list(seen), torch.from_numpy(number)
+
+
+def _bytes(text: str | bytes, errors: str = "surrogatepass") -> bytes:
+    return text.encode("utf-8", errors) if isinstance(text, str) else text
+
+
+def _load(model: str, device: str | torch.device | None) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ModuleNotFoundError as error:
+        if error.name != "sentence_transformers":
+            raise
+        raise ImportError(
+            f"the sentence embedder needs the package sentence-transformers, which is not installed: {SENTENCE_EXTRA}"
+        ) from None
+    try:
+        return SentenceTransformer(model, device=None if device is None else str(device))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"model must be a folder or a name that sentence-transformers can load, got {model!r}: {reason}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _shown(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
+    """A function to be told of texts done: the caller's, one that moves a bar on stderr, or one that does nothing."""
+    if progress is False or progress is None:
+        yield lambda done: None
+    elif progress is not True:
+        yield progress
+    else:
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+
+        with Bar(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("encoding", total=total)
+            yield lambda done: bar.advance(task, done)
