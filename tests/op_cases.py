@@ -36,6 +36,15 @@ def op_cases(name: str, device: str) -> list[Case]:
     ]
 
 
+def _pairs(taken: torch.Tensor) -> torch.Tensor:
+    """[M] int64 clusters of two neighbours of a group each, by first appearance; −1 for records that are not taken [M]."""
+    group = LAYOUT.group_of_record()
+    pair = group * M + (torch.arange(M) - LAYOUT.group_offsets[group]) // 2
+    labels = torch.full((M,), -1)
+    labels[taken] = torch.unique(pair[taken], return_inverse=True)[1]
+    return labels
+
+
 def _cases() -> dict[str, list[Case]]:
     rng = np.random.default_rng(5)
     lay = LAYOUT
@@ -50,8 +59,8 @@ def _cases() -> dict[str, list[Case]]:
     keys = torch.from_numpy(BATCH.action_key)[lay.order]
     step_return = torch.from_numpy(rng.normal(size=M).astype(np.float32))
     trajectory_return = torch.from_numpy(rng.normal(size=lay.n_trajectories).astype(np.float32))
-    labels = torch.where(taken, torch.arange(M) // 2, -1)
-    depths = torch.stack([labels, torch.where(taken & (torch.arange(M) % 3 > 0), torch.arange(M) // 2, -1)])
+    labels = _pairs(taken)
+    depths = torch.stack([labels, _pairs(taken & (torch.arange(M) % 3 > 0))])
     cosine = (fingerprint, lay.order, lay.group_offsets)
     terms = {"estimator": "q_style", "step_norm": "none", "delta": 1e-6}
     hgpo = {"step_norm": "std", "delta": 1e-6, "alpha": 1.0, "base_group": True}
