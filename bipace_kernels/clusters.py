@@ -36,8 +36,8 @@ def cluster(
     fingerprint   [N, D] float32 | bfloat16 | float16, any length: normalised here
     group         [N] prompt-group id
     epsilon       cosine distance, 0 or in [1e-4, 2]; 0 joins rows that are equal as given (−0.0 equals 0.0).  Or a
-                  vector of E of them (tensor, array, list): all are clustered from one Gram matrix per group, which
-                  costs little more than one of them.  A vector on a GPU is read on the host once; a list is not.
+                  vector of E of them (tensor, array, list): all are clustered from one Gram matrix per group
+                  (docs/epsilon.md says what that costs).  A tensor on a GPU is waited for; a list is not.
     trajectory    [N] trajectory id or None (the records of a group in row order)
     step          [N] int or None, order inside the trajectory
     layout        instead of group, trajectory and step; with it nothing waits for a GPU

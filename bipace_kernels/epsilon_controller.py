@@ -123,7 +123,8 @@ class EpsilonController:
 
         Rows without a direction (zero, or not finite) and padding count in no size and no R²; rows whose return is not
         finite count in no R².  A batch without a row that counts leaves ε as it is and says so in `reason`.  Other bad
-        input is an error as in `cluster()`.  Waits for a GPU once ("value_r2": the labels of the grid come over too).
+        input is an error as in `cluster()`.  With a layout it waits for a GPU once, for a few sizes; under "value_r2" the
+        labels of the grid and the returns come over.
         """
         rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
         reward = self._check_returns(returns, rows.layout, trajectory, layout)
