@@ -66,7 +66,7 @@ def _cases() -> dict[str, list[Case]]:
     hgpo = {"step_norm": "std", "delta": 1e-6, "alpha": 1.0, "base_group": True}
     episode = {"norm": "std", "lone": "zero", "delta": 1e-6, "n_groups": lay.n_groups, "n_records": M}
     rows = (
-        trajectory_return[lay.trajectory_of_record()],
+        torch.where(taken, trajectory_return[lay.trajectory_of_record()], 0.0),  # as the episode term leaves it
         step_return,
         step_return,
         labels,
