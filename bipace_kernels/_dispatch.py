@@ -82,8 +82,10 @@ def choose(backend: str, device: torch.device | None = None) -> Any:
     ValueError for an unknown name, BackendError where the named one cannot run here or not on this device.
     """
     check_name(backend)
+    asked = f"backend={backend!r}"
     if backend == "auto" and _env.backend() is not None:
         backend = _from_env()
+        asked = f"backend={backend!r} (from BIPACE_BACKEND)"
     if device is not None:
         check_device(device)
     kind = "cpu" if device is None else device.type
@@ -91,10 +93,10 @@ def choose(backend: str, device: torch.device | None = None) -> Any:
         backend = _auto(kind)
     reason = _why_not(backend)
     if reason:
-        raise BackendError(f"backend={backend!r} cannot run here: {reason}.")
+        raise BackendError(f"{asked} cannot run here: {reason}.")
     reason = "" if device is None else _why_not_on(backend, kind)
     if reason:
-        raise BackendError(f"backend={backend!r} cannot run on tensors on {device}: {reason}.")
+        raise BackendError(f"{asked} cannot run on tensors on {device}: {reason}.")
     return importlib.import_module(f"bipace_kernels.{_PACKAGES[backend]}")
 
 

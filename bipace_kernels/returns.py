@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from . import _checks, _dispatch
+from ._inputs import check_check
+from ._transfer import to_device
 from .config import Config
 from .layout import Layout
 from .layout import layout as make_layout
-from .value_checks import check_copies
+from .value_checks import check_copies, out_of_range, unlike_first
 
 Tensor = torch.Tensor
 
@@ -23,6 +25,7 @@ def discounted_returns(
     step: Any = None,
     layout: Layout | None = None,
     backend: str = "auto",
+    check: str = "auto",
     num_threads: int | None = None,
 ) -> Tensor:
     """R_t = Σ_{u≥t} γ^{u−t} r_u inside each trajectory, u − t by step numbers where they are given.
@@ -31,12 +34,16 @@ def discounted_returns(
     trajectory   [N] trajectory id
     gamma        γ in [0, 1]
     step         [N] int or None; None: the row order is the time order
-    layout       instead of trajectory and step
-    Returns [N] float32: computed in float64, rounded once.  Rows that repeat a step get its return, and its reward
-    counts once.  ValueError for non-finite rewards, returns beyond ±1e37, and copies of a step that disagree.
+    layout       instead of trajectory and step; with it nothing waits for a GPU
+    check        "auto" | "now": bad values raise on the CPU and, with "now", on a GPU, which waits for it; with "auto" the
+                 trajectories that hold them get 0 there
+    Returns [N] float32 where the rewards are: computed in float64, rounded once.  Rows that repeat a step get its return,
+    and its reward counts once.  ValueError for non-finite rewards, returns beyond ±1e37, and copies of a step that
+    disagree.
     """
     Config(gamma=gamma)  # checks the range and names the field
     _dispatch.check_name(backend)
+    check_check(check)
     device = _checks.one_device({"rewards": rewards, "trajectory": trajectory, "step": step})
     kernels = _dispatch.choose(backend, device)
     if layout is None:
@@ -51,13 +58,41 @@ def discounted_returns(
         lay = layout
     if rewards is None:
         raise ValueError("rewards is missing; pass one per row.")
-    by_row = _checks.real_vector(rewards, "rewards", lay.n_rows)
-    check_copies(lay, by_row)
-    reward = by_row[lay.order]
-    _checks.check_finite(reward, "rewards", lay.order)
+    by_row = to_device(_checks.real_vector(rewards, "rewards", lay.n_rows), device, "rewards")
+    if _dispatch.defers_checks(kernels):
+        out, spoilt = _on_device(kernels, by_row, lay, float(gamma))
+        if check == "now":
+            _check_rewards(lay, by_row.cpu())
+            _checks.check_finite(torch.where(spoilt, torch.inf, out).cpu(), "returns (sums of rewards)", None)
+        return out
+    _check_rewards(lay, by_row)
     out = torch.zeros(lay.n_rows, dtype=torch.float32)
     out[lay.order] = kernels.returns.discounted_returns(
-        reward, lay.step, lay.trajectory_offsets, float(gamma), num_threads=_dispatch.threads(num_threads)
+        by_row[lay.order], lay.step, lay.trajectory_offsets, float(gamma), num_threads=_dispatch.threads(num_threads)
     )
     _checks.check_finite(out, "returns (sums of rewards)", None)
     return out
+
+
+def _check_rewards(lay: Layout, by_row: Tensor) -> None:
+    """ValueError for rewards [N] float64 on the CPU that are not finite, or not one per step."""
+    check_copies(lay, by_row)
+    _checks.check_finite(by_row[lay.order], "rewards", lay.order)
+
+
+def _on_device(kernels: Any, by_row: Tensor, lay: Layout, gamma: float) -> tuple[Tensor, Tensor]:
+    """Returns [N] float32 of rewards [N] float64, 0 in spoilt trajectories, and which rows those are [N] bool."""
+    on = lay.on(by_row.device)
+    reward, trajectories = by_row[on.order], {"n_trajectories": on.n_trajectories}
+    bad = out_of_range(reward)
+    if on.first is not None:
+        bad |= unlike_first(reward, reward[on.first])
+    found = kernels.returns.discounted_returns(reward, on.step, on.trajectory_offsets, gamma, **trajectories)
+    total = torch.zeros(on.n_trajectories, dtype=torch.float32, device=reward.device)
+    spoilt = kernels.returns.spoilt_trajectories(found, total, bad, on.trajectory_offsets, **trajectories)
+    aside = spoilt[on.trajectory_of_record]
+    rows = torch.zeros(lay.n_rows, dtype=torch.float32, device=reward.device)
+    rows[on.order] = found.masked_fill(aside, 0.0)
+    marks = torch.zeros(lay.n_rows, dtype=torch.bool, device=reward.device)
+    marks[on.order] = aside
+    return rows, marks

@@ -180,6 +180,35 @@ def test_errors_come_when_asked_and_arguments_stay(device):
         assert same_bits(given[name], value), name
 
 
+def test_discounted_returns(device):
+    lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step, np.arange(N) % 7 > 0)
+    rewards = torch.from_numpy(BATCH.rewards.copy())
+    rewards[0] = torch.nan  # padding
+    want = bk.discounted_returns(rewards, gamma=0.9, layout=lay, backend="reference")
+    got = bk.discounted_returns(rewards.to(device), gamma=0.9, layout=lay, backend="triton")
+    assert got.device.type == device.type
+    assert_close(got, want)
+    rewards[12] = torch.inf
+    rewards[30] = 1e300
+    got = bk.discounted_returns(rewards.to(device), gamma=0.9, layout=lay, backend="triton")
+    spoilt = np.isin(BATCH.trajectory, BATCH.trajectory[[12, 30]])
+    assert_close(got, torch.where(torch.from_numpy(spoilt), 0.0, want))
+    for backend, tensor in (("reference", rewards), ("triton", rewards.to(device))):
+        with pytest.raises(ValueError, match=r"rewards must be finite .* got inf at row 12"):
+            bk.discounted_returns(tensor, gamma=0.9, layout=lay, backend=backend, check="now")
+    copies = torch.tensor([2.0, 2.0, 3.0], device=device)
+    given = {"trajectory": [0] * 3, "gamma": 0.5, "step": [0, 0, 1], "backend": "triton"}
+    assert bk.discounted_returns(copies, **given).tolist() == [3.5, 3.5, 3.0]
+    copies[1] = 1.0
+    assert bk.discounted_returns(copies, **given).tolist() == [0.0] * 3
+    with pytest.raises(ValueError, match="rewards of one step must agree"):
+        bk.discounted_returns(copies, check="now", **given)
+    huge = torch.full((3,), 9e36, device=device)
+    with pytest.raises(ValueError, match=r"returns \(sums of rewards\) must be finite"):
+        bk.discounted_returns(huge, [0] * 3, 1.0, backend="triton", check="now")
+    assert bk.discounted_returns(huge, [0] * 3, 1.0, backend="triton").tolist() == [0.0] * 3
+
+
 @pytest.fixture
 def ops_by_triton(device, monkeypatch):
     """Ops on the device's tensors run the kernels, under the interpreter too."""
@@ -267,6 +296,25 @@ def test_never_waits_and_copies_nothing_to_the_host(name):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert not [event.name for event in seen.events() if "DtoH" in event.name]
+
+
+@pytest.mark.gpu
+def test_the_functions_beside_it_never_wait():
+    lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
+    given = tensors(torch.device("cuda"))
+    mask = torch.ones(N, 3, dtype=torch.int32, device="cuda")
+
+    def run():
+        returns = bk.discounted_returns(given["rewards"], layout=lay)
+        return bk.cluster(given["fingerprint"], epsilon=[0.1, 0.2], layout=lay), bk.to_tokens(returns, mask)
+
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
