@@ -100,22 +100,26 @@ def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
         assert torch.equal(result.cluster, labels)
 
 
-def test_long_groups_go_one_by_one(device, monkeypatch):
+def test_long_groups_have_no_gram_matrix_and_the_search_probes_them(device, monkeypatch):
     monkeypatch.setattr(long_groups, "LONG_GROUP", 10)
     monkeypatch.setattr(clusters, "LONGEST_SWEEP", 9)
     taken = []
     real = long_groups.cluster_long
-    monkeypatch.setattr(
-        long_groups, "cluster_long", lambda *args, **rest: [taken.append(args[5]), real(*args, **rest)][1]
-    )
+
+    def counted(*args, longest_group, shortest, **rest):
+        if longest_group >= shortest:
+            taken.append(args[5])
+        return real(*args, longest_group=longest_group, shortest=shortest, **rest)
+
+    monkeypatch.setattr(long_groups, "cluster_long", counted)
     x, _ = states()
     group = np.r_[np.zeros(13, int), np.ones(6, int), np.full(5, 2)]
     want = bk.cluster(x, group, EPSILONS, backend="reference")
     assert torch.equal(cluster(device, x, EPSILONS, group=group), want)
-    assert taken == [0.1, 0.35, 2.0]
+    assert taken == [[0.1, 0.35, 2.0]]
     choice = bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend="triton", probes=3)
     assert choice == bk.choose_epsilon(x, group, backend="reference", probes=3)
-    assert taken[3:] == [epsilon for epsilon, _ in choice.probes]
+    assert taken[1:] == [[epsilon] for epsilon, _ in choice.probes]
 
 
 def test_bad_rows_are_alone_unless_asked_for(device):
