@@ -135,8 +135,8 @@ def _look(
         place = (at & (CAPACITY - 1)).to(tl.int32)[:, None] + k
         here = k < _within(limit, at, LOOK)
         byte = tl.load(ring[:, None] + (place & (CAPACITY - 1)), mask=here, other=0x20)
-        if TAG:
-            tag = here & (byte == LESS_THAN)
+        tag = here & (byte == LESS_THAN)
+        if TAG and tl.max(tag.to(tl.int32)) > 0:  # most of a text holds none
             slash = tl.load(ring[:, None] + ((place + 1) & (CAPACITY - 1)), mask=tag, other=0) == SLASH
             name = place + 1 + slash.to(tl.int32)
             for i in tl.static_range(NAME_SIZE):
@@ -144,11 +144,12 @@ def _look(
                 tag &= letter == ((NAME >> (8 * i)) & 0xFF)
             body = tl.minimum(body, _first(tag & ~slash, k, at, LOOK) + OPEN_SIZE)
             close = tl.minimum(close, _first(tag & slash & (k >= _within(body, at, LOOK)), k, at, LOOK))
-        blank = (byte == BLANK) | ((byte >= 0x09) & (byte <= 0x0D))
-        solid = here & ~blank & (k >= _within(body, at, LOOK)) & (k < _within(close, at, LOOK))
-        head = tl.minimum(head, _first(solid, k, at, LOOK))
-        last = tl.max(tl.where(solid, k + 1, 0), 1)
-        tail = tl.where(last > 0, at + last, tail)
+        if tl.min(body) < NOWHERE:
+            blank = (byte == BLANK) | ((byte >= 0x09) & (byte <= 0x0D))
+            solid = here & ~blank & (k >= _within(body, at, LOOK)) & (k < _within(close, at, LOOK))
+            head = tl.minimum(head, _first(solid, k, at, LOOK))
+            last = tl.max(tl.where(solid, k + 1, 0), 1)
+            tail = tl.where(last > 0, at + last, tail)
         at += LOOK
     return body, close, head, tail
 

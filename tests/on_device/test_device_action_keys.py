@@ -365,6 +365,39 @@ def test_nobody_waits_for_the_device(device):
     assert keys.tolist() == wanted(MATRIX, mode=MODES[-1], token_bytes=TABLE)[0]
 
 
+def addresses(size: int, device: torch.device) -> torch.Tensor:
+    """[size] uint8 of which only what is used is ever touched."""
+    try:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    except RuntimeError:
+        pytest.skip(f"this machine does not lend {size / 1e9:.1f} GB of addresses")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_more_than_two_to_the_31_ids(device, mode):
+    """Rows, columns and flat positions far apart; the mask as well."""
+    near = MATRIX[:3].to(device)
+    rows, columns = near.shape
+    keys, parsed = wanted(MATRIX[:3], mode=mode, token_bytes=TABLE)
+    far, wide = 2**31 + 7, 2**31 // (columns - 1) + 1
+    lent = addresses(2 * far + 3 * columns, device)
+    options = {"mode": mode, "n": 8, "longest_row": columns}
+
+    def run(ids, offsets=None, mask=None, table=TABLE):
+        return [out.tolist() for out in stage.hash_token_ids(ids, offsets, mask, table.on(device), **options)]
+
+    for ids in (lent.as_strided((rows, columns), (far, 1)), lent.as_strided((rows, columns), (1, wide))):
+        ids.copy_(near)
+        assert run(ids) == run(near, mask=ids) == [keys, parsed, [-1]]
+        ids.zero_()
+        assert run(near, mask=ids)[0] == [key(b"", 4 if mode == "text" else 1)] * rows
+    lent[far : far + near.numel()] = near.flatten()
+    offsets = far + columns * torch.arange(rows + 1, device=device)
+    assert run(lent, offsets) == [keys, parsed, [-1]]
+    if mode != "first_n":
+        assert run(lent, offsets, table=table_of([b"a"] * 60))[2] == [far]  # each row has an id outside this table
+
+
 def test_table_goes_to_a_device_once_and_pickles_without_its_copies(device):
     table = table_of([b"a", b"bc"])
     offsets, data = table.on(device)

@@ -95,6 +95,19 @@ def test_same_bits_in_any_batch(device):
         assert same_bits(ours([texts[i]], device)[0], whole[i])
 
 
+def test_more_than_two_to_the_31_bytes_of_text(device, monkeypatch):
+    """Of the texts before the one looked at, only the addresses are there."""
+    monkeypatch.setattr(stage, "ENOUGH_PROGRAMS", 1)
+    far, text = 2**31 + 7, b"You are in a kitchen."
+    try:
+        data = torch.empty(far + len(text), dtype=torch.uint8, device=device)
+    except RuntimeError:
+        pytest.skip("this machine does not lend 2.1 GB of addresses")
+    data[far:] = torch.tensor(list(text), dtype=torch.uint8)
+    got = stage.ngram_fingerprints(data, torch.tensor([far, far + len(text)], device=device), n=3, dim=4096)
+    assert same_bits(got.cpu(), bk.ngram_fingerprint([text], backend="cpu"))
+
+
 def test_nobody_waits_for_the_device(device):
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
