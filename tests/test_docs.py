@@ -8,12 +8,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import bipace_kernels as bk
+from bipace_kernels import _ops
 
 ROOT = Path(__file__).resolve().parent.parent
 API = (ROOT / "docs/api.md").read_text()
 README = (ROOT / "README.md").read_text()
+GPU = (ROOT / "docs/gpu.md").read_text()
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md"), ROOT / "bench/README.md"])
 FUNCTIONS = [name for name in bk.__all__ if inspect.isfunction(getattr(bk, name))]
 
@@ -96,3 +99,19 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
     for target in re.findall(r"(?<![\w/])docs/\w+\.md", page.read_text()):
         assert (ROOT / target).exists(), f"{page.name} names {target}"
+
+
+def test_the_page_on_gpus_runs_anywhere():
+    code = "\n".join(re.findall(r"```python\n(.*?)```", GPU, re.DOTALL))
+    exec(compile(code, "docs/gpu.md", "exec"), {"__name__": "page"})
+
+
+def test_every_op_is_listed_with_its_arguments():
+    listed = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", GPU, re.MULTILINE))
+    assert listed.pop("advantage") == "..."
+    assert sorted(listed) == sorted(_ops._STAGES)
+    for name, arguments in listed.items():
+        schema = getattr(torch.ops.bipace, name).default._schema.arguments
+        positional = [a.name for a in schema if not a.kwarg_only]
+        keywords = [a.name for a in schema if a.kwarg_only]
+        assert arguments == ", ".join(positional + (["*", *keywords] if keywords else [])), name
