@@ -1,7 +1,11 @@
 """BiPACE advantages for group-based RL of LLM agents: `advantage()` and what it is made of.
 
 Importing this loads torch and NumPy and nothing else: no compiler, no GPU, no file.
+`bipace_kernels.hidden` (hidden states of Hugging Face models) is imported when first asked for.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from . import _ops as _ops  # torch.ops.bipace
 from . import embedders
@@ -23,6 +27,9 @@ from .token_bytes import TokenBytes, token_bytes
 from .tokens import to_tokens
 from .value_r2 import ValueR2
 
+if TYPE_CHECKING:
+    from . import hidden
+
 __all__ = [
     "AdvantageResult",
     "BackendError",
@@ -43,9 +50,16 @@ __all__ = [
     "cluster",
     "discounted_returns",
     "embedders",
+    "hidden",
     "layout",
     "ngram_fingerprint",
     "to_tokens",
     "token_bytes",
     "trajectory_ids",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "hidden":
+        return importlib.import_module(f"{__name__}.hidden")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

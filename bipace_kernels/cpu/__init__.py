@@ -1,5 +1,5 @@
 """Compiled C++ kernels (csrc/cpu): the default on CPUs."""
 
-from . import action_keys, clusters, episode, ngrams, observations, returns, similar, values
+from . import action_keys, clusters, episode, ngrams, observations, pooling, returns, similar, values
 
-__all__ = ["action_keys", "clusters", "episode", "ngrams", "observations", "returns", "similar", "values"]
+__all__ = ["action_keys", "clusters", "episode", "ngrams", "observations", "pooling", "returns", "similar", "values"]

@@ -34,4 +34,5 @@ PYBIND11_MODULE(_native, m) {
   bipace::bind_action_keys(m);
   bipace::bind_ngrams(m);
   bipace::bind_clusters(m);
+  bipace::bind_pooling(m);
 }

@@ -1,0 +1,197 @@
+"""What a tap learns from the forward it watches: which tokens of the tensor are wanted, whatever the layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _checks
+from ._pool import Spans
+from .layers import arguments_of
+from .positions import Positions, last_tokens, positions_of
+
+Tensor = torch.Tensor
+
+
+class Consumer:
+    """Hands the wanted rows out to the forwards, one after the other, and remembers whose they are."""
+
+    def __init__(self, positions: Any, cu_seqlens: Any) -> None:
+        self._given = _wanted(positions)
+        self._cu_given = None if cu_seqlens is None else _cu_seqlens(cu_seqlens)
+        self.restart()
+
+    def restart(self) -> None:
+        self._cursor = 0  # rows of the given positions that forwards have had
+        self._rows = 0  # rows of all forwards
+        self._cu = self._cu_given
+        self._expected: tuple[Positions | int | str | None, Tensor | None] = (None, None)
+        self._row_index: list[Tensor] = []
+        self._outside: Tensor | None = None
+
+    def expect(self, positions: Any, cu_seqlens: Any) -> None:
+        self._expected = (
+            None if positions is None else _wanted(positions),
+            None if cu_seqlens is None else _cu_seqlens(cu_seqlens),
+        )
+
+    def row_index(self) -> Tensor:
+        return torch.cat(self._row_index) if self._row_index else torch.empty(0, dtype=torch.int64)
+
+    def check_done(self) -> None:
+        """ValueError where forwards came, but not all rows of the positions."""
+        if isinstance(self._given, Positions) and 0 < self._cursor < self._given.n_rows:
+            raise ValueError(
+                f"positions are for {self._given.n_rows} rows, but the forwards inside the tap had {self._cursor}; run them "
+                "all inside, or give expect() the positions of each forward."
+            )
+
+    def check_outside(self) -> None:
+        """ValueError where a position on a device, which was not looked at during the forward, was no token."""
+        if self._outside is not None and bool(self._outside):
+            raise ValueError("positions must be tokens of their rows; some lie outside the tensor or on padding.")
+
+    def next(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spans:
+        """The spans of the forward that begins with these arguments."""
+        given = arguments_of(module, args, kwargs)
+        tokens = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
+        n_batch, width = int(tokens.shape[0]), int(tokens.shape[1])
+        (positions, cu), self._expected = self._expected, (None, None)
+        if cu is None:
+            cu = self._packed(given, n_batch)
+        if cu is not None and n_batch != 1:
+            raise ValueError(
+                f"cu_seqlens needs packed input [1, nnz], but the forward has {n_batch} rows; leave it out there."
+            )
+        mask = given.get("attention_mask")
+        if cu is None and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] != width:
+            raise ValueError(
+                f"attention_mask covers {mask.shape[1]} tokens where the forward has {width}: this looks like a forward with "
+                "a cache; set `enabled` of the tap to False while tokens are generated."
+            )
+        lengths, start, alive = _rows_of(cu, mask, n_batch, width, tokens.device)
+        if positions is None:
+            positions = self._take(len(lengths))
+        if positions == "last":
+            _check_last(given, cu, width)
+        spans, row, bad = _spans(positions, lengths, start, alive, None if cu is None else cu.to(tokens.device))
+        self._check(bad, row, width)
+        self._row_index.append(row + self._rows)
+        self._rows += len(lengths)
+        return spans
+
+    def _packed(self, given: dict[str, Any], n_batch: int) -> Tensor | None:
+        """cu_seqlens from tap(), for its first forward, or from the forward's own arguments."""
+        if self._cu is not None:
+            cu, self._cu = self._cu, None
+            return cu
+        own = given.get("cu_seq_lens_q")
+        if own is not None and n_batch == 1:
+            return _cu_seqlens(own)
+        if self._cu_given is not None:
+            raise ValueError(
+                "cu_seqlens was for one forward, and another has come; call expect(cu_seqlens=...) before each."
+            )
+        return None
+
+    def _take(self, n_rows: int) -> Positions | int | str:
+        if not isinstance(self._given, Positions):
+            return self._given
+        first, last = self._cursor, self._cursor + n_rows
+        if last > self._given.n_rows:
+            raise ValueError(
+                f"positions are for {self._given.n_rows} rows, but the forwards inside the tap have {last} or more; give "
+                "positions for all rows of all forwards in order, or call expect() before each."
+            )
+        self._cursor = last
+        return self._given.rows(first, last)
+
+    def _check(self, bad: Tensor, row: Tensor, width: int) -> None:
+        """At once on the CPU; on a device a flag, which rows() looks at."""
+        if bad.device.type != "cpu":
+            self._outside = bad.any() if self._outside is None else self._outside | bad.any()
+        elif bool(bad.any()):
+            first = self._rows + int(row[bad][0])
+            raise ValueError(
+                f"positions must be tokens of their rows, but one of row {first} lies outside its {width} columns or on "
+                "padding; count columns of the tensor that the model sees, padding included."
+            )
+
+
+def hidden_of(output: Any) -> Tensor:
+    """The hidden states in what a block gives: a tensor in transformers 5, a tuple that begins with it before."""
+    hidden = output[0] if isinstance(output, (tuple, list)) else output
+    if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+        raise TypeError(f"a block's output must be [B, T, D] or begin with it, got {_checks.type_name(hidden)}.")
+    return hidden
+
+
+def _wanted(positions: Any) -> Positions | int | str:
+    return "last" if isinstance(positions, str) and positions == "last" else positions_of(positions)
+
+
+def _cu_seqlens(value: Any) -> Tensor:
+    cu = _checks.integer_vector(value, "cu_seqlens", _checks.length(value, "cu_seqlens"))
+    if len(cu) < 2:
+        raise ValueError(f"cu_seqlens must have shape [R+1] with R ≥ 1, got [{len(cu)}]; it begins with 0.")
+    return cu
+
+
+def _rows_of(
+    cu: Tensor | None, mask: Any, n_batch: int, width: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Columns [R], first token [R] and attended tokens [R, T] (None: all) of each row."""
+    if cu is not None:
+        lengths = cu.to(device).diff()
+        return lengths, torch.zeros_like(lengths), None
+    lengths = torch.full((n_batch,), width, device=device)
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        alive = mask != 0
+        return lengths, alive.to(torch.int8).argmax(1) if width else torch.zeros_like(lengths), alive
+    return lengths, torch.zeros_like(lengths), None
+
+
+def _spans(
+    positions: Positions | int | str, lengths: Tensor, start: Tensor, alive: Tensor | None, cu: Tensor | None
+) -> tuple[Spans, Tensor, Tensor]:
+    """Spans, the row [n] of each on the CPU, and which positions [n] are no tokens of their rows."""
+    device, n_rows = lengths.device, len(lengths)
+    if isinstance(positions, Positions):
+        own = positions.row()
+        row, column = own.to(device), positions.column.to(device)
+    else:
+        own, row = torch.arange(n_rows), torch.arange(n_rows, device=device)
+        if positions == "last":
+            column = lengths - 1 if alive is None else last_tokens(alive)
+        else:
+            assert isinstance(positions, int)
+            column = lengths + positions if positions < 0 else torch.full_like(lengths, positions)
+    inside = (column >= 0) & (column < lengths[row])
+    if alive is not None and alive.shape[1]:
+        inside &= alive[row, column.clamp(0, alive.shape[1] - 1)]
+        bad = ~inside & alive.any(1)[row]  # a row of padding alone has no state, and gives zeros
+    else:
+        bad = ~inside & (lengths > 0)[row]
+    last = torch.where(inside, column, -1)
+    if cu is None:
+        return Spans(row, start[row], last), own, bad
+    begin = cu[:-1][row]
+    return Spans(torch.zeros_like(row), begin, torch.where(inside, begin + column, -1)), own, bad
+
+
+def _check_last(given: dict[str, Any], cu: Tensor | None, width: int) -> None:
+    """ValueError where "last" would be taken of something it cannot be told of."""
+    mask: Any = given.get("attention_mask")
+    ids: Any = given.get("position_ids")
+    if cu is not None:
+        return
+    if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+        raise ValueError("positions 'last' needs an attention_mask of shape [B, T] in the forward; give the columns.")
+    one_row = mask is None and isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[0] == 1 and width > 1
+    if one_row and bool((ids[0, 1:] <= ids[0, :-1]).any()):
+        raise ValueError(
+            "positions 'last' on packed input needs cu_seqlens: the forward's position_ids begin again inside the row; "
+            "give tap() or expect() the offsets of its sequences."
+        )

@@ -1,0 +1,138 @@
+"""Where a state is read: columns of the tensor that the model sees, one or several for each row of the batch."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _checks
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Any number of columns for each of R rows, row after row; made by the functions below or from lists.
+
+    column   [n] int64   token index in its row: in the padded tensor, or inside the sequence where sequences are packed
+    offsets  [R+1] int64 on the CPU: row r has column[offsets[r] : offsets[r + 1]]
+    """
+
+    column: Tensor
+    offsets: Tensor
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.offsets) - 1
+
+    def __len__(self) -> int:
+        return int(self.column.shape[0])
+
+    def rows(self, first: int, last: int) -> Positions:
+        """Those of rows [first, last)."""
+        begin, end = int(self.offsets[first]), int(self.offsets[last])
+        return Positions(self.column[begin:end], self.offsets[first : last + 1] - begin)
+
+    def row(self) -> Tensor:
+        """[n] int64 on the CPU: the row of each position."""
+        return torch.repeat_interleave(torch.arange(self.n_rows), self.offsets.diff())
+
+
+def last_tokens(attention_mask: Any) -> Tensor:
+    """[B] int64 column of the last attended token of each row, left- or right-padded; −1 where a row has none.
+
+    attention_mask  [B, T] bool or integers, not 0 where there is a token
+
+    On the mask's device, without waiting for it.  Of prompts alone this is the last prompt token; where the row holds a
+    response too, it is the response's last token, which is no state: use turn_positions() there.
+    """
+    mask = mask_matrix(attention_mask, "attention_mask")
+    column = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return (mask * column).amax(1) - 1 if mask.shape[1] else column.new_full((mask.shape[0],), -1)
+
+
+def turn_positions(mask: Any, prompt_length: Any = 0) -> Positions:
+    """The token before each turn of the model: the state that its response answers.
+
+        prompt_length + t − 1   for every t with mask[t] and not mask[t − 1]
+
+    mask           [B, T] bool or 0 and 1, or B vectors of any lengths: 1 on tokens that the model wrote, 0 on prompts, tool
+                   results and padding (a response mask times an attention mask).  Over whole rows, or over responses alone
+    prompt_length  where the mask covers responses alone: columns before the response in the tensor that the model sees,
+                   one int (left-padded prompts: their width) or one per row [B] (packed sequences)
+
+    A row may have no turn.  ValueError where a turn has no token before it.  Waits for a mask on a GPU, since the number of
+    turns decides the shape of everything after it.
+    """
+    if isinstance(mask, (list, tuple)):
+        mask = _from_ragged(mask)
+    turns = mask_matrix(mask, "mask")
+    before = torch.nn.functional.pad(turns, (1, 0))[:, :-1]
+    row, column = torch.nonzero(turns & ~before, as_tuple=True)
+    shift = _prompt_length(prompt_length, turns)
+    column = column + (shift if shift.ndim == 0 else shift[row]) - 1
+    bad = column < 0
+    if bool(bad.any()):
+        raise ValueError(
+            f"mask must have a token before each turn, but row {int(row[bad][0])} begins with one; give the columns of the "
+            "prompt as prompt_length, or a mask over prompt and response."
+        )
+    counts = torch.bincount(row, minlength=turns.shape[0]).cpu()
+    return Positions(column, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
+
+
+def positions_of(value: Any) -> Positions | int:
+    """What a caller gives as positions: Positions, an int for all rows, one int per row, or a list of ints per row."""
+    if isinstance(value, Positions):
+        return value
+    if not isinstance(value, bool) and isinstance(value, numbers.Integral):
+        return int(value)
+    wish = "'last', an int, one int per row, or a list of ints per row (see turn_positions)"
+    if isinstance(value, (list, tuple)) and any(isinstance(v, (list, tuple)) for v in value):
+        if not all(isinstance(v, (list, tuple)) for v in value):
+            raise TypeError(f"positions must be {wish}, got a list that mixes ints and lists.")
+        counts = torch.tensor([0, *(len(v) for v in value)], dtype=torch.int64)
+        flat = [c for v in value for c in v]
+        return Positions(_checks.integer_vector(flat, "positions", len(flat)), counts.cumsum(0))
+    if isinstance(value, (str, bool)) or not hasattr(value, "__len__"):
+        raise TypeError(f"positions must be {wish}, got {value!r}.")
+    column = _checks.integer_vector(value, "positions", _checks.length(value, "positions"))
+    return Positions(column, torch.arange(len(column) + 1))
+
+
+def mask_matrix(value: Any, name: str) -> Tensor:
+    """[B, T] bool of a mask of booleans or integers."""
+    tensor = _checks.to_tensor(value, name, "a mask of shape [B, T]")
+    if tensor.ndim != 2:
+        raise ValueError(f"{name} must have shape [B, T], got {list(tensor.shape)}; one row per sequence.")
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise TypeError(f"{name} must be bool or integers, got {tensor.dtype}; compare it, e.g. {name} > 0.")
+    return tensor != 0
+
+
+def _from_ragged(masks: Sequence[Any]) -> Tensor:
+    """[B, T] of B vectors, zeros behind the short ones."""
+    vectors = [_checks.to_tensor(m, f"mask[{i}]", "a vector of 0 and 1") for i, m in enumerate(masks)]
+    for i, vector in enumerate(vectors):
+        if vector.ndim != 1:
+            raise ValueError(f"mask[{i}] must have shape [T], got {list(vector.shape)}; one vector per row.")
+        if vector.is_floating_point() and vector.numel():
+            raise TypeError(f"mask[{i}] must be bool or integers, got {vector.dtype}; compare it, e.g. mask > 0.")
+    if not vectors:
+        return torch.zeros((0, 0), dtype=torch.bool)
+    return torch.nn.utils.rnn.pad_sequence([v != 0 for v in vectors], batch_first=True)
+
+
+def _prompt_length(value: Any, turns: Tensor) -> Tensor:
+    """A scalar or [B] int64 on the mask's device."""
+    if not isinstance(value, bool) and isinstance(value, numbers.Integral):
+        length = torch.tensor(int(value), device=turns.device)
+    else:
+        length = _checks.integer_vector(value, "prompt_length", turns.shape[0]).to(turns.device)
+    if length.numel() and int(length.min()) < 0:
+        raise ValueError(f"prompt_length must be at least 0, got {int(length.min())}.")
+    return length

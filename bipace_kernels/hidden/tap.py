@@ -1,0 +1,262 @@
+"""The tap: keeps a block's output at the wanted positions during forwards that somebody else runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _dispatch
+from . import _attention
+from ._forward import Consumer, hidden_of
+from ._pool import Spans, check_dtype, check_poolings, pool
+from .layers import Decoder, Layer, find_decoder, layer_of, unwrap
+
+Tensor = torch.Tensor
+
+
+def tap(
+    model: Any,
+    layer: int | str = -8,
+    *,
+    positions: Any = "last",
+    cu_seqlens: Any = None,
+    pooling: str | Sequence[str] = "last",
+    normalize: bool = False,
+    dtype: torch.dtype | None = None,
+    layers: Sequence[int | str] | None = None,
+    backend: str = "auto",
+) -> Tap:
+    """Context manager that keeps a layer's hidden states at the wanted positions of every forward run inside it.
+
+        with bk.hidden.tap(model, layer=-8, positions=turns) as tapped:
+            model(input_ids, attention_mask=attention_mask)      # the log-prob forward, in any number of micro-batches
+        fingerprint = tapped.rows()                              # [n, D]
+
+    model        a Hugging Face decoder, bare or in PEFT, DDP, FSDP, DeepSpeed, with gradient checkpointing or compiled
+                 blocks (a model compiled as a whole calls no hooks and is refused)
+    layer        index into Hugging Face's hidden_states, negative or positive (−1: after the final norm), or "block 16"
+    positions    "last": the last token of each row, from the forward's attention_mask (prompts alone); or columns of the
+                 model's input: an int for every row (negative from the end), one per row, or several per row (`Positions`,
+                 a list of lists).  Rows are taken up in order by as many forwards as come
+    cu_seqlens   [R+1] int   of a forward on packed input [1, nnz]: row r is [cu_seqlens[r], cu_seqlens[r+1]), and columns
+                 count from its beginning.  For several packed forwards call `expect()` before each
+    pooling      "last": the token itself; "mean": of its prompt up to it; "attention": of its prompt, weighted by the
+                 token's attention in that block (softmax over the prompt, mean over heads); or several of them
+    normalize    rows of unit length; the norm is taken in float64 and rows are rounded once
+    dtype        of the rows; None: that of the hidden states
+    layers       several layers at once, in place of `layer`
+    backend      "auto" | "reference" | "cpu" | "triton" | "cuda", as in bipace_kernels.advantage()
+
+    Nothing else of the forward is kept, its outputs and its autograd graph stay as they are, and what gradient
+    checkpointing computes again in the backward is not counted twice.  See `Tap` for what it gives.
+    """
+    decoder = find_decoder(model)
+    if decoder.compiled:
+        raise ValueError(
+            f"model must not be compiled as a whole: {decoder.compiled} calls no hooks once compiled. Compile its blocks "
+            "instead (for block in model.model.layers: block.compile()), or pass the model inside (_orig_mod)."
+        )
+    _dispatch.check_name(backend)
+    several = _layers(layer, layers, len(decoder.blocks))
+    poolings = check_poolings(pooling)
+    if "attention" in poolings:
+        for item in several:
+            if item.normed:
+                raise ValueError(
+                    f"pooling 'attention' belongs to a block, got {item}; use layer 'block {item.block}', or another pooling."
+                )
+            _attention.check_block(decoder.blocks[item.block])
+    consumer = Consumer(positions, cu_seqlens)
+    return Tap(decoder, several, poolings, consumer, bool(normalize), check_dtype(dtype), backend)
+
+
+class Tap:
+    """What tap() gives: rows of hidden states, in the order of forwards, rows and positions.
+
+    enabled    set it to False to let forwards pass by (a reference model's, tokens being generated)
+    layers     the tapped layers; they print as "block 20 (hidden_states[21] = [−8])"
+    rows()     what was kept.  row_index(): whose it is.  expect(): positions of the next forward alone.  clear()
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        layers: list[Layer],
+        poolings: tuple[str, ...],
+        consumer: Consumer,
+        normalize: bool,
+        dtype: torch.dtype | None,
+        backend: str,
+    ) -> None:
+        self.enabled = True
+        self.layers = layers
+        self._decoder, self._poolings, self._consumer = decoder, poolings, consumer
+        self._normalize, self._dtype, self._backend = normalize, dtype, backend
+        self._undo: list[Callable[[], None]] = []
+        self._spans: Spans | None = None
+        self._kept: dict[tuple[Layer, str], list[Tensor]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tap on {', '.join(map(str, self.layers))} of {type(self._decoder.causal).__name__}>"
+
+    def __enter__(self) -> Tap:
+        if self._undo:
+            raise RuntimeError("a tap must be left before it is entered again; make another for a nested context.")
+        self.clear()
+        try:
+            self._undo.append(self._decoder.base.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+            for layer in self.layers:
+                self._attach(layer)
+        except BaseException:
+            self._detach()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._detach()
+        if kind is None:
+            self._consumer.check_done()
+
+    def rows(self, layer: int | str | None = None, pooling: str | None = None) -> Tensor:
+        """[n, D] hidden states of one layer and pooling; both may be left out where there is one alone.
+
+        A position with no token (a row of padding) gives zeros.  ValueError where no forward came, or where a position
+        on a GPU lay outside its tensor (which is not looked at before).
+        """
+        self._consumer.check_outside()
+        key = self._key(layer, pooling)
+        parts = self._kept.get(key, [])
+        if not parts:
+            raise ValueError(
+                f"no forward of {type(self._decoder.causal).__name__} ran through {key[0]} inside the tap; run the model, "
+                "its wrapper or its decoder inside the with block, while `enabled` is True."
+            )
+        if len(parts) > 1:
+            self._kept[key] = parts = [torch.cat(parts)]
+        return parts[0]
+
+    def row_index(self) -> Tensor:
+        """[n] int64 on the CPU: the row of each state, counted over all forwards."""
+        return self._consumer.row_index()
+
+    def expect(self, positions: Any = None, cu_seqlens: Any = None) -> None:
+        """Positions and cu_seqlens of the next forward alone; None leaves what tap() was given."""
+        self._consumer.expect(positions, cu_seqlens)
+
+    def clear(self) -> None:
+        """Forgets all rows, and begins again with the first row of the positions."""
+        self._spans = None
+        self._kept = {}
+        self._consumer.restart()
+
+    def _key(self, layer: int | str | None, pooling: str | None) -> tuple[Layer, str]:
+        names = ", ".join(map(str, self.layers))
+        if layer is None and len(self.layers) > 1:
+            raise ValueError(f"layer must name one of the tapped layers: {names}.")
+        found = self.layers[0] if layer is None else layer_of(layer, len(self._decoder.blocks))
+        if found not in self.layers:
+            raise ValueError(f"layer must be one of the tapped layers, {names}, got {found}.")
+        if pooling is None and len(self._poolings) > 1:
+            raise ValueError(f"pooling must name one of {', '.join(self._poolings)}.")
+        chosen = self._poolings[0] if pooling is None else pooling
+        if chosen not in self._poolings:
+            raise ValueError(f"pooling must be one of {', '.join(self._poolings)}, got {pooling!r}.")
+        return found, chosen
+
+    # ------------------------------------------------------------------------------------------------------- hooks
+
+    def _attach(self, layer: Layer) -> None:
+        block = self._decoder.blocks[layer.block]
+        rest = tuple(p for p in self._poolings if p != "attention")
+        if rest:
+            self._undo.append(_on_output(self._decoder.norm if layer.normed else block, self._hook(layer, rest)))
+        if "attention" in self._poolings:
+            # Inside the shards: the block's own parameters are needed, which FSDP takes away in its own hook.
+            inside = unwrap(block, ("_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+            self._undo.append(_on_output(inside, self._hook(layer, ("attention",)), first=True))
+
+    def _detach(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._spans = None
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the decoder's own forward: which tokens of it are wanted."""
+        if _recomputing():
+            return
+        self._spans = None
+        if not self.enabled:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            self._spans = self._consumer.next(module, args, kwargs)
+
+    def _hook(self, layer: Layer, poolings: tuple[str, ...]) -> Callable[..., None]:
+        def keep(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if self._spans is None or not self.enabled or _recomputing():
+                return
+            # Rows of an inference-mode forward are plain tensors all the same, or no later code could use them freely.
+            with torch.inference_mode(False), torch.no_grad():
+                self._keep(layer, poolings, hidden_of(output), block, args, kwargs)
+
+        return keep
+
+    def _keep(
+        self,
+        layer: Layer,
+        poolings: tuple[str, ...],
+        hidden: Tensor,
+        block: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        assert self._spans is not None
+        spans = self._spans.to(hidden.device)
+        for pooling in poolings:
+            scores = None
+            if pooling == "attention":
+                scores = _attention.scores_of(block, args, kwargs, spans.batch, spans.last)
+            rows = pool(
+                hidden.detach(), spans, pooling=pooling, normalize=self._normalize, dtype=self._dtype,
+                attention=scores, backend=self._backend,
+            )  # fmt: skip
+            self._kept.setdefault((layer, pooling), []).append(rows)
+
+
+def _layers(layer: int | str, layers: Sequence[int | str] | None, n_blocks: int) -> list[Layer]:
+    if layers is None:
+        return [layer_of(layer, n_blocks)]
+    if isinstance(layers, str) or not isinstance(layers, Sequence) or not layers:
+        raise ValueError(f"layers must be a list of layers, e.g. [-8, -12], got {layers!r}.")
+    found = list(dict.fromkeys(layer_of(item, n_blocks) for item in layers))
+    return found
+
+
+def _on_output(module: nn.Module, hook: Callable[..., None], *, first: bool = False) -> Callable[[], None]:
+    """Calls hook(module, args, kwargs, output) after each call of the module; returns what undoes that."""
+    compiled = getattr(module, "_compiled_call_impl", None)
+    if compiled is None:
+        return module.register_forward_hook(hook, prepend=first, with_kwargs=True).remove
+
+    # A block compiled in place has its hooks compiled too, and does not notice new ones: call the hook around it.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        output = compiled(*args, **kwargs)
+        hook(module, args, kwargs, output)
+        return output
+
+    module._compiled_call_impl = call
+
+    def undo() -> None:
+        module._compiled_call_impl = compiled
+
+    return undo
+
+
+def _recomputing() -> bool:
+    """Inside a backward: gradient checkpointing runs the forward once more there."""
+    return torch._C._current_graph_task_id() != -1

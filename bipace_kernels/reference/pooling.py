@@ -1,0 +1,55 @@
+"""States out of a block's output, one after the other in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def pool_rows(
+    hidden: Tensor,  # [B, T, D], any strides, on any device
+    batch: Tensor,  # [n] int64
+    first: Tensor,  # [n] int64, the first token of the state's prompt
+    last: Tensor,  # [n] int64, the token of the state
+    *,
+    pooling: str,
+    unit: bool,
+    dtype: torch.dtype,
+    attention: Any = None,  # hidden._attention.Scores
+    num_threads: int = 1,
+) -> Tensor:  # [n, D]
+    """The token itself ("last"), the mean over [first, last], or the mean weighted by the token's own attention.
+
+    Zeros where a state lies outside the tensor or has no token.
+    """
+    out = torch.zeros((batch.shape[0], hidden.shape[2]), dtype=dtype, device=hidden.device)
+    spans = zip(batch.tolist(), first.tolist(), last.tolist(), strict=True)
+    for i, (b, begin, end) in enumerate(spans):
+        begin = end if pooling == "last" else begin
+        if not (0 <= b < hidden.shape[0] and 0 <= begin <= end < hidden.shape[1]):
+            continue
+        tokens = hidden[b, begin : end + 1].double()  # [len, D]
+        if pooling == "attention":
+            vector = _weights(attention, i, b, begin, end) @ tokens
+        else:
+            vector = tokens.mean(0)
+        if unit:
+            norm = vector.norm()
+            vector = torch.where(norm > 0, vector / norm, vector)
+        out[i] = vector.to(dtype)
+    return out
+
+
+def _weights(attention: Any, i: int, b: int, begin: int, end: int) -> Tensor:
+    """[len] float64: softmax of the state's scores over its prompt, mean over the heads."""
+    query = attention.query[i].double()  # [heads, head_dim]
+    key = attention.key[b, begin : end + 1].double()  # [len, key_heads, head_dim]
+    key = key.repeat_interleave(query.shape[0] // key.shape[1], dim=1)
+    score = torch.einsum("hd,thd->ht", query, key) * attention.scale
+    if attention.softcap:
+        score = attention.softcap * torch.tanh(score / attention.softcap)
+    weight: Tensor = score.softmax(1).mean(0)
+    return weight

@@ -1,0 +1,96 @@
+"""Columns of states: last tokens, the token before each turn, and what callers may give instead."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bipace_kernels.hidden import Positions, last_tokens, turn_positions
+from bipace_kernels.hidden.positions import positions_of
+
+
+def lists(positions: Positions) -> list[list[int]]:
+    offsets = positions.offsets.tolist()
+    return [positions.column[a:b].tolist() for a, b in itertools.pairwise(offsets)]
+
+
+def test_last_tokens_by_hand():
+    mask = [[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0]]
+    for given_mask in (mask, np.array(mask), torch.tensor(mask), torch.tensor(mask, dtype=torch.bool)):
+        assert last_tokens(given_mask).tolist() == [3, 2, -1, 3, 2]
+
+
+def test_turn_positions_by_hand():
+    #       prompt  turn     tool  turn  padding
+    mask = [[0, 0, 0, 1, 1, 0, 0, 1, 0, 0],
+            [0, 1, 0, 1, 0, 1, 0, 0, 0, 1],
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]  # fmt: skip
+    assert lists(turn_positions(mask)) == [[2, 6], [0, 2, 4, 8], []]
+
+
+def test_turn_positions_of_responses_alone():
+    mask = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0]])
+    assert lists(turn_positions(mask, 5)) == [[4, 7], [4]]
+    assert lists(turn_positions(mask, [3, 7])) == [[2, 5], [6]]
+    assert lists(turn_positions(mask, torch.tensor([3, 7]))) == [[2, 5], [6]]
+
+
+def test_turn_positions_of_ragged_masks():
+    masks = [torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1, 0, 1]), torch.tensor([])]
+    found = turn_positions(masks)
+    assert lists(found) == [[0], [1, 3], []]
+    assert found.row().tolist() == [0, 1, 1]
+    assert (found.n_rows, len(found)) == (3, 3)
+    assert lists(found.rows(1, 3)) == [[1, 3], []]
+    assert turn_positions([]).n_rows == 0
+
+
+def test_a_turn_without_a_token_before_it_is_named():
+    with pytest.raises(ValueError, match="row 1 begins with one; give the columns of the prompt"):
+        turn_positions([[0, 1], [1, 1]])
+    with pytest.raises(ValueError, match="prompt_length must be at least 0, got -2"):
+        turn_positions([[0, 1]], -2)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=5), st.integers(1, 4))
+def test_turn_positions_against_a_loop(masks, prompt):
+    wanted = [[prompt + t - 1 for t in range(len(m)) if m[t] and (t == 0 or not m[t - 1])] for m in masks]
+    assert lists(turn_positions(masks, prompt)) == wanted
+
+
+def test_what_positions_may_be():
+    assert positions_of(-1) == -1
+    assert lists(positions_of([4, 2])) == [[4], [2]]
+    assert lists(positions_of(torch.tensor([4, 2], dtype=torch.int32))) == [[4], [2]]
+    assert lists(positions_of(np.array([4, 2]))) == [[4], [2]]
+    assert lists(positions_of([[4, 2], [], [7]])) == [[4, 2], [], [7]]
+    assert positions_of([]).n_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [("first", TypeError), (True, TypeError), (2.5, TypeError), ([1.5], TypeError), ([[1], 2], TypeError),
+     (torch.zeros(2, 2, dtype=torch.int64), ValueError), (None, TypeError), ([True, False], TypeError)],
+)  # fmt: skip
+def test_what_positions_may_not_be(value, error):
+    with pytest.raises(error, match="positions"):
+        positions_of(value)
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "text"),
+    [
+        (torch.zeros(3), ValueError, r"mask must have shape \[B, T\], got \[3\]"),
+        (torch.zeros(3, 2), TypeError, "mask must be bool or integers, got torch.float32"),
+        ([torch.zeros(2, 2)], ValueError, r"mask\[0\] must have shape \[T\]"),
+        ([torch.zeros(2)], TypeError, r"mask\[0\] must be bool or integers"),
+    ],
+)
+def test_masks_of_the_wrong_kind(mask, error, text):
+    with pytest.raises(error, match=text):
+        turn_positions(mask)

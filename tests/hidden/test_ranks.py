@@ -1,0 +1,68 @@
+"""Two processes (gloo): DDP, FSDP 1 and 2, and DeepSpeed ZeRO-3 where it is installed.  The checks are in ranks.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).resolve().parent
+WRAPPERS = ("ddp", "fsdp1", "fsdp2", "zero3")
+CHECKS = ("tap",)
+
+
+def run(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
+    """The cases on two processes; what each of them found."""
+    logs = [(folder / f"{rank}.log").open("w") for rank in range(2)]
+    started = [
+        subprocess.Popen([sys.executable, str(HERE / "ranks.py"), str(rank), "2", str(folder), *cases],
+                         stdout=log, stderr=subprocess.STDOUT)
+        for rank, log in enumerate(logs)
+    ]  # fmt: skip
+    try:
+        codes = [process.wait(timeout=280) for process in started]
+    except subprocess.TimeoutExpired:
+        codes = [-1]
+    finally:
+        for process in started:
+            process.kill()
+        for log in logs:
+            log.close()
+    assert codes == [0, 0], "\n".join((folder / f"{rank}.log").read_text()[-3000:] for rank in range(2))
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What both ranks found, by case; ZeRO-3 in processes of its own, since DeepSpeed changes torch on import."""
+    groups = [[f"{check}:{w}" for check in CHECKS for w in WRAPPERS[:3]]]
+    if importlib.util.find_spec("deepspeed") is not None:
+        groups.append([f"{check}:zero3" for check in CHECKS])
+    both: dict[str, list[dict[str, Any]]] = {}
+    for cases in groups:
+        ranks = run(tmp_path_factory.mktemp("ranks"), cases)
+        both |= {case: [rank[case] for rank in ranks] for case in cases}
+    return both
+
+
+def of(found: dict[str, list[dict[str, Any]]], case: str) -> list[dict[str, Any]]:
+    if case not in found:
+        pytest.skip("deepspeed is not installed")
+    for rank in found[case]:
+        assert "failed" not in rank, rank["failed"]
+    return found[case]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_the_tap_sees_what_the_bare_model_gives_and_changes_nothing(found, wrapper):
+    for rank in of(found, f"tap:{wrapper}"):
+        for name, error in rank["errors"].items():
+            assert error < 1e-5, name
+        assert rank["same_loss"]
+        assert rank["same_gradients"]

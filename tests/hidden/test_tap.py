@@ -1,0 +1,469 @@
+"""The tap: what Hugging Face's hidden_states hold at the wanted positions, and nothing else changed or kept."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import itertools
+import weakref
+
+import pytest
+import tiny_models as tm
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import bipace_kernels as bk
+
+LAYER = -8
+
+
+def forward(model, ids, mask, **more):
+    return model(ids, attention_mask=mask, position_ids=tm.position_ids(mask), use_cache=False, **more)
+
+
+def wanted(model, ids, mask, layer=LAYER):
+    """Hugging Face's own hidden states at the last token of each row."""
+    return tm.hidden_states(model, ids, mask)[layer][torch.arange(len(ids)), bk.hidden.last_tokens(mask)]
+
+
+# ------------------------------------------------------------------------------------------------- equal to hidden_states
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", tm.FAMILIES)
+def test_padded_rows_of_every_family(family, side):
+    model = tm.make(family)
+    ids, mask = tm.prompts(side=side)
+    layers = [-8, -4, -1, 2]
+    with bk.hidden.tap(model, layers=layers) as tapped, torch.no_grad():
+        forward(model, ids, mask)
+    for layer in layers:
+        assert torch.equal(tapped.rows(layer), wanted(model, ids, mask, layer))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_have_the_models_dtype_and_are_rounded_once(dtype):
+    model, (ids, mask) = tm.make(dtype=dtype), tm.prompts()
+    want = wanted(model, ids, mask)
+    for normalize in (False, True):
+        for out in (None, torch.float32):
+            with bk.hidden.tap(model, LAYER, normalize=normalize, dtype=out) as tapped, torch.no_grad():
+                forward(model, ids, mask)
+            exact = tm.unit(want) if normalize else want.double()
+            assert tapped.rows().dtype == (out or dtype)
+            assert torch.equal(tapped.rows(), exact.float().to(out or dtype))
+
+
+def test_packed_rows_by_cu_seqlens():
+    """One row per sequence, where a forward on [1, nnz] is what the trainer runs."""
+    model, (ids, mask) = tm.make(), tm.prompts(side="right")
+    flat, position, cu = tm.packed(ids, mask)
+    with torch.no_grad():
+        states = model(flat, position_ids=position, output_hidden_states=True, use_cache=False).hidden_states[LAYER][0]
+        for where in ({"cu_seqlens": cu}, {"cu_seqlens": cu, "positions": -1}, {"positions": [(cu[1:] - 1).tolist()]}):
+            with bk.hidden.tap(model, LAYER, **where) as tapped:
+                model(flat, position_ids=position, use_cache=False)
+            assert torch.equal(tapped.rows(), states[cu[1:] - 1])
+        with bk.hidden.tap(model, LAYER, positions=[[0, 2], [], [1], [2, 0], [0]], cu_seqlens=cu.int()) as tapped:
+            model(flat, position_ids=position, use_cache=False)
+        assert torch.equal(tapped.rows(), states[torch.stack([cu[0], cu[0] + 2, cu[2] + 1, cu[3] + 2, cu[3], cu[4]])])
+        assert tapped.row_index().tolist() == [0, 0, 2, 3, 3, 4]
+        with bk.hidden.tap(model, LAYER, pooling="mean", cu_seqlens=cu) as tapped:
+            model(flat, position_ids=position, use_cache=False)
+    means = torch.stack([states[a:b].double().mean(0) for a, b in itertools.pairwise(cu)])
+    assert torch.equal(tapped.rows(), means.float())
+
+
+def test_packed_and_padded_states_are_the_same_state():
+    transformers_5 = importlib.util.find_spec("transformers.masking_utils")
+    if transformers_5 is None:
+        pytest.skip("transformers before 4.53 packs sequences with flash attention alone, which needs a GPU")
+    model, (ids, mask) = tm.make(), tm.prompts(side="right")
+    flat, position, cu = tm.packed(ids, mask)
+    with bk.hidden.tap(model, LAYER, cu_seqlens=cu) as tapped, torch.no_grad():
+        model(flat, position_ids=position, use_cache=False)
+    assert (tm.unit(tapped.rows()) - tm.unit(wanted(model, ids, mask))).norm(dim=1).max() < 1e-5
+
+
+def test_varlen_arguments_of_the_forward_itself_are_understood():
+    model, (ids, mask) = tm.make(), tm.prompts(side="right")
+    flat, position, cu = tm.packed(ids, mask)
+    with torch.no_grad():
+        states = model(flat, position_ids=position, output_hidden_states=True, use_cache=False).hidden_states[LAYER][0]
+        with bk.hidden.tap(model, LAYER) as tapped:
+            model(flat, position_ids=position, use_cache=False, cu_seq_lens_q=cu.int(), cu_seq_lens_k=cu.int())
+    assert torch.equal(tapped.rows(), states[cu[1:] - 1])
+
+
+def test_the_token_before_each_turn():
+    """Prompt, turn, tool result, turn: each state is what a forward over the tokens up to it gives."""
+    model, (ids, mask) = tm.make(), tm.prompts(4, 14)
+    responses = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 1, 1]])
+    turns = bk.hidden.turn_positions(responses, prompt_length=14)
+    ids = torch.cat([ids, tm.prompts(4, 6, seed=2)[0].clamp(min=1)], 1)
+    mask = torch.cat([mask, torch.ones_like(responses)], 1)
+    with bk.hidden.tap(model, LAYER, positions=turns) as tapped, torch.no_grad():
+        forward(model, ids, mask)
+    assert tapped.row_index().tolist() == [0, 0, 0, 1, 3, 3]
+    for row, state, column in zip(tapped.row_index().tolist(), tapped.rows(), turns.column.tolist(), strict=True):
+        upto = slice(0, column + 1)
+        alone = wanted(model, ids[row : row + 1, upto], mask[row : row + 1, upto])
+        assert (tm.unit(state[None]) - tm.unit(alone)).norm() < 1e-5
+
+
+@pytest.mark.parametrize("family", tm.FAMILIES)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pooled_over_the_prompt(family, side):
+    """Mean and attention-weighted mean, the weights being those that the model's own eager attention gives out."""
+    model, (ids, mask) = tm.make(family), tm.prompts(side=side)
+    layers = [-8, -7]  # Gemma: one with a sliding window, one without
+    with torch.no_grad():
+        full = forward(model, ids, mask, output_hidden_states=True, output_attentions=True)
+        with bk.hidden.tap(model, layers=layers, pooling=("last", "mean", "attention")) as tapped:
+            forward(model, ids, mask)
+    at = (torch.arange(len(ids)), bk.hidden.last_tokens(mask))
+    for layer in layers:
+        states, weights = full.hidden_states[layer].double(), full.attentions[layer + tm.N_BLOCKS].double()
+        weight = weights.mean(1)[at] * mask
+        want = {"last": states[at], "mean": (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True),
+                "attention": torch.einsum("bt,btd->bd", weight, states)}  # fmt: skip
+        for pooling, rows in want.items():
+            assert (tapped.rows(layer, pooling) - rows).norm(dim=1).max() < 1e-6 * rows.norm(dim=1).max(), pooling
+
+
+def test_a_row_of_padding_gives_zeros():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    mask[2] = 0
+    for positions in ("last", -1):
+        with bk.hidden.tap(model, LAYER, positions=positions) as tapped, torch.no_grad():
+            forward(model, ids, mask)
+        assert torch.equal(tapped.rows()[2], torch.zeros(48))
+        assert (tapped.rows()[[0, 1, 3, 4]].norm(dim=1) > 0).all()
+
+
+# ----------------------------------------------------------------------------------------------------- several forwards
+
+
+def test_micro_batches_accumulate_in_order():
+    model, (ids, mask) = tm.make(), tm.prompts(7)
+    columns = bk.hidden.last_tokens(mask)
+    want = wanted(model, ids, mask)
+    several = bk.hidden.Positions(columns.repeat_interleave(2), torch.arange(0, 15, 2))
+    for positions, times in (("last", 1), (columns, 1), (several, 2)):
+        with bk.hidden.tap(model, LAYER, positions=positions) as tapped, torch.no_grad():
+            for first, last in ((0, 3), (3, 4), (4, 7)):
+                forward(model, ids[first:last], mask[first:last])
+        rows = tapped.rows()
+        assert tapped.rows() is rows
+        assert (tm.unit(rows) - tm.unit(want.repeat_interleave(times, 0))).norm(dim=1).max() < 1e-5
+        assert tapped.row_index().tolist() == torch.arange(7).repeat_interleave(times).tolist()
+
+
+def test_expect_is_for_one_forward():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    flat, position, cu = tm.packed(ids, mask)
+    with bk.hidden.tap(model, LAYER) as tapped, torch.no_grad():
+        forward(model, ids, mask)
+        tapped.expect([[16, 15]] + [[]] * 4)
+        forward(model, ids, mask)
+        tapped.expect(cu_seqlens=cu)
+        model(flat, position_ids=position, use_cache=False)
+        forward(model, ids, mask)
+    assert tapped.rows().shape == (5 + 2 + 5 + 5, 48)
+    assert tapped.row_index().tolist() == [0, 1, 2, 3, 4, 5, 5, *range(10, 20)]
+    assert torch.equal(tapped.rows()[5], tapped.rows()[0])
+
+
+def test_switched_off_it_lets_forwards_pass():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    with bk.hidden.tap(model, LAYER) as tapped, torch.no_grad():
+        tapped.enabled = False
+        model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+        tapped.enabled = True
+        forward(model, ids, mask)
+    assert torch.equal(tapped.rows(), wanted(model, ids, mask))
+
+
+def test_entered_again_it_begins_anew():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    tapped = bk.hidden.tap(model, LAYER, positions=bk.hidden.last_tokens(mask))
+    for _ in range(2):
+        with tapped, torch.no_grad():
+            forward(model, ids, mask)
+        assert tapped.rows().shape == (5, 48)
+    with tapped, pytest.raises(RuntimeError, match="before it is entered again"):
+        tapped.__enter__()
+
+
+def test_two_taps_at_once():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    with bk.hidden.tap(model, -8) as one, bk.hidden.tap(model, -3, positions=[16] * 5) as two, torch.no_grad():
+        forward(model, ids, mask)
+    assert torch.equal(one.rows(), wanted(model, ids, mask, -8))
+    assert torch.equal(two.rows(), wanted(model, ids, mask, -3))
+
+
+# ------------------------------------------------------------------------------------------- nothing changed, nothing kept
+
+
+def test_outputs_and_gradients_are_bit_equal_with_and_without():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    model.train()
+    found = []
+    for on in (False, True):
+        model.zero_grad()
+        with bk.hidden.tap(model, layers=[-8, -1], pooling=("last", "mean")) as tapped:
+            tapped.enabled = on
+            loss = forward(model, ids, mask, labels=ids).loss
+            loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    rows = tapped.rows(-8, "mean")
+    assert not rows.requires_grad
+    assert rows.grad_fn is None
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_does_not_add_rows_twice(reentrant):
+    model, (ids, mask) = tm.make(), tm.prompts()
+    want = wanted(model, ids, mask)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    model.train()
+    calls = []
+    model.model.layers[1].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped:
+        for _ in range(2):
+            forward(model, ids, mask, labels=ids).loss.backward()
+    assert len(calls) == 4, "the block must have run again in the backward, or this test shows nothing"
+    assert torch.equal(tapped.rows(None, "last"), want.repeat(2, 1))
+    assert tapped.rows(None, "attention").shape == (10, 48)
+
+
+def test_only_the_rows_are_kept():
+    """After the forward the block's output is gone, and what the tap holds is as large as its rows."""
+    model, (ids, mask) = tm.make(), tm.prompts()
+    outputs = []
+    model.model.layers[1].register_forward_hook(
+        lambda m, a, o: outputs.append(weakref.ref(o[0] if isinstance(o, tuple) else o))
+    )
+    with bk.hidden.tap(model, LAYER, pooling=("last", "mean", "attention")) as tapped, torch.no_grad():
+        forward(model, ids, mask)
+    gc.collect()
+    assert outputs[0]() is None
+    for pooling in ("last", "mean", "attention"):
+        assert tapped.rows(None, pooling).untyped_storage().nbytes() == 5 * 48 * 4
+
+
+class Allocated(TorchDispatchMode):
+    """Bytes of all memory that operations make, whether they keep it or not; views make none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in given:
+                self.bytes += t.untyped_storage().nbytes()
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_at_most_twice_the_rows_is_ever_made(dtype):
+    model = tm.make(dtype=dtype, hidden_size=512, num_hidden_layers=2)
+    ids, mask = tm.prompts(8, 12)
+    made = []
+    for on in (False, True):
+        with Allocated() as count, bk.hidden.tap(model, -2, normalize=True) as tapped, torch.no_grad():
+            tapped.enabled = on
+            for i in (0, 4):
+                forward(model, ids[i : i + 4], mask[i : i + 4])
+            if on:
+                rows = tapped.rows()
+        made.append(count.bytes)
+    small = 4096  # indices of the rows
+    assert made[1] - made[0] <= 2 * rows.numel() * rows.element_size() + small
+
+
+def test_rows_of_an_inference_forward_are_plain_tensors():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped, torch.inference_mode():
+        forward(model, ids, mask)
+    weight = torch.ones(48, requires_grad=True)
+    (tapped.rows(None, "last") * weight).sum().backward()
+    assert not tapped.rows(None, "attention").is_inference()
+
+
+@pytest.mark.parametrize("how", ["plain", "compiled in place"])
+def test_the_model_is_left_as_it_was_found_whatever_happens(how):
+    model, (ids, mask) = tm.make(), tm.prompts()
+    if how == "compiled in place":
+        for block in model.model.layers:
+            block.compile(backend="eager")
+    marks = lambda: [(len(m._forward_hooks), len(m._forward_pre_hooks), m._compiled_call_impl) for m in model.modules()]  # noqa: E731
+    before = marks()
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    tapped = bk.hidden.tap(model, layers=[-8, -1], pooling="last")
+    handle = model.model.norm.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt), tapped, torch.no_grad():
+        forward(model, ids, mask)
+    handle.remove()
+    assert marks() == before
+    with pytest.raises(ValueError, match="outside"), bk.hidden.tap(model, LAYER, positions=[99] * 5):
+        forward(model, ids, mask)
+    assert marks() == before
+
+
+# --------------------------------------------------------------------------------------------------------------- wrappers
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_compiled_blocks(how):
+    """Compiled before the tap comes, which is when a block would not notice a hook."""
+    torch._dynamo.reset()
+    model, (ids, mask) = tm.make(), tm.prompts()
+    want = wanted(model, ids, mask)
+    for i, block in enumerate(model.model.layers):
+        if how == "in place":
+            block.compile(backend="eager")
+        else:
+            model.model.layers[i] = torch.compile(block, backend="eager")
+    with torch.no_grad():
+        forward(model, ids, mask)
+        for pooling in ("last", "attention"):
+            with bk.hidden.tap(model, LAYER, pooling=pooling) as tapped:
+                forward(model, ids, mask)
+                forward(model, ids, mask)
+            assert tapped.rows().shape == (10, 48)
+            if pooling == "last":
+                assert torch.equal(tapped.rows(), want.repeat(2, 1))
+    torch._dynamo.reset()
+
+
+def test_peft():
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model, (ids, mask) = tm.make(), tm.prompts()
+    model = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=["q_proj", "k_proj", "up_proj"], init_lora_weights=False)
+    )
+    model.eval()
+    with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped, torch.no_grad():
+        forward(model, ids, mask)
+    assert torch.equal(tapped.rows(None, "last"), wanted(model, ids, mask))
+    with model.disable_adapter(), bk.hidden.tap(model, LAYER) as bare, torch.no_grad():
+        forward(model, ids, mask)
+    assert not torch.allclose(bare.rows(), tapped.rows(None, "last"))
+
+
+def test_checkpoint_wrapper():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model, (ids, mask) = tm.make(), tm.prompts()
+    want = wanted(model, ids, mask)
+    for i, block in enumerate(model.model.layers):
+        model.model.layers[i] = checkpoint_wrapper(block)
+    model.train()
+    with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped:
+        forward(model, ids, mask, labels=ids).loss.backward()
+    assert torch.equal(tapped.rows(None, "last"), want)
+    assert tapped.rows(None, "attention").shape == (5, 48)
+
+
+# -------------------------------------------------------------------------------------------------------------- wrong use
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"layer": -11}, ValueError, r"layer must be an index into hidden_states, −9 to −1 or 1 to 9 .* got -11"),
+        ({"layer": -10}, ValueError, r"layer -10 is hidden_states\[0\], the embedding"),
+        ({"layers": []}, ValueError, "layers must be a list"),
+        ({"layers": "block 3"}, ValueError, "layers must be a list"),
+        ({"pooling": "max"}, ValueError, "pooling must be 'last', 'mean', 'attention'"),
+        ({"pooling": ()}, ValueError, "pooling must be"),
+        ({"pooling": ["last", "last"]}, ValueError, "pooling must be"),
+        ({"layer": -1, "pooling": "attention"}, ValueError, "belongs to a block, got block 8 and the final norm"),
+        ({"dtype": torch.int8}, ValueError, "dtype must be None"),
+        ({"backend": "fast"}, ValueError, "backend must be one of"),
+        ({"positions": "first"}, TypeError, "positions must be 'last', an int"),
+        ({"cu_seqlens": [0]}, ValueError, r"cu_seqlens must have shape \[R\+1\]"),
+        ({"cu_seqlens": 7}, TypeError, "cu_seqlens must be"),
+    ],
+)
+def test_wrong_arguments(arguments, error, text):
+    with pytest.raises(error, match=text):
+        bk.hidden.tap(tm.make(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("positions", "text"),
+    [
+        ([17] * 5, "one of row 0 lies outside its 17 columns"),
+        ([16, 16, 16, 16, -1], "one of row 4 lies outside"),
+        (17, "one of row 0 lies outside"),
+        (-18, "one of row 0 lies outside"),
+        ([16, 0, 16, 16, 16], "one of row 1 lies outside its 17 columns or on padding"),
+        ([16] * 4, "positions are for 4 rows, but the forwards inside the tap have 5 or more"),
+        ([16] * 6, "positions are for 6 rows, but the forwards inside the tap had 5"),
+    ],
+)
+def test_positions_that_do_not_fit(positions, text):
+    model, (ids, mask) = tm.make(), tm.prompts()
+    with pytest.raises(ValueError, match=text), bk.hidden.tap(model, LAYER, positions=positions), torch.no_grad():
+        forward(model, ids, mask)
+
+
+def test_masks_and_packing_that_do_not_fit():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    flat, position, cu = tm.packed(ids, mask)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="needs packed input"), bk.hidden.tap(model, LAYER, cu_seqlens=cu):
+            forward(model, ids, mask)
+        with pytest.raises(ValueError, match="'last' on packed input needs cu_seqlens"), bk.hidden.tap(model, LAYER):
+            model(flat, position_ids=position, use_cache=False)
+        with bk.hidden.tap(model, LAYER, cu_seqlens=cu):
+            model(flat, position_ids=position, use_cache=False)
+            with pytest.raises(ValueError, match="was for one forward"):
+                model(flat, position_ids=position, use_cache=False)
+        with pytest.raises(ValueError, match="a forward with a cache"), bk.hidden.tap(model, LAYER):
+            model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+        block = torch.zeros(5, 1, 17, 17)
+        with pytest.raises(ValueError, match=r"needs an attention_mask of shape \[B, T\]"), bk.hidden.tap(model, LAYER):
+            model(ids, attention_mask=block, use_cache=False)
+
+
+def test_asking_for_what_is_not_there():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    tapped = bk.hidden.tap(model, layers=[-8, -3], pooling=("last", "mean"))
+    assert (
+        repr(tapped)
+        == "<Tap on block 1 (hidden_states[2] = [−8]), block 6 (hidden_states[7] = [−3]) of Qwen2ForCausalLM>"
+    )
+    with pytest.raises(ValueError, match=r"no forward of Qwen2ForCausalLM ran through block 1 .* inside the tap"):
+        tapped.rows(-8, "last")
+    with tapped, torch.no_grad():
+        forward(model, ids, mask)
+    with pytest.raises(ValueError, match="layer must name one of the tapped layers: block 1 "):
+        tapped.rows(None, "last")
+    with pytest.raises(ValueError, match=r"layer must be one of the tapped layers, .* got block 2 "):
+        tapped.rows(-7, "last")
+    with pytest.raises(ValueError, match="pooling must name one of last, mean"):
+        tapped.rows(-8)
+    with pytest.raises(ValueError, match="pooling must be one of last, mean, got 'attention'"):
+        tapped.rows(-8, "attention")
+    assert tapped.rows(2, "mean") is tapped.rows(-8, "mean")
+
+
+def test_blocks_without_the_parts_that_attention_pooling_needs():
+    import transformers
+
+    config = transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=50)
+    with pytest.raises(TypeError, match=r"GPT2Block lacks block.input_layernorm, .* use pooling='last' or 'mean'"):
+        bk.hidden.tap(transformers.GPT2LMHeadModel(config), -2, pooling="attention")
