@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -214,7 +215,7 @@ def _bytes(text: str | bytes, errors: str = "surrogatepass") -> bytes:
 
 def _load(model: str, device: str | torch.device | None) -> Any:
     try:
-        from sentence_transformers import SentenceTransformer
+        package: Any = importlib.import_module("sentence_transformers")
     except ModuleNotFoundError as error:
         if error.name != "sentence_transformers":
             raise
@@ -222,7 +223,7 @@ def _load(model: str, device: str | torch.device | None) -> Any:
             f"the sentence embedder needs the package sentence-transformers, which is not installed: {SENTENCE_EXTRA}"
         ) from None
     try:
-        return SentenceTransformer(model, device=None if device is None else str(device))
+        return package.SentenceTransformer(model, device=None if device is None else str(device))
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(

@@ -30,13 +30,14 @@ def made(games: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures as empty files: drawing is most of a report's time."""
-    for name in ("size_histograms", "epsilon_curve", "timeline"):
+    for name in ("size_histograms", "epsilon_curve", "embedders", "timeline"):
         monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(PNG))
 
 
 def test_files(made: tuple[Path, str]) -> None:
     folder, shown = made
-    names = {"report.md", "report.json", "games_sizes.png", "games_epsilon.png", "games_timeline.png"}
+    figures = {"games_sizes.png", "games_epsilon.png", "games_embedders.png", "games_timeline.png"}
+    names = {"report.md", "report.json", *figures}
     assert {path.name for path in folder.iterdir()} == names
     text = (folder / "report.md").read_text()
     for name in names - {"report.md", "report.json"}:
@@ -215,7 +216,7 @@ def test_records_set_aside_share_nothing() -> None:
 def rows_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: list[dict[str, Any]], *args: object) -> Any:
     """The rows and names that the timeline gets."""
     drawn: list[Any] = []
-    for name in ("size_histograms", "epsilon_curve"):
+    for name in ("size_histograms", "epsilon_curve", "embedders"):
         monkeypatch.setattr(figures, name, lambda *_: None)
     monkeypatch.setattr(figures, "timeline", lambda *given: drawn.append(given[3:]))
     path = write(tmp_path / "a.jsonl", rows)

@@ -209,6 +209,13 @@ def _report(
     action_column: ActionColumn = "action",
     valid_column: ValidColumn = "valid",
     success_column: SuccessColumn = "success",
+    fingerprint_column: FingerprintColumn = None,
+    sentence: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Sentence encoder to compare: a folder or a name on the hub.")
+    ] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(metavar="FILE.npy", help="Hidden states [N, D] to compare, a row per record.")
+    ] = None,
     action_mode: ActionMode = "text",
     merge_files: MergeFiles = False,
     backend: Backend = "auto",
@@ -222,11 +229,13 @@ def _report(
         columns = Columns(
             task=task_column, rollout=rollout_column, step=step_column, observation=observation_column,
             reward=reward_column, action=action_column, valid=valid_column, success=success_column,
+            fingerprint=fingerprint_column,
         )  # fmt: skip
         options = command.Options(
             out=out, gamma=gamma, history_length=history_length, epsilon=epsilon, epsilons=epsilons,
             similarity=similarity, similar=similar, group=group, duplicates=duplicates or "raise",
-            on_invalid=on_invalid or "raise", action_mode=action_mode, merge_files=merge_files,
+            on_invalid=on_invalid or "raise", action_mode=action_mode, sentence=sentence, fingerprint=fingerprint,
+            merge_files=merge_files,
             backend=backend, threads=threads,
         )  # fmt: skip
         command.run(rollouts, columns, options)

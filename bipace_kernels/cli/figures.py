@@ -72,6 +72,17 @@ class Row:
     success: bool | None
 
 
+@dataclass(frozen=True)
+class Embedded:
+    """One embedder's clusters at its own ε."""
+
+    label: str
+    singleton: float  # share of clusters
+    median: float  # cluster size
+    r2: float | None
+    interval: tuple[float, float] | None
+
+
 def size_histograms(path: Path, title: str, partitions: Sequence[Sizes]) -> None:
     """Small multiples: how many clusters of each size, on shared logarithmic axes."""
     columns = min(3, len(partitions))
@@ -193,6 +204,55 @@ def epsilon_curve(
     _title(figure, f"Radius of the cosine clusters: {title}")
     figure.legend(*singles.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     _save(figure, path)
+
+
+def embedders(path: Path, title: str, rows: Sequence[Embedded], band: tuple[float, float]) -> None:
+    """Three panels beside each other, a row per embedder: singletons, median size, value R² with its interval.
+
+    band   wanted median size, shaded
+    """
+    figure, axes = _figure(11.0, 1.5 + 0.62 * len(rows), 1, 3, sharey=True)
+    singles, sizes, r2 = axes[0]
+    y = np.arange(len(rows))
+    singles.barh(y, [row.singleton for row in rows], color=VERMILLION, height=0.5)
+    sizes.axvspan(*band, color=GREEN, alpha=0.15, linewidth=0, label=f"wanted: {band[0]:g} to {band[1]:g}")
+    sizes.barh(y, [row.median for row in rows], color=BLUE, height=0.5)
+    r2.axvline(0, color="#999999", linewidth=0.8)
+    for place, row in enumerate(rows):
+        _beside(singles, row.singleton, place, f"{row.singleton:.0%}")
+        _beside(sizes, row.median, place, f"{row.median:g}")
+        if row.r2 is None:
+            _beside(r2, 0.0, place, "undefined: returns do not differ")
+            continue
+        if row.interval is not None:
+            r2.plot(row.interval, [place, place], color=DARK, linewidth=1.6, solid_capstyle="butt")
+        r2.plot(row.r2, place, marker="o", markersize=7, color=DARK)
+        r2.annotate(
+            f"{row.r2:.3f}".replace("-", "−"), (row.r2, place), xytext=(0, 6), textcoords="offset points", fontsize=8,
+            color=DARK, ha="center",
+        )  # fmt: skip
+    singles.set_yticks(y, [row.label for row in rows])
+    singles.set_ylim(len(rows) - 0.5, -0.6)  # the first on top
+    singles.set_xlim(0, 1.12)  # room for a number beside a full bar
+    singles.set_xticks(np.arange(0, 1.01, 0.2))
+    singles.xaxis.set_major_formatter(PercentFormatter(1.0))
+    sizes.set_xlim(0, 1.15 * max(band[1], *(row.median for row in rows)))
+    for axis, text in zip(
+        (singles, sizes, r2),
+        ("singletons (share of clusters)", "median cluster size (records)", "value R² (line: 95 % interval)"),
+        strict=True,
+    ):
+        axis.set_xlabel(text)
+        axis.grid(False, axis="y")
+        axis.grid(True, axis="x", color="#E5E5E5", linewidth=0.7)
+    _title(figure, f"Embedders, each at its own ε: {title}")
+    figure.legend(*sizes.get_legend_handles_labels(), loc="outside lower center", frameon=False, fontsize=9)
+    _save(figure, path)
+
+
+def _beside(axis: Any, x: float, y: float, text: str) -> None:
+    """A number to the right of a bar's end."""
+    axis.annotate(text, (x, y), xytext=(3, 0), textcoords="offset points", fontsize=8, color=DARK, va="center")
 
 
 def _floats(values: Sequence[float | None]) -> npt.NDArray[np.float64]:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..schema import LIMIT
-from . import output, rollouts, states
+from . import embedders, output, rollouts, states
 from ._console import CliError, notes, number, progress, stage, stdout
 from .advantage import ACTION_MODES, format_r2, in_the_users_words
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     import bipace_kernels as bk
 
 CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs unasked
@@ -41,6 +43,8 @@ class Options:
     duplicates: str = "raise"
     on_invalid: str = "raise"
     action_mode: str = "text"
+    sentence: str | None = None
+    fingerprint: str | None = None
     merge_files: bool = False
     backend: str = "auto"
     threads: int | None = None
@@ -81,6 +85,8 @@ class Section:
     records: rollouts.Rollouts
     table: list[Outcome] = field(default_factory=list)
     curves: dict[str, list[Outcome]] = field(default_factory=dict)  # by state
+    sentence: Any = None  # [N, D] fingerprints of the sentence encoder
+    compared: list[embedders.Entry] = field(default_factory=list)
     timeline: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,6 +97,8 @@ def run(paths: Sequence[str], columns: rollouts.Columns, options: Options) -> No
         raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
     if options.similar is False and options.similarity != Options.similarity:
         raise CliError("--similarity has no effect with --no-similar; leave one of them away.")
+    if options.fingerprint is not None and columns.fingerprint is not None:
+        raise CliError("--fingerprint and --fingerprint-column both name fingerprints; give one of them.")
     _base_config(options, actions=True)
     output.check_folder(options.out, "--out")
     with notes(), progress() as bar:
@@ -98,16 +106,22 @@ def run(paths: Sequence[str], columns: rollouts.Columns, options: Options) -> No
         records = rollouts.read(
             paths,
             columns,
+            needed=["fingerprint"] if columns.fingerprint else [],
             wanted=["action", "valid", "success"],
             merge_files=options.merge_files,
             duplicates=options.duplicates,
             allow_nonfinite=options.on_invalid == "singleton",
             advance=lambda n: bar.advance(task, n),
         )
+        if options.fingerprint is not None:
+            records.fingerprint = list(states.load_fingerprints(options.fingerprint, len(records)))
         sections = _sections(records)
         if options.group is not None and all(options.group not in _tasks(s.records) for s in sections):
             raise CliError(f"--group {options.group}: no record has this task id; see the task column of the rollouts.")
-        comparing = stage(bar, "comparing", len(sections) * (3 + 2 * len(epsilons)))
+        if options.sentence is not None:
+            _encode(sections, options.sentence, bar)
+        n_embedders = 2 + (options.sentence is not None) + (records.fingerprint is not None)
+        comparing = stage(bar, "comparing", len(sections) * (3 + 2 * len(epsilons) + n_embedders))
         for section in sections:
             _compare(section, options, epsilons, lambda: bar.advance(comparing))
         drawing = stage(bar, "drawing", len(sections))
@@ -174,7 +188,7 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
     base = _base_config(options, actions=records.action is not None)
 
     def outcome(key: str, label: str, settings: dict[str, Any], **arguments: Any) -> Outcome:
-        fields = {name: value for name, value in settings.items() if name != "state"}
+        fields = {name: value for name, value in settings.items() if name not in ("state", "embedder")}
         if "codes" in arguments:  # clusters found already: records of equal code share one
             fields, arguments = {"partition": "exact"}, {"observation": arguments["codes"]}
         with refused(label):
@@ -215,6 +229,22 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
             curve.append(outcome(f"cosine_{name}", f"cosine n-grams{of}, ε {epsilon:g}", settings, codes=codes))
         section.curves[name] = curve
         section.table.append(curve[list(epsilons).index(options.epsilon)])
+    for made in embedders.make(records, section.sentence, options.on_invalid):
+        with refused(made.label):
+            choice = embedders.choose(made, taking_part, options.backend, options.threads)
+        settings = {"partition": "cosine", "state": "observation", "embedder": made.key, "epsilon": choice.epsilon}
+        found = outcome(made.key, f"{made.label}, ε {choice.epsilon:.3g}", settings, fingerprint=made.fingerprint)
+        section.compared.append(embedders.Entry(made.label, choice, found))
+
+
+def _encode(sections: Sequence[Section], model: str, bar: Progress) -> None:
+    """Fingerprints of the observations of all sections by a sentence encoder."""
+    stage(bar, "loading the encoder")
+    distinct = sum(len(set(section.records.observation)) for section in sections)
+    encoder = embedders.load_encoder(model, lambda done: bar.advance(task, done))
+    task = stage(bar, "encoding", distinct)
+    for section in sections:
+        section.sentence = encoder.embed(section.records.observation).cpu()
 
 
 def _base_config(options: Options, *, actions: bool) -> bk.Config:
@@ -361,6 +391,17 @@ def _draw(section: Section, options: Options, folder: Path) -> None:
     figures.epsilon_curve(
         folder / f"{section.slug}_epsilon.png", section.name, epsilons, curves, levels, options.epsilon
     )  # fmt: skip
+    compared = [
+        figures.Embedded(
+            f"{entry.label}\nε = {entry.choice.epsilon:.3g}",
+            entry.outcome.metrics["singleton_cluster_fraction"],
+            entry.outcome.metrics["median_cluster_size"],
+            entry.outcome.value_r2.r2,
+            entry.interval(),
+        )
+        for entry in section.compared
+    ]
+    figures.embedders(folder / f"{section.slug}_embedders.png", section.name, compared, embedders.BAND)
     _draw_timeline(section, options, folder)
 
 
@@ -486,6 +527,7 @@ def _json(sections: Sequence[Section], options: Options) -> str:
                 **counts(section.records),
                 "partitions": {outcome.key: outcome.as_json() for outcome in section.table},
                 "epsilon_curve": {name: [o.as_json() for o in curve] for name, curve in section.curves.items()},
+                "embedders": {entry.outcome.key: entry.as_json() for entry in section.compared},
                 "timeline": section.timeline or None,
             }
             for section in sections
@@ -551,6 +593,19 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
                 )
             )
     lines += ["", f"![ε curve]({section.slug}_epsilon.png)", ""]
+    header = ["embedder", *embedders.HEADINGS]
+    lines += [
+        "### Embedders, each at its own ε",
+        "",
+        embedders.explanation(section.compared, options.sentence),
+        "",
+        _row(header),
+        _row(["---"] + ["---:"] * (len(header) - 1)),
+        *(_row([entry.label, *embedders.cells(entry)]) for entry in section.compared),
+        "",
+        f"![Embedders]({section.slug}_embedders.png)",
+        "",
+    ]
     if section.timeline:
         lines += [
             f"### Timeline of `{section.timeline['task']}`",
@@ -582,6 +637,13 @@ def _print_summary(sections: Sequence[Section], options: Options, figures: Seque
                 shown.add_row(outcome.label, *(cells[name] for name in columns.values()))
             console.print(shown)
             title = ""
+        compared = Table()
+        for heading in ("embedder", *embedders.HEADINGS):
+            compared.add_column(heading.replace(" clusters", "\nclusters"), justify="right")
+        compared.columns[0].justify = "left"
+        for entry in section.compared:
+            compared.add_row(entry.label, *embedders.cells(entry))
+        console.print(compared)
     folder = Path(options.out)
     for name in ("report.md", "report.json", *figures):
         console.print(str(folder / name), markup=False, highlight=False, soft_wrap=True)
