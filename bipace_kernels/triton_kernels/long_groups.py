@@ -30,7 +30,7 @@ import triton.language as tl
 from . import gram
 from ._launch import device_guard
 from .centroids import BLOCK, MOVE, PARTS, SIMILAR, STEPS, move, place, similar_to_block, split
-from .scan import BAND, OPPOSED, PANEL, apply_panel, apply_with_opposite, decide_panel, gather_panel
+from .scan import BAND, OPPOSED, PANEL, WIDE, apply_panel, apply_with_opposite, decide_panel, gather_panel
 
 Tensor = torch.Tensor
 
@@ -43,8 +43,6 @@ _GRAMS = 1 << 15  # Gram matrices of one launch: grids end at 65,535
 _FIND: dict[str, Any] = {"CHUNK": 1024, "num_warps": 4}
 # Up to 1,024 clusters the scan reads a record's similarities once, eight to a thread.
 _SCAN: dict[str, Any] = {"CLUSTERS": 1024, "ROWS": 64, "COLUMNS": BLOCK, "num_warps": 4}
-# Opposite rows: sums that depend on the layout of threads, so there is one shape for all.
-_WIDE: dict[str, Any] = {"CLUSTERS": 1024, "ROWS": 64, "COLUMNS": 32, "num_warps": 4}
 
 
 def cluster_long(
@@ -122,7 +120,7 @@ def _cluster_slots(
         _scan[(n,)](
             *where, *rows, kind, first[e], products, reciprocal, state, similar, pitch, members, *decisions, clusters,
             lowest, OPPOSITE=opposite, PANEL=PANEL, BLOCK=BLOCK,
-            **(_WIDE if opposite else _SCAN), enable_fp_fusion=False,
+            **(WIDE if opposite else _SCAN), enable_fp_fusion=False,
         )  # fmt: skip
         if block + 1 < n_blocks:
             move[(triton.cdiv(dim, MOVE["PIECE"]), BLOCK, n)](
@@ -260,7 +258,7 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         "reciprocal": "*fp32", "state": "*fp32", "similar": "*fp32", "pitch": "i32", "members": "*i32",
         "leader": "*i32", "joined": "*i32", "change": "*fp32", "weight": "*fp32", "clusters": "*i32", "lowest": "fp32",
     }  # fmt: skip
-    for shape, opposite in ((_SCAN, False), (_WIDE, True)):
+    for shape, opposite in ((_SCAN, False), (WIDE, True)):
         constants, options = split(shape)
         fixed = {"column_stride": 1, "BLOCK": BLOCK, "PANEL": PANEL, "OPPOSITE": opposite}
         yield _scan, scan, {**fixed, **constants}, options

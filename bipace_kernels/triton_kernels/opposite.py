@@ -2,7 +2,7 @@
 
 S[k, ·] = (G[i, ·] + G[j, ·]) / 2u would carry the errors of both products times 1/2u.  So the rows themselves are added,
 element by element.  It takes ε above 1.87 and a cluster of one, so no call that anybody makes for its result comes here;
-but the result is as exact as any other.  Sums are float64 or of a fixed order, whatever the number of records.
+but the result is as exact as any other, and sums have one order, however threads share the work.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STEP = tl.constexpr(16)  # elements of D taken at a time
+STEP = tl.constexpr(16)  # elements of D taken at a time; _totals counts on it
 
 
 @triton.jit
@@ -27,13 +27,13 @@ def length_of_mean(
         b = _elements(rows, j, start)
         square_i += a * a
         square_j += b * b
-    share_i = 0.5 / tl.sqrt(tl.sum(square_i, axis=0))
-    share_j = 0.5 / tl.sqrt(tl.sum(square_j, axis=0))
+    share_i = 0.5 / tl.sqrt(_total(square_i))
+    share_j = 0.5 / tl.sqrt(_total(square_j))
     square = tl.zeros((STEP,), tl.float64)
     for start in range(0, rows[3], STEP):
         c = _elements(rows, i, start) * share_i + _elements(rows, j, start) * share_j
         square += c * c
-    length = tl.sqrt(tl.sum(square, axis=0))
+    length = tl.sqrt(_total(square))
     return length.to(tl.float32), share_i / length, share_j / length
 
 
@@ -51,14 +51,30 @@ def similar_to_mean(
     """[B] float32: cosine of each record and the unit mean of rows i and j."""
     at = rows[0] + tl.load(rows[1] + record, mask=mask, other=0) * rows[4]
     scale = tl.load(rows[2] + record, mask=mask, other=0.0)
-    total = tl.zeros_like(reciprocal)
+    total = tl.zeros((reciprocal.shape[0], STEP), tl.float32)
     for start in range(0, rows[3], STEP):
         e = start + tl.arange(0, STEP)
         c = (_elements(rows, i, start) * share_i + _elements(rows, j, start) * share_j).to(tl.float32)
         inside = mask[:, None] & (e < rows[3])[None, :]
         x = tl.load(at[:, None] + (e.to(tl.int64) * rows[5])[None, :], mask=inside, other=0.0).to(tl.float32)
-        total += tl.sum((x * scale[:, None]) * c[None, :], axis=1)
-    return total * reciprocal
+        total += (x * scale[:, None]) * c[None, :]
+    return _totals(total) * reciprocal
+
+
+@triton.jit
+def _totals(x):
+    """[B] sums of the rows of [B, 16], pair by pair."""
+    a, b = tl.split(tl.reshape(x, (x.shape[0], 8, 2)))
+    a, b = tl.split(tl.reshape(a + b, (x.shape[0], 4, 2)))
+    a, b = tl.split(tl.reshape(a + b, (x.shape[0], 2, 2)))
+    a, b = tl.split(a + b)
+    return a + b
+
+
+@triton.jit
+def _total(x):
+    """The sum of [16], pair by pair."""
+    return tl.sum(_totals(x[None, :]), axis=0)
 
 
 @triton.jit

@@ -47,7 +47,7 @@ CANCELLING = tl.constexpr(2.0)  # w of such a join; 1.96 where s = OPPOSED
 SHORT: dict[str, Any] = {"CLUSTERS": 128, "ROWS": 32, "COLUMNS": 256, "num_warps": 1}
 MEDIUM: dict[str, Any] = {"CLUSTERS": 1024, "ROWS": 64, "COLUMNS": 1024, "num_warps": 8}
 SHORTEST_MEDIUM = 1_025
-# The only variant with sums that depend on the layout of threads: always this one, so that no bit depends on the batch.
+# Where opposite rows may join: rows of the fingerprints take registers beside all that.
 WIDE: dict[str, Any] = {"CLUSTERS": 512, "ROWS": 64, "COLUMNS": 128, "num_warps": 8}
 
 

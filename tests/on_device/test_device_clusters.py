@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged import same_bits, sentinels
 
+import bipace_kernels as bk
 from bipace_kernels.reference import clusters as reference
 from bipace_kernels.triton_kernels import clusters, equal, gram, long_groups, rows, scan
 
@@ -207,13 +208,13 @@ def test_opposite_rows(device):
     rng = np.random.default_rng(11)
     x = rng.standard_normal((1, 40))
     for shift in (0.0, 5e-4, 2e-2):
-        others = rng.standard_normal((40, 40))
-        for between in (0, 35):  # in one panel; in two
+        others = rng.standard_normal((33, 40))
+        for between in (0, 33):  # in one panel, with records behind it; in two
             opposite = -x + shift * rng.standard_normal((1, 40))
-            near = np.concatenate([x, others[:between], opposite, others[between:], others])
+            near = np.concatenate([x, others[:between], opposite, others[between:], others[:5]])
             values = torch.from_numpy(near.astype(np.float32))
             for epsilon, labels in zip((1.9, 1.9999), sweep(device, values, epsilons=[1.9, 1.9999]), strict=True):
-                check(values, [82], epsilon, labels)
+                check(values, [len(near)], epsilon, labels)
 
 
 # ---- which records take part -----------------------------------------------------------------------------------------
@@ -321,6 +322,17 @@ def test_long_groups_among_the_others(device, monkeypatch):
         check(x, sizes, epsilon, labels)
         assert torch.equal(labels, run(device, x, sizes, epsilon))
     assert torch.equal(found[0], reference.cluster_cosine(x, torch.arange(len(x)), offsets_of(sizes), None, 0.0))
+
+
+def test_public_calls(device):
+    """cluster() under one ε and several, and the search over all nodes of its tree, as on the CPU."""
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (12, 9)).astype(np.float32)).to(device)
+    group = [0] * 8 + [1] * 4
+    for epsilon in (0.3, 0.0, torch.tensor([0.0, 0.1, 0.3])):
+        found = bk.cluster(x, group, epsilon, backend="triton")
+        assert torch.equal(found.cpu(), bk.cluster(x.cpu(), group, epsilon, backend="cpu"))
+    found = bk.choose_epsilon(x[8:], group[8:], backend="triton")
+    assert found == bk.choose_epsilon(x[8:].cpu(), group[8:], backend="cpu")
 
 
 # ---- bits ------------------------------------------------------------------------------------------------------------
