@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,6 +20,7 @@ Tensor = torch.Tensor
 
 FLAGS = ("state", "episode_differs", "copy_differs")  # of each row, as in DeviceRecords
 LATE = 3  # questions about masks, at most
+_untraced: dict[Callable[..., Any], Callable[..., Any]] = {}
 _FIELDS = tuple(field.name for field in fields(Config))
 
 
@@ -49,6 +52,17 @@ def advantage(
     total, step, episode, returns, cluster, branch = rows
     records = CompiledRecords(given, layout, cfg, flags, late)
     return AdvantageResult(total, step, episode, returns, cluster, branch, records)
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, out of the compiler's sight where it looks on: a call it cannot trace runs as it stands, not in pieces."""
+    dynamo = sys.modules.get("torch._dynamo")  # nobody compiles without it, and importing it takes long
+    disable = getattr(dynamo, "disable", None)  # None while it is being imported
+    if disable is None:
+        return function
+    if function not in _untraced:
+        _untraced[function] = disable(function)
+    return _untraced[function]
 
 
 @dataclass(frozen=True, eq=False)

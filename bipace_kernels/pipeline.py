@@ -92,7 +92,8 @@ def advantage(
     }  # fmt: skip
     if torch.compiler.is_compiling():
         return _compiled.advantage(given, layout, config, backend, check, num_threads)
-    return run(given, layout, config, backend, check, num_threads)
+    result: AdvantageResult = _compiled.untraced(run)(given, layout, config, backend, check, num_threads)
+    return result
 
 
 def run(
