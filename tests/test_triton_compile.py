@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 
 import pytest
 
@@ -58,6 +59,20 @@ def test_compiles_for_sm_90(launch, arch):
 @pytest.mark.parametrize(("launch", "arch"), _cases(80, 100))
 def test_compiles_for_the_other_architectures(launch, arch):
     _check(launch, arch)
+
+
+@pytest.mark.parametrize("launch", [
+    pytest.param(x, id=f"{x.module}-{i}") for i, x in enumerate(LAUNCHES)
+    if x.name in ("_scan_groups", "_scan") and not x.constexprs["OPPOSITE"]
+])  # fmt: skip
+def test_a_column_stays_with_its_thread(launch):
+    """apply_panel reads what it wrote, with no barrier between: one layout, in which every column has one thread."""
+    text, columns = resources.build(launch, 90).asm["ttgir"], launch.constexprs["COLUMNS"]
+    layouts = set(re.findall(rf"tt\.(?:load|store) .*tensor<{columns}x!tt\.ptr<f32>, (#\w+)>", text))
+    (layout,) = [dict(re.findall(r"(\w+) = \[(\d+)\]", line)) for line in text.splitlines()
+                 if line.split(" = ")[0] in layouts]  # fmt: skip
+    threads = int(layout["threadsPerWarp"]) * int(layout["warpsPerCTA"])
+    assert columns % (threads * int(layout["sizePerThread"])) == 0
 
 
 def test_resources_are_read():

@@ -425,21 +425,8 @@ def _scan_groups(
         )  # fmt: skip
         if OPPOSITE:
             apply_with_opposite(
-                products,
-                state,
-                stride,
-                reciprocal,
-                panel,
-                n,
-                joined,
-                change,
-                weight,
-                leader,
-                begin,
-                rows,
-                COLUMNS,
-                PANEL,
-            )
+                products, state, stride, reciprocal, panel, n, joined, change, weight, leader, begin, rows, COLUMNS, PANEL
+            )  # fmt: skip
         else:
             apply_panel(products, state, stride, reciprocal, panel, n, joined, change, weight, COLUMNS, PANEL)
         tl.debug_barrier()
