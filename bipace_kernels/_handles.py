@@ -23,9 +23,6 @@ class Handled:
         object.__setattr__(self, "_handle", number)
         _alive[number] = self
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_handle"}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._register()

@@ -58,7 +58,7 @@ class Layout(Handled):
         self._register()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_kept": {}}
+        return {**self.__dict__, "_kept": {}}
 
     def __repr__(self) -> str:
         return (

@@ -289,12 +289,12 @@ def on_gpu(name):
 @pytest.mark.parametrize("name", KEPT)
 def test_never_waits_and_copies_nothing_to_the_host(name):
     given, call = on_gpu(name)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.profiler.profile() as seen:
+    with torch.profiler.profile() as seen:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
             call(given)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     assert not [event.name for event in seen.events() if "DtoH" in event.name]
 
 
@@ -332,7 +332,7 @@ def test_a_captured_graph_replays_on_other_values(name):
         assert_same(captured, call(values))
         if values is good:
             assert captured.metrics() == call(values).metrics()
-    with pytest.raises(ValueError, match="must be finite"):
+    with pytest.raises(ValueError, match=r"must be finite|must agree"):
         captured.check()
 
 
