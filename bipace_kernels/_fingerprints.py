@@ -108,6 +108,6 @@ def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> La
     return make_layout(group, trajectory, step)
 
 
-def raise_bad_rows(lay: Layout, state: Tensor, name: str = "fingerprint", *, zero: bool = True) -> None:
+def raise_bad_rows(lay: Layout, state: Tensor, name: str = "fingerprint") -> None:
     """ValueError for fingerprint rows without a direction; waits for the device.  state: [M] uint8 of row_states()."""
-    check_fingerprint(lay, state.cpu(), "mend it or mask it by valid=False in the layout.", name=name, zero=zero)
+    check_fingerprint(lay, state.cpu(), "mend it or mask it by valid=False in the layout.", name)

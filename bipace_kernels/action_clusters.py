@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,11 +60,13 @@ def action_clusters(
     if on_invalid not in ("raise", "singleton"):
         raise ValueError(f'on_invalid must be "raise" or "singleton", got {on_invalid!r}.')
     rows = take_fingerprints(action_fingerprint, group, trajectory, step, layout, backend, num_threads, NAME)
+    if epsilon == 0:  # equality needs no direction: one more equal entry gives each row one
+        one = rows.matrix.new_ones(len(rows.matrix), 1)
+        rows = replace(rows, matrix=torch.cat([rows.matrix, one], dim=1))
     state = rows.row_states()
-    equality = epsilon == 0  # which needs no direction
     usable = None
     if on_invalid == "singleton" or (rows.on_device and check == "auto"):
-        usable = state != 1 if equality else state == 0
+        usable = state == 0
     else:
-        raise_bad_rows(rows.layout, state, NAME, zero=not equality)
+        raise_bad_rows(rows.layout, state, NAME)
     return rows.to_rows(rows.labels(float(epsilon), usable))

@@ -113,17 +113,15 @@ def raise_spoilt(
     )
 
 
-def check_fingerprint(
-    lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE, *, name: str = "fingerprint", zero: bool = True
-) -> None:
+def check_fingerprint(lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE, name: str = "fingerprint") -> None:
     """ValueError for fingerprint rows without a direction.
 
     state   [M] uint8   0 fine, 1 holds a non-finite value, 2 is zero
-    zero    whether zero rows are refused too
     """
-    wish = "finite, non-zero" if zero else "finite"
-    for code, fact in ((1, "holds a non-finite value"), (2, "is zero, so it has no direction"))[: 1 + zero]:
+    for code, fact in ((1, "holds a non-finite value"), (2, "is zero, so it has no direction")):
         rows = torch.zeros(lay.n_rows, dtype=torch.bool)
         rows[lay.order[state == code]] = True
         if bool(rows.any()):
-            raise ValueError(f"{name} must have {wish} rows, but row {_checks.indices_text(rows)} {fact}; {cure}")
+            raise ValueError(
+                f"{name} must have finite, non-zero rows, but row {_checks.indices_text(rows)} {fact}; {cure}"
+            )

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,7 +143,7 @@ def explanation(entries: Sequence[Entry], sentence: str | None) -> str:
         "Identity knows equal states alone. The interval is 1.96 standard errors over prompt groups to both sides."
     )
     if sentence is not None:
-        text += f" Sentence encoder: `{sentence}`."
+        text += f" Sentence encoder: `{'/'.join(Path(sentence).parts[-2:])}`."
     if not all(entry.in_band for entry in entries):
         text += f" \\*: the median lies outside {BAND[0]} to {BAND[1]}."
     return text
