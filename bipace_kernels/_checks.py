@@ -38,12 +38,14 @@ def type_name(value: object) -> str:
 
 def length(value: Any, name: str) -> int:
     """Number of rows of an argument of any kind that has a length."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        if value.ndim == 0:
+            raise ValueError(f"{name} must have one entry per row, got a scalar; put it into a list.")
+        return len(value)
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
         raise TypeError(
             f"{name} must be a tensor, a NumPy array or a list with one entry per row, got {type_name(value)}."
         )
-    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0:
-        raise ValueError(f"{name} must have one entry per row, got a scalar; put it into a list.")
     return len(value)
 
 
@@ -195,7 +197,7 @@ def one_device(arguments: dict[str, Any]) -> torch.device:
     if len(found) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in found.items())
         raise ValueError(f"all tensors must be on one device, got {places}; move them with .to(device).")
-    return next(iter(found), torch.device("cpu"))
+    return next(iter(found)) if found else torch.device("cpu")  # plain to torch.compile
 
 
 def indices_text(bad: Tensor, most: int = 5) -> str:

@@ -145,6 +145,22 @@ def test_a_gradient_stops_here():
         assert not torch.ops.bipace.scan_rows(args[0].clone().requires_grad_(), *args[1:], **kwargs).requires_grad
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_whole_loss_compiles(device):
+    """With the defaults of advantage(), over the tokens, and back to the caller's own gradients."""
+    lay, given = layout_of(BATCH), given_of(BATCH, device, observation=None)
+    mask = torch.ones(BATCH.n, 3, dtype=torch.bool, device=device)
+    log_probability = torch.zeros(BATCH.n, 3, device=device, requires_grad=True)
+
+    def loss(given, log_probability):
+        advantage = bk.advantage(layout=lay, **given).advantage
+        return -(bk.to_tokens(advantage, mask) * log_probability).sum()
+
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(given, log_probability).backward()
+    want = bk.advantage(layout=lay, **given).advantage
+    assert torch.equal(log_probability.grad, -want.unsqueeze(1).expand(-1, 3))
+
+
 def test_compiled_code_raises_the_errors_of_the_call():
     lay, given = layout_of(BATCH), given_of(BATCH)
     given["rewards"][4] = torch.nan
