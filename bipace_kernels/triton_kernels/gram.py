@@ -3,7 +3,7 @@
 Products of 16-bit values are exact in float32.  Tensor cores cut off what they add beyond float32 (over 3,584 elements
 a bias of 5e-6, which norms and products share only in part), so every two BLOCK_K elements of D begin a new sum, and
 those sums are added with rounding.  The order over D is fixed; G[i, j] depends on the two rows alone, not on where
-they lie in a batch: tiles count from the group's first record, and rows beyond its last repeat it and are not stored.
+they lie in a batch: tiles count from the group's first record, and what comes of rows beyond its last nobody reads.
 The norms are the diagonal, so what is left of the bias cancels in the cosine.
 """
 
