@@ -1,14 +1,17 @@
-"""Hidden states for nearly nothing: a tap on the forward that trainers run anyway.
+"""Hidden states for nearly nothing: a tap on the forward that trainers run anyway, or a forward that stops early.
 
     with bk.hidden.tap(model, layer=-8, positions=bk.hidden.turn_positions(response_mask, prompt_length)) as tapped:
         model(input_ids, attention_mask=attention_mask)
     fingerprint = tapped.rows()
 
+    fingerprint = bk.hidden.extract(model, prompt_ids, prompt_mask, layer=-8)   # where no such forward runs
+
 No trainer and no part of transformers is imported here: models are told by their structure.
 """
 
+from .extract import extract, extract_layers
 from .layers import Layer
 from .positions import Positions, last_tokens, turn_positions
 from .tap import Tap, tap
 
-__all__ = ["Layer", "Positions", "Tap", "last_tokens", "tap", "turn_positions"]
+__all__ = ["Layer", "Positions", "Tap", "extract", "extract_layers", "last_tokens", "tap", "turn_positions"]

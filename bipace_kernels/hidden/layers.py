@@ -38,7 +38,9 @@ class Layer:
 
 
 def layer_of(layer: Any, n_blocks: int) -> Layer:
-    """The Layer of an index into hidden_states, negative or positive, or of a text such as "block 16"."""
+    """The Layer of an index into hidden_states, negative or positive, of a text such as "block 16", or of itself."""
+    if isinstance(layer, Layer) and layer.n_blocks == n_blocks:
+        return layer
     if isinstance(layer, str):
         match = re.fullmatch(r"block (\d+)", layer)
         if match is None or int(match[1]) >= n_blocks:

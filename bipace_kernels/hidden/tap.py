@@ -123,7 +123,7 @@ class Tap:
         if kind is None:
             self._consumer.check_done()
 
-    def rows(self, layer: int | str | None = None, pooling: str | None = None) -> Tensor:
+    def rows(self, layer: Layer | int | str | None = None, pooling: str | None = None) -> Tensor:
         """[n, D] hidden states of one layer and pooling; both may be left out where there is one alone.
 
         A position with no token (a row of padding) gives zeros.  ValueError where no forward came, or where a position
@@ -155,7 +155,7 @@ class Tap:
         self._kept = {}
         self._consumer.restart()
 
-    def _key(self, layer: int | str | None, pooling: str | None) -> tuple[Layer, str]:
+    def _key(self, layer: Layer | int | str | None, pooling: str | None) -> tuple[Layer, str]:
         names = ", ".join(map(str, self.layers))
         if layer is None and len(self.layers) > 1:
             raise ValueError(f"layer must name one of the tapped layers: {names}.")

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import bipace_kernels as bk
+import bipace_kernels.hidden.layers
 
 LAYERS = (-8, -3, -1)
 
@@ -104,7 +105,46 @@ def gradients(model: Any) -> list[float]:
     return [float((g.to_local() if hasattr(g, "to_local") else g).double().sum()) for g in found]
 
 
-CHECKS: dict[str, Callable[[Callable[[Any], Any]], dict[str, Any]]] = {"tap": check_tap}
+def check_extract(wrap: Callable[[Any], Any]) -> dict[str, Any]:
+    """Early exit with another number of prompts and micro-batches on each rank, before and between training steps."""
+    rank = dist.get_rank()
+    ids, mask = tm.prompts(2 + 5 * rank, seed=20 + rank)
+    want = plain_states(ids, mask)
+    model = wrap(tm.make())
+    forwards: list[int] = []
+    handle = bk.hidden.layers.find_decoder(model).blocks[0].register_forward_hook(lambda *_: forwards.append(1))
+    given: dict[str, Any] = {"token_budget": 30}
+    rows = {str(layer): bk.hidden.extract(model, ids, mask, layer, **given) for layer in LAYERS}
+    counts = len(forwards)
+    handle.remove()
+    before = training_step(model)
+    again = bk.hidden.extract(model, ids, mask, -8, pooling="mean", **given)
+    rows["mean"] = bk.hidden.extract(wrap(tm.make()), ids, mask, -8, pooling="mean", **given)
+    errors = {name: float((tm.unit(rows[name]) - tm.unit(want[name])).norm(dim=1).max()) for name in rows}
+    try:
+        bk.hidden.extract(model, ids[0] if rank else ids, None if rank else mask)
+        error = ""
+    except (ValueError, RuntimeError) as caught:
+        error = type(caught).__name__
+    return {"errors": errors, "forwards": counts, "moved": not torch.equal(again, rows["mean"]),
+            "loss": before == training_step(wrap(tm.make())), "error": error}  # fmt: skip
+
+
+def training_step(model: Any) -> tuple[float, list[float]]:
+    """Loss and gradients of one step; what was extracted before must not show."""
+    model.train()
+    ids, mask = tm.prompts(3, seed=30 + dist.get_rank())
+    loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss
+    model.backward(loss) if hasattr(model, "backward") else loss.backward()
+    found = float(loss.detach()), gradients(model)
+    if hasattr(model, "backward"):
+        model.step()
+    else:
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return found
+
+
+CHECKS: dict[str, Callable[[Callable[[Any], Any]], dict[str, Any]]] = {"tap": check_tap, "extract": check_extract}
 
 
 def main(rank: int, world: int, folder: Path, cases: list[str]) -> None:

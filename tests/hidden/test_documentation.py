@@ -25,7 +25,7 @@ def test_the_pages_code_runs(block):
     response_ids, _ = tm.prompts(4, 6, side="right", seed=3)
     response_mask = torch.tensor([[1, 1, 0, 1, 0, 0]] * 4)
     given = {
-        "model": tm.make(), "prompt_ids": prompt_ids, "response_mask": response_mask,
+        "bk": bk, "model": tm.make(), "prompt_ids": prompt_ids, "response_mask": response_mask,
         "input_ids": torch.cat([prompt_ids, response_ids.clamp(min=1)], 1),
         "attention_mask": torch.cat([prompt_mask, torch.ones_like(response_mask)], 1),
         "prompt_mask": prompt_mask,

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).resolve().parent
 WRAPPERS = ("ddp", "fsdp1", "fsdp2", "zero3")
-CHECKS = ("tap",)
+CHECKS = ("tap", "extract")
 
 
 def run(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
@@ -66,3 +66,17 @@ def test_the_tap_sees_what_the_bare_model_gives_and_changes_nothing(found, wrapp
             assert error < 1e-5, name
         assert rank["same_loss"]
         assert rank["same_gradients"]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_early_exit_on_every_rank(found, wrapper):
+    """Other prompts on each rank; training before and after is as if nothing had happened."""
+    ranks = of(found, f"extract:{wrapper}")
+    for rank in ranks:
+        for name, error in rank["errors"].items():
+            assert error < 1e-5, name
+        assert rank["loss"], "a training step after an extraction is not the step without it"
+        assert rank["moved"], "the second extraction must see the weights that the step has changed"
+    if wrapper != "ddp":  # whose forwards are nobody's business but the rank's
+        assert ranks[0]["forwards"] == ranks[1]["forwards"] > 3
+        assert [rank["error"] for rank in ranks] == ["RuntimeError", "ValueError"]

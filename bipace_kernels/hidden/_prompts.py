@@ -1,0 +1,106 @@
+"""Prompts as an early exit wants them: each once, without padding, cut into micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _checks
+from .positions import mask_matrix
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Distinct prompts, the longest first, and which of them each row of the caller has."""
+
+    tokens: list[Tensor]  # of [length] int64, on the CPU
+    of_row: Tensor  # [B] int64; −1: the row has no token
+
+    def batches(self, token_budget: int, *, packed: bool) -> list[list[Tensor]]:
+        """Neighbours by length together, as many as the budget holds, padding counted; at least one."""
+        found: list[list[Tensor]] = []
+        used = token_budget + 1
+        for prompt in self.tokens:
+            # The first of a micro-batch is its longest, so the others cost as much as it with their padding.
+            cost = len(prompt) if packed or not found else len(found[-1][0])
+            if used + cost > token_budget:
+                found.append([])
+                used, cost = 0, len(prompt)
+            found[-1].append(prompt)
+            used += cost
+        return found
+
+
+def prompts_of(input_ids: Any, attention_mask: Any) -> Prompts:
+    """Prompts from [B, T] ids and their mask, padded on either side, or from B vectors of any lengths."""
+    rows = _ragged(input_ids, attention_mask) if _is_ragged(input_ids) else _padded(input_ids, attention_mask)
+    number: dict[bytes, int] = {}
+    distinct: list[Tensor] = []
+    of_row = []
+    for row in rows:
+        key = row.numpy().tobytes()
+        if len(row) and key not in number:
+            number[key] = len(distinct)
+            distinct.append(row)
+        of_row.append(number[key] if len(row) else -1)
+    order = sorted(range(len(distinct)), key=lambda i: -len(distinct[i]))
+    place = torch.empty(len(order) + 1, dtype=torch.int64)
+    place[order] = torch.arange(len(order))
+    place[-1] = -1
+    return Prompts([distinct[i] for i in order], place[torch.tensor(of_row, dtype=torch.int64)])
+
+
+def padded_batch(prompts: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Arguments of a forward on [R, T]; no mask where there is no padding, since attention is quicker without one."""
+    ids = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True)
+    lengths = torch.tensor([len(p) for p in prompts])
+    given = {"input_ids": ids.to(device)}
+    if int(lengths.min()) < ids.shape[1]:
+        given["attention_mask"] = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(device)
+    return given
+
+
+def packed_batch(prompts: Sequence[Tensor], device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
+    """Arguments of a forward on [1, nnz], where positions that begin again tell one prompt from the next; cu_seqlens."""
+    position = torch.cat([torch.arange(len(p)) for p in prompts])
+    given = {"input_ids": torch.cat(list(prompts))[None].to(device), "position_ids": position[None].to(device)}
+    return given, torch.tensor([0, *itertools.accumulate(len(p) for p in prompts)])
+
+
+def _is_ragged(input_ids: Any) -> bool:
+    return isinstance(input_ids, (list, tuple)) and any(hasattr(row, "__len__") for row in input_ids)
+
+
+def _ragged(input_ids: Sequence[Any], attention_mask: Any) -> list[Tensor]:
+    if attention_mask is not None:
+        raise ValueError(
+            "attention_mask is for input_ids of shape [B, T]; leave it out with a list of token ids per row."
+        )
+    return [_checks.integer_vector(row, f"input_ids[{i}]", len(row)).cpu().long() for i, row in enumerate(input_ids)]
+
+
+def _padded(input_ids: Any, attention_mask: Any) -> list[Tensor]:
+    ids = _checks.to_tensor(input_ids, "input_ids", "token ids of shape [B, T], or a list of token ids per row")
+    if ids.ndim != 2:
+        raise ValueError(f"input_ids must have shape [B, T], got {list(ids.shape)}; a single prompt is [ids].")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"input_ids must be integers, got {ids.dtype}.")
+    ids = ids.cpu().long()
+    if attention_mask is None:
+        return list(ids)
+    mask = mask_matrix(attention_mask, "attention_mask").cpu()
+    if mask.shape != ids.shape:
+        raise ValueError(f"attention_mask must have the shape of input_ids, {list(ids.shape)}, got {list(mask.shape)}.")
+    holes = (mask.int().diff(dim=1) != 0).sum(1) > 1 + (~mask[:, :1] & ~mask[:, -1:]).any(1).int()
+    if bool(holes.any()):
+        raise ValueError(
+            f"attention_mask must be one run of tokens in each row, but row {int(holes.nonzero()[0])} has padding between "
+            "its tokens, where models disagree about positions; close the gaps."
+        )
+    return [row[kept] for row, kept in zip(ids, mask, strict=True)]

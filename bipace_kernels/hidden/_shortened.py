@@ -1,0 +1,90 @@
+"""A model that stops after one of its blocks, and is afterwards what it was."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from .layers import Decoder
+
+# Told by their marks, so that nothing is imported that the caller has not: FSDP 1 and 2, and ZeRO-3's parameters.
+_SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+
+
+@contextmanager
+def shortened(decoder: Decoder, n_blocks: int, *, norm: bool) -> Iterator[nn.Module]:
+    """What to call: its first n_blocks blocks and no head run, in eval mode; the final norm only where it is wanted.
+
+    Modules are taken out of their parents and put back whatever happens, so the forward ends by itself: an exception
+    through a wrapped module would leave FSDP and ZeRO in the midst of a forward.
+    """
+    swaps: list[tuple[nn.Module, str, nn.Module | None]] = [
+        (decoder.base, decoder.list_name, nn.ModuleList(list(decoder.blocks)[:n_blocks]))
+    ]
+    if not norm and decoder.norm_name is not None:
+        swaps.append((decoder.base, decoder.norm_name, nn.Identity()))
+    swaps += [(parent, name, nn.Identity()) for parent, name in _head_of(decoder.causal)]
+    before = [(parent, name, parent._modules[name]) for parent, name, _ in swaps]
+    training = [(module, module.training) for module in decoder.model.modules()]
+    try:
+        for module, _ in training:
+            module.training = False
+        for parent, name, part in swaps:
+            parent._modules[name] = part
+        yield _called(decoder.model)
+    finally:
+        for parent, name, part in before:
+            parent._modules[name] = part
+        for module, was in training:
+            module.training = was
+        for module, _ in training:  # FSDP 2 keeps the outermost shards gathered until a backward that never comes
+            if any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
+                module.reshard()  # type: ignore[operator]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a forward is a collective: every rank must run as many as every other."""
+    for module in model.modules():
+        if any(base.__name__ in _SHARDED for base in type(module).__mro__):
+            return True
+    return any(hasattr(p, "ds_id") for p in model.parameters())
+
+
+def no_gradients(model: nn.Module) -> AbstractContextManager[Any]:
+    """Inference mode, except where a forward leaves tensors in the model, which no training could use afterwards.
+
+    Those are gathered shards, and the tables of rotary embeddings that grow with the input.
+    """
+    growing = any(
+        "dynamic" in str(module.__dict__.get("rope_type")) or "longrope" in str(module.__dict__.get("rope_type"))
+        for module in model.modules()
+    )
+    return torch.no_grad() if growing or is_sharded(model) else torch.inference_mode()
+
+
+def arguments_for(causal: nn.Module) -> dict[str, Any]:
+    """Arguments of every forward: no cache, and logits, where the head is kept after all, of one token."""
+    known = inspect.signature(type(causal).forward).parameters
+    one = next(({name: 1} for name in ("logits_to_keep", "num_logits_to_keep") if name in known), {})
+    return {"use_cache": False, **one}
+
+
+def _called(model: nn.Module) -> nn.Module:
+    """The model without DDP: its forward would synchronise buffers between ranks, for nothing."""
+    while type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+        model = model._modules["module"]  # type: ignore[assignment]
+    return model
+
+
+def _head_of(causal: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Where the head from states to logits hangs."""
+    find = getattr(causal, "get_output_embeddings", None)
+    head = None if find is None else find()
+    if head is None:
+        return []
+    return [(m, name) for m in causal.modules() for name, child in m._modules.items() if child is head]

@@ -1,0 +1,218 @@
+"""Early exit: hidden states of prompts by a forward that stops after the last block that is wanted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _shortened
+from ._prompts import Prompts, packed_batch, padded_batch, prompts_of
+from .layers import Decoder, Layer, attention_of
+from .tap import Tap, tap
+
+Tensor = torch.Tensor
+
+
+def extract(
+    model: Any,
+    input_ids: Any,
+    attention_mask: Any = None,
+    layer: int | str = -8,
+    *,
+    pooling: str = "last",
+    normalize: bool = False,
+    dtype: torch.dtype | None = None,
+    token_budget: int = 16_384,
+    packed: bool | None = None,
+    progress: bool | None = None,
+    group: Any = None,
+    backend: str = "auto",
+) -> Tensor:
+    """[B, D] hidden states of prompts at their last token, by a forward that stops after the wanted block.
+
+        fingerprint = bk.hidden.extract(model, prompt_ids, prompt_mask, layer=-8)
+
+    model           a Hugging Face decoder, bare or wrapped, as tap() takes it
+    input_ids       [B, T] int   prompts alone, padded on either side; or a list of token ids per row
+    attention_mask  [B, T] bool or 0 and 1; None: every column is a token
+    layer           index into Hugging Face's hidden_states, or "block 16", as in tap()
+    pooling         "last" | "mean" | "attention", as in tap()
+    normalize       rows of unit length
+    dtype           of the rows; None: that of the hidden states
+    token_budget    tokens of one forward, padding counted; a longer prompt runs alone
+    packed          prompts one after the other in [1, nnz], without padding; None: where the model's attention is of a kind
+                    that keeps them apart at no cost (flash attention).  Elsewhere prompts of like lengths are padded together
+    progress        a bar on stderr; None: where that is a terminal and there are several forwards
+    group           process group of a model that is sharded by FSDP or ZeRO-3; None: the default one.  All its ranks call
+                    this together, each with its own prompts, and run the same number of forwards
+    backend         "auto" | "reference" | "cpu" | "triton" | "cuda", as in bipace_kernels.advantage()
+
+    Neither later blocks run nor the final norm, unless it is wanted, nor the head; identical prompts run once, in eval mode
+    and without gradients.  Rows without a token give zeros.  Whatever ends the call, the model is left as it was found.
+    """
+    if not isinstance(pooling, str):
+        raise TypeError(f"pooling must be one of 'last', 'mean', 'attention', got {pooling!r}; see extract_layers().")
+    found = extract_layers(
+        model, input_ids, attention_mask, [layer], pooling=pooling, normalize=normalize, dtype=dtype,
+        token_budget=token_budget, packed=packed, progress=progress, group=group, backend=backend,
+    )  # fmt: skip
+    return next(iter(found.values()))
+
+
+def extract_layers(
+    model: Any,
+    input_ids: Any,
+    attention_mask: Any = None,
+    layers: Sequence[int | str] = (-8, -12),
+    *,
+    pooling: str | Sequence[str] = "last",
+    normalize: bool = False,
+    dtype: torch.dtype | None = None,
+    token_budget: int = 16_384,
+    packed: bool | None = None,
+    progress: bool | None = None,
+    group: Any = None,
+    backend: str = "auto",
+) -> dict[tuple[Layer, str], Tensor]:
+    """extract() for several layers and poolings out of the same forwards: {(Layer, pooling): [B, D]}.
+
+    model           as in extract(), and so are input_ids and all that follows but layers and pooling
+    input_ids       [B, T] int, or a list of token ids per row
+    attention_mask  [B, T] bool or 0 and 1; None: every column is a token
+    layers          indices into hidden_states or "block 16"; forwards stop after the last of them
+    pooling         one or several of "last", "mean", "attention"
+    normalize       rows of unit length
+    dtype           of the rows; None: that of the hidden states
+    token_budget    tokens of one forward, padding counted
+    packed          prompts one after the other in [1, nnz]; None: where the model's attention keeps them apart at no cost
+    progress        a bar on stderr; None: where that is a terminal and there are several forwards
+    group           process group of a sharded model; None: the default one
+    backend         of the pooling
+    """
+    tapped = tap(model, layers=layers, pooling=pooling, normalize=normalize, dtype=dtype, backend=backend)
+    decoder = tapped._decoder
+    _check_budget(token_budget)
+    sharded = _shortened.is_sharded(decoder.model) and torch.distributed.is_initialized()
+    device = _device_of(decoder)
+    n_blocks = 1 + max(item.block for item in tapped.layers)
+    failure, prompts, batches, packing = None, None, [], False
+    try:
+        packing = _packing(decoder, packed, n_blocks)
+        prompts = prompts_of(input_ids, attention_mask)
+        batches = prompts.batches(token_budget, packed=packing)
+    except (TypeError, ValueError) as error:
+        failure = error
+    n_forwards = _forwards(len(batches), failure, group, device) if sharded else len(batches)
+    if failure is not None:
+        raise failure
+    assert prompts is not None
+    given = _shortened.arguments_for(decoder.causal)
+    with (
+        _shortened.shortened(decoder, n_blocks, norm=any(item.normed for item in tapped.layers)) as called,
+        _shortened.no_gradients(decoder.model),
+        tapped,
+        _bar(progress, n_forwards) as advance,
+    ):
+        for i in range(n_forwards):
+            tapped.enabled = i < len(batches)
+            batch = batches[i] if tapped.enabled else [torch.zeros(1, dtype=torch.int64)]  # so that no rank waits
+            _forward(called, tapped, batch, packing, device, given)
+            advance()
+    return {(layer, how): _rows(tapped, layer, how, prompts, decoder, dtype, device)
+            for layer in tapped.layers for how in tapped._poolings}  # fmt: skip
+
+
+def _forward(
+    called: nn.Module, tapped: Tap, prompts: list[Tensor], packed: bool, device: torch.device, given: dict[str, Any]
+) -> None:
+    if packed:
+        batch, cu_seqlens = packed_batch(prompts, device)
+        if tapped.enabled:
+            tapped.expect(cu_seqlens=cu_seqlens)
+        called(**batch, **given)
+    else:
+        called(**padded_batch(prompts, device), **given)
+
+
+def _rows(
+    tapped: Tap, layer: Layer, pooling: str, prompts: Prompts, decoder: Decoder, dtype: torch.dtype | None,
+    device: torch.device,
+) -> Tensor:  # fmt: skip
+    """The caller's rows from those of the distinct prompts."""
+    if not prompts.tokens:
+        config: Any = decoder.causal.config
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        kind = dtype or next((p.dtype for p in decoder.base.parameters() if p.is_floating_point()), torch.float32)
+        return torch.zeros((len(prompts.of_row), text.hidden_size), dtype=kind, device=device)
+    rows = tapped.rows(layer, pooling)
+    of_row = prompts.of_row.to(rows.device)
+    out = rows[of_row.clamp(min=0)]
+    if bool((prompts.of_row < 0).any()):
+        out[of_row < 0] = 0
+    return out
+
+
+def _check_budget(token_budget: Any) -> None:
+    if isinstance(token_budget, bool) or not isinstance(token_budget, int) or token_budget < 1:
+        raise ValueError(f"token_budget must be an int of at least 1, got {token_budget!r}.")
+
+
+def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
+    """Whether prompts run as [1, nnz]."""
+    if packed is not None and not isinstance(packed, bool):
+        raise TypeError(f"packed must be None, True or False, got {packed!r}.")
+    implementation = str(getattr(decoder.base.config, "_attn_implementation", None))
+    varlen = "flash" in implementation
+    mixers = [type(block).__name__ for block in list(decoder.blocks)[:n_blocks] if attention_of(block) is None]
+    if not packed:
+        return packed is None and varlen and not mixers
+    if mixers:
+        raise ValueError(
+            f"packed needs attention in every block, or states flow from one prompt into the next; {mixers[0]} has none. "
+            "Use packed=False."
+        )
+    # Which version of transformers it is, the model's own module knows: masks of packed rows came with masking_utils.
+    if not varlen and "transformers.masking_utils" not in sys.modules:
+        raise ValueError(
+            f"packed needs flash attention with transformers before 4.53, but the model has {implementation!r}, which would "
+            "let prompts see each other; use packed=False."
+        )
+    return True
+
+
+def _device_of(decoder: Decoder) -> torch.device:
+    """Where the forward wants its input."""
+    embedding = decoder.causal.get_input_embeddings()  # type: ignore[operator]
+    device: torch.device = next(iter(embedding.parameters()), next(decoder.base.parameters())).device
+    return device
+
+
+def _forwards(n: int, failure: Exception | None, group: Any, device: torch.device) -> int:
+    """The largest number of forwards of any rank.  Raises everywhere where one rank cannot run, or the others would wait."""
+    most = torch.tensor([n, failure is not None], device=device)
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=group)
+    count, failed = most.tolist()
+    if failed and failure is None:
+        raise RuntimeError("another rank could not make its prompts ready for extract(); its own error says why.")
+    return int(count)
+
+
+@contextmanager
+def _bar(progress: bool | None, n_forwards: int) -> Iterator[Any]:
+    """A function to call after each forward."""
+    shown = (progress is None and n_forwards > 1 and sys.stderr.isatty()) or progress
+    if not shown:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=console.is_terminal) as bar:
+        task = bar.add_task("hidden states", total=n_forwards)
+        yield lambda: bar.advance(task)

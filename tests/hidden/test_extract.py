@@ -1,0 +1,394 @@
+"""Early exit: the states that Hugging Face's own hidden_states hold, out of a forward that ends after the wanted block."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import tiny_models as tm
+import torch
+
+import bipace_kernels as bk
+from bipace_kernels.hidden import _shortened
+from bipace_kernels.hidden._prompts import prompts_of
+
+LAYER = -8
+PACKS = importlib.util.find_spec("transformers.masking_utils") is not None
+needs_packing = pytest.mark.skipif(
+    not PACKS, reason="transformers before 4.53 packs with flash attention alone, which needs a GPU"
+)
+
+
+def wanted(model, ids, mask, layer=LAYER):
+    return tm.hidden_states(model, ids, mask)[layer][torch.arange(len(ids)), bk.hidden.last_tokens(mask)]
+
+
+def distance(one, other):
+    return (tm.unit(one) - tm.unit(other)).norm(dim=1).max()
+
+
+class Calls:
+    """Which parts of a model ran, and on how many tokens."""
+
+    def __init__(self, model):
+        self.blocks, self.tokens, self.parts = [], [], []
+        self.handles = [model.model.register_forward_pre_hook(self.begin, with_kwargs=True)]
+        for i, block in enumerate(model.model.layers):
+            self.handles.append(block.register_forward_pre_hook(lambda *_, i=i: self.blocks.append(i)))
+        for name in ("norm", "lm_head"):
+            part = model.model.norm if name == "norm" else model.lm_head
+            self.handles.append(part.register_forward_pre_hook(lambda *_, name=name: self.parts.append(name)))
+
+    def begin(self, module, args, kwargs):
+        self.tokens.append(tuple(kwargs["input_ids"].shape))
+
+    def remove(self):
+        for handle in self.handles:
+            handle.remove()
+
+
+@pytest.fixture
+def called():
+    found = []
+
+    def watch(model):
+        found.append(Calls(model))
+        return found[-1]
+
+    yield watch
+    for calls in found:
+        calls.remove()
+
+
+# ------------------------------------------------------------------------------------------------- equal to hidden_states
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", tm.FAMILIES)
+def test_every_family(family, side):
+    model, (ids, mask) = tm.make(family), tm.prompts(7, side=side)
+    for layer in (LAYER, -1):
+        want = wanted(model, ids, mask, layer)
+        for packed in (None, True) if PACKS else (None,):
+            rows = bk.hidden.extract(model, ids, mask, layer, token_budget=40, packed=packed)
+            assert distance(rows, want) < 1e-5, (layer, packed)
+
+
+def test_every_layer_and_pooling_is_what_a_tap_gives():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    layers, poolings = [1, -8, "block 8", -1], ("last", "mean")
+    with bk.hidden.tap(model, layers=layers, pooling=poolings) as tapped, torch.no_grad():
+        model(ids, attention_mask=mask, position_ids=tm.position_ids(mask))
+    found = bk.hidden.extract_layers(model, ids, mask, layers, pooling=poolings)
+    assert len(found) == 8
+    for (layer, pooling), rows in found.items():
+        assert distance(rows, tapped.rows(layer, pooling)) < 1e-5, (layer, pooling)
+    attention = bk.hidden.extract(model, ids, mask, LAYER, pooling="attention", normalize=True)
+    with bk.hidden.tap(model, LAYER, pooling="attention", normalize=True) as tapped, torch.no_grad():
+        model(ids, attention_mask=mask, position_ids=tm.position_ids(mask))
+    assert (attention - tapped.rows()).norm(dim=1).max() < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_and_kinds_of_attention(attention, dtype):
+    model, (ids, mask) = tm.make(dtype=dtype, attn_implementation=attention), tm.prompts()
+    rows = bk.hidden.extract(model, ids, mask)
+    assert rows.dtype == dtype
+    # As far as the same model's own padded forwards are from each other, by the side of the padding.
+    other = torch.zeros_like(ids), torch.zeros_like(mask)
+    for i, n in enumerate(mask.sum(1).tolist()):
+        other[0][i, :n], other[1][i, :n] = ids[i, -n:], 1
+    want = wanted(model, ids, mask)
+    own = distance(want, wanted(model, *other))
+    assert distance(rows, want) < max(1e-5, 2 * own)
+    assert bk.hidden.extract(model, ids, mask, dtype=torch.float32).dtype == torch.float32
+
+
+def test_ids_come_in_every_form():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    want = bk.hidden.extract(model, ids, mask)
+    ragged = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+    for given in ((ids.numpy(), mask.bool().numpy()), (ids.tolist(), mask.tolist())):
+        if isinstance(given[0], list):
+            given = (torch.tensor(given[0]).int(), torch.tensor(given[1]).int())
+        assert torch.equal(bk.hidden.extract(model, *given), want)
+    for rows in (ragged, [r.tolist() for r in ragged], [r.numpy() for r in ragged]):
+        assert torch.equal(bk.hidden.extract(model, rows), want)
+    full = tm.prompts(3, 5)[0]
+    assert distance(bk.hidden.extract(model, full), wanted(model, full, torch.ones_like(full))) < 1e-5
+
+
+def test_rows_without_a_token_are_zeros():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    mask[2] = 0
+    rows = bk.hidden.extract(model, ids, mask)
+    assert torch.equal(rows[2], torch.zeros(48))
+    assert distance(rows[[0, 1, 3, 4]], wanted(model, ids, mask)[[0, 1, 3, 4]]) < 1e-5
+    for none in (bk.hidden.extract(model, ids, 0 * mask), bk.hidden.extract(model, [[], []])):
+        assert none.shape[1] == 48 and not none.any()
+    assert bk.hidden.extract(model, ids[:0], mask[:0]).shape == (0, 48)
+
+
+# ------------------------------------------------------------------------------------------------------- as little as can be
+
+
+def test_it_stops_after_the_wanted_block(called):
+    model, (ids, mask) = tm.make(), tm.prompts()
+    calls = called(model)
+    bk.hidden.extract(model, ids, mask, LAYER)
+    assert calls.blocks == [0, 1]
+    assert calls.parts == []
+    calls.blocks.clear()
+    bk.hidden.extract_layers(model, ids, mask, [2, "block 4"])
+    assert calls.blocks == [0, 1, 2, 3, 4]
+    assert calls.parts == []
+    bk.hidden.extract(model, ids, mask, -1)
+    assert calls.blocks == [0, 1, 2, 3, 4, *range(9)]
+    assert calls.parts == ["norm"]
+
+
+def test_identical_prompts_run_once(called):
+    model, (ids, mask) = tm.make(), tm.prompts(6)
+    ids, mask = ids.repeat(4, 1), mask.repeat(4, 1)
+    # The same prompt with other padding is the same prompt.
+    shifted = torch.nn.functional.pad(ids, (0, 3)), torch.nn.functional.pad(mask, (0, 3))
+    calls = called(model)
+    rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
+    assert calls.tokens == [(6, 17)]
+    assert torch.equal(rows, rows[:6].repeat(4, 1))
+    assert torch.equal(bk.hidden.extract(model, *shifted, token_budget=10_000), rows)
+    assert calls.tokens == [(6, 17)] * 2
+
+
+def test_micro_batches_hold_the_budget_and_sort_by_length(called):
+    model, (ids, mask) = tm.make(), tm.prompts(40, 25)
+    lengths = sorted({tuple(r[m.bool()].tolist()) for r, m in zip(ids, mask, strict=True)}, key=len, reverse=True)
+    lengths = [len(r) for r in lengths]
+    calls = called(model)
+    rows = bk.hidden.extract(model, ids, mask, token_budget=60)
+    assert all(r * t <= 60 for r, t in calls.tokens)
+    assert sum(r for r, _ in calls.tokens) == len(lengths)
+    assert [t for _, t in calls.tokens] == sorted((t for _, t in calls.tokens), reverse=True)
+    assert sum(r * t for r, t in calls.tokens) < 1.1 * sum(lengths)
+    assert distance(rows, wanted(model, ids, mask)) < 1e-5
+    calls.tokens.clear()
+    bk.hidden.extract(model, ids, mask, token_budget=1)
+    assert calls.tokens == [(1, n) for n in lengths]
+
+
+@needs_packing
+def test_packed_rows_have_no_padding(called):
+    model, (ids, mask) = tm.make(), tm.prompts(12)
+    calls = called(model)
+    rows = bk.hidden.extract(model, ids, mask, token_budget=50, packed=True)
+    assert all(r == 1 and t <= 50 for r, t in calls.tokens)
+    assert sum(t for _, t in calls.tokens) == sum(len(p) for p in prompts_of(ids, mask).tokens)
+    assert distance(rows, wanted(model, ids, mask)) < 1e-5
+
+
+def test_flash_attention_packs_and_others_pad():
+    from bipace_kernels.hidden.extract import _packing
+    from bipace_kernels.hidden.layers import find_decoder
+
+    decoder = find_decoder(tm.make())
+    assert not _packing(decoder, None, 2)
+    for name in ("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"):
+        decoder.base.config._attn_implementation_internal = name
+        assert _packing(decoder, None, 2), name
+        assert not _packing(decoder, False, 2)
+
+
+def test_no_gradients_and_plain_tensors():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    model.train()
+    model.enable_input_require_grads()
+    rows = bk.hidden.extract(model, ids, mask)
+    assert not rows.requires_grad
+    assert not rows.is_inference()
+    loss = model(ids, attention_mask=mask, labels=ids).loss
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_dropout_is_off_and_the_mode_comes_back():
+    model, (ids, mask) = tm.make(attention_dropout=0.5), tm.prompts()
+    model.train()
+    model.model.layers[3].eval()
+    before = [m.training for m in model.modules()]
+    assert torch.equal(bk.hidden.extract(model, ids, mask), bk.hidden.extract(model, ids, mask))
+    assert [m.training for m in model.modules()] == before
+
+
+def test_rotary_tables_that_grow_stay_usable_for_training():
+    model = tm.make("Llama", rope_scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=8)
+    ids, mask = tm.prompts()
+    bk.hidden.extract(model, ids, mask)
+    model.train()
+    model(ids, attention_mask=mask, labels=ids).loss.backward()
+    assert not any(b.is_inference() for b in model.buffers())
+
+
+# --------------------------------------------------------------------------------------------------------- left as found
+
+
+def marks(model):
+    """Everything about the modules that extract() could leave changed, by identity and in order."""
+    return [
+        (
+            id(m),
+            m.training,
+            [(n, id(c)) for n, c in m._modules.items()],
+            len(m._forward_hooks),
+            len(m._forward_pre_hooks),
+        )
+        for m in model.modules()
+    ]
+
+
+@pytest.mark.parametrize("where", ["a block", "the decoder", "not at all"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_the_model_is_left_as_it_was_found_even_when_interrupted(where, error):
+    model, (ids, mask) = tm.make(), tm.prompts()
+    want = wanted(model, ids, mask)
+    states = model(ids, attention_mask=mask, position_ids=tm.position_ids(mask)).logits
+    model.model.layers[5].train()
+
+    def stop(*_):
+        raise error
+
+    if where != "not at all":
+        handle = (model.model.layers[1] if where == "a block" else model.model).register_forward_hook(stop)
+        before = marks(model)
+        with pytest.raises(error):
+            bk.hidden.extract(model, ids, mask)
+        assert marks(model) == before
+        handle.remove()
+    before = marks(model)
+    assert distance(bk.hidden.extract(model, ids, mask), want) < 1e-5
+    assert marks(model) == before
+    assert torch.equal(model(ids, attention_mask=mask, position_ids=tm.position_ids(mask)).logits, states)
+
+
+def test_the_decoder_alone_and_models_without_a_head_serve_too():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    assert torch.equal(bk.hidden.extract(model.model, ids, mask), bk.hidden.extract(model, ids, mask))
+
+
+def test_peft():
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model, (ids, mask) = tm.make(), tm.prompts()
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False))
+    model.eval()
+    before = marks(model)
+    rows = bk.hidden.extract(model, ids, mask)
+    assert marks(model) == before
+    assert distance(rows, wanted(model, ids, mask)) < 1e-5
+    with model.disable_adapter():
+        assert distance(bk.hidden.extract(model, ids, mask), rows) > 1e-3
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_compiled_blocks(how):
+    torch._dynamo.reset()
+    model, (ids, mask) = tm.make(), tm.prompts()
+    want = wanted(model, ids, mask)
+    for i, block in enumerate(model.model.layers):
+        if how == "in place":
+            block.compile(backend="eager")
+        else:
+            model.model.layers[i] = torch.compile(block, backend="eager")
+    assert distance(bk.hidden.extract(model, ids, mask, token_budget=40), want) < 1e-5
+    torch._dynamo.reset()
+
+
+def test_checkpointing_wrappers():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    want = wanted(model, ids, mask)
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert distance(bk.hidden.extract(model, ids, mask), want) < 1e-5
+
+
+def test_other_decoders_by_their_structure():
+    import transformers
+
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=50)).eval()
+    ids = torch.randint(0, 50, (2, 7))
+    with torch.no_grad():
+        want = model(ids, output_hidden_states=True).hidden_states[-2][:, -1]
+    assert distance(bk.hidden.extract(model, ids, layer=-2), want) < 1e-5
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+
+
+def test_progress_goes_to_stderr_and_only_when_asked(capsys):
+    model, (ids, mask) = tm.make(), tm.prompts()
+    bk.hidden.extract(model, ids, mask, token_budget=20)
+    assert capsys.readouterr() == ("", "")
+    bk.hidden.extract(model, ids, mask, token_budget=20, progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "hidden states" in shown.err and "100%" in shown.err
+
+
+# ------------------------------------------------------------------------------------------------------------- wrong use
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"layer": -11}, ValueError, "layer must be an index into hidden_states"),
+        ({"pooling": ("last", "mean")}, TypeError, "pooling must be one of .* see extract_layers"),
+        ({"pooling": "max"}, ValueError, "pooling must be 'last', 'mean', 'attention'"),
+        ({"token_budget": 0}, ValueError, "token_budget must be an int of at least 1, got 0"),
+        ({"token_budget": 2.5}, ValueError, "token_budget must be an int"),
+        ({"packed": "yes"}, TypeError, "packed must be None, True or False, got 'yes'"),
+        ({"input_ids": torch.zeros(5)}, ValueError, r"input_ids must have shape \[B, T\], got \[5\]"),
+        ({"input_ids": torch.zeros(2, 3)}, TypeError, "input_ids must be integers, got torch.float32"),
+        ({"input_ids": [[1, 2], [3]]}, ValueError, r"attention_mask is for input_ids of shape \[B, T\]"),
+        ({"attention_mask": torch.ones(5, 3)}, TypeError, "attention_mask must be bool or integers"),
+        ({"attention_mask": torch.ones(5, 3).bool()}, ValueError, "attention_mask must have the shape of input_ids"),
+        ({"backend": "fast"}, ValueError, "backend must be one of"),
+    ],
+)
+def test_wrong_arguments(arguments, error, text):
+    ids, mask = tm.prompts()
+    with pytest.raises(error, match=text):
+        bk.hidden.extract(tm.make(), **{"input_ids": ids, "attention_mask": mask, **arguments})
+
+
+def test_masks_with_holes_are_refused():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    for row, columns in ((0, [5]), (0, [5, 9]), (3, [15])):
+        holed = mask.clone()
+        holed[row, columns] = 0
+        with pytest.raises(ValueError, match=f"row {row} has padding between its tokens"):
+            bk.hidden.extract(model, ids, holed)
+    both = torch.zeros_like(mask)
+    both[:, 4:9] = 1
+    assert bk.hidden.extract(model, ids, both).shape == (5, 48)
+
+
+def test_unknown_architectures_say_what_was_looked_for():
+    with pytest.raises(TypeError, match=r"looked in Linear for a PreTrainedModel"):
+        bk.hidden.extract(torch.nn.Linear(2, 2), [[1, 2]])
+
+
+def test_packing_is_refused_where_prompts_would_see_each_other(monkeypatch):
+    import sys
+
+    model = tm.make()
+    monkeypatch.delitem(sys.modules, "transformers.masking_utils", raising=False)
+    with pytest.raises(ValueError, match=r"packed needs flash attention with transformers before 4\.53"):
+        bk.hidden.extract(model, [[1, 2], [3]], packed=True)
+
+
+def test_sharding_is_told_by_its_marks():
+    model = tm.make()
+    assert not _shortened.is_sharded(model)
+    assert isinstance(_shortened.no_gradients(model), type(torch.inference_mode()))
+    next(model.parameters()).ds_id = 0
+    assert _shortened.is_sharded(model)
+    assert isinstance(_shortened.no_gradients(model), torch.no_grad)
