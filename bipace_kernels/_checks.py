@@ -122,6 +122,8 @@ def integer_vector(value: Any, name: str, n: int) -> Tensor:
     if tensor.numel() == 0 and not isinstance(value, (torch.Tensor, np.ndarray)):
         tensor = tensor.to(torch.int64)
     check_vector(tensor, name, n)
+    if tensor.dtype == torch.uint64:  # on a GPU alone, where a look at the largest would wait
+        return tensor.view(torch.int64)
     if tensor.dtype not in _INTEGERS:
         raise TypeError(f"{name} must have an integer dtype, got {tensor.dtype}; convert it with .to(torch.int64).")
     return tensor.to(torch.int64)
@@ -139,7 +141,7 @@ def bool_vector(value: Any, name: str, n: int, late: list[LateCheck] | None = No
     if tensor.dtype == torch.bool:
         return tensor
     text = f"{name} must be bool (or integers 0 and 1), got {tensor.dtype}; compare it, e.g. {name} > 0."
-    if tensor.dtype not in _INTEGERS:
+    if tensor.dtype not in (*_INTEGERS, torch.uint64):
         raise TypeError(text)
     unless(((tensor != 0) & (tensor != 1)).any(), TypeError, text, late)
     return tensor.to(torch.bool)

@@ -244,6 +244,17 @@ def test_counters_are_read_from_ncus_csv():
     assert checks.counters("==ERROR== no counters") == []
 
 
+@pytest.mark.parametrize(("failing", "fine"), [("memcheck", False), ("racecheck", False), ("initcheck", True)])
+def test_what_the_sanitizer_finds(failing, fine, tmp_path, monkeypatch):
+    """Wide loads of scratch memory are reported, and are no failure."""
+    monkeypatch.setattr(checks, "find_tool", lambda name: name)
+    monkeypatch.setattr(checks, "run_to_end", lambda argv, *_, **__: 99 if failing in argv else 0)
+    part = rows.Part("sanitize", {}, {}, "2026-01-01 00:00 UTC")
+    assert checks.sanitize(part, tmp_path, 60.0, False, lambda _: None) is fine
+    assert [line.startswith(f"- {failing}: status 99") for line in part.lines].count(True) == 1
+    assert sum("nothing found" in line for line in part.lines) == 2
+
+
 def test_a_program_that_hangs_is_stopped(tmp_path):
     log = tmp_path / "log"
     argv = [sys.executable, "-c", "import time; print('began', flush=True); time.sleep(60)"]

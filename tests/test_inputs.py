@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
+from bipace_kernels import _checks
 
 BATCH = make_batch(0)
 N = BATCH.n
@@ -273,6 +274,16 @@ def test_lists_of_tensors_and_unsigned_integers():
     small = torch.from_numpy(BATCH.step).to(torch.uint16)
     assert torch.equal(run(step=small).advantage, want.advantage)
     assert bk.cluster([[1, 2], [2, 4], [3, -1]], [0, 0, 0], 0.1).tolist() == [0, 0, 1]
+
+
+def test_unsigned_integers_of_a_gpu_are_read_without_a_look(monkeypatch):
+    """There the largest is not known without waiting; on the CPU these become int64 before."""
+    monkeypatch.setattr(_checks, "to_tensor", lambda value, *_: value)
+    keys = torch.tensor([0, 7, 7, 2**64 - 1], dtype=torch.uint64)
+    assert _checks.integer_vector(keys, "action_key", 4).tolist() == [0, 7, 7, -1]
+    late = []
+    assert _checks.bool_vector(keys[:2], "valid", 2, late).tolist() == [False, True]
+    assert [bool(check.failed) for check in late] == [True]
 
 
 def test_first_error_wins_in_a_fixed_order():

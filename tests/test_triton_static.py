@@ -98,6 +98,17 @@ def test_every_launched_kernel_is_compiled_ahead():
     assert not missing, f"launched, but in no main_path(): {sorted(missing)}"
 
 
+@pytest.mark.parametrize("name", ["gram._gram", "scan._scan_groups"])
+def test_the_longest_group_compiles_nothing_anew(name):
+    """Triton compiles again for a size of 1 or a multiple of 16 unless told not to: amid a training, for seconds."""
+    triton = pytest.importorskip("triton")
+    if triton.knobs.runtime.interpret:
+        pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled")
+    stem, _, kernel = name.partition(".")
+    jit = getattr(importlib.import_module(f"bipace_kernels.triton_kernels.{stem}"), kernel)
+    assert {p.do_not_specialize for p in jit.params if p.name in ("units", "first_group", "long_group")} == {True}
+
+
 SAMPLE = """
 import torch, triton
 OPTIONS = {"enable_fp_fusion": False}

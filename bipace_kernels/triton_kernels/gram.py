@@ -109,7 +109,7 @@ def _alignment(stride: int) -> int:
     return min(stride & -stride, 16) if stride else 16
 
 
-@triton.jit(do_not_specialize=["first_group", "long_group"])
+@triton.jit(do_not_specialize=["units", "first_group", "long_group"])
 def _gram(
     x,  # [N, D]
     order,  # [M] int64

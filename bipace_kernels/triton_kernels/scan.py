@@ -354,7 +354,7 @@ def apply_with_opposite(
             tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["first_stride", "first_group", "long_group"])
+@triton.jit(do_not_specialize=["units", "first_stride", "first_group", "long_group"])
 def _scan_groups(
     gram,  # [groups of the launch, stride, stride] float32: x_i · x_j for i ≤ j
     state,  # [E, groups of the launch, stride, stride] float32, scratch; one ε: gram itself

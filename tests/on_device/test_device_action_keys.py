@@ -398,6 +398,31 @@ def test_more_than_two_to_the_31_ids(device, mode):
         assert run(lent, offsets, table=table_of([b"a"] * 60))[2] == [far]  # each row has an id outside this table
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_never_waits_and_a_captured_graph_replays_on_other_ids(mode):
+    ids, options = MATRIX.to("cuda"), {"mode": mode, "token_bytes": TABLE}
+    mask = torch.ones_like(ids, dtype=torch.bool)
+
+    def run():
+        return bk.action_keys(ids, mask=mask, backend="triton", **options)
+
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        keys, parsed = run()
+    for other in (MATRIX, MATRIX.flip(0), MATRIX.flip(1)):
+        ids.copy_(other)
+        graph.replay()
+        assert (keys.tolist(), parsed.tolist()) == wanted(other, **options)
+
+
 def test_table_goes_to_a_device_once_and_pickles_without_its_copies(device):
     table = table_of([b"a", b"bc"])
     offsets, data = table.on(device)

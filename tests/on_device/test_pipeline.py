@@ -14,6 +14,7 @@ from test_theorems import OUTPUTS
 
 import bipace_kernels as bk
 from bipace_kernels import _dispatch
+from bipace_kernels.triton_kernels import long_groups
 
 BATCH = make_batch(0)
 N = BATCH.n
@@ -140,6 +141,14 @@ def test_rewards_keys_and_observations_of_other_dtypes(dtype, device):
         assert_agree(want, bk.advantage(config=CONFIGS[name], backend="triton", **moved))
 
 
+def test_integers_of_64_bits_without_a_sign(device):
+    keys = torch.arange(N) % 3
+    given = BATCH.arguments(action_key=keys.to(torch.uint64), action_parsed=torch.ones(N, dtype=torch.uint64))
+    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    want = bk.advantage(config=CONFIGS["bipace"], backend="reference", **given)
+    assert_agree(want, bk.advantage(config=CONFIGS["bipace"], backend="triton", **moved))
+
+
 @pytest.mark.parametrize("name", [n for n in KEPT if not n.startswith("hgpo")])
 def test_weight_zero_is_the_episode_term(name, device):
     config = replace(CONFIGS[name], step_weight=0.0)
@@ -165,6 +174,39 @@ def test_a_group_alone_has_the_bits_of_the_batch(name, device):
         alone = bk.advantage(config=CONFIGS[name], backend="triton", **on(device, BATCH.take(rows).arguments()))
         for field in FLOATS:
             assert same_bits(getattr(alone, field), getattr(whole, field)[torch.from_numpy(rows).to(device)]), field
+
+
+@pytest.fixture
+def scratch_of_nan(monkeypatch):
+    """Turns on what fills memory with NaN, or the largest integer, where nothing has been written."""
+
+    def turn_on():
+        torch.use_deterministic_algorithms(True)
+        monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+        assert torch.empty(1).isnan().all()
+
+    yield turn_on
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", ["bipace", "hgpo"])
+def test_what_scratch_memory_held_before_changes_no_bit(name, device, scratch_of_nan):
+    """Loads may be wider than what was written: what they bring of it must not count."""
+    given = on(device, BATCH.arguments(**bad_values("rows")))
+    config = replace(CONFIGS[name], on_invalid="singleton")
+    want = bk.advantage(config=config, backend="triton", **given)
+    scratch_of_nan()
+    assert_same(bk.advantage(config=config, backend="triton", **given), want)
+
+
+@pytest.mark.parametrize("long_group", [long_groups.LONG_GROUP, 8])
+def test_what_scratch_memory_held_before_changes_no_cluster(long_group, device, scratch_of_nan, monkeypatch):
+    monkeypatch.setattr(long_groups, "LONG_GROUP", long_group)
+    fingerprint = on(device, BATCH.arguments(**bad_values("rows")))["fingerprint"]
+    options = {"layout": bk.layout(BATCH.group, BATCH.trajectory, BATCH.step), "backend": "triton"}
+    want = bk.cluster(fingerprint, epsilon=[0.0, 0.1, 1.95], **options)
+    scratch_of_nan()
+    assert torch.equal(bk.cluster(fingerprint, epsilon=[0.0, 0.1, 1.95], **options), want)
 
 
 def test_errors_come_when_asked_and_arguments_stay(device):
@@ -305,6 +347,7 @@ def test_the_functions_beside_it_never_wait():
     mask = torch.ones(N, 3, dtype=torch.int32, device="cuda")
 
     def run():
+        bk.ngram_fingerprint(["a", "bc"], device="cuda")
         returns = bk.discounted_returns(given["rewards"], layout=lay)
         return bk.cluster(given["fingerprint"], epsilon=[0.1, 0.2], layout=lay), bk.to_tokens(returns, mask)
 
