@@ -8,6 +8,7 @@ that are not compiled go round the ops.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from . import _checks, _compiled, _dispatch, pipeline
 from ._handles import find
+from .action_keys import MODES
 from .config import Config
 from .masked_stages import MaskedStages
 
@@ -32,6 +34,21 @@ _TENSORS: dict[str, tuple[torch.dtype, str]] = {
     "step_return": (_F32, "M"), "step_term": (_F32, "M"), "table_bytes": (_U8, "B"), "table_offsets": (_I64, "V+1"),
     "taken": (_BOOL, "M"), "trajectory_offsets": (_I64, "T+1"), "trajectory_return": (_F32, "T"), "usable": (_BOOL, "M"),
 }  # fmt: skip
+#: Words that an argument may be, and ranges of numbers: a kernel takes any other for one of these, or reads astray.
+_WORDS = {
+    "estimator": ("mean", "diff_peer", "q_style"), "lone": ("zero", "raw"), "mode": MODES, "norm": ("none", "std"),
+    "scope": ("trajectory", "step"), "step_norm": ("none", "std"),
+}  # fmt: skip
+_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "alpha": ("finite and at least 0", lambda x: 0 <= x < math.inf),
+    "delta": ("in (0, 1e-2]", lambda x: 0 < x <= 1e-2),
+    "depth": ("at least 1", lambda x: x >= 1),
+    "dim": ("in [1, 2^24]", lambda x: 1 <= x <= 1 << 24),
+    "epsilon": ("0 or in [1e-4, 2]", lambda x: x == 0 or 1e-4 <= x <= 2),
+    "gamma": ("in [0, 1]", lambda x: 0 <= x <= 1),
+    "weight": ("finite and at least 0", lambda x: 0 <= x < math.inf),
+}
+_LARGEST_N = {"hash_token_ids": 1 << 40, "ngram_fingerprints": 1 << 12}
 _SIZES = {"n_groups": "G", "n_records": "M", "n_rows": "N", "n_trajectories": "T"}
 
 _GROUPS = "SymInt n_groups, SymInt longest_group"
@@ -156,6 +173,9 @@ def _stage_op(name: str, module: str, arguments: list[str]) -> Callable[..., Any
         device = next(value.device for value in given.values() if isinstance(value, Tensor))
         given = {k: _tensor(name, k, v, device) if isinstance(v, Tensor) else v for k, v in given.items()}
         _check_sizes(name, given)
+        _check_values(name, given)
+        if name == "hash_token_ids":
+            _check_ids(name, given)
         kernels = _dispatch.choose("auto", device)
         if not _dispatch.defers_checks(kernels):
             stage = getattr(MaskedStages(kernels, _dispatch.threads(None)), name)
@@ -185,6 +205,8 @@ def _tensor(op: str, name: str, value: Tensor, device: torch.device) -> Tensor:
             raise TypeError(
                 f"bipace::{op}: fingerprint must be [N, D] float32, bfloat16 or float16, got {got}; convert it."
             )
+        if value.shape[1] == 0:
+            raise ValueError(f"bipace::{op}: fingerprint must have at least one feature, got {list(value.shape)}.")
         return value
     if name not in _TENSORS:
         return value  # token ids and their mask: any integers; any strides where they are [N, T]
@@ -211,6 +233,45 @@ def _check_sizes(op: str, given: dict[str, Any]) -> None:
                     f"bipace::{op}: {name} must have shape [{', '.join(wanted)}] with {letter[0]} = {other} as {where} has "
                     f"it, got {list(value.shape)}; take both from one layout."
                 )
+
+
+def _check_values(op: str, given: dict[str, Any]) -> None:
+    """ValueError for words and numbers of the host that no stage knows, and for an action key that is missing."""
+    ranges = dict(_RANGES)
+    if op in _LARGEST_N:
+        most = _LARGEST_N[op]
+        ranges["n"] = (f"in [1, {most}]", lambda x: 1 <= x <= most)
+    for name, value in given.items():
+        if name in _WORDS and value not in _WORDS[name]:
+            raise ValueError(f"bipace::{op}: {name} must be one of {', '.join(_WORDS[name])}, got {value!r}.")
+        which = "epsilon" if name == "epsilons" else name
+        for number in value if name == "epsilons" else [value]:
+            if which in ranges and not ranges[which][1](number):
+                raise ValueError(f"bipace::{op}: {name} must be {ranges[which][0]}, got {number!r}.")
+    if op == "step_advantage" and given["estimator"] != "mean" and given.get("action_key") is None:
+        raise ValueError(f"bipace::{op}: action_key is missing; estimator={given['estimator']!r} compares actions.")
+
+
+def _check_ids(op: str, given: dict[str, Any]) -> None:
+    """Errors for token ids, their mask and the table, of what can be seen without looking at values."""
+    ids, flat = given["ids"], given.get("row_offsets") is not None
+    if ids.ndim != (1 if flat else 2):
+        raise ValueError(f"bipace::{op}: ids must be [N, T], or [E] with row_offsets, got {list(ids.shape)}.")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"bipace::{op}: ids must be of an integer dtype, got {ids.dtype}; convert them.")
+    valid = given.get("valid")
+    if valid is not None and valid.shape != ids.shape:
+        raise ValueError(f"bipace::{op}: valid must have the shape of ids, {list(ids.shape)}, got {list(valid.shape)}.")
+    if valid is not None and (valid.is_floating_point() or valid.is_complex()):
+        raise TypeError(f"bipace::{op}: valid must be bool or integers, got {valid.dtype}; compare it.")
+    if not flat and given["longest_row"] != ids.shape[1]:
+        raise ValueError(f"bipace::{op}: longest_row must be T = {ids.shape[1]}, got {given['longest_row']}.")
+    table = [given.get("table_offsets") is not None, given.get("table_bytes") is not None]
+    if table[0] != table[1] or not (table[0] or given["mode"] == "first_n"):
+        raise ValueError(
+            f"bipace::{op}: table_offsets and table_bytes must be given for mode {given['mode']!r}; take both from "
+            "token_bytes(tokenizer)."
+        )
 
 
 _CHAIN_TENSORS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import pickle
 import subprocess
 import sys
@@ -221,6 +222,35 @@ WRONG = [
     ("combine", {"source": lambda t: t[1:]}, ValueError, "source must have shape"),
     ("hgpo_advantage", {"depth_labels": lambda t: t[:, 1:]}, ValueError, "depth_labels must have shape"),
     ("step_advantage", {"returns": lambda t: t.double()}, TypeError, "returns must be torch.float32"),
+    ("step_advantage", {"action_key": lambda t: None}, ValueError, "action_key is missing; estimator='q_style'"),
+    ("step_advantage", {"estimator": lambda t: "max"}, ValueError, "estimator must be one of mean, .* got 'max'"),
+    ("hgpo_advantage", {"step_norm": lambda t: "l2"}, ValueError, "step_norm must be one of none, std, got 'l2'"),
+    ("hgpo_advantage", {"alpha": lambda t: math.inf}, ValueError, "alpha must be finite and at least 0, got inf"),
+    ("episode_advantage", {"scope": lambda t: "group"}, ValueError, "scope must be one of"),
+    ("episode_advantage", {"norm": lambda t: "l2"}, ValueError, "norm must be one of"),
+    ("episode_advantage", {"lone": lambda t: "one"}, ValueError, "lone must be one of"),
+    ("episode_advantage", {"delta": lambda t: 0.0}, ValueError, r"delta must be in \(0, 1e-2\], got 0\.0"),
+    ("cluster_cosine", {"fingerprint": lambda t: t[:, :0]}, ValueError, "fingerprint must have at least one feature"),
+    ("cluster_cosine", {"epsilon": lambda t: math.nan}, ValueError, r"epsilon must be 0 or in \[1e-4, 2\], got nan"),
+    ("cluster_sweep", {"epsilons": lambda t: [0.1, -1.0]}, ValueError, r"epsilons must be 0 or in .* got -1\.0"),
+    ("cluster_history", {"depth": lambda t: 0}, ValueError, "depth must be at least 1, got 0"),
+    ("combine", {"weight": lambda t: -0.5}, ValueError, r"weight must be finite and at least 0, got -0\.5"),
+    ("discounted_returns", {"gamma": lambda t: 1.5}, ValueError, r"gamma must be in \[0, 1\], got 1\.5"),
+    ("ngram_fingerprints", {"n": lambda t: 0}, ValueError, r"n must be in \[1, 4096\], got 0"),
+    ("ngram_fingerprints", {"dim": lambda t: 0}, ValueError, r"dim must be in \[1, 2\^24\], got 0"),
+    ("hash_token_ids", {"n": lambda t: 0}, ValueError, r"n must be in \[1, \d+\], got 0"),
+    ("hash_token_ids", {"mode": lambda t: "tag"}, ValueError, "mode must be one of"),
+    ("hash_token_ids", {"mode": lambda t: "text"}, ValueError, "table_offsets and table_bytes must be given"),
+    ("hash_token_ids", {"ids": lambda t: t.float()}, TypeError, "ids must be of an integer dtype, got torch.float32"),
+    (
+        "hash_token_ids",
+        {"ids": lambda t: t[0]},
+        ValueError,
+        r"ids must be \[N, T\], or \[E\] with row_offsets, got \[4\]",
+    ),
+    ("hash_token_ids", {"longest_row": lambda t: 3}, ValueError, "longest_row must be T = 4, got 3"),
+    ("hash_token_ids", {"valid": lambda t: torch.ones(3, 3)}, ValueError, "valid must have the shape of ids"),
+    ("hash_token_ids", {"valid": lambda t: torch.ones(3, 4)}, TypeError, "valid must be bool or integers"),
 ]
 
 
@@ -232,7 +262,7 @@ def test_ops_refuse_what_kernels_would_misread(name, changes, error, words):
     given = dict(zip(names, args, strict=False)) | kwargs
     op(**given)
     with pytest.raises(error, match=words):
-        op(**given | {k: change(given[k]) for k, change in changes.items()})
+        op(**given | {k: change(given.get(k)) for k, change in changes.items()})
 
 
 def test_views_are_taken():
