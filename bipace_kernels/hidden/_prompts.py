@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import _checks
 from .positions import mask_matrix
 
 Tensor = torch.Tensor
+
+# What a forward costs beside its tokens, in tokens: an H100 reads the weights of a 7B model in bfloat16 in about the time
+# in which it computes 200 of its tokens, and launches wait for the host.  So a short micro-batch is worth some padding.
+FORWARD_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -24,17 +29,37 @@ class Prompts:
 
     def batches(self, token_budget: int, *, packed: bool) -> list[list[Tensor]]:
         """Neighbours by length together, as many as the budget holds, padding counted; at least one."""
-        found: list[list[Tensor]] = []
-        used = token_budget + 1
-        for prompt in self.tokens:
-            # The first of a micro-batch is its longest, so the others cost as much as it with their padding.
-            cost = len(prompt) if packed or not found else len(found[-1][0])
-            if used + cost > token_budget:
-                found.append([])
-                used, cost = 0, len(prompt)
-            found[-1].append(prompt)
-            used += cost
-        return found
+        cuts = (filled if packed else cheapest)([len(prompt) for prompt in self.tokens], token_budget)
+        return [self.tokens[begin:end] for begin, end in itertools.pairwise(cuts)]
+
+
+def filled(lengths: list[int], token_budget: int) -> list[int]:
+    """Bounds [0, ..., U] of micro-batches without padding."""
+    cuts, used = [0], 0
+    for i, length in enumerate(lengths):
+        if i > cuts[-1] and used + length > token_budget:
+            cuts.append(i)
+            used = 0
+        used += length
+    return [*cuts, len(lengths)] if lengths else cuts
+
+
+def cheapest(lengths: list[int], token_budget: int) -> list[int]:
+    """Bounds [0, ..., U] of padded micro-batches, lengths falling: of all cuts within the budget those that cost least.
+
+    cost of a micro-batch of n prompts = n · (the length of its first, the longest) + FORWARD_TOKENS
+    """
+    n = len(lengths)
+    cost, taken = np.zeros(n + 1, np.int64), np.ones(n, np.int64)
+    for i in range(n - 1, -1, -1):  # cost[i]: of prompt i and all after it
+        most = min(n - i, max(1, token_budget // lengths[i]))
+        each = lengths[i] * np.arange(1, most + 1) + FORWARD_TOKENS + cost[i + 1 : i + most + 1]
+        taken[i] = most - int(np.argmin(each[::-1]))  # of equal costs the longest run
+        cost[i] = each[taken[i] - 1]
+    cuts = [0]
+    while cuts[-1] < n:
+        cuts.append(cuts[-1] + int(taken[cuts[-1]]))
+    return cuts
 
 
 def prompts_of(input_ids: Any, attention_mask: Any) -> Prompts:
@@ -56,14 +81,18 @@ def prompts_of(input_ids: Any, attention_mask: Any) -> Prompts:
     return Prompts([distinct[i] for i in order], place[torch.tensor(of_row, dtype=torch.int64)])
 
 
-def padded_batch(prompts: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Arguments of a forward on [R, T]; no mask where there is no padding, since attention is quicker without one."""
+def padded_batch(prompts: Sequence[Tensor], device: torch.device, *, masked: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """Arguments of a forward on [R, T], and the column [R] of each prompt's last token.
+
+    Padding stands on the right, where causal attention never looks, so there is no mask: attention is quicker without
+    one and makes no [T, T] of it.  Positions count from 0 by default.
+    """
     ids = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True)
     lengths = torch.tensor([len(p) for p in prompts])
     given = {"input_ids": ids.to(device)}
-    if int(lengths.min()) < ids.shape[1]:
+    if masked:
         given["attention_mask"] = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(device)
-    return given
+    return given, lengths - 1
 
 
 def packed_batch(prompts: Sequence[Tensor], device: torch.device) -> tuple[dict[str, Tensor], Tensor]:

@@ -12,30 +12,72 @@ from torch import nn
 
 from .layers import Decoder
 
+Tensor = torch.Tensor
+
 # Told by their marks, so that nothing is imported that the caller has not: FSDP 1 and 2, and ZeRO-3's parameters.
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+
+
+class FirstBlocks(nn.ModuleList):
+    """A list that forwards see shortened, while whoever walks through the tree of modules finds all blocks.
+
+    FSDP looks for its shards once, at the first forward of all: a block that is missing then would stay a root of its own,
+    which gathers alone and keeps its parameters whole.
+    """
+
+    n_blocks = 0
+
+    @classmethod
+    def of(cls, blocks: nn.ModuleList, n_blocks: int) -> FirstBlocks:
+        found = cls()
+        found._modules.update(blocks._modules)
+        found.n_blocks = n_blocks
+        return found
+
+    def _seen(self) -> list[Any]:
+        return list(self._modules.values())[: self.n_blocks]
+
+    def __len__(self) -> int:
+        return self.n_blocks
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self._seen())
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._seen()[index]
+        return nn.ModuleList(found) if isinstance(index, slice) else found
+
+
+class Skipped(nn.Module):
+    """In the place of a module that is not to run; holds it, for FSDP to find."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden
 
 
 @contextmanager
 def shortened(decoder: Decoder, n_blocks: int, *, norm: bool) -> Iterator[nn.Module]:
     """What to call: its first n_blocks blocks and no head run, in eval mode; the final norm only where it is wanted.
 
-    Modules are taken out of their parents and put back whatever happens, so the forward ends by itself: an exception
+    Modules are replaced in their parents and put back whatever happens, so the forward ends by itself: an exception
     through a wrapped module would leave FSDP and ZeRO in the midst of a forward.
     """
-    swaps: list[tuple[nn.Module, str, nn.Module | None]] = [
-        (decoder.base, decoder.list_name, nn.ModuleList(list(decoder.blocks)[:n_blocks]))
-    ]
+    skipped = _head_of(decoder.causal)
     if not norm and decoder.norm_name is not None:
-        swaps.append((decoder.base, decoder.norm_name, nn.Identity()))
-    swaps += [(parent, name, nn.Identity()) for parent, name in _head_of(decoder.causal)]
-    before = [(parent, name, parent._modules[name]) for parent, name, _ in swaps]
+        skipped.append((decoder.base, decoder.norm_name))
+    blocks = decoder.blocks
+    before: list[tuple[nn.Module, str, nn.Module]] = [(decoder.base, decoder.list_name, blocks)]
+    before += [(parent, name, parent._modules[name]) for parent, name in skipped]  # type: ignore[misc]
     training = [(module, module.training) for module in decoder.model.modules()]
     try:
         for module, _ in training:
             module.training = False
-        for parent, name, part in swaps:
-            parent._modules[name] = part
+        for parent, name, part in before:
+            parent._modules[name] = FirstBlocks.of(blocks, n_blocks) if part is blocks else Skipped(part)
         yield _called(decoder.model)
     finally:
         for parent, name, part in before:
@@ -72,6 +114,13 @@ def arguments_for(causal: nn.Module) -> dict[str, Any]:
     known = inspect.signature(type(causal).forward).parameters
     one = next(({name: 1} for name in ("logits_to_keep", "num_logits_to_keep") if name in known), {})
     return {"use_cache": False, **one}
+
+
+def is_causal(causal: nn.Module) -> bool:
+    """Whether no token sees a later one; some Gemmas may be told otherwise."""
+    config: Any = causal.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "use_bidirectional_attention", None) not in (True, "all")
 
 
 def _called(model: nn.Module) -> nn.Module:

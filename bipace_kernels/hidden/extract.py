@@ -111,6 +111,7 @@ def extract_layers(
     if failure is not None:
         raise failure
     assert prompts is not None
+    masked = not _shortened.is_causal(decoder.causal)
     given = _shortened.arguments_for(decoder.causal)
     with (
         _shortened.shortened(decoder, n_blocks, norm=any(item.normed for item in tapped.layers)) as called,
@@ -121,22 +122,26 @@ def extract_layers(
         for i in range(n_forwards):
             tapped.enabled = i < len(batches)
             batch = batches[i] if tapped.enabled else [torch.zeros(1, dtype=torch.int64)]  # so that no rank waits
-            _forward(called, tapped, batch, packing, device, given)
+            _forward(called, tapped, batch, packing, masked, device, given)
             advance()
     return {(layer, how): _rows(tapped, layer, how, prompts, decoder, dtype, device)
             for layer in tapped.layers for how in tapped._poolings}  # fmt: skip
 
 
 def _forward(
-    called: nn.Module, tapped: Tap, prompts: list[Tensor], packed: bool, device: torch.device, given: dict[str, Any]
-) -> None:
+    called: nn.Module, tapped: Tap, prompts: list[Tensor], packed: bool, masked: bool, device: torch.device,
+    given: dict[str, Any],
+) -> None:  # fmt: skip
     if packed:
         batch, cu_seqlens = packed_batch(prompts, device)
         if tapped.enabled:
             tapped.expect(cu_seqlens=cu_seqlens)
         called(**batch, **given)
     else:
-        called(**padded_batch(prompts, device), **given)
+        batch, last = padded_batch(prompts, device, masked=masked)
+        if tapped.enabled:
+            tapped.expect(last)
+        called(**batch, **given)
 
 
 def _rows(

@@ -117,6 +117,7 @@ def check_extract(wrap: Callable[[Any], Any]) -> dict[str, Any]:
     rows = {str(layer): bk.hidden.extract(model, ids, mask, layer, **given) for layer in LAYERS}
     counts = len(forwards)
     handle.remove()
+    own_roots = [is_root(block) for block in bk.hidden.layers.find_decoder(model).blocks]
     before = training_step(model)
     again = bk.hidden.extract(model, ids, mask, -8, pooling="mean", **given)
     rows["mean"] = bk.hidden.extract(wrap(tm.make()), ids, mask, -8, pooling="mean", **given)
@@ -126,8 +127,14 @@ def check_extract(wrap: Callable[[Any], Any]) -> dict[str, Any]:
         error = ""
     except (ValueError, RuntimeError) as caught:
         error = type(caught).__name__
-    return {"errors": errors, "forwards": counts, "moved": not torch.equal(again, rows["mean"]),
+    return {"errors": errors, "forwards": counts, "own_roots": any(own_roots), "moved": not torch.equal(again, rows["mean"]),
             "loss": before == training_step(wrap(tm.make())), "error": error}  # fmt: skip
+
+
+def is_root(block: Any) -> bool:
+    """Whether FSDP holds a block for a model of its own: it would gather alone, and stay whole after its forward."""
+    state = block._get_fsdp_state() if hasattr(block, "_get_fsdp_state") else block
+    return bool(getattr(state, "_is_root", False))
 
 
 def training_step(model: Any) -> tuple[float, list[float]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import random
 
 import pytest
 import tiny_models as tm
@@ -10,7 +12,7 @@ import torch
 
 import bipace_kernels as bk
 from bipace_kernels.hidden import _shortened
-from bipace_kernels.hidden._prompts import prompts_of
+from bipace_kernels.hidden._prompts import FORWARD_TOKENS, cheapest, prompts_of
 
 LAYER = -8
 PACKS = importlib.util.find_spec("transformers.masking_utils") is not None
@@ -175,6 +177,46 @@ def test_micro_batches_hold_the_budget_and_sort_by_length(called):
     calls.tokens.clear()
     bk.hidden.extract(model, ids, mask, token_budget=1)
     assert calls.tokens == [(1, n) for n in lengths]
+
+
+def test_cuts_cost_least():
+    """Against all cuts there are."""
+
+    def cost(lengths, cuts):
+        return sum(lengths[a] * (b - a) + FORWARD_TOKENS for a, b in itertools.pairwise(cuts))
+
+    def allowed(lengths, cuts):
+        return all(b - a == 1 or lengths[a] * (b - a) <= 2000 for a, b in itertools.pairwise(cuts))
+
+    generator = random.Random(5)
+    for case in range(20):
+        lengths = sorted((generator.randrange(1, 900) for _ in range(1 + case % 8)), reverse=True)
+        n = len(lengths)
+        every = [[0, *inner, n] for k in range(n) for inner in itertools.combinations(range(1, n), k)]
+        found = cheapest(lengths, 2000)
+        assert allowed(lengths, found), lengths
+        assert cost(lengths, found) == min(cost(lengths, cuts) for cuts in every if allowed(lengths, cuts)), lengths
+    assert cheapest([], 2000) == [0]
+
+
+def test_rows_of_other_lengths_need_no_mask():
+    model, (ids, mask) = tm.make(attn_implementation="sdpa"), tm.prompts(6)
+    masks = []
+    model.model.layers[0].register_forward_pre_hook(
+        lambda m, a, given: masks.append(given["attention_mask"]), with_kwargs=True
+    )
+    rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
+    assert masks == [None]
+    assert distance(rows, wanted(model, ids, mask)) < 1e-5
+
+
+def test_attention_that_looks_ahead_keeps_its_mask():
+    model, (ids, mask) = tm.make("Gemma3", sliding_window=256), tm.prompts(6)
+    model.config.use_bidirectional_attention = True
+    rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
+    assert distance(rows, wanted(model, ids, mask)) < 1e-5
+    model.config.use_bidirectional_attention = False
+    assert distance(rows, wanted(model, ids, mask)) > 1e-2, "or it looked at nothing ahead"
 
 
 @needs_packing

@@ -76,6 +76,7 @@ def test_early_exit_on_every_rank(found, wrapper):
         for name, error in rank["errors"].items():
             assert error < 1e-5, name
         assert rank["loss"], "a training step after an extraction is not the step without it"
+        assert not rank["own_roots"], "a first forward that stops early must leave the later blocks in FSDP's tree"
         assert rank["moved"], "the second extraction must see the weights that the step has changed"
     if wrapper != "ddp":  # whose forwards are nobody's business but the rank's
         assert ranks[0]["forwards"] == ranks[1]["forwards"] > 3
