@@ -4,7 +4,7 @@
     result = bk.advantage(..., fingerprint=embedder.embed(texts), config=bk.Config.bipace(embedder.epsilon))
 
 | embedder    | states                       | fingerprints                                            |
-| ActorHidden | hidden states, or a tap      | as they are: the paper's, from the policy that acted    |
+| ActorHidden | hidden states, a tap, prompts | as they are: the paper's, from the policy that acted   |
 | Ngram       | texts                        | counts of hashed byte n-grams: the paper's control      |
 | Identity    | texts                        | a code of the text: equal states alone share a cluster  |
 | Sentence    | texts                        | unit vectors of a frozen sentence encoder               |
@@ -19,8 +19,8 @@ import contextlib
 import hashlib
 import importlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -58,23 +58,41 @@ class Embedder(Protocol):
 class ActorHidden:
     """Hidden states of the policy itself: the paper's state.
 
+    model     a Hugging Face decoder, for prompts; None: states alone
+    options   arguments of `bk.hidden.extract()` by name, such as {"layer": -12, "token_budget": 8192}
+
     embed() takes [N, D] states (tensor or array), or whatever has rows() that gives them, as a tap of `bk.hidden` does;
-    they keep their device and dtype (float64 is rounded to float32).
+    they keep their device and dtype (float64 is rounded to float32).  With a model it also takes prompts, whose states
+    `bk.hidden.extract()` computes: token ids [N, T] (integers, no padding), a list of N rows of them, or what a tokenizer
+    gives, with "input_ids" and "attention_mask".
     """
 
     epsilon: float = 0.10
     name: str = "actor_hidden"
+    model: Any = field(default=None, repr=False, compare=False)
+    options: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def embed(self, states: Any) -> Tensor:
         """[N, D] the states, checked for shape and dtype."""
         rows = states.rows() if hasattr(states, "rows") else states
+        if self.model is not None and _are_prompts(rows):
+            rows = self._extract(rows)
         if not isinstance(rows, (Tensor, np.ndarray)) or rows.ndim != 2:
             shape = list(rows.shape) if isinstance(rows, (Tensor, np.ndarray)) else _checks.type_name(rows)
+            also = "" if self.model is None else ", token ids of prompts"
             raise TypeError(
-                f"states must be hidden states [N, D], as a tensor or an array, or a tap, got {shape}; texts are for the "
+                f"states must be hidden states [N, D], as a tensor or an array, or a tap{also}, got {shape}; texts are for the "
                 "other embedders."
             )
         return _checks.fingerprint_matrix(rows, rows.shape[0], "states")
+
+    def _extract(self, prompts: Any) -> Tensor:
+        from .hidden import extract
+
+        options = dict(self.options or {})
+        if isinstance(prompts, Mapping):
+            return extract(self.model, prompts["input_ids"], prompts.get("attention_mask"), **options)
+        return extract(self.model, prompts, **options)
 
 
 @dataclass(frozen=True)
@@ -207,6 +225,17 @@ def _distinct(states: Any, kinds: tuple[type, ...]) -> tuple[list[Any], Tensor]:
             raise TypeError(f"states must all be {wish}, got {_checks.type_name(text)} at index {i}; render it first.")
         number[i] = seen.setdefault(text, len(seen))
     return list(seen), torch.from_numpy(number)
+
+
+def _are_prompts(states: Any) -> bool:
+    """Whether these are token ids: integers, rows of them, or a tokenizer's output."""
+    if isinstance(states, Tensor):
+        return not states.is_floating_point()
+    if isinstance(states, np.ndarray):
+        return bool(np.issubdtype(states.dtype, np.integer))
+    if isinstance(states, Mapping):
+        return "input_ids" in states
+    return isinstance(states, list) and not any(isinstance(row, (str, bytes)) for row in states)
 
 
 def _bytes(text: str | bytes, errors: str = "surrogatepass") -> bytes:

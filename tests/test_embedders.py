@@ -111,6 +111,34 @@ def test_hidden_states_stay_what_they_are():
         ActorHidden().embed(states[:, :, None])
 
 
+def test_actor_hidden_with_a_model_takes_prompts(monkeypatch):
+    from bipace_kernels import hidden
+
+    states, given = torch.randn(3, 5), []
+
+    def extract(*arguments, **options):
+        given.append((arguments, options))
+        return states
+
+    monkeypatch.setattr(hidden, "extract", extract)
+    embedder = ActorHidden(model="model", options={"layer": -12})
+    ids, mask = torch.ones((3, 4), dtype=torch.int64), torch.ones((3, 4))
+    rows = [[1, 2], [3], [4, 5, 6]]
+    for prompts, expected in [
+        (ids, (ids,)), (ids.numpy(), None), (rows, (rows,)), ({"input_ids": ids, "attention_mask": mask}, (ids, mask)),
+        ({"input_ids": rows}, (rows, None)),
+    ]:  # fmt: skip
+        assert embedder.embed(prompts).data_ptr() == states.data_ptr()
+        arguments, options = given.pop()
+        assert options == {"layer": -12}
+        assert arguments[0] == "model"
+        assert expected is None or all(a is b for a, b in zip(arguments[1:], expected, strict=True))
+    assert embedder.embed(states).data_ptr() == states.data_ptr()
+    assert not given, "states are states, model or not"
+    with pytest.raises(TypeError, match=r"token ids of prompts, got list; texts are for"):
+        embedder.embed(["a text"])
+
+
 # ---- sentence encoders
 
 
