@@ -212,6 +212,8 @@ def _scan(
     if rest <= 0:
         return
     n = tl.minimum(rest, BLOCK).to(tl.int32)
+    pitch = tl.cast(pitch, tl.int64)  # 64 bits: there is no limit to a group's length
+    stride = tl.cast(BLOCK, tl.int64)
     kind += begin
     first += begin
     products += number * (BLOCK * BLOCK)
@@ -229,20 +231,20 @@ def _scan(
     for panel in range(0, n, PANEL):
         width = tl.minimum(n - panel, PANEL)
         row = products + panel * BLOCK
-        gather_panel(state + panel, BLOCK, similar, pitch, width, count, ROWS, PANEL)
+        gather_panel(state + panel, stride, similar, pitch, width, count, ROWS, PANEL)
         tl.debug_barrier()
         count = decide_panel(
-            similar, pitch, row + panel, BLOCK, reciprocal + panel, kind + panel, first + panel, record + panel, width,
+            similar, pitch, row + panel, stride, reciprocal + panel, kind + panel, first + panel, record + panel, width,
             members, leader, joined + panel, change + panel, weight + panel, count, lowest, CLUSTERS, PANEL, rows, OPPOSITE,
         )  # fmt: skip
         if OPPOSITE:
             apply_with_opposite(
-                row, state, BLOCK, reciprocal, panel, n, joined + panel, change + panel, weight + panel, leader, record,
+                row, state, stride, reciprocal, panel, n, joined + panel, change + panel, weight + panel, leader, record,
                 rows, COLUMNS, PANEL,
             )  # fmt: skip
         else:
             apply_panel(
-                row, state, BLOCK, reciprocal, panel, n, joined + panel, change + panel, weight + panel, COLUMNS, PANEL
+                row, state, stride, reciprocal, panel, n, joined + panel, change + panel, weight + panel, COLUMNS, PANEL
             )
         tl.debug_barrier()
     tl.store(clusters + slot, count)

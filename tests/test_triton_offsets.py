@@ -1,0 +1,93 @@
+"""Inputs may hold more than 2^31 elements: no kernel multiplies a row number by a stride in 32 bits.
+
+Read off Triton's own intermediate code, of every configuration that is launched, with any distance between columns too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import re
+
+import pytest
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+resources = importlib.import_module(
+    "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
+)
+
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled", allow_module_level=True)
+
+LAUNCHES = [launch for launch in resources.launches() if launch.runs_on(90)]
+STRIDED = [
+    dataclasses.replace(
+        launch,
+        signature={**launch.signature, **{name: "i32" for name in launch.constexprs if name.endswith("column_stride")}},
+        constexprs={name: value for name, value in launch.constexprs.items() if not name.endswith("column_stride")},
+    )
+    for launch in LAUNCHES
+    if any(name.endswith("column_stride") for name in launch.constexprs)
+]
+# Products inside one group's matrices, whose side is less than LONG_GROUP; where such a matrix begins is 64-bit.
+WITHIN_A_GROUP = {"_gram", "_scan_groups"}
+TILE = 1024  # at most: the number of a tile times its side is the number of a record or of a column
+
+PRODUCT = re.compile(r"= arith\.muli (%[^\s,]+), (%[^\s,]+)(?: overflow<[^>]*>)? : (?:tensor<[\dx]+xi32[^>]*>|i32)")
+
+
+def narrow_products(ttir: str) -> list[str]:
+    """32-bit products of two variables, or of one and a constant beyond a tile's side."""
+    constants = dict(re.findall(r"(%\S+) = arith\.constant (?:dense<)?(-?\d+)>? :", ttir))
+    constants |= {copy: constants[x] for copy, x in re.findall(r"(%\S+) = tt\.splat (%\S+) :", ttir) if x in constants}
+    found = []
+    for line in ttir.splitlines():
+        match = PRODUCT.search(line)
+        if match is None:
+            continue
+        known = [int(constants[x]) for x in match.groups() if x in constants]
+        if not known or abs(known[0]) > TILE:
+            found.append(line.strip())
+    return found
+
+
+def _check(launch):
+    kernel = resources.build(launch, 90)
+    found = narrow_products(kernel.asm["ttir"])
+    assert launch.name in WITHIN_A_GROUP or not found, f"{launch.module}.{launch.name}: {found}"
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=[f"{x.module}.{x.name}-{i}" for i, x in enumerate(LAUNCHES)])
+def test_offsets_are_wide(launch):
+    _check(launch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", STRIDED, ids=[f"{x.module}.{x.name}-{i}" for i, x in enumerate(STRIDED)])
+def test_offsets_of_any_column_are_wide(launch):
+    _check(launch)
+
+
+def test_within_a_group_32_bits_are_enough():
+    long_groups = importlib.import_module("bipace_kernels.triton_kernels.long_groups")
+    assert long_groups.LONG_GROUP**2 < 2**31
+    assert {launch.name for launch in LAUNCHES} >= WITHIN_A_GROUP
+
+
+@triton.jit
+def _rows(x, n, stride, WIDE: tl.constexpr, DIM: tl.constexpr):
+    i = tl.program_id(0) * 64 + tl.arange(0, 64)
+    if WIDE:
+        i = i.to(tl.int64)
+    at = i * stride if DIM == 0 else i * DIM
+    tl.store(x + at, 0.0, mask=i < n)
+
+
+@pytest.mark.parametrize(("wide", "dim", "found"), [(False, 0, 1), (False, 4096, 1), (True, 0, 0), (True, 4096, 0)])
+def test_narrow_products_are_seen(wide, dim, found):
+    signature = {"x": "*fp32", "n": "i32", "stride": "i32"}
+    launch = resources.Launch("own", _rows, signature, {"WIDE": wide, "DIM": dim}, {"enable_fp_fusion": False})
+    assert len(narrow_products(resources.build(launch, 90).asm["ttir"])) == found
