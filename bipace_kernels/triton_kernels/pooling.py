@@ -93,12 +93,12 @@ def _attention_weights(
     tile = tl.arange(0, TILE)
     for h in range(heads):
         q = tl.load(query + h * WIDTH + e, mask=e < WIDTH, other=0.0).to(tl.float32)
-        own = key + (h // heads_per_key) * head_stride
+        own = key + tl.cast(h // heads_per_key, tl.int64) * head_stride
         most, total = -float("inf"), 0.0
         for start in range(0, length, TILE):
             t = start + tile
             k = tl.load(
-                own + t[:, None] * token_stride + e[None, :] * column_stride,
+                own + t[:, None] * token_stride + e[None, :].to(tl.int64) * column_stride,
                 mask=(t < length)[:, None] & (e < WIDTH)[None, :],
                 other=0.0,
             ).to(tl.float32)
