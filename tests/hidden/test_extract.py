@@ -266,9 +266,9 @@ def test_rotary_tables_that_grow_stay_usable_for_training():
     model = tm.make("Llama", rope_scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=8)
     ids, mask = tm.prompts()
     bk.hidden.extract(model, ids, mask)
+    assert not any(b.is_inference() for b in model.buffers())
     model.train()
     model(ids, attention_mask=mask, labels=ids).loss.backward()
-    assert not any(b.is_inference() for b in model.buffers())
 
 
 # --------------------------------------------------------------------------------------------------------- left as found
