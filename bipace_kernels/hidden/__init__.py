@@ -9,9 +9,10 @@
 No trainer and no part of transformers is imported here: models are told by their structure.
 """
 
+from . import vllm
 from .extract import extract, extract_layers
 from .layers import Layer
 from .positions import Positions, last_tokens, turn_positions
 from .tap import Tap, tap
 
-__all__ = ["Layer", "Positions", "Tap", "extract", "extract_layers", "last_tokens", "tap", "turn_positions"]
+__all__ = ["Layer", "Positions", "Tap", "extract", "extract_layers", "last_tokens", "tap", "turn_positions", "vllm"]

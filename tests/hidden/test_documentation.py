@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import tiny_models as tm
 import torch
+import vllm_stand_in
 
 import bipace_kernels as bk
 
@@ -20,7 +23,10 @@ FUNCTIONS = [name for name in bk.hidden.__all__ if inspect.isfunction(getattr(bk
 
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
-def test_the_pages_code_runs(block):
+def test_the_pages_code_runs(block, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", vllm_stand_in)
+    if "vllm" in BLOCKS[block]:
+        tm.make().save_pretrained(tmp_path / "model")
     prompt_ids, prompt_mask = tm.prompts(4, 10)
     response_ids, _ = tm.prompts(4, 6, side="right", seed=3)
     response_mask = torch.tensor([[1, 1, 0, 1, 0, 0]] * 4)
@@ -28,7 +34,8 @@ def test_the_pages_code_runs(block):
         "bk": bk, "model": tm.make(), "prompt_ids": prompt_ids, "response_mask": response_mask,
         "input_ids": torch.cat([prompt_ids, response_ids.clamp(min=1)], 1),
         "attention_mask": torch.cat([prompt_mask, torch.ones_like(response_mask)], 1),
-        "prompt_mask": prompt_mask,
+        "prompt_mask": prompt_mask, "model_folder": str(tmp_path / "model"), "states_folder": tmp_path / "states",
+        "prompts": [{"prompt_token_ids": row.tolist()} for row in prompt_ids],
     }  # fmt: skip
     exec(compile(BLOCKS[block], f"docs/hidden_states.md, block {block}", "exec"), given)
     assert given["fingerprint"].shape[1] == 48
@@ -52,6 +59,26 @@ def test_documented_signatures_equal_the_code(name):
         assert re.search(rf"^{parameter}\s{{2,}}", text, re.MULTILINE), parameter
 
 
+def test_the_documented_extraction_equals_the_code():
+    thing = bk.hidden.vllm.Extraction
+    documented = re.search(r"bk\.hidden\.vllm\.Extraction\((.*?)\)", API)[1]
+    parts = [p.name + ("" if p.default is p.empty else f"={p.default!r}") for p in _parameters(thing)]
+    assert documented.replace("*, ", "") == ", ".join(parts)
+    for method in (m for m in vars(thing) if not m.startswith("_")):
+        called = ", ".join(
+            f"{p.name}={p.default!r}" if p.default is not p.empty else p.name
+            for p in _parameters(getattr(thing, method))
+            if p.name != "self"
+        )
+        assert f"`{method}({called})`" in API, method
+    for parameter in _parameters(thing):
+        assert re.search(rf"^{parameter.name}\s{{2,}}", inspect.getdoc(thing), re.MULTILINE), parameter
+
+
+def _parameters(thing):
+    return inspect.signature(thing).parameters.values()
+
+
 def test_every_public_name_is_documented():
     for name in bk.hidden.__all__:
         assert re.search(rf"`(bk\.hidden\.)?{name}\b|bk\.hidden\.{name}\(", API), name
@@ -59,11 +86,8 @@ def test_every_public_name_is_documented():
 
 
 def test_hidden_is_imported_when_asked_for_and_brings_no_transformers():
-    import subprocess
-    import sys
-
     code = (
         "import sys, bipace_kernels as bk; assert 'bipace_kernels.hidden' not in sys.modules; bk.hidden.tap; "
-        "assert 'transformers' not in sys.modules"
+        "bk.hidden.vllm.Extraction; assert not {'transformers', 'vllm', 'safetensors'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,349 @@
+"""Hidden states out of vLLM, taken while it generates: the arguments of the engine, and a reader of what it writes.
+
+    states = bk.hidden.vllm.Extraction(model_folder, "/dev/shm/states", layer=-8)
+    llm = LLM(model=model_folder, **states.engine_arguments())
+    fingerprint = states.read(llm.generate(prompts, sampling))
+
+vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector writes, for each request, the states of all its
+prompt tokens: 15 MB for 2,048 tokens of width 3,584.  A step needs one of these rows; only that is read, and the file goes.
+Nothing of vLLM is imported here: its files are read on the machine where they are, in whichever process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _checks
+from .layers import Layer, layer_of
+
+Tensor = torch.Tensor
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # safetensors' names
+POLL_S = 0.01
+
+
+class Extraction:
+    """One place for what the engine is told to write and how it is read.
+
+    model      number of blocks of the model, or its local folder with config.json
+    folder     where vLLM writes, a file per request; in memory, such as below /dev/shm, for speed.  Made by vLLM
+    layer      index into Hugging Face's hidden_states, or "block 16", as in tap(); −1, after the final norm, vLLM does not give
+    layers     several of them instead, for read_layers()
+    keep       leave the files where they are; False: what has been read is removed
+    timeout_s  how long to wait for one file that is not there yet, or not whole
+    """
+
+    def __init__(
+        self,
+        model: int | str | Path,
+        folder: str | Path,
+        layer: int | str = -8,
+        *,
+        layers: Sequence[int | str] | None = None,
+        keep: bool = False,
+        timeout_s: float = 60.0,
+    ) -> None:
+        n_blocks = _n_blocks(model)
+        if layers is not None and (isinstance(layers, str) or not isinstance(layers, Sequence) or not layers):
+            raise ValueError(f"layers must be a list of layers, e.g. [-8, -12], got {layers!r}.")
+        found = {layer_of(item, n_blocks) for item in ([layer] if layers is None else layers)}
+        if any(item.normed for item in found):
+            raise ValueError(
+                f"layer −1 is taken after the final norm, which vLLM does not write; take 'block {n_blocks - 1}', the same "
+                "before the norm, or an earlier layer."
+            )
+        self.folder = Path(folder)
+        self.layers = tuple(sorted(found, key=lambda item: item.block))  # vLLM's order, whatever order it is given
+        self.keep = keep
+        self.timeout_s = _seconds(timeout_s)
+
+    def __repr__(self) -> str:
+        return f"Extraction({str(self.folder)!r}, {', '.join(map(str, self.layers))})"
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `vllm.LLM` or of its engine arguments.
+
+        They take the place of speculative decoding, and make room for the states in the KV cache.
+        """
+        ids = [item.block + 1 for item in self.layers]  # vLLM's layer k is what enters block k
+        return {
+            "speculative_config": {
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": ids}},
+            },
+            "kv_transfer_config": {
+                "kv_connector": "ExampleHiddenStatesConnector",
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": {"shared_storage_path": str(self.folder)},
+            },
+        }
+
+    def serve_arguments(self) -> list[str]:
+        """The same for the command line of `vllm serve MODEL`."""
+        options = self.engine_arguments().items()
+        return [text for name, value in options for text in (f"--{name.replace('_', '-')}", json.dumps(value))]
+
+    def read(self, outputs: Sequence[Any], prompt_lengths: Any = None) -> Tensor:
+        """[B, D] states at the last prompt token of B finished requests, on the CPU, in the model's dtype.
+
+        outputs         what LLM.generate() gives, answers of a server (objects or dicts with kv_transfer_params), or paths
+        prompt_lengths  [B] tokens of each prompt; None: those that the outputs tell, else all tokens of the file.  Needed for
+                        paths and answers where the requests asked for include_output_tokens
+
+        Waits for files that are still written.  Where the outputs have their prompt_token_ids, the file must hold the same.
+        Files are removed when all rows are there, so that a failed call can be made again; with n > 1 samples per
+        request, those of the other samples too.
+        """
+        if len(self.layers) > 1:
+            raise ValueError(f"read() gives one layer, but there are {len(self.layers)}; use read_layers().")
+        return self._read(outputs, prompt_lengths)[:, 0]
+
+    def read_layers(self, outputs: Sequence[Any], prompt_lengths: Any = None) -> dict[Layer, Tensor]:
+        """read() for all layers out of the same files: {Layer: [B, D]}."""
+        rows = self._read(outputs, prompt_lengths)
+        return {layer: rows[:, i].contiguous() for i, layer in enumerate(self.layers)}
+
+    def follow(self, count: int | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Request ids (file names) and their rows [layers, D], as the files of the folder become whole.
+
+        count  how many to wait for; TimeoutError where none comes for timeout_s.  None: those that are whole now
+
+        A file's last token is taken: requests must not ask for include_output_tokens.  Each file is removed before its
+        row is given out.
+        """
+        seen: set[Path] = set()
+        last = time.monotonic()
+        while count is None or len(seen) < count:
+            for path in sorted(self.folder.glob("*.safetensors")):
+                if path in seen or _unfinished(path) or (count is not None and len(seen) >= count):
+                    continue
+                row = self._row(_Request(path, None, None, 1))
+                seen.add(path)
+                last = time.monotonic()
+                self._remove(path)
+                yield path.name.removesuffix(".safetensors"), row
+            if count is None:
+                return
+            if len(seen) < count and time.monotonic() - last > self.timeout_s:
+                raise TimeoutError(
+                    f"{len(seen)} of {count} files came into {self.folder}, none for {self.timeout_s:g} s; see vLLM's log, or "
+                    "give a longer timeout_s."
+                )
+            time.sleep(POLL_S)
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def _read(self, outputs: Sequence[Any], prompt_lengths: Any) -> Tensor:  # [B, layers, D]
+        requests = _requests(outputs, prompt_lengths)
+        rows: dict[_Request, Tensor] = {}
+        for request in requests:
+            if request in rows:
+                continue
+            self._wait(request.path)
+            rows[request] = self._row(request)
+            width, first = rows[request].shape[1], rows[requests[0]].shape[1]
+            if width != first:
+                raise ValueError(
+                    f"{request.path} has states of width {width}, {requests[0].path} of {first}: they are not of one model; "
+                    "give each engine a folder of its own."
+                )
+        for path in [] if self.keep else [path for request in rows for path in _siblings(request)]:
+            with contextlib.suppress(TimeoutError):  # a sample that was never written: there is nothing to remove
+                self._wait(path)
+                self._remove(path)
+        return torch.stack([rows[request] for request in requests])
+
+    def _wait(self, path: Path) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        while reason := _unfinished(path):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{path} was not whole after {self.timeout_s:g} s: {reason}")
+            time.sleep(POLL_S)
+
+    def _row(self, request: _Request) -> Tensor:  # [layers, D]
+        """Of one whole file; reads its header, the row, and where the prompt is known its ids."""
+        path = request.path
+        with open(path, "rb", buffering=0) as file:
+            states, tokens = _header(file.fileno(), path)
+            n_tokens, n_layers, width = states.shape
+            if n_layers != len(self.layers):
+                raise ValueError(
+                    f"{path} holds {n_layers} layers, but {len(self.layers)} are wanted: the engine was started with others; "
+                    "pass it the engine_arguments() of this very object."
+                )
+            length = tokens.shape[0] if request.length is None else request.length
+            if not 1 <= length <= min(n_tokens, tokens.shape[0]):
+                raise ValueError(
+                    f"{path} holds states of {n_tokens} tokens and {tokens.shape[0]} token ids, for a prompt of {length}; older "
+                    "vLLM writes too few with prefix caching or chunked prefill: enable_prefix_caching=False, "
+                    "enable_chunked_prefill=False."
+                )
+            if request.prompt is not None:
+                ids = torch.frombuffer(bytearray(os.pread(file.fileno(), 8 * length, tokens.begin)), dtype=torch.int64)
+                if ids.tolist() != list(request.prompt):
+                    raise ValueError(
+                        f"{path} holds other tokens than the prompt of its output: it is of another request; let each engine "
+                        "begin with an empty folder."
+                    )
+            size = n_layers * width * states.dtype.itemsize
+            # Read, not mapped: a row of a mapped file would keep all of it in memory after its removal.
+            data = os.pread(file.fileno(), size, states.begin + (length - 1) * size)
+        return torch.frombuffer(bytearray(data), dtype=states.dtype).reshape(n_layers, width)
+
+    def _remove(self, path: Path) -> None:
+        if not self.keep:
+            path.unlink(missing_ok=True)
+            _lock_of(path).unlink(missing_ok=True)
+
+
+class _Request(NamedTuple):
+    path: Path
+    prompt: tuple[int, ...] | None  # its token ids
+    length: int | None  # tokens of the prompt; None: all of the file
+    n: int  # samples
+
+
+class _Stored(NamedTuple):
+    """A tensor in a safetensors file: begin is its first byte in the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+
+
+def _requests(outputs: Any, prompt_lengths: Any) -> list[_Request]:
+    if isinstance(outputs, (str, bytes, Path, Mapping)) or not isinstance(outputs, Sequence) or not outputs:
+        raise TypeError(
+            f"outputs must be a list of at least one finished request or path, got {_checks.type_name(outputs)}; put a single "
+            "one into a list, and use follow() for a folder."
+        )
+    lengths: list[Any] = [None] * len(outputs)
+    if prompt_lengths is not None:
+        lengths = _checks.integer_vector(prompt_lengths, "prompt_lengths", len(outputs)).tolist()
+    return [_request(output, i, length) for i, (output, length) in enumerate(zip(outputs, lengths, strict=True))]
+
+
+def _request(output: Any, index: int, length: int | None) -> _Request:
+    if isinstance(output, (str, Path)):
+        return _Request(Path(output), None, length, 1)
+
+    def field(name: str) -> Any:
+        return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+
+    params = field("kv_transfer_params")
+    path = params.get("hidden_states_path") if isinstance(params, Mapping) else None
+    if not path:
+        raise ValueError(
+            f"outputs[{index}] must have kv_transfer_params with a hidden_states_path, got {params!r} in "
+            f"{_checks.type_name(output)}; start the engine with engine_arguments(), and leave out aborted requests."
+        )
+    prompt = field("prompt_token_ids")
+    prompt = None if prompt is None else tuple(prompt)
+    if prompt is not None and length is not None and length != len(prompt):
+        raise ValueError(f"prompt_lengths[{index}] is {length}, but the output has a prompt of {len(prompt)} tokens.")
+    return _Request(Path(path), prompt, length if prompt is None else len(prompt), len(field("outputs") or [0]))
+
+
+def _siblings(request: _Request) -> list[Path]:
+    """The files of all samples of a request.  vLLM names them INDEX_ID, and tells of one of them alone."""
+    match = re.fullmatch(r"\d+_(.*)", request.path.name)
+    if request.n == 1 or match is None:
+        return [request.path]
+    return [request.path.with_name(f"{i}_{match[1]}") for i in range(request.n)]
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _unfinished(path: Path) -> str:
+    """Why a file cannot be read yet; empty where it can.  vLLM holds a lock beside it from the request's first step on."""
+    locked = True
+    try:
+        with open(_lock_of(path), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "vLLM still holds its lock; give a longer timeout_s."
+    except FileNotFoundError:
+        locked = False  # use_synchronization_lock=False: what remains to be seen is the size
+    try:
+        with open(path, "rb", buffering=0) as file:
+            _header(file.fileno(), path)
+    except FileNotFoundError:
+        if not locked:
+            return "there is no such file; read on the machine where vLLM writes, with its folder in the same place."
+        return "vLLM let go of its lock without writing it: the request was aborted, or its log has 'write failed'."
+    except _CutOff as error:
+        return str(error)
+    return ""
+
+
+class _CutOff(Exception):
+    """A file that is shorter than its header says."""
+
+
+def _header(fd: int, path: Path) -> tuple[_Stored, _Stored]:
+    """hidden_states [tokens, layers, D] and token_ids [tokens] of a safetensors file, whose size must be what it says."""
+    size = os.fstat(fd).st_size
+    length = int.from_bytes(os.pread(fd, 8, 0), "little")
+    if size < 8 or size < 8 + length:
+        raise _CutOff(f"it is cut off in its header, at {size} bytes; the disk may be full.")
+    try:
+        entries = json.loads(os.pread(fd, length, 8))
+        states, tokens = (_stored(entries[name], 8 + length) for name in ("hidden_states", "token_ids"))
+        end = 8 + length + max(entries[name]["data_offsets"][1] for name in entries if name != "__metadata__")
+        fits = len(states.shape) == 3 and states.dtype != torch.int64 and len(tokens.shape) == 1
+        if not fits or tokens.dtype != torch.int64:
+            raise ValueError(f"hidden_states {list(states.shape)}, token_ids {list(tokens.shape)}")
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"{path} must be a safetensors file with hidden_states [tokens, layers, D] in bfloat16, float16 or float32 and "
+            f"token_ids [tokens] in int64, as vLLM's connector writes it, but it is not ({error!r}); give its folder to vLLM "
+            "alone."
+        ) from error
+    if size < end:
+        raise _CutOff(f"it is cut off at {size} of {end} bytes; the disk may be full.")
+    return states, tokens
+
+
+def _stored(entry: Any, data: int) -> _Stored:
+    dtype = {**DTYPES, "I64": torch.int64}[entry["dtype"]]
+    begin, end = entry["data_offsets"]
+    shape = tuple(int(n) for n in entry["shape"])
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{list(shape)} in {end - begin} bytes")
+    return _Stored(dtype, shape, data + begin)
+
+
+def _n_blocks(model: Any) -> int:
+    if not isinstance(model, (str, Path)):
+        return _checks.integer_at_least(model, "model", 1)
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        raise ValueError(
+            f"model must be the number of blocks or a local folder with config.json, got {str(model)!r}; pass num_hidden_layers of "
+            "its configuration."
+        )
+    config = json.loads(path.read_text())
+    found = config.get("text_config", config).get("num_hidden_layers")
+    if not isinstance(found, int):
+        raise ValueError(f"{path} has no num_hidden_layers; pass the number of blocks as model.")
+    return found
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ValueError(f"timeout_s must be a number of seconds of at least 0, got {value!r}.")
+    return float(value)
