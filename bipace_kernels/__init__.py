@@ -13,6 +13,8 @@ from ._dispatch import BackendError, BackendStatus, backends
 from ._version import __version__
 from .action_clusters import action_clusters
 from .action_keys import action_keys
+from .calibrate import calibrate
+from .calibration import Calibration
 from .clusters import cluster
 from .config import Config
 from .epsilon import EpsilonChoice, choose_epsilon
@@ -35,6 +37,7 @@ __all__ = [
     "BackendError",
     "BackendStatus",
     "Branch",
+    "Calibration",
     "Config",
     "EpsilonChoice",
     "EpsilonController",
@@ -46,6 +49,7 @@ __all__ = [
     "action_keys",
     "advantage",
     "backends",
+    "calibrate",
     "choose_epsilon",
     "cluster",
     "discounted_returns",

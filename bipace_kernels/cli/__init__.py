@@ -241,6 +241,49 @@ def _report(
         command.run(rollouts, columns, options)
 
 
+@app.command("calibrate")
+def _calibrate(
+    model_dir: Annotated[str, typer.Argument(metavar="MODEL_DIR", help="Folder of a Hugging Face model.")],
+    prompts: Annotated[
+        str, typer.Argument(metavar="PROMPTS.jsonl", help="One prompt with its label per line; .jsonl or .jsonl.gz.")
+    ],
+    out: Annotated[
+        str, typer.Option("--out", metavar="DIR", help="Folder of the tables, the heat map and the states.")
+    ],
+    label: Annotated[str, typer.Option(metavar="NAME", help="Column that the probe shall tell.")] = "task_type",
+    prompt_column: Annotated[
+        str, typer.Option("--prompt-column", metavar="NAME", help="Column of the text, chat messages or token ids.")
+    ] = "prompt",
+    chat: Annotated[bool, typer.Option("--chat", help="A text is a user's message: apply the chat template.")] = False,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of prompt groups; else all prompts are one group.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="L,L,...", help="all, or e.g. -8,-12,'block 27'; else about seven.")
+    ] = None,
+    pooling: Annotated[str, typer.Option(metavar="P,P,...", help="last, mean, attention.")] = "last,mean,attention",
+    epsilons: Annotated[str, typer.Option(metavar="ε,ε,...", help="Radii of the scan.")] = "0.05,0.1,0.15,0.2",
+    folds: Annotated[int, typer.Option(min=2, help="Of the probe's cross-validation.")] = 5,
+    min_clusters: Annotated[int, typer.Option("--min-clusters", min=1, help="A partition needs so many.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of the folds.")] = 0,
+    restart: Annotated[bool, typer.Option("--restart", help="Forget the states in --out.")] = False,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="Else a GPU where there is one.")] = None,
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")] = "auto",
+    token_budget: Annotated[int, typer.Option("--token-budget", min=1, help="Tokens of one forward.")] = 16_384,
+    backend: Backend = "auto",
+) -> None:
+    """Choose layer, pooling and ε for a model: linear probes and clusters over layers × poolings × ε."""
+    with _console.user_errors():
+        from . import calibrate as command
+
+        options = command.Options(
+            out=out, label=label, prompt=prompt_column, group=group, layers=layers, poolings=pooling,
+            epsilons=epsilons, folds=folds, min_clusters=min_clusters, seed=seed, chat=chat, restart=restart,
+            device=device, dtype=dtype, token_budget=token_budget, backend=backend,
+        )  # fmt: skip
+        command.run(model_dir, prompts, options)
+
+
 @app.command("info")
 def _info(json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Show versions, instruction set and backends, and why one is not available."""

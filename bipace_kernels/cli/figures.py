@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PatchCollection
-from matplotlib.colors import to_rgb
+from matplotlib.colors import LogNorm, Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -81,6 +82,17 @@ class Embedded:
     median: float  # cluster size
     r2: float | None
     interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Heat:
+    """One pooling of a calibration: L layers from shallow to deep, E radii."""
+
+    label: str
+    accuracy: Sequence[float]  # [L]
+    clusters: Sequence[Sequence[int]]  # [L][E]
+    singletons: Sequence[Sequence[float]]  # [L][E] share of clusters
+    qualifies: Sequence[Sequence[bool]]  # [L][E]
 
 
 def size_histograms(path: Path, title: str, partitions: Sequence[Sizes]) -> None:
@@ -390,3 +402,67 @@ def _title(figure: Figure, text: str) -> None:
 
 def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Software": None})  # else the bytes depend on matplotlib's version string
+
+
+def heat_map(
+    path: Path, title: str, layers: Sequence[str], epsilons: Sequence[float], panels: Sequence[Heat],
+    chosen: tuple[int, int, str] | None, chance: float,
+) -> None:  # fmt: skip
+    """A panel per pooling, a row per layer: the probe's accuracy as colour, clusters and singletons of each ε beside it.
+
+    chosen   panel, layer, and what to say of it; None where nothing was
+    chance   accuracy of always saying the most frequent label
+    """
+    n, e = len(layers), len(epsilons)
+    figure, axes = _figure(2.3 + len(panels) * (1.1 + 0.85 * e), 1.9 + 0.36 * n, 1, len(panels), sharey=True)
+    values = [value for panel in panels for value in panel.accuracy]
+    low, high = min(values), max(values)
+    scale = Normalize(low, high if high > low else low + 1e-3)
+    most = max((count for panel in panels for row in panel.clusters for count in row), default=1)
+    count_scale = LogNorm(1, max(most, 2))
+    blues, greys = colormaps["Blues"], colormaps["Oranges"]
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for y in range(n):
+            _cell(axis, 0, y, blues(0.1 + 0.75 * scale(panel.accuracy[y])), f"{panel.accuracy[y]:.3f}", bold=True)
+            for x in range(e):
+                text = f"{panel.clusters[y][x]:,} · {panel.singletons[y][x]:.0%}"
+                fine = panel.qualifies[y][x]
+                _cell(axis, x + 1.15, y, greys(0.05 + 0.5 * count_scale(panel.clusters[y][x])) if fine else None, text)
+        axis.set_xlim(-0.55, e + 0.7)
+        axis.set_ylim(n - 0.45, -0.55)  # the first layer on top
+        axis.set_xticks(
+            [0, *(x + 1.15 for x in range(e))], ["probe\naccuracy", *(f"ε = {value:g}" for value in epsilons)]
+        )
+        axis.set_yticks(range(n), layers)
+        axis.set_title(f"pooling: {panel.label}", loc="left", fontsize=10, fontweight="bold")
+        axis.grid(False)
+        axis.tick_params(length=0)
+        axis.spines[["left", "bottom"]].set_visible(False)
+    if chosen is not None:
+        axes[0][chosen[0]].add_patch(
+            Rectangle((-0.5, chosen[1] - 0.5), e + 1.15, 1, fill=False, edgecolor=BLACK, linewidth=2, zorder=5)
+        )
+    probe = f"probe accuracy: darker is better, {low:.3f} to {high:.3f} (most frequent label: {chance:.3f})"
+    handles = [
+        Patch(facecolor=blues(0.7), label=probe),
+        Patch(facecolor=greys(0.4), label="clusters · share of singleton clusters: darker is more clusters"),
+        Patch(**ASIDE, label="does not qualify: too few clusters, one giant, or nearly all alone"),
+    ]  # fmt: skip
+    if chosen is not None:
+        handles.append(Patch(facecolor="white", edgecolor=BLACK, linewidth=2, label=f"chosen: {_short(chosen[2], 90)}"))
+    _title(figure, f"Calibration: {title}")
+    figure.legend(handles=handles, loc="outside lower left", ncols=1, frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def _cell(axis: Any, x: float, y: float, colour: Any, text: str, *, bold: bool = False) -> None:
+    style: dict[str, Any] = (
+        {"facecolor": colour, "edgecolor": "white"} if colour is not None else {**ASIDE, "linewidth": 0.2}
+    )
+    axis.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, **style))
+    shade = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] if colour is not None else 1.0  # as the eye weighs it
+    box = None if colour is not None else {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+    axis.text(
+        x, y, text, ha="center", va="center", fontsize=7, color="white" if shade < 0.6 else DARK, bbox=box,
+        fontweight="bold" if bold else "normal",
+    )  # fmt: skip

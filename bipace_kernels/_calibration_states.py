@@ -1,0 +1,212 @@
+"""States of a calibration: computed once, kept in a folder, and gone on with after an interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import _checks
+from .hidden._prompts import Prompts, prompts_of
+from .hidden.extract import extract_layers
+from .hidden.layers import Decoder, Layer, find_decoder
+
+Tensor = torch.Tensor
+Pair = tuple[Layer, str]  # a layer and a pooling
+FORMAT = 1
+_INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def token_ids(prompts: Any, tokenizer: Any) -> list[list[int]]:
+    """Token ids of each prompt: a text, chat messages, or ids as they are."""
+    if isinstance(prompts, (str, bytes, Mapping, torch.Tensor)) or not isinstance(prompts, Sequence):
+        raise TypeError(
+            "prompts must be a list of texts, of chat messages or of token ids without padding, got "
+            f"{_checks.type_name(prompts)}; take the rows of a padded tensor apart by its mask."
+        )
+    rows = [_row(prompt, i, tokenizer) for i, prompt in enumerate(prompts)]
+    for i, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"prompts[{i}] must have at least one token, got none; leave it out, with its label.")
+    return rows
+
+
+def _row(prompt: Any, i: int, tokenizer: Any) -> list[int]:
+    chat = isinstance(prompt, (list, tuple)) and bool(prompt) and all(isinstance(m, Mapping) for m in prompt)
+    if not chat and not isinstance(prompt, str):
+        return [
+            int(token)
+            for token in _checks.integer_vector(prompt, f"prompts[{i}]", _checks.length(prompt, f"prompts[{i}]"))
+        ]
+    if tokenizer is None:
+        raise ValueError(
+            f"tokenizer must be given for prompts of text, but prompts[{i}] is {'chat messages' if chat else 'a text'}; pass "
+            "AutoTokenizer.from_pretrained(folder), or token ids."
+        )
+    text = prompt
+    if chat:  # as text first: whether the template gives ids or a dict depends on transformers' version
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise ValueError(
+                f"prompts[{i}] is chat messages, but the tokenizer has no chat template; give texts, or set "
+                "tokenizer.chat_template."
+            )
+        text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+    found: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+    return found
+
+
+def stem_of(layer: Layer, pooling: str) -> str:
+    """Start of the names of a pair's files."""
+    return f"block_{layer.block}{'_normed' if layer.normed else ''}.{pooling}"
+
+
+class States:
+    """States [N, D] of each pair of layer and pooling, in memory or in a folder.
+
+    reused   prompts whose states were found in the folder, the fewest over the pairs
+    """
+
+    def __init__(self, model: Any, rows: list[list[int]], folder: Path | None, restart: bool) -> None:
+        self.model, self.folder = model, folder
+        self.prompts: Prompts = prompts_of(rows, None)
+        self.n_rows, self.n_distinct = len(rows), len(self.prompts.tokens)
+        self.reused = 0
+        self._done: dict[str, int] = {}  # stem -> distinct prompts whose rows are there, the longest first
+        self._kept: dict[str, Any] = {}  # stem -> [N, D] float32
+        if folder is not None:
+            self._identity = {"format": FORMAT, "model": _model_hash(find_decoder(model)), "prompts": _ids_hash(rows)}
+            self._open(folder, restart)
+
+    def load(self, pair: Pair) -> Tensor:
+        """[N, D] float32 states of one pair, a row per prompt."""
+        stem = stem_of(*pair)
+        if self.folder is not None:
+            return torch.from_numpy(np.load(self.folder / f"{stem}.npy"))
+        return torch.from_numpy(self._kept[stem])
+
+    def compute(
+        self, pairs: Sequence[Pair], token_budget: int, backend: str, begin: Callable[[int, int], None],
+        advance: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """The states that are missing, out of shared forwards; kept after each of them.
+
+        begin     told how many distinct prompts there are, and how many are done already
+        advance   told how many each forward has done
+        """
+        done = min(self._done.get(stem_of(*pair), 0) for pair in pairs)
+        self.reused = int((self.prompts.of_row < done).sum())
+        begin(self.n_distinct, done)
+        for batch in _batches(self.prompts.tokens, done, token_budget):
+            missing = [pair for pair in pairs if self._done.get(stem_of(*pair), 0) < batch.stop]
+            layers: list[Any] = list(dict.fromkeys(layer for layer, _ in missing))
+            found = extract_layers(
+                self.model, self.prompts.tokens[batch.start : batch.stop], None, layers,
+                pooling=list(dict.fromkeys(how for _, how in missing)), token_budget=token_budget, progress=False,
+                backend=backend,
+            )  # fmt: skip
+            self._keep(batch, {pair: found[pair] for pair in missing})
+            advance(len(batch))
+
+    def remembered(self, pair: Pair, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What was measured on this pair's states under the same settings."""
+        if self.folder is None:
+            return None
+        found = _read_json(self.folder / f"{stem_of(*pair)}.json")
+        measured: dict[str, Any] | None = found["measured"] if found.get("settings") == settings else None
+        return measured
+
+    def remember(self, pair: Pair, settings: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
+        if self.folder is not None:
+            _write_json(self.folder / f"{stem_of(*pair)}.json", {"settings": settings, "measured": measured})
+
+    def _open(self, folder: Path, restart: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = folder / "manifest.json"
+        if restart:
+            for file in [manifest, *folder.glob("block_*.npy"), *folder.glob("block_*.json")]:
+                file.unlink(missing_ok=True)
+        found = _read_json(manifest)
+        for name in ("format", "model", "prompts") if found else ():
+            if found.get(name) != self._identity[name]:
+                what = {"format": "in another format", "model": "of another model"}.get(name, "of other prompts")
+                raise ValueError(
+                    f"out must be a folder of this model and these prompts, but {folder} holds states {what}; take another "
+                    "folder, or restart=True (--restart) to compute them anew."
+                )
+        done = found.get("done", {})
+        self._done = {stem: int(n) for stem, n in done.items() if (folder / f"{stem}.npy").is_file()}
+        _write_json(manifest, {**self._identity, "done": self._done})
+
+    def _keep(self, batch: range, found: Mapping[Pair, Tensor]) -> None:
+        number = self.prompts.of_row.numpy()
+        rows = np.flatnonzero((number >= batch.start) & (number < batch.stop))
+        for (layer, pooling), states in found.items():
+            stem = stem_of(layer, pooling)
+            values = states.float().cpu().numpy()[number[rows] - batch.start]
+            if not np.isfinite(values).all():
+                bad = int(rows[~np.isfinite(values).all(axis=1)][0])
+                raise ValueError(
+                    f"model must give finite states, but those of {layer} ({pooling}) are not for prompts[{bad}]; load it in "
+                    "bfloat16 or float32, or leave the layer out."
+                )
+            out = self._array(stem, values.shape[1])
+            out[rows] = values
+            if isinstance(out, np.memmap):
+                out.flush()  # before the manifest says that it is there
+            self._done[stem] = batch.stop
+        if self.folder is not None:
+            _write_json(self.folder / "manifest.json", {**self._identity, "done": self._done})
+
+    def _array(self, stem: str, width: int) -> Any:
+        shape = (self.n_rows, width)
+        if self.folder is None:
+            return self._kept.setdefault(stem, np.zeros(shape, np.float32))
+        path = self.folder / f"{stem}.npy"
+        if self._done.get(stem):
+            return np.load(path, mmap_mode="r+")
+        return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+
+
+def _batches(tokens: Sequence[Tensor], done: int, budget: int) -> Iterable[range]:
+    """Neighbours by length together, the longest first, as one forward takes them."""
+    while done < len(tokens):
+        stop = min(len(tokens), done + max(1, budget // len(tokens[done])))
+        yield range(done, stop)
+        done = stop
+
+
+def _ids_hash(rows: list[list[int]]) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _model_hash(decoder: Decoder) -> str:
+    """Of the configuration, and of each parameter's name, shape, dtype and the exact sum of its bits as integers."""
+    config = decoder.causal.config.to_dict()  # type: ignore[operator, union-attr]
+    for name in ("_name_or_path", "transformers_version"):
+        config.pop(name, None)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, parameter in decoder.causal.named_parameters():
+        bits = parameter.detach().contiguous().view(_INTEGER_OF_SIZE[parameter.element_size()])
+        digest.update(f"{name} {list(parameter.shape)} {parameter.dtype} {int(bits.sum(dtype=torch.int64))}\n".encode())
+    return digest.hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """{} where there is no such file, or half of one."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    return {}
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,266 @@
+"""`bipace calibrate`: layer, pooling and ε for a model in a local folder, from prompts with labels."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import output
+from ._console import INTERRUPTED, CliError, notes, number, stderr, stdout
+
+POOLINGS = {"last": "last token", "mean": "mean over the prompt", "attention": "attention-weighted"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options."""
+
+    out: str
+    label: str = "task_type"
+    prompt: str = "prompt"
+    group: str | None = None
+    layers: str | None = None
+    poolings: str = "last,mean,attention"
+    epsilons: str = "0.05,0.1,0.15,0.2"
+    folds: int = 5
+    min_clusters: int = 5
+    seed: int = 0
+    chat: bool = False
+    restart: bool = False
+    device: str | None = None
+    dtype: str = "auto"
+    token_budget: int = 16_384
+    backend: str = "auto"
+
+
+def run(model_dir: str, prompts_path: str, options: Options) -> None:
+    """The whole command."""
+    import typer
+
+    import bipace_kernels as bk
+
+    radii, layers = _numbers(options.epsilons), _layers(options.layers)
+    output.check_folder(options.out, "--out")
+    rows = read_prompts(prompts_path, options)
+    try:
+        with notes():
+            model, tokenizer = load_model(model_dir, options)
+            found = bk.calibrate(
+                model, rows.prompts, rows.labels, tokenizer=tokenizer, layers=layers,
+                pooling=[item.strip() for item in options.poolings.split(",")], epsilons=radii, group=rows.groups,
+                folds=options.folds, min_clusters=options.min_clusters, seed=options.seed, out=options.out,
+                restart=options.restart, token_budget=options.token_budget, backend=options.backend,
+            )  # fmt: skip
+            _write(found, options)
+    except (ImportError, TypeError, ValueError, bk.BackendError) as error:
+        raise CliError(str(error)) from None
+    except OSError as error:
+        raise CliError(f"--out {options.out} cannot be written: {error.strerror or error}.") from None
+    except KeyboardInterrupt:
+        stderr().print("stopped; the same command goes on from the states in --out", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
+    _show(found, options)
+    if found.choice is None:
+        raise CliError(f"nothing was chosen: {found.reason}")
+
+
+# ---- input
+
+
+@dataclass
+class Prompts:
+    """What the file holds: N entries in each list."""
+
+    prompts: list[Any]
+    labels: list[Any]
+    groups: list[Any] | None
+
+
+def read_prompts(path: str, options: Options) -> Prompts:
+    """Prompts, labels and groups of a .jsonl or .jsonl.gz file; CliError names the line and the field."""
+    found = Prompts([], [], [] if options.group is not None else None)
+    file = Path(path)
+    if not file.is_file():
+        raise CliError(f"{path} is not a file; give a .jsonl or .jsonl.gz file with one prompt per line.")
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else open(file, encoding="utf-8") as lines:
+            for line, text in enumerate(lines, 1):
+                if text.strip():
+                    _take(found, text, f"{path}, line {line}", options)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise CliError(f"{path} cannot be read: {error}.") from None
+    if not found.prompts:
+        raise CliError(f"{path} holds no prompts; give a file with one JSON object per line.")
+    return found
+
+
+def _take(found: Prompts, text: str, where: str, options: Options) -> None:
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise CliError(f"{where}: wanted a JSON object, got text that is none ({error}).") from None
+    if not isinstance(record, dict):
+        raise CliError(f"{where}: wanted a JSON object, got {type(record).__name__}.")
+    prompt = _field(record, options.prompt, "--prompt-column", where)
+    if not isinstance(prompt, (str, list)) or not prompt:
+        raise CliError(
+            f'{where}, field "{options.prompt}": wanted a text, chat messages or token ids, got {json.dumps(prompt)[:40]}.'
+        )
+    found.prompts.append([{"role": "user", "content": prompt}] if options.chat and isinstance(prompt, str) else prompt)
+    found.labels.append(_id(record, options.label, "--label", where))
+    if found.groups is not None and options.group is not None:
+        found.groups.append(_id(record, options.group, "--group", where))
+
+
+def _field(record: dict[str, Any], name: str, option: str, where: str) -> Any:
+    if name not in record:
+        names = ", ".join(f'"{key}"' for key in list(record)[:12])
+        raise CliError(f'{where}: the field "{name}" is missing; name its column with {option}. Found: {names}.')
+    return record[name]
+
+
+def _id(record: dict[str, Any], name: str, option: str, where: str) -> Any:
+    value = _field(record, name, option, where)
+    if not isinstance(value, (str, int)):
+        raise CliError(f'{where}, field "{name}": wanted a string or an integer, got {json.dumps(value)[:40]}.')
+    return value
+
+
+def load_model(folder: str, options: Options) -> tuple[Any, Any]:
+    """The causal model and its tokenizer, from files alone; CliError where they are not there."""
+    if not (Path(folder) / "config.json").is_file():
+        raise CliError(
+            f"{folder} must be a folder of a Hugging Face model, but it holds no config.json; download one first."
+        )
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise CliError(
+            f'the package transformers is needed ({error}); pip install "bipace-kernels[calibrate]".'
+        ) from None
+    import torch
+
+    dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype, None)
+    if dtype != "auto" and dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise CliError(f"--dtype must be auto, float32, bfloat16 or float16, got {options.dtype!r}.")
+    transformers.utils.logging.disable_progress_bar()
+    name = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
+    try:
+        device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **{name: dtype})
+        model = model.to(device).eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise CliError(f"{folder} cannot be loaded as a causal language model: {error}") from None
+    return model, tokenizer
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise CliError(f"--epsilons must be numbers with commas between them, e.g. 0.05,0.1, got {text!r}.") from None
+
+
+def _layers(text: str | None) -> Any:
+    if text is None or text == "all":
+        return text
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        return [part if part.startswith("block ") else int(part) for part in parts]
+    except ValueError:
+        raise CliError(
+            f"--layers must be all, or indices into hidden_states and 'block N' with commas between them, e.g. "
+            f'-8,-12,"block 27", got {text!r}.'
+        ) from None
+
+
+# ---- output
+
+
+def _write(found: Any, options: Options) -> None:
+    from . import figures
+
+    with output.atomic_folder(options.out) as folder:
+        (folder / "calibration.md").write_text(found.markdown("calibration.png"), encoding="utf-8")
+        text = json.dumps({"label": options.label, **found.as_json()}, indent=1, ensure_ascii=False, allow_nan=False)
+        (folder / "calibration.json").write_text(text + "\n", encoding="utf-8")
+        draw(found, folder / "calibration.png", figures)
+        if found.choice is not None:
+            (folder / "calibration.yaml").write_text(found.yaml(), encoding="utf-8")
+    if found.choice is None:  # one of an earlier run would say what this one does not
+        (Path(options.out) / "calibration.yaml").unlink(missing_ok=True)
+
+
+def draw(found: Any, path: Path, figures: Any) -> None:
+    """The heat map of a calibration."""
+    layers = list(dict.fromkeys(row.layer for row in found.scan))
+    epsilons = sorted({row.epsilon for row in found.scan})
+    poolings = list(dict.fromkeys(row.pooling for row in found.scan))
+    at = {(row.layer, row.pooling, row.epsilon): row for row in found.scan}
+    panels = []
+    for how in poolings:
+        rows = [[at[layer, how, epsilon] for epsilon in epsilons] for layer in layers]
+        panels.append(
+            figures.Heat(
+                label=POOLINGS[how],
+                accuracy=[row[0].accuracy for row in rows],
+                clusters=[[cell.clusters for cell in row] for row in rows],
+                singletons=[[cell.singletons for cell in row] for row in rows],
+                qualifies=[[cell.qualifies for cell in row] for row in rows],
+            )
+        )
+    chosen = None
+    if found.choice is not None:
+        c = found.choice
+        chosen = (
+            poolings.index(c.pooling),
+            layers.index(c.layer),
+            f"{c.layer}, {POOLINGS[c.pooling]}, ε = {c.epsilon:.4g}",
+        )
+    figures.heat_map(path, found.model, [_short(layer) for layer in layers], epsilons, panels, chosen, found.majority)
+
+
+def _short(layer: Any) -> str:
+    """A layer where there is little room: "block 16 [−12]"."""
+    if layer.normed:
+        return f"block {layer.block}, norm [−1]"
+    back = layer.n_blocks - layer.block
+    return f"block {layer.block} [−{back}]" if back > 1 else f"block {layer.block}"
+
+
+def _show(found: Any, options: Options) -> None:
+    from rich.table import Table
+
+    from ..calibration import HEADINGS, row_cells
+
+    console = stdout()
+    rows: Sequence[Any] = found.slice()
+    shown = Table(
+        title=f"{found.model}: {found.n_prompts:,} prompts, pooling {rows[0].pooling}, ε = {rows[0].epsilon:g}",
+        title_justify="left",
+    )
+    for heading in HEADINGS:
+        shown.add_column(heading, justify="left" if heading == "layer" else "right")
+    for row in rows:
+        shown.add_row(*row_cells(row), style="bold" if found.is_chosen(row) else None)
+    console.print(shown)
+    if found.choice is not None:
+        c = found.choice
+        text = f"chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}\n{found.reason}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if found.reused:
+        there = f"went on from an earlier run: the states of {found.reused:,} of {found.n_prompts:,} prompts were there"
+        console.print(there, markup=False, highlight=False, soft_wrap=True)
+    times = ", ".join(f"{name} {number(seconds, '.1f')} s" for name, seconds in found.seconds.items())
+    console.print(f"time: {times}", markup=False, highlight=False)
+    names = ["calibration.md", "calibration.json", "calibration.png"] + ["calibration.yaml"] * (
+        found.choice is not None
+    )
+    for name in names:
+        console.print(str(Path(options.out) / name), markup=False, highlight=False, soft_wrap=True)
