@@ -1,0 +1,309 @@
+"""`python -m bench hidden [--out DIR]`: what hidden states cost beside the forward that a trainer runs anyway.
+
+ABOUT says what is compared.  On the CPU, with a decoder of random weights: its work does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bipace_kernels as bk
+
+from .measure import Effort, Side, Timing, compare, high_water, machine, threads
+
+Tensor = torch.Tensor
+
+SAMPLE = Path(__file__).resolve().parent.parent / "examples/data/alfworld_scripted.jsonl.gz"
+PAPER_EXTRACTION, PAPER_STEP = 40.21, 361.27  # seconds of the paper's 7B run: extraction of hidden states, whole step
+LAYER = -8
+CHARACTERS_PER_TOKEN = 4  # what byte-pair tokenizers make of such English text, roughly; the text itself is not run
+ABOUT = """\
+One decoder of the Qwen2 architecture with random weights on this CPU, float32, sdpa attention.  Both sides of a row
+take turns in one process; medians.
+
+- **tap**: the log-prob forward (all blocks, head, log-softmax of the response tokens) with `bk.hidden.tap(layer=-8)` around
+  it, against the same forward without.
+- **early exit**: `bk.hidden.extract(layer=-8)` against a forward with `output_hidden_states=True` from which the rows are
+  picked, on prompts of equal lengths and on prompts as long as those of recorded rollouts (ALFWorld, scripted policy: the
+  first steps of one prompt group, task and latest observations, four characters to a token).
+- **calibration**: one forward with taps on all blocks and all poolings against the same forward without.
+"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of the model and of what runs through it."""
+
+    width: int = 768
+    intermediate: int = 4480
+    heads: int = 6
+    blocks: int = 28
+    vocabulary: int = 65_536  # the head is about an eighth of the model, as in Qwen2.5-1.5B
+    rows: int = 4
+    prompt: int = 160
+    response: int = 96
+    recorded_steps: int = 3  # of each rollout of the group
+    recorded_rollouts: int = 8
+
+    def text(self) -> str:
+        return (
+            f"{self.blocks} blocks of width {self.width:,}, MLP {self.intermediate:,}, vocabulary {self.vocabulary:,}"
+        )
+
+
+TINY = Shape(width=48, intermediate=96, heads=4, blocks=12, vocabulary=211, rows=2, prompt=12, response=8,
+             recorded_steps=2, recorded_rollouts=3)  # fmt: skip
+
+
+@dataclass
+class Row:
+    """One comparison: milliseconds of ours and theirs, and what else was seen."""
+
+    name: str
+    ours: str
+    theirs: str
+    ours_ms: float
+    theirs_ms: float
+    ours_cpu_ms: float
+    theirs_cpu_ms: float
+    rounds: int
+    difference: float  # largest difference of a unit row
+    note: str
+    wanted: str
+    reached: bool | None
+
+
+def make(shape: Shape) -> Any:
+    """The decoder, in eval mode."""
+    transformers = importlib.import_module("transformers")
+    config = transformers.Qwen2Config(
+        hidden_size=shape.width, intermediate_size=shape.intermediate, num_hidden_layers=shape.blocks,
+        num_attention_heads=shape.heads, num_key_value_heads=2, vocab_size=shape.vocabulary,
+        max_position_embeddings=8192, tie_word_embeddings=False,
+    )  # fmt: skip
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(0)
+    return transformers.Qwen2ForCausalLM(config).eval()
+
+
+def recorded_prompts(shape: Shape, path: Path) -> tuple[Tensor, Tensor, str]:
+    """[B, T] ids and mask of the first steps of one recorded prompt group, left-padded, and what they are."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    task = records[0]["task_id"]
+    mine = [r for r in records if r["task_id"] == task]
+    rollouts = sorted({r["rollout"] for r in mine})[: shape.recorded_rollouts]
+    texts = []
+    for rollout in rollouts:
+        steps = sorted((r for r in mine if r["rollout"] == rollout), key=lambda r: r["step"])[: shape.recorded_steps]
+        texts += [step["task"] + " ".join(s["observation"] for s in steps[: i + 1]) for i, step in enumerate(steps)]
+    prompts = [_tokens(text, shape.vocabulary) for text in texts]
+    width = max(map(len, prompts))
+    ids, mask = torch.zeros(len(prompts), width, dtype=torch.int64), torch.zeros(len(prompts), width, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    padding = 1 - sum(map(len, prompts)) / ids.numel()
+    return ids, mask, f"{len(prompts)} prompts, {len(set(texts))} distinct, {padding:.0%} of the tensor is padding"
+
+
+def _tokens(text: str, vocabulary: int) -> Tensor:
+    """Ids that are equal where pieces of the text are."""
+    pieces = [text[i : i + CHARACTERS_PER_TOKEN] for i in range(0, len(text), CHARACTERS_PER_TOKEN)]
+    return torch.tensor([1 + int.from_bytes(piece.encode()[:8], "little") % (vocabulary - 1) for piece in pieces])
+
+
+# ---- comparisons ---------------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """The model and what was measured with it."""
+
+    def __init__(self, shape: Shape, rollouts: Path, effort: Effort, tick: Callable[[], None]) -> None:
+        self.shape, self.rollouts, self.effort, self.tick = shape, rollouts, effort, tick
+        self.model = make(shape)
+        self.rows: list[Row] = []
+
+    def run(self) -> list[Row]:
+        self.tap()
+        self.early_exit("early exit, equal lengths", *self._equal(), wanted=1.25)
+        ids, mask, note = recorded_prompts(self.shape, self.rollouts)
+        self.early_exit("early exit, recorded lengths", ids, mask, note, wanted=1.5)
+        self.calibration()
+        return self.rows
+
+    def _equal(self) -> tuple[Tensor, Tensor, str]:
+        shape = self.shape
+        ids = torch.randint(1, shape.vocabulary, (shape.rows, shape.prompt), generator=torch.Generator().manual_seed(1))
+        return ids, torch.ones_like(ids), f"{shape.rows} distinct prompts of {shape.prompt} tokens"
+
+    def tap(self) -> None:
+        shape = self.shape
+        ids = torch.randint(
+            1, shape.vocabulary, (shape.rows, shape.prompt + shape.response), generator=torch.Generator().manual_seed(2)
+        )
+        mask = torch.ones_like(ids)
+
+        def log_probs() -> Tensor:
+            with torch.no_grad():
+                logits = self.model(ids, attention_mask=mask, use_cache=False).logits[:, shape.prompt - 1 : -1]
+                return torch.log_softmax(logits, -1).gather(-1, ids[:, shape.prompt :, None])
+
+        def tapped() -> Tensor:
+            with bk.hidden.tap(self.model, layer=LAYER, positions=shape.prompt - 1) as kept:
+                log_probs()
+            return kept.rows()
+
+        want = self._picked(ids[:, : shape.prompt], mask[:, : shape.prompt])
+        difference = _difference(tapped(), want)
+        found = self._compare("log-prob forward with a tap", lambda _: tapped(), "without", lambda _: log_probs())
+        extra = found[0].median / found[1].median - 1
+        share = PAPER_EXTRACTION / PAPER_STEP
+        note = (
+            f"{shape.rows} rows of {shape.prompt} + {shape.response} tokens; the tap adds {extra:+.2%}. Where the log-prob "
+            f"forward costs what the paper's extraction does ({share:.1%} of a step), {extra * share:+.2%} of a step "
+            f"instead of {share:.1%}"
+        )
+        self._add("tap", "tapped", "plain", found, difference, note, "at most 1 % more", extra <= 0.01)
+
+    def early_exit(self, name: str, ids: Tensor, mask: Tensor, note: str, *, wanted: float) -> None:
+        ours = lambda: bk.hidden.extract(self.model, ids, mask, layer=LAYER, progress=False)  # noqa: E731
+        theirs = lambda: self._picked(ids, mask)  # noqa: E731
+        difference = _difference(ours(), theirs())
+        memory = high_water(ours), high_water(theirs)
+        found = self._compare("extract", lambda _: ours(), "output_hidden_states", lambda _: theirs())
+        ratio = found[1].median / found[0].median
+        note += f"; memory at its highest {memory[0] / 2**20:,.0f} MiB against {memory[1] / 2**20:,.0f} MiB"
+        self._add(
+            name, "bk.hidden.extract", "output_hidden_states=True, then pick", found, difference, note,
+            f"{wanted}× as fast", ratio >= wanted,
+        )  # fmt: skip
+
+    def calibration(self) -> None:
+        ids, mask, note = self._equal()
+        layers = [f"block {i}" for i in range(self.shape.blocks)]
+
+        def plain() -> None:
+            with torch.no_grad():
+                self.model(ids, attention_mask=mask, use_cache=False)
+
+        def tapped() -> Tensor:
+            with bk.hidden.tap(self.model, layers=layers, pooling=("last", "mean", "attention")) as kept:
+                plain()
+            return kept.rows(f"block {self.shape.blocks + LAYER}", "last")
+
+        difference = _difference(tapped(), self._picked(ids, mask))
+        found = self._compare("taps on all blocks", lambda _: tapped(), "plain forward", lambda _: plain())
+        extra = found[0].median / found[1].median - 1
+        self._add(
+            "calibration", "taps on all blocks, three poolings", "plain", found, difference,
+            f"{note}; adds {extra:+.1%}", "at most 20 % more", extra <= 0.20,
+        )  # fmt: skip
+
+    def _picked(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """The paper's way: every hidden state, of which the last token's of one layer is kept."""
+        with torch.no_grad():
+            states = self.model(ids, attention_mask=mask, use_cache=False, output_hidden_states=True).hidden_states
+            last = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
+            return states[LAYER][torch.arange(len(ids)), last]
+
+    def _compare(
+        self, ours: str, call: Callable[[Any], Any], theirs: str, other: Callable[[Any], Any]
+    ) -> tuple[Timing, Timing]:
+        found = compare([Side(ours, call), Side(theirs, other)], self.effort, tick=self.tick)
+        return found[ours], found[theirs]
+
+    def _add(
+        self, name: str, ours: str, theirs: str, found: tuple[Timing, Timing], difference: float, note: str,
+        wanted: str, reached: bool,
+    ) -> None:  # fmt: skip
+        mine, other = found
+        rounds = min(len(mine.samples), len(other.samples))
+        times = (mine.median, other.median, mine.cpu_median, other.cpu_median)
+        self.rows.append(Row(name, ours, theirs, *times, rounds, difference, note, wanted, reached))
+
+
+def _difference(found: Tensor, want: Tensor) -> float:
+    """Largest difference between unit rows."""
+    unit = torch.nn.functional.normalize
+    return float((unit(found.double(), dim=-1) - unit(want.double(), dim=-1)).abs().max())
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, shows the table, writes hidden.json and hidden.md."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    parser = argparse.ArgumentParser(prog="bench hidden", description="What hidden states cost, on the CPU.")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="calls of each side (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="of torch (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a tiny model: shows that it runs, not how fast")
+    parser.add_argument(
+        "--rollouts", type=Path, default=SAMPLE, metavar="FILE", help="of the recorded prompt lengths (%(default)s)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write hidden.json and hidden.md there")
+    arguments = parser.parse_args(argv)
+    if not arguments.rollouts.is_file():
+        parser.error(f"--rollouts: there is no {arguments.rollouts}; pass a .jsonl.gz file of rollouts")
+    if importlib.util.find_spec("transformers") is None:
+        sys.stdout.write("not available: transformers is not installed; pip install 'bipace-kernels[hidden]'\n")
+        return 1
+    shape = TINY if arguments.quick else Shape()
+    effort = Effort(rounds=2 if arguments.quick else arguments.rounds, seconds=90.0, fewest=3)
+    with threads(arguments.threads) as note, Progress(console=Console(stderr=True), transient=True) as bar:
+        about = machine(arguments.threads, note)
+        task = bar.add_task("calls", total=8 * (effort.rounds + 1))
+        rows = Bench(shape, arguments.rollouts, effort, lambda: bar.advance(task)).run()
+    document = {
+        "schema": 1, "machine": about.asdict(), "shape": asdict(shape), "quick": arguments.quick,
+        "rows": [asdict(row) for row in rows],
+    }  # fmt: skip
+    page = as_markdown(document)
+    Console().print(page, markup=False, highlight=False, soft_wrap=True)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "hidden.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        (arguments.out / "hidden.md").write_text(page)
+    return 0
+
+
+def as_markdown(document: dict[str, Any]) -> str:
+    """The page: machine, method, rows."""
+    about, shape = document["machine"], Shape(**document["shape"])
+    lines = [
+        "# What hidden states cost",
+        "",
+        f"{about['cpu']}, {about['threads']} threads; torch {about['torch']}, bipace_kernels {about['package']} "
+        f"({about['commit']}), {about['date']}, load {about['load']}. {shape.text()}."
+        + (" A tiny model: shows that it runs, not how fast." if document["quick"] else ""),
+        "",
+        ABOUT,
+        "| what | ours | ms | CPU ms | against | ms | CPU ms | theirs / ours | rounds | wanted | largest difference | |",
+        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: | --- |",
+    ]
+    for row in document["rows"]:
+        verdict = "" if document["quick"] else (": reached" if row["reached"] else ": missed")
+        lines.append(
+            f"| {row['name']} | {row['ours']} | {row['ours_ms']:,.4g} | {row['ours_cpu_ms']:,.4g} | {row['theirs']} | "
+            f"{row['theirs_ms']:,.4g} | {row['theirs_cpu_ms']:,.4g} | {row['theirs_ms'] / row['ours_ms']:.3f} | "
+            f"{row['rounds']} | {row['wanted']}{verdict} | {row['difference']:.1e} | {row['note']} |"
+        )
+    return "\n".join([*lines, "", "On a GPU: not measured.", ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
