@@ -21,7 +21,7 @@ import torch
 
 import bipace_kernels as bk
 
-from . import chain, gpu_checks, gpu_report, gpu_stages
+from . import chain, gpu_checks, gpu_hidden, gpu_report, gpu_stages
 from . import competitors as c
 from . import workloads as w
 from .gpu_cases import SWEEP, Batch
@@ -251,6 +251,14 @@ def others(bench: Bench, dry: bool) -> None:
         bench.row(_title(shape), name, call, need=need, check=check)
 
 
+def hidden(bench: Bench, dry: bool) -> None:
+    """Taps and early exit at Qwen2.5-7B's shape, random weights."""
+    try:
+        gpu_hidden.run(bench, _device(dry), dry=dry)
+    except ImportError as error:
+        bench.absent("hidden states", "tap and early exit", str(error))
+
+
 PARTS: dict[str, Callable[[Bench, bool], None]] = {
     "ceilings": ceilings,
     "short": short,
@@ -259,6 +267,7 @@ PARTS: dict[str, Callable[[Bench, bool], None]] = {
     "large": large,
     "long": long,
     "others": others,
+    "hidden": hidden,
 }
 CHECKS: dict[str, Callable[[Part, Path, float, bool, Callable[[str], None]], bool]] = {
     "smoke": gpu_checks.smoke,

@@ -14,6 +14,7 @@
 #   large      64 × 2,048 records
 #   long       one group of 32,768
 #   others     presets without fingerprints, ε = 0, n-grams
+#   hidden     taps and early exit at Qwen2.5-7B's shape with random weights
 #   sanitize   compute-sanitizer over a small run (sanitize.log)
 #   ncu        hardware counters of one whole chain
 #
@@ -35,7 +36,7 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(build smoke tests ceilings short sweep stages large long others sanitize ncu)
+[ ${#parts[@]} -gt 0 ] || parts=(build smoke tests ceilings short sweep stages large long others hidden sanitize ncu)
 
 cd "$root"
 python=${PYTHON:-python3}

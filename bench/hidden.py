@@ -48,6 +48,7 @@ class Shape:
     width: int = 768
     intermediate: int = 4480
     heads: int = 6
+    kv_heads: int = 2
     blocks: int = 28
     vocabulary: int = 65_536  # the head is about an eighth of the model, as in Qwen2.5-1.5B
     rows: int = 4
@@ -55,6 +56,12 @@ class Shape:
     response: int = 96
     recorded_steps: int = 3  # of each rollout of the group
     recorded_rollouts: int = 8
+
+    def parameters(self) -> int:
+        """Weights that a token is multiplied with, the head included."""
+        head = self.width // self.heads
+        block = self.width * (2 * self.width + 2 * self.kv_heads * head + 3 * self.intermediate)
+        return self.blocks * block + self.width * self.vocabulary
 
     def text(self) -> str:
         return (
@@ -89,7 +96,7 @@ def make(shape: Shape) -> Any:
     transformers = importlib.import_module("transformers")
     config = transformers.Qwen2Config(
         hidden_size=shape.width, intermediate_size=shape.intermediate, num_hidden_layers=shape.blocks,
-        num_attention_heads=shape.heads, num_key_value_heads=2, vocab_size=shape.vocabulary,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, vocab_size=shape.vocabulary,
         max_position_embeddings=8192, tie_word_embeddings=False,
     )  # fmt: skip
     config._attn_implementation = "sdpa"
@@ -127,6 +134,33 @@ def _tokens(text: str, vocabulary: int) -> Tensor:
 # ---- comparisons ---------------------------------------------------------------------------------------------------------
 
 
+def log_prob_forward(model: Any, shape: Shape, ids: Tensor) -> Callable[[], Tensor]:
+    """What a trainer runs anyway: log-probabilities of the response tokens."""
+    mask = torch.ones_like(ids)
+
+    def log_probs() -> Tensor:
+        with torch.no_grad():
+            logits = model(ids, attention_mask=mask, use_cache=False).logits[:, shape.prompt - 1 : -1]
+            return torch.log_softmax(logits, -1).gather(-1, ids[:, shape.prompt :, None])
+
+    return log_probs
+
+
+def picked(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """The paper's way: every hidden state, of which the last token's of one layer is kept."""
+    with torch.no_grad():
+        states = model(ids, attention_mask=mask, use_cache=False, output_hidden_states=True).hidden_states
+        last = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
+        kept: Tensor = states[LAYER][torch.arange(len(ids), device=ids.device), last]
+        return kept
+
+
+def difference(found: Tensor, want: Tensor) -> float:
+    """Largest difference between unit rows."""
+    unit = torch.nn.functional.normalize
+    return float((unit(found.double(), dim=-1) - unit(want.double(), dim=-1)).abs().max())
+
+
 class Bench:
     """The model and what was measured with it."""
 
@@ -153,20 +187,15 @@ class Bench:
         ids = torch.randint(
             1, shape.vocabulary, (shape.rows, shape.prompt + shape.response), generator=torch.Generator().manual_seed(2)
         )
-        mask = torch.ones_like(ids)
-
-        def log_probs() -> Tensor:
-            with torch.no_grad():
-                logits = self.model(ids, attention_mask=mask, use_cache=False).logits[:, shape.prompt - 1 : -1]
-                return torch.log_softmax(logits, -1).gather(-1, ids[:, shape.prompt :, None])
+        log_probs = log_prob_forward(self.model, shape, ids)
 
         def tapped() -> Tensor:
             with bk.hidden.tap(self.model, layer=LAYER, positions=shape.prompt - 1) as kept:
                 log_probs()
             return kept.rows()
 
-        want = self._picked(ids[:, : shape.prompt], mask[:, : shape.prompt])
-        difference = _difference(tapped(), want)
+        want = picked(self.model, ids[:, : shape.prompt], torch.ones_like(ids[:, : shape.prompt]))
+        apart = difference(tapped(), want)
         found = self._compare("log-prob forward with a tap", lambda _: tapped(), "without", lambda _: log_probs())
         extra = found[0].median / found[1].median - 1
         share = PAPER_EXTRACTION / PAPER_STEP
@@ -175,18 +204,18 @@ class Bench:
             f"forward costs what the paper's extraction does ({share:.1%} of a step), {extra * share:+.2%} of a step "
             f"instead of {share:.1%}"
         )
-        self._add("tap", "tapped", "plain", found, difference, note, "at most 1 % more", extra <= 0.01)
+        self._add("tap", "tapped", "plain", found, apart, note, "at most 1 % more", extra <= 0.01)
 
     def early_exit(self, name: str, ids: Tensor, mask: Tensor, note: str, *, wanted: float) -> None:
         ours = lambda: bk.hidden.extract(self.model, ids, mask, layer=LAYER, progress=False)  # noqa: E731
-        theirs = lambda: self._picked(ids, mask)  # noqa: E731
-        difference = _difference(ours(), theirs())
+        theirs = lambda: picked(self.model, ids, mask)  # noqa: E731
+        apart = difference(ours(), theirs())
         memory = high_water(ours), high_water(theirs)
         found = self._compare("extract", lambda _: ours(), "output_hidden_states", lambda _: theirs())
         ratio = found[1].median / found[0].median
         note += f"; memory at its highest {memory[0] / 2**20:,.0f} MiB against {memory[1] / 2**20:,.0f} MiB"
         self._add(
-            name, "bk.hidden.extract", "output_hidden_states=True, then pick", found, difference, note,
+            name, "bk.hidden.extract", "output_hidden_states=True, then pick", found, apart, note,
             f"{wanted}× as fast", ratio >= wanted,
         )  # fmt: skip
 
@@ -203,20 +232,13 @@ class Bench:
                 plain()
             return kept.rows(f"block {self.shape.blocks + LAYER}", "last")
 
-        difference = _difference(tapped(), self._picked(ids, mask))
+        apart = difference(tapped(), picked(self.model, ids, mask))
         found = self._compare("taps on all blocks", lambda _: tapped(), "plain forward", lambda _: plain())
         extra = found[0].median / found[1].median - 1
         self._add(
-            "calibration", "taps on all blocks, three poolings", "plain", found, difference,
+            "calibration", "taps on all blocks, three poolings", "plain", found, apart,
             f"{note}; adds {extra:+.1%}", "at most 20 % more", extra <= 0.20,
         )  # fmt: skip
-
-    def _picked(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """The paper's way: every hidden state, of which the last token's of one layer is kept."""
-        with torch.no_grad():
-            states = self.model(ids, attention_mask=mask, use_cache=False, output_hidden_states=True).hidden_states
-            last = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
-            return states[LAYER][torch.arange(len(ids)), last]
 
     def _compare(
         self, ours: str, call: Callable[[Any], Any], theirs: str, other: Callable[[Any], Any]
@@ -225,19 +247,13 @@ class Bench:
         return found[ours], found[theirs]
 
     def _add(
-        self, name: str, ours: str, theirs: str, found: tuple[Timing, Timing], difference: float, note: str,
+        self, name: str, ours: str, theirs: str, found: tuple[Timing, Timing], apart: float, note: str,
         wanted: str, reached: bool,
     ) -> None:  # fmt: skip
         mine, other = found
         rounds = min(len(mine.samples), len(other.samples))
         times = (mine.median, other.median, mine.cpu_median, other.cpu_median)
-        self.rows.append(Row(name, ours, theirs, *times, rounds, difference, note, wanted, reached))
-
-
-def _difference(found: Tensor, want: Tensor) -> float:
-    """Largest difference between unit rows."""
-    unit = torch.nn.functional.normalize
-    return float((unit(found.double(), dim=-1) - unit(want.double(), dim=-1)).abs().max())
+        self.rows.append(Row(name, ours, theirs, *times, rounds, apart, note, wanted, reached))
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ SAMPLE = Path(__file__).resolve().parents[2] / "examples/data/alfworld_scripted.
 
 
 def test_writes_what_it_shows_and_both_ways_see_the_same_states(tmp_path, capsys):
-    assert hidden.main(["--quick", "--rollouts", str(SAMPLE), "--out", str(tmp_path)]) == 0
+    assert hidden.main(["--quick", "--threads", "1", "--rollouts", str(SAMPLE), "--out", str(tmp_path)]) == 0
     document = json.loads((tmp_path / "hidden.json").read_text())
     assert (tmp_path / "hidden.md").read_text().strip() in capsys.readouterr().out
     names = ["tap", "early exit, equal lengths", "early exit, recorded lengths", "calibration"]
