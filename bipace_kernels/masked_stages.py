@@ -110,11 +110,9 @@ class MaskedStages:
         longest_group: int,
         taken: Tensor | None,  # [M] bool
     ) -> Tensor:  # [M] int64
-        kept, some = _kept(taken, order.shape[0]), None
-        if usable is not None:
-            some = usable[kept]
+        kept = _kept(taken, order.shape[0])
         labels = self.kernels.clusters.cluster_cosine(
-            fingerprint, order[kept], _fewer(group_offsets, kept), some, epsilon, **self.threads
+            fingerprint, order[kept], _fewer(group_offsets, kept), _of(usable, kept), epsilon, **self.threads
         )
         return _spread(labels, kept, order.shape[0], -1)
 
@@ -130,11 +128,9 @@ class MaskedStages:
         longest_group: int,
         taken: Tensor | None,  # [M] bool
     ) -> Tensor:  # [E, M] int64
-        kept, some = _kept(taken, order.shape[0]), None
-        if usable is not None:
-            some = usable[kept]
+        kept = _kept(taken, order.shape[0])
         labels = self.kernels.clusters.cluster_sweep(
-            fingerprint, order[kept], _fewer(group_offsets, kept), some, list(epsilons), **self.threads
+            fingerprint, order[kept], _fewer(group_offsets, kept), _of(usable, kept), list(epsilons), **self.threads
         )
         return _spread(labels, kept, order.shape[0], -1)
 
@@ -166,7 +162,7 @@ class MaskedStages:
     ) -> Tensor:  # [depth, M] int64
         kept = _kept(taken, codes.shape[0])
         labels = self.kernels.observations.cluster_history(
-            codes[kept], None if step is None else step[kept], _fewer(trajectory_offsets, kept),
+            codes[kept], _of(step, kept), _fewer(trajectory_offsets, kept),
             _fewer(group_offsets, kept), depth, **self.threads,
         )  # fmt: skip
         return _spread(labels, kept, codes.shape[0], -1)
@@ -185,9 +181,8 @@ class MaskedStages:
         delta: float,
     ) -> tuple[Tensor, Tensor]:  # [M] float32, [M] uint8
         kept, m = torch.nonzero(labels >= 0).flatten(), labels.shape[0]
-        keys = None if action_key is None else action_key[kept]
         step, branch = self.kernels.values.step_advantage(
-            returns[kept], labels[kept], int(labels.max()) + 1 if m else 0, keys, estimator=estimator,
+            returns[kept], labels[kept], int(labels.max()) + 1 if m else 0, _of(action_key, kept), estimator=estimator,
             step_norm=step_norm, delta=delta, **self.threads,
         )  # fmt: skip
         return _spread(step, kept, m, 0.0), _spread(branch, kept, m, int(Branch.SINGLETON))
@@ -279,6 +274,11 @@ def _wide(tensor: Tensor) -> Tensor:
 def _kept(taken: Tensor | None, m: int) -> Tensor:
     """Positions taken."""
     return torch.arange(m) if taken is None else torch.nonzero(taken).flatten()
+
+
+def _of(tensor: Tensor | None, kept: Tensor) -> Tensor | None:
+    """What is left of an argument that need not be given."""
+    return None if tensor is None else tensor[kept]
 
 
 def _fewer(offsets: Tensor, kept: Tensor) -> Tensor:
