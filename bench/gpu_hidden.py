@@ -66,10 +66,10 @@ def _tap(bench: Bench, at: str, model: Any, shape: h.Shape, device: torch.device
     at = f"{at}, {shape.rows} × {ids.shape[1]:,} tokens"
     need = Need(flop=2 * ids.numel() * shape.parameters())
     effort: dict[str, Any] = {"how": EAGER, "need": need, "rounds": 15, "seconds": 60.0}
-    before = bench.row(at, "log-prob forward", lambda: _nothing(log_probs), kind="competitor", **effort)
+    before = bench.row(at, "log-prob forward", log_probs, kind="competitor", **effort)
     ours = bench.row(at, "log-prob forward with a tap", tapped, check=lambda x: _agreement(x, want),
-                     note=_memory(tapped, lambda: _nothing(log_probs), device), **effort)  # fmt: skip
-    after = bench.row(at, "log-prob forward, again", lambda: _nothing(log_probs), kind="competitor", **effort)
+                     note=_memory(tapped, log_probs, device), **effort)  # fmt: skip
+    after = bench.row(at, "log-prob forward, again", log_probs, kind="competitor", **effort)
     if before.median_ms and ours.median_ms and after.median_ms:
         extra = ours.median_ms / ((before.median_ms + after.median_ms) / 2) - 1
         share = h.PAPER_EXTRACTION / h.PAPER_STEP
@@ -96,10 +96,6 @@ def _early_exit(bench: Bench, at: str, model: Any, shape: h.Shape, ids: Tensor, 
     if mine.median_ms and other.median_ms:
         bench.part.lines.append(f"- {at}: early exit is {other.median_ms / mine.median_ms:.2f}× as fast ({note}).")
         bench.save()
-
-
-def _nothing(call: Callable[[], Any]) -> None:
-    call()
 
 
 def _agreement(found: Tensor, want: Tensor) -> str:

@@ -207,8 +207,12 @@ class Bench:
         self._add("tap", "tapped", "plain", found, apart, note, "at most 1 % more", extra <= 0.01)
 
     def early_exit(self, name: str, ids: Tensor, mask: Tensor, note: str, *, wanted: float) -> None:
-        ours = lambda: bk.hidden.extract(self.model, ids, mask, layer=LAYER, progress=False)  # noqa: E731
-        theirs = lambda: picked(self.model, ids, mask)  # noqa: E731
+        def ours() -> Tensor:
+            return bk.hidden.extract(self.model, ids, mask, layer=LAYER, progress=False)
+
+        def theirs() -> Tensor:
+            return picked(self.model, ids, mask)
+
         apart = difference(ours(), theirs())
         memory = high_water(ours), high_water(theirs)
         found = self._compare("extract", lambda _: ours(), "output_hidden_states", lambda _: theirs())

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -456,14 +457,16 @@ def test_alone_as_in_a_batch():
         begin += size
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_layouts_and_alignments(dtype: torch.dtype, isa: str):
-    """The same values at any address and stride give the same labels, and nothing outside them is read into them."""
+def check_layouts(labels: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    """The same values at any address and stride give the same labels, and nothing outside them is read into them.
+
+    labels(x, sizes, order=None)   of the kernel under test
+    """
     for dim in (37, 300):
         x, sizes = bit_case(dim)
         x = x.to(dtype)
         n = len(x)
-        expected = run(x, sizes, 0.40)
+        expected = labels(x, sizes)
         shuffled = torch.from_numpy(np.random.default_rng(0).permutation(n))
         back = torch.empty_like(shuffled)
         back[shuffled] = torch.arange(n)
@@ -477,9 +480,14 @@ def test_layouts_and_alignments(dtype: torch.dtype, isa: str):
             flat[offset : offset + n * dim] = x.reshape(-1)
             views.append(flat[offset : offset + n * dim].view(n, dim))
         for view in views:
-            assert torch.equal(run(view, sizes, 0.40), expected)
-        assert torch.equal(run(x[shuffled], sizes, 0.40, order=back), expected)
-    one = x[:1].expand(20, -1)
+            assert torch.equal(labels(view, sizes), expected)
+        assert torch.equal(labels(x[shuffled], sizes, order=back), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layouts_and_alignments(dtype: torch.dtype, isa: str):
+    check_layouts(lambda x, sizes, order=None: run(x, sizes, 0.40, order=order), dtype)
+    one = bit_case()[0][:1].to(dtype).expand(20, -1)
     assert run(one).max() == 0
 
 
@@ -490,19 +498,24 @@ def test_powers_of_two_change_nothing():
     assert torch.equal(run(x * factor, sizes, 0.40), run(x, sizes, 0.40))
 
 
-def test_avx2_equals_avx512():
+def check_instruction_sets(labels: Callable[..., torch.Tensor]) -> None:
+    """The same labels(x, sizes) by AVX2 as by AVX-512."""
     native = _native_loader.load()
     before = native.isa()
     if before != "avx512":
         pytest.skip("this machine has no avx512")
     x, sizes = bit_case()
-    labels = {}
+    found = {}
     for name in ("avx512", "avx2"):
         native.set_isa(name)
-        labels[name] = [run(x[:, :dim].contiguous(), sizes, 0.40) for dim in (*range(30, 50), 255, 256, 300)]
+        found[name] = [labels(x[:, :dim].contiguous(), sizes) for dim in (*range(30, 50), 255, 256, 300)]
         native.set_isa(before)
-    for a, b in zip(labels["avx512"], labels["avx2"], strict=True):
+    for a, b in zip(found["avx512"], found["avx2"], strict=True):
         assert torch.equal(a, b)
+
+
+def test_avx2_equals_avx512():
+    check_instruction_sets(lambda x, sizes: run(x, sizes, 0.40))
 
 
 def test_dot_products(isa: str):

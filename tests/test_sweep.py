@@ -14,6 +14,8 @@ from test_clusters import (  # noqa: F401  (isa is a fixture)
     DTYPES,
     ODD_DIMS,
     bit_case,
+    check_instruction_sets,
+    check_layouts,
     check_partition,
     in_process,
     isa,
@@ -263,39 +265,11 @@ def test_alone_as_in_a_batch_and_among_other_epsilons():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts_and_alignments(dtype: torch.dtype, isa: str):  # noqa: F811
-    for dim in (37, 300):
-        x, sizes = bit_case(dim)
-        x = x.to(dtype)
-        n = len(x)
-        expected = run(x, sizes, NEAR)
-        shuffled = torch.from_numpy(np.random.default_rng(0).permutation(n))
-        back = torch.empty_like(shuffled)
-        back[shuffled] = torch.arange(n)
-        wide = torch.full((2 * n, 3 * dim + 5), torch.nan, dtype=dtype)
-        wide[::2, 5::3] = x
-        views = [x.T.contiguous().T, wide[::2, 5::3]]
-        for offset in range(1, 16, 3):
-            flat = torch.full((offset + n * dim + 16,), torch.nan, dtype=dtype)
-            flat[offset : offset + n * dim] = x.reshape(-1)
-            views.append(flat[offset : offset + n * dim].view(n, dim))
-        for view in views:
-            assert torch.equal(run(view, sizes, NEAR), expected)
-        assert torch.equal(run(x[shuffled], sizes, NEAR, order=back), expected)
+    check_layouts(lambda x, sizes, order=None: run(x, sizes, NEAR, order=order), dtype)
 
 
 def test_avx2_equals_avx512():
-    native = _native_loader.load()
-    before = native.isa()
-    if before != "avx512":
-        pytest.skip("this machine has no avx512")
-    x, sizes = bit_case()
-    labels = {}
-    for name in ("avx512", "avx2"):
-        native.set_isa(name)
-        labels[name] = [run(x[:, :dim].contiguous(), sizes, NEAR) for dim in (*range(30, 50), 255, 256, 300)]
-        native.set_isa(before)
-    for a, b in zip(labels["avx512"], labels["avx2"], strict=True):
-        assert torch.equal(a, b)
+    check_instruction_sets(lambda x, sizes: run(x, sizes, NEAR))
 
 
 def test_out_of_memory_is_an_error():

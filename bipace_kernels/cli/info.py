@@ -8,6 +8,8 @@ import platform
 from importlib import metadata
 from typing import Any
 
+import typer
+
 from .. import _dispatch
 from ._console import stdout
 
@@ -51,7 +53,7 @@ def run(*, as_json: bool) -> None:
     """The whole command."""
     found = gather()
     if as_json:
-        print(json.dumps(found, indent=1))
+        typer.echo(json.dumps(found, indent=1))
         return
     _print(found)
 

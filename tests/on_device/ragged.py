@@ -8,12 +8,26 @@ from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 
 Tensor = torch.Tensor
 
 MARGIN = 17  # elements before and after each output; odd, so that outputs are not aligned either
 PATTERN = 0xA5
+
+
+def room(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[n] elements of which a CPU's memory holds only those that are touched; skips where there is no such room."""
+    size = n * dtype.itemsize
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < size + 2**28:
+        pytest.skip(
+            f"needs {size >> 20} MB of the GPU's memory, {torch.cuda.mem_get_info(device)[0] >> 20} MB are free"
+        )
+    try:
+        return torch.empty(n, dtype=dtype, device=device)
+    except RuntimeError as error:
+        pytest.skip(f"the system gives no {size >> 20} MB of room: {error}")
 
 
 @contextmanager

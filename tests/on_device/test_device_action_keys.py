@@ -19,7 +19,7 @@ import triton.language as tl
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import sentinels
+from ragged import room, sentinels
 from test_action_keys import GOLDEN_IDS, MODES, TABLE, key, spelt
 
 import bipace_kernels as bk
@@ -365,14 +365,6 @@ def test_nobody_waits_for_the_device(device):
     assert keys.tolist() == wanted(MATRIX, mode=MODES[-1], token_bytes=TABLE)[0]
 
 
-def addresses(size: int, device: torch.device) -> torch.Tensor:
-    """[size] uint8 of which only what is used is ever touched."""
-    try:
-        return torch.empty(size, dtype=torch.uint8, device=device)
-    except RuntimeError:
-        pytest.skip(f"this machine does not lend {size / 1e9:.1f} GB of addresses")
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_more_than_two_to_the_31_ids(device, mode):
     """Rows, columns and flat positions far apart; the mask as well."""
@@ -380,7 +372,7 @@ def test_more_than_two_to_the_31_ids(device, mode):
     rows, columns = near.shape
     keys, parsed = wanted(MATRIX[:3], mode=mode, token_bytes=TABLE)
     far, wide = 2**31 + 7, 2**31 // (columns - 1) + 1
-    lent = addresses(2 * far + 3 * columns, device)
+    lent = room(2 * far + 3 * columns, torch.uint8, device)
     options = {"mode": mode, "n": 8, "longest_row": columns}
 
     def run(ids, offsets=None, mask=None, table=TABLE):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from ragged import room
 
 from bipace_kernels.triton_kernels import action_keys, clusters, long_groups
 
@@ -22,16 +23,7 @@ def far(values: torch.Tensor, device: torch.device, *, columns: bool = False) ->
     shape, step = values.shape, (1, STEP) if columns else (STEP, 1)
     n = sum((size - 1) * stride for size, stride in zip(shape, step, strict=True)) + 1
     assert n > 2**31
-    size = n * values.element_size()
-    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < size + 2**28:
-        pytest.skip(
-            f"needs {size >> 20} MB of the GPU's memory, {torch.cuda.mem_get_info(device)[0] >> 20} MB are free"
-        )
-    try:
-        room = torch.empty(n, dtype=values.dtype, device=device)
-    except RuntimeError as error:
-        pytest.skip(f"the system gives no {size >> 20} MB of room: {error}")
-    return room.as_strided(shape, step).copy_(values)
+    return room(n, values.dtype, device).as_strided(shape, step).copy_(values)
 
 
 def rows(dim: int) -> torch.Tensor:
