@@ -1,6 +1,7 @@
 # make demo   sets everything up and runs BiPACE on real agent rollouts
 # make test   sets everything up and runs the tests
 # make check  sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
+# make test-integrations   the adapters with the real trainers, in an environment of their own
 # make gpu    checks and measures on this machine's GPU
 
 # torch from one place: this is a release with a CPU build on PyPI's default index for the tested platform.  Any torch
@@ -10,7 +11,7 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 
-.PHONY: demo test check lint format build bench gpu wheel clean sanitize fuzz resources oldest-triton
+.PHONY: demo test test-integrations check lint format build bench gpu wheel clean sanitize fuzz resources oldest-triton
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
@@ -18,6 +19,18 @@ demo: $(VENV)/.installed
 test: $(VENV)/.tested
 	$(PYTHON) -m pytest -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
 	TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q
+
+# Trainers pin what else may be installed, so they have an environment of their own.
+TRAINERS ?= .venv-integrations
+test-integrations: $(TRAINERS)/.installed
+	$(TRAINERS)/bin/python -m pytest tests/integrations -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
+
+$(TRAINERS)/.installed: tests/integrations/requirements.txt pyproject.toml setup.py CMakeLists.txt \
+    $(wildcard csrc/*/*.cpp csrc/*/*.h)
+	$(BASE_PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -m pip install -q -r tests/integrations/requirements.txt
+	$(TRAINERS)/bin/python -m pip install -q -e .
+	@touch $@
 
 check: $(VENV)/.tested
 	BIPACE_HYPOTHESIS=long $(PYTHON) -m pytest -m slow --benchmark-disable -q
@@ -107,4 +120,4 @@ $(VENV)/.linted: $(VENV)/.tested
 	@touch $@
 
 clean:
-	rm -rf build dist out *.egg-info $(VENV) bipace_kernels/_native*.so
+	rm -rf build dist out *.egg-info $(VENV) $(TRAINERS) bipace_kernels/_native*.so

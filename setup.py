@@ -56,6 +56,7 @@ setup(
         "bipace_kernels.reference",
         "bipace_kernels.triton_kernels",
         "bipace_kernels.integrations",
+        *(f"bipace_kernels.integrations.{p.parent.name}" for p in sorted(ROOT.glob("integrations/*/__init__.py"))),
         "bipace_kernels.bench",
     ],
     package_dir={
@@ -63,7 +64,11 @@ setup(
         "bipace_kernels.integrations": "integrations",
         "bipace_kernels.bench": "bench",
     },
-    package_data={"bipace_kernels": ["py.typed", "*.pyi"], "bipace_kernels.bench": ["chain.cu"]},
+    package_data={
+        "bipace_kernels": ["py.typed", "*.pyi"],
+        "bipace_kernels.bench": ["chain.cu"],
+        "bipace_kernels.integrations": ["**/*.yaml"],
+    },
     ext_modules=[Extension("bipace_kernels._native", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
     zip_safe=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
@@ -13,6 +14,14 @@ import bipace_kernels as bk
 settings.register_profile("default", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("BIPACE_HYPOTHESIS", "default"))
+
+# Trainers live in an environment of their own (`make test-integrations`), for they pin what else may be installed.
+_MISSING = [name for name in ("trl", "verl") if importlib.util.find_spec(name) is None]
+collect_ignore = ["integrations"] if _MISSING else []
+
+
+def pytest_report_header() -> list[str]:
+    return [f"tests/integrations are left out: no {' and no '.join(_MISSING)} here"] if _MISSING else []
 
 
 @pytest.fixture(params=["reference", "cpu"])

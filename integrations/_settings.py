@@ -1,0 +1,117 @@
+"""Settings: what a trainer's configuration says about the estimator, by the same names in every adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from ..config import Config
+
+Method = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace"]
+NGRAM_EPSILON = 0.25  # the n-gram fingerprints' own radius; that of hidden states means nothing to them
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One field for each key of a trainer's configuration; ValueError names the key.
+
+    method           a preset of bipace_kernels.Config
+    estimator        "q_style" | "diff_peer", for method "bipace"
+    epsilon          ε of the hidden states' clusters; "auto": chosen on the first training step by choose_epsilon(), and kept
+    ngram_epsilon    ε where n-grams of the observation stand in for hidden states
+    embedder         "actor_hidden" | "ngram" | "identity" | "sentence:MODEL"; "auto": hidden states, or n-grams with one
+                     warning where no forward gives any
+    layer            of the actor, as in bipace_kernels.hidden.tap()
+    action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"
+    The others are those of bipace_kernels.Config; None keeps the preset's value.
+    """
+
+    method: Method = "bipace"
+    estimator: Literal["q_style", "diff_peer"] = "q_style"
+    epsilon: float | Literal["auto"] = 0.10
+    ngram_epsilon: float = NGRAM_EPSILON
+    embedder: str = "auto"
+    layer: int | str = -8
+    action_key_mode: Literal["action_tag", "first_n", "text"] = "action_tag"
+    n_action_tokens: int = 8
+    gamma: float = 0.95
+    step_weight: float = 1.0
+    gigpo_mode: Literal["mean_norm", "mean_std_norm"] | None = None
+    history_length: int | None = None
+    length_weight_alpha: float | None = None
+    base_group: bool | None = None
+    step_norm: Literal["none", "std"] | None = None
+    episode_norm: Literal["std", "none"] | None = None
+    episode_scope: Literal["trajectory", "step"] | None = None
+    lone_trajectory: Literal["zero", "raw"] | None = None
+    on_invalid: Literal["raise", "singleton"] = "singleton"
+    duplicates: Literal["raise", "once", "count"] = "once"
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for name in ("method", "estimator", "action_key_mode"):
+            if getattr(self, name) not in get_args(hints[name]):
+                wish = ", ".join(get_args(hints[name]))
+                raise ValueError(f"{name} must be one of {wish}, got {getattr(self, name)!r}.")
+        if isinstance(self.epsilon, str) and self.epsilon != "auto":
+            raise ValueError(f"epsilon must be a number or 'auto', got {self.epsilon!r}.")
+        kind, colon, model = self.embedder.partition(":")
+        if not (
+            (kind == "sentence" and model) or (not colon and kind in ("auto", "actor_hidden", "ngram", "identity"))
+        ):
+            raise ValueError(
+                f"embedder must be one of auto, actor_hidden, ngram, identity or sentence:MODEL, got {self.embedder!r}."
+            )
+        if (
+            isinstance(self.n_action_tokens, bool)
+            or not isinstance(self.n_action_tokens, int)
+            or self.n_action_tokens < 1
+        ):
+            raise ValueError(f"n_action_tokens must be an int of at least 1, got {self.n_action_tokens!r}.")
+        self.config(self.ngram_epsilon)
+        self.config(0.1 if self.epsilon == "auto" else self.epsilon)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str = "") -> Settings:
+        """From a mapping, such as the trainer's own configuration node; `where` goes before a key in errors."""
+        known = [f.name for f in fields(cls)]
+        for key in given:
+            if key not in known:
+                raise ValueError(f"{where}{key} is no setting of BiPACE; there are {', '.join(known)}.")
+        return cls(**{str(k): v for k, v in given.items()})
+
+    def config(self, epsilon: float | None = None) -> Config:
+        """The estimator's own configuration, at this ε where the method has one."""
+        changes: dict[str, Any] = {
+            "gamma": self.gamma, "on_invalid": self.on_invalid, "duplicates": self.duplicates,
+            "step_norm": self.step_norm, "episode_norm": self.episode_norm, "episode_scope": self.episode_scope,
+            "lone_trajectory": self.lone_trajectory,
+        }  # fmt: skip
+        if self.method != "grpo":
+            changes["step_weight"] = self.step_weight
+        if self.method == "hgpo":
+            for name in ("history_length", "length_weight_alpha", "base_group"):
+                changes[name] = getattr(self, name)
+        if self.needs_fingerprint:
+            changes["epsilon"] = epsilon
+        if self.method == "bipace":
+            changes["estimator"] = self.estimator
+        if self.method == "gigpo":
+            changes["mode"] = self.gigpo_mode
+        preset = getattr(Config, self.method)
+        config: Config = preset(**{k: v for k, v in changes.items() if v is not None})
+        return config
+
+    @property
+    def needs_fingerprint(self) -> bool:
+        """Whether the method clusters fingerprints (else: equal observations, or nothing)."""
+        return self.method in ("bigpo", "bipace")
+
+    @property
+    def needs_keys(self) -> bool:
+        return self.method == "bipace"
+
+    @property
+    def needs_observation(self) -> bool:
+        return self.method in ("gigpo", "hgpo")

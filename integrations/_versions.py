@@ -1,0 +1,27 @@
+"""One warning where a trainer's release is none that an adapter was run with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+
+from packaging.version import Version
+
+# Oldest and newest release of each trainer that the adapters were run with; integrations/README.md has the dates.
+RUN_WITH = {"trl": ("1.16.0", "1.16.0"), "verl": ("0.9.1", "0.9.1")}
+_told: set[str] = set()
+
+
+def check_version(trainer: str) -> None:
+    """Warns, once per process, where the installed release lies outside the range that was run."""
+    oldest, newest = RUN_WITH[trainer]
+    found = importlib.metadata.version(trainer)
+    if trainer in _told or Version(oldest) <= Version(found) <= Version(newest):
+        return
+    _told.add(trainer)
+    warnings.warn(
+        f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, and this is {found}: compare a first "
+        f"batch's advantages with bipace_kernels.advantage(), or install {trainer}=={newest}.",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,69 @@
+"""Turns: what a mask says, against a loop over its tokens."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bipace_kernels.integrations._turns import Turns
+
+masks = st.integers(0, 9).flatmap(
+    lambda t: st.lists(st.lists(st.integers(0, 1), min_size=t, max_size=t), min_size=1, max_size=4)
+)
+
+
+def by_loop(mask, starts=None):
+    turns = []
+    for b, row in enumerate(mask):
+        found, begin = [], None
+        for t, written in enumerate([*row, 0]):
+            edge = begin is not None and (not written or (starts is not None and starts[b][t]))
+            if edge:
+                found.append((begin, t))
+                begin = None
+            if written and begin is None:
+                begin = t
+        turns += [(b, i, *span) for i, span in enumerate(found or [(0, 0)])]
+    return turns
+
+
+@given(masks)
+def test_turns_are_the_runs_of_the_mask(mask):
+    turns = Turns.of(torch.tensor(mask, dtype=torch.int64).reshape(len(mask), -1))
+    assert list(zip(*(x.tolist() for x in (turns.row, turns.step, turns.start, turns.stop)), strict=True)) == by_loop(
+        mask
+    )
+    assert turns.last.tolist() == [i + 1 == len(turns) or turns.row[i + 1] != turns.row[i] for i in range(len(turns))]
+
+
+@given(masks, st.randoms(use_true_random=False))
+def test_turns_back_to_back_are_told_apart(mask, random):
+    starts = [[random.randint(0, 1) for _ in row] for row in mask]
+    b = len(mask)
+    turns = Turns.of(
+        torch.tensor(mask, dtype=torch.int64).reshape(b, -1), torch.tensor(starts, dtype=torch.int64).reshape(b, -1)
+    )
+    assert list(zip(*(x.tolist() for x in (turns.row, turns.step, turns.start, turns.stop)), strict=True)) == by_loop(
+        mask, starts
+    )
+
+
+@given(masks)
+def test_a_step_s_advantage_stands_on_its_tokens_alone(mask):
+    mask = torch.tensor(mask, dtype=torch.int64).reshape(len(mask), -1)
+    turns = Turns.of(mask)
+    advantage = torch.arange(1.0, len(turns) + 1)
+    wanted = torch.zeros(mask.shape)
+    for value, b, start, stop in zip(advantage, turns.row, turns.start, turns.stop, strict=True):
+        wanted[b, start:stop] = value
+    assert torch.equal(turns.spread(advantage), wanted)
+    assert torch.equal(turns.spread(advantage) != 0, mask != 0)
+
+
+def test_rewards_at_the_end_and_positions():
+    turns = Turns.of(torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]))
+    assert turns.on_last(torch.tensor([3.0, 5.0, 7.0])).tolist() == [0, 3, 5, 7]
+    places = turns.positions(10)
+    assert places.column.tolist() == [9, 12, 9, 9]
+    assert places.offsets.tolist() == [0, 2, 3, 4]
