@@ -10,10 +10,9 @@ build_checked _native
 site=$build/site
 rm -rf "$site"
 mkdir -p "$site"
-cp -r "$root/bipace_kernels" "$site/"
+cp -rL "$root/bipace_kernels" "$site/"  # -L: integrations/ is a link to the folder at the top
 rm -f "$site"/bipace_kernels/_native*.so
 cp "$build"/_native*.so "$site/bipace_kernels/"
-[ -d "$root/integrations" ] && cp -r "$root/integrations" "$site/bipace_kernels/integrations"
 
 # The runtime must be loaded before everything else, libstdc++ with it so that it finds the real __cxa_throw.
 compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")
