@@ -101,7 +101,7 @@ class States:
         advance   told how many each forward has done
         """
         done = min(self._done.get(stem_of(*pair), 0) for pair in pairs)
-        self.reused = int((self.prompts.of_row < done).sum())
+        self.reused = int((self.prompts.of_state < done).sum())
         begin(self.n_distinct, done)
         for batch in _batches(self.prompts.tokens, done, token_budget):
             missing = [pair for pair in pairs if self._done.get(stem_of(*pair), 0) < batch.stop]
@@ -145,7 +145,7 @@ class States:
         _write_json(manifest, {**self._identity, "done": self._done})
 
     def _keep(self, batch: range, found: Mapping[Pair, Tensor]) -> None:
-        number = self.prompts.of_row.numpy()
+        number = self.prompts.of_state.numpy()
         rows = np.flatnonzero((number >= batch.start) & (number < batch.stop))
         for (layer, pooling), states in found.items():
             stem = stem_of(layer, pooling)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .. import _checks
-from .positions import mask_matrix
+from .positions import Positions, mask_matrix, positions_of
 
 Tensor = torch.Tensor
 
@@ -20,17 +20,21 @@ Tensor = torch.Tensor
 FORWARD_TOKENS = 256
 
 
+Batch = tuple[list[Tensor], Positions]  # prompts of one forward, and the tokens of each whose states are wanted
+
+
 @dataclass(frozen=True)
 class Prompts:
-    """Distinct prompts, the longest first, and which of them each row of the caller has."""
+    """Distinct prompts, the longest first, each as far as its last wanted token, and where each state of the caller is."""
 
     tokens: list[Tensor]  # of [length] int64, on the CPU
-    of_row: Tensor  # [B] int64; −1: the row has no token
+    wanted: Positions  # the tokens whose states are wanted, rising, prompt after prompt: S states
+    of_state: Tensor  # [n] int64: which of the S each state of the caller is; −1: its row has no token
 
-    def batches(self, token_budget: int, *, packed: bool) -> list[list[Tensor]]:
+    def batches(self, token_budget: int, *, packed: bool) -> list[Batch]:
         """Neighbours by length together, as many as the budget holds, padding counted; at least one."""
         cuts = (filled if packed else cheapest)([len(prompt) for prompt in self.tokens], token_budget)
-        return [self.tokens[begin:end] for begin, end in itertools.pairwise(cuts)]
+        return [(self.tokens[a:b], self.wanted.rows(a, b)) for a, b in itertools.pairwise(cuts)]
 
 
 def filled(lengths: list[int], token_budget: int) -> list[int]:
@@ -62,27 +66,67 @@ def cheapest(lengths: list[int], token_budget: int) -> list[int]:
     return cuts
 
 
-def prompts_of(input_ids: Any, attention_mask: Any) -> Prompts:
+def prompts_of(input_ids: Any, attention_mask: Any, positions: Any = "last") -> Prompts:
     """Prompts from [B, T] ids and their mask, padded on either side, or from B vectors of any lengths."""
-    rows = _ragged(input_ids, attention_mask) if _is_ragged(input_ids) else _padded(input_ids, attention_mask)
+    if _is_ragged(input_ids):
+        rows = _ragged(input_ids, attention_mask)
+        first, widths = [0] * len(rows), [len(row) for row in rows]
+    else:
+        rows, first, width = _padded(input_ids, attention_mask)
+        widths = [width] * len(rows)
     number: dict[bytes, int] = {}
     distinct: list[Tensor] = []
-    of_row = []
-    for row in rows:
-        key = row.numpy().tobytes()
-        if len(row) and key not in number:
-            number[key] = len(distinct)
+    wanted: list[set[int]] = []
+    of_state: list[tuple[int, int]] = []
+    for row, columns in zip(rows, _columns(positions, rows, first, widths), strict=True):
+        if not len(row) or not columns:
+            of_state += [(-1, 0)] * len(columns)
+            continue
+        row = row[: max(columns) + 1]
+        found = number.setdefault(row.numpy().tobytes(), len(distinct))
+        if found == len(distinct):
             distinct.append(row)
-        of_row.append(number[key] if len(row) else -1)
+            wanted.append(set())
+        wanted[found].update(columns)
+        of_state += [(found, column) for column in columns]
     order = sorted(range(len(distinct)), key=lambda i: -len(distinct[i]))
-    place = torch.empty(len(order) + 1, dtype=torch.int64)
-    place[order] = torch.arange(len(order))
-    place[-1] = -1
-    return Prompts([distinct[i] for i in order], place[torch.tensor(of_row, dtype=torch.int64)])
+    states = [(i, column) for i in order for column in sorted(wanted[i])]
+    place = {state: k for k, state in enumerate(states)}
+    return Prompts(
+        [distinct[i] for i in order],
+        Positions(
+            torch.tensor([column for _, column in states], dtype=torch.int64),
+            torch.tensor([0, *itertools.accumulate(len(wanted[i]) for i in order)], dtype=torch.int64),
+        ),
+        torch.tensor([place.get(state, -1) for state in of_state], dtype=torch.int64),
+    )
 
 
-def padded_batch(prompts: Sequence[Tensor], device: torch.device, *, masked: bool) -> tuple[dict[str, Tensor], Tensor]:
-    """Arguments of a forward on [R, T], and the column [R] of each prompt's last token.
+def _columns(positions: Any, rows: list[Tensor], first: list[int], widths: list[int]) -> list[list[int]]:
+    """The wanted tokens of each row, counted from its first token; positions are columns of what the caller gave."""
+    if isinstance(positions, str) and positions == "last":
+        return [[max(0, len(row) - 1)] for row in rows]
+    given = positions_of(positions)
+    if isinstance(given, int):
+        columns = [[given if given >= 0 else width + given] for width in widths]
+    elif given.n_rows != len(rows):
+        raise ValueError(
+            f"positions are for {given.n_rows} rows, but input_ids has {len(rows)}; give some for each row."
+        )
+    else:
+        flat, offsets = given.column.tolist(), given.offsets.tolist()
+        columns = [flat[begin:end] for begin, end in itertools.pairwise(offsets)]
+    for b, row in enumerate(rows):
+        if len(row) and not all(0 <= column - first[b] < len(row) for column in columns[b]):
+            raise ValueError(
+                f"positions must be tokens of their rows, but one of row {b} lies outside its {widths[b]} columns or on "
+                "padding; count columns of input_ids, padding included."
+            )
+    return [[column - begin for column in some] for some, begin in zip(columns, first, strict=True)]
+
+
+def padded_batch(prompts: Sequence[Tensor], device: torch.device, *, masked: bool) -> dict[str, Tensor]:
+    """Arguments of a forward on [R, T].
 
     Padding stands on the right, where causal attention never looks, so there is no mask: attention is quicker without
     one and makes no [T, T] of it.  Positions count from 0 by default.
@@ -92,7 +136,7 @@ def padded_batch(prompts: Sequence[Tensor], device: torch.device, *, masked: boo
     given = {"input_ids": ids.to(device)}
     if masked:
         given["attention_mask"] = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(device)
-    return given, lengths - 1
+    return given
 
 
 def packed_batch(prompts: Sequence[Tensor], device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
@@ -114,7 +158,8 @@ def _ragged(input_ids: Sequence[Any], attention_mask: Any) -> list[Tensor]:
     return [_checks.integer_vector(row, f"input_ids[{i}]", len(row)).cpu().long() for i, row in enumerate(input_ids)]
 
 
-def _padded(input_ids: Any, attention_mask: Any) -> list[Tensor]:
+def _padded(input_ids: Any, attention_mask: Any) -> tuple[list[Tensor], list[int], int]:
+    """The tokens of each row, the column of its first, and the number of columns."""
     ids = _checks.to_tensor(input_ids, "input_ids", "token ids of shape [B, T], or a list of token ids per row")
     if ids.ndim != 2:
         raise ValueError(f"input_ids must have shape [B, T], got {list(ids.shape)}; a single prompt is [ids].")
@@ -122,7 +167,7 @@ def _padded(input_ids: Any, attention_mask: Any) -> list[Tensor]:
         raise TypeError(f"input_ids must be integers, got {ids.dtype}.")
     ids = ids.cpu().long()
     if attention_mask is None:
-        return list(ids)
+        return list(ids), [0] * len(ids), ids.shape[1]
     mask = mask_matrix(attention_mask, "attention_mask").cpu()
     if mask.shape != ids.shape:
         raise ValueError(f"attention_mask must have the shape of input_ids, {list(ids.shape)}, got {list(mask.shape)}.")
@@ -132,4 +177,5 @@ def _padded(input_ids: Any, attention_mask: Any) -> list[Tensor]:
             f"attention_mask must be one run of tokens in each row, but row {int(holes.nonzero()[0])} has padding between "
             "its tokens, where models disagree about positions; close the gaps."
         )
-    return [row[kept] for row, kept in zip(ids, mask, strict=True)]
+    first = mask.int().argmax(1).tolist() if mask.shape[1] else [0] * len(ids)
+    return [row[kept] for row, kept in zip(ids, mask, strict=True)], first, ids.shape[1]

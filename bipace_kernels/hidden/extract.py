@@ -11,11 +11,14 @@ import torch
 from torch import nn
 
 from . import _shortened
-from ._prompts import Prompts, packed_batch, padded_batch, prompts_of
+from ._prompts import Batch, Prompts, packed_batch, padded_batch, prompts_of
 from .layers import Decoder, Layer, attention_of
+from .positions import Positions
 from .tap import Tap, tap
 
 Tensor = torch.Tensor
+
+_ONE_TOKEN: Batch = ([torch.zeros(1, dtype=torch.int64)], Positions(torch.zeros(1, dtype=torch.int64), torch.arange(2)))
 
 
 def extract(
@@ -24,6 +27,7 @@ def extract(
     attention_mask: Any = None,
     layer: int | str = -8,
     *,
+    positions: Any = "last",
     pooling: str = "last",
     normalize: bool = False,
     dtype: torch.dtype | None = None,
@@ -33,14 +37,18 @@ def extract(
     group: Any = None,
     backend: str = "auto",
 ) -> Tensor:
-    """[B, D] hidden states of prompts at their last token, by a forward that stops after the wanted block.
+    """[n, D] hidden states of prompts, at their last token if nothing else is said, by a forward that stops after the block.
 
-        fingerprint = bk.hidden.extract(model, prompt_ids, prompt_mask, layer=-8)
+        fingerprint = bk.hidden.extract(model, prompt_ids, prompt_mask, layer=-8)                        # [B, D]
+        fingerprint = bk.hidden.extract(model, input_ids, attention_mask, positions=turns, layer=-8)     # [n, D]
 
     model           a Hugging Face decoder, bare or wrapped, as tap() takes it
-    input_ids       [B, T] int   prompts alone, padded on either side; or a list of token ids per row
+    input_ids       [B, T] int   prompts, padded on either side; or a list of token ids per row
     attention_mask  [B, T] bool or 0 and 1; None: every column is a token
     layer           index into Hugging Face's hidden_states, or "block 16", as in tap()
+    positions       "last", or columns of input_ids as tap() takes them: an int for every row, one per row, or any number per
+                    row, such as turn_positions() gives; states come row after row.  What follows a row's last position is
+                    not run
     pooling         "last" | "mean" | "attention", as in tap()
     normalize       rows of unit length
     dtype           of the rows; None: that of the hidden states
@@ -53,12 +61,13 @@ def extract(
     backend         "auto" | "reference" | "cpu" | "triton" | "cuda", as in bipace_kernels.advantage()
 
     Neither later blocks run nor the final norm, unless it is wanted, nor the head; identical prompts run once, in eval mode
-    and without gradients.  Rows without a token give zeros.  Whatever ends the call, the model is left as it was found.
+    and without gradients.  Positions of rows without a token give zeros.  Whatever ends the call, the model is left as it
+    was found.
     """
     if not isinstance(pooling, str):
         raise TypeError(f"pooling must be one of 'last', 'mean', 'attention', got {pooling!r}; see extract_layers().")
     found = extract_layers(
-        model, input_ids, attention_mask, [layer], pooling=pooling, normalize=normalize, dtype=dtype,
+        model, input_ids, attention_mask, [layer], positions=positions, pooling=pooling, normalize=normalize, dtype=dtype,
         token_budget=token_budget, packed=packed, progress=progress, group=group, backend=backend,
     )  # fmt: skip
     return next(iter(found.values()))
@@ -70,6 +79,7 @@ def extract_layers(
     attention_mask: Any = None,
     layers: Sequence[int | str] = (-8, -12),
     *,
+    positions: Any = "last",
     pooling: str | Sequence[str] = "last",
     normalize: bool = False,
     dtype: torch.dtype | None = None,
@@ -79,12 +89,13 @@ def extract_layers(
     group: Any = None,
     backend: str = "auto",
 ) -> dict[tuple[Layer, str], Tensor]:
-    """extract() for several layers and poolings out of the same forwards: {(Layer, pooling): [B, D]}.
+    """extract() for several layers and poolings out of the same forwards: {(Layer, pooling): [n, D]}.
 
     model           as in extract(), and so are input_ids and all that follows but layers and pooling
     input_ids       [B, T] int, or a list of token ids per row
     attention_mask  [B, T] bool or 0 and 1; None: every column is a token
     layers          indices into hidden_states or "block 16"; forwards stop after the last of them
+    positions       "last", or columns of input_ids
     pooling         one or several of "last", "mean", "attention"
     normalize       rows of unit length
     dtype           of the rows; None: that of the hidden states
@@ -103,7 +114,7 @@ def extract_layers(
     failure, prompts, batches, packing = None, None, [], False
     try:
         packing = _packing(decoder, packed, n_blocks)
-        prompts = prompts_of(input_ids, attention_mask)
+        prompts = prompts_of(input_ids, attention_mask, positions)
         batches = prompts.batches(token_budget, packed=packing)
     except (TypeError, ValueError) as error:
         failure = error
@@ -121,7 +132,7 @@ def extract_layers(
     ):
         for i in range(n_forwards):
             tapped.enabled = i < len(batches)
-            batch = batches[i] if tapped.enabled else [torch.zeros(1, dtype=torch.int64)]  # so that no rank waits
+            batch = batches[i] if tapped.enabled else _ONE_TOKEN  # so that no rank waits
             _forward(called, tapped, batch, packing, masked, device, given)
             advance()
     return {(layer, how): _rows(tapped, layer, how, prompts, decoder, dtype, device)
@@ -129,36 +140,34 @@ def extract_layers(
 
 
 def _forward(
-    called: nn.Module, tapped: Tap, prompts: list[Tensor], packed: bool, masked: bool, device: torch.device,
-    given: dict[str, Any],
+    called: nn.Module, tapped: Tap, batch: Batch, packed: bool, masked: bool, device: torch.device, given: dict[str, Any],
 ) -> None:  # fmt: skip
+    prompts, wanted = batch
+    cu_seqlens = None
     if packed:
-        batch, cu_seqlens = packed_batch(prompts, device)
-        if tapped.enabled:
-            tapped.expect(cu_seqlens=cu_seqlens)
-        called(**batch, **given)
+        arguments, cu_seqlens = packed_batch(prompts, device)
     else:
-        batch, last = padded_batch(prompts, device, masked=masked)
-        if tapped.enabled:
-            tapped.expect(last)
-        called(**batch, **given)
+        arguments = padded_batch(prompts, device, masked=masked)
+    if tapped.enabled:
+        tapped.expect(wanted, cu_seqlens)
+    called(**arguments, **given)
 
 
 def _rows(
     tapped: Tap, layer: Layer, pooling: str, prompts: Prompts, decoder: Decoder, dtype: torch.dtype | None,
     device: torch.device,
 ) -> Tensor:  # fmt: skip
-    """The caller's rows from those of the distinct prompts."""
+    """The caller's states from those of the distinct prompts."""
     if not prompts.tokens:
         config: Any = decoder.causal.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         kind = dtype or next((p.dtype for p in decoder.base.parameters() if p.is_floating_point()), torch.float32)
-        return torch.zeros((len(prompts.of_row), text.hidden_size), dtype=kind, device=device)
+        return torch.zeros((len(prompts.of_state), text.hidden_size), dtype=kind, device=device)
     rows = tapped.rows(layer, pooling)
-    of_row = prompts.of_row.to(rows.device)
-    out = rows[of_row.clamp(min=0)]
-    if bool((prompts.of_row < 0).any()):
-        out[of_row < 0] = 0
+    of_state = prompts.of_state.to(rows.device)
+    out = rows[of_state.clamp(min=0)]
+    if bool((prompts.of_state < 0).any()):
+        out[of_state < 0] = 0
     return out
 
 

@@ -121,6 +121,69 @@ def test_ids_come_in_every_form():
     assert distance(bk.hidden.extract(model, full), wanted(model, full, torch.ones_like(full))) < 1e-5
 
 
+# --------------------------------------------------------------------------------------------------- several positions
+
+
+def several(mask, seed=3):
+    """Any number of tokens of each row, in any order, some twice."""
+    rng = random.Random(seed)
+    return [[rng.choice(row.nonzero().flatten().tolist()) for _ in range(rng.randrange(4))] for row in mask]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["Qwen2", "Gemma3"])
+def test_several_positions_of_a_row(family, side):
+    model, (ids, mask) = tm.make(family), tm.prompts(9, side=side)
+    ids[4:7], mask[4:7] = ids[1], mask[1]  # equal rows with different positions
+    columns = several(mask)
+    states = tm.hidden_states(model, ids, mask)[LAYER]
+    want = torch.cat([states[row, at] for row, at in enumerate(columns)])
+    for packed in (None, True) if PACKS else (None,):
+        rows = bk.hidden.extract(model, ids, mask, positions=columns, token_budget=40, packed=packed)
+        assert rows.shape == want.shape and distance(rows, want) < 1e-5, packed
+    ragged = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+    first = mask.argmax(1).tolist()
+    inside = [[at - begin for at in some] for some, begin in zip(columns, first, strict=True)]
+    assert torch.equal(
+        bk.hidden.extract(model, ragged, positions=inside), bk.hidden.extract(model, ids, mask, positions=columns)
+    )
+
+
+def test_positions_in_every_form():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    want = bk.hidden.extract(model, ids, mask)
+    for same in (
+        -1,
+        16,
+        [16] * 5,
+        torch.full((5,), 16),
+        [[16]] * 5,
+        bk.hidden.turn_positions(torch.ones(5, 3).int(), 17),
+    ):
+        assert torch.equal(bk.hidden.extract(model, ids, mask, positions=same), want)
+    assert bk.hidden.extract(model, ids, mask, positions=[[]] * 5).shape == (0, 48)
+    mask[2] = 0
+    rows = bk.hidden.extract(model, ids, mask, positions=[[16], [15, 16], [3, 4], [], [16]])
+    assert torch.equal(rows[3:5], torch.zeros(2, 48)) and distance(rows[[0, 2, 5]], want[[0, 1, 4]]) < 1e-5
+
+
+def test_nothing_behind_a_row_s_last_position_runs(called):
+    model, (ids, mask) = tm.make(), tm.prompts(3, side="right")
+    calls = called(model)
+    bk.hidden.extract(model, ids, mask, positions=[[0, 2], [1], [2]])
+    assert sum(rows * width for rows, width in calls.tokens) == 9
+    calls.tokens.clear()
+    bk.hidden.extract(model, ids[:1].expand(4, -1), positions=[[0, 5], [5], [3, 5], [5]])
+    assert calls.tokens == [(1, 6)]  # one row, four times asked for
+
+
+@pytest.mark.parametrize("bad", [[[0]] * 4, [[17]] + [[16]] * 4, [[16], [0], [16], [16], [16]], -18])
+def test_positions_that_are_no_tokens(bad):
+    model, (ids, mask) = tm.make(), tm.prompts()
+    with pytest.raises(ValueError, match=r"positions (are for 4 rows|must be tokens of their rows)"):
+        bk.hidden.extract(model, ids, mask, positions=bad)
+
+
 def test_rows_without_a_token_are_zeros():
     model, (ids, mask) = tm.make(), tm.prompts()
     mask[2] = 0
