@@ -16,9 +16,12 @@ PYTHON ?= $(VENV)/bin/python
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
 
+# Stages whose CUDA kernels are written; their twin runs them on the CPU.
+CUDA_TESTS = tests/on_device/test_returns.py
 test: $(VENV)/.tested
 	$(PYTHON) -m pytest -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
 	TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q
+	BIPACE_TEST_BACKEND=cuda BIPACE_TWIN=1 $(PYTHON) -m pytest $(CUDA_TESTS) -m "not slow" --benchmark-disable -n 2 -q
 
 # Trainers pin what else may be installed, so they have an environment of their own.
 TRAINERS ?= .venv-integrations
@@ -41,12 +44,12 @@ lint: $(VENV)/.linted
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.h' 'tests/*.cpp' 'tests/*.cu')
 
 format: $(VENV)/.linted
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+	$(VENV)/bin/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.h' 'tests/*.cpp' 'tests/*.cu')
 
 # Native tests under AddressSanitizer and UndefinedBehaviorSanitizer.
 sanitize: $(VENV)/.checked

@@ -52,6 +52,7 @@ setup(
         "bipace_kernels",
         "bipace_kernels.cli",
         "bipace_kernels.cpu",
+        "bipace_kernels.cuda",
         "bipace_kernels.hidden",
         "bipace_kernels.reference",
         "bipace_kernels.triton_kernels",

@@ -2,8 +2,9 @@
 // static: a source built for another instruction set keeps its own copy, or the linker might choose that one for all.
 #pragma once
 
-#include <cstdint>
 #include <cstring>
+
+#include "common/hd.h"
 
 namespace bipace {
 

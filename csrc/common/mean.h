@@ -1,13 +1,12 @@
 // Means and deviations as every backend computes them: float64 sums in processing order over float32 values.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
+#include "common/hd.h"
 
 namespace bipace {
 
 // R − mean as a float32 difference, the mean rounded to float32 once: equal returns give exactly 0.
-inline float centred(float value, double mean) { return value - static_cast<float>(mean); }
+BIPACE_HD inline float centred(float value, double mean) { return value - static_cast<float>(mean); }
 
 struct MeanSigma {
   double mean;
@@ -16,7 +15,7 @@ struct MeanSigma {
 
 // value(i) for i in [0, n), n ≥ 1.
 template <typename Value>
-MeanSigma mean_and_sigma(int64_t n, bool unbiased, const Value& value) {
+BIPACE_HD MeanSigma mean_and_sigma(int64_t n, bool unbiased, const Value& value) {
   double sum = 0.0;
   float low = value(0), high = low;
   for (int64_t i = 0; i < n; ++i) {
@@ -32,7 +31,7 @@ MeanSigma mean_and_sigma(int64_t n, bool unbiased, const Value& value) {
     const double d = static_cast<double>(value(i)) - mean;
     squares += d * d;
   }
-  return {mean, std::sqrt(squares / static_cast<double>(unbiased ? n - 1 : n))};
+  return {mean, sqrt(squares / static_cast<double>(unbiased ? n - 1 : n))};
 }
 
 // An error-free running total (two-sum): total − part keeps the small addends that a plain float64 total would lose,
@@ -40,13 +39,13 @@ MeanSigma mean_and_sigma(int64_t n, bool unbiased, const Value& value) {
 struct ExactSum {
   double high = 0.0, low = 0.0;
 
-  void add(double x) {
+  BIPACE_HD void add(double x) {
     const double sum = high + x;
     const double virtual_x = sum - high;
     low += (high - (sum - virtual_x)) + (x - virtual_x);
     high = sum;
   }
-  double minus(const ExactSum& part) const {
+  BIPACE_HD double minus(const ExactSum& part) const {
     ExactSum rest = *this;
     rest.add(-part.high);
     return rest.high + (rest.low - part.low);

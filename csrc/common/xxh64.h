@@ -2,15 +2,7 @@
 // Header-only, no allocation, no host library: the same lines serve host and device.
 #pragma once
 
-#include <cstdint>
-
-#ifndef BIPACE_HD
-#ifdef __CUDACC__
-#define BIPACE_HD __host__ __device__
-#else
-#define BIPACE_HD
-#endif
-#endif
+#include "common/hd.h"
 
 namespace bipace {
 

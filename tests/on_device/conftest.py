@@ -1,22 +1,26 @@
-"""What runs where the tensors are: on a GPU (marked `gpu`), or on CPU tensors by Triton's interpreter.
+"""What runs where the tensors are: on a GPU (marked `gpu`), or on CPU tensors by a stand-in for one.
 
-`TRITON_INTERPRET=1 pytest tests/on_device` runs the kernels on the CPU; the variable has to stand in the environment
-before Triton is imported, so that is a run of its own.  Without it these tests need a GPU and skip where there is none;
-BIPACE_REQUIRE=gpu makes the skip a failure.
+`TRITON_INTERPRET=1 pytest tests/on_device` runs the Triton kernels in Triton's interpreter; the variable has to stand in
+the environment before Triton is imported, so that is a run of its own.  `BIPACE_TEST_BACKEND=cuda` tests the CUDA kernels
+instead, and with BIPACE_TWIN=1 on the CPU: by their twin (tests/native/twin), under three orders of the threads each.
+Without a stand-in these tests need a GPU and skip where there is none; BIPACE_REQUIRE=gpu makes the skip a failure.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
+from ragged import BACKEND
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and BACKEND == "triton"
+TWIN = os.environ.get("BIPACE_TWIN") == "1" and BACKEND == "cuda"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not INTERPRETED:
+    if not INTERPRETED and not TWIN:
         for item in items:
             if "on_device" in item.path.parts:
                 item.add_marker(pytest.mark.gpu)
@@ -25,4 +29,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where the tensors of these tests live."""
-    return torch.device("cpu") if INTERPRETED else torch.device("cuda")
+    return torch.device("cpu" if INTERPRETED or TWIN else "cuda")
+
+
+if TWIN:
+    from cuda_twin import ROOT, SCHEDULES, Twin, build
+
+    from bipace_kernels.cuda import _provider
+
+    @pytest.fixture(scope="session")
+    def twin() -> Twin:
+        folder = ROOT / "build/twin" / os.environ.get("PYTEST_XDIST_WORKER", "main")
+        return Twin.load(build(sorted(Path(ROOT / "csrc/cuda").glob("*.cu")), folder))
+
+    @pytest.fixture(params=sorted(SCHEDULES), autouse=True)
+    def schedule(request: pytest.FixtureRequest, twin: Twin, monkeypatch: pytest.MonkeyPatch) -> str:
+        """The order of threads and blocks."""
+        twin.schedule, twin.seed = request.param, 7
+        monkeypatch.setattr(_provider, "stand_in", twin)
+        return str(request.param)

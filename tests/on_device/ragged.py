@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -15,6 +18,14 @@ Tensor = torch.Tensor
 
 MARGIN = 17  # elements before and after each output; odd, so that outputs are not aligned either
 PATTERN = 0xA5
+
+BACKEND = os.environ.get("BIPACE_TEST_BACKEND", "triton")  # whose kernels are tested: "triton" or "cuda"
+
+
+def stage(name: str) -> ModuleType:
+    """A stage's module of the backend under test."""
+    package = {"triton": "triton_kernels", "cuda": "cuda"}[BACKEND]
+    return importlib.import_module(f"bipace_kernels.{package}.{name}")
 
 
 def room(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:

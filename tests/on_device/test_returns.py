@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, unaligned
+from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
 
 from bipace_kernels.cpu import returns as cpu
 from bipace_kernels.reference import returns as reference
 from bipace_kernels.schema import LIMIT
-from bipace_kernels.triton_kernels import returns
 
+returns = stage("returns")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 GAMMAS = (0.0, 0.5, 0.95, 1.0)
@@ -77,7 +77,7 @@ def test_enormous_gaps(device):
 
 @pytest.mark.parametrize("with_step", [False, True])
 def test_trajectories_longer_and_more_than_a_program_holds(device, with_step):
-    lengths = [returns.UNROLL * 20 + 3, *[1, 2, returns.UNROLL] * (returns.LANES // 2)]
+    lengths = [8 * 20 + 3, *[1, 2, 8] * 16]  # eight steps are loaded together, 32 trajectories share a program
     lay = from_lengths(lengths, [len(lengths)])
     step = lay.step if with_step else None
     rewards = rewards_of(np.random.default_rng(8), lay.n_records)
@@ -135,10 +135,10 @@ def spoilt(device, step_return, trajectory_return, bad, offsets):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2e37, -2e37])
 def test_spoilt_by_a_step_a_total_or_a_mark(device, value):
-    lay = from_lengths([1, 3, returns.SPOILT_TILE * 2 + 1, returns.SPOILT_TILE, 2], [2, 3])
+    lay = from_lengths([1, 3, 65, 32, 2], [2, 3])
     fine, own = torch.full((lay.n_records,), LIMIT), torch.full((5,), -LIMIT)
     assert not spoilt(device, fine, own, None, lay.trajectory_offsets).any()
-    for at in (0, 1, 3, 4, 3 + returns.SPOILT_TILE, 4 + 2 * returns.SPOILT_TILE, lay.n_records - 1):
+    for at in (0, 1, 3, 4, 3 + 32, 4 + 2 * 32, lay.n_records - 1):
         one = fine.clone()
         one[at] = value
         wanted = [t == int(lay.trajectory_of_record()[at]) for t in range(5)]
@@ -149,5 +149,5 @@ def test_spoilt_by_a_step_a_total_or_a_mark(device, value):
         assert spoilt(device, fine, one, None, lay.trajectory_offsets).tolist() == [u == t for u in range(5)]
     bad = torch.zeros(lay.n_records, dtype=torch.bool)
     assert not spoilt(device, fine, own, bad, lay.trajectory_offsets).any()
-    bad[[0, 4 + 2 * returns.SPOILT_TILE]] = True
+    bad[[0, 4 + 2 * 32]] = True
     assert spoilt(device, fine, own, bad, lay.trajectory_offsets).tolist() == [True, False, True, False, False]

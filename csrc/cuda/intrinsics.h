@@ -1,0 +1,132 @@
+// Everything of CUDA that the kernels use: where a thread stands, barriers, shuffles, shared memory, asynchronous
+// copies, tensor cores.  Kernels name nothing of CUDA's own, so that the same sources compile three ways:
+//
+//   nvcc        into the wheel (csrc/cuda/launch.cpp launches them);
+//   NVRTC       through cupy.RawModule, where the wheel came without them: no host header is included here;
+//   BIPACE_TWIN as plain C++ for the CPU (tests/native/twin), where every thread of a block is a fibre and the order in
+//               which they run is the test's to choose.
+//
+// A kernel is  BIPACE_KERNEL(name, NameArgs, threads) { … a.field … }  with one argument `a`, a struct of 8-byte
+// fields: pointers, int64_t and double.  So whoever launches it packs words and needs no declaration.
+#pragma once
+
+#include "common/hd.h"
+
+#ifdef BIPACE_TWIN
+#include "twin.h"
+#else
+
+#define BIPACE_DEVICE __device__ __forceinline__
+// At most `threads` per block: the compiler then knows how many registers a thread may take.
+#define BIPACE_ENTRY(name, Args, threads) extern "C" __global__ void __launch_bounds__(threads) name(const Args a)
+#ifdef __CUDACC_RTC__
+#define BIPACE_KERNEL(name, Args, threads) BIPACE_ENTRY(name, Args, threads)
+#else
+#include "cuda/launch.h"
+#define BIPACE_KERNEL(name, Args, threads)                                                                             \
+  BIPACE_ENTRY(name, Args, threads);                                                                                   \
+  static const bipace::cuda::Kernel kernel_##name(#name, reinterpret_cast<const void*>(&name), sizeof(Args), threads); \
+  BIPACE_ENTRY(name, Args, threads)
+#endif
+
+namespace bipace {
+namespace gpu {
+
+constexpr int kWarp = 32;
+constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+
+// ---- where the thread stands ----------------------------------------------------------------------------------------
+BIPACE_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
+BIPACE_DEVICE int threads() { return static_cast<int>(blockDim.x); }
+BIPACE_DEVICE int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+BIPACE_DEVICE int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
+BIPACE_DEVICE int64_t block() { return blockIdx.x; }
+BIPACE_DEVICE int64_t block_y() { return blockIdx.y; }
+BIPACE_DEVICE int64_t blocks() { return gridDim.x; }
+
+// ---- barriers: every thread of the block, every lane of the warp, must arrive ---------------------------------------
+BIPACE_DEVICE void sync_block() { __syncthreads(); }
+BIPACE_DEVICE void sync_warp() { __syncwarp(); }
+
+// ---- shared memory: as many bytes as the launch asked for -----------------------------------------------------------
+BIPACE_DEVICE unsigned char* shared_memory() {
+  extern __shared__ __align__(128) unsigned char bipace_shared[];
+  return bipace_shared;
+}
+
+// ---- among the lanes of a warp --------------------------------------------------------------------------------------
+template <typename T>
+BIPACE_DEVICE T shuffle(T value, int from) {
+  return __shfl_sync(kAllLanes, value, from);
+}
+template <typename T>
+BIPACE_DEVICE T shuffle_xor(T value, int mask) {
+  return __shfl_xor_sync(kAllLanes, value, mask);
+}
+template <typename T>
+BIPACE_DEVICE T shuffle_up(T value, int by) {
+  return __shfl_up_sync(kAllLanes, value, by);
+}
+BIPACE_DEVICE bool any(bool value) { return __any_sync(kAllLanes, value) != 0; }
+BIPACE_DEVICE uint32_t ballot(bool value) { return __ballot_sync(kAllLanes, value); }
+// One instruction from compute capability 8.0 on.
+BIPACE_DEVICE int32_t warp_max(int32_t value) { return __reduce_max_sync(kAllLanes, value); }
+BIPACE_DEVICE int32_t warp_min(int32_t value) { return __reduce_min_sync(kAllLanes, value); }
+BIPACE_DEVICE uint32_t warp_max(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
+
+// ---- atomics: on integers alone, where the order of additions changes no bit ----------------------------------------
+BIPACE_DEVICE int32_t atomic_add(int32_t* at, int32_t value) { return atomicAdd(at, value); }
+BIPACE_DEVICE int32_t atomic_min(int32_t* at, int32_t value) { return atomicMin(at, value); }
+BIPACE_DEVICE int32_t atomic_or(int32_t* at, int32_t value) { return atomicOr(at, value); }
+BIPACE_DEVICE int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t value) {
+  return atomicCAS(at, expected, value);
+}
+
+// ---- arithmetic whose rounding is meant -----------------------------------------------------------------------------
+BIPACE_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+BIPACE_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+BIPACE_DEVICE float sqrt_rn(float a) { return __fsqrt_rn(a); }
+BIPACE_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
+BIPACE_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
+
+// ---- global to shared memory, behind the thread's back --------------------------------------------------------------
+// 16 bytes, both ends aligned to 16; of which the first `bytes` (0 to 16) are read and the rest are zeros.
+BIPACE_DEVICE void copy_async(void* to_shared, const void* from, int bytes) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+BIPACE_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+// Until at most `pending` of this thread's groups are under way; other threads' copies need a barrier after it.
+template <int pending>
+BIPACE_DEVICE void copy_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
+}
+
+// ---- tensor cores ---------------------------------------------------------------------------------------------------
+// Four 8 × 8 matrices of 16-bit values: lane 8q + r names row r of matrix q (16 bytes, aligned); each lane gets two
+// neighbours of row lane / 4 of each.
+BIPACE_DEVICE void load_matrices(uint32_t (&out)[4], const void* row_in_shared) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row_in_shared));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(at)
+               : "memory");
+}
+// c += a · b for a [16, 16] and b [16, 8] of bfloat16 (or float16), c [16, 8] float32, spread over the warp as PTX lays
+// down for mma.m16n8k16.
+BIPACE_DEVICE void multiply_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+BIPACE_DEVICE void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace gpu
+}  // namespace bipace
+#endif

@@ -1,0 +1,43 @@
+// The kernels of this build by name, and one way to launch them all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/status.h"
+
+namespace bipace {
+namespace cuda {
+
+// A kernel makes itself known where it is defined (BIPACE_KERNEL).
+struct Kernel {
+  Kernel(const char* kernel, const void* function, size_t bytes, int threads);
+
+  const char* name;
+  const void* entry;
+  size_t args_bytes;   // of its struct of 8-byte fields
+  int most_threads;    // of a block
+  const Kernel* next;  // all kernels are a list
+};
+
+const Kernel* find(const char* name);
+const Kernel* all();
+
+struct Shape {
+  int64_t grid_x, grid_y;
+  int threads;     // of a block, a multiple of 32
+  int64_t shared;  // bytes per block
+  int cluster;     // blocks of a cluster; 1: none
+};
+
+// Launches on the current device and the given stream; waits for nothing.  An error names the kernel and its shape.
+Status launch(const Kernel& kernel, const Shape& shape, const uint64_t* words, size_t n_words, void* stream);
+
+// Driver found and runtime built in, as CUDA numbers them (13000: 13.0); a driver of 0: there is none.
+struct Versions {
+  int driver, runtime;
+};
+Versions versions();
+
+}  // namespace cuda
+}  // namespace bipace

@@ -1,0 +1,106 @@
+// Kernels with a fault each, which the twin has to find, and the same without it.
+#include "cuda/intrinsics.h"
+
+namespace bipace {
+
+constexpr int kThreads = 128;
+
+struct ReverseArgs {
+  const int32_t* in;  // [kThreads]
+  int32_t* out;       // [kThreads]
+  int64_t barrier;    // whether threads wait for one another
+};
+
+// out[i] = in[n − 1 − i] by way of shared memory.
+BIPACE_KERNEL(reverse, ReverseArgs, kThreads) {
+  int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
+  const int t = gpu::thread();
+  values[t] = a.in[t];
+  if (a.barrier) gpu::sync_block();
+  a.out[t] = values[gpu::threads() - 1 - t];
+}
+
+struct BeyondArgs {
+  int32_t* out;    // [kThreads]
+  int64_t shared;  // into shared memory or into out
+  int64_t beyond;  // elements
+};
+
+BIPACE_KERNEL(write_beyond, BeyondArgs, kThreads) {
+  int32_t* at = a.shared ? reinterpret_cast<int32_t*>(gpu::shared_memory()) : a.out;
+  at[gpu::thread() + a.beyond] = gpu::thread();
+}
+
+struct FlagArgs {
+  int64_t fault;
+};
+
+BIPACE_KERNEL(leave_early, FlagArgs, kThreads) {
+  if (a.fault && gpu::thread() == 77) return;
+  gpu::sync_block();
+}
+
+BIPACE_KERNEL(part_ways, FlagArgs, kThreads) {
+  if (a.fault && gpu::lane() < 16) {
+    gpu::any(true);
+  } else {
+    gpu::shuffle(1, 0);
+  }
+}
+
+struct CopyArgs {
+  const int32_t* in;  // [4 · kThreads]
+  int32_t* out;       // [4 · kThreads]
+  int64_t wait;       // for the copies
+};
+
+BIPACE_KERNEL(copy_through, CopyArgs, kThreads) {
+  int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
+  const int t = gpu::thread();
+  gpu::copy_async(values + 4 * t, a.in + 4 * t, 16);
+  gpu::copy_commit();
+  if (a.wait) gpu::copy_wait<0>();
+  for (int e = 0; e < 4; ++e) a.out[4 * t + e] = values[4 * t + e];
+}
+
+struct CollectivesArgs {
+  const int32_t* in;  // [32]
+  int32_t* out;       // [5, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot
+};
+
+BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
+  const int l = gpu::lane();
+  const int32_t v = a.in[l];
+  a.out[l] = gpu::shuffle(v, (l + 5) % 32);
+  a.out[32 + l] = gpu::shuffle_xor(v, 3);
+  a.out[64 + l] = gpu::shuffle_up(v, 2);
+  a.out[96 + l] = gpu::warp_max(v);
+  a.out[128 + l] = static_cast<int32_t>(gpu::ballot(v > 0));
+}
+
+struct TileArgs {
+  const uint16_t* x;  // [16, 16] bfloat16 or float16
+  const uint16_t* y;  // [8, 16]
+  float* out;         // [16, 8] = x · yᵀ
+  int64_t bf16;
+};
+
+BIPACE_KERNEL(multiply_tile, TileArgs, 32) {
+  uint16_t* rows = reinterpret_cast<uint16_t*>(gpu::shared_memory());  // x, then y
+  const int l = gpu::lane();
+  for (int i = l; i < 16 * 16; i += 32) rows[i] = a.x[i];
+  for (int i = l; i < 8 * 16; i += 32) rows[256 + i] = a.y[i];
+  gpu::sync_warp();
+  uint32_t fa[4], fb[4];
+  gpu::load_matrices(fa, rows + (l % 16) * 16 + (l / 16) * 8);
+  gpu::load_matrices(fb, rows + 256 + (l % 8) * 16 + (l / 8 % 2) * 8);
+  float c[4] = {0, 0, 0, 0};
+  if (a.bf16) {
+    gpu::multiply_bf16(c, fa, fb[0], fb[1]);
+  } else {
+    gpu::multiply_f16(c, fa, fb[0], fb[1]);
+  }
+  for (int e = 0; e < 4; ++e) a.out[(l / 4 + 8 * (e / 2)) * 8 + 2 * (l % 4) + e % 2] = c[e];
+}
+
+}  // namespace bipace

@@ -1,0 +1,345 @@
+// The scheduler of the CPU twin: fibres, rendezvous, and a launch that Python calls through ctypes.
+#include <cuda/intrinsics.h>
+
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "common/half.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#ifndef __x86_64__
+#error "the twin switches fibres by a few instructions of x86-64"
+#endif
+
+// Keeps what a function must keep, leaves its stack at *from, and goes on where the other stack was left.
+extern "C" void bipace_twin_switch(void** from, void* to);
+asm(R"(
+.text
+.globl bipace_twin_switch
+.type bipace_twin_switch, @function
+bipace_twin_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size bipace_twin_switch, .-bipace_twin_switch
+)");
+
+namespace bipace {
+namespace twin {
+namespace {
+
+constexpr size_t kStack = 256 * 1024;
+constexpr size_t kWidest = 64;  // bytes a lane may leave in an exchange
+constexpr int kWarp = gpu::kWarp;
+
+// Where a number of fibres wait for one another; used again and again.
+struct Rendezvous {
+  int expected = 0, arrived = 0;
+  int64_t generation = 0;
+  const char* what = "";
+};
+
+struct Warp {
+  Rendezvous meeting;
+  // Two sets in turn: a lane leaves its next value only after all have left the one before, and so have read it.
+  unsigned char values[2][kWarp][kWidest];
+};
+
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+};
+
+struct Fibre {
+  Place place;
+  Warp* warp = nullptr;
+  Rendezvous* block = nullptr;
+  std::unique_ptr<unsigned char[]> stack;
+  void* at = nullptr;  // its stack while others run
+  void* fake_stack = nullptr;
+  const Rendezvous* waits = nullptr;
+  int64_t since = 0;
+  bool done = false;
+  std::vector<std::vector<Copy>> copies{1};  // groups; the last one is still open
+};
+
+struct Run {
+  const Kernel* kernel = nullptr;
+  const void* words = nullptr;
+  Fibre* now = nullptr;
+  void* scheduler = nullptr;
+  void* fake_stack = nullptr;
+  const void* scheduler_bottom = nullptr;
+  size_t scheduler_size = 0;
+  std::string failure;
+};
+Run* run = nullptr;
+
+const Kernel*& head() {
+  static const Kernel* first = nullptr;
+  return first;
+}
+
+void to_scheduler(bool for_good) {
+  Fibre& self = *run->now;
+  (void)for_good;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(for_good ? nullptr : &self.fake_stack, run->scheduler_bottom, run->scheduler_size);
+#endif
+  bipace_twin_switch(&self.at, run->scheduler);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(self.fake_stack, &run->scheduler_bottom, &run->scheduler_size);
+#endif
+}
+
+void begin() {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &run->scheduler_bottom, &run->scheduler_size);
+#endif
+  run->kernel->body(run->words);
+  finish_copies(0);
+  run->now->done = true;
+  to_scheduler(true);
+  std::abort();  // a finished fibre is never resumed
+}
+
+void resume(Fibre& fibre) {
+  run->now = &fibre;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(&run->fake_stack, fibre.stack.get(), kStack);
+#endif
+  bipace_twin_switch(&run->scheduler, fibre.at);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(run->fake_stack, nullptr, nullptr);
+#endif
+  run->now = nullptr;
+}
+
+void prepare(Fibre& fibre) {
+  if (!fibre.stack) fibre.stack.reset(new unsigned char[kStack]);  // a block follows another on the same stacks
+  uintptr_t top = reinterpret_cast<uintptr_t>(fibre.stack.get() + kStack) & ~static_cast<uintptr_t>(63);
+  void** at = reinterpret_cast<void**>(top) - 1;  // as after a call: the stack is 8 beyond a multiple of 16
+  *at = nullptr;
+  *--at = reinterpret_cast<void*>(&begin);
+  for (int saved = 0; saved < 6; ++saved) *--at = nullptr;
+  fibre.at = at;
+}
+
+void arrive(Rendezvous& here, const char* what) {
+  if (here.arrived == 0) {
+    here.what = what;
+  } else if (std::strcmp(here.what, what) != 0) {
+    fail(std::string("some threads stand at ") + here.what + " and others at " + what);
+  }
+  if (++here.arrived == here.expected) {
+    here.arrived = 0;
+    ++here.generation;
+    return;
+  }
+  Fibre& self = *run->now;
+  self.waits = &here;
+  self.since = here.generation;
+  to_scheduler(false);
+  self.waits = nullptr;
+}
+
+enum Schedule { kForward = 0, kReverse = 1, kRandom = 2 };
+
+void run_block(std::vector<Fibre>& fibres, int schedule, std::mt19937_64& random) {
+  std::vector<size_t> order(fibres.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (schedule == kReverse) std::reverse(order.begin(), order.end());
+  size_t left = fibres.size();
+  while (left > 0) {
+    if (schedule == kRandom) std::shuffle(order.begin(), order.end(), random);
+    bool moved = false;
+    for (const size_t i : order) {
+      Fibre& fibre = fibres[i];
+      if (fibre.done || (fibre.waits && fibre.waits->generation == fibre.since)) continue;
+      resume(fibre);
+      moved = true;
+      if (!run->failure.empty()) return;
+      left -= fibre.done;
+    }
+    if (!moved) {
+      for (const Fibre& fibre : fibres) {
+        if (fibre.done || !fibre.waits) continue;
+        run->failure = std::string("threads wait for ever at ") + fibre.waits->what + ": " +
+                       std::to_string(fibre.waits->arrived) + " of " + std::to_string(fibre.waits->expected) + " came";
+        return;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Kernel::Kernel(const char* kernel, size_t bytes, int threads, Body run_it)
+    : name(kernel), args_bytes(bytes), most_threads(threads), body(run_it), next(head()) {
+  head() = this;
+}
+
+const Place& place() { return run->now->place; }
+
+void fail(const std::string& why) {
+  run->failure =
+      why + " (thread " + std::to_string(place().thread) + " of block " + std::to_string(place().block) + ")";
+  to_scheduler(true);
+  std::abort();
+}
+
+void wait_for_block(const char* what) { arrive(*run->now->block, what); }
+void wait_for_warp(const char* what) { arrive(run->now->warp->meeting, what); }
+
+const unsigned char* exchange(const char* what, const void* value, size_t bytes, size_t& stride) {
+  if (bytes > kWidest) fail("lanes exchange too many bytes");
+  Warp& warp = *run->now->warp;
+  auto& values = warp.values[warp.meeting.generation & 1];
+  std::memcpy(values[place().thread % kWarp], value, bytes);
+  arrive(warp.meeting, what);
+  stride = kWidest;
+  return &values[0][0];
+}
+
+void start_copy(void* to, const void* from, int bytes) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 || (bytes && reinterpret_cast<uintptr_t>(from) % 16)) {
+    fail("an asynchronous copy of 16 bytes is not aligned to 16");
+  }
+  run->now->copies.back().push_back({to, from, bytes});
+}
+
+void commit_copies() { run->now->copies.emplace_back(); }
+
+void finish_copies(int pending) {
+  auto& groups = run->now->copies;
+  while (groups.size() > static_cast<size_t>(pending) + 1) {
+    for (const Copy& copy : groups.front()) {
+      if (copy.bytes) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+      std::memset(static_cast<unsigned char*>(copy.to) + copy.bytes, 0, static_cast<size_t>(16 - copy.bytes));
+    }
+    groups.erase(groups.begin());
+  }
+}
+
+}  // namespace twin
+
+namespace gpu {
+
+void load_matrices(uint32_t (&out)[4], const void* row_in_shared) {
+  if (reinterpret_cast<uintptr_t>(row_in_shared) % 16) twin::fail("a row of load_matrices is not aligned to 16 bytes");
+  const Lanes<const void*> rows = gather("load_matrices", row_in_shared);
+  for (int q = 0; q < 4; ++q) {
+    const unsigned char* row = static_cast<const unsigned char*>(rows.value[8 * q + lane() / 4]);
+    std::memcpy(&out[q], row + 4 * (lane() % 4), 4);
+  }
+}
+
+namespace {
+
+struct Fragments {
+  uint32_t a[4], b[2];
+};
+
+// Row and column of what a lane holds are those of PTX's mma.m16n8k16; sums are plain float32, k in order.
+template <float widen(uint16_t)>
+void multiply(const char* what, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const Lanes<Fragments> all = gather(what, Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const auto half = [](uint32_t pair, int which) { return widen(static_cast<uint16_t>(pair >> (16 * which))); };
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane() / 4 + 8 * (e / 2), column = 2 * (lane() % 4) + e % 2;
+    for (int k = 0; k < 16; ++k) {
+      const Fragments& from_a = all.value[4 * (row % 8) + (k % 8) / 2];
+      const Fragments& from_b = all.value[4 * column + (k % 8) / 2];
+      c[e] += half(from_a.a[row / 8 + 2 * (k / 8)], k % 2) * half(from_b.b[k / 8], k % 2);
+    }
+  }
+}
+
+}  // namespace
+
+void multiply_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  multiply<bf16_to_float>("multiply_bf16", c, a, b0, b1);
+}
+void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  multiply<f16_to_float>("multiply_f16", c, a, b0, b1);
+}
+
+}  // namespace gpu
+}  // namespace bipace
+
+// Runs a launch to its end.  0: done; else `error` says why not.
+extern "C" int bipace_twin_launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64_t shared,
+                                  int cluster, const uint64_t* words, int64_t n_words, int schedule, uint64_t seed,
+                                  char* error, int64_t room) {
+  using namespace bipace::twin;
+  const auto refuse = [&](const std::string& why) {
+    std::strncpy(error, why.c_str(), static_cast<size_t>(room) - 1);
+    error[room - 1] = '\0';
+    return 1;
+  };
+  const Kernel* kernel = head();
+  while (kernel && std::strcmp(kernel->name, name) != 0) kernel = kernel->next;
+  if (!kernel) return refuse(std::string("there is no kernel ") + name);
+  if (static_cast<size_t>(n_words) * 8 != kernel->args_bytes) {
+    return refuse(std::string(name) + " takes " + std::to_string(kernel->args_bytes / 8) + " arguments, got " +
+                  std::to_string(n_words));
+  }
+  if (threads < 1 || threads > kernel->most_threads || threads % kWarp || grid_x < 1 || grid_y < 1 || cluster != 1) {
+    return refuse(std::string(name) + " cannot be launched in blocks of " + std::to_string(threads) + " threads");
+  }
+  std::mt19937_64 random(seed);
+  std::vector<int64_t> order(static_cast<size_t>(grid_x * grid_y));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  if (schedule == kReverse) std::reverse(order.begin(), order.end());
+  if (schedule == kRandom) std::shuffle(order.begin(), order.end(), random);
+  Run mine;
+  mine.kernel = kernel;
+  mine.words = words;
+  run = &mine;
+  std::vector<Fibre> fibres(static_cast<size_t>(threads));
+  for (const int64_t block : order) {
+    // Exactly as long as asked for, so that AddressSanitizer sees the first byte beyond; garbage, as on a GPU.
+    void* memory = nullptr;
+    if (shared > 0 && posix_memalign(&memory, 128, static_cast<size_t>(shared))) return refuse("no memory");
+    if (memory) std::memset(memory, 0xFF, static_cast<size_t>(shared));
+    std::unique_ptr<void, decltype(&std::free)> owned(memory, &std::free);
+    Rendezvous all;
+    all.expected = threads;
+    std::vector<Warp> warps(static_cast<size_t>(threads / kWarp));
+    for (Warp& warp : warps) warp.meeting.expected = kWarp;
+    for (int t = 0; t < threads; ++t) {
+      Fibre& fibre = fibres[static_cast<size_t>(t)];
+      fibre.place = {t, threads, block % grid_x, block / grid_x, grid_x, static_cast<unsigned char*>(memory)};
+      fibre.warp = &warps[static_cast<size_t>(t / kWarp)];
+      fibre.block = &all;
+      fibre.done = false;
+      fibre.waits = nullptr;
+      fibre.copies.assign(1, {});
+      prepare(fibre);
+    }
+    run_block(fibres, schedule, random);
+    if (!mine.failure.empty()) break;
+  }
+  run = nullptr;
+  return mine.failure.empty() ? 0 : refuse(std::string(name) + ": " + mine.failure);
+}

@@ -1,0 +1,157 @@
+// The CPU twin of csrc/cuda/intrinsics.h: the same names, with every thread of a block a fibre.  A fibre runs until it
+// has to wait for others; whose turn comes next is the schedule's choice, so that what is right under one order of the
+// threads only comes out wrong under another.  Stricter than a GPU: a barrier that a thread has left out, by returning
+// or by standing at another one, is an error; shared memory begins as garbage; asynchronous copies arrive as late as
+// they may.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#define BIPACE_DEVICE inline
+#define BIPACE_KERNEL(name, Args, threads)                                                                          \
+  static void name(const Args& a);                                                                                  \
+  static const bipace::twin::Kernel twin_##name(#name, sizeof(Args), threads,                                       \
+                                                [](const void* words) { name(*static_cast<const Args*>(words)); }); \
+  static void name(const Args& a)
+
+namespace bipace {
+namespace twin {
+
+struct Kernel {
+  using Body = void (*)(const void* words);
+  Kernel(const char* kernel, size_t bytes, int threads, Body run);
+
+  const char* name;
+  size_t args_bytes;
+  int most_threads;
+  Body body;
+  const Kernel* next;
+};
+
+struct Place {
+  int thread, threads;
+  int64_t block, block_y, blocks;
+  unsigned char* shared;
+};
+const Place& place();  // of the fibre that runs
+
+void wait_for_block(const char* what);
+void wait_for_warp(const char* what);
+// All lanes leave a value and, once every one has, see all 32.
+const unsigned char* exchange(const char* what, const void* value, size_t bytes, size_t& stride);
+void start_copy(void* to, const void* from, int bytes);
+void commit_copies();
+void finish_copies(int pending);
+[[noreturn]] void fail(const std::string& why);
+
+}  // namespace twin
+
+namespace gpu {
+
+constexpr int kWarp = 32;
+constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+
+inline int thread() { return twin::place().thread; }
+inline int threads() { return twin::place().threads; }
+inline int lane() { return thread() % kWarp; }
+inline int warp() { return thread() / kWarp; }
+inline int64_t block() { return twin::place().block; }
+inline int64_t block_y() { return twin::place().block_y; }
+inline int64_t blocks() { return twin::place().blocks; }
+inline void sync_block() { twin::wait_for_block("sync_block"); }
+inline void sync_warp() { twin::wait_for_warp("sync_warp"); }
+inline unsigned char* shared_memory() { return twin::place().shared; }
+
+template <typename T>
+struct Lanes {
+  T value[kWarp];
+};
+template <typename T>
+Lanes<T> gather(const char* what, const T& mine) {
+  static_assert(std::is_trivially_copyable<T>::value, "lanes exchange plain values");
+  size_t stride = 0;
+  const unsigned char* all = twin::exchange(what, &mine, sizeof mine, stride);
+  Lanes<T> out;
+  for (int i = 0; i < kWarp; ++i) std::memcpy(&out.value[i], all + static_cast<size_t>(i) * stride, sizeof(T));
+  return out;
+}
+
+template <typename T>
+T shuffle(T value, int from) {
+  return gather("shuffle", value).value[from & (kWarp - 1)];
+}
+template <typename T>
+T shuffle_xor(T value, int mask) {
+  return gather("shuffle_xor", value).value[lane() ^ mask];
+}
+template <typename T>
+T shuffle_up(T value, int by) {
+  return gather("shuffle_up", value).value[lane() < by ? lane() : lane() - by];
+}
+inline uint32_t ballot(bool value) {
+  const Lanes<bool> all = gather("ballot", value);
+  uint32_t bits = 0;
+  for (int i = 0; i < kWarp; ++i) bits |= static_cast<uint32_t>(all.value[i]) << i;
+  return bits;
+}
+inline bool any(bool value) { return ballot(value) != 0; }
+template <typename T>
+T warp_max(T value) {
+  const Lanes<T> all = gather("warp_max", value);
+  return *std::max_element(all.value, all.value + kWarp);
+}
+template <typename T>
+T warp_min(T value) {
+  const Lanes<T> all = gather("warp_min", value);
+  return *std::min_element(all.value, all.value + kWarp);
+}
+
+// One fibre runs at a time, so plain arithmetic is atomic.
+inline int32_t atomic_add(int32_t* at, int32_t value) { return (*at += value) - value; }
+inline int32_t atomic_min(int32_t* at, int32_t value) {
+  const int32_t old = *at;
+  *at = std::min(old, value);
+  return old;
+}
+inline int32_t atomic_or(int32_t* at, int32_t value) {
+  const int32_t old = *at;
+  *at = old | value;
+  return old;
+}
+inline int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t value) {
+  const int32_t old = *at;
+  if (old == expected) *at = value;
+  return old;
+}
+
+inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float div_rn(float a, float b) { return a / b; }
+inline float sqrt_rn(float a) { return std::sqrt(a); }
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline void copy_async(void* to_shared, const void* from, int bytes) { twin::start_copy(to_shared, from, bytes); }
+inline void copy_commit() { twin::commit_copies(); }
+template <int pending>
+void copy_wait() {
+  twin::finish_copies(pending);
+}
+
+void load_matrices(uint32_t (&out)[4], const void* row_in_shared);
+void multiply_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+
+}  // namespace gpu
+}  // namespace bipace
