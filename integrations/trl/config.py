@@ -1,0 +1,81 @@
+"""BiPACEGRPOConfig: the settings of BiPACE among the arguments of a GRPOTrainer."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from trl import GRPOConfig
+
+from .._settings import Settings
+
+
+def _setting(name: str, text: str) -> Any:
+    return field(default=getattr(Settings, name), metadata={"help": f"BiPACE: {text}"})
+
+
+@dataclass
+class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
+    """GRPOConfig with the settings of BiPACE, each named bipace_<name>; ValueError names the one that is wrong.
+
+    docs/trl.md has the table, `settings` gives them as integrations' `Settings`.
+    """
+
+    # Texts are taken beside numbers, since a command line's parser knows one type for each argument.
+    bipace_method: Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace"] = _setting(
+        "method", "preset of bipace_kernels.Config; grpo leaves TRL's own advantages alone."
+    )
+    bipace_estimator: Literal["q_style", "diff_peer"] = _setting("estimator", "step term of method bipace.")
+    bipace_epsilon: float | str | None = _setting(
+        "epsilon", "radius of the hidden states' clusters, or auto: chosen on the first training batch and kept."
+    )
+    bipace_ngram_epsilon: float = _setting("ngram_epsilon", "radius where n-grams of the observation are clustered.")
+    bipace_embedder: str = _setting(
+        "embedder",
+        "auto, actor_hidden, ngram, identity or sentence:MODEL; auto: hidden states where the model has any.",
+    )
+    bipace_layer: int | str | None = _setting("layer", "index into hidden_states, or 'block 16'.")
+    bipace_action_key_mode: Literal["action_tag", "first_n", "text"] = _setting("action_key_mode", "what an action is.")
+    bipace_n_action_tokens: int = _setting("n_action_tokens", "tokens of an action key in mode first_n.")
+    bipace_gamma: float = _setting("gamma", "discount of rewards from turn to turn.")
+    bipace_step_weight: float = _setting("step_weight", "w in A_ep + w A_S.")
+    bipace_gigpo_mode: Literal["mean_norm", "mean_std_norm"] | None = _setting("gigpo_mode", "verl-agent's modes.")
+    bipace_history_length: int | None = _setting("history_length", "observations behind a state, method hgpo.")
+    bipace_length_weight_alpha: float | None = _setting("length_weight_alpha", "weight of depths, method hgpo.")
+    bipace_base_group: bool | None = _setting("base_group", "the episode term among the depths, method hgpo.")
+    bipace_step_norm: Literal["none", "std"] | None = _setting("step_norm", "whether the step term is divided by σ.")
+    bipace_episode_norm: Literal["std", "none"] | None = _setting(
+        "episode_norm", "whether A_ep is divided by σ; None: as scale_rewards says."
+    )
+    bipace_episode_scope: Literal["trajectory", "step"] | None = _setting("episode_scope", "what μ and σ are over.")
+    bipace_lone_trajectory: Literal["zero", "raw"] | None = _setting("lone_trajectory", "A_ep of a group of one.")
+    bipace_on_invalid: Literal["raise", "singleton"] = _setting("on_invalid", "what a bad row does.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, number in (("bipace_epsilon", float), ("bipace_layer", int)):
+            value = getattr(self, name)
+            if value is None:
+                setattr(self, name, type(self).__dataclass_fields__[name].default)
+            elif isinstance(value, str):
+                with contextlib.suppress(ValueError):  # "auto", "block 16", or a word that Settings refuses by name
+                    setattr(self, name, number(value))
+        self.settings  # noqa: B018  wrong ones are told before a model is loaded
+
+    @property
+    def settings(self) -> Settings:
+        """The same settings as in every other adapter."""
+        names = [f.name for f in fields(Settings) if hasattr(self, f"bipace_{f.name}")]
+        given = {name: getattr(self, f"bipace_{name}") for name in names}
+        if given["method"] != "grpo" and given["episode_norm"] is None and given["gigpo_mode"] is None:
+            if self.scale_rewards == "batch":
+                raise ValueError(
+                    "scale_rewards='batch' has no counterpart in BiPACE, whose A_ep is divided by the σ of its prompt group: "
+                    "set bipace_episode_norm to 'std' or 'none', or scale_rewards to 'group' or 'none'."
+                )
+            given["episode_norm"] = "none" if self.scale_rewards == "none" else None
+        try:
+            return Settings.of(given)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"bipace_{error}") from error
