@@ -1,7 +1,8 @@
 """BiPACE advantages for group-based RL of LLM agents: `advantage()` and what it is made of.
 
 Importing this loads torch and NumPy and nothing else: no compiler, no GPU, no file.
-`bipace_kernels.hidden` (hidden states of Hugging Face models) is imported when first asked for.
+`bipace_kernels.hidden` (hidden states of Hugging Face models) and `bipace_kernels.distributed` (several processes) are
+imported when first asked for.
 """
 
 import importlib
@@ -30,7 +31,7 @@ from .tokens import to_tokens
 from .value_r2 import ValueR2
 
 if TYPE_CHECKING:
-    from . import hidden
+    from . import distributed, hidden
 
 __all__ = [
     "AdvantageResult",
@@ -53,6 +54,7 @@ __all__ = [
     "choose_epsilon",
     "cluster",
     "discounted_returns",
+    "distributed",
     "embedders",
     "hidden",
     "layout",
@@ -64,6 +66,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hidden":
-        return importlib.import_module(f"{__name__}.hidden")
+    if name in ("distributed", "hidden"):
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -41,44 +41,43 @@ def check_inputs(
 
     deferred   values are not looked at: questions about them go into `late`
     """
+    late: list[LateCheck] | None = [] if deferred else None
+    columns = check_columns(given, layout, config, device, late)
+    lay = _layout(given, layout, late)
+    codes = None
+    if config.partition in ("exact", "history"):
+        codes = to_device(observation_codes(given["observation"], lay), device, "observation")
+    return Inputs(config, **columns, codes=codes, observation=given["observation"], late=late or []), lay
+
+
+def check_columns(
+    given: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, late: list[LateCheck] | None
+) -> dict[str, Tensor | None]:
+    """The fields of Inputs that are tensors whatever the ids are, by name, on the device.
+
+    late   where given, questions about values are put there
+    """
     check_present(given, config, layout)
     n = _checks.length(given["group"], "group") if layout is None else layout.n_rows
     for name, value in given.items():
         if value is not None and name != "group":
             _checks.check_length(value, name, n)
-    late: list[LateCheck] | None = [] if deferred else None
 
     def real(name: str) -> Tensor | None:
         value = given[name]
-        return None if value is None else to_device(_checks.real_vector(value, name, n), device, name)
+        return None if value is None else _checks.real_vector(value, name, n)
 
     unused = given["returns"] is not None and given["episode_return"] is not None
-    rewards = None if unused else real("rewards")
-    returns, episode_return = real("returns"), real("episode_return")
-    key = _keys(given["action_key"], config, n)
     parsed = given["action_parsed"]
-    if parsed is not None:
-        parsed = to_device(_checks.bool_vector(parsed, "action_parsed", n, late), device, "action_parsed")
-    matrix = None
-    if config.partition == "cosine":
-        matrix = to_device(_checks.fingerprint_matrix(given["fingerprint"], n), device, "fingerprint")
-    lay = _layout(given, layout, late)
-    codes = None
-    if config.partition in ("exact", "history"):
-        codes = to_device(observation_codes(given["observation"], lay), device, "observation")
-    x = Inputs(
-        config=config,
-        rewards=rewards,
-        returns=returns,
-        episode_return=episode_return,
-        fingerprint=matrix,
-        codes=codes,
-        observation=given["observation"],
-        action_key=None if key is None else to_device(key, device, "action_key"),
-        action_parsed=parsed,
-        late=late or [],
-    )
-    return x, lay
+    columns = {
+        "rewards": None if unused else real("rewards"),
+        "returns": real("returns"),
+        "episode_return": real("episode_return"),
+        "action_key": _keys(given["action_key"], config, n),
+        "action_parsed": None if parsed is None else _checks.bool_vector(parsed, "action_parsed", n, late),
+        "fingerprint": _checks.fingerprint_matrix(given["fingerprint"], n) if config.partition == "cosine" else None,
+    }
+    return {name: None if value is None else to_device(value, device, name) for name, value in columns.items()}
 
 
 def check_config(config: Config | None) -> Config:

@@ -1,0 +1,115 @@
+"""Ranks of a process group: the collectives that bipace_kernels.distributed needs, and errors that all ranks raise alike."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+H = TypeVar("H")
+Tensor = torch.Tensor
+_KINDS: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError}
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An exception as the other ranks see it; it may not pickle."""
+
+    kind: str
+    text: str
+
+
+class Ranks:
+    """The ranks of a process group, from one of them.  Every method is a collective: all ranks call it, in one order.
+
+    rank     this one's number in the group
+    size     how many there are
+    device   where the group's collectives want tensors of `where`
+    """
+
+    def __init__(self, process_group: Any) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError(
+                "process_group must be a group of torch.distributed, and none is initialized; call "
+                "torch.distributed.init_process_group() first, or bipace_kernels.advantage() on a single process."
+            )
+        self.group = process_group
+        self.rank = dist.get_rank(process_group)
+        self.size = dist.get_world_size(process_group)
+        if self.rank < 0:
+            raise ValueError("process_group must hold this process, it does not; call this on the group's ranks alone.")
+
+    def device(self, where: torch.device) -> torch.device:
+        """Where the group's backend takes tensors that are on `where`.  gloo's all_to_all is for the CPU alone."""
+        pairs = (pair.partition(":") for pair in str(dist.get_backend_config(self.group)).split(","))
+        backends = {kind: name for kind, _, name in pairs}
+        if where.type in backends and (where.type == "cpu" or backends[where.type] != "gloo"):
+            return where
+        return torch.device("cpu") if "cpu" in backends else torch.device("cuda", torch.cuda.current_device())
+
+    def objects(self, mine: T) -> list[T]:
+        """Every rank's object, pickled, in rank order."""
+        found: list[Any] = [None] * self.size
+        with _together():
+            dist.all_gather_object(found, mine, group=self.group)
+        return found
+
+    def agree(self, prepare: Callable[[], T], head: Callable[[T], H]) -> tuple[T, list[H]]:
+        """What `prepare` gives here, and the heads of what it gives on all ranks.  Where it fails on one, all raise its error."""
+        failed: Exception | None = None
+        note: Any
+        try:
+            mine = prepare()
+            note = head(mine)
+        except Exception as error:  # of whatever kind: the others wait for an answer
+            failed, note = error, _Failure(type(error).__name__, str(error))
+        notes = self.objects(note)
+        for rank, found in enumerate(notes):
+            if isinstance(found, _Failure):
+                kind, text = _KINDS.get(found.kind, RuntimeError), f"rank {rank}: {found.text}"
+                raise kind(text if found.kind in _KINDS else f"{text} ({found.kind})") from (
+                    failed if rank == self.rank else None
+                )
+        return mine, notes
+
+    def rows(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
+        """[Σ counts, K] int64 rows of all ranks in rank order.  mine: [counts[rank], K], on the device it is wanted on."""
+        device = self.device(mine.device)
+        longest = max(counts)
+        padded = torch.zeros(longest, mine.shape[1], dtype=torch.int64, device=device)
+        padded[: mine.shape[0]] = mine
+        parts = [torch.empty_like(padded) for _ in counts]
+        if longest:
+            with _together():
+                dist.all_gather(parts, padded, group=self.group)
+        return torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)]).to(mine.device)
+
+    def exchange(self, mine: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """[Σ receive, D] rows that the ranks have for this one, in rank order, bit for bit.
+
+        mine      [Σ send, D] rows for rank 0, then those for rank 1, …; any dtype: they travel as bytes
+        send      how many of them go to each rank; receive: how many come from each
+        """
+        device = self.device(mine.device)
+        width = mine.shape[1] * mine.element_size()
+        out = torch.empty(sum(receive), width, dtype=torch.uint8, device=device)
+        with _together():
+            dist.all_to_all_single(out, mine.contiguous().view(torch.uint8).to(device), receive, send, group=self.group)
+        return out.to(mine.device).view(mine.dtype)
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """Around a collective: torch's error for a rank that is gone, with what to look at."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the ranks of process_group no longer answer each other: one has ended, failed elsewhere or did not make this "
+            f"call within the group's timeout. Every rank must make it; look at the first rank that failed. ({error})"
+        ) from error

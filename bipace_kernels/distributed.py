@@ -1,0 +1,551 @@
+"""advantage() and cluster() over the ranks of torch.distributed; imported when first asked for.
+
+    rows of a rank ─► ids, rewards, keys, … ──────► every rank has those of all rows: 8 bytes each
+                      fingerprints or observations ► the rank that owns the prompt group, once; it makes the clusters
+                                          labels ──► every rank has those of all rows
+                      advantage() of the whole batch with these labels, on every rank; each takes its own rows
+
+Clusters never leave a prompt group and cost nearly all of the time, so they are what is shared out.  The rest is the call
+that one process makes, on the same columns: equal bits, metrics and errors need no other argument.  docs/distributed.md
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from . import _checks, _dispatch
+from . import value_checks as values
+from ._inputs import check_check, check_columns, check_config
+from ._objects import as_sequence, ids_to_int, is_integer, number_objects
+from ._ranks import Ranks
+from ._transfer import to_device, to_host
+from .config import Config
+from .pipeline import run
+from .result import AdvantageResult, Records
+
+__all__ = ["advantage", "cluster", "plan_owners"]
+
+Tensor = torch.Tensor
+Ints = npt.NDArray[np.int64]
+Given = dict[str, Any]
+
+_REAL = ("rewards", "returns", "episode_return")
+_BOOL = ("action_parsed", "valid")
+_SLACK = 1.25  # of the mean load: moving a record costs about what clustering it costs, so finer balance does not pay
+_FAILED = 255  # in the place of a record's state, where its owner could not cluster
+_ARGUMENTS = ("group", "trajectory", "step", "observation", "action_key", "fingerprint", *_REAL, *_BOOL)
+
+
+def advantage(
+    group: Any = None,
+    trajectory: Any = None,
+    rewards: Any = None,
+    *,
+    process_group: Any = None,
+    step: Any = None,
+    returns: Any = None,
+    episode_return: Any = None,
+    fingerprint: Any = None,
+    observation: Any = None,
+    action_key: Any = None,
+    action_parsed: Any = None,
+    valid: Any = None,
+    config: Config | None = None,
+    backend: str = "auto",
+    check: str = "auto",
+    num_threads: int | None = None,
+) -> AdvantageResult:
+    """`bipace_kernels.advantage()` of the rows of all ranks in rank order; each rank gets the results of its own rows.
+
+    group            [N] prompt-group id of each of this rank's rows; groups may straddle ranks.  Integers on all ranks keep
+                     their numeric order, any other ids are numbered by first appearance over the ranks
+    trajectory       [N] trajectory id, unique in the batch of all ranks; likewise
+    process_group    of torch.distributed; None: the default group.  All of its ranks make this call, with the same
+                     configuration and the same arguments; a rank may have no rows (N = 0)
+    check            "auto" | "now": the same here, values are checked at the call
+    rewards, step, returns, episode_return, fingerprint, observation, action_key, action_parsed, valid, config, backend,
+    num_threads      as in `bipace_kernels.advantage()`
+
+    Bit-equal to one process on the concatenated rows, for every split, on ranks with one kind of device and instruction
+    set.  Clusters are numbered over the batch; metrics() and value_r2() are the batch's, equal on all ranks.
+    A fingerprint goes to the rank that owns its group, once and in its own dtype; what else is given for a row goes to
+    every rank, 8 bytes each.
+    ValueError and TypeError come on all ranks: about an argument, naming the rank; about values, with rows counted over
+    the ranks.  RuntimeError where a rank has ended, or does not make this call within the group's timeout.
+    """
+    given = {
+        "group": group, "trajectory": trajectory, "rewards": rewards, "step": step, "returns": returns,
+        "episode_return": episode_return, "fingerprint": fingerprint, "observation": observation,
+        "action_key": action_key, "action_parsed": action_parsed, "valid": valid,
+    }  # fmt: skip
+
+    def prepare() -> _Own:
+        check_check(check)
+        return _check_own(given, check_config(config), backend, num_threads)
+
+    return _run(process_group, prepare, num_threads)
+
+
+def cluster(
+    fingerprint: Any,
+    group: Any,
+    epsilon: Any = 0.10,
+    *,
+    process_group: Any = None,
+    trajectory: Any = None,
+    step: Any = None,
+    valid: Any = None,
+    duplicates: Any = "count",
+    on_invalid: Any = "raise",
+    backend: str = "auto",
+    num_threads: int | None = None,
+) -> Tensor:
+    """`bipace_kernels.cluster()` of the rows of all ranks in rank order; each rank gets the labels of its own rows.
+
+    fingerprint      [N, D] float32 | bfloat16 | float16 of this rank's rows, any length
+    group            [N] prompt-group id
+    epsilon          cosine distance, 0 or in [1e-4, 2]
+    process_group    of torch.distributed; None: the default group
+    trajectory       [N] trajectory id or None (the records of a group in row order, over the ranks)
+    step             [N] int or None, order inside the trajectory
+    valid            [N] bool or None: False rows (padding) take part in nothing and get −1
+    duplicates       rows with equal (group, trajectory, step): "count" each, count them "once", or "raise"
+    on_invalid       rows that are zero or not finite: "raise", or "singleton" gives each a cluster of its own
+    backend, num_threads   as in `bipace_kernels.cluster()`
+
+    For trainers with a single controller: the workers cluster where the fingerprints are, and the controller calls
+    `bipace_kernels.advantage(observation=labels)` under partition="exact".  That gives the bits of partition="cosine"
+    on the fingerprints; docs/distributed.md says when.
+    Returns [N] int64, dense over the batch of all ranks, numbered by first appearance in processing order.
+    Errors are those of `advantage()`.
+    """
+
+    def prepare() -> _Own:
+        config = Config.bigpo(epsilon, duplicates=duplicates, on_invalid=on_invalid)
+        if trajectory is None and step is not None:
+            raise ValueError("trajectory is missing; step numbers need the trajectory that they count in.")
+        if group is None:
+            raise ValueError("group is missing; pass one id per row.")
+        rows = _checks.length(group, "group")
+        given = {
+            "group": group, "trajectory": group if trajectory is None else trajectory, "step": step, "valid": valid,
+            "fingerprint": fingerprint, "rewards": np.zeros(rows), "returns": None, "episode_return": None,
+            "observation": None, "action_key": None, "action_parsed": None,
+        }  # fmt: skip
+        return _check_own(given, config, backend, num_threads)
+
+    return _run(process_group, prepare, num_threads).cluster
+
+
+def plan_owners(held: Any, cost: Any = None) -> Tensor:
+    """The rank that owns each prompt group, for clusters made where the fingerprints are.
+
+    held   [R, G] int   records of group g that rank r holds
+    cost   [G] real ≥ 0 or None   what the group costs its owner; None: its records squared, as clustering grows
+
+    The largest group first, each goes to the rank that holds most of it among those that stay within 1.25 of the mean load
+    (or the cost of the largest group, where that is more); if none does, to the rank with the least load.  So whole groups
+    stay where they are unless the load would be out of balance.
+    Returns [G] int64, on the CPU.  A function of its arguments alone: all who call it get the same plan.
+    """
+    table = _checks.to_tensor(held, "held", "counts of shape [R, G]").cpu()
+    if table.ndim != 2 or table.shape[0] == 0 or table.dtype.is_floating_point or (table < 0).any():
+        raise ValueError(
+            f"held must be counts of shape [R, G] with R ≥ 1, got {table.dtype} {list(table.shape)}; one row for each rank."
+        )
+    counts = table.to(torch.int64).numpy()
+    n_ranks, n_groups = counts.shape
+    if cost is None:
+        price = counts.sum(axis=0).astype(np.float64) ** 2
+    else:
+        price = _checks.real_vector(cost, "cost", n_groups).cpu().numpy()
+        if not (np.isfinite(price) & (price >= 0)).all():
+            raise ValueError("cost must be finite and at least 0, one number for each group.")
+    room = max(_SLACK * price.sum() / n_ranks, price.max(initial=0.0))
+    load = np.zeros(n_ranks)
+    owner = np.zeros(n_groups, dtype=np.int64)
+    for g in np.argsort(-price, kind="stable"):
+        fits = np.flatnonzero(load + price[g] <= room)
+        if fits.size:
+            most = fits[counts[fits, g] == counts[fits, g].max()]
+        else:
+            most = np.arange(n_ranks)
+        owner[g] = most[np.argmin(load[most])]
+        load[owner[g]] += price[g]
+    return torch.from_numpy(owner)
+
+
+# -------------------------------------------------------------------------------------------------- what one rank has
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What all ranks must know of each other before anything moves.
+
+    The fields after n_taken must be equal on all ranks that have records; those of `config` and `backend` on all.
+    """
+
+    n: int
+    n_taken: int
+    ids: dict[str, bytes]  # distinct ids that are not integers, pickled, by argument
+    config: Config
+    backend: str
+    device: str
+    arguments: tuple[str, ...]
+    kinds: dict[str, str]  # of group, trajectory, observation, fingerprint
+    width: int = 0  # D
+    dtype: torch.dtype | None = None  # of the fingerprints
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The rows of this rank, checked for everything but values."""
+
+    head: _Head
+    where: torch.device
+    columns: dict[str, Tensor]  # [n] int64 | float64 | bool on the CPU
+    fingerprint: Tensor | None  # [n, D]
+    objects: list[bytes]  # distinct observations, pickled; columns["observation"] says which
+
+
+def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None) -> _Own:
+    """The rows of this rank.  Whatever can fail here fails before the others wait for data."""
+    _dispatch.check_name(backend)
+    where = _checks.one_device(given)
+    _dispatch.choose(backend, where)
+    _dispatch.threads(num_threads)
+    columns = check_columns(given, None, cfg, where, None)
+    fingerprint = columns.pop("fingerprint")
+    n = _checks.length(given["group"], "group")
+    if given["step"] is not None:
+        columns["step"] = _checks.integer_vector(given["step"], "step", n)
+    columns["valid"] = torch.ones(n, dtype=torch.bool)
+    if given["valid"] is not None:
+        columns["valid"] = _checks.bool_vector(given["valid"], "valid", n)
+    on_host = dict(zip(columns, to_host(list(columns.values())), strict=True))
+    found: dict[str, Tensor] = {name: value for name, value in on_host.items() if value is not None}
+    taken = torch.nonzero(found["valid"]).flatten()
+
+    kinds, ids = {}, {}
+    for name in ("group", "trajectory"):
+        here = _checks.take_rows(as_sequence(to_host([given[name]])[0], name), taken)
+        number, numeric = ids_to_int(here, name)
+        kinds[name] = "integers" if numeric else "other ids"
+        if not numeric:
+            ids[name] = _pickled(_first_of_each(here, number), name)
+        found[name] = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)
+    objects: list[bytes] = []
+    if cfg.partition in ("exact", "history", "similar"):
+        kinds["observation"], found["observation"], objects = _check_observation(given["observation"], n, taken, cfg)
+    if fingerprint is not None:
+        kinds["fingerprint"] = f"[N, {fingerprint.shape[1]}] {fingerprint.dtype}"
+    head = _Head(
+        n=n, n_taken=taken.numel(), ids=ids, config=cfg, backend=backend, device=where.type,
+        arguments=tuple(sorted(found)), kinds=kinds, width=0 if fingerprint is None else fingerprint.shape[1],
+        dtype=None if fingerprint is None else fingerprint.dtype,
+    )  # fmt: skip
+    return _Own(head, where, found, fingerprint, objects)
+
+
+def _first_of_each(items: Any, number: Tensor) -> list[Any]:
+    """The items that hold the numbers 0, 1, … for the first time."""
+    _, first = np.unique(number.numpy(), return_index=True)
+    chosen = _checks.take_rows(items, torch.from_numpy(first))
+    return list(chosen.tolist() if isinstance(chosen, (np.ndarray, Tensor)) else chosen)
+
+
+def _check_observation(observation: Any, n: int, taken: Tensor, cfg: Config) -> tuple[str, Tensor, list[bytes]]:
+    """What kind of observations these are, [n] int64 their numbers, and those that the numbers stand for.
+
+    Integers of an array or tensor are numbers already, and stand for themselves.
+    """
+    items = as_sequence(to_host([observation])[0], "observation")
+    array = isinstance(items, (np.ndarray, Tensor))
+    integers = is_integer(items) if isinstance(items, Tensor) else array and items.dtype.kind in "iub"
+    if integers and items.ndim == 1 and cfg.partition != "similar":
+        return "integers", number_objects(items), []
+    here = _checks.take_rows(items, taken)
+    kind = "a list"
+    if cfg.partition == "similar":
+        for row, text in zip(taken.tolist(), here.tolist() if array else here, strict=True):
+            if not isinstance(text, str):
+                raise TypeError(
+                    f"observation must hold str for partition='similar', got {_checks.type_name(text)} at row {row}; "
+                    "decode it, or use partition='exact'."
+                )
+    elif isinstance(here, Tensor) or (array and here.dtype.kind not in "OUS") or (array and here.ndim > 1):
+        kind = f"an array [N, {', '.join(map(str, here.shape[1:]))}] of {here.dtype}"
+    number = number_objects(here)
+    distinct = _first_of_each(here, number) if kind == "a list" else _rows_as_bytes(here, number)
+    code = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)
+    return kind, code, [_pickled(item, "observation") for item in distinct]
+
+
+def _pickled(item: Any, name: str) -> bytes:
+    try:
+        return pickle.dumps(item)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"{name} must hold values that pickle, as they travel between processes: {error}; convert them to text or integers."
+        ) from error
+
+
+def _rows_as_bytes(rows: Any, number: Tensor) -> list[bytes]:
+    """The rows of an array or tensor that hold the numbers 0, 1, … for the first time, by their bytes."""
+    _, first = np.unique(number.numpy(), return_index=True)
+    if isinstance(rows, Tensor):
+        rows = rows.detach().contiguous().view(rows.shape[0], -1).view(torch.uint8).numpy()
+    return [rows[i].tobytes() for i in first]
+
+
+# ------------------------------------------------------------------------------------------------------- all of them
+
+
+def _run(process_group: Any, prepare: Callable[[], _Own], num_threads: int | None) -> AdvantageResult:
+    ranks = Ranks(process_group)
+    own, heads = ranks.agree(prepare, lambda own: own.head)
+    head = _common(heads)
+    cfg = head.config
+    where = own.where if own.where.type == head.device else torch.device(head.device)  # of a rank without records
+    counts = [h.n for h in heads]
+    columns = _gather(ranks, own, heads, head)
+    state: Tensor | None = None
+    failed: str | None = None
+    if cfg.partition == "cosine" or head.kinds.get("observation", "integers") != "integers":
+        plan = _Plan.make(columns, counts, quadratic=cfg.partition in ("cosine", "similar"))
+        columns["observation"], state, failed = _labels(ranks, plan, columns, head, own, where, num_threads)
+    if bool(columns["valid"].all()):
+        del columns["valid"]
+    last = cfg if cfg.partition in ("none", "history") else replace(cfg, partition="exact")
+    given = {name: to_device(value, where, name) for name, value in columns.items()}
+    try:
+        result = run({**dict.fromkeys(_ARGUMENTS), **given}, None, last, head.backend, "now", num_threads)
+        records = _records(result, cfg, state)
+    except (ValueError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{error} Rows are counted over the ranks in rank order; these have {counts} rows.") from error
+    if failed is not None:
+        raise RuntimeError(f"clustering failed on {failed}")
+    begin = sum(counts[: ranks.rank])
+    mine = slice(begin, begin + counts[ranks.rank])
+    return AdvantageResult(
+        advantage=result.advantage[mine].clone(),
+        step_advantage=result.step_advantage[mine].clone(),
+        episode_advantage=result.episode_advantage[mine].clone(),
+        returns=result.returns[mine].clone(),
+        cluster=result.cluster[mine].clone(),
+        branch=result.branch[mine].clone(),
+        records=records,
+    )
+
+
+def _common(heads: Sequence[_Head]) -> _Head:
+    """What the ranks that have records agree on, or any one where none has; ValueError where they do not agree."""
+    with_rows = [rank for rank, head in enumerate(heads) if head.n_taken] or [0]
+    first = with_rows[0]
+    head = heads[first]
+
+    def same(name: str, mine: Any, other: Any, rank: int) -> None:
+        if mine != other:
+            raise ValueError(
+                f"{name} must be the same on all ranks, got {mine} on rank {first} and {other} on rank {rank}; "
+                "change one of them."
+            )
+
+    for rank, other in enumerate(heads):
+        for field in fields(Config):
+            same(f"config.{field.name}", getattr(head.config, field.name), getattr(other.config, field.name), rank)
+        same("backend", head.backend, other.backend, rank)
+    for rank in with_rows:
+        other = heads[rank]
+        same("the device of tensors", head.device, other.device, rank)
+        for name in sorted({*head.arguments, *other.arguments}):
+            here, there = ("an argument" if name in h.arguments else None for h in (head, other))
+            same(name, here, there, rank)
+        for name, kind in head.kinds.items():
+            same(name, kind, other.kinds[name], rank)
+    return head
+
+
+def _gather(ranks: Ranks, own: _Own, heads: Sequence[_Head], head: _Head) -> dict[str, Tensor]:
+    """The columns [N] of all ranks' rows in rank order, on the CPU."""
+    mine = dict(own.columns)
+    for name in ("group", "trajectory"):
+        if head.kinds[name] != "integers":
+            # Numbered by first appearance over the ranks; each rank's numbers point into its own distinct ids.
+            lists: list[list[Any]] = [pickle.loads(h.ids[name]) if name in h.ids else [] for h in heads]
+            number = number_objects([item for items in lists for item in items], name)
+            begin = sum(map(len, lists[: ranks.rank]))
+            if lists[ranks.rank]:
+                mine[name] = number[begin + mine[name]]
+    nothing = torch.zeros(own.head.n, dtype=torch.int64)  # of a rank without records
+    table = torch.stack([_as_int64(mine.get(name, nothing)) for name in head.arguments], dim=1)
+    gathered = ranks.rows(table, [h.n for h in heads])
+    columns = {name: _from_int64(name, gathered[:, k].contiguous()) for k, name in enumerate(head.arguments)}
+    return columns
+
+
+def _as_int64(column: Tensor) -> Tensor:
+    return column.view(torch.int64) if column.dtype == torch.float64 else column.to(torch.int64)
+
+
+def _from_int64(name: str, bits: Tensor) -> Tensor:
+    if name in _REAL:
+        return bits.view(torch.float64)
+    return bits.to(torch.bool) if name in _BOOL else bits
+
+
+def _records(result: AdvantageResult, cfg: Config, state: Tensor | None) -> Records:
+    """The records of the batch as `cfg` has them, from a result that was given the labels instead of the fingerprints.
+
+    state   [N] uint8 of the fingerprints: 0 fine, 1 not finite, 2 zero; None: all fine.  ValueError for bad rows.
+    """
+    records = result._records()
+    usable = None
+    if state is not None:
+        of_records = state[records.layout.order]
+        if cfg.on_invalid == "raise":
+            values.check_fingerprint(records.layout, of_records)
+        usable = of_records == 0
+    return replace(records, partition=cfg.partition, usable=usable)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which rank's rows go where; the same on every rank."""
+
+    counts: list[int]  # rows of each rank
+    rank: Ints  # [N] that holds the row
+    owner: Ints  # [N] of the row's group; −1 for padding
+
+    @staticmethod
+    def make(columns: dict[str, Tensor], counts: list[int], *, quadratic: bool) -> _Plan:
+        rank = np.repeat(np.arange(len(counts)), counts)
+        valid = columns["valid"].numpy()
+        ids, group = np.unique(columns["group"].numpy()[valid], return_inverse=True)
+        held = np.bincount(rank[valid] * ids.size + group, minlength=len(counts) * ids.size)
+        held = held.reshape(len(counts), ids.size)
+        owner = np.full(rank.size, -1)
+        owner[valid] = plan_owners(held, None if quadratic else held.sum(axis=0)).numpy()[group]
+        return _Plan(counts, rank, owner)
+
+    def of(self, rank: int) -> Ints:
+        """Owners of the rows of one rank."""
+        begin = sum(self.counts[:rank])
+        return self.owner[begin : begin + self.counts[rank]]
+
+    @property
+    def at_home(self) -> bool:
+        """Whether every rank owns all that it holds."""
+        return bool(((self.owner == self.rank) | (self.owner < 0)).all())
+
+
+def _labels(
+    ranks: Ranks, plan: _Plan, columns: dict[str, Tensor], head: _Head, own: _Own, where: torch.device,
+    num_threads: int | None,
+) -> tuple[Tensor, Tensor | None, str | None]:  # fmt: skip
+    """What the owners make of their groups.
+
+    [N] int64   equal inside a group where records share a cluster (partitions "exact" and "history": an observation)
+    [N] uint8   state of the fingerprints; None: all fine
+    the first owner's error, on all ranks; None: there was none
+    """
+    rows = np.flatnonzero(plan.owner == ranks.rank)
+    fingerprint = _move_fingerprints(ranks, plan, rows, head, own, where)
+    objects, which = _move_objects(ranks, plan, rows, columns, own)
+    reply = torch.zeros(rows.size, 2, dtype=torch.int64)
+    failed: Exception | None = None
+    try:
+        part = {name: column[rows] for name, column in columns.items() if name not in _BOOL}
+        if rows.size:
+            reply[:, 0], reply[:, 1] = _cluster(part, head, fingerprint, objects, which, where, num_threads)
+    except Exception as error:  # of whatever kind: the others wait for an answer
+        failed = error
+        reply[:, 1] = _FAILED
+    taken = plan.owner >= 0
+    replies = ranks.rows(reply, np.bincount(plan.owner[taken], minlength=ranks.size).tolist())
+    place = torch.from_numpy(np.argsort(np.where(taken, plan.owner, ranks.size), kind="stable")[: replies.shape[0]])
+    labels, state = torch.zeros(2, plan.owner.size, dtype=torch.int64).index_copy_(1, place, replies.T).unbind()
+    if not bool(state.any()):
+        return labels, None, None
+    note = None
+    if bool((state == _FAILED).any()):
+        notes = ranks.objects(None if failed is None else f"rank {ranks.rank}: {type(failed).__name__}: {failed}")
+        note = next(text for text in notes if text is not None)
+    return labels, state.to(torch.uint8), note
+
+
+def _cluster(
+    columns: dict[str, Tensor], head: _Head, fingerprint: Tensor | None, objects: list[bytes], which: Ints,
+    where: torch.device, num_threads: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Labels [m] of the records this rank owns, and the states [m] of their fingerprints."""
+    state = torch.zeros(which.size, dtype=torch.int64)
+    items = [pickle.loads(item) for item in objects]
+    if head.config.partition in ("exact", "history"):
+        return number_objects(items)[which], state
+    # The records that advantage() sets aside, and copies of a step, must not found clusters here either.
+    cfg = replace(head.config, estimator="mean", step_norm="none", on_invalid="singleton")
+    given: Given = {name: to_device(value, where, name) for name, value in columns.items()}
+    given["observation"] = [items[i] for i in which] if items else None
+    result = run(
+        {**dict.fromkeys(_ARGUMENTS), **given, "fingerprint": fingerprint}, None, cfg, head.backend, "now", num_threads
+    )
+    records = result._records()
+    if fingerprint is not None and records.usable is not None:
+        bad = records.layout.order[~records.usable]
+        finite = fingerprint[bad.to(where)].isfinite().all(dim=1).cpu()
+        state[bad] = torch.where(finite, 2, 1)
+    return result.cluster.cpu(), state
+
+
+def _move_fingerprints(
+    ranks: Ranks, plan: _Plan, rows: Ints, head: _Head, own: _Own, where: torch.device
+) -> Tensor | None:
+    """[m, D] fingerprints of the records this rank owns, in the order of its `rows`; None where the partition has none."""
+    if "fingerprint" not in head.kinds:
+        return None
+    mine, matrix = plan.of(ranks.rank), own.fingerprint
+    if not own.head.n_taken or matrix is None:  # a rank without records may hold [0, anything]
+        matrix = torch.zeros(0, head.width, dtype=head.dtype, device=where)
+        order = np.zeros(0, dtype=np.int64)
+    else:
+        order = np.argsort(mine, kind="stable")[int((mine < 0).sum()) :]
+    if plan.at_home:
+        return matrix if order.size == matrix.shape[0] else matrix[torch.from_numpy(order).to(where)]
+    send = np.bincount(mine[mine >= 0], minlength=ranks.size).tolist()
+    receive = np.bincount(plan.rank[rows], minlength=ranks.size).tolist()
+    return ranks.exchange(matrix[torch.from_numpy(order).to(where)], send, receive)
+
+
+def _move_objects(
+    ranks: Ranks, plan: _Plan, rows: Ints, columns: dict[str, Tensor], own: _Own
+) -> tuple[list[bytes], Ints]:
+    """Distinct observations of the records this rank owns, from each rank that has some, and which of them each holds."""
+    if "observation" not in columns:
+        return [], np.zeros(rows.size, dtype=np.int64)
+    code = columns["observation"].numpy()
+    mine = plan.of(ranks.rank)
+    begin = sum(plan.counts[: ranks.rank])
+    # In pairs (other rank, number of the object there), sorted: sender and receiver list the same without a word.
+    own_code = code[begin : begin + mine.size]
+    pairs = np.unique(np.stack([mine, own_code], axis=1)[mine >= 0], axis=0)
+    wanted, which = np.unique(np.stack([plan.rank[rows], code[rows]], axis=1), axis=0, return_inverse=True)
+    send = np.bincount(pairs[:, 0], minlength=ranks.size)
+    receive = np.bincount(wanted[:, 0], minlength=ranks.size)
+    items = [own.objects[i] for i in pairs[:, 1]]
+    length = np.array([len(item) for item in items], dtype=np.int64)
+    lengths = ranks.exchange(torch.from_numpy(length).reshape(-1, 1), send.tolist(), receive.tolist()).flatten().numpy()
+    data = torch.from_numpy(np.frombuffer(b"".join(items), np.uint8).copy()).reshape(-1, 1)
+    to_each = np.bincount(pairs[:, 0], weights=length, minlength=ranks.size).astype(np.int64).tolist()
+    from_each = np.bincount(wanted[:, 0], weights=lengths, minlength=ranks.size).astype(np.int64).tolist()
+    blob = ranks.exchange(data, to_each, from_each).numpy().tobytes()
+    ends = np.cumsum(lengths).tolist()
+    return [blob[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)], which.reshape(-1)
