@@ -192,5 +192,11 @@ class Rows:
             if mode != "first_n":
                 given["action_parsed"] = parsed
         result = advantage(**given, config=settings.config(epsilon))
-        radius = {} if epsilon is None else {"bipace/epsilon": epsilon}
-        return result, {**result.metrics(), **radius, f"bipace/embedder/{used}": 1.0}
+        metrics = {**result.metrics(), f"bipace/embedder_{used}": 1.0}
+        if epsilon is not None:
+            metrics["bipace/epsilon"] = epsilon
+        if settings.method != "grpo":
+            value = result.value_r2()
+            metrics["bipace/value_r2"] = float("nan") if value.r2 is None else value.r2
+            metrics["bipace/value_r2_coverage"] = value.coverage
+        return result, metrics
