@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 import bipace_kernels as bk
 
+from .._states import States
+from .._steps import no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
-from .credit import bipace_advantages, embedder_of, turns_of
+from .credit import bipace_advantages, turns_of
 
 Tensor = torch.Tensor
-STATE_FILE = "bipace_state.json"  # in a checkpoint's folder: the ε that "auto" chose
+STATE_FILE = "bipace_state.json"  # in a checkpoint's folder: States.state_dict()
 
 
 class _Watched:
@@ -27,7 +30,7 @@ class _Watched:
     tool_mask: Any = None  # B lists, or None
     starts: Any = None  # B lists, or None
     rewards: Tensor  # [B of all processes, F]
-    states: Tensor | None = None  # [n, D]
+    hidden: Tensor | None = None  # [n, D]
     forwards = 0
 
 
@@ -45,15 +48,15 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             raise TypeError(
                 f"args must be a BiPACEGRPOConfig, got {type(self.args).__name__}; it takes all arguments of GRPOConfig."
             )
-        self._bipace_epsilon: float | None = None
+        self._bipace = States(self.args.settings, "bipace_")
         self._bipace_watched: _Watched | None = None
-        settings = self.args.settings
-        if settings.needs_fingerprint:
-            embedder_of(self, {}, settings)  # a layer that the model lacks is told now
+        why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
+        if why and self.args.bipace_embedder == "actor_hidden":
+            raise self._bipace.no_hidden(why)
+        self._bipace_taps = self._bipace.may_be_hidden and not why
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        settings = self.args.settings
-        if settings.method == "grpo" or not self.model.training:
+        if self._bipace.settings.method == "grpo" or not self.model.training:
             found: dict[str, Any] = super()._generate_and_score_completions(inputs)
             return found
         self._bipace_watched = watched = _Watched()
@@ -63,11 +66,8 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._bipace_watched = None
         # The first forward was the policy's own only if there are old log-probs: else it was a reference's, which PEFT runs
         # through the same model.
-        states = watched.states if "old_per_token_logps" in output else None
-        credit = bipace_advantages(
-            self, inputs, output, watched.rewards, settings, states=states, epsilon=self._bipace_epsilon
-        )
-        self._bipace_epsilon = credit.epsilon
+        hidden = watched.hidden if "old_per_token_logps" in output else None
+        credit = bipace_advantages(self, inputs, output, watched.rewards, self._bipace, hidden=hidden)
         output["advantages"] = credit.advantages
         for name, value in credit.metrics.items():
             self._metrics["train"][name].append(value)
@@ -75,32 +75,27 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
-        watched = self._bipace_watched
-        if watched is not None:
-            watched.tool_mask = generated[2]
+        if self._bipace_watched is not None:
+            self._bipace_watched.tool_mask = generated[2]
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
-            watched.starts = extras.get("turn_starts")
+            self._bipace_watched.starts = extras.get("turn_starts")
         return generated
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
     ) -> Any:
-        def run() -> Any:
-            return super(BiPACEGRPOTrainer, self)._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-            )
-
-        watched, settings = self._bipace_watched, self.args.settings
-        if watched is None or watched.forwards or model is not self.model or not settings.needs_fingerprint:
-            return run()
+        run = super()._get_per_token_logps_and_entropies
+        given = (model, input_ids, attention_mask, logits_to_keep, *args)
+        watched = self._bipace_watched
+        if watched is None or watched.forwards or model is not self.model or not self._bipace_taps:
+            return run(*given, **kwargs)
         watched.forwards += 1
-        if embedder_of(self, {}, settings) != "actor_hidden":
-            return run()
         prompt_length = input_ids.shape[1] - logits_to_keep
         turns = turns_of(attention_mask[:, prompt_length:], watched.tool_mask, watched.starts)
-        with bk.hidden.tap(model, settings.layer, positions=turns.positions(prompt_length)) as tapped:
-            found = run()
-        watched.states = tapped.rows()
+        layer, places = self._bipace.settings.layer, turns.positions(prompt_length)
+        with bk.hidden.tap(model, layer, positions=places) as tapped:
+            found = run(*given, **kwargs)
+        watched.hidden = tapped.rows()
         return found
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -111,12 +106,15 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.args.settings.epsilon == "auto" and self._bipace_epsilon is not None and self.args.should_save:
+        if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-            (folder / STATE_FILE).write_text(json.dumps({"epsilon": self._bipace_epsilon}))
+            (folder / STATE_FILE).write_text(json.dumps(self._bipace.state_dict()))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        path = None if checkpoint is None else Path(checkpoint, STATE_FILE)
-        if self.args.settings.epsilon == "auto" and path is not None and path.exists():
-            self._bipace_epsilon = float(json.loads(path.read_text())["epsilon"])
+        if checkpoint is not None:
+            path = Path(checkpoint, STATE_FILE)
+            found = json.loads(path.read_text()) if self.accelerator.is_main_process and path.exists() else None
+            (found,) = broadcast_object_list([found])  # one answer, where not every machine sees the folder
+            if found is not None:
+                self._bipace.load_state_dict(found)

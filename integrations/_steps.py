@@ -1,0 +1,109 @@
+"""Steps: the tokens of turns, what each turn answers, what it did, and what a rollout tells of it."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..action_keys import action_keys
+from ..hidden.layers import find_decoder, layer_of
+from ..token_bytes import TokenBytes, token_bytes
+from ._settings import Settings
+from ._states import States
+from ._turns import Turns
+
+Tensor = torch.Tensor
+
+
+def turn_tokens(turns: Turns, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Token ids [n, longest turn] of each turn out of ids [B, T], and a mask of those that there are."""
+    length = (turns.stop - turns.start).to(ids.device)
+    column = torch.arange(max(1, int(length.max())) if len(turns) else 1, device=ids.device)
+    place = (turns.start.to(ids.device)[:, None] + column).clamp(max=max(0, turns.shape[1] - 1))
+    return ids[turns.row.to(ids.device)[:, None], place], column < length[:, None]
+
+
+def heard(turns: Turns, prompts: Sequence[Tensor], ids: Tensor, tokenizer: Any) -> list[str]:
+    """[n] text of the tokens between the turn before and this one; of the first turn of a row its prompt.
+
+    prompts  B rows of token ids, without padding;  ids  [B, T]
+    """
+    before = torch.cat([turns.stop.new_zeros(1), turns.stop[:-1]])
+    spans = zip(*(x.tolist() for x in (turns.row, turns.step, before, turns.start)), strict=True)
+    ids = ids.cpu()
+    texts = [(prompts[row] if step == 0 else ids[row, begin:end]).tolist() for row, step, begin, end in spans]
+    return list(tokenizer.batch_decode(texts, skip_special_tokens=True))
+
+
+def keys_of(turns: Turns, ids: Tensor, tokenizer: Any, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Action keys [n] int64 of the turns' tokens in ids [B, T], and which parsed; on the device of ids."""
+    tokens, mask = turn_tokens(turns, ids)
+    mode, n = settings.action_key_mode, settings.n_action_tokens
+    table = None if mode == "first_n" else _table(tokenizer)
+    if mode == "first_n" or table is not None:
+        return action_keys(tokens, mode=mode, n=n, mask=mask, token_bytes=table, check="now")
+    rows = [row[kept].tolist() for row, kept in zip(tokens.cpu(), mask.cpu(), strict=True)]
+    keys, parsed = action_keys(tokenizer.batch_decode(rows, skip_special_tokens=True), mode=mode, n=n)
+    return keys.to(ids.device), parsed.to(ids.device)
+
+
+def per_turn(turns: Turns, lists: Sequence[Any], name: str, fill: Any, spare: int = 0) -> list[Any]:
+    """[n] values out of B lists, each with one entry per turn of its row.
+
+    fill    of a row without a turn whose list is empty, and of a last turn that has no entry
+    spare   1: a list may have one entry more, which is left out; −1: one fewer
+    """
+    found: list[Any] = []
+    counts = torch.bincount(turns.row, minlength=turns.shape[0]).tolist()
+    empty = set(turns.row[turns.stop == turns.start].tolist())
+    for row, (values, n) in enumerate(zip(lists, counts, strict=True)):
+        if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
+            raise TypeError(
+                f"{name} must be a list with one entry per turn for each row, got {type(values).__name__} in row {row}."
+            )
+        if row not in empty and len(values) not in (n, n + spare):
+            raise ValueError(
+                f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a turn is a "
+                "run of ones in the mask of the model's tokens, so that mask must be 0 on what others wrote in between."
+            )
+        found += [*values[:n], fill][:n]
+    return found
+
+
+def marks(lists: Sequence[Any], shape: Sequence[int], name: str) -> Tensor:
+    """[B, T] int64 of B lists of columns: 1 there, 0 elsewhere."""
+    found = torch.zeros(tuple(shape), dtype=torch.int64)
+    for row, columns in enumerate(lists):
+        if not all(0 <= int(column) < shape[1] for column in columns):
+            raise ValueError(f"{name} must be columns below {shape[1]}, got {list(columns)} in row {row}.")
+        found[row, torch.as_tensor(columns, dtype=torch.int64)] = 1
+    return found
+
+
+def no_hidden_states(model: Any, states: States) -> str:
+    """Why the model gives no hidden states; empty where it gives some.  An error where it lacks the layer asked for."""
+    try:
+        decoder = find_decoder(model)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    if decoder.compiled:
+        return f"{decoder.compiled} is compiled as a whole and calls no hooks"
+    try:
+        layer_of(states.settings.layer, len(decoder.blocks))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{states.where}{error}") from error
+    return ""
+
+
+@functools.lru_cache(maxsize=4)
+def _table(tokenizer: Any) -> TokenBytes | None:
+    """None for tokenizers that can have no table, whose text is hashed then."""
+    try:
+        return token_bytes(tokenizer)
+    except (TypeError, ValueError) as error:
+        warnings.warn(f"action keys are made from decoded text: {error}", RuntimeWarning, stacklevel=2)
+        return None
