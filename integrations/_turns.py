@@ -60,10 +60,18 @@ class Turns:
         """[n] bool: the last turn of its row."""
         return torch.cat([self.row[1:] != self.row[:-1], torch.ones(min(1, len(self)), dtype=torch.bool)])
 
-    def positions(self, prompt_length: int) -> Positions:
-        """The token before each turn, as columns of prompt and response together, prompts padded to one width."""
-        counts = torch.bincount(self.row, minlength=self.shape[0])
-        return Positions(self.start + prompt_length - 1, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
+    @property
+    def counts(self) -> Tensor:
+        """[B] int64: turns of each row, 1 where a row has none."""
+        return torch.bincount(self.row, minlength=self.shape[0])
+
+    def positions(self, prompt_length: int | Tensor) -> Positions:
+        """The token before each turn, as columns of prompt and response together.
+
+        prompt_length   columns before the response: one width for padded prompts, or [B] int64 for packed rows
+        """
+        before = prompt_length if isinstance(prompt_length, int) else prompt_length[self.row]
+        return Positions(self.start + before - 1, torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)))
 
     def spread(self, advantage: Tensor) -> Tensor:
         """[B, T] float32: each turn's advantage [n] on its tokens, 0 elsewhere; on the advantage's device."""

@@ -67,3 +67,5 @@ def test_rewards_at_the_end_and_positions():
     places = turns.positions(10)
     assert places.column.tolist() == [9, 12, 9, 9]
     assert places.offsets.tolist() == [0, 2, 3, 4]
+    assert turns.positions(torch.tensor([2, 5, 7])).column.tolist() == [1, 4, 4, 6]
+    assert turns.counts.tolist() == [2, 1, 1]

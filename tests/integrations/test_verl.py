@@ -1,0 +1,511 @@
+"""verl with BiPACE: its plugin, its configuration, and the v0 driver's compute_advantage() on a DataProto."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bipace_kernels as bk
+
+pytest.importorskip("verl")
+from omegaconf import OmegaConf, open_dict
+
+import bipace_kernels.integrations.verl.plugin
+from bipace_kernels.integrations._rows import Tokenizer
+from bipace_kernels.integrations.verl.estimator import HIDDEN, Bipace, settings_of
+
+ROOT = Path(__file__).parents[2]
+SEARCH = "hydra.searchpath=[pkg://bipace_kernels.integrations.verl.config]"
+
+
+def config(*overrides):
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", list(overrides))
+
+
+@functools.cache
+def default():
+    return config()
+
+
+def run_of(changes=(), **settings):
+    """verl's configuration of a run with these settings of BiPACE, and changes as (key, value)."""
+    cfg = copy.deepcopy(default())
+    cfg.algorithm.adv_estimator, cfg.actor_rollout_ref.rollout.n = "bipace", 2
+    with open_dict(cfg):
+        cfg.algorithm.bipace = settings
+        for key, value in changes:
+            OmegaConf.update(cfg, key, value)
+    return cfg
+
+
+def of(changes=(), **settings):
+    """The estimator of such a run."""
+    return Bipace(run_of(changes, **settings))
+
+
+# -------------------------------------------------------------------------------------------------------- the plugin
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """A folder that tells of this package's entry points, as an installation does."""
+    declared = re.search(r'\[project\.entry-points\."verl\.plugins"\]\n(.*)\n', (ROOT / "pyproject.toml").read_text())
+    info = tmp_path / "bipace_kernels-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bipace-kernels\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[verl.plugins]\n" + declared[1].replace('"', "") + "\n")
+    return {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+def run(code, env):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+
+
+def test_verl_loads_the_plugin_by_itself_and_nothing_early(installed):
+    out = run(
+        "import sys, verl\n"
+        "assert 'bipace_kernels.integrations.verl.plugin' in sys.modules\n"
+        "ours = [m for m in sys.modules if m.startswith('bipace_kernels.integrations.verl.')]\n"
+        "theirs = [m for m in ('verl.trainer.ppo.core_algos', 'verl.workers.engine', 'verl.trainer.ppo.v1') if m in sys.modules]\n"
+        "from verl.trainer.ppo.core_algos import get_adv_estimator_fn\n"
+        "from verl.trainer.ppo.v1 import get_trainer_cls\n"
+        "from verl.workers.engine import EngineRegistry\n"
+        "print(len(ours), theirs, get_adv_estimator_fn('bipace').__name__)\n"
+        "for mode in ('sync', 'colocate_async', 'separate_async'):\n"
+        "    print(get_trainer_cls(mode).__mro__[1].__module__, get_trainer_cls(mode).__mro__[2].__name__)\n"
+        "print(EngineRegistry.get_engine_cls('language_model', 'fsdp2').__name__)\n",
+        installed,
+    ).splitlines()
+    assert out == [
+        "1 [] estimate",
+        "bipace_kernels.integrations.verl.trainer_v1 PPOTrainerSync",
+        "bipace_kernels.integrations.verl.trainer_v1 PPOTrainerColocateAsync",
+        "bipace_kernels.integrations.verl.trainer_v1 PPOTrainerSeparateAsync",
+        "FSDPEngineKeepingStates",
+    ]
+
+
+def test_a_release_without_a_part_still_trains(monkeypatch):
+    from bipace_kernels.integrations.verl import estimator, plugin
+
+    def join():
+        raise ImportError("cannot import name 'register_adv_est'")
+
+    monkeypatch.setattr(estimator, "join", join)
+    with pytest.warns(RuntimeWarning, match=r"could not join verl\.trainer\.ppo\.core_algos: .* docs/verl\.md"):
+        plugin.join("verl.trainer.ppo.core_algos")
+
+
+# ---------------------------------------------------------------------------------------------------- configuration
+
+
+# The paper's table of script-level settings: G, layer, ε.
+PAPER = {
+    "alfworld_7b": (8, -8, 0.10),
+    "alfworld_1_5b": (8, -12, 0.05),
+    "webshop_7b": (12, -8, 0.10),
+    "webshop_1_5b": (12, -12, 0.06),
+    "textcraft_7b": (12, -8, 0.10),
+    "textcraft_1_5b": (12, -12, 0.10),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_paper_s_runs_are_configurations(name):
+    cfg = config(SEARCH, f"+bipace={name}")
+    settings = settings_of(cfg.algorithm)
+    assert (cfg.actor_rollout_ref.rollout.n, settings.layer, settings.epsilon) == PAPER[name]
+    assert cfg.algorithm.adv_estimator == "bipace"
+    assert (settings.method, settings.estimator, settings.gamma, settings.step_weight) == (
+        "bipace",
+        "q_style",
+        0.95,
+        1.0,
+    )
+    assert (settings.embedder, settings.action_key_mode, settings.n_action_tokens) == ("actor_hidden", "action_tag", 8)
+
+
+@pytest.mark.slow
+def test_configuration_on_the_command_line(installed):
+    arguments = [
+        SEARCH,
+        "+bipace=webshop_1_5b",
+        "+algorithm.bipace.step_norm=std",
+        "--cfg",
+        "job",
+        "-p",
+        "algorithm.bipace",
+    ]
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *arguments], env=installed, capture_output=True, text=True,
+        timeout=120, check=True,
+    ).stdout  # fmt: skip
+    assert "epsilon: 0.06" in out and "layer: -12" in out and "step_norm: std" in out
+
+
+def test_settings_say_what_is_wrong_by_verl_s_names():
+    with pytest.raises(ValueError, match=r"algorithm\.bipace\.eps is no setting of BiPACE; there are method, "):
+        of(eps=0.1)
+    with pytest.raises(ValueError, match=r"algorithm\.bipace\.method must be one of"):
+        of(method="ppo")
+    with pytest.raises(
+        ValueError, match=r"strategy=megatron gives none.* algorithm\.bipace\.embedder=auto.* embedder=ngram"
+    ):
+        of([("actor_rollout_ref.actor.strategy", "megatron")], embedder="actor_hidden")
+
+
+def test_gamma_is_bipace_s_own_then_the_trainer_s_then_the_paper_s():
+    own = [("algorithm.gamma", 0.9)]
+    assert settings_of(default().algorithm).gamma == of().settings.gamma == 0.95
+    assert of(own).settings.gamma == 0.9
+    assert of(own, gamma=1.0).settings.gamma == 1.0
+
+
+def test_states_are_asked_for_where_a_forward_gives_them():
+    assert of(layer=-12).request == {"bipace_layer": -12, "bipace_early_exit": False}
+    assert of(embedder="ngram").request == {} and of(method="gigpo").request == {} and of(method="grpo").request == {}
+    bypass = [("algorithm.rollout_correction.bypass_mode", True)]
+    assert of(bypass).request == {}  # auto: n-grams
+    assert of(bypass, embedder="actor_hidden").request["bipace_early_exit"] is True
+
+
+# -------------------------------------------------------------------------------------------------- v0: compute_advantage
+
+
+class Words:
+    """A tokenizer whose ids are bytes."""
+
+    def batch_decode(self, ids, skip_special_tokens):
+        return [bytes(row).decode("latin-1") for row in ids]
+
+
+class Driver:
+    """What compute_advantage() needs of RayPPOTrainer."""
+
+    def __init__(self, bipace, hidden=(None, None)):
+        self.bipace, self.bipace_hidden, self.tokenizer = bipace, hidden, Words()
+
+
+def batch(rows, **extra):
+    """A DataProto of rows (uid, prompt, [(response, written by the model)], reward), as RayPPOTrainer has it."""
+    from verl import DataProto
+
+    p = max(len(prompt) for _, prompt, _, _ in rows)
+    t = max(sum(len(text) for text, _ in parts) for _, _, parts, _ in rows)
+    b = len(rows)
+    tensors = {name: torch.zeros(b, t, dtype=torch.int64) for name in ("responses", "response_mask")}
+    tensors |= {
+        "prompts": torch.zeros(b, p, dtype=torch.int64),
+        "attention_mask": torch.zeros(b, p + t, dtype=torch.int64),
+    }
+    tensors["token_level_scores"] = torch.zeros(b, t)
+    for i, (_, prompt, parts, reward) in enumerate(rows):
+        tensors["prompts"][i, p - len(prompt) :] = torch.tensor(list(prompt))
+        tensors["attention_mask"][i, p - len(prompt) : p] = 1
+        at = 0
+        for text, written in parts:
+            tensors["responses"][i, at : at + len(text)] = torch.tensor(list(text))
+            tensors["response_mask"][i, at : at + len(text)] = int(written)
+            at += len(text)
+        tensors["attention_mask"][i, p : p + at] = 1
+        tensors["token_level_scores"][i, at - 1] = reward
+    tensors["token_level_rewards"] = tensors["token_level_scores"].clone()
+    fields = {"uid": np.array([row[0] for row in rows], dtype=object)}
+    for name, values in extra.items():
+        fields[name] = np.empty(b, dtype=object)
+        fields[name][:] = values
+    return DataProto.from_dict(tensors=tensors, non_tensors=fields)
+
+
+MULTI = [  # two prompts, two rollouts each; tool results between the turns
+    ("b", b"go", [(b"<action>left</action>", 1), (b"wall", 0), (b"<action>up</action>", 1)], 1.0),
+    ("b", b"go", [(b"<action>left</action>", 1), (b"wall", 0), (b"<action>down</action>", 1), (b"door", 0)], 0.0),
+    ("a", b"run", [(b"<action>up</action>", 1)], 0.5),
+    ("a", b"run", [(b"hm", 1), (b"what", 0), (b"<action>up</action>", 1)], -1.0),
+]
+OBSERVATION = ["go", "wall", "go", "wall", "run", "run", "what"]
+KEYS = [b"left", b"up", b"left", b"down", b"up", None, b"up"]
+
+
+def knowing(bipace):
+    """The estimator with a tokenizer whose ids are bytes."""
+    bipace._tokenizer = Tokenizer(Words())
+    bipace._tokenizer.table = bk.TokenBytes(torch.arange(257), torch.arange(256, dtype=torch.uint8))
+    return bipace
+
+
+@pytest.fixture
+def advantages(monkeypatch):
+    """verl's compute_advantage(), as the driver calls it: advantages and returns [B, T]."""
+    from verl.trainer.ppo import ray_trainer
+
+    from bipace_kernels.integrations.verl import driver_v0
+
+    def call(bipace, data, hidden=None):
+        kept = (None, None) if hidden is None else (data.non_tensor_batch["uid"].copy(), hidden)
+        monkeypatch.setattr(driver_v0, "_trainer", Driver(knowing(bipace), kept))
+        out = ray_trainer.compute_advantage(data, "bipace", gamma=1.0, lam=1.0, num_repeat=2, config=None)
+        return out.batch["advantages"], out.batch["returns"]
+
+    return call
+
+
+def records(rewards, config, **given):
+    """advantage() on the records of MULTI, typed by hand."""
+    group, trajectory = [1, 1, 1, 1, 0, 0, 0], [2, 2, 3, 3, 0, 1, 1]
+    return bk.advantage(group, trajectory, rewards, step=[0, 1, 0, 1, 0, 0, 1], config=config, **given)
+
+
+def spread(values, mask):
+    """Values of turns, in row order, on their tokens."""
+    out, turn = torch.zeros(mask.shape), -1
+    for i, row in enumerate(mask.tolist()):
+        for t, on in enumerate(row):
+            turn += bool(on and (t == 0 or not row[t - 1]))
+            out[i, t] = values[turn] if on else 0.0
+    return out
+
+
+TERMINAL = [0, 1.0, 0, 0.0, 0.5, 0, -1.0]
+
+
+def test_multi_turn_rows_with_hidden_states(advantages):
+    torch.manual_seed(0)
+    hidden = [torch.randn(n, 16) for n in (2, 2, 1, 2)]
+    hidden[1][0] = hidden[0][0]  # the first turns of "b" share a state
+    bipace, data = of(), batch(MULTI)
+    mask = data.batch["response_mask"]
+    got, returns = advantages(bipace, data, hidden)
+    keys, parsed = bk.action_keys([f"<action>{k.decode()}</action>" if k else "hm" for k in KEYS])
+    assert parsed.sum() == 6
+    result = records(TERMINAL, bk.Config.bipace(0.10), fingerprint=torch.cat(hidden), action_key=keys)
+    assert torch.equal(got, spread(result.advantage, mask)) and torch.equal(returns, spread(result.returns, mask))
+    assert bipace.metrics["bipace/embedder_actor_hidden"] == 1.0 and bipace.metrics["bipace/epsilon"] == 0.10
+    assert bipace.metrics["bipace/action_parse_rate"] == pytest.approx(6 / 7)
+    assert bipace.metrics["bipace/cluster_count"] == result.metrics()["bipace/cluster_count"] == 6
+
+
+@pytest.mark.parametrize("method", ["gigpo", "hgpo", "bigpo", "grpo"])
+def test_presets_read_their_states_off_the_tokens(advantages, method):
+    bipace, data = of(method=method, embedder="identity", epsilon=0.0), batch(MULTI)
+    got, _ = advantages(bipace, data)
+    config = getattr(bk.Config, method)
+    if method == "bigpo":
+        result = records(TERMINAL, config(0.0), fingerprint=bk.embedders.Identity().embed(OBSERVATION))
+    else:
+        result = records(TERMINAL, config(), observation=OBSERVATION)
+    assert torch.equal(got, spread(result.advantage, data.batch["response_mask"]))
+
+
+def test_observations_of_the_agent_loop_come_first(advantages):
+    told = [["x", "y"], ["x", "z"], "x", ["x", "y"]]
+    got, _ = advantages(of(method="gigpo"), data := batch(MULTI, observation=told))
+    result = records(TERMINAL, bk.Config.gigpo(), observation=["x", "y", "x", "z", "x", "x", "y"])
+    assert torch.equal(got, spread(result.advantage, data.batch["response_mask"]))
+
+
+def test_auto_without_states_takes_ngrams_with_their_own_radius_and_says_so_once(advantages):
+    bipace = of(epsilon=0.01, ngram_epsilon=0.6)
+    with pytest.warns(RuntimeWarning, match=r"n-grams of the observations, with ngram_epsilon = 0\.6"):
+        got, _ = advantages(bipace, data := batch(MULTI))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        advantages(bipace, batch(MULTI))
+    assert bipace.metrics["bipace/embedder_ngram"] == 1.0 and bipace.metrics["bipace/epsilon"] == 0.6
+    keys, _ = bk.action_keys([f"<action>{k.decode()}</action>" if k else "hm" for k in KEYS])
+    fingerprint = bk.embedders.Ngram().embed(OBSERVATION)
+    result = records(TERMINAL, bk.Config.bipace(0.6), fingerprint=fingerprint, action_key=keys)
+    assert torch.equal(got, spread(result.advantage, data.batch["response_mask"]))
+    with pytest.raises(ValueError, match=r"embedder=actor_hidden has no hidden states: .*embedder=auto"):
+        advantages(of(embedder="actor_hidden"), batch(MULTI))
+
+
+def test_rewards_of_steps_and_kl_in_the_reward(advantages):
+    torch.manual_seed(1)
+    steps = [[0.25, 0.5], [0.0, -0.5], 0.5, [0.125, 1.0]]
+    data = batch(MULTI, step_rewards=steps)
+    mask = data.batch["response_mask"]
+    penalty = -torch.rand(mask.shape) * mask
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"] + penalty
+    got, returns = advantages(of(method="gigpo"), data)
+    # By hand: a turn's penalty is that of its tokens; R(τ) is the reward function's, with every penalty of the rollout.
+    difference = data.batch["token_level_rewards"].double() - data.batch["token_level_scores"].double()
+    turn = spread(torch.arange(1.0, 8), mask)
+    each = torch.tensor([float(difference[turn == k].sum()) for k in range(1, 8)], dtype=torch.float64)
+    reward = torch.tensor([0.25, 0.5, 0.0, -0.5, 0.5, 0.125, 1.0], dtype=torch.float64) + each
+    total = torch.tensor(
+        [1.0 + each[:2].sum()] * 2 + [each[2:4].sum()] * 2 + [0.5 + each[4]] + [-1 + each[5:].sum()] * 2
+    )
+    result = records(reward, bk.Config.gigpo(), episode_return=total.double(), observation=OBSERVATION)
+    torch.testing.assert_close(got, spread(result.advantage, mask), atol=1e-6, rtol=0)
+    torch.testing.assert_close(returns, spread(result.returns, mask), atol=1e-6, rtol=0)
+    plain = batch(MULTI, step_rewards=steps[:2] + [0.5, [0.125]])
+    with pytest.raises(
+        ValueError, match=r"step_rewards must hold one value for each of the 2 turns of row 3 \(prompt a\), got 1"
+    ):
+        advantages(of(method="gigpo"), plain)
+
+
+STEPS = [  # a row per step: every row of a rollout holds the rollout's reward
+    ("a", b"s0", [(b"<action>x</action>", 1)], 1.0),
+    ("a", b"s1", [(b"<action>y</action>", 1)], 1.0),
+    ("a", b"s0", [(b"<action>y</action>", 1)], 0.0),
+    ("a", b"s1", [(b"<action>y</action>", 1)], 0.0),
+    ("a", b"s2", [(b"<action>x</action>", 1)], 0.0),
+]
+ROLLOUT, STEP = ["u", "u", "v", "v", "v"], [0, 1, 0, 1, 2]
+
+
+def by_steps(order):
+    """STEPS in an order, and advantages [5] in the order of STEPS."""
+    data = batch([STEPS[i] for i in order], traj_uid=[ROLLOUT[i] for i in order], step=[STEP[i] for i in order])
+    return data, torch.argsort(torch.tensor(order))
+
+
+def test_a_row_per_step_shuffled_with_padding_and_copies(advantages):
+    settings = {"embedder": "identity", "epsilon": 0.0}
+    keys, _ = bk.action_keys([f"<action>{c}</action>" for c in "xyyyx"])
+    states = bk.embedders.Identity().embed(["s0", "s1", "s0", "s1", "s2"])
+    result = bk.advantage(
+        [0] * 5,
+        [0, 0, 1, 1, 1],
+        [0, 1.0, 0, 0, 0],
+        step=STEP,
+        fingerprint=states,
+        action_key=keys,
+        config=bk.Config.bipace(0.0),
+    )
+    for order in ([0, 1, 2, 3, 4], [3, 0, 4, 1, 2]):
+        data, back = by_steps(order)
+        got, _ = advantages(of(**settings), data)
+        assert torch.equal(got[back][:, 0], result.advantage)
+    # Copies of rows, as from a trainer that fills up its batch, count once; rows of padding count nowhere.
+    data, back = by_steps([3, 0, 4, 1, 2, 3, 0])
+    data.non_tensor_batch["uid"] = data.non_tensor_batch["uid"].copy()
+    got, _ = advantages(of(**settings), data)
+    assert torch.equal(got[:5][torch.argsort(torch.tensor([3, 0, 4, 1, 2]))][:, 0], result.advantage)
+    assert torch.equal(got[5:], got[:2])
+    data, _ = by_steps([0, 1, 2, 3, 4, 0])
+    data.non_tensor_batch["uid"][5], data.non_tensor_batch["traj_uid"][5] = "pad7", "p"
+    data.batch["response_mask"][5] = 0
+    bipace = of(**settings)
+    got, _ = advantages(bipace, data)
+    assert torch.equal(got[:5, 0], result.advantage) and not got[5].any()
+    assert bipace.metrics["bipace/singleton_row_fraction"] == result.metrics()["bipace/singleton_row_fraction"]
+
+
+def test_rejected_tokens_get_nothing_and_keep_the_turns(monkeypatch):
+    """Rollout correction takes tokens out of the mask after the states were kept."""
+    from bipace_kernels.integrations.verl import driver_v0
+
+    data, bipace = batch(MULTI), knowing(of(method="gigpo"))
+    rows = driver_v0.rows_of(data, None)
+    rejected = data.batch["response_mask"].clone()
+    rejected[0, 3] = 0  # in the middle of the first turn
+    with bipace.handed_over(rows, None):
+        from bipace_kernels.integrations.verl.estimator import estimate
+
+        got, _ = estimate(data.batch["token_level_rewards"], rejected, config=None, index=None)
+        whole, _ = estimate(data.batch["token_level_rewards"], data.batch["response_mask"], config=None, index=None)
+    assert torch.equal(got, whole * rejected)
+
+
+# -------------------------------------------------------------------------------------------------------- wrong use
+
+
+def test_a_bad_row_does_not_stop_a_run(advantages):
+    hidden = [torch.randn(n, 16) for n in (2, 2, 1, 2)]
+    hidden[3][1, 3] = float("nan")
+    bipace = of()
+    got, _ = advantages(bipace, batch(MULTI), hidden)
+    assert got.isfinite().all() and bipace.metrics["bipace/invalid_row_fraction"] == pytest.approx(1 / 7)
+    with pytest.raises(ValueError, match="fingerprint"):
+        advantages(of(on_invalid="raise"), batch(MULTI), hidden)
+
+
+def test_a_failure_leaves_the_batch_as_it_was(advantages):
+    data = batch(MULTI)
+    before = {name: value.clone() for name, value in data.batch.items()}
+    with pytest.raises(ValueError, match=r"one for each turn of 4 rows, but 4 rows came, and row 2 has 2 for 1 turns"):
+        advantages(of(), data, [torch.randn(2, 16)] * 4)
+    assert set(data.batch.keys()) == set(before)
+    assert all(torch.equal(data.batch[name], value) for name, value in before.items())
+
+
+def test_states_of_another_batch(advantages, monkeypatch):
+    from verl.trainer.ppo import ray_trainer
+
+    from bipace_kernels.integrations.verl import driver_v0
+
+    data = batch(MULTI)
+    monkeypatch.setattr(driver_v0, "_trainer", Driver(knowing(of()), (np.array(["a", "b"]), [torch.randn(1, 4)] * 2)))
+    with pytest.raises(ValueError, match=rf"{HIDDEN} came for 2 rows and the batch has 4"):
+        ray_trainer.compute_advantage(data, "bipace", config=None)
+
+
+def test_a_single_rollout(advantages):
+    alone = of([("actor_rollout_ref.rollout.n", 1)], method="grpo")
+    with pytest.raises(ValueError, match=r"actor_rollout_ref\.rollout\.n must be at least 2 .* got 1"):
+        advantages(alone, batch([MULTI[0], MULTI[2]]))
+
+
+def test_a_trainer_that_hands_nothing_over():
+    from bipace_kernels.integrations.verl.estimator import estimate
+
+    with pytest.raises(
+        RuntimeError, match=r"take trainer\.v1\.trainer_mode sync, .*trainer_v1\.Trainer before your own"
+    ):
+        estimate(torch.zeros(1, 1), torch.ones(1, 1), config=None, index=None)
+
+
+def test_other_estimators_are_verl_s_own(monkeypatch):
+    from verl.trainer.ppo import ray_trainer
+
+    from bipace_kernels.integrations.verl import driver_v0
+
+    stock = driver_v0._stock["compute_advantage"]
+    got = ray_trainer.compute_advantage(batch(MULTI), "grpo", num_repeat=2, config=None)
+    wanted = stock(batch(MULTI), "grpo", num_repeat=2, config=None)
+    assert torch.equal(got.batch["advantages"], wanted.batch["advantages"])
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+
+
+def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path):
+    torch.manual_seed(0)
+    hidden = [torch.randn(n, 4) for n in (2, 2, 1, 2)]
+    trainer = run_of([("trainer.default_local_dir", str(tmp_path)), ("trainer.resume_mode", "auto")]).trainer
+    bipace = of(epsilon="auto")
+    with pytest.warns(UserWarning, match=r"algorithm\.bipace\.epsilon=auto chose"):
+        advantages(bipace, batch(MULTI), hidden)
+    chosen = bk.choose_epsilon(
+        torch.cat(hidden), [1, 1, 1, 1, 0, 0, 0], trajectory=[2, 2, 3, 3, 0, 1, 1], step=[0, 1, 0, 1, 0, 0, 1]
+    )
+    assert bipace.metrics["bipace/epsilon"] == chosen.epsilon
+    bipace.save(trainer, 7)
+    later = of(epsilon="auto")
+    later.load(trainer, 0)  # a run from the beginning
+    assert later.states.epsilon is None
+    later.load(trainer, 7)
+    assert later.states.epsilon == chosen.epsilon
+    for other in (of(epsilon=0.3), of(epsilon="auto", layer=-3)):  # given, or of other states
+        other.load(trainer, 7)
+        assert other.states.epsilon != chosen.epsilon

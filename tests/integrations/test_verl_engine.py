@@ -1,0 +1,244 @@
+"""verl's FSDP engine on a CPU, a tiny Qwen2 in it: states of every turn beside the log-probs, in every layout.
+
+The engine is verl's own class from forward_backward_batch() on; building it needs GPUs, so its attributes are set here, and
+the model is not sharded (bipace_kernels.hidden has its own tests of FSDP).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+verl = pytest.importorskip("verl")
+import bipace_kernels.integrations.verl.plugin  # noqa: E402, F401
+from bipace_kernels.integrations.verl.estimator import EARLY_EXIT, HIDDEN, LAYER  # noqa: E402
+
+LAYERS, DIM, VOCABULARY = 4, 32, 64
+# Row by row: tokens of the prompt, and the response's mask.  Two turns; one; none (truncated); one, behind tool tokens.
+ROWS = [(5, [1, 1, 0, 0, 1]), (3, [1, 1, 1]), (4, [0, 0]), (2, [0, 1, 1, 0, 0, 1, 1])]
+TURNS = [2, 1, 1, 2]  # a row without a turn has the state before its response
+
+
+def model():
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=DIM, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).eval()
+
+
+def sequences():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, VOCABULARY, (p + len(m),), generator=generator) for p, m in ROWS]
+
+
+def batch_v1(**settings):
+    """What TransferQueue gives a worker: everything jagged."""
+    from verl.utils import tensordict_utils as tu
+
+    def jagged(rows):
+        return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
+
+    ids = sequences()
+    mask = jagged([m for _, m in ROWS])
+    tensors = {
+        "input_ids": jagged(ids),
+        "position_ids": jagged([torch.arange(len(row)) for row in ids]),
+        "prompts": jagged([row[:p] for row, (p, _) in zip(ids, ROWS, strict=True)]),
+        "responses": jagged([row[p:] for row, (p, _) in zip(ids, ROWS, strict=True)]),
+        "response_mask": mask,
+        "loss_mask": mask,
+    }
+    return tu.get_tensordict(
+        tensors, {"temperature": 1.0, "calculate_entropy": False, "compute_loss": False, **settings}
+    )
+
+
+def batch_v0(**settings):
+    """What RayPPOTrainer sends: padded on both sides, and turned into packed rows by verl's own function."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import left_right_2_no_padding
+
+    p_max, t_max = max(p for p, _ in ROWS), max(len(m) for _, m in ROWS)
+    b = len(ROWS)
+    ids, attended = torch.zeros(b, p_max + t_max, dtype=torch.int64), torch.zeros(b, p_max + t_max, dtype=torch.int64)
+    mask = torch.zeros(b, t_max, dtype=torch.int64)
+    for i, (row, (p, m)) in enumerate(zip(sequences(), ROWS, strict=True)):
+        at = slice(p_max - p, p_max + len(m))
+        ids[i, at], attended[i, at], mask[i, : len(m)] = row, 1, torch.tensor(m)
+    tensors = {
+        "input_ids": ids, "attention_mask": attended, "position_ids": (attended.cumsum(1) - 1).clamp(min=0),
+        "prompts": ids[:, :p_max], "responses": ids[:, p_max:], "response_mask": mask,
+    }  # fmt: skip
+    settings = {"temperature": 1.0, "calculate_entropy": False, "compute_loss": False, **settings}
+    return left_right_2_no_padding(tu.get_tensordict(tensors, settings))
+
+
+def layout(packed, dynamic):
+    return {
+        "use_remove_padding": packed, "use_dynamic_bsz": dynamic, "use_fused_kernels": False,
+        "max_token_len_per_gpu": 16, "micro_batch_size_per_gpu": 2,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('gloo')}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def engine(module, monkeypatch, sp=1):
+    from verl.workers.engine import EngineRegistry
+    from verl.workers.engine.fsdp import transformer_impl
+
+    cls = EngineRegistry.get_engine_cls("language_model", "fsdp")
+    made = object.__new__(cls)
+    made.module = module
+    made.engine_config = type(
+        "Config", (), {"entropy_checkpointing": False, "entropy_from_logits_with_chunking": False}
+    )()
+    made.ulysses_sequence_parallel_size, made.use_ulysses_sp = sp, sp > 1
+    made.ulysses_parallel_group = dist.group.WORLD if sp > 1 else None
+    made.pad_to_length = False
+    made._autocast_dtype = torch.float32
+    monkeypatch.setattr(made, "get_data_parallel_group", lambda: dist.new_group([dist.get_rank()]) if sp > 1 else None)
+    monkeypatch.setattr(made, "get_data_parallel_size", lambda: 1)
+    monkeypatch.setattr(transformer_impl, "get_device_id", lambda: "cpu")
+    monkeypatch.setattr(transformer_impl, "get_device_name", lambda: "cpu")
+    return made
+
+
+def expected(module, layer):
+    """hidden_states at the token before each turn, each row in a forward of its own."""
+    found = []
+    for row, (p, m) in zip(sequences(), ROWS, strict=True):
+        states = module(row[None], output_hidden_states=True).hidden_states[layer][0]
+        starts = [t for t, on in enumerate(m) if on and (t == 0 or not m[t - 1])] or [0]
+        found.append(states[[p + t - 1 for t in starts]])
+    return found
+
+
+@pytest.mark.parametrize("make", [batch_v1, batch_v0])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_states_come_back_beside_the_log_probs(group, monkeypatch, make, packed, dynamic):
+    module = model()
+    made = engine(module, monkeypatch)
+    with torch.no_grad():
+        plain = made.forward_backward_batch(make(**layout(packed, dynamic)), None, forward_only=True)["model_output"]
+        out = made.forward_backward_batch(make(**layout(packed, dynamic), **{LAYER: -2}), None, forward_only=True)
+        wanted = expected(module, -2)
+    states = out["model_output"][HIDDEN].unbind()
+    assert [len(rows) for rows in states] == TURNS
+    for mine, theirs in zip(states, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    assert HIDDEN not in plain  # nobody asked: nothing is kept
+    for mine, theirs in zip(out["model_output"]["log_probs"].unbind(), plain["log_probs"].unbind(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_forward_of_its_own_ends_early(group, monkeypatch, packed):
+    module = model()
+    made = engine(module, monkeypatch)
+    ran = []
+    for i, block in enumerate(module.model.layers):
+        block.register_forward_hook(lambda *_, i=i: ran.append(i))
+    settings = {**layout(packed, False), LAYER: -3, EARLY_EXIT: True}
+    with torch.no_grad():
+        out = made.forward_backward_batch(batch_v1(**settings), None, forward_only=True)["model_output"]
+        assert list(out) == [HIDDEN] and sorted(set(ran)) == [0, 1]
+        wanted = expected(module, -3)
+    for mine, theirs in zip(out[HIDDEN].unbind(), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="use_fused_kernels=False"):
+        made.forward_backward_batch(batch_v1(**{**settings, "use_fused_kernels": True}), None, forward_only=True)
+
+
+def test_training_forwards_keep_nothing(group, monkeypatch):
+    module = model()
+    made = engine(module, monkeypatch)
+    made.engine_config.use_no_sync_for_gradient_accumulation = False
+    monkeypatch.setattr(made, "_gradient_sync_context", lambda **_: nullcontext())
+    data = batch_v1(**layout(True, False), **{LAYER: -2, "return_model_output": True})
+
+    def loss(model_output, data, dp_group):
+        return sum(row.sum() for row in model_output["log_probs"].unbind()), {}
+
+    out = made.forward_backward_batch(data, loss, forward_only=False)["model_output"]
+    assert list(out) == ["log_probs"]
+    assert module.lm_head.weight.grad is not None
+
+
+def test_wrong_use_names_the_setting(group, monkeypatch):
+    made = engine(model(), monkeypatch)
+    with pytest.raises(ValueError, match=r"algorithm\.bipace\.layer=-9: layer must be .* 4 blocks"):
+        made.forward_backward_batch(batch_v1(**layout(True, False), **{LAYER: -9}), None, forward_only=True)
+    data = batch_v1(**layout(True, False), **{LAYER: -2})
+    del data["response_mask"]
+    with pytest.raises(ValueError, match=r"response_mask must come with .* AgentLoopOutput\.response_mask"):
+        made.forward_backward_batch(data, None, forward_only=True)
+    assert made._tapped is None
+
+
+def _slice(rank, folder):
+    """One of two ranks of a Ulysses group: each has half of the packed row; the model is run whole, its output sliced."""
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), "2"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        from verl.utils.ulysses import set_ulysses_sequence_parallel_group
+
+        set_ulysses_sequence_parallel_group(dist.group.WORLD)
+        module = model()
+        wanted = expected(module, -2)
+        gather_and_slice(module, rank)
+        made = engine(module, patch, sp=2)
+        out = made.forward_backward_batch(batch_v1(**layout(True, False), **{LAYER: -2}), None, forward_only=True)
+        for mine, theirs in zip(out["model_output"][HIDDEN].unbind(), wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    dist.destroy_process_group()
+
+
+def gather_and_slice(module, rank):
+    """What Ulysses' attention does in effect: every block works on the whole row, and each rank keeps its slice."""
+    decoder = module.model
+    run = decoder.forward
+
+    def whole(x, dim):
+        parts = [torch.empty_like(x) for _ in range(2)]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts, dim)
+
+    def forward(input_ids, position_ids, **rest):
+        return run(input_ids=input_ids, position_ids=position_ids, **rest)
+
+    for block in decoder.layers:
+        stock = block.forward
+
+        def sliced(hidden, *args, stock=stock, position_ids=None, position_embeddings=None, attention_mask=None, **kw):
+            from transformers.masking_utils import create_causal_mask
+
+            full, ids = whole(hidden, 1), whole(position_ids, 1)
+            mask = create_causal_mask(
+                config=module.config, inputs_embeds=full, attention_mask=None, past_key_values=None, position_ids=ids
+            )
+            out = stock(
+                full, attention_mask=mask, position_ids=ids, position_embeddings=decoder.rotary_emb(full, ids), **kw
+            )
+            return out[:, rank * hidden.shape[1] : (rank + 1) * hidden.shape[1]]
+
+        block.forward = sliced
+    decoder.forward = forward
+
+
+def test_ulysses_slices_are_put_together(tmp_path):
+    mp.start_processes(_slice, (str(tmp_path),), nprocs=2, start_method="spawn")
