@@ -72,8 +72,8 @@ def test_copies_arrive_when_waited_for_and_not_before(twin):
 
 def test_collectives(twin):
     values = torch.randperm(32, generator=torch.Generator().manual_seed(0)).int() - 16
-    out = torch.empty((5, 32), dtype=torch.int32)
-    run(twin, "collectives", 32, values, out)
+    out, least = torch.empty((8, 32), dtype=torch.int32), torch.tensor([-1])
+    run(twin, "collectives", 32, values, out, least)
     lane = torch.arange(32)
     assert torch.equal(out[0], values[(lane + 5) % 32])
     assert torch.equal(out[1], values[lane ^ 3])
@@ -81,6 +81,11 @@ def test_collectives(twin):
     assert (out[3] == values.max()).all()
     bits = sum(1 << i for i, v in enumerate(values.tolist()) if v > 0)
     assert (out[4] == torch.tensor(bits - (1 << 32) * (bits >> 31))).all()
+    before = [[j for j in range(i) if values[j] > 0] for i in range(32)]
+    assert out[5].tolist() == [len(js) for js in before]
+    assert out[6].tolist() == [min(js, default=-1) for js in before]
+    assert out[7].tolist() == [max(js, default=-1) for js in before]
+    assert least.tolist() == [0]  # −1 is the greatest of unsigned numbers
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

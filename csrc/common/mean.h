@@ -8,6 +8,11 @@ namespace bipace {
 // R − mean as a float32 difference, the mean rounded to float32 once: equal returns give exactly 0.
 BIPACE_HD inline float centred(float value, double mean) { return value - static_cast<float>(mean); }
 
+// The difference divided by σ + δ, rounded to float32 once more.
+BIPACE_HD inline float scaled(float difference, double sigma, double delta) {
+  return static_cast<float>(static_cast<double>(difference) / (sigma + delta));
+}
+
 struct MeanSigma {
   double mean;
   double sigma;  // two-pass about the unrounded mean; exactly 0 where all values are equal

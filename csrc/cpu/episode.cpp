@@ -36,7 +36,7 @@ void episode_advantage(const float* episode_return, const int64_t* trajectory_of
       } else if (rule.lone_raw) {
         advantage = episode_return[t];
       }
-      if (rule.divide) advantage = static_cast<float>(static_cast<double>(advantage) / (sigma + rule.delta));
+      if (rule.divide) advantage = scaled(advantage, sigma, rule.delta);
       std::fill(out + trajectory_offsets[t], out + trajectory_offsets[t + 1], advantage);
     }
   });

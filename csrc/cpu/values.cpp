@@ -64,7 +64,7 @@ void step_advantage(const float* returns, const int64_t* labels, int64_t n_recor
       for (int64_t j = 0; j < n; ++j) {
         const int64_t i = records[j];
         step[i] = centred(returns[i], stats.mean);
-        if (divide) step[i] = static_cast<float>(static_cast<double>(step[i]) / (stats.sigma + delta));
+        if (divide) step[i] = scaled(step[i], stats.sigma, delta);
         branch[i] = kPace;
       }
       return;
@@ -131,7 +131,7 @@ void hgpo_advantage(const float* returns, const int64_t* depth_labels, int64_t d
                    for (int64_t j = 0; j < n; ++j) {
                      const int64_t i = records[j];
                      float value = centred(returns[i], stats.mean);
-                     if (divide) value = static_cast<float>(static_cast<double>(value) / (stats.sigma + delta));
+                     if (divide) value = scaled(value, stats.sigma, delta);
                      at_depth[static_cast<size_t>(i)] = value;
                      deepest[i] = k;
                    }

@@ -74,9 +74,17 @@ BIPACE_DEVICE int32_t warp_max(int32_t value) { return __reduce_max_sync(kAllLan
 BIPACE_DEVICE int32_t warp_min(int32_t value) { return __reduce_min_sync(kAllLanes, value); }
 BIPACE_DEVICE uint32_t warp_max(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
 
+// ---- bits of a ballot -----------------------------------------------------------------------------------------------
+BIPACE_DEVICE int count_bits(uint32_t bits) { return __popc(bits); }
+BIPACE_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }  // -1: there is none
+BIPACE_DEVICE int highest_bit(uint32_t bits) { return 31 - __clz(static_cast<int>(bits)); }
+
 // ---- atomics: on integers alone, where the order of additions changes no bit ----------------------------------------
 BIPACE_DEVICE int32_t atomic_add(int32_t* at, int32_t value) { return atomicAdd(at, value); }
 BIPACE_DEVICE int32_t atomic_min(int32_t* at, int32_t value) { return atomicMin(at, value); }
+BIPACE_DEVICE uint64_t atomic_min(uint64_t* at, uint64_t value) {
+  return atomicMin(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value));
+}
 BIPACE_DEVICE int32_t atomic_or(int32_t* at, int32_t value) { return atomicOr(at, value); }
 BIPACE_DEVICE int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t value) {
   return atomicCAS(at, expected, value);

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ragged import from_lengths, ragged, same_bits, sentinels, unaligned
+from ragged import from_lengths, ragged, same_bits, sentinels, stage, unaligned
 
 from bipace_kernels.cpu import observations as cpu
 from bipace_kernels.reference import observations as reference
-from bipace_kernels.triton_kernels import observations
+
+observations = stage("observations")
+TILE = 128  # records: one or two programs, compared with one or two tiles at a time
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -51,7 +53,7 @@ def test_exact(device, seed, states):
 
 @pytest.mark.parametrize("states", [1, 8, 300])
 def test_exact_in_groups_longer_than_a_tile(device, states):
-    lay = from_lengths([observations.LANES * 3 + 1, 1, observations.LANES, observations.LANES * 2], [1, 1, 1, 1])
+    lay = from_lengths([TILE * 3 + 1, 1, TILE, TILE * 2], [1, 1, 1, 1])
     codes = codes_of(6, lay.n_records, states)
     assert same_bits(exact(device, lay, codes), reference.cluster_exact(codes, lay.group_offsets))
 
@@ -70,12 +72,12 @@ def test_history(device, seed, gaps, with_step):
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_history_of_trajectories_longer_than_a_tile(device, depth):
-    lengths = [observations.STEPS * 2 + 3, observations.STEPS, 1, 2]
+    lengths = [TILE * 2 + 3, TILE, 1, 2]
     lay = from_lengths(lengths, [1, 3])
     rng = np.random.default_rng(2)
     # Steps repeated over the edge of a tile and over a whole tile, and single ones.
-    runs = rng.choice([1, 1, 1, 2, 3], observations.STEPS)
-    runs[5] = observations.STEPS + 5
+    runs = rng.choice([1, 1, 1, 2, 3], TILE)
+    runs[5] = TILE + 5
     lay.step = torch.cat([torch.from_numpy(np.repeat(np.arange(runs.size), runs)[:n]) for n in lengths])
     codes = codes_of(2, lay.n_records, 2)
     wanted = reference.cluster_history(codes, lay.step, lay.trajectory_offsets, lay.group_offsets, depth)

@@ -65,7 +65,8 @@ BIPACE_KERNEL(copy_through, CopyArgs, kThreads) {
 
 struct CollectivesArgs {
   const int32_t* in;  // [32]
-  int32_t* out;       // [5, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot
+  int32_t* out;       // [8, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot; its bits counted, lowest, highest
+  uint64_t* least;    // the least of v as unsigned numbers, and of what stands there
 };
 
 BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
@@ -75,7 +76,12 @@ BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
   a.out[32 + l] = gpu::shuffle_xor(v, 3);
   a.out[64 + l] = gpu::shuffle_up(v, 2);
   a.out[96 + l] = gpu::warp_max(v);
-  a.out[128 + l] = static_cast<int32_t>(gpu::ballot(v > 0));
+  const uint32_t positive = gpu::ballot(v > 0), before = positive & ((1u << l) - 1);
+  a.out[128 + l] = static_cast<int32_t>(positive);
+  a.out[160 + l] = gpu::count_bits(before);
+  a.out[192 + l] = gpu::lowest_bit(before);
+  a.out[224 + l] = gpu::highest_bit(before);
+  gpu::atomic_min(a.least, static_cast<uint64_t>(static_cast<int64_t>(v)));
 }
 
 struct TileArgs {

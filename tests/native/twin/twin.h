@@ -110,10 +110,15 @@ T warp_min(T value) {
   return *std::min_element(all.value, all.value + kWarp);
 }
 
+inline int count_bits(uint32_t bits) { return __builtin_popcount(bits); }
+inline int lowest_bit(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)) - 1; }
+inline int highest_bit(uint32_t bits) { return bits ? 31 - __builtin_clz(bits) : -1; }
+
 // One fibre runs at a time, so plain arithmetic is atomic.
 inline int32_t atomic_add(int32_t* at, int32_t value) { return (*at += value) - value; }
-inline int32_t atomic_min(int32_t* at, int32_t value) {
-  const int32_t old = *at;
+template <typename T>
+T atomic_min(T* at, T value) {
+  const T old = *at;
   *at = std::min(old, value);
   return old;
 }
