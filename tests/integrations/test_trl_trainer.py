@@ -1,7 +1,8 @@
-"""BiPACE in TRL: two real updates, and their advantages against bk.advantage() on the records of each batch."""
+"""BiPACE in TRL: real updates, and the advantages of each batch against bk.advantage() on its records, bit for bit."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
@@ -10,8 +11,15 @@ pytest.importorskip("trl", reason="TRL is not installed: make test-integrations"
 
 import tiny_trl as tt
 import torch
+from datasets import Dataset
+from transformers import HfArgumentParser, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
 
 import bipace_kernels as bk
+from bipace_kernels.integrations import _steps
+from bipace_kernels.integrations._settings import Settings
+from bipace_kernels.integrations._states import States
+from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit
 
 SINGLETON = {"on_invalid": "singleton", "duplicates": "once"}
 CONFIGS = {
@@ -20,11 +28,20 @@ CONFIGS = {
     "gigpo": bk.Config.gigpo(**SINGLETON),
     "hgpo": bk.Config.hgpo(**SINGLETON),
 }
+ALL = ("step_rewards", "observations", "actions")
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+@pytest.fixture
+def no_early_exit(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a forward of its own, where TRL's was there to tap")
+
+    monkeypatch.setattr(credit, "_early_exit", refuse)
 
 
 def trained(folder, **options):
@@ -33,15 +50,346 @@ def trained(folder, **options):
     return trainer
 
 
-def check(trainer, config, **how):
-    assert len(trainer.batches) == 2
+def check(trainer, config=CONFIGS["bipace"], **how):
+    """Every batch; and that the values are more than one per row, or the test says little."""
     for batch in trainer.batches:
-        assert torch.equal(batch["output"]["advantages"], tt.by_hand(batch, config, **how))
+        (wanted,) = tt.by_hand(batch, config=config, **how)
+        assert torch.equal(batch["output"]["advantages"], wanted)
 
 
-@pytest.mark.parametrize("extras", [(), ("step_rewards",), ("step_rewards", "observations", "actions")])
+# ------------------------------------------------------------------------------------------------------- the estimators
+
+
+@pytest.mark.parametrize("extras", [(), ("step_rewards",), ALL])
 @pytest.mark.parametrize("method", CONFIGS)
 def test_several_turns_from_a_rollout_func(tmp_path, method, extras):
     trainer = trained(tmp_path, bipace_method=method, rollout_func=partial(tt.rollout, extras=extras))
+    assert len(trainer.batches) == 2
     check(trainer, CONFIGS[method])
-    assert any(b["output"]["advantages"].unique().numel() > 5 for b in trainer.batches)  # more than one value per row
+    rows = [row for b in trainer.batches for row in b["output"]["advantages"]]
+    assert max(len(row.unique()) for row in rows) > 2
+
+
+def test_plain_generation_is_one_turn_per_row(tmp_path):
+    trainer = trained(tmp_path, bipace_action_key_mode="first_n", bipace_n_action_tokens=1)
+    check(trainer, mode="first_n")
+    log = trainer.state.log_history[0]
+    assert {"bipace/singleton_cluster_fraction", "bipace/value_r2", "bipace/value_r2_coverage"} < set(log)
+    assert log["bipace/epsilon"] == 0.1 and log["bipace/embedder/actor_hidden"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("embedder", "config"),
+    [("ngram", bk.Config.bipace(0.25, **SINGLETON)), ("identity", bk.Config.bipace(0.0, **SINGLETON))],
+)
+def test_text_embedders(tmp_path, embedder, config):
+    trainer = trained(tmp_path, bipace_embedder=embedder, bipace_epsilon=0.3, rollout_func=tt.rollout)
+    for batch in trainer.batches:  # the states are not those of the model
+        texts = {"fingerprint": bk.embedders.named(embedder).embed}
+        turns = credit.turns_of(batch["output"]["completion_mask"], batch["output"]["tool_mask"], None)
+        prompts = [
+            ids[kept.bool()]
+            for ids, kept in zip(batch["output"]["prompt_ids"], batch["output"]["prompt_mask"], strict=True)
+        ]
+        heard = texts["fingerprint"](_steps.heard(turns, prompts, batch["output"]["completion_ids"], tt.TOKENIZER))
+        width = batch["output"]["prompt_ids"].shape[1]
+        batch["states"] = torch.zeros(*batch["states"].shape[:2], heard.shape[1])
+        batch["states"][turns.row, turns.start + width - 1] = heard
+    check(trainer, config)
+
+
+def test_auto_without_hidden_states_takes_ngrams_with_one_warning(tmp_path, monkeypatch):
+    def none(model):
+        raise ValueError("no blocks.")
+
+    monkeypatch.setattr(_steps, "find_decoder", none)
+    with pytest.warns(RuntimeWarning, match="bipace_embedder=auto takes n-grams") as told:
+        trainer = trained(tmp_path, rollout_func=tt.rollout, num_iterations=2, max_steps=3)
+    assert sum("n-grams" in str(w.message) for w in told) == 1
+    log = trainer.state.log_history[0]
+    assert log["bipace/epsilon"] == 0.25 and log["bipace/embedder/ngram"] == 1.0
+
+
+# ------------------------------------------------------------------------------------------- forwards, batches and losses
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_iterations": 2, "max_steps": 3},
+        {"steps_per_generation": 2, "per_device_train_batch_size": 4},
+        {"num_iterations": 2, "beta": 0.1},
+    ],
+)
+def test_the_old_log_prob_forward_is_tapped(tmp_path, no_early_exit, options):
+    tt.make_model().save_pretrained(tmp_path / "model")  # a reference is loaded from where the model came from
+    options["model"] = Qwen2ForCausalLM.from_pretrained(tmp_path / "model")
+    trainer = trained(tmp_path, rollout_func=tt.rollout, **options)
+    assert "old_per_token_logps" in trainer.batches[-1]["output"]
+    check(trainer)
+
+
+def test_gradient_accumulation_has_no_such_forward(tmp_path):
+    trainer = trained(tmp_path, rollout_func=tt.rollout, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    assert "old_per_token_logps" not in trainer.batches[0]["output"]
+    check(trainer)
+
+
+@pytest.mark.parametrize("options", [{"beta": 0.1}, {"beta": 0.1, "num_iterations": 2, "max_steps": 3}])
+def test_peft_states_are_the_adapter_s_not_the_reference_s(tmp_path, options):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    trainer = trained(tmp_path, rollout_func=tt.rollout, peft_config=config, **options)
+    assert "ref_per_token_logps" in trainer.batches[0]["output"]
+    check(trainer)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")]
+    + [{"importance_sampling_level": "sequence", "off_policy_mask_threshold": 0.5, "top_entropy_quantile": 0.5}],
+)
+def test_every_loss_takes_them(tmp_path, options):
+    trainer = trained(tmp_path, rollout_func=tt.rollout, max_steps=1, **options)
+    log = trainer.state.log_history[0]
+    assert abs(log["loss"]) > 0 and 0 < log["grad_norm"] < float("inf")
+
+
+def test_truncated_rows_that_are_masked_out_still_count(tmp_path):
+    trainer = trained(tmp_path, mask_truncated_completions=True, bipace_method="bigpo")
+    empty = [~b["output"]["completion_mask"].bool().any(1) for b in trainer.batches]
+    assert any(rows.any() for rows in empty)
+    check(trainer, CONFIGS["bigpo"])
+
+
+def test_step_rewards_of_a_masked_row_are_summed(tmp_path):
+    def one(prompts, trainer):
+        out = tt.rollout(prompts, trainer, extras=())
+        rows = [tt.TOKENIZER("a<A>b")["input_ids"]] * len(prompts)
+        return {**out, "completion_ids": rows, "logprobs": [[0.0] * 5] * len(rows), "env_mask": [[1, 0, 0, 0, 1]] * len(rows),
+                "step_rewards": [[float(i), 2.0] for i in range(len(rows))]}  # fmt: skip
+
+    trainer = trained(tmp_path, rollout_func=one, mask_truncated_completions=True, bipace_method="bigpo", max_steps=1)
+    batch = trainer.batches[0]
+    assert not batch["output"]["completion_mask"].any() and not batch["output"]["advantages"].any()
+    told = [row["step_rewards"] for row in batch["inputs"]]
+    found = bipace_advantages(trainer, batch["inputs"], batch["output"], batch["rewards"], trainer._bipace)
+    assert found.result.returns.tolist() == pytest.approx([a + 0.95 * b for a, b in told])
+
+
+def test_rewards_that_are_none(tmp_path):
+    def some(completions, **_):
+        return [None if i % 3 == 0 else float(i) for i in range(len(completions))]
+
+    trainer = trained(tmp_path, rollout_func=partial(tt.rollout, extras=()), reward_funcs=[some])
+    check(trainer)
+    advantages = trainer.batches[0]["output"]["advantages"]
+    assert not advantages[0::3].any() and advantages[1].any()
+    assert trainer.state.log_history[0]["bipace/invalid_row_fraction"] > 0
+
+
+def test_turns_back_to_back_are_told_by_turn_starts(tmp_path):
+    def given(prompts, trainer):
+        rows = [tt.TOKENIZER(text)["input_ids"] for text in ("aabb", "aacc", "ddbb", "aacc") * (len(prompts) // 4)]
+        return {"prompt_ids": [tt.TOKENIZER(p)["input_ids"] for p in prompts], "completion_ids": rows,
+                "logprobs": [[0.0] * 4] * len(rows), "turn_starts": [[0, 2]] * len(rows),
+                "step_rewards": [[0.0, float(i)] for i in range(len(rows))]}  # fmt: skip
+
+    trainer = trained(tmp_path, rollout_func=given, num_iterations=2)
+    batch = trainer.batches[0]
+    halves = batch["output"]["advantages"].reshape(8, 2, 2)
+    assert torch.equal(halves[..., 0], halves[..., 1]) and (halves[:, 0, 0] != halves[:, 1, 0]).any()
+
+
+# ----------------------------------------------------------------------------------------------------- what stays as it was
+
+
+def test_grpo_is_trl_s_own(tmp_path, monkeypatch):
+    trainer = tt.make_trainer(tmp_path, cls=tt.BiPACEGRPOTrainer, bipace_method="grpo")
+    own = object()
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", lambda self, inputs: own)
+    assert trainer._generate_and_score_completions([]) is own
+
+
+def test_grpo_trains_as_trl_does(tmp_path):
+    models = [tt.make_model(), tt.make_model()]
+    for model, cls in zip(models, (GRPOTrainer, tt.BiPACEGRPOTrainer), strict=True):
+        trained(tmp_path, cls=cls, model=model, bipace_method="grpo", rollout_func=tt.rollout)
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_evaluation_keeps_trl_s_advantages(tmp_path):
+    trainer = tt.make_trainer(
+        tmp_path, rollout_func=tt.rollout, eval_dataset=Dataset.from_dict({"prompt": tt.PROMPTS}),
+        num_generations_eval=2, per_device_eval_batch_size=4,
+    )  # fmt: skip
+    found = trainer.evaluate()
+    assert "eval_reward" in found and not any("bipace" in name for name in found)
+
+
+def test_a_failure_leaves_the_batch_alone(tmp_path):
+    def wrong(prompts, trainer):
+        return {**tt.rollout(prompts, trainer), "step_rewards": [[1.0] * 9] * len(prompts)}
+
+    trainer = tt.make_trainer(tmp_path, rollout_func=wrong)
+    with pytest.raises(ValueError, match="step_rewards must have one entry per turn of the model, but row 0 has 9"):
+        trainer.train()
+    assert trainer._buffered_inputs is None
+
+
+# --------------------------------------------------------------------------------------------------------------- settings
+
+
+def test_epsilon_auto_is_chosen_once_and_goes_with_the_checkpoint(tmp_path, monkeypatch):
+    options = {"rollout_func": tt.rollout, "bipace_epsilon": "auto", "save_strategy": "steps", "save_steps": 1}
+    with pytest.warns(UserWarning, match="epsilon=auto chose"):
+        first = trained(tmp_path, **options)
+    chosen = first._bipace.epsilon
+    batch = first.batches[0]
+    turns = credit.turns_of(batch["output"]["completion_mask"], batch["output"]["tool_mask"], None)
+    width = batch["output"]["prompt_ids"].shape[1]
+    states = batch["states"][turns.row, turns.start + width - 1]
+    assert chosen == bk.choose_epsilon(states, turns.row // 4, trajectory=turns.row, step=turns.step).epsilon
+    assert [log["bipace/epsilon"] for log in first.state.log_history if "loss" in log] == [chosen] * 2
+    check(first, bk.Config.bipace(chosen, **SINGLETON))
+    file = tmp_path / "checkpoint-1" / "bipace_state.json"
+    assert json.loads(file.read_text())["epsilon"] == chosen
+
+    file.write_text(json.dumps({**json.loads(file.read_text()), "epsilon": 0.123}))
+    second = tt.make_trainer(tmp_path, **options)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert second._bipace.epsilon == 0.123 and second.state.log_history[-2]["bipace/epsilon"] == 0.123
+
+
+def test_a_command_line_and_a_yaml_file(tmp_path):
+    parser = HfArgumentParser(BiPACEGRPOConfig)
+    line = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
+    (args,) = parser.parse_args_into_dataclasses(
+        [
+            *line,
+            "--bipace_method",
+            "bigpo",
+            "--bipace_epsilon",
+            "auto",
+            "--bipace_layer",
+            "-12",
+            "--bipace_base_group",
+            "true",
+        ]
+    )
+    assert args.settings == Settings(method="bigpo", epsilon="auto", layer=-12, base_group=True)
+    (args,) = parser.parse_args_into_dataclasses([*line, "--bipace_epsilon", "0.2", "--bipace_layer", "block 3"])
+    assert args.settings == Settings(epsilon=0.2, layer="block 3")
+    (args,) = parser.parse_args_into_dataclasses(line)
+    assert args.settings == Settings()
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"output_dir: {tmp_path}\nuse_cpu: true\nbf16: false\nbipace_epsilon: 0.15\nbipace_layer: -1\nscale_rewards: none\n"
+    )
+    (args,) = parser.parse_yaml_file(str(file))
+    assert args.settings == Settings(epsilon=0.15, layer=-1, episode_norm="none")
+    assert args.to_dict()["bipace_epsilon"] == 0.15
+
+
+def config(**options):
+    return BiPACEGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bipace_method": "ppo"}, "bipace_method must be one of grpo, gigpo"),
+        ({"bipace_epsilon": "wide"}, "bipace_epsilon must be a number or 'auto', got 'wide'"),
+        ({"bipace_epsilon": 3.0}, "epsilon"),
+        ({"bipace_gamma": 2.0}, "gamma"),
+        ({"bipace_embedder": "bert"}, "bipace_embedder must be one of auto"),
+        ({"scale_rewards": "batch"}, "scale_rewards='batch' has no counterpart"),
+        ({"num_generations": 1}, "GRPO requires at least 2 generations"),
+    ],
+)
+def test_settings_that_are_wrong(options, message):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+def test_scale_rewards_decides_the_episode_norm():
+    assert config().settings.episode_norm is None
+    assert config(scale_rewards="none").settings.episode_norm == "none"
+    assert config(scale_rewards="none", bipace_episode_norm="std").settings.episode_norm == "std"
+    assert (
+        config(scale_rewards="none", bipace_method="gigpo", bipace_gigpo_mode="mean_std_norm").settings.episode_norm
+        is None
+    )
+    assert config(scale_rewards="batch", bipace_method="grpo").settings.method == "grpo"
+
+
+# -------------------------------------------------------------------------------------------------------------- wrong use
+
+
+def test_a_layer_that_the_model_lacks(tmp_path):
+    with pytest.raises(ValueError, match=r"bipace_layer must be an index into hidden_states, −9 to −1 .* got -20"):
+        tt.make_trainer(tmp_path, bipace_layer=-20)
+
+
+def test_a_plain_config(tmp_path):
+    args = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[])
+    data = Dataset.from_dict({"prompt": tt.PROMPTS})
+    with pytest.raises(TypeError, match="args must be a BiPACEGRPOConfig, got GRPOConfig"):
+        tt.BiPACEGRPOTrainer(tt.make_model(), [tt.reward], args, train_dataset=data, processing_class=tt.TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"observations": lambda rows: [["x"] * 9] * len(rows)}, "observations must have one entry per turn"),
+        ({"actions": lambda rows: ["north"] * len(rows)}, "actions must be a list with one entry per turn"),
+        (
+            {"step_rewards": lambda rows: rows[:3] + [None] * (len(rows) - 3)},
+            "step_rewards must be given for every row or for none, but row 3",
+        ),
+        ({"turn_starts": lambda rows: [[99]] * len(rows)}, "turn_starts must be columns below"),
+        ({"env_mask": lambda rows: [[1] * len(row) for row in rows]}, "that mask must be 0 on what others wrote"),
+    ],
+)
+def test_what_a_rollout_func_gives_wrongly(tmp_path, change, message):
+    def wrong(prompts, trainer):
+        out = tt.rollout(prompts, trainer, extras=ALL)
+        return {**out, **{name: make(out.get(name, out["completion_ids"])) for name, make in change.items()}}
+
+    trainer = tt.make_trainer(tmp_path, rollout_func=wrong, bipace_embedder="ngram")
+    with pytest.raises((ValueError, TypeError), match=message):
+        trainer.train()
+
+
+def test_rows_and_states_of_another_batch(tmp_path):
+    trainer = trained(tmp_path, rollout_func=tt.rollout, max_steps=1)
+    batch = trainer.batches[0]
+    given = (trainer, batch["inputs"], batch["output"])
+    with pytest.raises(ValueError, match="rewards must have one row per completion of all processes"):
+        bipace_advantages(*given, batch["rewards"][:4], trainer._bipace)
+    with pytest.raises(ValueError, match="hidden must have one row per turn"):
+        bipace_advantages(*given, batch["rewards"], trainer._bipace, hidden=torch.ones(3, 32))
+
+
+def test_the_function_for_trainers_of_one_s_own(tmp_path):
+    class Own(GRPOTrainer):
+        states = States(Settings(), "bipace_")
+
+        def _calculate_rewards(self, *args, **kwargs):
+            self.seen = super()._calculate_rewards(*args, **kwargs)
+            return self.seen
+
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            before = dict(output)
+            found = bipace_advantages(self, inputs, output, self.seen, self.states)
+            assert all(output[name] is value for name, value in before.items())
+            output["advantages"] = found.advantages
+            return output
+
+    one, two = tt.make_model(), tt.make_model()
+    trained(tmp_path, cls=Own, model=one, rollout_func=tt.rollout)
+    trained(tmp_path, cls=tt.BiPACEGRPOTrainer, model=two, rollout_func=tt.rollout)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -32,16 +32,17 @@ def make_tokenizer() -> Any:
 
 
 TOKENIZER = make_tokenizer()
+TABLE = bk.token_bytes(TOKENIZER)
 
 
-def make_model(seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=9, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=len(TOKENIZER), max_position_embeddings=256, pad_token_id=TOKENIZER.pad_token_id,
-        eos_token_id=TOKENIZER.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    return Qwen2ForCausalLM(config)
+def make_model(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    settings = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 9, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": len(TOKENIZER), "max_position_embeddings": 256, "bos_token_id": None,
+        "pad_token_id": TOKENIZER.pad_token_id, "eos_token_id": TOKENIZER.eos_token_id, **changes,
+    }  # fmt: skip
+    return Qwen2ForCausalLM(Qwen2Config(**settings))
 
 
 def reward(completions: list[Any], **_: Any) -> list[float]:
@@ -81,9 +82,9 @@ class Keeping(BiPACEGRPOTrainer):  # type: ignore[misc]
             mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
             with torch.no_grad():
                 states = self.model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[LAYER]
-            if not hasattr(self, "batches"):
-                self.batches = []
-            self.batches.append({"inputs": inputs, "output": dict(output), "rewards": self.seen, "states": states})
+            self.__dict__.setdefault("batches", []).append(
+                {"inputs": inputs, "output": dict(output), "rewards": self.seen, "states": states}
+            )
         return output
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,61 +94,57 @@ class Keeping(BiPACEGRPOTrainer):  # type: ignore[misc]
 
 def make_trainer(folder: Any, cls: Any = Keeping, model: Any = None, reward_funcs: Any = None, **options: Any) -> Any:
     """A trainer for two updates; options are arguments of the trainer or of its configuration."""
-    own = {k: options.pop(k) for k in ("rollout_func", "tools", "environment_factory", "peft_config", "callbacks")
-           if k in options}  # fmt: skip
+    names = ("rollout_func", "tools", "environment_factory", "peft_config", "eval_dataset", "processing_class")
+    own = {"processing_class": TOKENIZER, **{name: options.pop(name) for name in names if name in options}}
+    data = options.pop("train_dataset", None) or Dataset.from_dict({"prompt": PROMPTS})
     settings: dict[str, Any] = {
-        "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2, "max_completion_length": 8,
+        "per_device_train_batch_size": 8, "max_steps": 2, "max_completion_length": 8,
         "report_to": [], "use_cpu": True, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True,
-        "learning_rate": 1e-3, "bf16": False,
+        "learning_rate": 1e-3, "bf16": False, "num_generations": 4,
     }  # fmt: skip
     args = BiPACEGRPOConfig(output_dir=str(folder), **{**settings, **options})
     return cls(
-        make_model() if model is None else model, reward_funcs or [reward], args,
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}), processing_class=TOKENIZER, **own,
+        make_model() if model is None else model, reward_funcs or [reward], args, train_dataset=data, **own
     )  # fmt: skip
 
 
-def by_hand(batch: dict[str, Any], config: bk.Config, *, mode: str = "action_tag") -> torch.Tensor:
-    """[B, T] what the page says, token by token: loops, bk.advantage() and nothing of the adapter."""
-    output, g = batch["output"], 4
-    written = output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))
-    width = output["prompt_ids"].shape[1]
-    rows: list[dict[str, Any]] = []
-    spans: list[tuple[int, int, int]] = []
-    for b, mask in enumerate(written.tolist()):
-        starts = [t for t, m in enumerate(mask) if m and (t == 0 or not mask[t - 1])]
-        total = float(batch["rewards"][b].nansum()) if not bool(batch["rewards"][b].isnan().all()) else float("nan")
-        extra = batch["inputs"][b]
-        before = 0
-        for i, t in enumerate(starts or [0]):
-            end = t
-            while end < len(mask) and mask[end]:
-                end += 1
-            ids = output["completion_ids"][b, t:end].tolist()
-            prompt = output["prompt_ids"][b][output["prompt_mask"][b].bool()]
-            heard = prompt if i == 0 else output["completion_ids"][b, before:t]
-            last = i + 1 == max(1, len(starts))
-            rows.append({
-                "group": b // g, "trajectory": b, "step": i, "episode_return": total,
-                "rewards": extra["step_rewards"][i] if "step_rewards" in extra else total * last if last else 0.0,
-                "fingerprint": batch["states"][b, width + t - 1],
-                "observation": extra["observations"][i] if "observations" in extra else TOKENIZER.decode(heard),
-                "action": extra["actions"][i] if "actions" in extra else None,
-                "text": TOKENIZER.decode(ids, skip_special_tokens=True), "ids": ids,
-            })  # fmt: skip
-            spans.append((b, t, end))
-            before = end
+def by_hand(*ranks: dict[str, Any], config: bk.Config, mode: str = "action_tag") -> list[torch.Tensor]:
+    """[B, T] of each rank's batch, what the page says, token by token: loops, bk.advantage() and nothing of the adapter."""
+    g, rows, spans = 4, [], []
+    for rank, batch in enumerate(ranks):
+        output = batch["output"]
+        written = output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))
+        width = output["prompt_ids"].shape[1]
+        first = rank * len(written)
+        for b, mask in enumerate(written.tolist()):
+            starts = [t for t, m in enumerate(mask) if m and (t == 0 or not mask[t - 1])] or [0]
+            scores, extra, before = batch["rewards"][first + b], batch["inputs"][b], 0
+            total = float("nan") if bool(scores.isnan().all()) else float(scores.nansum())
+            for i, t in enumerate(starts):
+                end = next((u for u in range(t, len(mask)) if not mask[u]), len(mask))
+                ids = output["completion_ids"][b, t:end].tolist()
+                prompt = output["prompt_ids"][b][output["prompt_mask"][b].bool()]
+                rows.append({
+                    "group": (first + b) // g, "trajectory": first + b, "step": i, "episode_return": total,
+                    "rewards": extra["step_rewards"][i] if "step_rewards" in extra else total if t == starts[-1] else 0.0,
+                    "fingerprint": batch["states"][b, width + t - 1],
+                    "observation": extra["observations"][i] if "observations" in extra else TOKENIZER.decode(
+                        prompt if i == 0 else output["completion_ids"][b, before:t], skip_special_tokens=True),
+                    "action": extra["actions"][i] if "actions" in extra else None, "ids": ids,
+                })  # fmt: skip
+                spans.append((rank, b, t, end))
+                before = end
     records = {k: [row[k] for row in rows] for k in ("group", "trajectory", "step", "rewards", "episode_return")}
     if rows[0]["action"] is not None:
         keys, _ = bk.action_keys([row["action"] for row in rows], mode="text")
     else:
-        keys, _ = bk.action_keys([row["ids"] for row in rows], mode=mode, token_bytes=bk.token_bytes(TOKENIZER),
-                                 mask=[[1] * len(row["ids"]) for row in rows])  # fmt: skip
+        masks = [[1] * len(row["ids"]) for row in rows]
+        keys, _ = bk.action_keys([row["ids"] for row in rows], mode=mode, token_bytes=TABLE, mask=masks)
     result = bk.advantage(
         **records, fingerprint=torch.stack([row["fingerprint"] for row in rows]), action_key=keys,
         observation=[row["observation"] for row in rows], config=config,
     )  # fmt: skip
-    found = torch.zeros(written.shape)
-    for (b, t, end), value in zip(spans, result.advantage.tolist(), strict=True):
-        found[b, t:end] = value
+    found = [torch.zeros(batch["output"]["completion_mask"].shape) for batch in ranks]
+    for (rank, b, t, end), value in zip(spans, result.advantage.tolist(), strict=True):
+        found[rank][b, t:end] = value
     return found

@@ -1,0 +1,77 @@
+"""BiPACE in TRL on two processes (gloo): prompt groups that lie on both of them, and the advantages of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl", reason="TRL is not installed: make test-integrations")
+
+import tiny_trl as tt
+import torch
+
+import bipace_kernels as bk
+
+HERE = Path(__file__).parent
+SINGLETON = {"on_invalid": "singleton", "duplicates": "once"}
+
+
+# 6 rows on each of two processes, groups of 4: the second group has two rows on either.
+WAYS = {
+    "auto": {"per_device_train_batch_size": 6, "bipace_epsilon": "auto"},
+    "tapped": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, "bipace_method": "bigpo"},
+    "failing": {"per_device_train_batch_size": 6, "bad_rank": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    paths = os.pathsep.join([str(Path(bk.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": paths,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(HERE / "trl_ranks.py"),
+         str(folder), json.dumps(WAYS)],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=220, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def compare(ranks, name, config):
+    batches = list(zip(*(rank[name]["batches"] for rank in ranks), strict=True))
+    assert len(batches) == 2
+    for both in batches:
+        wanted = tt.by_hand(*both, config=config)
+        for batch, advantages in zip(both, wanted, strict=True):
+            assert torch.equal(batch["output"]["advantages"], advantages)
+    return batches
+
+
+def test_advantages_are_those_of_one_process(ranks):
+    epsilon = ranks[0]["auto"]["epsilon"]
+    assert epsilon == ranks[1]["auto"]["epsilon"]
+    (first, second), _ = compare(ranks, "auto", bk.Config.bipace(epsilon, **SINGLETON))
+    assert len(first["inputs"]) == len(second["inputs"]) == 6
+    log = ranks[0]["auto"]["log"][0]  # metrics are over both
+    rows = first["turns"] + second["turns"]
+    assert log["bipace/mean_cluster_size"] * log["bipace/cluster_count"] == pytest.approx(rows)
+
+
+def test_a_tapped_forward(ranks):
+    compare(ranks, "tapped", bk.Config.bigpo(**SINGLETON))
+
+
+def test_where_one_process_fails_all_do(ranks):
+    for rank in ranks:
+        assert rank["failing"]["error"].startswith("rank 1: step_rewards must have one entry per turn of the model")

@@ -1,0 +1,43 @@
+"""One process of several: trains in each of the ways told, and writes its batches.  torchrun … trl_ranks.py FOLDER OPTIONS
+
+OPTIONS: a JSON object {name of the way: options of the trainer}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import tiny_trl as tt
+import torch
+
+from bipace_kernels.integrations.trl import credit
+
+RANK = int(os.environ["RANK"])
+
+
+def main(folder: Path, options: dict) -> dict:
+    bad_rank = options.pop("bad_rank", None)
+
+    def rollout(prompts, trainer):
+        out = tt.rollout(prompts, trainer)
+        return {**out, "step_rewards": [[1.0] * 9] * len(prompts)} if bad_rank == RANK else out
+
+    trainer = tt.make_trainer(folder, rollout_func=rollout, **options)
+    try:
+        trainer.train()
+    except ValueError as error:
+        return {"error": str(error)}
+    for batch in trainer.batches:
+        turns = credit.turns_of(batch["output"]["completion_mask"], batch["output"]["tool_mask"], None)
+        batch["turns"] = len(turns)
+    logged = [log for log in trainer.state.log_history if "loss" in log]
+    return {"batches": trainer.batches, "log": logged, "epsilon": trainer._bipace.epsilon}
+
+
+if __name__ == "__main__":
+    folder, ways = Path(sys.argv[1]), json.loads(sys.argv[2])
+    found = {name: main(folder / name, options) for name, options in ways.items()}
+    torch.save(found, folder / f"rank{RANK}.pt")
