@@ -1,0 +1,28 @@
+"""verl-agent's FSDP workers, whose compute_log_prob() gives hidden states besides.  Imports verl-agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.workers import fsdp_workers
+
+from .capture import log_prob
+
+
+class ActorRolloutRefWorker(fsdp_workers.ActorRolloutRefWorker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_log_prob(self, data: Any) -> Any:
+        return log_prob(self, super().compute_log_prob, data)
+
+
+class AsyncActorRolloutRefWorker(fsdp_workers.AsyncActorRolloutRefWorker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_log_prob(self, data: Any) -> Any:
+        return log_prob(self, super().compute_log_prob, data)
+
+
+def install() -> None:
+    """The trainer's main looks its worker classes up in fsdp_workers: it finds these.  Ray brings them to the workers."""
+    for cls in (ActorRolloutRefWorker, AsyncActorRolloutRefWorker):
+        setattr(fsdp_workers, cls.__name__, cls)

@@ -1,0 +1,592 @@
+"""BiPACE in verl-agent: with the fork where BIPACE_VERL_AGENT names a checkout of it, else with the stand-in alone."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from trained_tokenizers import byte_level
+from transformers import PreTrainedTokenizerFast
+from verl import DataProto
+from verl_agent_harness import (
+    FORK,
+    REAL,
+    Workers,
+    config_of,
+    hgpo_ray_trainer,
+    ray_trainer,
+    rollout,
+    tiny_model,
+    trainer_of,
+)
+
+import bipace_kernels as bk
+from bipace_kernels.integrations.verl_agent import Settings, attach
+from bipace_kernels.integrations.verl_agent import launch as launcher
+from bipace_kernels.integrations.verl_agent.batch import HIDDEN, HIDDEN_IDS, IDS, mark, write_advantages
+from bipace_kernels.integrations.verl_agent.driver import attached
+
+PACKAGE = "bipace_kernels.integrations.verl_agent"
+SEEDS = range(5)
+ON = Settings(bisim_grouping=True, bisim_embedder="identity", bisim_eps=0.0)
+KEYS = {"bisim_grouping": True, "bisim_embedder": "identity"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+
+
+@pytest.fixture
+def ready(tokenizer):
+    """Batches as compute_advantage() gets them, with a penalty that differs between the rows of a trajectory."""
+
+    def make(seed: int, settings: Settings, hgpo: bool = False, penalty: float = 0.1, copies: int = 0):
+        rng = np.random.default_rng(seed)
+        batch = rollout(seed, tokenizer)
+        core = hgpo_ray_trainer.core_hgpo if hgpo else ray_trainer.core_gigpo
+        batch.batch["step_rewards"] = core.compute_step_discounted_returns(batch=batch, gamma=0.95)
+        mark(batch, settings)
+        if copies:
+            batch = DataProto.concat([batch, batch.select_idxs(rng.choice(len(batch), copies, replace=False))])
+        batch.batch["response_mask"] = batch.batch["attention_mask"][:, -batch.batch["responses"].shape[1] :]
+        invalid = penalty * torch.tensor(1 - batch.non_tensor_batch["is_action_valid"].astype(np.float32))
+        score = torch.zeros(batch.batch["responses"].shape)
+        score[:, 0] = torch.tensor(batch.non_tensor_batch["episode_rewards"].astype(np.float32)) - invalid
+        batch.batch["token_level_rewards"] = score
+        batch.batch["step_rewards"] = batch.batch["step_rewards"] - invalid
+        if not hgpo:
+            batch.reorder(torch.tensor(rng.permutation(len(batch))))
+        return batch
+
+    return make
+
+
+def clone(batch):
+    return batch.select_idxs(np.arange(len(batch)))
+
+
+def own_advantages(batch, config):
+    """verl-agent's function on the rows of the batch that are no copies; [N, T] with each copy given its row's."""
+    hgpo = config.algorithm.adv_estimator == "hgpo"
+    module = hgpo_ray_trainer if hgpo else ray_trainer
+    hgpo_own = (
+        {f"hgpo_{k}": config.algorithm.hgpo[k] for k in ("mode", "length_weight_alpha", "base_group")} if hgpo else {}
+    )
+    out = module.compute_advantage(
+        clone(batch), adv_estimator=config.algorithm.adv_estimator, gamma=config.algorithm.gamma,
+        step_advantage_w=config.algorithm.gigpo.step_advantage_w, gigpo_mode=config.algorithm.gigpo.mode,
+        history_length=config.env.history_length, **hgpo_own,
+    )  # fmt: skip
+    return out.batch["advantages"]
+
+
+def settings_of(config):
+    settings = Settings.of(config)
+    assert settings is not None
+    return settings
+
+
+# ------------------------------------------------------------------------------------------- equal to verl-agent's own
+
+
+@pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_identity_at_epsilon_0_is_verl_agent_s_gigpo(ready, tmp_path, mode, seed):
+    """With copies that count, too; and the clusters are those of equal observations."""
+    config = config_of(
+        tmp_path, f"algorithm.gigpo.mode={mode}", "algorithm.gigpo.step_advantage_w=0.7", "algorithm.gigpo.bisim_grouping=True",
+        "algorithm.gigpo.bisim_embedder=identity", "algorithm.gigpo.bisim_eps=0", "algorithm.gigpo.bisim_duplicates=count",
+    )  # fmt: skip
+    batch = ready(seed, settings_of(config), copies=seed)
+    wanted = own_advantages(batch, config)
+    write_advantages(batch, settings_of(config))
+    torch.testing.assert_close(batch.batch["advantages"], wanted, atol=2e-6, rtol=0)
+    assert torch.equal(batch.batch["returns"], batch.batch["advantages"])
+
+
+@pytest.mark.parametrize(("mode", "base"), list(itertools.product(["mean_norm", "mean_std_norm"], ["False", "True"])))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_identity_is_verl_agent_s_hgpo(ready, tmp_path, mode, base, seed):
+    config = config_of(
+        tmp_path, f"algorithm.hgpo.mode={mode}", f"algorithm.hgpo.base_group={base}", "algorithm.hgpo.length_weight_alpha=0.5",
+        "algorithm.gigpo.bisim_grouping=True", hgpo=True,
+    )  # fmt: skip
+    batch = ready(seed, settings_of(config), hgpo=True, penalty=0.0 if base == "True" else 0.1)
+    wanted = own_advantages(batch, config)
+    write_advantages(batch, settings_of(config))
+    torch.testing.assert_close(batch.batch["advantages"], wanted, atol=2e-6, rtol=0)
+
+
+def test_off_means_that_nothing_is_touched(tmp_path, tokenizer):
+    """The same function objects, and the same fit()."""
+    config = config_of(tmp_path)
+    assert Settings.of(config) is None
+    trainer = trainer_of(config, tokenizer, rollout(0, tokenizer))
+    seen, fit = [], ray_trainer.RayPPOTrainer.fit
+    trainer.actor_rollout_wg.update_actor = lambda batch: (
+        seen.append(
+            (
+                ray_trainer.compute_advantage,
+                ray_trainer.core_gigpo.compute_step_discounted_returns,
+                list(batch.batch.keys()),
+            )
+        )
+        or DataProto(meta_info={"metrics": {}})
+    )
+    before = ray_trainer.compute_advantage, ray_trainer.core_gigpo.compute_step_discounted_returns
+    attach(type(trainer), Settings.of(config))
+    assert type(trainer).fit is fit
+    trainer.fit()
+    assert seen[0][:2] == before
+    assert not [key for key in seen[0][2] if "bipace" in key]
+
+
+# --------------------------------------------------------------------------------------------------- equal to bk.advantage
+
+
+@pytest.mark.parametrize("estimator", ["q_style", "counterfactual"])
+@pytest.mark.parametrize("key_mode", ["action_tag", "first_n"])
+def test_pace_over_n_grams_is_the_estimator_s_on_the_same_records(ready, tokenizer, estimator, key_mode):
+    settings = Settings(
+        bisim_grouping=True, bisim_embedder="ngram", cacb_enabled=True, cacb_estimator=estimator, cacb_action_key_mode=key_mode,
+        cacb_n_action_tokens=3,
+    )  # fmt: skip
+    table = bk.token_bytes(tokenizer)
+    batch = ready(1, settings, penalty=0.0)
+    group, trajectory, step = batch.batch[IDS].unbind(1)
+    keys, parsed = bk.action_keys(
+        batch.batch["responses"], mask=batch.batch["response_mask"], mode=key_mode, n=3, token_bytes=table
+    )
+    wanted = bk.advantage(
+        group, trajectory, None, step=step, returns=batch.batch["step_rewards"],
+        episode_return=batch.batch["token_level_rewards"].sum(-1), action_key=keys, action_parsed=parsed,
+        fingerprint=bk.ngram_fingerprint(list(batch.non_tensor_batch["anchor_obs"])),
+        config=bk.Config.bipace(
+            0.25, {"q_style": "q_style", "counterfactual": "diff_peer"}[estimator], episode_norm="none", episode_scope="step",
+            lone_trajectory="raw",
+        ),
+    )  # fmt: skip
+    metrics = write_advantages(batch, settings, table)
+    got = batch.batch["advantages"]
+    torch.testing.assert_close(got, bk.to_tokens(wanted.advantage, batch.batch["response_mask"]), atol=2e-6, rtol=0)
+    assert metrics == pytest.approx(wanted.metrics(), abs=2e-6)
+    assert (metrics["bipace/action_parse_rate"] > 0.5) == (key_mode == "action_tag")
+    assert not [key for key in set(batch.batch.keys()) if "bipace" in key]
+
+
+def test_pace_alone_keeps_verl_agent_s_own_groups(ready):
+    """cacb_enabled without bisim_grouping: equal observations, or similar ones."""
+    for similar, partition in ((False, "exact"), (True, "similar")):
+        settings = Settings(cacb_enabled=True, cacb_action_key_mode="first_n", enable_similarity=similar)
+        assert settings.config().partition == partition
+        batch = ready(2, settings)
+        assert write_advantages(batch, settings)["bipace/cluster_count"] > 1
+
+
+@pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
+def test_copies_count_once(ready, mode):
+    """Rows that fill up the batch change no other row's advantage, and have that of the row they are copies of."""
+    settings = replace(ON, mode=mode)
+    plain, filled = ready(3, settings), ready(3, settings, copies=7)
+    by_id = {}
+    for batch in (plain, filled):
+        ids = batch.batch[IDS] - batch.batch[IDS].amin(0)
+        write_advantages(batch, settings)
+        for row, advantage in zip(ids.tolist(), batch.batch["advantages"][:, 0], strict=True):
+            by_id.setdefault(tuple(row), []).append(advantage.item())
+    assert sorted({len(v) for v in by_id.values()}) == [2, 3]
+    assert all(len(set(v)) == 1 for v in by_id.values())
+    counted = ready(3, settings, copies=7)
+    write_advantages(counted, replace(settings, bisim_duplicates="count"))
+    assert not torch.equal(counted.batch["advantages"], filled.batch["advantages"])
+
+
+def test_the_order_of_rows_means_nothing(ready):
+    settings = Settings(bisim_grouping=True, bisim_embedder="ngram")
+    one = ready(4, settings)
+    other = clone(one)
+    order = torch.randperm(len(one))
+    other.reorder(order)
+    for batch in (one, other):
+        write_advantages(batch, settings)
+    assert torch.equal(one.batch["advantages"][order], other.batch["advantages"])
+
+
+# ------------------------------------------------------------------------------------------------------------- wrong use
+
+
+def test_rows_that_are_not_finite_are_set_aside_or_stop_the_run(ready):
+    batch = ready(5, ON)
+    bad = batch.batch[IDS][3, 1]
+    batch.batch["token_level_rewards"][3, 0] = torch.nan
+    spoilt = batch.batch[IDS][:, 1] == bad
+    before = {k: v.clone() for k, v in batch.batch.items()}
+    with pytest.raises(ValueError, match="finite"):
+        write_advantages(batch, replace(ON, bisim_on_invalid="raise"))
+    assert set(batch.batch.keys()) == set(before), "a failure leaves nothing behind"
+    metrics = write_advantages(batch, ON)
+    assert torch.equal(batch.batch["advantages"].any(1), ~spoilt & batch.batch["advantages"].any(1))
+    assert metrics["bipace/invalid_row_fraction"] == pytest.approx(spoilt.double().mean().item())
+    assert torch.isfinite(batch.batch["advantages"]).all()
+
+
+def test_hidden_states_that_are_missing_or_of_another_batch(ready):
+    settings = Settings(bisim_grouping=True)
+    batch = ready(6, settings)
+    with pytest.raises(ValueError, match=r"python -m bipace_kernels\.integrations\.verl_agent.*bisim_embedder=ngram"):
+        write_advantages(batch, settings)
+    batch.batch[HIDDEN], batch.batch[HIDDEN_IDS] = torch.randn(len(batch), 8), ready(6, settings).batch[IDS]
+    with pytest.raises(ValueError, match="of other rows than the batch"):
+        write_advantages(batch, settings)
+    assert "advantages" not in batch.batch
+    batch.batch.pop(IDS)
+    with pytest.raises(ValueError, match=r"mark\(\) the batch before adjust_batch"):
+        write_advantages(batch, settings)
+
+
+def test_base_group_needs_one_score_per_trajectory(ready):
+    settings = replace(ON, hgpo={"history_length": 2, "base_group": True})
+    with pytest.raises(ValueError, match="use_invalid_action_penalty=False"):
+        write_advantages(ready(7, settings, hgpo=True), settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+algorithm.gigpo.bisim_epsilon=0.1"], r"algorithm\.gigpo\.bisim_epsilon is no key of BiPACE; there are .*bisim_eps"),
+        (["algorithm.gigpo.bisim_embedder=hash"], r"algorithm\.gigpo\.bisim_embedder must be one of actor_hidden, ngram"),
+        (["algorithm.gigpo.cacb_estimator=diff"], "cacb_estimator must be one of q_style, counterfactual"),
+        (["algorithm.gigpo.cacb_action_key_mode=text"], "cacb_action_key_mode must be one of action_tag, first_n"),
+        (["algorithm.gigpo.cacb_n_action_tokens=0"], "cacb_n_action_tokens must be an int of at least 1"),
+        (["algorithm.gigpo.cacb_enabled=1"], "cacb_enabled must be one of True, False, got 1"),
+        (["algorithm.gigpo.bisim_eps=3"], "epsilon must be a number 0 or in"),
+        (["algorithm.gigpo.enable_similarity=True"], "set one to False"),
+        (["algorithm.adv_estimator=grpo"], "algorithm.adv_estimator must be gigpo"),
+        (["env.rollout.n=1"], "env.rollout.n must be at least 2, got 1"),
+        (["actor_rollout_ref.actor.strategy=megatron"], "use bisim_embedder=ngram, or strategy=fsdp"),
+        (["algorithm.adv_estimator=hgpo"], "set algorithm.gigpo.bisim_embedder=identity"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_name_the_key_and_the_cure(tmp_path, overrides, message):
+    config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True", *overrides)
+    with pytest.raises(ValueError, match=message):
+        Settings.of(config)
+
+
+# ------------------------------------------------------------------------------------------------ the whole step, tapped
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_workers_give_the_hidden_state_of_the_last_prompt_token(tmp_path, tokenizer, packed, dynamic):
+    """Padded and packed, in micro-batches of equal rows or of equal tokens, in the order of the batch."""
+    config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True", "algorithm.gigpo.bisim_layer=-2")
+    model = tiny_model()
+    workers = Workers(config, model, packed)
+    rollout_config = workers.worker.config.rollout
+    rollout_config.log_prob_micro_batch_size_per_gpu = 4
+    rollout_config.log_prob_use_dynamic_bsz, rollout_config.log_prob_max_token_len_per_gpu = dynamic, 80
+    batch = rollout(8, tokenizer)
+    batch = batch.select_idxs(np.arange(len(batch) // 2 * 2))
+    mark(batch, settings_of(config))
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=REAL)  # as the fork's actor runs its forward
+    with torch.no_grad(), autocast:
+        states = model(
+            batch.batch["input_ids"], attention_mask=batch.batch["attention_mask"],
+            position_ids=batch.batch["position_ids"], output_hidden_states=True,
+        ).hidden_states[-2]  # fmt: skip
+    out = workers.compute_log_prob(batch)
+    wanted = states[:, batch.batch["prompts"].shape[1] - 1].float()
+    got = out.batch[HIDDEN].float()
+    assert (got - wanted).abs().max() <= (2e-2 if REAL else 1e-5) * wanted.abs().max()
+    assert torch.equal(out.batch[HIDDEN_IDS], batch.batch[IDS])
+    assert "_forward_micro_batch" not in vars(workers.worker.actor)
+    batch.meta_info["is_lora"] = True
+    model.disable_adapter = contextlib.nullcontext
+    assert HIDDEN not in workers.worker.compute_log_prob(batch).batch, "the reference's forward is not the policy's"
+
+
+def test_under_ulysses_each_rank_gives_the_rows_of_its_slice(tmp_path, tokenizer, monkeypatch):
+    """Two ranks' shares, added up, are the states that slices of the packed tokens have."""
+    from bipace_kernels.integrations.verl_agent.capture import Capture
+
+    model = tiny_model()
+    batch = rollout(9, tokenizer).select_idxs(np.arange(7))
+    ids, mask, responses = (batch.batch[k] for k in ("input_ids", "attention_mask", "responses"))
+    micro_batches = [
+        {"input_ids": ids[a:b], "attention_mask": mask[a:b], "responses": responses[a:b]} for a, b in ((0, 4), (4, 7))
+    ]
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+
+    def slices(micro_batch):
+        tokens = micro_batch["input_ids"][micro_batch["attention_mask"].bool()]
+        tokens = torch.nn.functional.pad(tokens, (0, len(tokens) % 2))
+        return tokens.chunk(2)
+
+    class Actor:
+        use_remove_padding, actor_module = True, model
+
+        def _forward_micro_batch(self, micro_batch):
+            with torch.no_grad():
+                model(input_ids=slices(micro_batch)[rank][None], use_cache=False)
+
+    class Mesh:
+        def __getitem__(self, name):
+            assert name == "sp"
+            return self
+
+        def size(self):
+            return 2
+
+        def get_local_rank(self):
+            return rank
+
+        def get_group(self):
+            return None
+
+    monkeypatch.setattr(sys.modules[__name__], "rearrange_micro_batches", None, raising=False)  # of the actor's module
+    total = 0
+    for rank in range(2):  # noqa: B007  # Actor and Mesh look at it
+        actor = Actor()
+        with Capture(actor, -2, Mesh()) as capture:
+            for micro_batch in micro_batches:
+                actor._forward_micro_batch(micro_batch)
+        total = total + capture.rows()
+    wanted = []
+    for micro_batch in micro_batches:
+        with torch.no_grad():
+            parts = [
+                model(input_ids=s[None], output_hidden_states=True).hidden_states[-2][0] for s in slices(micro_batch)
+            ]
+        lengths = micro_batch["attention_mask"].sum(1)
+        prompts = micro_batch["attention_mask"][:, : -responses.shape[1]].sum(1)
+        wanted.append(torch.cat(parts)[lengths.cumsum(0) - lengths + prompts - 1])
+    torch.testing.assert_close(total, torch.cat(wanted), atol=1e-6, rtol=1e-6)
+    actor = Actor()
+    with pytest.raises(ValueError, match="images under Ulysses"), Capture(actor, -2, Mesh()):
+        actor._forward_micro_batch({**micro_batches[0], "multi_modal_inputs": []})
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_fit_trains_on_bipace_s_advantages(tmp_path, tokenizer, packed, monkeypatch):
+    """Copies, balanced rows, the penalty and the tap together; and everything is put back afterwards."""
+    config = config_of(
+        tmp_path, "algorithm.gigpo.bisim_grouping=True", "algorithm.gigpo.bisim_layer=-2", "algorithm.gigpo.bisim_eps=0.3",
+        "algorithm.gigpo.cacb_enabled=True",
+    )  # fmt: skip
+    settings = settings_of(config)
+    trainer = trainer_of(config, tokenizer, rollout(10, tokenizer), packed=packed)
+    attach(type(trainer), settings)
+    module = ray_trainer
+    before = module.compute_advantage, module.compute_data_metrics, module.core_gigpo.compute_step_discounted_returns
+    given, logged = [], []
+    inner = write_advantages
+
+    def watched(data, *args):
+        given.append(clone(data))
+        return inner(data, *args)
+
+    monkeypatch.setattr("bipace_kernels.integrations.verl_agent.driver.write_advantages", watched)
+    if REAL:
+        monkeypatch.setattr("verl.utils.tracking.Tracking.log", lambda self, data, step: logged.append(data))
+    trainer.fit()
+    assert before == (
+        module.compute_advantage, module.compute_data_metrics, module.core_gigpo.compute_step_discounted_returns
+    )  # fmt: skip
+    data, seen = given[0], trainer.actor_rollout_wg.seen
+    first = [i for i, row in enumerate(data.batch[IDS].tolist()) if row not in data.batch[IDS][:i].tolist()]
+    assert len(first) < len(data), "the batch was filled up with copies"
+    group, trajectory, step = data.batch[IDS][first].unbind(1)
+    assert step.tolist() != sorted(step.tolist())
+    keys, _ = bk.action_keys(
+        data.batch["responses"][first], mask=data.batch["response_mask"][first], token_bytes=bk.token_bytes(tokenizer)
+    )
+    score = data.batch["token_level_rewards"].sum(-1)[first]
+    rows = torch.arange(len(first))
+    term = bk.advantage(
+        group, trajectory, None, step=step, returns=data.batch["step_rewards"][first], episode_return=torch.zeros(len(first)),
+        fingerprint=data.batch[HIDDEN][first], action_key=keys, config=bk.Config.bipace(0.3),
+    )  # fmt: skip
+    episode = bk.advantage(
+        group, rows, None, returns=score, episode_return=score,
+        config=bk.Config.grpo(episode_norm="none", episode_scope="step", lone_trajectory="raw"),
+    )  # fmt: skip
+    wanted = {
+        tuple(i): a
+        for i, a in zip(
+            data.batch[IDS][first].tolist(), (episode.advantage + term.step_advantage).tolist(), strict=True
+        )
+    }
+    got = seen.batch["advantages"]
+    full = torch.tensor([wanted[tuple(i)] for i in data.batch[IDS].tolist()])[:, None] * seen.batch["response_mask"]
+    torch.testing.assert_close(got, full, atol=2e-6, rtol=0)
+    assert 1 < len(term.cluster.unique()) < len(first)
+    metrics = logged[0] if REAL else trainer.metrics
+    assert metrics["bipace/cluster_count"] == len(term.cluster.unique())
+    assert "critic/advantages/mean" in metrics
+
+
+def test_fit_of_hgpo(tmp_path, tokenizer):
+    config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True", "algorithm.hgpo.mode=mean_norm", hgpo=True)
+    outcomes = []
+    for settings in (None, settings_of(config)):
+        np.random.seed(0)  # noqa: NPY002  # what the fork chooses copies with
+        trainer = trainer_of(config, tokenizer, rollout(11, tokenizer))
+        attach(type(trainer), settings)
+        trainer.fit()
+        outcomes.append(trainer.actor_rollout_wg.seen.batch["advantages"])
+    torch.testing.assert_close(outcomes[1], outcomes[0], atol=2e-6, rtol=0)
+    assert not torch.equal(*outcomes), "two ways to the same numbers"
+
+
+def test_a_layer_that_the_model_lacks_is_told_before_any_update(tmp_path, tokenizer):
+    config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True")
+    trainer = trainer_of(config, tokenizer, rollout(12, tokenizer))
+    attach(type(trainer), settings_of(config))
+    with pytest.raises(ValueError, match="layer"):
+        trainer.fit()
+    assert trainer.actor_rollout_wg.seen is None
+
+
+def test_a_tokenizer_without_bytes_is_told_before_the_first_rollout():
+    with pytest.raises(TypeError), attached(ray_trainer, Settings(cacb_enabled=True), object()):
+        pass
+
+
+# ------------------------------------------------------------------------------------------------------------- recipes
+
+# Tables "run-settings" and "hparams" of the paper, typed from it:
+# model, GPUs, TP, steps, G, horizon, layer, ε
+RUNS = {
+    "alfworld_7b": ("Qwen2.5-7B", 4, 2, 150, 8, 50, -8, 0.10),
+    "alfworld_1_5b": ("Qwen2.5-1.5B", 2, 1, 200, 8, 50, -12, 0.05),
+    "webshop_7b": ("Qwen2.5-7B", 4, 2, 150, 12, 15, -8, 0.10),
+    "webshop_1_5b": ("Qwen2.5-1.5B", 2, 1, 200, 12, 15, -12, 0.06),
+    "textcraft_7b": ("Qwen2.5-7B", 4, 2, 50, 12, 70, -8, 0.10),
+    "textcraft_1_5b": ("Qwen2.5-1.5B", 4, 1, 100, 12, 70, -12, 0.10),
+}
+SHARED = {
+    "algorithm.adv_estimator": "gigpo", "algorithm.gamma": 0.95, "algorithm.gigpo.bisim_grouping": True,
+    "algorithm.gigpo.bisim_embedder": "actor_hidden", "algorithm.gigpo.cacb_enabled": True,
+    "algorithm.gigpo.cacb_n_action_tokens": 8, "algorithm.gigpo.cacb_action_key_mode": "action_tag",
+    "algorithm.gigpo.cacb_estimator": "q_style", "algorithm.gigpo.step_advantage_w": 1.0,
+    "actor_rollout_ref.actor.kl_loss_coef": 0.01, "actor_rollout_ref.actor.optim.lr": 5e-7,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_recipes_are_the_paper_s_table(tmp_path, name):
+    model, gpus, tp, steps, size, horizon, layer, epsilon = RUNS[name]
+    config = config_of(tmp_path, f"+recipe={name}", "env.env_name=Any", f"env.rollout.n={size}")
+    wanted = {
+        **SHARED, "trainer.n_gpus_per_node": gpus, "actor_rollout_ref.rollout.tensor_model_parallel_size": tp,
+        "trainer.total_training_steps": steps, "trainer.total_epochs": steps, "env.max_steps": horizon,
+        "algorithm.gigpo.bisim_layer": layer, "algorithm.gigpo.bisim_eps": epsilon,
+        "actor_rollout_ref.model.path": f"Qwen/{model}-Instruct",
+    }  # fmt: skip
+    assert {key: OmegaConf.select(config, key) for key in wanted} == wanted
+    recipe = OmegaConf.load(launcher.CONFIG / f"recipe/{name}.yaml")
+    assert recipe.env.rollout.n == size
+    estimator = settings_of(config).config()
+    assert (estimator.partition, estimator.estimator, estimator.epsilon) == ("cosine", "q_style", epsilon)
+
+
+def test_there_are_no_other_recipes():
+    assert {p.stem for p in (launcher.CONFIG / "recipe").glob("*.yaml")} == {*RUNS, "common"}
+
+
+def test_keys_stand_for_these_configurations():
+    """The page's table: keys against presets."""
+    norm = {"episode_scope": "step", "lone_trajectory": "raw", "on_invalid": "singleton"}
+    raw = {**norm, "episode_norm": "none", "duplicates": "raise"}
+    on = {"bisim_grouping": True}
+    assert Settings(**on).config() == bk.Config.bigpo(0.10, **raw)
+    assert Settings(**on, bisim_embedder="ngram").config() == bk.Config.bigpo(0.25, **raw)
+    assert Settings(**on, bisim_embedder="identity").config() == bk.Config.gigpo("mean_norm", on_invalid="singleton")
+    assert Settings(**on, cacb_enabled=True).config() == bk.Config.bipace(0.10, **raw)
+    both = Settings(
+        **on, cacb_enabled=True, cacb_estimator="counterfactual", mode="mean_std_norm", step_advantage_w=0.5
+    )
+    assert both.config() == bk.Config.bipace(0.10, "diff_peer", **norm, step_weight=0.5)
+    assert Settings(**on, mode="mean_std_norm").config() == bk.Config.bigpo(0.10, **norm, step_norm="std")
+
+
+# ------------------------------------------------------------------------------------------------------------- launcher
+
+MAIN = """
+import hydra
+ran = []
+class RayPPOTrainer:
+    def fit(self):
+        ran.append("fit")
+class TaskRunner:
+    def run(self, config):
+        trainer = RayPPOTrainer()
+        trainer.tokenizer = None
+        ran.append((config, type(trainer).fit))
+def run_ppo(config):
+    TaskRunner().run(config)
+@hydra.main(config_path={folder!r}, config_name="ppo_trainer", version_base=None)
+def main(config):
+    run_ppo(config)
+"""
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_the_launcher_runs_verl_agent_s_main(tmp_path, monkeypatch, on):
+    """With its own arguments and BiPACE's keys; off, with nothing changed."""
+    config_of(tmp_path)  # writes the stand-in's configuration
+    folder = tmp_path if not REAL else FORK / "verl/trainer/config"
+    (tmp_path / "entry_of_test.py").write_text(MAIN.format(folder=str(folder)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    import entry_of_test as entry
+
+    monkeypatch.setitem(sys.modules, "verl.trainer.main_ppo", entry)
+    monkeypatch.setattr(sys, "argv", ["program"])
+    installed = []
+    worker = SimpleNamespace(install=lambda: installed.append(1))
+    monkeypatch.setitem(sys.modules, f"{PACKAGE}.worker", worker)
+    monkeypatch.setattr(sys.modules[PACKAGE], "worker", worker, raising=False)
+    fit = entry.RayPPOTrainer.fit
+    on_arguments = ["+recipe=alfworld_7b", "algorithm.gigpo.bisim_eps=0.2"] if on else []
+    launcher.main(["algorithm.adv_estimator=gigpo", "env.rollout.n=8", *on_arguments])
+    config, used = entry.ran[0]
+    assert config.algorithm.gigpo.bisim_grouping is on
+    assert config.algorithm.gigpo.bisim_eps == (0.2 if on else None)
+    assert (used is fit) is not on
+    assert bool(installed) is on
+    del sys.modules["entry_of_test"]
+
+
+@pytest.mark.skipif(REAL, reason="this is the fork")
+def test_all_of_this_with_the_fork():
+    if FORK is None:
+        pytest.skip("BIPACE_VERL_AGENT names no checkout of xlan156/verl-agent")
+    path = os.pathsep.join(
+        [str(FORK), *filter(None, [os.environ.get("PYTHONPATH")]), str(Path(bk.__file__).parent.parent)]
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-m", "not slow"],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
