@@ -29,7 +29,7 @@ test-integrations: $(TRAINERS)/.installed
 	$(TRAINERS)/bin/python -m pytest tests/integrations -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
 
 $(TRAINERS)/.installed: tests/integrations/requirements.txt pyproject.toml setup.py CMakeLists.txt \
-    $(wildcard csrc/*/*.cpp csrc/*/*.h)
+    cmake/cuda.cmake $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu*)
 	$(BASE_PYTHON) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/python -m pip install -q -r tests/integrations/requirements.txt
 	$(TRAINERS)/bin/python -m pip install -q -e .
@@ -100,7 +100,7 @@ $(VENV)/bin/python:
 	$(BASE_PYTHON) -m venv $(VENV)
 
 # torch first and by itself: a looser range, taken by a dependency, could bring the CUDA build.
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*/*.cpp csrc/*/*.h)
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt cmake/cuda.cmake $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu*)
 	$(VENV)/bin/python -m pip install -q "$(TORCH)"
 	$(VENV)/bin/python -m pip install -q -e .
 	@touch $@
@@ -123,4 +123,4 @@ $(VENV)/.linted: $(VENV)/.tested
 	@touch $@
 
 clean:
-	rm -rf build dist out *.egg-info $(VENV) $(TRAINERS) bipace_kernels/_native*.so
+	rm -rf build dist out *.egg-info $(VENV) $(TRAINERS) bipace_kernels/_native*.so bipace_kernels/_cuda*.so

@@ -18,31 +18,55 @@ ROOT = Path(__file__).resolve().parent
 
 
 class CMakeBuild(build_ext):
-    """Builds `bipace_kernels._native` by CMake, which holds the list of sources and flags."""
+    """Builds `bipace_kernels._native`, and `._cuda` where the kernels are wanted, by CMake: it has the sources and flags.
+
+    BIPACE_CUDA=auto|0|1 and BIPACE_CUDA_ARCHS (e.g. "80 90") go through to cmake/cuda.cmake, which says what it decided.
+    """
 
     def build_extension(self, ext: Extension) -> None:
+        name = ext.name.rpartition(".")[2]
+        build = Path(os.environ.get("BIPACE_BUILD_DIR", ROOT / self.build_temp)).resolve()
+        if name == "_native":  # the first of the two
+            self.configure(build)
+        decision = (build / "bipace_cuda.txt").read_text().splitlines()
+        if name == "_cuda":
+            # On stderr, that pip shows it with -v and `setup.py -q` does not swallow it.
+            print(f"bipace_kernels: {decision[1]}", file=sys.stderr, flush=True)
+            if decision[0] != "ON":
+                return
+        jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
+        subprocess.run(["cmake", "--build", str(build), "--target", name, "--parallel", jobs], check=True)
+        built = sorted(build.glob(f"{name}*.so"))
+        if len(built) != 1:
+            raise RuntimeError(
+                f"expected one {name}*.so in {build}, found {[p.name for p in built]}; remove the folder"
+            )
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(built[0], target)
+
+    def configure(self, build: Path) -> None:
         import pybind11
 
-        target = Path(self.get_ext_fullpath(ext.name)).resolve()
-        build = Path(os.environ.get("BIPACE_BUILD_DIR", ROOT / self.build_temp)).resolve()
         build.mkdir(parents=True, exist_ok=True)
+        archs = os.environ.get("BIPACE_CUDA_ARCHS", "").replace(",", " ").replace(";", " ").split()
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build),
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DBIPACE_CUDA={os.environ.get('BIPACE_CUDA') or 'auto'}",
+            f"-DBIPACE_CUDA_ARCHS={';'.join(archs)}",
             *(["-G", "Ninja"] if shutil.which("ninja") else []),
             *os.environ.get("CMAKE_ARGS", "").split(),
         ]  # fmt: skip
         subprocess.run(configure, check=True)
-        jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
-        subprocess.run(["cmake", "--build", str(build), "--target", "_native", "--parallel", jobs], check=True)
-        built = sorted(build.glob("_native*.so"))
-        if len(built) != 1:
-            raise RuntimeError(
-                f"expected one _native*.so in {build}, found {[p.name for p in built]}; remove the folder"
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(built[0], target)
+
+    def copy_extensions_to_source(self) -> None:
+        """Beside the sources, where kernels of an earlier build may lie that this one was to leave out."""
+        super().copy_extensions_to_source()
+        if not Path(self.get_ext_fullpath("bipace_kernels._cuda")).exists():
+            for stale in (ROOT / "bipace_kernels").glob("_cuda*.so"):
+                stale.unlink()
 
 
 setup(
@@ -59,18 +83,28 @@ setup(
         "bipace_kernels.integrations",
         *(f"bipace_kernels.integrations.{p.parent.name}" for p in sorted(ROOT.glob("integrations/*/__init__.py"))),
         "bipace_kernels.bench",
+        # Sources of the CUDA kernels, which CuPy compiles where the build left them out.
+        "bipace_kernels.csrc.common",
+        "bipace_kernels.csrc.cuda",
     ],
     package_dir={
         "bipace_kernels": "bipace_kernels",
         "bipace_kernels.integrations": "integrations",
         "bipace_kernels.bench": "bench",
+        "bipace_kernels.csrc": "csrc",
     },
     package_data={
         "bipace_kernels": ["py.typed", "*.pyi"],
         "bipace_kernels.bench": ["chain.cu"],
+        "bipace_kernels.csrc.common": ["*.h"],
+        "bipace_kernels.csrc.cuda": ["*.cu", "*.cuh", "*.h"],
         "bipace_kernels.integrations": ["**/*.yaml"],
     },
-    ext_modules=[Extension("bipace_kernels._native", sources=[])],
+    # Optional: a build without CUDA kernels has no such file.
+    ext_modules=[
+        Extension("bipace_kernels._native", sources=[]),
+        Extension("bipace_kernels._cuda", sources=[], optional=True),
+    ],
     cmdclass={"build_ext": CMakeBuild},
     zip_safe=False,
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import _env, _native_loader, _triton_loader
+from . import _cuda_loader, _env, _native_loader, _triton_loader
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 _PACKAGES = {"reference": "reference", "cpu": "cpu", "triton": "triton_kernels", "cuda": "cuda"}
@@ -51,16 +51,14 @@ def backends() -> dict[str, BackendStatus]:
     """What would run here, by name, and why not the others.
 
     "reference" is plain Python in float64, "cpu" the compiled C++ kernels, "triton" kernels compiled by Triton for
-    tensors on a GPU.  "cuda" is a name kept for compiled CUDA kernels, which this version does not have.
+    tensors on a GPU, "cuda" kernels compiled when the package was built, or by CuPy.
     """
     taken = {kind: taken_for(kind)[0] for kind in _AUTO}
     found = {}
     for name in NAMES[1:]:
         reason = _why_not(name)
         kinds = tuple(kind for kind, choice in taken.items() if choice == name)
-        found[name] = BackendStatus(
-            name, not reason, reason, kinds, _triton_loader.detail() if name == "triton" else ""
-        )
+        found[name] = BackendStatus(name, not reason, reason, kinds, _detail(name))
     return found
 
 
@@ -145,7 +143,14 @@ def _why_not(name: str) -> str:
         return _native_loader.reason()
     if name == "triton":
         return _triton_loader.reason()
-    return "this version has no CUDA kernels" if name == "cuda" else ""
+    return _cuda_loader.reason() if name == "cuda" else ""
+
+
+def _detail(name: str) -> str:
+    """Versions and devices, of the backends that have any."""
+    if name == "triton":
+        return _triton_loader.detail()
+    return _cuda_loader.detail() if name == "cuda" else ""
 
 
 def _why_not_on(name: str, kind: str) -> str:

@@ -35,3 +35,8 @@ def load() -> ModuleType:
             "`pip install -e .`, which needs a C++17 compiler; backend='reference' works without it."
         )
     return module
+
+
+def cuda_decision() -> str:
+    """What the build decided about CUDA kernels and why; empty where the compiled module does not load."""
+    return str(getattr(_import()[0], "cuda_decision", ""))

@@ -13,7 +13,7 @@ import torch
 from batches import CONFIGS, make_batch
 
 import bipace_kernels as bk
-from bipace_kernels import _dispatch, _native_loader, _triton_loader
+from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _triton_loader
 
 BATCH = make_batch(2, groups=8)
 WANT = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
@@ -77,8 +77,9 @@ def test_triton_on_cpu_tensors_needs_its_interpreter(monkeypatch):
 
 
 def test_no_backend_for_a_gpu_says_why_and_what_to_do(monkeypatch):
+    monkeypatch.setattr(_cuda_loader, "reason", lambda: "no NVIDIA driver was found")
     monkeypatch.setattr(_triton_loader, "reason", lambda: "Triton 2.0 is older than 3.6")
-    with pytest.raises(bk.BackendError, match=r"cuda: this version has no.*triton: Triton 2\.0.*\.cpu\(\)"):
+    with pytest.raises(bk.BackendError, match=r"cuda: no NVIDIA driver.*triton: Triton 2\.0.*\.cpu\(\)"):
         _dispatch.choose("auto", CUDA)
     with pytest.raises(bk.BackendError, match=r"backend='triton' cannot run here: Triton 2\.0"):
         _dispatch.choose("triton", CUDA)
@@ -101,8 +102,9 @@ def test_environment_replaces_auto_and_counts_as_a_name(monkeypatch):
     assert _dispatch.choose("auto").__name__ == "bipace_kernels.reference"
     assert _dispatch.choose("cpu").__name__ == "bipace_kernels.cpu"
     monkeypatch.setenv("BIPACE_BACKEND", "cuda")
+    monkeypatch.setattr(_cuda_loader, "reason", lambda: "torch sees no GPU")
     with pytest.raises(
-        bk.BackendError, match=r"backend='cuda' \(from BIPACE_BACKEND\) cannot run here: this version has no"
+        bk.BackendError, match=r"backend='cuda' \(from BIPACE_BACKEND\) cannot run here: torch sees no GPU"
     ):
         _dispatch.choose("auto")
     monkeypatch.setenv("BIPACE_BACKEND", "fast")

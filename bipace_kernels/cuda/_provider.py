@@ -1,13 +1,13 @@
-"""Whose CUDA kernels are launched: those compiled into the wheel."""
+"""Whose CUDA kernels are launched: those that the build compiled, else those that CuPy compiles at first use."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from .. import _cuda_loader
 
 if TYPE_CHECKING:
     from ._launch import Provider
@@ -30,6 +30,9 @@ class Wheel:
         device: torch.device,
     ) -> None:
         stream = torch.cuda.current_stream(device).cuda_stream
+        if device.index == torch.cuda.current_device():
+            self._module.launch(kernel, *grid, threads, shared, cluster, words, stream)
+            return
         with torch.cuda.device(device):
             self._module.launch(kernel, *grid, threads, shared, cluster, words, stream)
 
@@ -39,17 +42,16 @@ stand_in: Provider | None = None  # for the device, where there is none: tests r
 
 def current() -> Provider:
     """The provider in use; RuntimeError where there is none."""
-    if stand_in is not None:
-        return stand_in
-    module, why = _import()
-    if module is None:
-        raise RuntimeError(why)
-    return Wheel(module)
+    return _of_this_installation() if stand_in is None else stand_in
 
 
 @functools.cache
-def _import() -> tuple[ModuleType | None, str]:
-    try:
-        return importlib.import_module("bipace_kernels._cuda"), ""
-    except ImportError as error:
-        return None, f"this build of bipace_kernels has no CUDA kernels ({error})"
+def _of_this_installation() -> Provider:
+    module, why = _cuda_loader.module()
+    if module is not None:
+        return Wheel(module)
+    if _cuda_loader.has_cupy():
+        from ._cupy import CuPy
+
+        return CuPy()
+    raise RuntimeError(f"{why}, and there is no CuPy to compile them")

@@ -27,6 +27,7 @@ py::list parallel_squares(int64_t n_tasks, int n_threads) {
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "CPU kernels of bipace_kernels.  Private: call the functions of bipace_kernels instead.";
+  m.attr("cuda_decision") = BIPACE_CUDA_DECISION;  // whether this build has CUDA kernels, and why not
   m.def("parallel_squares", &bipace::parallel_squares);
   bipace::bind_stages(m);
   bipace::bind_objects(m);

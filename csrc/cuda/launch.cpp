@@ -3,7 +3,10 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 
 namespace bipace {
 namespace cuda {
@@ -17,14 +20,61 @@ const Kernel*& head() {
 constexpr int64_t kSharedWithoutAsking = 48 * 1024;
 
 std::string described(const Kernel& kernel, const Shape& shape) {
-  return std::string("CUDA kernel ") + kernel.name + " of " + std::to_string(shape.grid_x) + " × " +
-         std::to_string(shape.grid_y) + " blocks of " + std::to_string(shape.threads) + " threads, " +
-         std::to_string(shape.shared) + " bytes of shared memory";
+  std::string text = std::string("CUDA kernel ") + kernel.name + " of " + std::to_string(shape.grid_x) + " × " +
+                     std::to_string(shape.grid_y) + " blocks of " + std::to_string(shape.threads) + " threads, " +
+                     std::to_string(shape.shared) + " bytes of shared memory";
+  if (shape.cluster > 1) text += ", clusters of " + std::to_string(shape.cluster);
+  return text;
+}
+
+// Errors of work that ran: they stick to the context, and every later call of anybody returns them.
+bool sticks(cudaError_t error) {
+  switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+      return true;
+    default:
+      return false;
+  }
 }
 
 Status failed(const Kernel& kernel, const Shape& shape, cudaError_t error) {
-  return Status::error(described(kernel, shape) + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) +
-                       ")");
+  cudaGetLastError();  // else the next launch would be told of this one's error
+  std::string text = described(kernel, shape) + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
+  if (sticks(error)) {
+    text +=
+        ". It was found at this launch, but kernels run later than they are called, so work put on the GPU before it "
+        "is the likelier cause: CUDA_LAUNCH_BLOCKING=1 makes the error come from the call that failed. The GPU answers "
+        "no more in this process; start a new one";
+  } else if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
+             error == cudaErrorUnsupportedPtxVersion) {
+    text += std::string(". This build has kernels for ") + built() + ", and the GPU can run none of them";
+  }
+  return Status::error(text);
+}
+
+// Lets the kernel have more shared memory than every kernel may, on the current device.  Asked once per kernel, device
+// and larger size, and never lowered: another thread may be about to launch with more.
+cudaError_t allow_shared(const Kernel& kernel, int64_t bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<const Kernel*, int>, int64_t> allowed;
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  const std::lock_guard<std::mutex> lock(mutex);
+  int64_t& most = allowed[{&kernel, device}];
+  if (bytes <= most) return cudaSuccess;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (error == cudaSuccess) most = bytes;
+  return error;
 }
 
 }  // namespace
@@ -42,19 +92,15 @@ const Kernel* find(const char* name) {
   return kernel;
 }
 
-Status launch(const Kernel& kernel, const Shape& shape, const uint64_t* words, size_t n_words, void* stream) {
-  if (n_words * sizeof(uint64_t) != kernel.args_bytes) {
+// The runtime is linked into this module, so its last error is ours alone: torch neither sees nor clears it.  What
+// sticks to the context comes back from the launch itself.
+Status launch(const Kernel& kernel, const Shape& shape, const void* struct_of_args, size_t n_bytes, void* stream) {
+  if (n_bytes != kernel.args_bytes) {
     return Status::error(described(kernel, shape) + " takes " + std::to_string(kernel.args_bytes / sizeof(uint64_t)) +
-                         " arguments, got " + std::to_string(n_words));
-  }
-  // An error of earlier, asynchronous work sticks to the context; this launch is not its cause, and says so.
-  if (const cudaError_t before = cudaPeekAtLastError(); before != cudaSuccess) {
-    return Status::error(std::string("an error from before the launch of ") + described(kernel, shape) + ": " +
-                         cudaGetErrorString(before) + " (" + cudaGetErrorName(before) + ")");
+                         " arguments, got " + std::to_string(n_bytes / sizeof(uint64_t)));
   }
   if (shape.shared > kSharedWithoutAsking) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared));
+    const cudaError_t error = allow_shared(kernel, shape.shared);
     if (error != cudaSuccess) return failed(kernel, shape, error);
   }
   cudaLaunchAttribute attribute{};
@@ -70,7 +116,7 @@ Status launch(const Kernel& kernel, const Shape& shape, const uint64_t* words, s
     config.attrs = &attribute;
     config.numAttrs = 1;
   }
-  void* args[] = {const_cast<uint64_t*>(words)};  // the struct itself is the kernel's one argument
+  void* args[] = {const_cast<void*>(struct_of_args)};  // the struct itself is the kernel's one argument
   const cudaError_t error = cudaLaunchKernelExC(&config, kernel.entry, args);
   return error == cudaSuccess ? Status::ok() : failed(kernel, shape, error);
 }
@@ -82,6 +128,8 @@ Versions versions() {
   cudaGetLastError();
   return found;
 }
+
+const char* built() { return BIPACE_CUDA_BUILT; }
 
 }  // namespace cuda
 }  // namespace bipace

@@ -30,14 +30,18 @@ struct Shape {
   int cluster;     // blocks of a cluster; 1: none
 };
 
-// Launches on the current device and the given stream; waits for nothing.  An error names the kernel and its shape.
-Status launch(const Kernel& kernel, const Shape& shape, const uint64_t* words, size_t n_words, void* stream);
+// Launches on the current device and the given stream, from any thread; waits for nothing.  `args` is the kernel's
+// struct. An error names the kernel and its shape.
+Status launch(const Kernel& kernel, const Shape& shape, const void* args, size_t n_bytes, void* stream);
 
 // Driver found and runtime built in, as CUDA numbers them (13000: 13.0); a driver of 0: there is none.
 struct Versions {
   int driver, runtime;
 };
 Versions versions();
+
+// What the kernels were compiled for: "sm_80 sm_90 compute_90" is machine code of two architectures and PTX of one.
+const char* built();
 
 }  // namespace cuda
 }  // namespace bipace

@@ -1,0 +1,138 @@
+"""Kernels compiled by CuPy's NVRTC from the sources in the wheel, where the build has none: no nvcc is needed.
+
+A source file is compiled when one of its kernels is first launched, for the GPU at hand, by the flags of the build.  The
+machine code lies in CuPy's own cache ($CUPY_CACHE_DIR, else ~/.cupy/kernel_cache) under a hash of everything it comes
+from, and `cupy.RawModule` loads it from there.  RawModule's own compilation would not do: it flushes subnormal numbers
+(-ftz=true, CuPy 14 cuda/compiler.py), which changes bits, and does not look into headers when it asks its cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+SOURCES = Path(__file__).resolve().parent.parent / "csrc"
+FLAGS = ("-std=c++17", "--fmad=false", "-DNDEBUG")  # those of cmake/cuda.cmake
+_KERNEL = re.compile(r"^BIPACE_(?:\w+_)?KERNEL\((\w+),", re.MULTILINE)
+_SHARED_WITHOUT_ASKING = 48 * 1024
+
+
+class CuPy:
+    """Provider of _launch."""
+
+    def __init__(self) -> None:
+        self._cupy = importlib.import_module("cupy")
+        self._functions: dict[tuple[str, int], Any] = {}  # by kernel and GPU
+        self._shared: dict[tuple[str, int], int] = {}  # bytes allowed
+
+    def launch(
+        self,
+        kernel: str,
+        grid: tuple[int, int],
+        threads: int,
+        shared: int,
+        cluster: int,
+        words: bytes,
+        device: torch.device,
+    ) -> None:
+        shape = f"CUDA kernel {kernel} of {grid[0]} × {grid[1]} blocks of {threads} threads, {shared} bytes of shared memory"
+        if cluster > 1:
+            raise RuntimeError(
+                f"{shape}, clusters of {cluster}: CuPy launches no clusters; install a wheel with kernels."
+            )
+        cupy, index = self._cupy, device.index
+        # NumPy's array of one element is what CuPy passes by value, whatever the size of the element.
+        args = (np.frombuffer(words, dtype=np.dtype((np.void, len(words)))),)
+        with cupy.cuda.Device(index), self._stream(device):
+            function = self._function(kernel, index)
+            try:
+                if shared > max(_SHARED_WITHOUT_ASKING, self._shared.get((kernel, index), 0)):
+                    function.max_dynamic_shared_size_bytes = shared
+                    self._shared[kernel, index] = shared
+                function(grid, (threads,), args, shared_mem=shared)
+            except RuntimeError as error:  # of CuPy's driver
+                raise RuntimeError(f"{shape}: {error}") from error
+
+    def _stream(self, device: torch.device) -> Any:
+        """torch's current stream as CuPy's."""
+        stream = self._cupy.cuda.Stream
+        address = torch.cuda.current_stream(device).cuda_stream
+        if hasattr(stream, "from_external"):  # CuPy 14
+            return stream.from_external(_Address(address))
+        return self._cupy.cuda.ExternalStream(address, device.index)
+
+    def _function(self, kernel: str, index: int) -> Any:
+        found = self._functions.get((kernel, index))
+        if found is None:
+            source = sources().get(kernel)
+            if source is None:
+                raise RuntimeError(f"no CUDA kernel is named {kernel}; there are {', '.join(sorted(sources()))}.")
+            major, minor = torch.cuda.get_device_capability(index)
+            path = self._compiled(source, f"sm_{major}{minor}")
+            found = self._cupy.RawModule(path=str(path)).get_function(kernel)
+            self._functions[kernel, index] = found
+        return found
+
+    def _compiled(self, source: Path, arch: str) -> Path:
+        """The machine code of a source file, compiled unless it lies in the cache."""
+        version = self._cupy.cuda.nvrtc.getVersion()
+        key = hashlib.sha256(repr((version, arch, FLAGS, source.name, _texts())).encode()).hexdigest()
+        folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy/kernel_cache")
+        path = folder / f"bipace_{source.stem}_{key[:32]}.cubin"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                file.write(compile_source(self._cupy.cuda.nvrtc, source, arch))
+            os.replace(file.name, path)  # whole or not at all, whoever else compiles it
+        return path
+
+
+@dataclass(frozen=True)
+class _Address:
+    """A stream by the CUDA stream protocol, which torch's own streams do not speak in every version."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+def compile_source(nvrtc: Any, source: Path, arch: str) -> bytes:
+    """Machine code (cubin) of a source file by CuPy's `cupy.cuda.nvrtc`.  RuntimeError with the compiler's words."""
+    program = nvrtc.createProgram(source.read_text(encoding="utf-8"), source.name, (), ())
+    try:
+        try:
+            nvrtc.compileProgram(program, (*FLAGS, f"-arch={arch}", f"-I{SOURCES}"))
+        except RuntimeError as error:
+            log = nvrtc.getProgramLog(program)
+            raise RuntimeError(f"NVRTC does not compile {source.name} for {arch}: {error}\n{log}") from error
+        return bytes(nvrtc.getCUBIN(program))
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+@functools.cache
+def sources() -> dict[str, Path]:
+    """The source file of each kernel, by its name."""
+    return {
+        name: path
+        for path in sorted((SOURCES / "cuda").glob("*.cu"))
+        for name in _KERNEL.findall(path.read_text(encoding="utf-8"))
+    }
+
+
+@functools.cache
+def _texts() -> tuple[str, ...]:
+    """Every source and header: a change of any compiles all anew."""
+    paths = sorted(path for path in SOURCES.glob("c*/*") if path.suffix in (".cu", ".cuh", ".h"))
+    return tuple(path.read_text(encoding="utf-8") for path in paths)

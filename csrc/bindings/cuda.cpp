@@ -1,0 +1,45 @@
+// The compiled module bipace_kernels._cuda: the kernels of csrc/cuda/ by name.
+#include "bindings/bindings.h"
+#include "cuda/launch.h"
+
+namespace bipace {
+namespace {
+
+// Puts a kernel on a stream of the current device; `words` is its struct, `stream` the address of a cudaStream_t.
+void launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64_t shared, int cluster,
+            const py::bytes& words, uintptr_t stream) {
+  const cuda::Kernel* kernel = cuda::find(name);
+  if (!kernel) throw std::runtime_error(std::string("this build has no CUDA kernel named ") + name);
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(words.ptr(), &data, &size) != 0) throw py::error_already_set();
+  Status status;
+  {
+    py::gil_scoped_release release;  // a launch waits where the stream's queue is full
+    status = cuda::launch(*kernel, {grid_x, grid_y, threads, shared, cluster}, data, static_cast<size_t>(size),
+                          pointer<void>(stream));
+  }
+  raise_if_failed(status);
+}
+
+// {name: (bytes of its struct, most threads of a block)}
+py::dict kernels() {
+  py::dict found;
+  for (const cuda::Kernel* k = cuda::all(); k; k = k->next)
+    found[k->name] = py::make_tuple(k->args_bytes, k->most_threads);
+  return found;
+}
+
+}  // namespace
+}  // namespace bipace
+
+PYBIND11_MODULE(_cuda, m) {
+  m.doc() = "CUDA kernels of bipace_kernels.  Private: call the functions of bipace_kernels instead.";
+  m.def("launch", &bipace::launch);
+  m.def("kernels", &bipace::kernels);
+  m.def("versions", [] {  // (CUDA that the driver serves, CUDA runtime inside), 13000 for 13.0; a driver of 0: none
+    const bipace::cuda::Versions found = bipace::cuda::versions();
+    return pybind11::make_tuple(found.driver, found.runtime);
+  });
+  m.attr("built") = bipace::cuda::built();  // e.g. "sm_80 sm_90 compute_90"
+}

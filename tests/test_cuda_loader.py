@@ -1,0 +1,114 @@
+"""Whether CUDA kernels run here: every cause is told in one sentence, and the kernels' architectures are compared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import bipace_kernels as bk
+from bipace_kernels import _cuda_loader, _native_loader
+from bipace_kernels.cuda import _provider
+
+BUILT = "sm_80 sm_90 sm_120 compute_120"
+
+
+def compiled(driver=13000, runtime=12090, built=BUILT):
+    return SimpleNamespace(versions=lambda: (driver, runtime), built=built)
+
+
+def a_torch(*capabilities, cuda="13.0"):
+    """A torch with GPUs."""
+    return SimpleNamespace(
+        __version__="2.13.0+x",
+        version=SimpleNamespace(cuda=cuda),
+        cuda=SimpleNamespace(
+            is_available=lambda: bool(capabilities),
+            device_count=lambda: len(capabilities),
+            get_device_capability=lambda index: capabilities[index],
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"),
+    [((8, 0), True), ((8, 6), True), ((9, 0), True), ((12, 0), True), ((12, 1), True), ((13, 0), True),
+     ((7, 5), False), ((10, 0), False)],
+)  # fmt: skip
+def test_machine_code_runs_on_its_major_version_and_ptx_on_what_is_newer(capability, runs):
+    assert _cuda_loader.serves(BUILT, capability) == runs
+
+
+def test_a_letter_binds_to_one_architecture():
+    assert _cuda_loader.serves("sm_90a", (9, 0))
+    assert not _cuda_loader.serves("sm_100a compute_100a", (10, 3))
+
+
+@pytest.mark.parametrize(
+    ("module", "torch_", "said"),
+    [
+        (compiled(driver=0), a_torch((9, 0)), "no NVIDIA driver was found; the kernels need one for CUDA 12.0 or newer"),
+        (compiled(driver=11080), a_torch((9, 0)), "too old: the kernels need one for CUDA 12.0 or newer, found 11.8"),
+        (compiled(), a_torch(cuda=None), "torch 2.13.0+x is a build without CUDA"),
+        (compiled(), a_torch(), "torch sees no GPU"),
+        (compiled(), a_torch((7, 5)), f"the GPUs here are sm_75, and this build has kernels for {BUILT}"),
+        (compiled(driver=12000), a_torch((9, 0)), ""),  # older than the runtime, of its major version
+        (compiled(), a_torch((7, 5), (9, 0)), ""),  # one of two GPUs is enough
+        (None, a_torch((7, 5)), ""),  # CuPy compiles for what is there
+        (None, a_torch(), "torch sees no GPU"),
+    ],
+)  # fmt: skip
+def test_every_cause_is_told(module, torch_, said):
+    why = _cuda_loader._why_not(module, torch_)
+    assert said in why
+    assert bool(said) == bool(why)
+
+
+@pytest.fixture
+def fresh():
+    """Nothing of what was found before is kept."""
+    caches = (_cuda_loader.module, _cuda_loader.reason, _cuda_loader.detail, _provider._of_this_installation)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_stages_that_are_missing_are_named(fresh, monkeypatch):
+    monkeypatch.setattr(_cuda_loader, "stages_missing", lambda: ["clusters", "values"])
+    with pytest.raises(bk.BackendError, match="CUDA kernels are not complete: clusters, values are missing"):
+        bk.advantage([0], [0], [1.0], fingerprint=torch.ones(1, 4), action_key=[0], backend="cuda")
+
+
+@pytest.mark.parametrize("decision", ["no CUDA kernels: nvcc was not found when this was built", ""])
+def test_a_build_without_kernels_says_why_and_what_to_do(fresh, monkeypatch, decision):
+    monkeypatch.setitem(sys.modules, "bipace_kernels._cuda", None)
+    monkeypatch.setattr(_cuda_loader, "stages_missing", list)
+    monkeypatch.setattr(_cuda_loader, "has_cupy", lambda: False)
+    monkeypatch.setattr(_native_loader, "cuda_decision", lambda: decision)
+    status = bk.backends()["cuda"]
+    assert not status.available
+    assert (decision or "bipace_kernels._cuda does not load") in status.reason
+    assert "pip install cupy" in status.reason and "BIPACE_CUDA=1" in status.reason
+    assert (decision or "does not load") in status.detail
+    with pytest.raises(RuntimeError, match="no CuPy"):
+        _provider.current()
+
+
+def test_the_detail_names_architectures_and_drivers(fresh, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bipace_kernels._cuda", compiled(driver=12040))
+    assert bk.backends()["cuda"].detail == (f"built with CUDA 12.9 for {BUILT}; driver needed: CUDA 12.0, found: 12.4")
+
+
+def test_import_loads_no_cuda():
+    code = """
+import sys, bipace_kernels as bk
+bk.advantage([0] * 4, [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], observation=list("abab"), config=bk.Config.gigpo())
+assert not [name for name in sys.modules if name.startswith(("bipace_kernels._cuda.", "bipace_kernels.cuda", "cupy"))]
+assert "bipace_kernels._cuda" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
