@@ -2,6 +2,7 @@
 # make test   sets everything up and runs the tests
 # make check  sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
 # make test-integrations   the adapters with the real trainers, in an environment of their own
+# make textcraft   trains a small model by every method on TextCraft (hours of two cores; goes on where it was stopped)
 # make gpu    checks and measures on this machine's GPU
 
 # torch from one place: this is a release with a CPU build on PyPI's default index for the tested platform.  Any torch
@@ -11,7 +12,7 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 
-.PHONY: demo test test-integrations check lint format build bench gpu wheel clean sanitize fuzz resources oldest-triton
+.PHONY: demo test test-integrations textcraft check lint format build bench gpu wheel clean sanitize fuzz resources oldest-triton
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
@@ -27,6 +28,10 @@ test: $(VENV)/.tested
 TRAINERS ?= .venv-integrations
 test-integrations: $(TRAINERS)/.installed
 	$(TRAINERS)/bin/python -m pytest tests/integrations -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
+
+TEXTCRAFT ?= out/textcraft
+textcraft: $(TRAINERS)/.installed
+	$(TRAINERS)/bin/python examples/textcraft/train.py all --out $(TEXTCRAFT)
 
 $(TRAINERS)/.installed: tests/integrations/requirements.txt pyproject.toml setup.py CMakeLists.txt \
     cmake/cuda.cmake $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu*)

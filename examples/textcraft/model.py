@@ -1,0 +1,203 @@
+"""The policy: a small decoder of the Qwen2 architecture and its tokenizer, both made here from nothing but the tasks' texts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from environment import Recipes, Task, TextCraft, all_recipes, published
+from planner import plan, stray
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+OPEN, CLOSE = "<action>", "</action>"  # around each command of the model; CLOSE ends its turn
+PAD, END = "<pad>", "<end>"  # END stands nowhere: trainers want a tokenizer to have one
+
+# Counts go with the words around them and item names stand alone, so a command is few tokens: "<action>get 2 ", "quartz",
+# "</action>".  BPE then decides what becomes one token inside these pieces.
+PIECES = Regex(
+    r"</action>|<action>get \d+ |(?:<action>|\n)?craft \d+ | using \d+ |, \d+ |_|\n\nGoal: craft |\nGot \d+ "
+    r"|\nCrafted \d+ minecraft:|\nCould not find (?:enough items to craft minecraft:|a valid recipe for minecraft:)?|\.?\n"
+)
+
+
+def prompt_text(task: Task) -> str:
+    return task.text + "\n"
+
+
+def answer_text(observation: str) -> str:
+    """How an observation stands between two commands."""
+    return "\n" + observation + "\n"
+
+
+def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, trained on the tasks, on commands, and on what the environment answers."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(PIECES, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    texts = [prompt_text(task) for task in published()]
+    for item in sorted(all_recipes().gettable | all_recipes().printed.keys()):
+        name = item.replace(" ", "_")
+        texts += [f"{OPEN}get {n} {item}{CLOSE}\nGot {n} {item}\n" for n in range(1, 10)]
+        texts += [f"{OPEN}craft {n} {item}{CLOSE}\nCrafted {n} minecraft:{name}\n" for n in range(1, 10)]
+        texts += [
+            answer_text(f"Could not find {item}"),
+            answer_text(f"Could not find enough items to craft minecraft:{name}"),
+        ]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[PAD, END], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
+    )
+
+
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, *, width: int, blocks: int, heads: int, seed: int
+) -> Qwen2ForCausalLM:
+    """Random weights; `heads` query heads and as many of keys, an MLP three times as wide as the model."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=blocks,
+        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=2048, tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        initializer_range=0.04,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Tasks to train on, and tasks that reinforcement learning never sees; the planner shows both."""
+
+    train: tuple[Task, ...]
+    held_out: tuple[Task, ...]
+
+
+def commands_needed(task: Task, limit: int = 100) -> int:
+    """Length of the planner's episode."""
+    env = TextCraft(task)
+    for n in range(1, limit + 1):
+        env.step(plan(env))
+        if env.done:
+            return n
+    return limit + 1
+
+
+def split_tasks(tokenizer: PreTrainedTokenizerFast, *, most_commands: int, prompt_tokens: int, held_out: int) -> Split:
+    """The tasks of depth 2 and 3 that fit, by a fixed shuffle: the last `held_out` of them are held out."""
+    fitting = [
+        task for task in published()
+        if task.depth in (2, 3) and commands_needed(task) <= most_commands
+        and len(tokenizer(prompt_text(task)).input_ids) <= prompt_tokens
+    ]  # fmt: skip
+    random.Random(0).shuffle(fitting)
+    if not 0 < held_out < len(fitting):
+        raise ValueError(f"held_out must be in [1, {len(fitting) - 1}], for {len(fitting)} tasks fit, got {held_out}.")
+    return Split(tuple(fitting[:-held_out]), tuple(fitting[-held_out:]))
+
+
+def lessons(split: Split, most_commands: int) -> tuple[list[Task], list[Task]]:
+    """What the planner shows: all tasks of the split, and what else their printed recipes make, as goals of their own."""
+    tasks = [*split.train, *split.held_out]
+    goals = {task.goal for task in tasks}
+    others = [
+        Task(f"{task.task_id}/{goal}", goal, 0, task.commands)
+        for task in tasks for goal in Recipes(task.commands).printed if goal not in goals
+    ]  # fmt: skip
+    return tasks, [task for task in others if _solvable(task, most_commands)]
+
+
+def _solvable(task: Task, most_commands: int) -> bool:
+    """Whether the lines printed say all that its goal needs: not so for some items that only distract."""
+    try:
+        return commands_needed(task) <= most_commands
+    except KeyError:
+        return False
+
+
+def demonstration(
+    task: Task, tokenizer: PreTrainedTokenizerFast, noise: float, horizon: int, strays: bool, rng: random.Random
+) -> tuple[list[int], list[int]]:
+    """Token ids of one episode of the noisy planner, its recipe lines shuffled, and a mask of the tokens to learn.
+
+    Those are the planner's own commands, with `strays` also the stray ones; else these only stand in the history, so that
+    the model sees how to go on from there.
+    """
+    lines = list(task.commands)
+    rng.shuffle(lines)
+    env = TextCraft(Task(task.task_id, task.goal, task.depth, tuple(lines)))
+    parts = [(prompt_text(env.task), 0)]
+    for _ in range(horizon):
+        own = rng.random() >= noise
+        command = plan(env) if own else stray(env, rng)
+        observation, _, done = env.step(command)
+        parts.append((OPEN + command + CLOSE, int(own or strays)))
+        if done:
+            break
+        parts.append((answer_text(observation), 0))
+    ids, mask = [], []
+    for found, (_, own) in zip(tokenizer([text for text, _ in parts]).input_ids, parts, strict=True):
+        ids += found
+        mask += [own] * len(found)
+    return ids, mask
+
+
+def imitate(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[Sequence[Task]], *, updates: int, batch: int,
+    learning_rate: float, noise: float, horizon: int, strays: bool, seed: int, advance: Callable[[int, float], bool],
+) -> None:  # fmt: skip
+    """Cross-entropy on the planner's commands in noisy episodes, out of each list of tasks equally often.
+
+    `advance(update, loss)` says when it is enough, by giving True.
+    """
+    rng = random.Random(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    pad = tokenizer.pad_token_id
+    device = model.device
+    model.train()
+    waiting: list[tuple[list[int], list[int]]] = []
+    for update in range(1, updates + 1):
+        if not waiting:  # batches of like lengths, out of a larger draw, cost little padding
+            drawn = [
+                demonstration(rng.choice(rng.choice(tasks)), tokenizer, noise, horizon, strays, rng)
+                for _ in range(16 * batch)
+            ]
+            waiting = sorted(drawn, key=lambda row: len(row[0]))
+            order = list(range(0, len(waiting), batch))
+            rng.shuffle(order)
+            waiting = [row for start in order for row in waiting[start : start + batch]]
+        rows, waiting = waiting[:batch], waiting[batch:]
+        longest = max(len(ids) for ids, _ in rows)
+        ids = torch.tensor([row + [pad] * (longest - len(row)) for row, _ in rows], device=device)
+        own = torch.tensor([mask + [0] * (longest - len(mask)) for _, mask in rows], device=device).bool()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min(1.0, update / 50)
+        states = model.model(input_ids=ids).last_hidden_state[
+            :, :-1
+        ]  # padded on the right: causal attention never looks
+        loss = torch.nn.functional.cross_entropy(model.lm_head(states[own[:, 1:]]), ids[:, 1:][own[:, 1:]])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if advance(update, loss.item()):
+            return
+
+
+def save(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, facts: dict[str, object]) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "warm_start.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def load(folder: Path) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    return Qwen2ForCausalLM.from_pretrained(folder), PreTrainedTokenizerFast.from_pretrained(folder)

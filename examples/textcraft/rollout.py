@@ -1,0 +1,171 @@
+"""Rollouts of many episodes at once: one forward of the model per token, over all rows that still play.
+
+A row is one episode: prompt, command, observation, command, ... as one sequence of tokens whose keys and values stay in a
+cache, so no token is ever computed twice.  In each forward every row takes exactly one token: one that it samples, while it
+writes a command, or the next one of the observation that it reads.  So rows never wait for each other's longer commands.
+Prompts stand right-aligned, which gives all rows the same column; rows that are done leave the cache.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from environment import Task, TextCraft
+from model import CLOSE, OPEN, answer_text, prompt_text
+from transformers import Cache, PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers.cache_utils import DynamicLayer
+
+LONGEST_COMMAND = 16  # tokens; a longer command is cut there, and tried as it is
+SPARE = 1 / 8  # share of rows that are over before the cache is copied without them
+
+
+@dataclass
+class Episode:
+    """One episode as tokens (after the prompt) and as turns."""
+
+    env: TextCraft
+    prompt_ids: list[int]
+    ids: list[int] = field(default_factory=list)  # commands and observations
+    own: list[int] = field(default_factory=list)  # 1 on tokens that the model wrote
+    logprobs: list[float] = field(default_factory=list)  # of its own tokens, 0 elsewhere
+    observations: list[str] = field(default_factory=list)  # what each command answered to
+    commands: list[str] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)  # of each command
+    written: list[int] = field(default_factory=list)  # the command in the making
+    reading: deque[int] = field(default_factory=deque)  # of the observation, what is to be taken still
+
+    def take(self, token: int, own: int, logprob: float) -> None:
+        self.ids.append(token)
+        self.own.append(own)
+        self.logprobs.append(logprob)
+
+    @property
+    def solved(self) -> bool:
+        return self.env.done
+
+
+class _Columns(DynamicLayer):
+    """Keys and values with some room behind them, instead of tensors made anew for each token.
+
+    Little room, for a row's keys should lie together: attention over them waits for memory.
+    """
+
+    ROOM = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = 0
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        begin, self.taken = self.taken, self.taken + key_states.shape[2]
+        if not self.is_initialized:
+            self.keys, self.values = _roomy(key_states, self.ROOM), _roomy(value_states, self.ROOM)
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        elif self.taken > self.keys.shape[2]:
+            self.keys, self.values = _roomy(self.keys, self.ROOM), _roomy(self.values, self.ROOM)
+        self.keys[:, :, begin : self.taken] = key_states
+        self.values[:, :, begin : self.taken] = value_states
+        return self.keys[:, :, : self.taken], self.values[:, :, : self.taken]
+
+    def get_seq_length(self) -> int:
+        return self.taken
+
+    def choose(self, rows: torch.Tensor) -> None:
+        """Keeps these rows, in this order; a row may be named several times."""
+        self.keys, self.values = self.keys[rows], self.values[rows]
+
+
+def _roomy(x: torch.Tensor, room: int) -> torch.Tensor:
+    b, h, n, d = x.shape
+    out = x.new_empty(b, h, n + room, d)
+    out[:, :, :n] = x
+    return out
+
+
+@torch.inference_mode()
+def play(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[Task], *, horizon: int,
+    temperature: float = 1.0, generator: torch.Generator | None = None,
+) -> list[Episode]:  # fmt: skip
+    """One episode of at most `horizon` commands for each of the tasks; equal tasks may stand there several times."""
+    was_training = model.training
+    model.eval()
+    device, pad, end = model.device, tokenizer.pad_token_id, tokenizer(CLOSE).input_ids[-1]
+    distinct = list(dict.fromkeys(tasks))
+    prompts = dict(zip(distinct, tokenizer([prompt_text(task) for task in distinct]).input_ids, strict=True))
+    episodes = [Episode(TextCraft(task), prompts[task], observations=[task.text]) for task in tasks]
+    width = max(map(len, prompts.values()))
+    layers = [_Columns() for _ in range(model.config.num_hidden_layers)]
+    cache = Cache(layers=layers)
+
+    # Prompts, each distinct one once.
+    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts.values()], device=device)
+    seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts.values()], device=device).bool()
+    causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+    itself = torch.eye(width, dtype=torch.bool, device=device)  # so that padding looks at something
+    look = causal & seen[:, None, None, :] | itself
+    position = (seen.cumsum(1) - 1).clamp(min=0)
+    logits = _forward(model, ids, look, position, cache)
+    of_row = torch.tensor([distinct.index(task) for task in tasks], device=device)
+    logits, seen, position = logits[of_row], seen[of_row], position[of_row, -1]
+    for layer in layers:
+        layer.choose(of_row)
+    slots: list[Episode | None] = list(episodes)  # of the cache's rows; None where the episode is over
+
+    while True:
+        logp = torch.log_softmax(logits.float() / temperature, dim=-1)
+        drawn = torch.rand(len(slots), 1, generator=generator, device=device)  # far cheaper than multinomial()
+        sampled = torch.searchsorted(logp.exp().cumsum(1), drawn).clamp(max=logp.shape[1] - 1)
+        token, chance = sampled.squeeze(1).tolist(), logp.gather(1, sampled).squeeze(1).tolist()
+        for slot, episode in enumerate(slots):
+            if episode is None:
+                continue
+            if episode.reading:
+                token[slot] = episode.reading.popleft()
+                episode.take(token[slot], 0, 0.0)
+                continue
+            episode.take(token[slot], 1, chance[slot])
+            episode.written.append(token[slot])
+            if token[slot] == end or len(episode.written) == LONGEST_COMMAND:
+                _act(episode, tokenizer)
+                if episode.solved or len(episode.commands) == horizon:
+                    slots[slot] = None
+        live = [slot for slot, episode in enumerate(slots) if episode is not None]
+        if not live:
+            break
+        fed = torch.tensor(token, device=device)
+        if len(live) <= len(slots) * (1 - SPARE):
+            slots, keep = [slots[slot] for slot in live], torch.tensor(live, device=device)
+            fed, seen, position = fed[keep], seen[keep], position[keep]
+            for layer in layers:
+                layer.choose(keep)
+        position = position + 1
+        seen = torch.nn.functional.pad(seen, (0, 1), value=True)
+        logits = _forward(model, fed[:, None], seen[:, None, None], position[:, None], cache)
+    model.train(was_training)
+    return episodes
+
+
+def _act(episode: Episode, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Ends the command, and lines up the observation for reading."""
+    command = tokenizer.decode(episode.written).removeprefix(OPEN).removesuffix(CLOSE).strip()
+    observation, reward, _ = episode.env.step(command)
+    episode.commands.append(command)
+    episode.rewards.append(reward)
+    episode.written.clear()
+    episode.observations.append(observation)
+    episode.reading.extend(tokenizer(answer_text(observation)).input_ids)
+
+
+def _forward(
+    model: Qwen2ForCausalLM, ids: torch.Tensor, look: torch.Tensor, position: torch.Tensor, cache: Cache
+) -> torch.Tensor:
+    """[rows, vocabulary] logits after the last of the ids."""
+    states = model.model(
+        input_ids=ids, attention_mask=look, position_ids=position, past_key_values=cache, use_cache=True
+    ).last_hidden_state[:, -1]
+    return model.lm_head(states)
