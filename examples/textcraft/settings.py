@@ -42,13 +42,13 @@ class Settings:
     lesson_updates: int = 3000
     enough: float = 0.35
     noisy_rate: float = 1e-3  # second lesson: all commands of the noisy planner, strays too
-    noisy_updates: int = 400
+    noisy_updates: int = 300
     # training
     updates: int = 60
     tasks: int = 8
     rollouts: int = 8
     micro_batch: int = 64  # rows of one forward and backward
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     gamma: float = 0.95
     step_weight: float = 1.0
     layer: int = -2
