@@ -62,6 +62,7 @@ class Twin:
     library: ctypes.CDLL
     schedule: str = "forward"
     seed: int = 0
+    shared: int = 227 << 10  # bytes that a block may have: those of compute capability 9.0
 
     @classmethod
     def load(cls, path: Path) -> Twin:
@@ -88,3 +89,6 @@ class Twin:
             error, len(error),
         ):  # fmt: skip
             raise TwinError(error.value.decode())
+
+    def shared_memory(self, device: torch.device) -> int:
+        return self.shared

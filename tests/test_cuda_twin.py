@@ -54,6 +54,22 @@ def test_a_missing_barrier_is_caught(library):
     assert not all(right)
 
 
+def passed_on_by(twin, barrier):
+    values, out = torch.arange(N, dtype=torch.int32), torch.empty(N, dtype=torch.int32)
+    run(twin, "pass_on", N, values, out, barrier, shared=4 * (N - 32))
+    return torch.equal(out, torch.cat([values[:32], values[32:].flip(0)]))
+
+
+def test_a_barrier_of_some_warps(library):
+    """Right under every order with it; and under some order wrong without."""
+    twin = Twin.load(library)
+    found = []
+    for twin.schedule in SCHEDULES:
+        assert passed_on_by(twin, True)
+        found.append(passed_on_by(twin, False))
+    assert not all(found)
+
+
 @pytest.mark.parametrize(("kernel", "said"), [("leave_early", "wait for ever"), ("part_ways", "others at")])
 def test_threads_that_miss_each_other_are_an_error(twin, kernel, said):
     if kernel == "leave_early":

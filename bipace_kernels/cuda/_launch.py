@@ -34,6 +34,9 @@ class Provider(Protocol):
     ) -> None:
         """Puts the kernel on the device's current stream.  RuntimeError names the kernel, its shape and the cause."""
 
+    def shared_memory(self, device: torch.device) -> int:
+        """Bytes that a block may ask for."""
+
 
 def launch(
     kernel: str,

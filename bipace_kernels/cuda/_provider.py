@@ -36,6 +36,9 @@ class Wheel:
         with torch.cuda.device(device):
             self._module.launch(kernel, *grid, threads, shared, cluster, words, stream)
 
+    def shared_memory(self, device: torch.device) -> int:
+        return int(self._module.shared_memory(torch.cuda.current_device() if device.index is None else device.index))
+
 
 stand_in: Provider | None = None  # for the device, where there is none: tests run the kernels on the CPU
 

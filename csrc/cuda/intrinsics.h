@@ -17,17 +17,20 @@
 #else
 
 #define BIPACE_DEVICE __device__ __forceinline__
-// At most `threads` per block: the compiler then knows how many registers a thread may take.
-#define BIPACE_ENTRY(name, Args, threads) extern "C" __global__ void __launch_bounds__(threads) name(const Args a)
+// At most `threads` per block, and `blocks` of them on a multiprocessor at once: the compiler then knows how many
+// registers a thread may take.
+#define BIPACE_ENTRY(name, Args, threads, blocks) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Args a)
 #ifdef __CUDACC_RTC__
-#define BIPACE_KERNEL(name, Args, threads) BIPACE_ENTRY(name, Args, threads)
+#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks) BIPACE_ENTRY(name, Args, threads, blocks)
 #else
 #include "cuda/launch.h"
-#define BIPACE_KERNEL(name, Args, threads)                                                                             \
-  BIPACE_ENTRY(name, Args, threads);                                                                                   \
+#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks)                                                            \
+  BIPACE_ENTRY(name, Args, threads, blocks);                                                                           \
   static const bipace::cuda::Kernel kernel_##name(#name, reinterpret_cast<const void*>(&name), sizeof(Args), threads); \
-  BIPACE_ENTRY(name, Args, threads)
+  BIPACE_ENTRY(name, Args, threads, blocks)
 #endif
+#define BIPACE_KERNEL(name, Args, threads) BIPACE_RESIDENT_KERNEL(name, Args, threads, 1)
 
 namespace bipace {
 namespace gpu {
@@ -47,6 +50,10 @@ BIPACE_DEVICE int64_t blocks() { return gridDim.x; }
 // ---- barriers: every thread of the block, every lane of the warp, must arrive ---------------------------------------
 BIPACE_DEVICE void sync_block() { __syncthreads(); }
 BIPACE_DEVICE void sync_warp() { __syncwarp(); }
+// Some whole warps of the block; barriers 1 to 15 are theirs to number.
+BIPACE_DEVICE void sync_some(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 // ---- shared memory: as many bytes as the launch asked for -----------------------------------------------------------
 BIPACE_DEVICE unsigned char* shared_memory() {
@@ -94,6 +101,7 @@ BIPACE_DEVICE int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t va
 BIPACE_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 BIPACE_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 BIPACE_DEVICE float sqrt_rn(float a) { return __fsqrt_rn(a); }
+BIPACE_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
 BIPACE_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
 BIPACE_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from ragged import BACKEND
+from ragged import BACKEND, ON_CPU
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and BACKEND == "triton"
-TWIN = os.environ.get("BIPACE_TWIN") == "1" and BACKEND == "cuda"
+# Each backend has its own way with long groups, and tests of its own for it.
+collect_ignore = {"triton": ["test_cuda_clusters.py"], "cuda": ["test_long_groups.py"]}[BACKEND]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not INTERPRETED and not TWIN:
+    if not ON_CPU:
         for item in items:
             if "on_device" in item.path.parts:
                 item.add_marker(pytest.mark.gpu)
@@ -29,10 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where the tensors of these tests live."""
-    return torch.device("cpu" if INTERPRETED or TWIN else "cuda")
+    return torch.device("cpu" if ON_CPU else "cuda")
 
 
-if TWIN:
+if BACKEND == "cuda" and ON_CPU:
     from cuda_twin import ROOT, SCHEDULES, Twin, build
 
     from bipace_kernels.cuda import _provider

@@ -16,10 +16,13 @@ import torch
 
 Tensor = torch.Tensor
 
-MARGIN = 17  # elements before and after each output; odd, so that outputs are not aligned either
-PATTERN = 0xA5
-
 BACKEND = os.environ.get("BIPACE_TEST_BACKEND", "triton")  # whose kernels are tested: "triton" or "cuda"
+# Whether they run on the CPU: in Triton's interpreter, or by the twin of the CUDA kernels.
+ON_CPU = os.environ.get({"triton": "TRITON_INTERPRET", "cuda": "BIPACE_TWIN"}[BACKEND]) == "1"
+PATTERN = 0xA5
+# Elements before and after each output; odd, so that outputs are not aligned either, but for the CUDA kernels, which copy
+# 16 bytes at a time out of scratch that torch always aligns.
+MARGIN = 17 if BACKEND == "triton" else 32
 
 
 def stage(name: str) -> ModuleType:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
 from certificate import BAND, Centroids, margins, replay, unit_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import same_bits, sentinels
+from ragged import BACKEND, ON_CPU, same_bits, sentinels, stage
 
 import bipace_kernels as bk
 from bipace_kernels.reference import clusters as reference
-from bipace_kernels.triton_kernels import clusters, equal, gram, long_groups, rows, scan
+
+clusters, gram, rows = stage("clusters"), stage("gram"), stage("rows")
+if BACKEND == "triton":
+    equal, long_groups, scan = stage("equal"), stage("long_groups"), stage("scan")
+    TILES, SHAPES = ["LARGE", "SMALL", "FLOAT32"], ["SHORT", "MEDIUM", "WIDE"]
+else:
+    equal, long_groups = rows, clusters
+    TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 TOLERANCE = 1e-5
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EPSILONS = [1e-4, 0.05, 0.1, 0.3, 1.0, 1.6, 1.9]
 
 
@@ -120,12 +124,13 @@ def test_ragged_groups_follow_the_rule(device, dtype, dim):
             assert torch.equal(labels, reference.cluster_cosine(x, order, offsets, None, epsilon))
 
 
-@pytest.mark.parametrize("tile", [gram.LARGE, gram.SMALL, gram.FLOAT32], ids=["large", "small", "float32"])
+@pytest.mark.parametrize("tile", TILES)
 def test_groups_of_several_tiles_and_long_rows(device, tile, monkeypatch):
-    monkeypatch.setattr(gram, "tile_for", lambda fingerprint: tile)
-    monkeypatch.setattr(gram, "FLOAT32", tile)
+    if BACKEND == "triton":
+        monkeypatch.setattr(gram, "tile_for", lambda fingerprint: getattr(gram, tile))
+        monkeypatch.setattr(gram, "FLOAT32", getattr(gram, tile))
     sizes = [129, 1, 20]
-    x = mixture(2, sum(sizes), 1029, 12).to(torch.float32 if tile.side == 64 else torch.bfloat16)
+    x = mixture(2, sum(sizes), 1029, 12).to(torch.float32 if tile.lower() == "float32" else torch.bfloat16)
     check(x, sizes, 0.1, run(device, x, sizes))
 
 
@@ -138,14 +143,17 @@ def test_shapes_of_partitions(device):
         assert sweep(device, torch.empty(0, 5), sizes, [0.0, 0.1]).shape == (2, 0)
 
 
-@pytest.mark.parametrize("shape", ["SHORT", "MEDIUM", "WIDE"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_many_clusters(device, shape, monkeypatch):
     """K beyond what a step takes at a time, and clusters that are found again behind that border."""
-    monkeypatch.setitem(getattr(scan, shape), "CLUSTERS", 32)
-    monkeypatch.setitem(getattr(scan, shape), "COLUMNS", 64)
-    monkeypatch.setattr(scan, "SHORTEST_MEDIUM", 1 if shape == "MEDIUM" else 1025)
-    if shape == "WIDE":
-        monkeypatch.setattr(scan, "OPPOSED", scan.tl.constexpr(2.0))
+    if BACKEND == "triton":
+        monkeypatch.setitem(getattr(scan, shape), "CLUSTERS", 32)
+        monkeypatch.setitem(getattr(scan, shape), "COLUMNS", 64)
+        monkeypatch.setattr(scan, "SHORTEST_MEDIUM", 1 if shape == "MEDIUM" else 1025)
+        if shape == "WIDE":
+            monkeypatch.setattr(scan, "OPPOSED", scan.tl.constexpr(2.0))
+    elif shape == "far":
+        monkeypatch.setattr(clusters, "MOST_SHARED", 50_000)  # room for 87 clusters
     x = mixture(5, 170, 48, 90, common=0.5)
     labels = run(device, x, [150, 20], 0.2)
     check(x, [150, 20], 0.2, labels)
@@ -194,7 +202,7 @@ def test_huge_and_tiny_rows(device, dtype):
     assert torch.equal(run(device, far), plain)
     far[::3] *= 2.0**7  # the largest values; the smallest are subnormal and have lost digits, so the rule decides
     far[1::3] *= 2.0**-30
-    if dtype == torch.float32 or not INTERPRETED:  # the interpreter misreads subnormal bfloat16
+    if dtype == torch.float32 or not ON_CPU or BACKEND == "cuda":  # Triton's interpreter misreads subnormal bfloat16
         check(far, [140], 0.1, run(device, far))
 
 
@@ -316,6 +324,7 @@ def test_a_batch_in_parts(device, monkeypatch):
 
 def test_long_groups_among_the_others(device, monkeypatch):
     monkeypatch.setattr(long_groups, "LONG_GROUP", 100)
+    monkeypatch.setattr(long_groups, "COLUMNS", 128, raising=False)
     sizes = [30, 140, 99, 0, 100]
     x = mixture(10, sum(sizes), 24, 7)
     found = sweep(device, x, sizes, [0.0, 0.1, 0.2])
@@ -327,12 +336,15 @@ def test_long_groups_among_the_others(device, monkeypatch):
 
 def test_public_calls(device):
     """cluster() under one ε and several, and the search over all nodes of its tree, as on the CPU."""
+    status = bk.backends()[BACKEND]
+    if not status.available:
+        pytest.skip(str(status))
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (12, 9)).astype(np.float32)).to(device)
     group = [0] * 8 + [1] * 4
     for epsilon in (0.3, 0.0, torch.tensor([0.0, 0.1, 0.3])):
-        found = bk.cluster(x, group, epsilon, backend="triton")
+        found = bk.cluster(x, group, epsilon, backend=BACKEND)
         assert torch.equal(found.cpu(), bk.cluster(x.cpu(), group, epsilon, backend="cpu"))
-    found = bk.choose_epsilon(x[8:], group[8:], backend="triton")
+    found = bk.choose_epsilon(x[8:], group[8:], backend=BACKEND)
     assert found == bk.choose_epsilon(x[8:].cpu(), group[8:], backend="cpu")
 
 
@@ -346,10 +358,18 @@ def products(device, x, sizes, wanted):
     kind, scale = torch.empty(n, dtype=torch.uint8, device=device), torch.empty(n, device=device)
     rows.look(x.to(device), order, kind=kind, scale=scale)
     matrices = torch.empty(len(sizes), side, side, device=device)
-    lengths = torch.empty(len(sizes), side, device=device)
-    gram.multiply_groups(x.to(device), order, offsets, scale, matrices, lengths, first_group=0, long_group=8192)
-    size = sizes[wanted]
-    return matrices[wanted, :size, :size].triu().contiguous(), lengths[wanted, :size].contiguous()
+    size, begin = sizes[wanted], sum(sizes[:wanted])
+    if BACKEND == "triton":
+        lengths = torch.empty(len(sizes), side, device=device)
+        gram.multiply_groups(x.to(device), order, offsets, scale, matrices, lengths, first_group=0, long_group=8192)
+        own = lengths[wanted, :size]
+    else:
+        lengths = torch.empty(n, device=device)
+        gram.multiply(
+            x.to(device), order, offsets[:-1], offsets[1:], scale, matrices, lengths, first_column=0, long_group=8192
+        )
+        own = lengths[begin : begin + size]
+    return matrices[wanted, :size, :size].triu().contiguous(), own.contiguous()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -386,6 +406,7 @@ def test_one_row_many_times(device):
     assert sweep(device, x.to(device), [30, 40], [0.0, 0.1]).tolist() == [[0] * 30 + [1] * 40] * 2
 
 
+@pytest.mark.skipif(BACKEND != "triton", reason="the CUDA kernels number their tiles by exact steps")
 def test_tiles_are_numbered_column_by_column():
     """As the device counts them: tile t of the triangle is (i, j) with j (j + 1) / 2 + i = t, far beyond any group."""
     tile = torch.cat([torch.arange(70_000), 2**24 + torch.arange(-2000, 2000)]).to(torch.int32)
@@ -394,7 +415,7 @@ def test_tiles_are_numbered_column_by_column():
     assert bool(((j - exact).abs() <= 1).all()), "one step to either side is what the kernel corrects"
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter has no device to wait for")
+@pytest.mark.skipif(ON_CPU, reason="a CPU has no device to wait for")
 def test_never_waits_for_the_device():
     device = torch.device("cuda")
     x, order = mixture(16, 300, 64, 9).to(device, torch.bfloat16), torch.arange(300, device=device)
@@ -425,7 +446,7 @@ def batches(draw):
 @given(batch=batches())
 def test_any_batch(batch):
     sizes, dim, counts, epsilons, dtype, seed, ties = batch
-    device = torch.device("cpu" if INTERPRETED else "cuda")
+    device = torch.device("cpu" if ON_CPU else "cuda")
     rng = np.random.default_rng(seed)
     n = sum(sizes)
     x = mixture(seed, n, dim, counts)

@@ -48,6 +48,25 @@ BIPACE_KERNEL(part_ways, FlagArgs, kThreads) {
   }
 }
 
+struct SomeArgs {
+  const int32_t* in;  // [kThreads]
+  int32_t* out;       // [kThreads]
+  int64_t barrier;    // of the warps from the second on
+};
+
+// All warps but the first pass their values on among themselves, by a barrier of their own.
+BIPACE_KERNEL(pass_on, SomeArgs, kThreads) {
+  int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
+  const int t = gpu::thread(), others = gpu::threads() - gpu::kWarp;
+  if (gpu::warp() == 0) {
+    a.out[t] = gpu::lowest_bit(1u << t);
+    return;
+  }
+  values[t - gpu::kWarp] = a.in[t];
+  if (a.barrier) gpu::sync_some(1, others);
+  a.out[t] = values[gpu::threads() - 1 - t];
+}
+
 struct CopyArgs {
   const int32_t* in;  // [4 · kThreads]
   int32_t* out;       // [4 · kThreads]

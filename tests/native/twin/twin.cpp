@@ -50,6 +50,7 @@ namespace {
 constexpr size_t kStack = 256 * 1024;
 constexpr size_t kWidest = 64;  // bytes a lane may leave in an exchange
 constexpr int kWarp = gpu::kWarp;
+constexpr int kBarriers = 16;
 
 // Where a number of fibres wait for one another; used again and again.
 struct Rendezvous {
@@ -73,7 +74,7 @@ struct Copy {
 struct Fibre {
   Place place;
   Warp* warp = nullptr;
-  Rendezvous* block = nullptr;
+  Rendezvous* block = nullptr;  // and the barriers of some warps, which follow it
   std::unique_ptr<unsigned char[]> stack;
   void* at = nullptr;  // its stack while others run
   void* fake_stack = nullptr;
@@ -211,6 +212,14 @@ void fail(const std::string& why) {
 void wait_for_block(const char* what) { arrive(*run->now->block, what); }
 void wait_for_warp(const char* what) { arrive(run->now->warp->meeting, what); }
 
+void wait_for_some(int barrier, int threads) {
+  if (barrier < 1 || barrier >= kBarriers || threads % kWarp) fail("there is no such barrier");
+  Rendezvous& here = run->now->block[barrier];
+  if (here.arrived == 0) here.expected = threads;
+  if (here.expected != threads) fail("threads disagree on how many share a barrier");
+  arrive(here, "sync_some");
+}
+
 const unsigned char* exchange(const char* what, const void* value, size_t bytes, size_t& stride) {
   if (bytes > kWidest) fail("lanes exchange too many bytes");
   Warp& warp = *run->now->warp;
@@ -323,15 +332,15 @@ extern "C" int bipace_twin_launch(const char* name, int64_t grid_x, int64_t grid
     if (shared > 0 && posix_memalign(&memory, 128, static_cast<size_t>(shared))) return refuse("no memory");
     if (memory) std::memset(memory, 0xFF, static_cast<size_t>(shared));
     std::unique_ptr<void, decltype(&std::free)> owned(memory, &std::free);
-    Rendezvous all;
-    all.expected = threads;
+    Rendezvous barriers[kBarriers];
+    barriers[0].expected = threads;
     std::vector<Warp> warps(static_cast<size_t>(threads / kWarp));
     for (Warp& warp : warps) warp.meeting.expected = kWarp;
     for (int t = 0; t < threads; ++t) {
       Fibre& fibre = fibres[static_cast<size_t>(t)];
       fibre.place = {t, threads, block % grid_x, block / grid_x, grid_x, static_cast<unsigned char*>(memory)};
       fibre.warp = &warps[static_cast<size_t>(t / kWarp)];
-      fibre.block = &all;
+      fibre.block = barriers;
       fibre.done = false;
       fibre.waits = nullptr;
       fibre.copies.assign(1, {});

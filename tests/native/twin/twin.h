@@ -11,12 +11,27 @@
 #include <string>
 #include <type_traits>
 
+using std::max;
+using std::min;
+
+#include "common/half.h"
+
+// The vector types of CUDA that kernels load through.
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+struct float4 {
+  float x, y, z, w;
+};
+
 #define BIPACE_DEVICE inline
 #define BIPACE_KERNEL(name, Args, threads)                                                                          \
   static void name(const Args& a);                                                                                  \
   static const bipace::twin::Kernel twin_##name(#name, sizeof(Args), threads,                                       \
                                                 [](const void* words) { name(*static_cast<const Args*>(words)); }); \
   static void name(const Args& a)
+
+#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks) BIPACE_KERNEL(name, Args, threads)
 
 namespace bipace {
 namespace twin {
@@ -41,6 +56,7 @@ const Place& place();  // of the fibre that runs
 
 void wait_for_block(const char* what);
 void wait_for_warp(const char* what);
+void wait_for_some(int barrier, int threads);
 // All lanes leave a value and, once every one has, see all 32.
 const unsigned char* exchange(const char* what, const void* value, size_t bytes, size_t& stride);
 void start_copy(void* to, const void* from, int bytes);
@@ -64,6 +80,7 @@ inline int64_t block_y() { return twin::place().block_y; }
 inline int64_t blocks() { return twin::place().blocks; }
 inline void sync_block() { twin::wait_for_block("sync_block"); }
 inline void sync_warp() { twin::wait_for_warp("sync_warp"); }
+inline void sync_some(int barrier, int threads) { twin::wait_for_some(barrier, threads); }
 inline unsigned char* shared_memory() { return twin::place().shared; }
 
 template <typename T>
@@ -136,6 +153,7 @@ inline int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t value) {
 inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float div_rn(float a, float b) { return a / b; }
 inline float sqrt_rn(float a) { return std::sqrt(a); }
+inline int lowest_bit(uint32_t bits) { return __builtin_ctz(bits); }
 inline uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);

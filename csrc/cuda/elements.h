@@ -1,0 +1,72 @@
+// Elements of the fingerprint rows, whatever their dtype.
+#pragma once
+
+#include "cuda/intrinsics.h"
+
+namespace bipace {
+
+enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
+// x [N, D] with strides in elements; order [M] names the row of each record.
+struct Rows {
+  const void* x;
+  const int64_t* order;
+  int64_t dim;
+  int64_t row_stride, column_stride;
+  int64_t dtype;
+
+  BIPACE_DEVICE int64_t at(int64_t record) const { return order[record] * row_stride; }
+  // Whether 16 bytes at a time may be read from every row.
+  BIPACE_DEVICE bool aligned() const {
+    const int size = dtype == kFloat32 ? 4 : 2;
+    return column_stride == 1 && row_stride * size % 16 == 0 && reinterpret_cast<uint64_t>(x) % 16 == 0;
+  }
+};
+
+BIPACE_DEVICE float f16_value(uint32_t bits) {
+#ifdef BIPACE_TWIN
+  return f16_to_float(static_cast<uint16_t>(bits));
+#else
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(bits)));
+  return value;
+#endif
+}
+
+// Bits of element e of the row that begins at `row`; 16-bit values in the low half.
+template <int dtype>
+BIPACE_DEVICE uint32_t element_bits(const Rows& rows, int64_t row, int64_t e) {
+  const int64_t place = row + e * rows.column_stride;
+  if (dtype == kFloat32) return static_cast<const uint32_t*>(rows.x)[place];
+  return static_cast<const uint16_t*>(rows.x)[place];
+}
+
+template <int dtype>
+BIPACE_DEVICE float value_of(uint32_t bits) {
+  if (dtype == kFloat32) return gpu::float_of(bits);
+  if (dtype == kBfloat16) return gpu::float_of(bits << 16);
+  return f16_value(bits);
+}
+
+// Calls body(e, bits) for elements lane, lane + 32, … of a row, many under way at once where the row is aligned; the
+// order in which a lane sees its elements is not to be relied on.
+template <int dtype, typename Body>
+BIPACE_DEVICE void for_elements(const Rows& rows, int64_t row, bool aligned, const Body& body) {
+  constexpr int kSize = dtype == kFloat32 ? 4 : 2, kVector = 16 / kSize;
+  const int64_t vectors = aligned ? rows.dim / kVector : 0;
+#pragma unroll 4
+  for (int64_t v = gpu::lane(); v < vectors; v += gpu::kWarp) {
+    const uint4 words = *reinterpret_cast<const uint4*>(static_cast<const char*>(rows.x) + row * kSize + v * 16);
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const uint32_t bits = dtype == kFloat32 ? word[i] : (word[i / 2] >> (16 * (i % 2))) & 0xFFFFu;
+      body(v * kVector + i, bits);
+    }
+  }
+  for (int64_t e = vectors * kVector + gpu::lane(); e < rows.dim; e += gpu::kWarp) {
+    body(e, element_bits<dtype>(rows, row, e));
+  }
+}
+
+}  // namespace bipace
