@@ -93,6 +93,7 @@ struct Run {
   const void* scheduler_bottom = nullptr;
   size_t scheduler_size = 0;
   std::string failure;
+  bool met = false;  // some fibres that waited can go on
 };
 Run* run = nullptr;
 
@@ -155,6 +156,7 @@ void arrive(Rendezvous& here, const char* what) {
   if (++here.arrived == here.expected) {
     here.arrived = 0;
     ++here.generation;
+    run->met = true;
     return;
   }
   Fibre& self = *run->now;
@@ -166,21 +168,27 @@ void arrive(Rendezvous& here, const char* what) {
 
 enum Schedule { kForward = 0, kReverse = 1, kRandom = 2 };
 
+// Whoever comes first in the order and can go on does, as far as it can: the first warp may be done before the last one
+// begins.  A random order is drawn anew now and then.
 void run_block(std::vector<Fibre>& fibres, int schedule, std::mt19937_64& random) {
   std::vector<size_t> order(fibres.size());
   std::iota(order.begin(), order.end(), size_t{0});
   if (schedule == kReverse) std::reverse(order.begin(), order.end());
+  if (schedule == kRandom) std::shuffle(order.begin(), order.end(), random);
   size_t left = fibres.size();
   while (left > 0) {
-    if (schedule == kRandom) std::shuffle(order.begin(), order.end(), random);
     bool moved = false;
-    for (const size_t i : order) {
-      Fibre& fibre = fibres[i];
+    for (size_t i = 0; i < order.size(); ++i) {
+      Fibre& fibre = fibres[order[i]];
       if (fibre.done || (fibre.waits && fibre.waits->generation == fibre.since)) continue;
+      run->met = false;
       resume(fibre);
       moved = true;
       if (!run->failure.empty()) return;
       left -= fibre.done;
+      if (!run->met) continue;  // nobody before it can go on
+      if (schedule == kRandom && random() % 32 == 0) std::shuffle(order.begin(), order.end(), random);
+      i = static_cast<size_t>(-1);
     }
     if (!moved) {
       for (const Fibre& fibre : fibres) {
