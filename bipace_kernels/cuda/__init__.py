@@ -8,7 +8,7 @@ computes nothing; it makes the outputs and launches kernels of csrc/cuda/ by nam
 import importlib
 from types import ModuleType
 
-__all__ = ["combine", "observations", "returns"]
+__all__ = ["clusters", "combine", "observations", "returns"]
 
 
 def __getattr__(name: str) -> ModuleType:

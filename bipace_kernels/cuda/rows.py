@@ -15,7 +15,8 @@ _THREADS, _WARPS = 256, 8
 
 def words(fingerprint: Tensor, order: Tensor) -> tuple[Tensor, Tensor, int, int, int, int]:
     """`Rows` of csrc/cuda/elements.h."""
-    return fingerprint, order, fingerprint.shape[1], *fingerprint.stride(), DTYPES[fingerprint.dtype]
+    row_stride, column_stride = fingerprint.stride()
+    return fingerprint, order, fingerprint.shape[1], row_stride, column_stride, DTYPES[fingerprint.dtype]
 
 
 def look(

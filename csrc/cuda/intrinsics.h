@@ -101,7 +101,6 @@ BIPACE_DEVICE int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t va
 BIPACE_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 BIPACE_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 BIPACE_DEVICE float sqrt_rn(float a) { return __fsqrt_rn(a); }
-BIPACE_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
 BIPACE_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
 BIPACE_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 

@@ -153,7 +153,6 @@ inline int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t value) {
 inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float div_rn(float a, float b) { return a / b; }
 inline float sqrt_rn(float a) { return std::sqrt(a); }
-inline int lowest_bit(uint32_t bits) { return __builtin_ctz(bits); }
 inline uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
