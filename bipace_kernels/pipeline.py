@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import _checks, _compiled, _dispatch
+from . import _checks, _compiled, _dispatch, _foreign
 from . import device_stages as device
 from . import host_stages as host
 from . import value_checks as values
@@ -79,8 +79,10 @@ def advantage(
     check            "auto" | "now": on CPU tensors values are always checked at the call
     num_threads      threads of the cpu backend; None: torch.get_num_threads().  The result is the same at any count.
 
-    Tensors, NumPy arrays and lists may be mixed; tensors must share a device.  Arguments that the configuration does
-    not use are checked for length and otherwise ignored.  The caller's tensors are never changed.
+    Tensors, NumPy arrays, lists and arrays of other libraries by DLPack or the CUDA array interface may be mixed; tensors
+    must share a device.  Results are tensors; they are arrays of another library where the fingerprint (without one:
+    rewards, then returns) is such an array and the library has from_dlpack, as CuPy and JAX have.  Arguments that the
+    configuration does not use are checked for length and otherwise ignored.  The caller's tensors are never changed.
     Returns an `AdvantageResult` in the caller's row order.  Same input, same bits, at any thread count; a prompt group
     alone gives the same bits as inside any batch.  No output holds NaN.
     ValueError or TypeError names the argument, what was wanted, what came and the cure; nothing is computed then.
@@ -92,8 +94,11 @@ def advantage(
     }  # fmt: skip
     if torch.compiler.is_compiling():
         return _compiled.advantage(given, layout, config, backend, check, num_threads)
-    result: AdvantageResult = _compiled.untraced(run)(given, layout, config, backend, check, num_threads)
-    return result
+    result: AdvantageResult = _compiled.untraced(run)(
+        _foreign.all_to_torch(given), layout, config, backend, check, num_threads
+    )
+    back = _foreign.way_back(given)
+    return result if back is None else result.as_arrays(back)
 
 
 def run(

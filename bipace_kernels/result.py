@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -133,6 +134,20 @@ class AdvantageResult:
     cluster: Tensor
     branch: Tensor
     records: Records | DeviceRecords | CompiledRecords = field(repr=False)
+    tensors: AdvantageResult | None = field(default=None, repr=False)  # this result, where its fields are no tensors
+
+    def as_arrays(self, from_dlpack: Callable[[Tensor], Any]) -> AdvantageResult:
+        """The same memory as arrays of another library, e.g. of from_dlpack=jax.numpy.from_dlpack."""
+        return replace(
+            self,
+            advantage=from_dlpack(self.advantage),
+            step_advantage=from_dlpack(self.step_advantage),
+            episode_advantage=from_dlpack(self.episode_advantage),
+            returns=from_dlpack(self.returns),
+            cluster=from_dlpack(self.cluster),
+            branch=from_dlpack(self.branch),
+            tensors=self,
+        )
 
     def metrics(self) -> dict[str, float]:
         """Plain floats for a trainer's logger, keys "bipace/…"; docs/metrics.md defines each.
@@ -159,7 +174,7 @@ class AdvantageResult:
         not finite are no error; what contradicts itself (copies of a step, episode returns of one trajectory) still is.
         """
         if not isinstance(self.records, Records):
-            self.records.check(self.cluster)
+            self.records.check((self.tensors or self).cluster)
 
     def _records(self) -> Records:
-        return self.records if isinstance(self.records, Records) else self.records.records(self)
+        return self.records if isinstance(self.records, Records) else self.records.records(self.tensors or self)

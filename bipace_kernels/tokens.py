@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import _checks
+from . import _checks, _foreign
 
 Tensor = torch.Tensor
 
@@ -19,7 +19,9 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
     Returns [B, T] float32.  ValueError for advantages that are not finite and masks of other numbers, on the CPU; on a GPU
     nobody looks, because that would wait for it.
     """
-    device = _checks.one_device({"advantage": advantage, "mask": mask})
+    given = _foreign.all_to_torch({"advantage": advantage, "mask": mask})
+    advantage, mask = given.values()
+    device = _checks.one_device(given)
     n = _checks.length(advantage, "advantage")
     values = _checks.real_vector(advantage, "advantage", n)
     looks = device.type == "cpu" and not torch.compiler.is_compiling()

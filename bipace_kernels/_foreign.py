@@ -1,0 +1,63 @@
+"""Arrays of other libraries (CuPy, JAX, Numba): in without a copy, and out again as what came in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.dlpack
+
+# Arguments of advantage() of which the first that is given decides the type of the results.
+DECIDING = ("fingerprint", "rewards", "returns")
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether a value is an array by DLPack or the CUDA array interface, and of no kind that is read otherwise.
+
+    NumPy's arrays and pyarrow's columns, which may hold texts, speak DLPack too, but are read by NumPy and give tensors.
+    """
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic, list, tuple, str, bytes)) or value is None:
+        return False
+    kind = type(value)
+    if kind.__module__.partition(".")[0] == "pyarrow":
+        return False
+    return hasattr(kind, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+
+
+def to_torch(value: Any, name: str) -> Any:
+    """A tensor that shares the memory of another library's array; anything else as it is.
+
+    The current stream of torch waits for the array's, as DLPack has it; the host waits for nothing.
+    """
+    if not is_foreign(value):
+        return value
+    try:
+        if hasattr(type(value), "__dlpack__"):
+            return torch.utils.dlpack.from_dlpack(value)
+        return torch.as_tensor(value, device="cuda")
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} must be an array that torch can read; it cannot read this {type(value).__name__}: {error}"
+        ) from error
+
+
+def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
+    """to_torch() of arguments by name."""
+    return {name: to_torch(value, name) for name, value in given.items()}
+
+
+def way_back(given: dict[str, Any]) -> Callable[[Any], Any] | None:
+    """from_dlpack of the library that the deciding argument is from; None where the results stay tensors.
+
+    So they do for arrays that came by the CUDA array interface alone: nothing says how to make one.
+    """
+    value = next((given[name] for name in DECIDING if given[name] is not None), None)
+    if not is_foreign(value) or not hasattr(type(value), "__dlpack__"):
+        return None
+    namespace = getattr(value, "__array_namespace__", None)
+    library = sys.modules.get(type(value).__module__.partition(".")[0]) if namespace is None else namespace()
+    found: Callable[[Any], Any] | None = getattr(library, "from_dlpack", None)
+    return found
