@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from . import _checks
-from .hidden._prompts import Prompts, prompts_of
+from .hidden._prompts import Prompts, budget_of, prompts_of
 from .hidden.extract import extract_layers
 from .hidden.layers import Decoder, Layer, find_decoder
 
@@ -75,7 +75,7 @@ class States:
 
     def __init__(self, model: Any, rows: list[list[int]], folder: Path | None, restart: bool) -> None:
         self.model, self.folder = model, folder
-        self.prompts: Prompts = prompts_of(rows, None)
+        self.prompts: Prompts = prompts_of(rows, None, n_ids=find_decoder(model).n_ids, name="prompts")
         self.n_rows, self.n_distinct = len(rows), len(self.prompts.tokens)
         self.reused = 0
         self._done: dict[str, int] = {}  # stem -> distinct prompts whose rows are there, the longest first
@@ -92,7 +92,7 @@ class States:
         return torch.from_numpy(self._kept[stem])
 
     def compute(
-        self, pairs: Sequence[Pair], token_budget: int, backend: str, begin: Callable[[int, int], None],
+        self, pairs: Sequence[Pair], token_budget: int | None, backend: str, begin: Callable[[int, int], None],
         advance: Callable[[int], None],
     ) -> None:  # fmt: skip
         """The states that are missing, out of shared forwards; kept after each of them.
@@ -103,12 +103,13 @@ class States:
         done = min(self._done.get(stem_of(*pair), 0) for pair in pairs)
         self.reused = int((self.prompts.of_state < done).sum())
         begin(self.n_distinct, done)
-        for batch in _batches(self.prompts.tokens, done, token_budget):
+        budget = budget_of(token_budget, find_decoder(self.model).device)
+        for batch in _batches(self.prompts.tokens, done, budget):
             missing = [pair for pair in pairs if self._done.get(stem_of(*pair), 0) < batch.stop]
             layers: list[Any] = list(dict.fromkeys(layer for layer, _ in missing))
             found = extract_layers(
                 self.model, self.prompts.tokens[batch.start : batch.stop], None, layers,
-                pooling=list(dict.fromkeys(how for _, how in missing)), token_budget=token_budget, progress=False,
+                pooling=list(dict.fromkeys(how for _, how in missing)), token_budget=budget, progress=False,
                 backend=backend,
             )  # fmt: skip
             self._keep(batch, {pair: found[pair] for pair in missing})

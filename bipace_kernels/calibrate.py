@@ -49,7 +49,7 @@ def calibrate(
     seed: int = 0,
     out: str | Path | None = None,
     restart: bool = False,
-    token_budget: int = 16_384,
+    token_budget: int | None = None,
     progress: bool | None = None,
     backend: str = "auto",
 ) -> Calibration:
@@ -75,7 +75,7 @@ def calibrate(
                   was measured; another call goes on there, and computes only what is missing.  A ValueError tells of a folder
                   that belongs to another model or other prompts
     restart       forget what `out` holds
-    token_budget  tokens of one forward, padding counted
+    token_budget  tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
     progress      a bar on stderr for the forwards, another for clusters and probes; None: where that is a terminal
     backend       of the pooling and the clusters
 
@@ -91,7 +91,8 @@ def calibrate(
 
     sklearn = _sklearn()
     _dispatch.check_name(backend)
-    token_budget = _checks.integer_at_least(token_budget, "token_budget", 1)
+    if token_budget is not None:
+        token_budget = _checks.integer_at_least(token_budget, "token_budget", 1)
     radii = _radii(epsilons)
     folds = _checks.integer_at_least(folds, "folds", 2)
     min_clusters = _checks.integer_at_least(min_clusters, "min_clusters", 1)

@@ -269,7 +269,9 @@ def _calibrate(
     restart: Annotated[bool, typer.Option("--restart", help="Forget the states in --out.")] = False,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="Else a GPU where there is one.")] = None,
     dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")] = "auto",
-    token_budget: Annotated[int, typer.Option("--token-budget", min=1, help="Tokens of one forward.")] = 16_384,
+    token_budget: Annotated[
+        int | None, typer.Option("--token-budget", min=1, help="Tokens of one forward; else 512 on the CPU, 16,384 on a GPU.")
+    ] = None,
     backend: Backend = "auto",
 ) -> None:
     """Choose layer, pooling and ε for a model: linear probes and clusters over layers × poolings × ε."""

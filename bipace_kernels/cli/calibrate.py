@@ -34,7 +34,7 @@ class Options:
     restart: bool = False
     device: str | None = None
     dtype: str = "auto"
-    token_budget: int = 16_384
+    token_budget: int | None = None
     backend: str = "auto"
 
 

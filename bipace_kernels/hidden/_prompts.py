@@ -15,9 +15,21 @@ from .positions import Positions, mask_matrix, positions_of
 
 Tensor = torch.Tensor
 
-# What a forward costs beside its tokens, in tokens: an H100 reads the weights of a 7B model in bfloat16 in about the time
-# in which it computes 200 of its tokens, and launches wait for the host.  So a short micro-batch is worth some padding.
-FORWARD_TOKENS = 256
+# Tokens of one forward where the caller does not say, for it is what memory goes by: the inside of a block, over a whole
+# micro-batch.  Matrix products of a CPU are at full speed from a few hundred tokens on (two cores, 28 blocks of width 768:
+# 512 at a time take 2 % more than 1,800 at once, 256 at a time 18 %); a GPU's need thousands.
+CPU_BUDGET, GPU_BUDGET = 512, 16_384
+# What a forward costs beside its tokens, in tokens, so that a short one is worth some padding.  An H100 reads the weights of
+# a 7B model in bfloat16 in about the time in which it computes 200 of its tokens, and launches wait for the host; the CPU
+# above reads its own in the time of 20 to 60.
+CPU_FORWARD, GPU_FORWARD = 32, 256
+
+
+def budget_of(token_budget: Any, device: torch.device) -> int:
+    """The caller's, or the device's own."""
+    if token_budget is None:
+        return CPU_BUDGET if device.type == "cpu" else GPU_BUDGET
+    return _checks.integer_at_least(token_budget, "token_budget", 1)
 
 
 Batch = tuple[list[Tensor], Positions]  # prompts of one forward, and the tokens of each whose states are wanted
@@ -31,9 +43,11 @@ class Prompts:
     wanted: Positions  # the tokens whose states are wanted, rising, prompt after prompt: S states
     of_state: Tensor  # [n] int64: which of the S each state of the caller is; −1: its row has no token
 
-    def batches(self, token_budget: int, *, packed: bool) -> list[Batch]:
+    def batches(self, token_budget: int, device: torch.device, *, packed: bool) -> list[Batch]:
         """Neighbours by length together, as many as the budget holds, padding counted; at least one."""
-        cuts = (filled if packed else cheapest)([len(prompt) for prompt in self.tokens], token_budget)
+        lengths = [len(prompt) for prompt in self.tokens]
+        each = CPU_FORWARD if device.type == "cpu" else GPU_FORWARD
+        cuts = filled(lengths, token_budget) if packed else cheapest(lengths, token_budget, each)
         return [(self.tokens[a:b], self.wanted.rows(a, b)) for a, b in itertools.pairwise(cuts)]
 
 
@@ -48,16 +62,16 @@ def filled(lengths: list[int], token_budget: int) -> list[int]:
     return [*cuts, len(lengths)] if lengths else cuts
 
 
-def cheapest(lengths: list[int], token_budget: int) -> list[int]:
+def cheapest(lengths: list[int], token_budget: int, each_forward: int) -> list[int]:
     """Bounds [0, ..., U] of padded micro-batches, lengths falling: of all cuts within the budget those that cost least.
 
-    cost of a micro-batch of n prompts = n · (the length of its first, the longest) + FORWARD_TOKENS
+    cost of a micro-batch of n prompts = n · (the length of its first, the longest) + each_forward
     """
     n = len(lengths)
     cost, taken = np.zeros(n + 1, np.int64), np.ones(n, np.int64)
     for i in range(n - 1, -1, -1):  # cost[i]: of prompt i and all after it
         most = min(n - i, max(1, token_budget // lengths[i]))
-        each = lengths[i] * np.arange(1, most + 1) + FORWARD_TOKENS + cost[i + 1 : i + most + 1]
+        each = lengths[i] * np.arange(1, most + 1) + each_forward + cost[i + 1 : i + most + 1]
         taken[i] = most - int(np.argmin(each[::-1]))  # of equal costs the longest run
         cost[i] = each[taken[i] - 1]
     cuts = [0]
@@ -66,8 +80,14 @@ def cheapest(lengths: list[int], token_budget: int) -> list[int]:
     return cuts
 
 
-def prompts_of(input_ids: Any, attention_mask: Any, positions: Any = "last") -> Prompts:
-    """Prompts from [B, T] ids and their mask, padded on either side, or from B vectors of any lengths."""
+def prompts_of(
+    input_ids: Any, attention_mask: Any, positions: Any = "last", *, n_ids: int | None = None, name: str = "input_ids"
+) -> Prompts:
+    """Prompts from [B, T] ids and their mask, padded on either side, or from B vectors of any lengths.
+
+    n_ids   what the model's embedding holds.  Ids are on the CPU by now, for equal prompts to be found, so looking at them
+            waits for no device, where an id that is too high would end the whole process
+    """
     if _is_ragged(input_ids):
         rows = _ragged(input_ids, attention_mask)
         first, widths = [0] * len(rows), [len(row) for row in rows]
@@ -78,13 +98,15 @@ def prompts_of(input_ids: Any, attention_mask: Any, positions: Any = "last") -> 
     distinct: list[Tensor] = []
     wanted: list[set[int]] = []
     of_state: list[tuple[int, int]] = []
-    for row, columns in zip(rows, _columns(positions, rows, first, widths), strict=True):
+    for i, (row, columns) in enumerate(zip(rows, _columns(positions, rows, first, widths), strict=True)):
         if not len(row) or not columns:
             of_state += [(-1, 0)] * len(columns)
             continue
         row = row[: max(columns) + 1]
         found = number.setdefault(row.numpy().tobytes(), len(distinct))
         if found == len(distinct):
+            if n_ids is not None:
+                _check_ids(row, n_ids, f"{name}[{i}]")
             distinct.append(row)
             wanted.append(set())
         wanted[found].update(columns)
@@ -144,6 +166,15 @@ def packed_batch(prompts: Sequence[Tensor], device: torch.device) -> tuple[dict[
     position = torch.cat([torch.arange(len(p)) for p in prompts])
     given = {"input_ids": torch.cat(list(prompts))[None].to(device), "position_ids": position[None].to(device)}
     return given, torch.tensor([0, *itertools.accumulate(len(p) for p in prompts)])
+
+
+def _check_ids(row: Tensor, n_ids: int, name: str) -> None:
+    outside = row[(row < 0) | (row >= n_ids)]
+    if len(outside):
+        raise ValueError(
+            f"{name} must hold token ids from 0 to {n_ids - 1}, as the model's embedding does, got {int(outside[0])}; use the "
+            "model's own tokenizer, and an attention_mask that leaves padding out."
+        )
 
 
 def _is_ragged(input_ids: Any) -> bool:

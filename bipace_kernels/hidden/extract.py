@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from . import _shortened
-from ._prompts import Batch, Prompts, packed_batch, padded_batch, prompts_of
+from ._prompts import Batch, Prompts, budget_of, packed_batch, padded_batch, prompts_of
 from .layers import Decoder, Layer, attention_of
 from .positions import Positions
 from .tap import Tap, tap
@@ -31,7 +31,7 @@ def extract(
     pooling: str = "last",
     normalize: bool = False,
     dtype: torch.dtype | None = None,
-    token_budget: int = 16_384,
+    token_budget: int | None = None,
     packed: bool | None = None,
     progress: bool | None = None,
     group: Any = None,
@@ -52,7 +52,8 @@ def extract(
     pooling         "last" | "mean" | "attention", as in tap()
     normalize       rows of unit length
     dtype           of the rows; None: that of the hidden states
-    token_budget    tokens of one forward, padding counted; a longer prompt runs alone
+    token_budget    tokens of one forward, padding counted; a longer prompt runs alone.  Memory goes by it.  None: 512 on the
+                    CPU, where more bring next to nothing, 16,384 elsewhere
     packed          prompts one after the other in [1, nnz], without padding; None: where the model's attention is of a kind
                     that keeps them apart at no cost (flash attention).  Elsewhere prompts of like lengths are padded together
     progress        a bar on stderr; None: where that is a terminal and there are several forwards
@@ -83,7 +84,7 @@ def extract_layers(
     pooling: str | Sequence[str] = "last",
     normalize: bool = False,
     dtype: torch.dtype | None = None,
-    token_budget: int = 16_384,
+    token_budget: int | None = None,
     packed: bool | None = None,
     progress: bool | None = None,
     group: Any = None,
@@ -99,7 +100,7 @@ def extract_layers(
     pooling         one or several of "last", "mean", "attention"
     normalize       rows of unit length
     dtype           of the rows; None: that of the hidden states
-    token_budget    tokens of one forward, padding counted
+    token_budget    tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
     packed          prompts one after the other in [1, nnz]; None: where the model's attention keeps them apart at no cost
     progress        a bar on stderr; None: where that is a terminal and there are several forwards
     group           process group of a sharded model; None: the default one
@@ -107,15 +108,15 @@ def extract_layers(
     """
     tapped = tap(model, layers=layers, pooling=pooling, normalize=normalize, dtype=dtype, backend=backend)
     decoder = tapped._decoder
-    _check_budget(token_budget)
     sharded = _shortened.is_sharded(decoder.model) and torch.distributed.is_initialized()
-    device = _device_of(decoder)
+    device = decoder.device
     n_blocks = 1 + max(item.block for item in tapped.layers)
     failure, prompts, batches, packing = None, None, [], False
     try:
+        budget = budget_of(token_budget, device)
         packing = _packing(decoder, packed, n_blocks)
-        prompts = prompts_of(input_ids, attention_mask, positions)
-        batches = prompts.batches(token_budget, packed=packing)
+        prompts = prompts_of(input_ids, attention_mask, positions, n_ids=decoder.n_ids)
+        batches = prompts.batches(budget, device, packed=packing)
     except (TypeError, ValueError) as error:
         failure = error
     n_forwards = _forwards(len(batches), failure, group, device) if sharded else len(batches)
@@ -171,11 +172,6 @@ def _rows(
     return out
 
 
-def _check_budget(token_budget: Any) -> None:
-    if isinstance(token_budget, bool) or not isinstance(token_budget, int) or token_budget < 1:
-        raise ValueError(f"token_budget must be an int of at least 1, got {token_budget!r}.")
-
-
 def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
     """Whether prompts run as [1, nnz]."""
     if packed is not None and not isinstance(packed, bool):
@@ -197,13 +193,6 @@ def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
             "let prompts see each other; use packed=False."
         )
     return True
-
-
-def _device_of(decoder: Decoder) -> torch.device:
-    """Where the forward wants its input."""
-    embedding = decoder.causal.get_input_embeddings()  # type: ignore[operator]
-    device: torch.device = next(iter(embedding.parameters()), next(decoder.base.parameters())).device
-    return device
 
 
 def _forwards(n: int, failure: Exception | None, group: Any, device: torch.device) -> int:

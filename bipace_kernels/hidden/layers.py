@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 _ATTENTION = ("self_attn", "attn", "attention", "self_attention")
@@ -81,6 +82,21 @@ class Decoder:
         return found
 
     @property
+    def device(self) -> torch.device:
+        """Where a forward wants its input."""
+        return next(iter(self._embedding.parameters()), next(self.base.parameters())).device
+
+    @property
+    def n_ids(self) -> int | None:
+        """Token ids that the embedding has; None where it does not tell."""
+        found = getattr(self._embedding, "num_embeddings", None)
+        return found if isinstance(found, int) else None
+
+    @property
+    def _embedding(self) -> nn.Module:
+        return self.causal.get_input_embeddings()  # type: ignore[operator, no-any-return]
+
+    @property
     def norm(self) -> nn.Module:
         found = None if self.norm_name is None else self.base._modules[self.norm_name]
         if found is None:
@@ -99,6 +115,7 @@ def find_decoder(model: Any) -> Decoder:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, a Hugging Face decoder, got {type(model).__name__}.")
     causal = _hugging_face_model(model)
+    _check_prompt_learning(model)
     config: Any = causal.config
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
@@ -137,6 +154,18 @@ def _hugging_face_model(model: nn.Module) -> nn.Module:
         f"model must be a Hugging Face decoder, bare or wrapped: looked in {type(model).__name__} for a PreTrainedModel (a "
         "module with .config and .base_model_prefix), found none; pass what AutoModelForCausalLM.from_pretrained() gives."
     )
+
+
+def _check_prompt_learning(model: nn.Module) -> None:
+    """ValueError where PEFT puts virtual tokens before the prompt, which columns and masks of the caller do not count."""
+    for module in model.modules():
+        found = getattr(module, "active_peft_config", None) if hasattr(type(module), "active_peft_config") else None
+        if found is not None and found.is_prompt_learning:
+            raise ValueError(
+                f"model must see the tokens that it is given, but its PEFT adapter {type(found).__name__} puts "
+                f"{found.num_virtual_tokens} virtual ones before them, which shifts every position; use an adapter of weights, "
+                "such as LoRA, or model.get_base_model() for states without the virtual tokens."
+            )
 
 
 def _compiled_above(model: nn.Module, name: str) -> str:

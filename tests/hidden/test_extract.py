@@ -12,7 +12,7 @@ import torch
 
 import bipace_kernels as bk
 from bipace_kernels.hidden import _shortened
-from bipace_kernels.hidden._prompts import FORWARD_TOKENS, cheapest, prompts_of
+from bipace_kernels.hidden._prompts import budget_of, cheapest, prompts_of
 
 LAYER = -8
 PACKS = importlib.util.find_spec("transformers.masking_utils") is not None
@@ -245,8 +245,8 @@ def test_micro_batches_hold_the_budget_and_sort_by_length(called):
 def test_cuts_cost_least():
     """Against all cuts there are."""
 
-    def cost(lengths, cuts):
-        return sum(lengths[a] * (b - a) + FORWARD_TOKENS for a, b in itertools.pairwise(cuts))
+    def cost(lengths, cuts, each):
+        return sum(lengths[a] * (b - a) + each for a, b in itertools.pairwise(cuts))
 
     def allowed(lengths, cuts):
         return all(b - a == 1 or lengths[a] * (b - a) <= 2000 for a, b in itertools.pairwise(cuts))
@@ -256,10 +256,11 @@ def test_cuts_cost_least():
         lengths = sorted((generator.randrange(1, 900) for _ in range(1 + case % 8)), reverse=True)
         n = len(lengths)
         every = [[0, *inner, n] for k in range(n) for inner in itertools.combinations(range(1, n), k)]
-        found = cheapest(lengths, 2000)
+        each = (32, 256)[case % 2]
+        found = cheapest(lengths, 2000, each)
         assert allowed(lengths, found), lengths
-        assert cost(lengths, found) == min(cost(lengths, cuts) for cuts in every if allowed(lengths, cuts)), lengths
-    assert cheapest([], 2000) == [0]
+        assert cost(lengths, found, each) == min(cost(lengths, cuts, each) for cuts in every if allowed(lengths, cuts)), lengths
+    assert cheapest([], 2000, 32) == [0]
 
 
 def test_rows_of_other_lengths_need_no_mask():
@@ -288,7 +289,7 @@ def test_packed_rows_have_no_padding(called):
     calls = called(model)
     rows = bk.hidden.extract(model, ids, mask, token_budget=50, packed=True)
     assert all(r == 1 and t <= 50 for r, t in calls.tokens)
-    assert sum(t for _, t in calls.tokens) == sum(len(p) for p in prompts_of(ids, mask).tokens)
+    assert sum(t for _, t in calls.tokens) == sum(len(p) for p in prompts_of(ids, mask, None).tokens)
     assert distance(rows, wanted(model, ids, mask)) < 1e-5
 
 
@@ -474,6 +475,36 @@ def test_masks_with_holes_are_refused():
     both = torch.zeros_like(mask)
     both[:, 4:9] = 1
     assert bk.hidden.extract(model, ids, both).shape == (5, 48)
+
+
+def test_ids_that_the_embedding_has_not_are_refused():
+    model, (ids, mask) = tm.make(), tm.prompts()
+    for bad in (tm.VOCABULARY, -100):
+        wrong = ids.clone()
+        wrong[3, -1] = bad
+        for given in ((wrong, mask), ([row.tolist() for row in wrong], None)):
+            with pytest.raises(ValueError, match=rf"^input_ids\[3\] must hold token ids from 0 to 100, .* got {bad};"):
+                bk.hidden.extract(model, *given)
+    wrong[3, -1], wrong[:, 0] = 5, -100
+    mask[:, 0] = 0
+    bk.hidden.extract(model, wrong, mask)  # what stands on padding is nobody's business
+    with pytest.raises(ValueError, match=r"^prompts\[1\] must hold token ids from 0 to 100, .* got 101;"):
+        bk.calibrate(model, [[5], [101]], ["a", "b"], folds=2)
+
+
+@pytest.mark.parametrize("packed", [False, True] if PACKS else [False])
+def test_a_cpu_takes_few_tokens_at_a_time_and_a_gpu_many(called, packed):
+    """What memory goes by: the widest forward."""
+    model = tm.make()
+    prompts = torch.randint(3, tm.VOCABULARY, (12, 100), generator=torch.Generator().manual_seed(3))
+    calls = called(model)
+    rows = bk.hidden.extract(model, prompts, packed=packed)
+    assert [r * t for r, t in calls.tokens] == [500, 500, 200]
+    assert distance(rows, wanted(model, prompts, torch.ones_like(prompts))) < 1e-5
+    assert budget_of(None, torch.device("cuda")) == 16_384
+    calls.tokens.clear()
+    bk.hidden.extract(model, prompts, packed=packed, token_budget=budget_of(None, torch.device("cuda")))
+    assert [r * t for r, t in calls.tokens] == [1200]
 
 
 def test_unknown_architectures_say_what_was_looked_for():

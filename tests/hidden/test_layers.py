@@ -134,3 +134,15 @@ def test_models_compiled_as_a_whole_are_refused_with_the_cure(how):
         (model if how == "in place" else model.model).compile()
     with pytest.raises(ValueError, match=r"calls no hooks once compiled\. Compile its blocks"):
         bk.hidden.tap(model)
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_virtual_tokens_are_refused_with_the_cure(kind):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    model = peft.get_peft_model(tm.make(), config)
+    ids, mask = tm.prompts()
+    for call in (bk.hidden.tap, lambda m: bk.hidden.extract(m, ids, mask)):
+        with pytest.raises(ValueError, match=rf"{kind} puts 4 virtual ones .* model\.get_base_model\(\)"):
+            call(model)
+    assert torch.equal(bk.hidden.extract(model.get_base_model(), ids, mask), bk.hidden.extract(tm.make(), ids, mask))
