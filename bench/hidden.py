@@ -36,7 +36,9 @@ take turns in one process; medians.
   it, against the same forward without.
 - **early exit**: `bk.hidden.extract(layer=-8)` against a forward with `output_hidden_states=True` from which the rows are
   picked, on prompts of equal lengths and on prompts as long as those of recorded rollouts (ALFWorld, scripted policy: the
-  first steps of one prompt group, task and latest observations, four characters to a token).
+  first steps of one prompt group, task and latest observations, four characters to a token).  Memory is the process's
+  highest resident size in a call less that before it, weights not counted; prompts of equal lengths are also taken as
+  many at a time as trainers take.
 - **calibration**: one forward with taps on all blocks and all poolings against the same forward without.
 """
 
@@ -53,6 +55,7 @@ class Shape:
     vocabulary: int = 65_536  # the head is about an eighth of the model, as in Qwen2.5-1.5B
     rows: int = 4
     prompt: int = 160
+    micro_batch: int = 16  # prompts of one forward in most of verl-agent's examples; memory is compared on as many
     response: int = 96
     recorded_steps: int = 3  # of each rollout of the group
     recorded_rollouts: int = 8
@@ -69,7 +72,7 @@ class Shape:
         )
 
 
-TINY = Shape(width=48, intermediate=96, heads=4, blocks=12, vocabulary=211, rows=2, prompt=12, response=8,
+TINY = Shape(width=48, intermediate=96, heads=4, blocks=12, vocabulary=211, rows=2, prompt=12, micro_batch=3, response=8,
              recorded_steps=2, recorded_rollouts=3)  # fmt: skip
 
 
@@ -171,16 +174,18 @@ class Bench:
 
     def run(self) -> list[Row]:
         self.tap()
-        self.early_exit("early exit, equal lengths", *self._equal(), wanted=1.25)
+        ids, mask, note = self._equal(self.shape.micro_batch)
+        note = f"{self._memory(ids, mask)} with {note}"
+        self.early_exit("early exit, equal lengths", *self._equal(self.shape.rows), wanted=1.25, more=f"; {note}")
         ids, mask, note = recorded_prompts(self.shape, self.rollouts)
         self.early_exit("early exit, recorded lengths", ids, mask, note, wanted=1.5)
         self.calibration()
         return self.rows
 
-    def _equal(self) -> tuple[Tensor, Tensor, str]:
+    def _equal(self, rows: int) -> tuple[Tensor, Tensor, str]:
         shape = self.shape
-        ids = torch.randint(1, shape.vocabulary, (shape.rows, shape.prompt), generator=torch.Generator().manual_seed(1))
-        return ids, torch.ones_like(ids), f"{shape.rows} distinct prompts of {shape.prompt} tokens"
+        ids = torch.randint(1, shape.vocabulary, (rows, shape.prompt), generator=torch.Generator().manual_seed(1))
+        return ids, torch.ones_like(ids), f"{rows} distinct prompts of {shape.prompt} tokens"
 
     def tap(self) -> None:
         shape = self.shape
@@ -206,25 +211,31 @@ class Bench:
         )
         self._add("tap", "tapped", "plain", found, apart, note, "at most 1 % more", extra <= 0.01)
 
-    def early_exit(self, name: str, ids: Tensor, mask: Tensor, note: str, *, wanted: float) -> None:
-        def ours() -> Tensor:
-            return bk.hidden.extract(self.model, ids, mask, layer=LAYER, progress=False)
+    def _sides(self, ids: Tensor, mask: Tensor) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+        return (
+            lambda: bk.hidden.extract(self.model, ids, mask, layer=LAYER, progress=False),
+            lambda: picked(self.model, ids, mask),
+        )
 
-        def theirs() -> Tensor:
-            return picked(self.model, ids, mask)
+    def _memory(self, ids: Tensor, mask: Tensor) -> str:
+        mine, other = (high_water(call) / 2**20 for call in self._sides(ids, mask))
+        return f"{mine:,.0f} MiB against {other:,.0f} MiB ({mine / other:.1%})"
 
+    def early_exit(
+        self, name: str, ids: Tensor, mask: Tensor, note: str, *, wanted: float, more: str = ""
+    ) -> None:  # fmt: skip
+        ours, theirs = self._sides(ids, mask)
         apart = difference(ours(), theirs())
-        memory = high_water(ours), high_water(theirs)
+        note += f"; memory at its highest {self._memory(ids, mask)}{more}"
         found = self._compare("extract", lambda _: ours(), "output_hidden_states", lambda _: theirs())
         ratio = found[1].median / found[0].median
-        note += f"; memory at its highest {memory[0] / 2**20:,.0f} MiB against {memory[1] / 2**20:,.0f} MiB"
         self._add(
             name, "bk.hidden.extract", "output_hidden_states=True, then pick", found, apart, note,
             f"{wanted}× as fast", ratio >= wanted,
         )  # fmt: skip
 
     def calibration(self) -> None:
-        ids, mask, note = self._equal()
+        ids, mask, note = self._equal(self.shape.rows)
         layers = [f"block {i}" for i in range(self.shape.blocks)]
 
         def plain() -> None:

@@ -270,7 +270,8 @@ def _calibrate(
     device: Annotated[str | None, typer.Option(metavar="NAME", help="Else a GPU where there is one.")] = None,
     dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")] = "auto",
     token_budget: Annotated[
-        int | None, typer.Option("--token-budget", min=1, help="Tokens of one forward; else 512 on the CPU, 16,384 on a GPU.")
+        int | None,
+        typer.Option("--token-budget", min=1, help="Tokens of one forward; else 512 on the CPU, 16,384 on a GPU."),
     ] = None,
     backend: Backend = "auto",
 ) -> None:

@@ -44,10 +44,11 @@ def wrap_fsdp2(model: Any) -> Any:
 def wrap_zero3(model: Any) -> Any:
     import deepspeed
 
+    # Threshold 0: DeepSpeed keeps parameters as small as these whole otherwise.
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
     engine, *_ = deepspeed.initialize(
-        model=model, config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3},
-                             "zero_allow_untested_optimizer": True},
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "zero_allow_untested_optimizer": True},
     )  # fmt: skip
     return engine
 
@@ -131,6 +132,44 @@ def check_extract(wrap: Callable[[Any], Any]) -> dict[str, Any]:
             "loss": before == training_step(wrap(tm.make())), "error": error}  # fmt: skip
 
 
+def check_interrupt(wrap: Callable[[Any], Any], *, ranks: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
+    """A stop in the midst of a forward, on all ranks at the same block: what is done afterwards is as if it had not been."""
+    rank = dist.get_rank()
+    ids, mask = tm.prompts(4, seed=20 + rank)
+    model = wrap(tm.make())
+    bk.hidden.extract(model, ids, mask)  # FSDP makes itself ready in its first forward
+    before, stopped = tree(model), ""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    block = bk.hidden.layers.find_decoder(model).blocks[1]
+    handle = block.register_forward_hook(stop) if rank in ranks else None
+    try:
+        bk.hidden.extract(model, ids, mask)
+    except (KeyboardInterrupt, RuntimeError) as error:
+        stopped = type(error).__name__
+    if handle is not None:
+        handle.remove()
+    found: dict[str, Any] = {"stopped": stopped, "tree": tree(model) == before}
+    if len(ranks) < 2:
+        return found
+    rows = tm.unit(bk.hidden.extract(model, ids, mask))
+    found["error"] = float((rows - tm.unit(plain_states(ids, mask)["-8"])).norm(dim=1).max())
+    found["loss"] = training_step(model) == training_step(wrap(tm.make()))
+    return found
+
+
+def check_alone(wrap: Callable[[Any], Any]) -> dict[str, Any]:
+    """A stop on rank 0 alone, which ends then: the last case of its processes, for their group is broken by it."""
+    return check_interrupt(wrap, ranks=(0,))
+
+
+def tree(model: Any) -> list[Any]:
+    """What modules there are, where, and in which mode."""
+    return [(id(m), m.training, [(name, id(child)) for name, child in m._modules.items()]) for m in model.modules()]
+
+
 def is_root(block: Any) -> bool:
     """Whether FSDP holds a block for a model of its own: it would gather alone, and stay whole after its forward."""
     state = block._get_fsdp_state() if hasattr(block, "_get_fsdp_state") else block
@@ -151,7 +190,9 @@ def training_step(model: Any) -> tuple[float, list[float]]:
     return found
 
 
-CHECKS: dict[str, Callable[[Callable[[Any], Any]], dict[str, Any]]] = {"tap": check_tap, "extract": check_extract}
+CHECKS: dict[str, Callable[[Callable[[Any], Any]], dict[str, Any]]] = {
+    "tap": check_tap, "extract": check_extract, "interrupt": check_interrupt, "alone": check_alone,
+}  # fmt: skip
 
 
 def main(rank: int, world: int, folder: Path, cases: list[str]) -> None:

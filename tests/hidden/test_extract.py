@@ -259,7 +259,9 @@ def test_cuts_cost_least():
         each = (32, 256)[case % 2]
         found = cheapest(lengths, 2000, each)
         assert allowed(lengths, found), lengths
-        assert cost(lengths, found, each) == min(cost(lengths, cuts, each) for cuts in every if allowed(lengths, cuts)), lengths
+        assert cost(lengths, found, each) == min(
+            cost(lengths, cuts, each) for cuts in every if allowed(lengths, cuts)
+        ), lengths
     assert cheapest([], 2000, 32) == [0]
 
 
@@ -289,7 +291,7 @@ def test_packed_rows_have_no_padding(called):
     calls = called(model)
     rows = bk.hidden.extract(model, ids, mask, token_budget=50, packed=True)
     assert all(r == 1 and t <= 50 for r, t in calls.tokens)
-    assert sum(t for _, t in calls.tokens) == sum(len(p) for p in prompts_of(ids, mask, None).tokens)
+    assert sum(t for _, t in calls.tokens) == sum(len(p) for p in prompts_of(ids, mask).tokens)
     assert distance(rows, wanted(model, ids, mask)) < 1e-5
 
 

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).resolve().parent
 WRAPPERS = ("ddp", "fsdp1", "fsdp2", "zero3")
-CHECKS = ("tap", "extract")
+CHECKS = ("tap", "extract", "interrupt")
 
 
 def run(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def run(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What both ranks found, by case; ZeRO-3 in processes of its own, since DeepSpeed changes torch on import."""
-    groups = [[f"{check}:{w}" for check in CHECKS for w in WRAPPERS[:3]]]
+    groups = [[*(f"{check}:{w}" for check in CHECKS for w in WRAPPERS[:3]), "alone:fsdp2"]]
     if importlib.util.find_spec("deepspeed") is not None:
         groups.append([f"{check}:zero3" for check in CHECKS])
     both: dict[str, list[dict[str, Any]]] = {}
@@ -81,3 +81,19 @@ def test_early_exit_on_every_rank(found, wrapper):
     if wrapper != "ddp":  # whose forwards are nobody's business but the rank's
         assert ranks[0]["forwards"] == ranks[1]["forwards"] > 3
         assert [rank["error"] for rank in ranks] == ["RuntimeError", "ValueError"]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_an_interrupt_of_all_ranks_leaves_nothing_behind(found, wrapper):
+    for rank in of(found, f"interrupt:{wrapper}"):
+        assert rank["stopped"] == "KeyboardInterrupt"
+        assert rank["tree"], "modules and modes must be as they were found"
+        assert rank["error"] < 1e-5
+        assert rank["loss"], "a training step after it is not the step without it"
+
+
+def test_an_interrupt_of_one_rank_ends_the_others_wait_with_an_error(found):
+    """Where the interrupted process ends, as it should: the other's collective fails, and its modules are put back too."""
+    ranks = of(found, "alone:fsdp2")
+    assert [rank["stopped"] for rank in ranks] == ["KeyboardInterrupt", "RuntimeError"]
+    assert all(rank["tree"] for rank in ranks)
