@@ -31,6 +31,12 @@ def token_ids(prompts: Any, tokenizer: Any) -> list[list[int]]:
             "prompts must be a list of texts, of chat messages or of token ids without padding, got "
             f"{_checks.type_name(prompts)}; take the rows of a padded tensor apart by its mask."
         )
+    if not prompts:
+        raise ValueError("prompts must hold at least one, got none.")
+    if tokenizer is not None and not callable(tokenizer):
+        raise TypeError(
+            f"tokenizer must be one of transformers, got {_checks.type_name(tokenizer)}; AutoTokenizer.from_pretrained(folder)."
+        )
     rows = [_row(prompt, i, tokenizer) for i, prompt in enumerate(prompts)]
     for i, row in enumerate(rows):
         if not row:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numbers
+import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +57,12 @@ def check_length(value: Any, name: str, n: int) -> None:
         raise ValueError(f"{name} must have one entry per row, N = {n} like group, got {got}.")
 
 
+def path(value: Any, name: str) -> Path:
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a path, got {type_name(value)}.")
+    return Path(value)
+
+
 def to_tensor(value: Any, name: str, wish: str) -> Tensor:
     """A detached tensor of a tensor, a NumPy array or a list of numbers; never the caller's memory made writable."""
     if isinstance(value, (list, tuple)) and value and all(isinstance(v, torch.Tensor) for v in value):
@@ -99,12 +107,12 @@ def check_dense(value: Tensor, name: str) -> Tensor:
     return value
 
 
-def check_vector(tensor: Tensor, name: str, n: int) -> Tensor:
+def check_vector(tensor: Tensor, name: str, n: int, like: str = "group") -> Tensor:
     if tensor.ndim != 1:
         shape = list(tensor.shape)
         raise ValueError(f"{name} must have shape [N] = [{n}], got {shape}; give one value per row.")
     if tensor.shape[0] != n:
-        raise ValueError(f"{name} must have shape [N] = [{n}] like group, got [{tensor.shape[0]}].")
+        raise ValueError(f"{name} must have shape [N] = [{n}] like {like}, got [{tensor.shape[0]}].")
     return tensor
 
 
@@ -116,12 +124,12 @@ def real_vector(value: Any, name: str, n: int) -> Tensor:
     return tensor.to(torch.float64)
 
 
-def integer_vector(value: Any, name: str, n: int) -> Tensor:
+def integer_vector(value: Any, name: str, n: int, like: str = "group") -> Tensor:
     """[N] int64 from any integer dtype; bool and floats are refused."""
     tensor = to_tensor(value, name, "integers, one per row")
     if tensor.numel() == 0 and not isinstance(value, (torch.Tensor, np.ndarray)):
         tensor = tensor.to(torch.int64)
-    check_vector(tensor, name, n)
+    check_vector(tensor, name, n, like)
     if tensor.dtype == torch.uint64:  # on a GPU alone, where a look at the largest would wait
         return tensor.view(torch.int64)
     if tensor.dtype not in _INTEGERS:

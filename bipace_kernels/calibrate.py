@@ -105,9 +105,10 @@ def calibrate(
     rows = token_ids(prompts, tokenizer)
     numbers, names = _numbered(labels, "labels", len(rows))
     groups = torch.zeros(len(rows), dtype=torch.int64) if group is None else _numbered(group, "group", len(rows))[0]
-    states = States(model, rows, None if out is None else Path(out) / "states", restart)
+    folder = None if out is None else _checks.path(out, "out") / "states"
     same = number_objects([tuple(row) for row in rows]).numpy()  # equal prompts have one number, for the folds
     _check_classes(numbers.numpy(), same, names, folds)
+    states = States(model, rows, folder, restart)
     settings = {
         "epsilons": radii, "folds": folds, "seed": seed, "labels": _digest(numbers), "group": _digest(groups),
     }  # fmt: skip
@@ -263,10 +264,9 @@ def _candidates(layers: Any, n_blocks: int) -> Sequence[int | str]:
         return [f"block {block}" for block in sorted({*range(gap, n_blocks - 1, gap), n_blocks - 1})]
     if isinstance(layers, str) and layers == "all":
         return [f"block {block}" for block in range(n_blocks)]
-    if isinstance(layers, (str, int)):
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
         raise ValueError(f"layers must be a list of layers, 'all' or None, got {layers!r}; write [{layers!r}] for one.")
-    found: Sequence[int | str] = list(layers)
-    return found
+    return layers
 
 
 def _numbered(values: Any, name: str, n: int) -> tuple[Tensor, list[Any]]:

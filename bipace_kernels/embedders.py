@@ -200,7 +200,7 @@ class Sentence:
 
 def named(text: str) -> Embedder:
     """The embedder of a name in a configuration: "actor_hidden", "ngram", "identity" or "sentence:MODEL"."""
-    kind, colon, model = text.partition(":")
+    kind, colon, model = text.partition(":") if isinstance(text, str) else (None, "", "")
     if kind == "sentence" and model:
         return Sentence(model)
     plain: dict[str, Callable[[], Embedder]] = {"actor_hidden": ActorHidden, "ngram": Ngram, "identity": Identity}

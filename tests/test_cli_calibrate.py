@@ -119,6 +119,8 @@ def test_bad_input(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pyt
     )
     assert "--layers must be all, or indices" in wrong(folder, prompts, "--layers", "deep")
     assert "--epsilons must be numbers" in wrong(folder, prompts, "--epsilons", "small")
+    assert "--device nowhere cannot be used here: " in wrong(folder, prompts, "--device", "nowhere")
+    assert "must have at least folds = 99 distinct prompts" in wrong(folder, prompts, "--folds", "99")
     assert "--dtype must be auto" in wrong(folder, prompts, "--dtype", "int8")
     bad = write(tmp_path / "bad.jsonl", [{"prompt": "a", "task_type": "x"}, {"prompt": 3, "task_type": "x"}])
     assert 'bad.jsonl, line 2, field "prompt": wanted a text' in wrong(folder, bad)

@@ -195,7 +195,7 @@ def test_names_for_configurations():
     assert isinstance(embedders.named("ngram"), Ngram)
     assert isinstance(embedders.named("identity"), Identity)
     assert isinstance(embedders.named("actor_hidden"), ActorHidden)
-    for name in ("sentences", "ngram:3", "sentence:", "sentence", ""):
+    for name in ("sentences", "ngram:3", "sentence:", "sentence", "", None):
         with pytest.raises(
             ValueError, match="an embedder must be one of actor_hidden, ngram, identity or sentence:MODEL"
         ):

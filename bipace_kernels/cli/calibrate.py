@@ -150,8 +150,12 @@ def load_model(folder: str, options: Options) -> tuple[Any, Any]:
         raise CliError(f"--dtype must be auto, float32, bfloat16 or float16, got {options.dtype!r}.")
     transformers.utils.logging.disable_progress_bar()
     name = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
+        raise CliError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}.") from None
+    try:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **{name: dtype})
         model = model.to(device).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,7 +52,10 @@ class Consumer:
     def check_outside(self) -> None:
         """ValueError where a position on a device, which was not looked at during the forward, was no token."""
         if self._outside is not None and bool(self._outside):
-            raise ValueError("positions must be tokens of their rows; some lie outside the tensor or on padding.")
+            raise ValueError(
+                "positions must be tokens of their rows, and cu_seqlens the offsets of all sequences of a packed forward; some lie "
+                "outside the tensor or on padding, or sequences begin within a row."
+            )
 
     def next(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spans:
         """The spans of the forward that begins with these arguments."""
@@ -65,6 +69,12 @@ class Consumer:
             raise ValueError(
                 f"cu_seqlens needs packed input [1, nnz], but the forward has {n_batch} rows; leave it out there."
             )
+        if cu is not None:
+            wrong = (cu[0] != 0) | (cu[-1] > width) | (cu.diff() < 0).any()
+            self._refuse(wrong, lambda: (
+                f"cu_seqlens must begin with 0, never fall and end within the forward's {width} tokens, got {cu.tolist()[:9]}; "
+                "give the offsets of its sequences."
+            ))  # fmt: skip
         mask = given.get("attention_mask")
         if cu is None and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] != width:
             raise ValueError(
@@ -74,10 +84,13 @@ class Consumer:
         lengths, start, alive = _rows_of(cu, mask, n_batch, width, tokens.device)
         if positions is None:
             positions = self._take(len(lengths))
-        if positions == "last":
-            _check_last(given, cu, width)
+        if cu is None and not isinstance(positions, Positions):
+            self._check_whole(positions, mask, given.get("position_ids"))
         spans, row, bad = _spans(positions, lengths, start, alive, None if cu is None else cu.to(tokens.device))
-        self._check(bad, row, width)
+        self._refuse(bad.any(), lambda: (
+            f"positions must be tokens of their rows, but one of row {self._rows + int(row[bad][0])} lies outside its {width} "
+            "columns or on padding; count columns of the tensor that the model sees, padding included."
+        ))  # fmt: skip
         self._row_index.append(row + self._rows)
         self._rows += len(lengths)
         return spans
@@ -108,16 +121,24 @@ class Consumer:
         self._cursor = last
         return self._given.rows(first, last)
 
-    def _check(self, bad: Tensor, row: Tensor, width: int) -> None:
-        """At once on the CPU; on a device a flag, which rows() looks at."""
-        if bad.device.type != "cpu":
-            self._outside = bad.any() if self._outside is None else self._outside | bad.any()
-        elif bool(bad.any()):
-            first = self._rows + int(row[bad][0])
+    def _check_whole(self, positions: int | str, mask: Any, ids: Any) -> None:
+        """ValueError where a row is taken for one sequence and cannot be told to be one."""
+        if positions == "last" and mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
             raise ValueError(
-                f"positions must be tokens of their rows, but one of row {first} lies outside its {width} columns or on "
-                "padding; count columns of the tensor that the model sees, padding included."
+                "positions 'last' needs an attention_mask of shape [B, T] in the forward; give the columns."
             )
+        if mask is None and isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[0] == 1:
+            self._refuse((ids[0, 1:] <= ids[0, :-1]).any(), lambda: (
+                f"positions {positions!r} on packed input needs cu_seqlens: the forward's position_ids begin again inside the "
+                "row; give tap() or expect() the offsets of its sequences."
+            ))  # fmt: skip
+
+    def _refuse(self, wrong: Tensor, text: Callable[[], str]) -> None:
+        """ValueError at once on the CPU; on a device a flag, which rows() looks at."""
+        if wrong.device.type != "cpu":
+            self._outside = wrong if self._outside is None else self._outside | wrong
+        elif bool(wrong):
+            raise ValueError(text())
 
 
 def hidden_of(output: Any) -> Tensor:
@@ -179,19 +200,3 @@ def _spans(
         return Spans(row, start[row], last), own, bad
     begin = cu[:-1][row]
     return Spans(torch.zeros_like(row), begin, torch.where(inside, begin + column, -1)), own, bad
-
-
-def _check_last(given: dict[str, Any], cu: Tensor | None, width: int) -> None:
-    """ValueError where "last" would be taken of something it cannot be told of."""
-    mask: Any = given.get("attention_mask")
-    ids: Any = given.get("position_ids")
-    if cu is not None:
-        return
-    if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
-        raise ValueError("positions 'last' needs an attention_mask of shape [B, T] in the forward; give the columns.")
-    one_row = mask is None and isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[0] == 1 and width > 1
-    if one_row and bool((ids[0, 1:] <= ids[0, :-1]).any()):
-        raise ValueError(
-            "positions 'last' on packed input needs cu_seqlens: the forward's position_ids begin again inside the row; "
-            "give tap() or expect() the offsets of its sequences."
-        )

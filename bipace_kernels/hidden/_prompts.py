@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import numbers
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,12 +174,13 @@ def _check_ids(row: Tensor, n_ids: int, name: str) -> None:
     if len(outside):
         raise ValueError(
             f"{name} must hold token ids from 0 to {n_ids - 1}, as the model's embedding does, got {int(outside[0])}; use the "
-            "model's own tokenizer, and an attention_mask that leaves padding out."
+            "model's own tokenizer, and mask padding out."
         )
 
 
 def _is_ragged(input_ids: Any) -> bool:
-    return isinstance(input_ids, (list, tuple)) and any(hasattr(row, "__len__") for row in input_ids)
+    flat = isinstance(input_ids, (list, tuple)) and any(isinstance(row, numbers.Number) for row in input_ids)
+    return isinstance(input_ids, (list, tuple)) and not flat
 
 
 def _ragged(input_ids: Sequence[Any], attention_mask: Any) -> list[Tensor]:
@@ -186,11 +188,16 @@ def _ragged(input_ids: Sequence[Any], attention_mask: Any) -> list[Tensor]:
         raise ValueError(
             "attention_mask is for input_ids of shape [B, T]; leave it out with a list of token ids per row."
         )
-    return [_checks.integer_vector(row, f"input_ids[{i}]", len(row)).cpu().long() for i, row in enumerate(input_ids)]
+    named = [(row, f"input_ids[{i}]") for i, row in enumerate(input_ids)]
+    return [_checks.integer_vector(row, name, _checks.length(row, name)).cpu().long() for row, name in named]
 
 
 def _padded(input_ids: Any, attention_mask: Any) -> tuple[list[Tensor], list[int], int]:
     """The tokens of each row, the column of its first, and the number of columns."""
+    if isinstance(input_ids, Mapping):
+        raise TypeError(
+            f"input_ids must be token ids, got {_checks.type_name(input_ids)}; give its input_ids and attention_mask (**)."
+        )
     ids = _checks.to_tensor(input_ids, "input_ids", "token ids of shape [B, T], or a list of token ids per row")
     if ids.ndim != 2:
         raise ValueError(f"input_ids must have shape [B, T], got {list(ids.shape)}; a single prompt is [ids].")

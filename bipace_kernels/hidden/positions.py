@@ -132,7 +132,7 @@ def _prompt_length(value: Any, turns: Tensor) -> Tensor:
     if not isinstance(value, bool) and isinstance(value, numbers.Integral):
         length = torch.tensor(int(value), device=turns.device)
     else:
-        length = _checks.integer_vector(value, "prompt_length", turns.shape[0]).to(turns.device)
+        length = _checks.integer_vector(value, "prompt_length", turns.shape[0], "the rows of mask").to(turns.device)
     if length.numel() and int(length.min()) < 0:
         raise ValueError(f"prompt_length must be at least 0, got {int(length.min())}.")
     return length

@@ -63,7 +63,7 @@ class Extraction:
                 f"layer −1 is taken after the final norm, which vLLM does not write; take 'block {n_blocks - 1}', the same "
                 "before the norm, or an earlier layer."
             )
-        self.folder = Path(folder)
+        self.folder = _checks.path(folder, "folder")
         self.layers = tuple(sorted(found, key=lambda item: item.block))  # vLLM's order, whatever order it is given
         self.keep = keep
         self.timeout_s = _seconds(timeout_s)
@@ -123,6 +123,8 @@ class Extraction:
         A file's last token is taken: requests must not ask for include_output_tokens.  Each file is removed before its
         row is given out.
         """
+        if count is not None:
+            count = _checks.integer_at_least(count, "count", 0)
         seen: set[Path] = set()
         last = time.monotonic()
         while count is None or len(seen) < count:
@@ -231,7 +233,7 @@ def _requests(outputs: Any, prompt_lengths: Any) -> list[_Request]:
         )
     lengths: list[Any] = [None] * len(outputs)
     if prompt_lengths is not None:
-        lengths = _checks.integer_vector(prompt_lengths, "prompt_lengths", len(outputs)).tolist()
+        lengths = _checks.integer_vector(prompt_lengths, "prompt_lengths", len(outputs), "outputs").tolist()
     return [_request(output, i, length) for i, (output, length) in enumerate(zip(outputs, lengths, strict=True))]
 
 
@@ -328,9 +330,9 @@ def _stored(entry: Any, data: int) -> _Stored:
 
 
 def _n_blocks(model: Any) -> int:
-    if not isinstance(model, (str, Path)):
+    if isinstance(model, int):
         return _checks.integer_at_least(model, "model", 1)
-    path = Path(model) / "config.json"
+    path = _checks.path(model, "model, where it is no number of blocks,") / "config.json"
     if not path.is_file():
         raise ValueError(
             f"model must be the number of blocks or a local folder with config.json, got {str(model)!r}; pass num_hidden_layers of "

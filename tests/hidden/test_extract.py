@@ -190,7 +190,11 @@ def test_rows_without_a_token_are_zeros():
     rows = bk.hidden.extract(model, ids, mask)
     assert torch.equal(rows[2], torch.zeros(48))
     assert distance(rows[[0, 1, 3, 4]], wanted(model, ids, mask)[[0, 1, 3, 4]]) < 1e-5
-    for none in (bk.hidden.extract(model, ids, 0 * mask), bk.hidden.extract(model, [[], []])):
+    for none in (
+        bk.hidden.extract(model, ids, 0 * mask),
+        bk.hidden.extract(model, [[], []]),
+        bk.hidden.extract(model, []),
+    ):
         assert none.shape[1] == 48 and not none.any()
     assert bk.hidden.extract(model, ids[:0], mask[:0]).shape == (0, 48)
 
@@ -455,6 +459,8 @@ def test_progress_goes_to_stderr_and_only_when_asked(capsys):
         ({"packed": "yes"}, TypeError, "packed must be None, True or False, got 'yes'"),
         ({"input_ids": torch.zeros(5)}, ValueError, r"input_ids must have shape \[B, T\], got \[5\]"),
         ({"input_ids": torch.zeros(2, 3)}, TypeError, "input_ids must be integers, got torch.float32"),
+        ({"input_ids": [[1, 2], None], "attention_mask": None}, TypeError, r"input_ids\[1\] must be .* got NoneType"),
+        ({"input_ids": {"input_ids": [[1]]}}, TypeError, "input_ids must be token ids, got dict; give its input_ids"),
         ({"input_ids": [[1, 2], [3]]}, ValueError, r"attention_mask is for input_ids of shape \[B, T\]"),
         ({"attention_mask": torch.ones(5, 3)}, TypeError, "attention_mask must be bool or integers"),
         ({"attention_mask": torch.ones(5, 3).bool()}, ValueError, "attention_mask must have the shape of input_ids"),

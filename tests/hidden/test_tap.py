@@ -426,8 +426,14 @@ def test_masks_and_packing_that_do_not_fit():
     with torch.no_grad():
         with pytest.raises(ValueError, match="needs packed input"), bk.hidden.tap(model, LAYER, cu_seqlens=cu):
             forward(model, ids, mask)
-        with pytest.raises(ValueError, match="'last' on packed input needs cu_seqlens"), bk.hidden.tap(model, LAYER):
-            model(flat, position_ids=position, use_cache=False)
+        for where in ("last", 3):
+            tapped = bk.hidden.tap(model, LAYER, positions=where)
+            with pytest.raises(ValueError, match=f"{where!r} on packed input needs cu_seqlens"), tapped:
+                model(flat, position_ids=position, use_cache=False)
+        for wrong in (cu + 1, cu.flip(0), [0, 5, 999]):
+            text = f"cu_seqlens must begin with 0, never fall and end within the forward's {flat.shape[1]} tokens"
+            with pytest.raises(ValueError, match=text), bk.hidden.tap(model, LAYER, cu_seqlens=wrong):
+                model(flat, position_ids=position, use_cache=False)
         with bk.hidden.tap(model, LAYER, cu_seqlens=cu):
             model(flat, position_ids=position, use_cache=False)
             with pytest.raises(ValueError, match="was for one forward"):

@@ -60,11 +60,13 @@ def test_the_arguments_are_those_of_vllms_page(tmp_path):
         ({"layers": "block 3"}, "layers must be a list of layers"),
         ({"model": 0}, "model must be an int of at least 1, got 0"),
         ({"model": "Qwen/Qwen2.5-7B"}, "model must be the number of blocks or a local folder.*num_hidden_layers"),
+        ({"model": None}, "model, where it is no number of blocks, must be a path, got NoneType"),
+        ({"folder": 3}, "folder must be a path, got int"),
         ({"timeout_s": -1}, "timeout_s must be a number of seconds of at least 0, got -1"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path, given, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         Extraction(**{"model": 9, "folder": tmp_path, **given})
 
 
@@ -299,6 +301,8 @@ def test_following_stops_where_nothing_comes(tmp_path):
         engine.write(tmp_path / f"{i}.safetensors", states(2), range(2))
     assert [name for name, _ in found.follow(1)] == ["0"]
     assert [name for name, _ in found.follow()] == ["0", "1"]
+    with pytest.raises(ValueError, match="count must be an int of at least 0, got -1"):
+        next(found.follow(-1))
     rest = found.follow(3)
     assert [next(rest)[0], next(rest)[0]] == ["0", "1"]
     with pytest.raises(TimeoutError, match=r"2 of 3 files came into .*, none for 0.05 s; see vLLM's log"):
