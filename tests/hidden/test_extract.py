@@ -497,7 +497,7 @@ def test_ids_that_the_embedding_has_not_are_refused():
     mask[:, 0] = 0
     bk.hidden.extract(model, wrong, mask)  # what stands on padding is nobody's business
     with pytest.raises(ValueError, match=r"^prompts\[1\] must hold token ids from 0 to 100, .* got 101;"):
-        bk.calibrate(model, [[5], [101]], ["a", "b"], folds=2)
+        bk.calibrate(model, [[5], [101], [6], [7]], ["a", "b"] * 2, folds=2)
 
 
 @pytest.mark.parametrize("packed", [False, True] if PACKS else [False])
