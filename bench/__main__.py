@@ -1,6 +1,6 @@
 """`python -m bench [STAGE ...] [--quick] [--threads N] [--out DIR]`, also `bipace bench`.
 
-Programs of their own beside the stages: `python -m bench gpu`, `resources`, `drift` and `hidden`.
+Programs of their own beside the stages: `python -m bench gpu`, `resources`, `drift`, `distributed` and `hidden`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ PROGRAMS = {
     "gpu": "the Triton backend on this machine's GPU",
     "resources": "registers, spills and shared memory of the Triton kernels; needs no GPU",
     "drift": "an ε that follows the policy against a fixed one; a simulation, nothing is timed",
+    "distributed": "one batch on several processes, against one process",
     "hidden": "hidden states beside the forward that a trainer runs anyway",
 }
 

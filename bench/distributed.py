@@ -1,0 +1,213 @@
+"""`python -m bench distributed [--ranks 2] [--out DIR]`: the advantages of one batch whose rows lie on several processes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import bipace_kernels as bk
+
+from .measure import machine, threads
+from .workloads import TINY, TRAINING, Shape, fingerprints, steps
+
+Tensor = torch.Tensor
+ABOUT = """\
+Every rank has one thread, and holds its part of the batch. Sides take turns, and each call starts at a barrier: the time is
+that of the slowest rank, the CPU time that of all ranks together. Before anything is timed, the results of every side are
+compared with those of one process, bit for bit.
+
+- **one process**: `bk.advantage()` on all rows, which it holds already, with as many threads as there are ranks.
+- **to one rank**: what a trainer does without this: fingerprints gathered on rank 0, `bk.advantage()` there with as many
+  threads as there are ranks, advantages scattered.
+- **bk.distributed**: `bk.distributed.advantage()`. "whole groups": each rank holds whole prompt groups, so no fingerprint
+  moves; "straddling": trajectories are dealt to the ranks, so that every group straddles them.
+- **labels known**: of it, what every rank does for all rows: `bk.advantage()` with one thread, clusters given.
+"""
+CONFIG = bk.Config.bipace(0.10)
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    median_ms: float
+    fastest_ms: float
+    cpu_ms: float  # median of all ranks' CPU time together
+    rounds: int
+    moved_mib: float  # fingerprints that change ranks
+
+
+def batch_of(shape: Shape) -> dict[str, Any]:
+    """The arguments of all rows, in processing order."""
+    batch = steps(shape)
+    return {
+        "group": torch.from_numpy(batch.group), "trajectory": torch.from_numpy(batch.trajectory),
+        "step": torch.from_numpy(batch.step), "rewards": torch.from_numpy(batch.rewards),
+        "fingerprint": fingerprints(batch, dtype=torch.bfloat16), "action_key": torch.from_numpy(batch.action_key),
+    }  # fmt: skip
+
+
+class Bench:
+    """The sides, on one rank."""
+
+    def __init__(self, rank: int, size: int, shape: Shape) -> None:
+        self.rank, self.size, self.shape = rank, size, shape
+        whole = batch_of(shape)
+        # In rank order: all rows of rank 0, then those of rank 1.  Groups by halves, trajectories in turns.
+        at = {"whole groups": whole["group"] * size // shape.groups, "straddling": whole["trajectory"] % size}
+        order = {name: torch.argsort(of, stable=True) for name, of in at.items()}
+        self.whole = {name: {key: value[rows] for key, value in whole.items()} for name, rows in order.items()}
+        mine = {name: torch.nonzero(of[order[name]] == rank).flatten() for name, of in at.items()}
+        self.mine = {name: {key: value[mine[name]] for key, value in self.whole[name].items()} for name in at}
+        self.rows = mine
+        counts = torch.stack(
+            [torch.bincount(at["straddling"][whole["group"] == g], minlength=size) for g in range(shape.groups)]
+        )
+        owner = bk.distributed.plan_owners(counts.T)
+        stays = int(counts[torch.arange(shape.groups), owner].sum())
+        self.moved = {"whole groups": 0, "straddling": shape.records - stays}
+        self.labels = bk.cluster(whole["fingerprint"], whole["group"], CONFIG.epsilon, trajectory=whole["trajectory"],
+                                 step=whole["step"])  # fmt: skip
+        self.known = {**whole, "fingerprint": None, "observation": self.labels}
+
+    def alone(self) -> Tensor | None:
+        if self.rank:
+            return None
+        return bk.advantage(**self.whole["straddling"], config=CONFIG, num_threads=self.size).advantage
+
+    def to_one_rank(self) -> Tensor:
+        mine = self.mine["straddling"]
+        parts = None
+        n = [int((self.whole["straddling"]["trajectory"] % self.size == r).sum()) for r in range(self.size)]
+        if self.rank == 0:
+            parts = [torch.empty(max(n), self.shape.dim, dtype=torch.bfloat16) for _ in n]
+        dist.gather(mine["fingerprint"], parts)  # ranks hold equal numbers of rows here
+        out = torch.empty(n[self.rank])
+        shares = None
+        if parts is not None:
+            whole = {**self.whole["straddling"], "fingerprint": torch.cat(parts)}
+            shares = list(bk.advantage(**whole, config=CONFIG, num_threads=self.size).advantage.split(n))
+        dist.scatter(out, shares)
+        return out
+
+    def distributed(self, split: str) -> Tensor:
+        return bk.distributed.advantage(**self.mine[split], config=CONFIG, num_threads=1).advantage
+
+    def labels_known(self) -> Tensor | None:
+        if self.rank:
+            return None
+        return bk.advantage(**self.known, config=bk.Config.bipace(partition="exact"), num_threads=1).advantage
+
+    def run(self, rounds: int) -> list[Row]:
+        sides: dict[str, Callable[[], Tensor | None]] = {
+            "one process": self.alone, "to one rank": self.to_one_rank,
+            **{f"bk.distributed, {name}": lambda name=name: self.distributed(name) for name in self.mine},
+            "labels known": self.labels_known,
+        }  # fmt: skip
+        self._check()
+        times: dict[str, list[float]] = {name: [] for name in sides}
+        cpu_times: dict[str, list[float]] = {name: [] for name in sides}
+        for round_ in range(rounds + 1):  # the first warms up
+            for name, call in sides.items():
+                dist.barrier()
+                cpu, began = time.process_time(), time.perf_counter()
+                call()
+                took = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
+                spent = torch.tensor(time.process_time() - cpu, dtype=torch.float64)
+                dist.all_reduce(took, dist.ReduceOp.MAX)
+                dist.all_reduce(spent, dist.ReduceOp.SUM)
+                if round_:
+                    times[name].append(float(took) * 1e3)
+                    cpu_times[name].append(float(spent) * 1e3)
+        moved = {"to one rank": self.shape.records * (self.size - 1) // self.size} | {
+            f"bk.distributed, {name}": rows for name, rows in self.moved.items()
+        }
+        mib = self.shape.dim * 2 / 2**20
+        return [
+            Row(
+                name,
+                statistics.median(found),
+                min(found),
+                statistics.median(cpu_times[name]),
+                len(found),
+                moved.get(name, 0) * mib,
+            )
+            for name, found in times.items()
+        ]
+
+    def _check(self) -> None:
+        """Raises where a side does not give the bits of one process."""
+        for split, rows in self.rows.items():
+            want = bk.advantage(**self.whole[split], config=CONFIG).advantage[rows]
+            if not torch.equal(self.distributed(split), want):
+                raise RuntimeError(f"the advantages of split {split!r} are not those of one process")
+        if not torch.equal(self.to_one_rank(), want):
+            raise RuntimeError("the advantages gathered on one rank are not those of one process")
+
+
+def _rank(rank: int, size: int, shape: Shape, rounds: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    rows = Bench(rank, size, shape).run(rounds)
+    if rank == 0:
+        (Path(folder) / "rows.json").write_text(json.dumps([asdict(row) for row in rows]))
+    dist.destroy_process_group()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, shows the table, writes distributed.json and distributed.md."""
+    parser = argparse.ArgumentParser(prog="bench distributed", description="One batch on several processes (gloo).")
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="processes of one thread (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="calls of each side (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a tiny batch: shows that it runs, not how fast")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write distributed.json and distributed.md there")
+    arguments = parser.parse_args(argv)
+    shape, rounds = (TINY, 2) if arguments.quick else (TRAINING[0], arguments.rounds)
+    with tempfile.TemporaryDirectory() as folder, threads(arguments.ranks) as note:
+        about = machine(arguments.ranks, note)
+        mp.spawn(_rank, (arguments.ranks, shape, rounds, folder), nprocs=arguments.ranks)
+        rows = json.loads((Path(folder) / "rows.json").read_text())
+    document = {"schema": 1, "machine": about.asdict(), "shape": asdict(shape), "ranks": arguments.ranks, "rows": rows}
+    page = as_markdown(document)
+    sys.stdout.write(page)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "distributed.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        (arguments.out / "distributed.md").write_text(page)
+    return 0
+
+
+def as_markdown(document: dict[str, Any]) -> str:
+    """The page: machine, method, rows."""
+    about, shape = document["machine"], Shape(**document["shape"])
+    lines = [
+        "# Several processes",
+        "",
+        f"{about['cpu']}, {document['ranks']} ranks (gloo); torch {about['torch']}, bipace_kernels {about['package']} "
+        f"({about['commit']}), {about['date']}, load {about['load']}. {shape.records:,} records, {shape.text()}, bfloat16.",
+        "",
+        ABOUT,
+        "| side | median ms | fastest ms | CPU ms of all ranks | rounds | fingerprints that move, MiB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *(
+            f"| {row['name']} | {row['median_ms']:.3g} | {row['fastest_ms']:.3g} | {row['cpu_ms']:.3g} | {row['rounds']} | "
+            f"{row['moved_mib']:.1f} |"
+            for row in document["rows"]
+        ),
+    ]
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
