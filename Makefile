@@ -12,7 +12,7 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 
-.PHONY: demo test test-integrations textcraft check lint format build bench gpu wheel clean sanitize fuzz resources oldest-triton
+.PHONY: demo test test-integrations textcraft check lint format build bench gpu wheel clean sanitize fuzz resources cuda-resources oldest-triton
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
@@ -70,6 +70,10 @@ fuzz: $(VENV)/.checked
 resources: $(VENV)/.tested
 	@mkdir -p out
 	$(PYTHON) -m bench resources --out out/resources > out/resources.log || { cat out/resources.log; exit 1; }
+
+# The same of the CUDA kernels, for every architecture of a release; needs nvcc.
+cuda-resources: $(VENV)/.tested
+	$(PYTHON) -m bench cuda_resources --out out/resources
 
 # The oldest Triton that is supported, in a folder that goes before the newest one; with a NumPy of its day, for its
 # interpreter takes one-element arrays for numbers, which NumPy 2.4 refuses.

@@ -1,6 +1,7 @@
 """`python -m bench [STAGE ...] [--quick] [--threads N] [--out DIR]`, also `bipace bench`.
 
-Programs of their own beside the stages: `python -m bench gpu`, `resources`, `drift`, `distributed` and `hidden`.
+Programs of their own beside the stages: `python -m bench gpu`, `resources`, `cuda_resources`, `drift`, `distributed` and
+`hidden`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .stages import STAGES, Context, Results, targets
 PROGRAMS = {
     "gpu": "the Triton backend on this machine's GPU",
     "resources": "registers, spills and shared memory of the Triton kernels; needs no GPU",
+    "cuda_resources": "registers, spills and shared memory of the CUDA kernels; needs nvcc, no GPU",
     "drift": "an ε that follows the policy against a fixed one; a simulation, nothing is timed",
     "distributed": "one batch on several processes, against one process",
     "hidden": "hidden states beside the forward that a trainer runs anyway",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import re
 import shutil
@@ -12,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+resources = importlib.import_module(
+    "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
+)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -109,7 +114,7 @@ def test_a_wheel_with_cuda_kernels(cuda_wheel, tmp_path):
         assert libraries <= C_LIBRARY, (name, libraries)
     (path,) = tmp_path.glob("bipace_kernels/_cuda*.so")
     archs = subprocess.run(
-        ["cuobjdump", "--list-elf", "--list-ptx", str(path)], capture_output=True, text=True, check=True
+        [resources.cuobjdump(), "--list-elf", "--list-ptx", str(path)], capture_output=True, text=True, check=True
     )
     assert set(re.findall(r"\.sm_(\d+\w?)\.cubin", archs.stdout)) == {"80", "86", "89", "90", "100", "120"}
     assert set(re.findall(r"\.(?:sm|compute)_(\d+\w?)\.ptx", archs.stdout)) == {"120"}

@@ -52,6 +52,6 @@ def first_equal(
     """The first record of the group whose row equals this one as given, −0.0 equal to 0.0: the partition of ε = 0."""
     blocks = -(-longest_group // _WARPS)
     launch(
-        "first_equal", n_groups * blocks, _THREADS,
+        "first_equal_row", n_groups * blocks, _THREADS,
         *words(fingerprint, order), group_offsets, kind, row_hash, blocks, first, device=order.device,
     )  # fmt: skip

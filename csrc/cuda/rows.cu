@@ -100,7 +100,7 @@ BIPACE_KERNEL(look_at_rows, LookArgs, kThreads) {
   }
 }
 
-struct FirstEqualArgs {
+struct FirstEqualRowArgs {
   Rows rows;
   const int64_t* group_offsets;  // [G+1]
   const uint8_t* kind;           // [M]
@@ -126,7 +126,7 @@ BIPACE_DEVICE bool equal_rows(const Rows& rows, int64_t i, int64_t j) {
 }
 
 template <int dtype>
-BIPACE_DEVICE void find_first_equal(const FirstEqualArgs& a, int64_t begin, int64_t i) {
+BIPACE_DEVICE void find_first_equal(const FirstEqualRowArgs& a, int64_t begin, int64_t i) {
   int64_t found = i;
   if (a.kind[i] == kUsable) {
     for (int64_t start = begin; start < i && found == i; start += gpu::kWarp) {
@@ -143,7 +143,7 @@ BIPACE_DEVICE void find_first_equal(const FirstEqualArgs& a, int64_t begin, int6
 }  // namespace
 
 // ε = 0.  A warp per record looks through the group's earlier hashes; rows whose hashes agree are compared themselves.
-BIPACE_KERNEL(first_equal, FirstEqualArgs, kThreads) {
+BIPACE_KERNEL(first_equal_row, FirstEqualRowArgs, kThreads) {
   const int64_t group = gpu::block() / a.blocks;
   const int64_t begin = a.group_offsets[group];
   const int64_t i = begin + gpu::block() % a.blocks * kRecords + gpu::warp();

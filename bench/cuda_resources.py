@@ -1,0 +1,141 @@
+"""What the CUDA kernels need of a GPU, by nvcc's own words (`python -m bench cuda_resources`); no GPU takes part.
+
+Each source of csrc/cuda/ is compiled for each architecture of a release, with the flags of the build, and `ptxas -v` tells
+registers, stack, spills and static shared memory of each kernel.  Dynamic shared memory is the launch's business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from .resources import SHARED_LIMIT
+
+SOURCES = Path(__file__).resolve().parent.parent / "csrc"
+FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--fmad=false")  # those of cmake/cuda.cmake
+_ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'\n(.*?)Used (\d+) registers([^\n]*)", re.DOTALL)
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Resources of one kernel on one architecture, in bytes."""
+
+    source: str
+    kernel: str
+    arch: str
+    registers: int  # per thread
+    stack: int  # per thread
+    spill_stores: int  # per thread
+    spill_loads: int
+    shared: int  # per block, static
+
+    @property
+    def spills(self) -> bool:
+        return self.spill_stores > 0 or self.spill_loads > 0
+
+
+def parse(source: str, said: str) -> list[Kernel]:
+    """The kernels that `ptxas -v` tells of.  ValueError where it tells of none: then its words have changed."""
+    found = []
+    for name, arch, properties, registers, rest in _ENTRY.findall(said):
+        sizes = _STACK.search(properties)
+        if sizes is None:
+            raise ValueError(f"ptxas tells no stack of {name} in {source}: {properties!r}")
+        shared = re.search(r"(\d+) bytes smem", rest)
+        stack, stores, loads = map(int, sizes.groups())
+        found.append(Kernel(source, name, arch, int(registers), stack, stores, loads, int(shared[1]) if shared else 0))
+    if not found:
+        raise ValueError(f"ptxas tells of no kernel in {source}: {said[-500:]!r}")
+    return found
+
+
+def nvcc() -> str:
+    """The compiler.  FileNotFoundError where there is none."""
+    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if found is None:
+        raise FileNotFoundError("nvcc is neither on the PATH nor in /usr/local/cuda/bin; install the CUDA toolkit.")
+    return found
+
+
+def compile_source(source: Path, arch: int, flags: Sequence[str] = FLAGS) -> list[Kernel]:
+    """Compiles a source for sm_<arch> and reads what its kernels need.  RuntimeError with the compiler's words."""
+    command = [
+        nvcc(),
+        *flags,
+        f"-I{SOURCES}",
+        "-Xptxas",
+        "-v",
+        "--cubin",
+        "-arch",
+        f"sm_{arch}",
+        "-o",
+        "/dev/null",
+        str(source),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-3000:]}")
+    return parse(source.name, done.stderr)
+
+
+def compile_all(archs: Iterable[int], jobs: int) -> list[Kernel]:
+    """Every source for every architecture."""
+    targets = [(source, arch) for source in sorted((SOURCES / "cuda").glob("*.cu")) for arch in archs]
+    with ThreadPoolExecutor(jobs) as pool:
+        return [kernel for found in pool.map(lambda target: compile_source(*target), targets) for kernel in found]
+
+
+_HEADER = ("source", "kernel", "sm", "registers", "stack", "spill stores", "spill loads", "static shared")
+
+
+def as_markdown(rows: Sequence[Kernel], version: str) -> str:
+    lines = [
+        "# Resources of the CUDA kernels",
+        "",
+        f"Written by `python -m bench cuda_resources`: {version}, no GPU took part. Registers, stack and spills are per thread,",
+        "static shared memory per block, in bytes.",
+        "",
+        f"{len(rows)} compiled kernels, {sum(kernel.spills for kernel in rows)} with spills.",
+        "",
+        "| " + " | ".join(_HEADER) + " |",
+        "|" + " --- |" * len(_HEADER),
+    ]
+    for kernel in rows:
+        source, name, *sizes = dataclasses.astuple(kernel)
+        lines.append("| " + " | ".join([source, f"`{name}`", *map(str, sizes)]) + " |")
+    return "\n".join([*lines, ""])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compiles everything, prints the table, writes the files; exit status 1 where something spills."""
+    parser = argparse.ArgumentParser(
+        prog="bench cuda_resources",
+        description="Registers, spills and shared memory of every CUDA kernel; needs nvcc, no GPU.",
+    )
+    parser.add_argument("--arch", type=int, nargs="+", choices=sorted(SHARED_LIMIT), default=sorted(SHARED_LIMIT),
+                        metavar="SM", help="default: those of a release")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="compilers side by side (default 2)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write cuda_resources.json and cuda_resources.md there")
+    arguments = parser.parse_args(argv)
+    said = subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
+    version = "nvcc " + re.findall(r"release [\d.]+, V([\d.]+)", said)[0]
+    rows = compile_all(arguments.arch, arguments.jobs)
+    page = as_markdown(rows, version)
+    sys.stdout.write(page)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        document = {"schema": 1, "compiler": version, "rows": [dataclasses.asdict(kernel) for kernel in rows]}
+        (arguments.out / "cuda_resources.json").write_text(json.dumps(document, indent=1) + "\n")
+        (arguments.out / "cuda_resources.md").write_text(page)
+        sys.stdout.write(f"wrote {arguments.out}/cuda_resources.json and .md\n")
+    return int(any(kernel.spills for kernel in rows))
