@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,9 +46,16 @@ def write_report(folder: Path) -> list[Path]:
     runs = read_runs(folder)
     if not runs:
         raise ValueError(f"{folder} holds no finished run; make one with `train.py run` or `train.py all`.")
+    seeds = [{run["seed"] for run in found} for found in runs.values()]
+    common, some = set.intersection(*seeds), set.union(*seeds)
+    if common:  # methods are compared on equal seeds
+        runs = {method: [run for run in found if run["seed"] in common] for method, found in runs.items()}
     rows = {method: summary(found) for method, found in runs.items()}
     (folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    (folder / "results.md").write_text(table(rows), encoding="utf-8")
+    left_out = (
+        f"\nSeeds left out, as not every method has run them: {sorted(some - common)}.\n" if common < some else ""
+    )
+    (folder / "results.md").write_text(table(rows) + left_out * bool(common), encoding="utf-8")
     draw_success(folder / "success.png", runs)
     draw_partitions(folder / "partitions.png", runs)
     return [folder / name for name in ("results.md", "results.json", "success.png", "partitions.png")]
@@ -58,9 +64,9 @@ def write_report(folder: Path) -> list[Path]:
 def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One method's numbers, one per seed each."""
 
-    def last(run: dict[str, Any], name: str) -> float:
+    def last(run: dict[str, Any], name: str) -> float | None:
         values = [row[name] for row in run["updates"][-LAST:] if row.get(name) is not None]
-        return round(float(np.mean(values)), 4) if values else math.nan
+        return round(float(np.mean(values)), 4) if values else None
 
     def checked(run: dict[str, Any], name: str) -> list[float]:
         return [check[name] for check in run["checks"] if name in check]
@@ -76,7 +82,7 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     for name in ("singleton_cluster_fraction", "value_r2", "epsilon"):
         values = [last(run, name) for run in found]
-        if not all(map(math.isnan, values)):
+        if any(value is not None for value in values):
             facts[name] = values
     return facts
 
@@ -85,7 +91,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     """Markdown: mean (smallest to largest seed)."""
 
     def cell(row: dict[str, Any], name: str, form: str) -> str:
-        values = row.get(name)
+        values = [value for value in row.get(name, []) if value is not None]
         if not values:
             return "–"
         text = format(float(np.mean(values)), form)
@@ -121,7 +127,16 @@ def curve(found: Sequence[dict[str, Any]], part: str, name: str) -> tuple[npt.ND
 
 def smooth(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Mean of the last WINDOW updates, fewer at the beginning."""
-    return np.stack([values[:, max(0, i + 1 - WINDOW) : i + 1].mean(1) for i in range(values.shape[1])], axis=1)
+    windows = (values[:, max(0, i + 1 - WINDOW) : i + 1] for i in range(values.shape[1]))
+    return np.stack([_mean(window, 1) for window in windows], axis=1)
+
+
+def _mean(values: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
+    """Mean of what is not NaN; NaN where all is."""
+    there = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        mean: npt.NDArray[Any] = np.where(there, values, 0).sum(axis) / there.sum(axis)
+    return mean
 
 
 def draw_success(path: Path, runs: Runs) -> None:
@@ -135,7 +150,7 @@ def draw_success(path: Path, runs: Runs) -> None:
             axis = axes[row, column]
             if "grpo" in runs and method != "grpo":
                 steps, values = curve(runs["grpo"], part, name)
-                mean = (smooth(values) if row == 0 else values).mean(0)
+                mean = _mean(smooth(values) if row == 0 else values, 0)
                 axis.plot(steps, mean, color="#8A8A8A", linewidth=1.2, label="GRPO, mean")
             _line(axis, found, part, name, method, smoothed=row == 0)
             axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -179,5 +194,5 @@ def _line(axis: Axes, found: Sequence[dict[str, Any]], part: str, name: str, met
     if smoothed:
         values = smooth(values)
     colour, style = STYLES[method]
-    axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.18, linewidth=0)
-    axis.plot(steps, values.mean(0), color=colour, linestyle=style, linewidth=1.8, label=LABELS[method])
+    axis.fill_between(steps, np.fmin.reduce(values), np.fmax.reduce(values), color=colour, alpha=0.18, linewidth=0)
+    axis.plot(steps, _mean(values, 0), color=colour, linestyle=style, linewidth=1.8, label=LABELS[method])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -125,9 +126,16 @@ def everything(
     """Every method and seed, seed by seed; runs that are finished are skipped."""
     settings = _settings(change)
     warm(out, change, device, threads)
-    waiting = [(m, s) for s in SEEDS for m in METHODS if not (out / f"{m}-seed{s}.json").exists()]
+    waiting = []
+    for seed in SEEDS:
+        for method in METHODS:
+            if (path := out / f"{method}-seed{seed}.json").exists():
+                _same_settings(path, settings.as_json())
+            else:
+                waiting.append((method, seed))
     running: dict[subprocess.Popen[bytes], tuple[str, int, Any]] = {}
     failed: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are ended too
     with _progress() as bar:
         done = len(SEEDS) * len(METHODS) - len(waiting)
         whole = bar.add_task("all runs", total=len(SEEDS) * len(METHODS), completed=done, note="")

@@ -12,7 +12,7 @@ from model import CLOSE, OPEN, answer_text, lessons, make_model, make_tokenizer,
 from report import write_report
 from rollout import LONGEST_COMMAND, play
 from settings import METHODS, Settings
-from train import run, train
+from train import everything, run, train
 
 SMALL = Settings(
     width=32, blocks=2, heads=2, most_commands=4, prompt_tokens=60, held_out=3, horizon=3, updates=2, tasks=3, rollouts=3,
@@ -123,3 +123,6 @@ def test_finished_runs_are_left_alone_and_drawn(warm_start):
 def test_runs_of_other_settings_are_not_mixed(warm_start):
     with pytest.raises(Exception, match="made with other settings"):
         run("grpo", 3, warm_start, ["width=32"], "cpu", 1)
+    (warm_start / "hgpo-seed2.json").write_text(json.dumps({"settings": {**SMALL.as_json(), "gamma": 0.5}}))
+    with pytest.raises(Exception, match=r"hgpo-seed2.json was made with other settings \(gamma=0.5\)"):
+        everything(warm_start, [f"{name}={value}" for name, value in SMALL.as_json().items()], "cpu", 1)
