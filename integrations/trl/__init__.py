@@ -1,12 +1,9 @@
-"""BiPACE in TRL: per-turn credit on the tokens of a GRPOTrainer.
+"""BiPACE in TRL: an advantage for each turn in place of one for each completion.  docs/trl.md"""
 
-from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
-
-docs/trl.md
-"""
-
+from .._settings import Settings
+from .._states import States
 from .config import BiPACEGRPOConfig
 from .credit import Credit, bipace_advantages
 from .trainer import BiPACEGRPOTrainer
 
-__all__ = ["BiPACEGRPOConfig", "BiPACEGRPOTrainer", "Credit", "bipace_advantages"]
+__all__ = ["BiPACEGRPOConfig", "BiPACEGRPOTrainer", "Credit", "Settings", "States", "bipace_advantages"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 
 import bipace_kernels as bk
 
@@ -98,8 +98,9 @@ def _records(
     hidden: Tensor | None,
 ) -> tuple[Turns, dict[str, Any], str]:  # fmt: skip
     """Turns of this process, arguments of advantage() for them ("texts": observations), and why there is nothing hidden."""
-    settings = states.settings
-    accelerator, g, ids = trainer.accelerator, trainer.num_generations, output["completion_ids"]
+    settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
+    ids, tokenizer = output["completion_ids"], trainer.processing_class
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
     turns = turns_of(output["completion_mask"], output.get("tool_mask"), _told(trainer, inputs, "turn_starts"))
     b = turns.shape[0]
     if len(rewards) != b * accelerator.num_processes or len(rewards) % g:
@@ -129,13 +130,13 @@ def _records(
     if settings.needs_keys:
         actions = _told(trainer, inputs, "actions")
         if actions is None:
-            found = keys_of(turns, ids, _tokenizer(trainer), settings)
+            found = keys_of(turns, ids, tokenizer, settings)
         else:
             found = bk.action_keys(per_turn(turns, actions, "actions", "", -spare), mode="text")
         records["action_key"], records["action_parsed"] = found
     records = {name: value.to(ids.device) for name, value in records.items()}
     records["texts"] = None
-    why = no_hidden_states(trainer.model, states) if states.may_be_hidden else ""
+    why = no_hidden_states(trainer.model, states) if states.may_be_hidden and hidden is None else ""
     if "pixel_values" in output and hidden is None:
         why = why or "with images they come from TRL's own forward alone (num_iterations=2)"
     if why and settings.embedder == "actor_hidden":
@@ -145,7 +146,7 @@ def _records(
         if observations is None:
             pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
             prompts = [row[kept] for row, kept in pairs]
-            records["texts"] = heard(turns, prompts, ids, _tokenizer(trainer))
+            records["texts"] = heard(turns, prompts, ids, tokenizer)
         else:
             records["texts"] = per_turn(turns, observations, "observations", "", spare)
     return turns, records, why
@@ -176,15 +177,9 @@ def _early_exit(trainer: Any, output: dict[str, Any], turns: Turns, layer: int |
 
 
 def _epsilon(states: States, used: str, records: dict[str, Any]) -> float:
-    """ε of the embedder in use; "auto" is chosen on the turns of all processes, and is the same number on each."""
+    """ε of the embedder in use; "auto" is chosen on the turns of all processes, by each from the same rows."""
     rows = {name: records[name] for name in ("fingerprint", "group", "trajectory", "step")}
     if states.epsilon is None and used not in ("ngram", "identity"):
         parts = gather_object([{name: column.cpu() for name, column in rows.items()}])
         rows = {name: torch.cat([part[name] for part in parts]) for name in rows}
-        states.radius(used, **rows, valid=torch.ones(len(rows["step"]), dtype=torch.bool))
-        states.epsilon = broadcast_object_list([states.epsilon])[0]
     return states.radius(used, **rows, valid=torch.ones(len(rows["step"]), dtype=torch.bool))
-
-
-def _tokenizer(trainer: Any) -> Any:
-    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # of a processor, or itself

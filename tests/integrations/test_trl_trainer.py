@@ -224,7 +224,8 @@ def test_evaluation_keeps_trl_s_advantages(tmp_path):
         tmp_path, rollout_func=tt.rollout, eval_dataset=Dataset.from_dict({"prompt": tt.PROMPTS}),
         num_generations_eval=2, per_device_eval_batch_size=4,
     )  # fmt: skip
-    found = trainer.evaluate()
+    trainer.evaluate()
+    found = trainer.state.log_history[-1]
     assert "eval_reward" in found and not any("bipace" in name for name in found)
 
 
