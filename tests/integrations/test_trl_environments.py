@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import random
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,10 @@ pytest.importorskip("trl", reason="TRL is not installed: make test-integrations"
 
 import tiny_trl as tt
 import torch
-import trl
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from trl import chat_template_utils
 
 import bipace_kernels as bk
 
@@ -60,7 +59,7 @@ class Silent(Walk):
 @functools.cache
 def tokenizer():
     """Qwen's template, and pieces learnt from it: its description of tools alone would be a thousand bytes."""
-    template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    template = chat_template_utils.qwen3_chat_template
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
