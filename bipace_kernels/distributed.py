@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from . import _checks, _dispatch
+from . import _checks, _dispatch, _foreign
 from . import value_checks as values
 from ._inputs import check_check, check_columns, check_config
 from ._objects import as_sequence, ids_to_int, is_integer, number_objects
@@ -90,7 +90,9 @@ def advantage(
         check_check(check)
         return _check_own(given, check_config(config), backend, num_threads)
 
-    return _run(process_group, prepare, num_threads)
+    result = _run(process_group, prepare, num_threads)
+    back = _foreign.way_back(given)
+    return result if back is None else result.as_arrays(back)
 
 
 def cluster(
@@ -218,6 +220,7 @@ class _Own:
 def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None) -> _Own:
     """The rows of this rank.  Whatever can fail here fails before the others wait for data."""
     _dispatch.check_name(backend)
+    given = _foreign.all_to_torch(given)
     where = _checks.one_device(given)
     _dispatch.choose(backend, where)
     _dispatch.threads(num_threads)
