@@ -79,6 +79,7 @@ class Bench:
         self.moved = {"whole groups": 0, "straddling": shape.records - stays}
         self.labels = bk.cluster(whole["fingerprint"], whole["group"], CONFIG.epsilon, trajectory=whole["trajectory"],
                                  step=whole["step"])  # fmt: skip
+        self.room = torch.empty_like(whole["fingerprint"])
         self.known = {**whole, "fingerprint": None, "observation": self.labels}
 
     def alone(self) -> Tensor | None:
@@ -87,17 +88,13 @@ class Bench:
         return bk.advantage(**self.whole["straddling"], config=CONFIG, num_threads=self.size).advantage
 
     def to_one_rank(self) -> Tensor:
-        mine = self.mine["straddling"]
-        parts = None
-        n = [int((self.whole["straddling"]["trajectory"] % self.size == r).sum()) for r in range(self.size)]
+        count = self.shape.records // self.size  # ranks hold equal numbers of rows here
+        out, shares = torch.empty(count), None
+        parts = list(self.room.split(count)) if self.rank == 0 else None
+        dist.gather(self.mine["straddling"]["fingerprint"], parts)
         if self.rank == 0:
-            parts = [torch.empty(max(n), self.shape.dim, dtype=torch.bfloat16) for _ in n]
-        dist.gather(mine["fingerprint"], parts)  # ranks hold equal numbers of rows here
-        out = torch.empty(n[self.rank])
-        shares = None
-        if parts is not None:
-            whole = {**self.whole["straddling"], "fingerprint": torch.cat(parts)}
-            shares = list(bk.advantage(**whole, config=CONFIG, num_threads=self.size).advantage.split(n))
+            whole = {**self.whole["straddling"], "fingerprint": self.room}
+            shares = list(bk.advantage(**whole, config=CONFIG, num_threads=self.size).advantage.split(count))
         dist.scatter(out, shares)
         return out
 
