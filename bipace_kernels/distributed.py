@@ -304,7 +304,7 @@ def _rows_as_bytes(rows: Any, number: Tensor) -> list[bytes]:
     """The rows of an array or tensor that hold the numbers 0, 1, … for the first time, by their bytes."""
     _, first = np.unique(number.numpy(), return_index=True)
     if isinstance(rows, Tensor):
-        rows = rows.detach().contiguous().view(rows.shape[0], -1).view(torch.uint8).numpy()
+        rows = rows.detach().unsqueeze(-1).flatten(1).contiguous().view(torch.uint8).numpy()
     return [rows[i].tobytes() for i in first]
 
 

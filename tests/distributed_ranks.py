@@ -94,7 +94,8 @@ def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Co
     how = rng.integers(3)
     if config.partition in ("exact", "history") and how:
         _, code = np.unique(np.asarray(given["observation"], dtype=object).astype(str), return_inverse=True)
-        given["observation"] = code if how == 1 else np.stack([code, code], axis=1).astype(np.uint8)
+        images = np.stack([code, code], axis=1).astype(np.float32)
+        given["observation"] = code if how == 1 else images if seed % 2 else torch.from_numpy(images)
     if rng.random() < 0.2:
         given["step"] = None
         changes["duplicates"] = "raise"
