@@ -61,6 +61,10 @@ def run_ppo(main: Any, inner: Any, config: Any) -> None:
 def main(argv: list[str]) -> None:
     hgpo = "algorithm.adv_estimator=hgpo" in argv
     entry: Any = importlib.import_module("recipe.hgpo.main_hgpo" if hgpo else "verl.trainer.main_ppo")
-    sys.argv = [sys.argv[0], *added(), *argv]
+    # Beside the user's own overrides: argparse takes those behind a flag (--cfg job) for strangers if others stand before it.
+    at = next((i for i, a in enumerate(argv) if "=" in a and not a.startswith("-")), len(argv))
+    # verl-agent's folders of configurations are no packages, so hydra finds them for scripts alone; a user's own wins.
+    where = f"--config-path={Path(entry.__file__).parent / 'config'}"
+    sys.argv = [sys.argv[0], where, *argv[:at], *added(), *argv[at:]]
     entry.run_ppo = partial(run_ppo, entry, entry.run_ppo)
     entry.main()

@@ -545,7 +545,7 @@ class TaskRunner:
         ran.append((config, type(trainer).fit))
 def run_ppo(config):
     TaskRunner().run(config)
-@hydra.main(config_path={folder!r}, config_name="ppo_trainer", version_base=None)
+@hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
 def main(config):
     run_ppo(config)
 """
@@ -554,9 +554,12 @@ def main(config):
 @pytest.mark.parametrize("on", [False, True])
 def test_the_launcher_runs_verl_agent_s_main(tmp_path, monkeypatch, on):
     """With its own arguments and BiPACE's keys; off, with nothing changed."""
-    config_of(tmp_path)  # writes the stand-in's configuration
-    folder = tmp_path if not REAL else FORK / "verl/trainer/config"
-    (tmp_path / "entry_of_test.py").write_text(MAIN.format(folder=str(folder)))
+    if REAL:
+        (tmp_path / "config").symlink_to(FORK / "verl/trainer/config")
+    else:
+        (tmp_path / "config").mkdir()
+        config_of(tmp_path / "config")  # writes the stand-in's configuration
+    (tmp_path / "entry_of_test.py").write_text(MAIN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     import entry_of_test as entry
@@ -569,7 +572,7 @@ def test_the_launcher_runs_verl_agent_s_main(tmp_path, monkeypatch, on):
     monkeypatch.setattr(sys.modules[PACKAGE], "worker", worker, raising=False)
     fit = entry.RayPPOTrainer.fit
     on_arguments = ["+recipe=alfworld_7b", "algorithm.gigpo.bisim_eps=0.2"] if on else []
-    launcher.main(["algorithm.adv_estimator=gigpo", "env.rollout.n=8", *on_arguments])
+    launcher.main(["--config-name", "ppo_trainer", "algorithm.adv_estimator=gigpo", "env.rollout.n=8", *on_arguments])
     config, used = entry.ran[0]
     assert config.algorithm.gigpo.bisim_grouping is on
     assert config.algorithm.gigpo.bisim_eps == (0.2 if on else None)
