@@ -1,10 +1,10 @@
 #include "cpu/values.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <vector>
 
+#include "common/hgpo.h"
 #include "common/mean.h"
 #include "cpu/parallel.h"
 
@@ -138,20 +138,8 @@ void hgpo_advantage(const float* returns, const int64_t* depth_labels, int64_t d
                  });
   }
   for (int64_t i = 0; i < n_records; ++i) {
-    // w_k = L_k^α / (Σ L^α + δ) with both sides divided by the largest L^α, which no α lets overflow.
-    double longest = 0.0, total = 0.0, sum = 0.0;
-    for (size_t k = 0; k < a.size(); ++k) {
-      if (a[k][static_cast<size_t>(i)] != 0.0f) longest = static_cast<double>(k + 1);
-    }
-    const auto share = [&](size_t k) { return std::pow(static_cast<double>(k + 1) / longest, alpha); };
-    for (size_t k = 0; k < a.size(); ++k) {
-      if (a[k][static_cast<size_t>(i)] != 0.0f) total += share(k);
-    }
-    for (size_t k = 0; k < a.size(); ++k) {
-      const double value = static_cast<double>(a[k][static_cast<size_t>(i)]);
-      if (value != 0.0) sum += share(k) / (total + delta * std::pow(longest, -alpha)) * value;
-    }
-    advantage[i] = static_cast<float>(sum);
+    advantage[i] = hgpo_aggregate(depth, delta, alpha,
+                                  [&](int64_t k) { return a[static_cast<size_t>(k)][static_cast<size_t>(i)]; });
     branch[i] = deepest[i] > 0 ? kPace : kSingleton;
   }
 }

@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, unaligned
+from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
 
 from bipace_kernels.cpu import episode as cpu
 from bipace_kernels.reference import episode as reference
-from bipace_kernels.triton_kernels import episode
 
+episode = stage("episode")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 RULES = [
@@ -41,7 +41,7 @@ def returns_of(seed, lay):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("seed", range(3))
 def test_against_the_other_backends(device, seed, rule):
-    lay = ragged(seed, groups=6, trajectories=episode.UNROLL + 3)
+    lay = ragged(seed, groups=6, trajectories=7)
     returns = returns_of(seed, lay)
     got = term(device, lay, returns, **rule)
     for other in (reference, cpu):
@@ -55,7 +55,7 @@ def test_against_the_other_backends(device, seed, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_more_trajectories_and_steps_than_a_tile(device, rule):
-    lengths = [episode.COLUMNS * 2 + 1, *[1, 3] * episode.ROWS, episode.COLUMNS]
+    lengths = [32 * 2 + 1, *[1, 3] * 16, 32]  # tiles of 16 × 32, or 32 trajectories a warp
     lay = from_lengths(lengths, [len(lengths) - 1, 1])
     returns = returns_of(9, lay)
     wanted = reference.episode_advantage(returns, lay.trajectory_offsets, lay.group_trajectories, **rule)

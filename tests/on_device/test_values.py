@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, unaligned
+from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
 
 from bipace_kernels.cpu import values as cpu
 from bipace_kernels.reference import values as reference
 from bipace_kernels.schema import Branch
-from bipace_kernels.triton_kernels import values
 
+values = stage("values")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 ESTIMATORS = [("mean", "none"), ("mean", "std"), ("diff_peer", "none"), ("q_style", "none")]
@@ -68,7 +68,7 @@ def test_equals_the_reference_in_every_bit(device, seed, estimator, norm):
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(("estimator", "norm"), ESTIMATORS)
 def test_groups_longer_than_a_program(device, estimator, norm):
-    lay = from_lengths([values.LANES + 5, values.LANES + 1, 3, 1], [1, 1, 1, 1])
+    lay = from_lengths([64 + 5, 2 * 64 + 1, 3, 1], [1, 1, 1, 1])  # programs of 64 records, tiles of up to 128
     r, labels, keys = records(11, lay, states=3)
     arguments = {"estimator": estimator, "step_norm": norm, "delta": DELTA}
     got = step_advantage(device, lay, r, labels, keys, estimator, norm)

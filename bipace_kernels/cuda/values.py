@@ -1,0 +1,100 @@
+"""The step term: Q̂(s, a) − V̂(s) and its relatives, over all pairs inside a cluster.
+
+A thread is a record; it walks over the records of its group and adds up returns in float64 and in processing order, so
+each sum is the very sum of the reference.  In long groups the records are sorted by label first (stably) and a block
+walks over its own clusters alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ._launch import launch
+
+Tensor = torch.Tensor
+
+# As in csrc/cuda/values.cu.
+_THREADS = 64
+_SHARED = 2 * _THREADS * (8 + 8 + 4)  # bytes: two records a thread
+
+SORT_FROM = 4096  # groups longer than this are sorted: that of the Triton kernels, not measured here
+
+
+def step_advantage(
+    returns: Tensor,  # [M] float32
+    labels: Tensor,  # [M] int64, dense over the batch; −1: set aside
+    action_key: Tensor | None,  # [M] int64; None for "mean"
+    group_offsets: Tensor,  # [G+1] int64
+    *,
+    n_groups: int,
+    longest_group: int,
+    estimator: str,
+    step_norm: str,
+    delta: float,
+) -> tuple[Tensor, Tensor]:  # [M] float32, [M] uint8
+    """A_S and branch of each record (paper eq. 7 to 9); 0 and SINGLETON for records set aside."""
+    step, branch = _step_rows(
+        returns, labels.unsqueeze(0), action_key, group_offsets, n_groups=n_groups, longest_group=longest_group,
+        estimator=estimator, divide=step_norm == "std" and estimator == "mean", delta=delta, unbiased=True,
+    )  # fmt: skip
+    return step.squeeze(0), branch.squeeze(0)
+
+
+def hgpo_advantage(
+    returns: Tensor,  # [M] float32
+    depth_labels: Tensor,  # [H, M] int64; −1: fewer observations than the depth, or set aside
+    episode_advantage: Tensor,  # [M] float32
+    group_offsets: Tensor,  # [G+1] int64
+    *,
+    n_groups: int,
+    longest_group: int,
+    step_norm: str,
+    delta: float,
+    alpha: float,
+    base_group: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # [M] float32, [M] int64, [M] uint8
+    """HGPO's aggregate, each record's deepest depth in company (0: none), and its branch."""
+    depth, m = depth_labels.shape
+    term, company = _step_rows(
+        returns, depth_labels, None, group_offsets, n_groups=n_groups, longest_group=longest_group,
+        estimator="mean", divide=step_norm == "std", delta=delta, unbiased=False,
+    )  # fmt: skip
+    advantage, branch = torch.empty_like(returns), torch.empty(m, dtype=torch.uint8, device=returns.device)
+    deepest = torch.empty(m, dtype=torch.int64, device=returns.device)
+    launch(
+        "aggregate_depths", -(-m // _THREADS), _THREADS,
+        term, company, episode_advantage if base_group else None, advantage, deepest, branch, depth, m, float(delta),
+        float(alpha), device=returns.device,
+    )  # fmt: skip
+    return advantage, deepest, branch
+
+
+def _step_rows(
+    returns: Tensor,  # [M] float32
+    labels: Tensor,  # [E, M] int64
+    action_key: Tensor | None,  # [M] int64
+    group_offsets: Tensor,  # [G+1] int64
+    *,
+    n_groups: int,
+    longest_group: int,
+    estimator: str,
+    divide: bool,
+    delta: float,
+    unbiased: bool,
+) -> tuple[Tensor, Tensor]:  # [E, M] float32, [E, M] uint8
+    """The step term and branch of each record under each row of labels."""
+    rows, m = labels.shape
+    step = torch.empty((rows, m), dtype=torch.float32, device=returns.device)
+    branch = torch.empty((rows, m), dtype=torch.uint8, device=returns.device)
+    order, segments = None, n_groups
+    if longest_group > SORT_FROM:
+        labels, order = torch.sort(labels, dim=1, stable=True)
+        # Sorted records are cut into blocks without regard to groups: a cluster lies in one group anyway.
+        segments, longest_group = 1, m
+    blocks = -(-longest_group // _THREADS)
+    launch(
+        f"step_{estimator}", rows * segments * blocks, _THREADS,
+        returns, labels, action_key, order, group_offsets, step, branch, m, segments, blocks, float(delta), divide,
+        unbiased, device=returns.device, shared=_SHARED,
+    )  # fmt: skip
+    return step, branch

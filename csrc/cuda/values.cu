@@ -1,0 +1,236 @@
+// The step term: Q̂(s, a) - V̂(s) and its relatives, over all pairs inside a cluster.
+//
+// A thread is a record; it walks over the records of its group and adds up the returns of its cluster, of its action,
+// or of the others, in float64 and in processing order.  So each sum is the very sum of the reference: no sorting,
+// hashing or atomics, and nobody outside the cluster has a part in it.  In long groups the records are sorted by label
+// first (stably, so that the order of the sums stays the same) and a block walks over its own clusters alone.
+#include "common/hgpo.h"
+#include "common/mean.h"
+#include "cuda/intrinsics.h"
+
+namespace bipace {
+namespace {
+
+constexpr int kThreads = 64;  // at 400 records a group, small blocks fill more of the GPU than large ones
+constexpr int kUnroll = 2;    // records that a thread brings to shared memory at a time
+constexpr int kTile = kThreads * kUnroll;
+constexpr int kTogether = 8;  // records whose comparisons go side by side
+constexpr int32_t kNobody = -2;
+constexpr uint8_t kSingletonBranch = 0, kPaceBranch = 1, kLeaveOneOutBranch = 2;
+
+}  // namespace
+
+struct StepTermArgs {
+  const float* returns;          // [M]
+  const int64_t* labels;         // [E, M] by place; -1: set aside
+  const int64_t* action_key;     // [M]; null for step_mean
+  const int64_t* order;          // [E, M] the record at each place, where places are sorted by label; else null
+  const int64_t* group_offsets;  // [G+1]
+  float* step;                   // [E, M]
+  uint8_t* branch;               // [E, M]
+  int64_t m;
+  int64_t segments;  // groups; 1 where sorted
+  int64_t blocks;    // of a segment
+  double delta;
+  int64_t divide;    // by σ + δ
+  int64_t unbiased;  // σ over n - 1
+};
+
+namespace {
+
+// Records in shared memory.
+struct Tile {
+  int64_t key[kTile];
+  double value[kTile];
+  int32_t label[kTile];  // 32 bits tell a batch's clusters apart
+};
+
+// The first place of a label or a higher one among sorted labels; lanes look at 32 places at a time.
+BIPACE_DEVICE int64_t first_place(const int64_t* labels, int64_t m, int64_t label) {
+  int64_t low = 0, high = m;
+  while (low < high) {
+    const int64_t apart = (high - low + gpu::kWarp - 1) / gpu::kWarp, at = low + gpu::lane() * apart;
+    const int below = gpu::count_bits(gpu::ballot(at < high && labels[at] < label));
+    if (below == 0) break;
+    const int64_t next = low + below * apart;
+    low = next - apart + 1;
+    high = next < high ? next : high;
+  }
+  return low;
+}
+
+struct Walk {
+  const StepTermArgs& a;
+  const int64_t* labels;  // [M], this row's, as order
+  const int64_t* order;
+  int64_t place, low, high;  // own place; places [low, high) hold all clusters of the block
+  int64_t record;
+  int32_t label;
+  float value;
+
+  BIPACE_DEVICE explicit Walk(const StepTermArgs& args) : a(args) {
+    const int64_t row = gpu::block() / a.blocks / a.segments * a.m, block = gpu::block() % a.blocks * kThreads;
+    labels = a.labels + row;
+    order = a.order ? a.order + row : nullptr;
+    const int64_t group = gpu::block() / a.blocks % a.segments;
+    low = order ? 0 : a.group_offsets[group];
+    high = order ? a.m : a.group_offsets[group + 1];
+    place = low + block + gpu::thread();
+    const bool live = place < high;
+    label = live ? static_cast<int32_t>(labels[place]) : kNobody;
+    record = !live ? 0 : order ? order[place] : place;
+    value = live ? a.returns[record] : 0.0f;
+    if (low + block >= high) {
+      high = low;
+    } else if (order) {
+      const int64_t end = block + kThreads < a.m ? block + kThreads : a.m;
+      const int64_t lowest = labels[block], highest = labels[end - 1];
+      high = first_place(labels, a.m, highest + 1);
+      low = first_place(labels, a.m, lowest > 0 ? lowest : 0);
+    }
+  }
+
+  // each(place, whether of the same cluster, return, key), in processing order.
+  template <typename Each>
+  BIPACE_DEVICE void over(const Each& each) const {
+    Tile& tile = *reinterpret_cast<Tile*>(gpu::shared_memory());
+    int64_t theirs[kUnroll], their_key[kUnroll];
+    float their_value[kUnroll];
+    const auto load = [&](int64_t start) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t at = start + u * kThreads + gpu::thread();
+        const bool inside = at < high;
+        const int64_t who = !inside ? 0 : order ? order[at] : at;
+        theirs[u] = inside ? labels[at] : kNobody - 1;
+        their_value[u] = inside ? a.returns[who] : 0.0f;
+        their_key[u] = inside && a.action_key ? a.action_key[who] : 0;
+      }
+    };
+    load(low);
+    for (int64_t start = low; start < high; start += kTile) {
+      gpu::sync_block();  // all are done with the tile before
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = u * kThreads + gpu::thread();
+        tile.label[at] = static_cast<int32_t>(theirs[u]);
+        tile.value[at] = static_cast<double>(their_value[u]);
+        tile.key[at] = their_key[u];
+      }
+      gpu::sync_block();
+      load(start + kTile);  // under way while the tile is worked on
+      const int count = static_cast<int>(high - start < kTile ? high - start : kTile);
+      for (int j = 0; j < count; j += kTogether) {
+#pragma unroll
+        for (int k = j; k < j + kTogether; ++k) each(start + k, tile.label[k] == label, tile.value[k], tile.key[k]);
+      }
+    }
+    gpu::sync_block();
+  }
+
+  BIPACE_DEVICE void write(int64_t n, float term, uint8_t kind) const {
+    if (label == kNobody) return;
+    const bool alone = n < 2 || label < 0;
+    const int64_t at = labels - a.labels + record;
+    a.step[at] = alone ? 0.0f : term;
+    a.branch[at] = alone ? kSingletonBranch : kind;
+  }
+};
+
+BIPACE_DEVICE double mean_of(double total, int64_t n) { return total / static_cast<double>(n > 1 ? n : 1); }
+
+// R - the mean of the others in the cluster.
+BIPACE_DEVICE float leave_one_out(const Walk& walk, double rest, int64_t n) {
+  return centred(walk.value, mean_of(rest, n - 1));
+}
+
+}  // namespace
+
+BIPACE_KERNEL(step_mean, StepTermArgs, kThreads) {
+  const Walk walk(a);
+  int32_t n = 0;
+  double total = 0.0;
+  walk.over([&](int64_t, bool same, double value, int64_t) {
+    n += same;
+    total += same ? value : 0.0;
+  });
+  const double mean = mean_of(total, n);
+  float term = centred(walk.value, mean);
+  if (a.divide) {
+    double squares = 0.0;
+    walk.over([&](int64_t, bool same, double value, int64_t) {
+      const double difference = value - mean;
+      squares += same ? difference * difference : 0.0;
+    });
+    // Where all returns are equal, R - mean is exactly 0, and no rounding of σ shows.
+    term = scaled(term, sqrt(mean_of(squares, a.unbiased ? n - 1 : n)), a.delta);
+  }
+  walk.write(n, term, kPaceBranch);
+}
+
+// Against the mean of the records with another action; where there is none, leave-one-out.
+BIPACE_KERNEL(step_diff_peer, StepTermArgs, kThreads) {
+  const Walk walk(a);
+  const int64_t key = walk.label == kNobody ? 0 : a.action_key[walk.record];
+  int32_t n = 0, n_others = 0;
+  double others = 0.0, rest = 0.0;
+  walk.over([&](int64_t place, bool same, double value, int64_t their_key) {
+    const bool other = same && their_key != key;
+    n += same;
+    n_others += other;
+    others += other ? value : 0.0;
+    rest += same && place != walk.place ? value : 0.0;
+  });
+  const bool has_peers = n_others > 0;
+  walk.write(n, has_peers ? centred(walk.value, mean_of(others, n_others)) : leave_one_out(walk, rest, n),
+             has_peers ? kPaceBranch : kLeaveOneOutBranch);
+}
+
+// The action's mean against the cluster's; where no one else did the same, leave-one-out.
+BIPACE_KERNEL(step_q_style, StepTermArgs, kThreads) {
+  const Walk walk(a);
+  const int64_t key = walk.label == kNobody ? 0 : a.action_key[walk.record];
+  int32_t n = 0, n_alike = 0;
+  double total = 0.0, alike = 0.0, rest = 0.0;
+  walk.over([&](int64_t place, bool same, double value, int64_t their_key) {
+    const bool take = same && their_key == key;
+    n += same;
+    n_alike += take;
+    total += same ? value : 0.0;
+    alike += take ? value : 0.0;
+    rest += same && place != walk.place ? value : 0.0;
+  });
+  const bool has_peers = n_alike > 1;
+  const float q = static_cast<float>(mean_of(alike, n_alike));
+  walk.write(n, has_peers ? centred(q, mean_of(total, n)) : leave_one_out(walk, rest, n),
+             has_peers ? kPaceBranch : kLeaveOneOutBranch);
+}
+
+struct AggregateDepthsArgs {
+  const float* term;               // [H, M] the record's advantage at each depth
+  const uint8_t* company;          // [H, M] the branch there
+  const float* episode_advantage;  // [M] the item of depth 0, or null: there is none
+  float* advantage;                // [M]
+  int64_t* deepest;                // [M] the deepest depth in company; 0: none
+  uint8_t* branch;                 // [M]
+  int64_t depth;                   // H
+  int64_t m;
+  double delta;
+  double alpha;
+};
+
+BIPACE_KERNEL(aggregate_depths, AggregateDepthsArgs, kThreads) {
+  const int64_t i = gpu::block() * kThreads + gpu::thread();
+  if (i >= a.m) return;
+  int64_t deepest = 0;
+  for (int64_t k = 1; k <= a.depth; ++k) {
+    if (a.company[(k - 1) * a.m + i] != kSingletonBranch) deepest = k;
+  }
+  a.advantage[i] = hgpo_aggregate(a.depth, a.delta, a.alpha, [&](int64_t k) {
+    return k > 0 ? a.term[(k - 1) * a.m + i] : a.episode_advantage ? a.episode_advantage[i] : 0.0f;
+  });
+  a.deepest[i] = deepest;
+  a.branch[i] = deepest > 0 ? kPaceBranch : kSingletonBranch;
+}
+
+}  // namespace bipace
