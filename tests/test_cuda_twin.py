@@ -104,6 +104,12 @@ def test_collectives(twin):
     assert least.tolist() == [0]  # −1 is the greatest of unsigned numbers
 
 
+def test_every_float16(twin):
+    values, out = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16), torch.empty(2**16)
+    run(twin, "widen", 32, values, out, grid=(2**11, 1))
+    torch.testing.assert_close(out, values.float(), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_tensor_cores(twin, dtype):
     generator = torch.Generator().manual_seed(1)

@@ -8,7 +8,7 @@ computes nothing; it makes the outputs and launches kernels of csrc/cuda/ by nam
 import importlib
 from types import ModuleType
 
-__all__ = ["clusters", "combine", "observations", "returns"]
+__all__ = ["action_keys", "clusters", "combine", "episode", "ngrams", "observations", "pooling", "returns", "values"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -29,37 +29,65 @@ BIPACE_HD inline uint64_t xxh_merge(uint64_t hash, uint64_t accumulator) {
   return (hash ^ xxh_round(0, accumulator)) * kXxhPrime1 + kXxhPrime4;
 }
 
-BIPACE_HD inline uint64_t xxh64(const uint8_t* data,  // [size], may be null where size = 0
-                                int64_t size, uint64_t seed) {
-  const uint8_t* p = data;
-  int64_t left = size;
-  uint64_t hash;
-  if (left >= 32) {
-    uint64_t a = seed + kXxhPrime1 + kXxhPrime2, b = seed + kXxhPrime2, c = seed, d = seed - kXxhPrime1;
-    for (; left >= 32; p += 32, left -= 32) {
-      a = xxh_round(a, xxh_read64(p));
-      b = xxh_round(b, xxh_read64(p + 8));
-      c = xxh_round(c, xxh_read64(p + 16));
-      d = xxh_round(d, xxh_read64(p + 24));
-    }
-    hash = xxh_rotate(a, 1) + xxh_rotate(b, 7) + xxh_rotate(c, 12) + xxh_rotate(d, 18);
-    hash = xxh_merge(xxh_merge(xxh_merge(xxh_merge(hash, a), b), c), d);
-  } else {
-    hash = seed + kXxhPrime5;
-  }
-  hash += static_cast<uint64_t>(size);
-  for (; left >= 8; p += 8, left -= 8) {
-    hash = xxh_rotate(hash ^ xxh_round(0, xxh_read64(p)), 27) * kXxhPrime1 + kXxhPrime4;
+// The hash of whole stripes, from their four accumulators.
+BIPACE_HD inline uint64_t xxh_converge(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+  const uint64_t hash = xxh_rotate(a, 1) + xxh_rotate(b, 7) + xxh_rotate(c, 12) + xxh_rotate(d, 18);
+  return xxh_merge(xxh_merge(xxh_merge(xxh_merge(hash, a), b), c), d);
+}
+
+// What accumulator 0 to 3 begins with.
+BIPACE_HD inline uint64_t xxh_start(int accumulator, uint64_t seed) {
+  return accumulator == 0   ? seed + kXxhPrime1 + kXxhPrime2
+         : accumulator == 1 ? seed + kXxhPrime2
+         : accumulator == 2 ? seed
+                            : seed - kXxhPrime1;
+}
+
+// Bytes where they lie.  What else is hashed has the same three functions: 8, 4 and 1 bytes from `at` on.
+struct XxhMemory {
+  const uint8_t* data;
+  BIPACE_HD uint64_t word(int64_t at) const { return xxh_read64(data + at); }
+  BIPACE_HD uint64_t half(int64_t at) const { return xxh_read32(data + at); }
+  BIPACE_HD uint64_t byte(int64_t at) const { return data[at]; }
+};
+
+// Takes in the last `left` < 32 bytes, those from `at` on.
+template <typename Bytes>
+BIPACE_HD inline uint64_t xxh_finish(uint64_t hash, const Bytes& bytes, int64_t at, int64_t left) {
+  for (; left >= 8; at += 8, left -= 8) {
+    hash = xxh_rotate(hash ^ xxh_round(0, bytes.word(at)), 27) * kXxhPrime1 + kXxhPrime4;
   }
   if (left >= 4) {
-    hash = xxh_rotate(hash ^ (xxh_read32(p) * kXxhPrime1), 23) * kXxhPrime2 + kXxhPrime3;
-    p += 4;
+    hash = xxh_rotate(hash ^ (bytes.half(at) * kXxhPrime1), 23) * kXxhPrime2 + kXxhPrime3;
+    at += 4;
     left -= 4;
   }
-  for (; left > 0; ++p, --left) hash = xxh_rotate(hash ^ (*p * kXxhPrime5), 11) * kXxhPrime1;
+  for (; left > 0; ++at, --left) hash = xxh_rotate(hash ^ (bytes.byte(at) * kXxhPrime5), 11) * kXxhPrime1;
   hash = (hash ^ (hash >> 33)) * kXxhPrime2;
   hash = (hash ^ (hash >> 29)) * kXxhPrime3;
   return hash ^ (hash >> 32);
+}
+
+template <typename Bytes>
+BIPACE_HD inline uint64_t xxh64_of(const Bytes& bytes, int64_t size, uint64_t seed) {
+  int64_t at = 0;
+  uint64_t hash = seed + kXxhPrime5;
+  if (size >= 32) {
+    uint64_t a = xxh_start(0, seed), b = xxh_start(1, seed), c = xxh_start(2, seed), d = xxh_start(3, seed);
+    for (; size - at >= 32; at += 32) {
+      a = xxh_round(a, bytes.word(at));
+      b = xxh_round(b, bytes.word(at + 8));
+      c = xxh_round(c, bytes.word(at + 16));
+      d = xxh_round(d, bytes.word(at + 24));
+    }
+    hash = xxh_converge(a, b, c, d);
+  }
+  return xxh_finish(hash + static_cast<uint64_t>(size), bytes, at, size - at);
+}
+
+BIPACE_HD inline uint64_t xxh64(const uint8_t* data,  // [size], may be null where size = 0
+                                int64_t size, uint64_t seed) {
+  return xxh64_of(XxhMemory{data}, size, seed);
 }
 
 }  // namespace bipace

@@ -3,12 +3,12 @@
 
 #include <cstdint>
 
+#include "common/action_keys.h"
+
 namespace bipace {
 
 enum class KeyMode : int { kFirstN = 0, kActionTag = 1, kText = 2 };
 
-// Seeds keep the kinds of key apart: equal bytes under different meanings get different keys.
-constexpr uint64_t kSeedFirstN = 1, kSeedActionTag = 2, kSeedTextPrefix = 3, kSeedText = 4;
 constexpr int64_t kTextPrefixBytes = 64;
 
 // Token ids of N rows: a strided matrix [N, T] where row_offsets is null, else flat values with row_offsets [N+1].

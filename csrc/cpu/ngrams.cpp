@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "common/ngrams.h"
 #include "common/xxh64.h"
 #include "cpu/parallel.h"
 
@@ -30,13 +31,12 @@ void fingerprint(const uint8_t* text,  // [size]
   const uint8_t* grams = scratch.padded.data();
   int64_t* counts = scratch.counts.data();
   const auto buckets = static_cast<uint64_t>(dim);
-  const bool power_of_two = (buckets & (buckets - 1)) == 0;
 
   int64_t squares = 0;  // Σ count², kept up to date: exact, and no pass over all dim buckets
   for (int64_t i = 0; i < n_grams; ++i) {
     const uint64_t hash = xxh64(grams + i, n, kSeedNgram);
-    const uint64_t bucket = power_of_two ? (hash >> 1) & (buckets - 1) : (hash >> 1) % buckets;
-    const int64_t sign = hash & 1 ? -1 : 1;
+    const uint64_t bucket = ngram_bucket(hash, buckets);
+    const int64_t sign = ngram_sign(hash);
     squares += 2 * sign * counts[bucket] + 1;
     counts[bucket] += sign;
     scratch.touched[static_cast<size_t>(i)] = static_cast<int64_t>(bucket);

@@ -5,9 +5,6 @@
 
 namespace bipace {
 
-constexpr uint64_t kSeedNgram = 5;
-constexpr uint8_t kNgramBefore = 0x02, kNgramAfter = 0x03;
-
 // Every n bytes of (n-1 times 0x02) + text + (n-1 times 0x03) add ±1 to one of dim buckets; then ℓ2, in float64,
 // rounded to float32 once.  A row that cancels to zero gets 1 in bucket 0.
 void ngram_fingerprints(const uint8_t* const* texts,  // [N] start of each text

@@ -103,6 +103,11 @@ BIPACE_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 BIPACE_DEVICE float sqrt_rn(float a) { return __fsqrt_rn(a); }
 BIPACE_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
 BIPACE_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
+BIPACE_DEVICE float from_f16(uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
 
 // ---- global to shared memory, behind the thread's back --------------------------------------------------------------
 // 16 bytes, both ends aligned to 16; of which the first `bytes` (0 to 16) are read and the rest are zeros.

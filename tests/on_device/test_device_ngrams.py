@@ -10,15 +10,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import room, sentinels
+from ragged import BACKEND, room, sentinels
+from ragged import stage as stage_of
 
 import bipace_kernels as bk
 from bipace_kernels import _triton_loader
-from bipace_kernels.triton_kernels import ngrams as stage
+
+stage = stage_of("ngrams")
 
 
 def ours(texts: Any, device: torch.device, **options: Any) -> torch.Tensor:
-    out = bk.ngram_fingerprint(texts, device=device, backend="triton", **options)
+    out = bk.ngram_fingerprint(texts, device=device, backend=BACKEND, **options)
     assert out.dtype == torch.float32 and out.device.type == device.type
     return out.cpu()
 
@@ -81,9 +83,13 @@ def test_rows_that_cancel_and_nothing_at_all(device):
     assert ours([], device).shape == (0, 4096)
 
 
-@pytest.mark.parametrize("programs", [1, 30, 10**6])
-def test_same_bits_however_many_programs_share_a_text(device, programs, monkeypatch):
-    monkeypatch.setattr(stage, "ENOUGH_PROGRAMS", programs)
+# Triton: programs that share a text.  CUDA: whether the counts are in shared memory.
+WAYS = [("ENOUGH_PROGRAMS", n) for n in (1, 30, 10**6)] if BACKEND == "triton" else [("MOST_SHARED", 0)]
+
+
+@pytest.mark.parametrize(("constant", "value"), WAYS)
+def test_same_bits_however_texts_are_counted(device, constant, value, monkeypatch):
+    monkeypatch.setattr(stage, constant, value)
     texts = ["You are in a kitchen. " * 100, "", "b", "c" * 700]
     assert same_bits(ours(texts, device), bk.ngram_fingerprint(texts, backend="cpu"))
 
@@ -97,7 +103,8 @@ def test_same_bits_in_any_batch(device):
 
 def test_more_than_two_to_the_31_bytes_of_text(device, monkeypatch):
     """Of the texts before the one looked at, only the addresses are there."""
-    monkeypatch.setattr(stage, "ENOUGH_PROGRAMS", 1)
+    if BACKEND == "triton":
+        monkeypatch.setattr(stage, "ENOUGH_PROGRAMS", 1)
     far, text = 2**31 + 7, b"You are in a kitchen."
     data = room(far + len(text), torch.uint8, device)
     data[far:] = torch.tensor(list(text), dtype=torch.uint8)
@@ -109,7 +116,7 @@ def test_nobody_waits_for_the_device(device):
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
     try:
-        out = bk.ngram_fingerprint(["a", "b"], device=device, backend="triton")
+        out = bk.ngram_fingerprint(["a", "b"], device=device, backend=BACKEND)
     finally:
         if device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")

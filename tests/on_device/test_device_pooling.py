@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from ragged import same_bits, sentinels, unaligned
+from ragged import BACKEND, same_bits, sentinels, stage, unaligned
 
 from bipace_kernels.cpu import pooling as cpu
 from bipace_kernels.hidden._attention import Scores
 from bipace_kernels.reference import pooling as reference
-from bipace_kernels.triton_kernels import pooling
 
+pooling = stage("pooling")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,8 +44,8 @@ def pooled(device, hidden, where, scores=None, **more):
 
 
 def on_the_cpu(device, *given, dtype, **more):
-    """By the CPU's kernel; rounded as the interpreter does it, which cuts float32 to bfloat16 where a GPU rounds."""
-    if dtype == torch.bfloat16 and device.type == "cpu":
+    """By the CPU's kernel; Triton's interpreter cuts float32 to bfloat16 where a GPU rounds."""
+    if dtype == torch.bfloat16 and device.type == "cpu" and BACKEND == "triton":
         rows = cpu.pool_rows(*given, dtype=torch.float32, **more)
         return (rows.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
     return cpu.pool_rows(*given, dtype=dtype, **more)
@@ -140,6 +140,6 @@ def test_the_tap_takes_it(device):
 
     hidden, where = torch.randn(2, 9, 16), spans(4, 2, 9)
     moved = Spans(*(x.to(device) for x in where))
-    got = pool(hidden.to(device), moved, pooling="mean", normalize=False, dtype=None, backend="triton")
+    got = pool(hidden.to(device), moved, pooling="mean", normalize=False, dtype=None, backend=BACKEND)
     wanted = pool(hidden, Spans(*where), pooling="mean", normalize=False, dtype=None, backend="cpu")
     assert same_bits(got.float(), wanted.float())

@@ -103,6 +103,16 @@ BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
   gpu::atomic_min(a.least, static_cast<uint64_t>(static_cast<int64_t>(v)));
 }
 
+struct WidenArgs {
+  const uint16_t* in;  // [blocks, 32] float16
+  float* out;
+};
+
+BIPACE_KERNEL(widen, WidenArgs, 32) {
+  const int64_t i = gpu::block() * 32 + gpu::lane();
+  a.out[i] = gpu::from_f16(a.in[i]);
+}
+
 struct TileArgs {
   const uint16_t* x;  // [16, 16] bfloat16 or float16
   const uint16_t* y;  // [8, 16]

@@ -164,6 +164,8 @@ inline float float_of(uint32_t bits) {
   return value;
 }
 
+inline float from_f16(uint16_t bits) { return f16_to_float(bits); }
+
 inline void copy_async(void* to_shared, const void* from, int bytes) { twin::start_copy(to_shared, from, bytes); }
 inline void copy_commit() { twin::commit_copies(); }
 template <int pending>

@@ -1,0 +1,49 @@
+"""Action keys of token ids on a device, bit for bit those of reference/action_keys.py."""
+
+from __future__ import annotations
+
+import torch
+
+from ._launch import WARP, launch
+
+_MODES = {"first_n": 0, "action_tag": 1, "text": 2}
+
+# As in csrc/cuda/action_keys.cu.
+_THREADS = 128
+_RING = 2048  # bytes of a warp
+
+LARGEST_TABLE = (2**31 - 1) // WARP  # bytes: the text of 32 tokens is measured in int32
+
+
+def hash_token_ids(
+    ids: torch.Tensor,  # [N, T] any integer dtype and strides, or flat [E] with row_offsets
+    row_offsets: torch.Tensor | None,  # [N+1] int64
+    valid: torch.Tensor | None,  # like ids: bool or any integer dtype, non-zero = valid
+    table: tuple[torch.Tensor, torch.Tensor] | None,  # offsets [V+1] int64, bytes uint8; None: mode "first_n"
+    *,
+    mode: str,
+    n: int,
+    longest_row: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys [N] int64, parsed [N] bool and `outside` [1] int64, all on the device of the ids; nothing waits for it.
+
+    outside  lowest flat position (row · T + column, or that in the flat ids) of a valid id that the table does not
+             hold, −1 where there is none.  A row with such an id is not parsed and takes its first_n key.
+    longest_row  T, or the length of the longest row; these kernels ask each row itself
+    """
+    flat = row_offsets is not None
+    n_rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
+    keys = torch.empty(n_rows, dtype=torch.int64, device=ids.device)
+    parsed = torch.empty(n_rows, dtype=torch.bool, device=ids.device)
+    outside = torch.full((1,), -1, dtype=torch.int64, device=ids.device)
+    offsets, data = (None, None) if table is None else table
+    mask = ids if valid is None else valid
+    rows = _THREADS // WARP
+    launch(
+        "action_keys", -(-n_rows // rows), _THREADS,
+        ids, valid, row_offsets, offsets, data, keys, parsed, outside, n_rows, 0 if flat else ids.shape[1],
+        0 if offsets is None else offsets.numel() - 1, n, 0 if flat else ids.stride(0), ids.stride(-1),
+        0 if flat else mask.stride(0), mask.stride(-1), ids.itemsize, ids.dtype.is_signed, mask.itemsize, _MODES[mode],
+        device=ids.device, shared=rows * _RING,
+    )  # fmt: skip
+    return keys, parsed, outside

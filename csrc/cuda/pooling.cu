@@ -1,0 +1,215 @@
+// States out of a block's output: gather, pooling, unit norm and rounding in one launch, a block per state.
+//
+// A thread holds 8 neighbouring columns in float64 registers, so up to 8,192 columns the block's output is read once,
+// where it is, and nothing of its size is ever made; of longer rows a state of unit length reads its tokens twice. Sums
+// go in the order of the tokens, as on the CPU: the bits depend on the state's own tokens only.
+#include "common/half.h"
+#include "cuda/block.cuh"
+
+namespace bipace {
+namespace {
+
+constexpr int kMostThreads = 1024;
+constexpr int kColumns = 8;  // of a thread: 16 bytes of 16-bit values
+constexpr int64_t kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2;
+constexpr int64_t kLast = 0;
+
+struct alignas(16) Chunk {
+  uint32_t word[4];
+};
+
+// Strided numbers of one of the three dtypes.
+struct Numbers {
+  const void* data;
+  int64_t dtype;
+  int64_t stride;
+  bool chunks;  // neighbours, in whole and aligned chunks of 16 bytes: `at` is then a multiple of 8
+
+  BIPACE_DEVICE const char* address(int64_t at) const {
+    return static_cast<const char*>(data) + at * (dtype == kFloat32 ? 4 : 2);
+  }
+  BIPACE_DEVICE float widen(uint32_t bits) const {
+    return dtype == kBfloat16 ? gpu::float_of(bits << 16) : gpu::from_f16(static_cast<uint16_t>(bits));
+  }
+  // Eight from item `at` on, of which `there` exist.
+  BIPACE_DEVICE void load(int64_t at, int64_t there, float (&out)[kColumns]) const {
+    if (chunks && there > 0) {
+      const Chunk* from = reinterpret_cast<const Chunk*>(address(at));
+      const Chunk low = from[0];
+      if (dtype == kFloat32) {
+        const Chunk high = from[1];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[e] = gpu::float_of(low.word[e]), out[4 + e] = gpu::float_of(high.word[e]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < kColumns; ++e) out[e] = widen(low.word[e / 2] >> (16 * (e % 2)) & 0xFFFFu);
+      }
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < kColumns; ++e) {
+      const char* from = address(at + e * stride);
+      out[e] = e >= there          ? 0.0f
+               : dtype == kFloat32 ? *reinterpret_cast<const float*>(from)
+                                   : widen(*reinterpret_cast<const uint16_t*>(from));
+    }
+  }
+};
+
+}  // namespace
+
+struct PoolRowsArgs {
+  const void* hidden;    // [batches, tokens, dim]
+  const int64_t* batch;  // [n]
+  const int64_t* first;  // [n]
+  const int64_t* last;   // [n]
+  const float* query;    // [n, heads, width], or null: no attention
+  const void* key;       // [batches, tokens, key_heads, width]
+  float* scores;         // [n, 2, tokens] room for the scores of one head, and for the weights
+  void* out;             // [n, dim]
+  int64_t batches, tokens, dim;
+  int64_t batch_stride, token_stride, column_stride;
+  int64_t key_batch_stride, key_token_stride, key_head_stride, key_column_stride;
+  int64_t heads, heads_per_key, width;
+  int64_t key_dtype, key_chunks;  // whether all rows of a key are whole chunks of 16 bytes
+  int64_t hidden_chunks;          // likewise
+  int64_t out_dtype, out_chunks;  // likewise
+  int64_t pooling;
+  int64_t unit;
+  double scale, softcap;
+};
+
+namespace {
+
+BIPACE_DEVICE float score_of(const float* query, const Numbers& key, int64_t at, int64_t width) {
+  float part[kColumns] = {};
+  for (int64_t e = 0; e < width; e += kColumns) {
+    float k[kColumns];
+    key.load(at + e * key.stride, width - e, k);
+#pragma unroll
+    for (int l = 0; l < kColumns; ++l) part[l] = gpu::fma_rn(e + l < width ? query[e + l] : 0.0f, k[l], part[l]);
+  }
+  return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
+}
+
+// Softmax of the state's scores over its prompt, mean over the heads, in float32.  A token stays with its thread until
+// all weights are there.
+BIPACE_DEVICE void attention_weights(const PoolRowsArgs& a, int64_t state, int64_t from, int64_t length, float* room) {
+  float *score = a.scores + 2 * state * a.tokens, *weight = score + a.tokens;
+  const Numbers key{a.key, a.key_dtype, a.key_column_stride, a.key_chunks != 0};
+  const float scale = static_cast<float>(a.scale), softcap = static_cast<float>(a.softcap);
+  for (int64_t h = 0; h < a.heads; ++h) {
+    const float* query = a.query + (state * a.heads + h) * a.width;
+    const int64_t own = from + h / a.heads_per_key * a.key_head_stride;
+    float most = gpu::float_of(0xFF800000u);  // minus infinity
+    for (int64_t t = gpu::thread(); t < length; t += gpu::threads()) {
+      float s = score_of(query, key, own + t * a.key_token_stride, a.width) * scale;
+      if (softcap != 0.0f) s = softcap * tanhf(s / softcap);
+      score[t] = s;
+      most = s > most ? s : most;
+    }
+    most = gpu::block_max(most, room);
+    float total = 0.0f;
+    for (int64_t t = gpu::thread(); t < length; t += gpu::threads()) total += expf(score[t] - most);
+    const float share = 1.0f / (gpu::block_sum(total, room) * static_cast<float>(a.heads));
+    for (int64_t t = gpu::thread(); t < length; t += gpu::threads()) {
+      weight[t] = (h > 0 ? weight[t] : 0.0f) + expf(score[t] - most) * share;
+    }
+  }
+  gpu::sync_block();
+}
+
+// One state; kUnroll tokens' loads are under way together.
+template <int64_t dtype, int kUnroll>
+BIPACE_DEVICE void pool(const PoolRowsArgs& a) {
+  double* room = reinterpret_cast<double*>(gpu::shared_memory());  // [kMostWarps]
+  const int64_t state = gpu::block(), b = a.batch[state], last = a.last[state];
+  const int64_t first = a.pooling == kLast ? last : a.first[state];
+  const bool inside = b >= 0 && b < a.batches && first >= 0 && last < a.tokens && first <= last;
+  const int64_t length = inside ? last - first + 1 : 0;  // a state that is not there reads nothing
+  const bool weighted = a.query && inside;
+  if (weighted) {
+    attention_weights(a, state, b * a.key_batch_stride + first * a.key_token_stride, length,
+                      reinterpret_cast<float*>(room));
+  }
+  const float* weight = weighted ? a.scores + (2 * state + 1) * a.tokens : nullptr;
+  const Numbers hidden{a.hidden, dtype, a.column_stride, a.hidden_chunks != 0};
+  const int64_t token = b * a.batch_stride + first * a.token_stride;
+
+  double sum[kColumns];
+  const auto sum_up = [&](int64_t column) {
+    const int64_t there = a.dim - column;
+#pragma unroll
+    for (int e = 0; e < kColumns; ++e) sum[e] = 0.0;
+    for (int64_t t = 0; t < length; t += kUnroll) {
+      float x[kUnroll][kColumns];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t at = token + (t + u) * a.token_stride + column * a.column_stride;
+        hidden.load(at, t + u < length ? there : 0, x[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (t + u >= length) break;
+        const double w = weight ? static_cast<double>(weight[t + u]) : 1.0;
+#pragma unroll
+        for (int e = 0; e < kColumns; ++e) sum[e] += w * static_cast<double>(x[u][e]);
+      }
+    }
+  };
+  const int64_t mine = gpu::thread() * kColumns, apart = static_cast<int64_t>(gpu::threads()) * kColumns;
+  double factor = weight || length == 0 ? 1.0 : 1.0 / static_cast<double>(length);
+  if (a.unit) {
+    double squares = 0.0;
+    for (int64_t column = mine; column < a.dim; column += apart) {
+      sum_up(column);
+#pragma unroll
+      for (int e = 0; e < kColumns; ++e) squares += sum[e] * sum[e];
+    }
+    const double norm = sqrt(gpu::block_sum(squares, room));
+    factor = norm > 0.0 ? 1.0 / norm : 0.0;  // NaN and infinity stay to be seen, as NaN
+  }
+  for (int64_t column = mine; column < a.dim; column += apart) {
+    if (!a.unit || a.dim > apart) sum_up(column);
+    uint32_t bits[kColumns];
+#pragma unroll
+    for (int e = 0; e < kColumns; ++e) {
+      const float value = static_cast<float>(sum[e] * factor);
+      bits[e] = a.out_dtype == kFloat32    ? gpu::bits_of(value)
+                : a.out_dtype == kBfloat16 ? float_to_bf16(value)
+                                           : float_to_f16(value);
+    }
+    const int64_t at = state * a.dim + column;
+    if (a.out_dtype == kFloat32) {
+      uint32_t* to = static_cast<uint32_t*>(a.out) + at;
+      if (a.out_chunks) {
+        *reinterpret_cast<Chunk*>(to) = {{bits[0], bits[1], bits[2], bits[3]}};
+        *reinterpret_cast<Chunk*>(to + 4) = {{bits[4], bits[5], bits[6], bits[7]}};
+      } else {
+#pragma unroll
+        for (int e = 0; e < kColumns; ++e) {
+          if (column + e < a.dim) to[e] = bits[e];
+        }
+      }
+    } else {
+      uint16_t* to = static_cast<uint16_t*>(a.out) + at;
+      if (a.out_chunks) {
+        *reinterpret_cast<Chunk*>(to) = {
+            {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16, bits[6] | bits[7] << 16}};
+      } else {
+#pragma unroll
+        for (int e = 0; e < kColumns; ++e) {
+          if (column + e < a.dim) to[e] = static_cast<uint16_t>(bits[e]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+BIPACE_KERNEL(pool_float32, PoolRowsArgs, kMostThreads) { pool<kFloat32, 2>(a); }
+BIPACE_KERNEL(pool_bfloat16, PoolRowsArgs, kMostThreads) { pool<kBfloat16, 4>(a); }
+BIPACE_KERNEL(pool_float16, PoolRowsArgs, kMostThreads) { pool<kFloat16, 4>(a); }
+
+}  // namespace bipace
