@@ -40,7 +40,8 @@ def pool_rows(
     query = key = scores = None
     key_strides, heads, key_heads, width, scale, softcap = (0, 0, 0, 0), 0, 1, 0, 1.0, 0.0
     if pooling == "attention":
-        query, key = attention.query.to(torch.float32).contiguous(), attention.key
+        query = attention.query.to(torch.float32).contiguous()
+        key = attention.key.to(hidden.dtype)  # itself: both come out of one model
         (_, heads, width), key_heads, key_strides = query.shape, key.shape[2], key.stride()
         scale, softcap = float(attention.scale), float(attention.softcap)
         scores = torch.empty((n, 2, tokens), dtype=torch.float32, device=hidden.device)  # of one head, and the weights
@@ -49,9 +50,8 @@ def pool_rows(
     launch(
         f"pool_{str(hidden.dtype).removeprefix('torch.')}", n if dim else 0, threads,
         hidden, batch, first, last, query, key, scores, out, batches, tokens, dim, *hidden.stride(), *key_strides,
-        heads, heads // key_heads, width, 0 if key is None else _DTYPES[key.dtype], key is not None and _in_chunks(key),
-        _in_chunks(hidden), _DTYPES[dtype], _in_chunks(out), _POOLING[pooling], unit, scale, softcap,
-        device=hidden.device, shared=_ROOM,
+        heads, heads // key_heads, width, key is not None and _in_chunks(key), _in_chunks(hidden),
+        _DTYPES[dtype], _in_chunks(out), _POOLING[pooling], unit, scale, softcap, device=hidden.device, shared=_ROOM,
     )  # fmt: skip
     return out
 

@@ -17,7 +17,7 @@ constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / gpu::kWarp;
 constexpr int64_t kRing = 2048;          // bytes of a warp, a power of two
 constexpr int64_t kRound = kRing - 32;   // written at most between two looks; the rest is not yet done with
-constexpr int kUnroll = 4;               // ids whose check is under way together
+constexpr int kUnroll = 2;               // ids whose check is under way together
 constexpr int kBytes = 8;                // of a token, likewise
 constexpr int64_t kNowhere = 1ll << 62;  // beyond any position of a row
 constexpr int64_t kOpenSize = 8, kCloseSize = 9;

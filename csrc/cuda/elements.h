@@ -23,16 +23,6 @@ struct Rows {
   }
 };
 
-BIPACE_DEVICE float f16_value(uint32_t bits) {
-#ifdef BIPACE_TWIN
-  return f16_to_float(static_cast<uint16_t>(bits));
-#else
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(bits)));
-  return value;
-#endif
-}
-
 // Bits of element e of the row that begins at `row`; 16-bit values in the low half.
 template <int dtype>
 BIPACE_DEVICE uint32_t element_bits(const Rows& rows, int64_t row, int64_t e) {
@@ -45,7 +35,7 @@ template <int dtype>
 BIPACE_DEVICE float value_of(uint32_t bits) {
   if (dtype == kFloat32) return gpu::float_of(bits);
   if (dtype == kBfloat16) return gpu::float_of(bits << 16);
-  return f16_value(bits);
+  return gpu::from_f16(static_cast<uint16_t>(bits));
 }
 
 // Calls body(e, bits) for elements lane, lane + 32, … of a row, many under way at once where the row is aligned; the

@@ -4,7 +4,7 @@
 // numbers come out the same in any order.  So a row of the result is written once (by count of bytes; not measured).
 #include "common/ngrams.h"
 #include "common/xxh64.h"
-#include "cuda/block.cuh"
+#include "cuda/block.h"
 
 namespace bipace {
 namespace {

@@ -4,55 +4,53 @@
 // where it is, and nothing of its size is ever made; of longer rows a state of unit length reads its tokens twice. Sums
 // go in the order of the tokens, as on the CPU: the bits depend on the state's own tokens only.
 #include "common/half.h"
-#include "cuda/block.cuh"
+#include "cuda/block.h"
+#include "cuda/elements.h"
 
 namespace bipace {
 namespace {
 
 constexpr int kMostThreads = 1024;
 constexpr int kColumns = 8;  // of a thread: 16 bytes of 16-bit values
-constexpr int64_t kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2;
 constexpr int64_t kLast = 0;
 
-struct alignas(16) Chunk {
-  uint32_t word[4];
-};
+// Eight neighbours of a row, as they lie in memory.
+template <int dtype>
+struct Eight {
+  static constexpr int kSize = dtype == kFloat32 ? 4 : 2;
+  uint4 words[kSize / 2];
 
-// Strided numbers of one of the three dtypes.
-struct Numbers {
-  const void* data;
-  int64_t dtype;
-  int64_t stride;
-  bool chunks;  // neighbours, in whole and aligned chunks of 16 bytes: `at` is then a multiple of 8
-
-  BIPACE_DEVICE const char* address(int64_t at) const {
-    return static_cast<const char*>(data) + at * (dtype == kFloat32 ? 4 : 2);
-  }
-  BIPACE_DEVICE float widen(uint32_t bits) const {
-    return dtype == kBfloat16 ? gpu::float_of(bits << 16) : gpu::from_f16(static_cast<uint16_t>(bits));
-  }
-  // Eight from item `at` on, of which `there` exist.
-  BIPACE_DEVICE void load(int64_t at, int64_t there, float (&out)[kColumns]) const {
-    if (chunks && there > 0) {
-      const Chunk* from = reinterpret_cast<const Chunk*>(address(at));
-      const Chunk low = from[0];
-      if (dtype == kFloat32) {
-        const Chunk high = from[1];
+  // Those from item `at` on, of which `there` exist.  whole: the eight are neighbours in memory, exist all or none, and
+  // begin at a multiple of 16 bytes.
+  BIPACE_DEVICE void load(const void* data, int64_t at, int64_t stride, int64_t there, bool whole) {
+    uint32_t word[4 * kSize / 2] = {};
+    const char* from = static_cast<const char*>(data) + at * kSize;
+    if (whole) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) out[e] = gpu::float_of(low.word[e]), out[4 + e] = gpu::float_of(high.word[e]);
-      } else {
-#pragma unroll
-        for (int e = 0; e < kColumns; ++e) out[e] = widen(low.word[e / 2] >> (16 * (e % 2)) & 0xFFFFu);
+      for (int i = 0; i < kSize / 2; ++i) {
+        words[i] = there > 0 ? reinterpret_cast<const uint4*>(from)[i] : uint4{0, 0, 0, 0};
       }
       return;
     }
+    for (int e = 0; e < kColumns && e < there; ++e, from += stride * kSize) {
+      // Registers have no index that is not known: the number goes to each place that may be its own.
+      const uint32_t bits = dtype == kFloat32 ? *reinterpret_cast<const uint32_t*>(from)
+                                              : *reinterpret_cast<const uint16_t*>(from);
 #pragma unroll
-    for (int e = 0; e < kColumns; ++e) {
-      const char* from = address(at + e * stride);
-      out[e] = e >= there          ? 0.0f
-               : dtype == kFloat32 ? *reinterpret_cast<const float*>(from)
-                                   : widen(*reinterpret_cast<const uint16_t*>(from));
+      for (int i = 0; i < 4 * kSize / 2; ++i) {
+        if (kSize == 4 ? i == e : i == e / 2) word[i] |= bits << (kSize == 4 ? 0 : 16 * (e % 2));
+      }
     }
+#pragma unroll
+    for (int i = 0; i < kSize / 2; ++i) {
+      words[i] = uint4{word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]};
+    }
+  }
+  BIPACE_DEVICE float operator[](int e) const {
+    const int place = kSize == 4 ? e : e / 2;
+    const uint4& four = words[place / 4];
+    const uint32_t bits = place % 4 == 0 ? four.x : place % 4 == 1 ? four.y : place % 4 == 2 ? four.z : four.w;
+    return value_of<dtype>(kSize == 4 ? bits : bits >> (16 * (e % 2)) & 0xFFFFu);
   }
 };
 
@@ -71,7 +69,7 @@ struct PoolRowsArgs {
   int64_t batch_stride, token_stride, column_stride;
   int64_t key_batch_stride, key_token_stride, key_head_stride, key_column_stride;
   int64_t heads, heads_per_key, width;
-  int64_t key_dtype, key_chunks;  // whether all rows of a key are whole chunks of 16 bytes
+  int64_t key_chunks;     // whether all rows of a key are whole chunks of 16 bytes
   int64_t hidden_chunks;          // likewise
   int64_t out_dtype, out_chunks;  // likewise
   int64_t pooling;
@@ -81,29 +79,30 @@ struct PoolRowsArgs {
 
 namespace {
 
-BIPACE_DEVICE float score_of(const float* query, const Numbers& key, int64_t at, int64_t width) {
+template <int dtype>
+BIPACE_DEVICE float score_of(const PoolRowsArgs& a, const float* query, int64_t key) {
   float part[kColumns] = {};
-  for (int64_t e = 0; e < width; e += kColumns) {
-    float k[kColumns];
-    key.load(at + e * key.stride, width - e, k);
+  for (int64_t e = 0; e < a.width; e += kColumns) {
+    Eight<dtype> k;
+    k.load(a.key, key + e * a.key_column_stride, a.key_column_stride, a.width - e, a.key_chunks != 0);
 #pragma unroll
-    for (int l = 0; l < kColumns; ++l) part[l] = gpu::fma_rn(e + l < width ? query[e + l] : 0.0f, k[l], part[l]);
+    for (int l = 0; l < kColumns; ++l) part[l] = gpu::fma_rn(e + l < a.width ? query[e + l] : 0.0f, k[l], part[l]);
   }
   return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
 }
 
 // Softmax of the state's scores over its prompt, mean over the heads, in float32.  A token stays with its thread until
 // all weights are there.
+template <int dtype>
 BIPACE_DEVICE void attention_weights(const PoolRowsArgs& a, int64_t state, int64_t from, int64_t length, float* room) {
   float *score = a.scores + 2 * state * a.tokens, *weight = score + a.tokens;
-  const Numbers key{a.key, a.key_dtype, a.key_column_stride, a.key_chunks != 0};
   const float scale = static_cast<float>(a.scale), softcap = static_cast<float>(a.softcap);
   for (int64_t h = 0; h < a.heads; ++h) {
     const float* query = a.query + (state * a.heads + h) * a.width;
     const int64_t own = from + h / a.heads_per_key * a.key_head_stride;
     float most = gpu::float_of(0xFF800000u);  // minus infinity
     for (int64_t t = gpu::thread(); t < length; t += gpu::threads()) {
-      float s = score_of(query, key, own + t * a.key_token_stride, a.width) * scale;
+      float s = score_of<dtype>(a, query, own + t * a.key_token_stride) * scale;
       if (softcap != 0.0f) s = softcap * tanhf(s / softcap);
       score[t] = s;
       most = s > most ? s : most;
@@ -119,8 +118,8 @@ BIPACE_DEVICE void attention_weights(const PoolRowsArgs& a, int64_t state, int64
   gpu::sync_block();
 }
 
-// One state; kUnroll tokens' loads are under way together.
-template <int64_t dtype, int kUnroll>
+// One state; kUnroll tokens' loads are under way together: 32 bytes of a thread, by count enough to fill the memory's pipe.
+template <int dtype, int kUnroll>
 BIPACE_DEVICE void pool(const PoolRowsArgs& a) {
   double* room = reinterpret_cast<double*>(gpu::shared_memory());  // [kMostWarps]
   const int64_t state = gpu::block(), b = a.batch[state], last = a.last[state];
@@ -129,11 +128,10 @@ BIPACE_DEVICE void pool(const PoolRowsArgs& a) {
   const int64_t length = inside ? last - first + 1 : 0;  // a state that is not there reads nothing
   const bool weighted = a.query && inside;
   if (weighted) {
-    attention_weights(a, state, b * a.key_batch_stride + first * a.key_token_stride, length,
+    attention_weights<dtype>(a, state, b * a.key_batch_stride + first * a.key_token_stride, length,
                       reinterpret_cast<float*>(room));
   }
   const float* weight = weighted ? a.scores + (2 * state + 1) * a.tokens : nullptr;
-  const Numbers hidden{a.hidden, dtype, a.column_stride, a.hidden_chunks != 0};
   const int64_t token = b * a.batch_stride + first * a.token_stride;
 
   double sum[kColumns];
@@ -142,11 +140,11 @@ BIPACE_DEVICE void pool(const PoolRowsArgs& a) {
 #pragma unroll
     for (int e = 0; e < kColumns; ++e) sum[e] = 0.0;
     for (int64_t t = 0; t < length; t += kUnroll) {
-      float x[kUnroll][kColumns];
+      Eight<dtype> x[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int64_t at = token + (t + u) * a.token_stride + column * a.column_stride;
-        hidden.load(at, t + u < length ? there : 0, x[u]);
+        x[u].load(a.hidden, at, a.column_stride, t + u < length ? there : 0, a.hidden_chunks != 0);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
@@ -180,26 +178,22 @@ BIPACE_DEVICE void pool(const PoolRowsArgs& a) {
                                            : float_to_f16(value);
     }
     const int64_t at = state * a.dim + column;
-    if (a.out_dtype == kFloat32) {
-      uint32_t* to = static_cast<uint32_t*>(a.out) + at;
-      if (a.out_chunks) {
-        *reinterpret_cast<Chunk*>(to) = {{bits[0], bits[1], bits[2], bits[3]}};
-        *reinterpret_cast<Chunk*>(to + 4) = {{bits[4], bits[5], bits[6], bits[7]}};
+    if (a.out_chunks) {
+      uint4* to = reinterpret_cast<uint4*>(static_cast<char*>(a.out) + at * (a.out_dtype == kFloat32 ? 4 : 2));
+      if (a.out_dtype == kFloat32) {
+        to[0] = uint4{bits[0], bits[1], bits[2], bits[3]};
+        to[1] = uint4{bits[4], bits[5], bits[6], bits[7]};
       } else {
-#pragma unroll
-        for (int e = 0; e < kColumns; ++e) {
-          if (column + e < a.dim) to[e] = bits[e];
-        }
+        to[0] = uint4{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16, bits[6] | bits[7] << 16};
       }
     } else {
-      uint16_t* to = static_cast<uint16_t*>(a.out) + at;
-      if (a.out_chunks) {
-        *reinterpret_cast<Chunk*>(to) = {
-            {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16, bits[6] | bits[7] << 16}};
-      } else {
 #pragma unroll
-        for (int e = 0; e < kColumns; ++e) {
-          if (column + e < a.dim) to[e] = static_cast<uint16_t>(bits[e]);
+      for (int e = 0; e < kColumns; ++e) {
+        if (column + e >= a.dim) break;
+        if (a.out_dtype == kFloat32) {
+          static_cast<uint32_t*>(a.out)[at + e] = bits[e];
+        } else {
+          static_cast<uint16_t*>(a.out)[at + e] = static_cast<uint16_t>(bits[e]);
         }
       }
     }
@@ -208,8 +202,8 @@ BIPACE_DEVICE void pool(const PoolRowsArgs& a) {
 
 }  // namespace
 
-BIPACE_KERNEL(pool_float32, PoolRowsArgs, kMostThreads) { pool<kFloat32, 2>(a); }
-BIPACE_KERNEL(pool_bfloat16, PoolRowsArgs, kMostThreads) { pool<kBfloat16, 4>(a); }
-BIPACE_KERNEL(pool_float16, PoolRowsArgs, kMostThreads) { pool<kFloat16, 4>(a); }
+BIPACE_KERNEL(pool_float32, PoolRowsArgs, kMostThreads) { pool<kFloat32, 1>(a); }
+BIPACE_KERNEL(pool_bfloat16, PoolRowsArgs, kMostThreads) { pool<kBfloat16, 2>(a); }
+BIPACE_KERNEL(pool_float16, PoolRowsArgs, kMostThreads) { pool<kFloat16, 2>(a); }
 
 }  // namespace bipace
