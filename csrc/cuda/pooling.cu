@@ -32,14 +32,12 @@ struct Eight {
       }
       return;
     }
-    for (int e = 0; e < kColumns && e < there; ++e, from += stride * kSize) {
-      // Registers have no index that is not known: the number goes to each place that may be its own.
-      const uint32_t bits = dtype == kFloat32 ? *reinterpret_cast<const uint32_t*>(from)
-                                              : *reinterpret_cast<const uint16_t*>(from);
 #pragma unroll
-      for (int i = 0; i < 4 * kSize / 2; ++i) {
-        if (kSize == 4 ? i == e : i == e / 2) word[i] |= bits << (kSize == 4 ? 0 : 16 * (e % 2));
-      }
+    for (int e = 0; e < kColumns; ++e, from += stride * kSize) {
+      if (e >= there) continue;
+      word[kSize == 4 ? e : e / 2] |= kSize == 4 ? *reinterpret_cast<const uint32_t*>(from)
+                                                 : static_cast<uint32_t>(*reinterpret_cast<const uint16_t*>(from))
+                                                       << 16 * (e % 2);
     }
 #pragma unroll
     for (int i = 0; i < kSize / 2; ++i) {
@@ -69,7 +67,7 @@ struct PoolRowsArgs {
   int64_t batch_stride, token_stride, column_stride;
   int64_t key_batch_stride, key_token_stride, key_head_stride, key_column_stride;
   int64_t heads, heads_per_key, width;
-  int64_t key_chunks;     // whether all rows of a key are whole chunks of 16 bytes
+  int64_t key_chunks;             // whether all rows of a key are whole chunks of 16 bytes
   int64_t hidden_chunks;          // likewise
   int64_t out_dtype, out_chunks;  // likewise
   int64_t pooling;
@@ -118,7 +116,8 @@ BIPACE_DEVICE void attention_weights(const PoolRowsArgs& a, int64_t state, int64
   gpu::sync_block();
 }
 
-// One state; kUnroll tokens' loads are under way together: 32 bytes of a thread, by count enough to fill the memory's pipe.
+// One state; kUnroll tokens' loads are under way together: 32 bytes of a thread, by count enough to fill the memory's
+// pipe.
 template <int dtype, int kUnroll>
 BIPACE_DEVICE void pool(const PoolRowsArgs& a) {
   double* room = reinterpret_cast<double*>(gpu::shared_memory());  // [kMostWarps]
@@ -129,7 +128,7 @@ BIPACE_DEVICE void pool(const PoolRowsArgs& a) {
   const bool weighted = a.query && inside;
   if (weighted) {
     attention_weights<dtype>(a, state, b * a.key_batch_stride + first * a.key_token_stride, length,
-                      reinterpret_cast<float*>(room));
+                             reinterpret_cast<float*>(room));
   }
   const float* weight = weighted ? a.scores + (2 * state + 1) * a.tokens : nullptr;
   const int64_t token = b * a.batch_stride + first * a.token_stride;
@@ -184,7 +183,8 @@ BIPACE_DEVICE void pool(const PoolRowsArgs& a) {
         to[0] = uint4{bits[0], bits[1], bits[2], bits[3]};
         to[1] = uint4{bits[4], bits[5], bits[6], bits[7]};
       } else {
-        to[0] = uint4{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16, bits[6] | bits[7] << 16};
+        to[0] =
+            uint4{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16, bits[6] | bits[7] << 16};
       }
     } else {
 #pragma unroll

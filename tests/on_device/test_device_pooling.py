@@ -54,10 +54,11 @@ def on_the_cpu(device, *given, dtype, **more):
 @pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("how", POOLINGS)
-def test_against_the_cpu(device, how, dtype, unit):
-    hidden = torch.randn(3, 37, 70, generator=torch.Generator().manual_seed(3)).to(dtype)
+@pytest.mark.parametrize("whole", [False, True], ids=["any", "whole"])  # rows of whole, aligned pieces of 16 bytes
+def test_against_the_cpu(device, how, dtype, unit, whole):
+    hidden = torch.randn(3, 37, 64 if whole else 70, generator=torch.Generator().manual_seed(3)).to(dtype)
     where = spans(7, 3, 37)
-    scores = scores_of(7, 3, 37, dtype, softcap=2.0) if how == "attention" else None
+    scores = scores_of(7, 3, 37, dtype, softcap=2.0, width=24 if whole else 20) if how == "attention" else None
     for out in {torch.float32, dtype}:
         got = pooled(device, hidden, where, scores, pooling=how, unit=unit, dtype=out)
         wanted = on_the_cpu(device, hidden, *where, pooling=how, unit=unit, dtype=out, attention=scores)
@@ -68,6 +69,19 @@ def test_against_the_cpu(device, how, dtype, unit):
             assert (got.cpu().double() - wanted.double()).abs().max() <= max(
                 2e-6, torch.finfo(out).eps
             ) * wanted.abs().max()
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("how", POOLINGS)
+def test_rows_wider_than_a_program_holds_at_once(device, how, unit):
+    hidden, where = torch.randn(1, 5, 8 * 1024 + 16, generator=torch.Generator().manual_seed(4)), spans(3, 1, 5)
+    scores = scores_of(3, 1, 5, torch.float32) if how == "attention" else None
+    given = {"pooling": how, "unit": unit, "dtype": torch.float32}
+    got, wanted = (
+        pooled(device, hidden, where, scores, **given),
+        cpu.pool_rows(hidden, *where, attention=scores, **given),
+    )
+    assert (got.cpu().double() - wanted.double()).abs().max() <= 2e-6 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
