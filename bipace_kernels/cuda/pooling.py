@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 # As in csrc/cuda/pooling.cu.
 _COLUMNS = 8  # of a thread
-_MOST_THREADS = 1024
+_MOST_THREADS = {torch.float32: 512, torch.bfloat16: 1024, torch.float16: 1024}
 _ROOM = 8 * 32  # bytes of shared memory
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _POOLING = {"last": 0, "mean": 1, "attention": 2}
@@ -45,7 +45,7 @@ def pool_rows(
         (_, heads, width), key_heads, key_strides = query.shape, key.shape[2], key.stride()
         scale, softcap = float(attention.scale), float(attention.softcap)
         scores = torch.empty((n, 2, tokens), dtype=torch.float32, device=hidden.device)  # of one head, and the weights
-    threads = min(_MOST_THREADS, WARP * -(-dim // (WARP * _COLUMNS)))
+    threads = min(_MOST_THREADS[hidden.dtype], WARP * -(-dim // (WARP * _COLUMNS)))
     batch, first, last = batch.contiguous(), first.contiguous(), last.contiguous()
     launch(
         f"pool_{str(hidden.dtype).removeprefix('torch.')}", n if dim else 0, threads,

@@ -1,8 +1,8 @@
 // States out of a block's output: gather, pooling, unit norm and rounding in one launch, a block per state.
 //
-// A thread holds 8 neighbouring columns in float64 registers, so up to 8,192 columns the block's output is read once,
-// where it is, and nothing of its size is ever made; of longer rows a state of unit length reads its tokens twice. Sums
-// go in the order of the tokens, as on the CPU: the bits depend on the state's own tokens only.
+// A thread holds 8 neighbouring columns in float64 registers, so up to 8,192 columns (4,096 of float32) the block's
+// output is read once, where it is, and nothing of its size is ever made; of longer rows a state of unit length reads
+// its tokens twice. Sums go in the order of the tokens, as on the CPU: the bits depend on the state's own tokens only.
 #include "common/half.h"
 #include "cuda/block.h"
 #include "cuda/elements.h"
@@ -202,7 +202,8 @@ BIPACE_DEVICE void pool(const PoolRowsArgs& a) {
 
 }  // namespace
 
-BIPACE_KERNEL(pool_float32, PoolRowsArgs, kMostThreads) { pool<kFloat32, 1>(a); }
+// At 1,024 threads there would be 64 registers to each, one too few on sm_100.
+BIPACE_KERNEL(pool_float32, PoolRowsArgs, kMostThreads / 2) { pool<kFloat32, 1>(a); }
 BIPACE_KERNEL(pool_bfloat16, PoolRowsArgs, kMostThreads) { pool<kBfloat16, 2>(a); }
 BIPACE_KERNEL(pool_float16, PoolRowsArgs, kMostThreads) { pool<kFloat16, 2>(a); }
 
