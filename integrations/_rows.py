@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +45,7 @@ class Rows:
     valid        [B] bool  False: padding
     extra        {name: [B] values} of what environments may tell: `step_rewards`, `observation`
     hidden       [turns, D] of each row, or None
+    labels       [turns] int64 of each row: their clusters, where others have made them of such states; or None
     """
 
     mask: Tensor
@@ -57,6 +58,7 @@ class Rows:
     valid: Tensor
     extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     hidden: Sequence[Tensor] | None = None
+    labels: Sequence[Tensor] | None = None
 
     @cached_property
     def turns(self) -> Turns:
@@ -152,23 +154,19 @@ class Rows:
         at = (turns.start[:, None] + column).clamp(max=max(0, turns.shape[1] - 1))
         return self.responses.cpu()[turns.row[:, None], at], column < length[:, None]
 
-    def states(self) -> Tensor | None:
-        """[n, D] hidden states; ValueError where they are not those of these turns."""
-        if self.hidden is None:
+    def of_turns(self, rows: Sequence[Tensor] | None) -> Tensor | None:
+        """[n, …] of hidden states or labels by row; ValueError where they are not those of these turns."""
+        if rows is None:
             return None
-        found, wanted = [len(rows) for rows in self.hidden], self.turns.counts.tolist()
+        found, wanted = [len(row) for row in rows], self.turns.counts.tolist()
         if found != wanted:
             differ = [i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
-            what = (
-                f"row {differ[0]} has {found[differ[0]]} for {wanted[differ[0]]} turns"
-                if differ
-                else "counts of rows differ"
-            )
+            what = f"row {differ[0]} has {found[differ[0]]} for {wanted[differ[0]]} turns" if differ else "no more"
             raise ValueError(
                 f"hidden states must be one for each turn of {len(wanted)} rows, but {len(found)} rows came, and {what}: they are "
                 "of another batch, or the response mask was changed after the forward that gave them."
             )
-        return torch.cat(list(self.hidden)).cpu()
+        return torch.cat(list(rows)).cpu()
 
     def advantage(
         self, states: States, tokenizer: Tokenizer, token_rewards: Tensor, why: str = ""
@@ -177,9 +175,11 @@ class Rows:
         settings, ids = states.settings, self.ids()
         given: dict[str, Any] = dict(ids)
         given["rewards"], given["episode_return"] = self.rewards(ids, token_rewards)
-        epsilon, used = None, "none"
-        if settings.needs_fingerprint:
-            used, rows = states.fingerprint(self.states(), lambda: self.observations(tokenizer), why)
+        epsilon, used, labels = None, "none", self.of_turns(self.labels)
+        if labels is not None:
+            used, epsilon, given["observation"] = "actor_hidden", states.epsilon, labels
+        elif settings.needs_fingerprint:
+            used, rows = states.fingerprint(self.of_turns(self.hidden), lambda: self.observations(tokenizer), why)
             given["fingerprint"], epsilon = rows, states.radius(used, rows, **ids)
         if settings.needs_observation:
             given["observation"] = self.observations(tokenizer)
@@ -191,7 +191,10 @@ class Rows:
             given["action_key"] = keys
             if mode != "first_n":
                 given["action_parsed"] = parsed
-        result = advantage(**given, config=settings.config(epsilon))
+        config = settings.config(epsilon)
+        if labels is not None:
+            config = replace(config, partition="exact")  # of labels: the bits of the clusters that they stand for
+        result = advantage(**given, config=config)
         metrics = {**result.metrics(), f"bipace/embedder_{used}": 1.0}
         if epsilon is not None:
             metrics["bipace/epsilon"] = epsilon

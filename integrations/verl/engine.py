@@ -13,11 +13,12 @@ import torch
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
+from ... import distributed
 from ...hidden._shortened import shortened
 from ...hidden.positions import Positions
 from ...hidden.tap import Tap, tap
 from .._turns import Turns
-from .estimator import EARLY_EXIT, HIDDEN, LAYER
+from .estimator import CLUSTER, EARLY_EXIT, HIDDEN, IDS, LABELS, LAYER
 
 Tensor = torch.Tensor
 
@@ -36,6 +37,22 @@ def turns_of(batch: Any) -> Positions:
     else:  # v0 pads: its attention_mask tells how much of a response is there
         response = batch["attention_mask"][:, -mask.shape[1] :].sum(1).cpu()
     return Turns.of(mask).positions(length - response)
+
+
+def labels_of(states: Tensor, ids: Tensor, process_group: Any, **settings: Any) -> Tensor:
+    """Clusters [turns] of each row, jagged, over the states [turns, D] of all ranks of data parallelism.
+
+    ids   [B, 4] int64   group, trajectory, place of the row in it, and whether the row is valid
+    """
+    offsets: Tensor = states.offsets()  # type: ignore[attr-defined]  # of jagged ones
+    row = torch.repeat_interleave(torch.arange(len(ids), device=offsets.device), offsets.diff())
+    turn = torch.arange(len(row), device=offsets.device) - offsets[row]
+    group, trajectory, place, valid = ids.to(offsets.device)[row].unbind(1)
+    labels = distributed.cluster(
+        states.values(), group, process_group=process_group, trajectory=trajectory, step=(place << 32) + turn, valid=valid != 0,
+        duplicates="once", **settings,
+    )  # fmt: skip
+    return torch.nested.nested_tensor_from_jagged(labels, offsets)
 
 
 class KeepsStates:
@@ -64,9 +81,15 @@ class KeepsStates:
         with cut, tapped:
             self._tapped, self._early = tapped, early
             try:
-                return run(data, None if early else loss_function, forward_only)
+                output = run(data, None if early else loss_function, forward_only)
             finally:
                 self._tapped, self._early = None, False
+        cluster = tu.get_non_tensor_data(data=data, key=CLUSTER, default=None)
+        if cluster is not None:
+            states = output["model_output"].pop(HIDDEN)
+            group = self.get_data_parallel_group()  # type: ignore[attr-defined]
+            output["model_output"][LABELS] = labels_of(states, data[IDS], group, **cluster)
+        return output
 
     def forward_step(self, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
         tapped = self._tapped

@@ -24,7 +24,9 @@ from .._versions import check_version
 Tensor = torch.Tensor
 Job = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NAME, WHERE = "bipace", "algorithm.bipace."
-HIDDEN, LAYER, EARLY_EXIT = "bipace_hidden", "bipace_layer", "bipace_early_exit"  # fields that go with a batch
+# What goes with a batch to compute_log_prob, and what comes back.
+LAYER, EARLY_EXIT, CLUSTER, IDS = "bipace_layer", "bipace_early_exit", "bipace_cluster", "bipace_ids"
+HIDDEN, LABELS = "bipace_hidden", "bipace_labels"
 EXTRA = ("observation", "step_rewards")  # what agent loops may tell of each turn, in extra_fields
 FILE = "bipace.json"  # in the folder of a checkpoint
 
@@ -55,7 +57,7 @@ def join() -> None:
 
 def settings_of(algorithm: Any) -> Settings:
     """From algorithm.bipace.  Its gamma, else algorithm.gamma where that is not verl's default 1.0, else the paper's."""
-    given = dict(algorithm.get(NAME) or {})
+    given = {key: value for key, value in (algorithm.get(NAME) or {}).items() if key != "cluster_on"}
     if "gamma" not in given and algorithm.get("gamma", 1.0) != 1.0:
         given["gamma"] = algorithm.gamma
     try:
@@ -69,6 +71,7 @@ class Bipace:
 
     why       there are no hidden states; empty: the log-prob forward gives them
     bypass    verl runs no log-prob forward; one that ends early takes its place
+    on_workers   states stay on the workers, which cluster them; else they come to the driver
     """
 
     def __init__(self, config: Any) -> None:
@@ -80,6 +83,10 @@ class Bipace:
         self._tokenizer: Tokenizer | None = None
         self.bypass = bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
         strategy = str(config.actor_rollout_ref.actor.strategy)
+        place = (config.algorithm.get(NAME) or {}).get("cluster_on", "driver")
+        if place not in ("driver", "workers") or (place == "workers" and not config.trainer.use_v1):
+            raise ValueError(f"{WHERE}cluster_on must be driver, or workers with trainer.use_v1=True, got {place!r}.")
+        self.on_workers = place == "workers"
         self.why = ""
         if strategy not in ("fsdp", "fsdp2"):
             self.why = f"actor_rollout_ref.actor.strategy={strategy} gives none, fsdp and fsdp2 do"
@@ -95,8 +102,12 @@ class Bipace:
     @property
     def request(self) -> dict[str, Any]:
         """What goes with a batch to compute_log_prob, so that states come back; nothing where none are wanted."""
-        wanted = self.states.may_be_hidden and not self.why
-        return {LAYER: self.settings.layer, EARLY_EXIT: self.bypass} if wanted else {}
+        if self.why or not self.states.may_be_hidden:
+            return {}
+        request: dict[str, Any] = {LAYER: self.settings.layer, EARLY_EXIT: self.bypass}
+        if self.on_workers and self.states.epsilon is not None:  # "auto" chooses on the driver, from the first batch
+            request[CLUSTER] = {"epsilon": self.states.epsilon, "on_invalid": self.settings.on_invalid}
+        return request
 
     @contextmanager
     def handed_over(self, rows: Rows, tokenizer: Any) -> Iterator[None]:
