@@ -34,8 +34,10 @@ def turns_of(batch: Any) -> Positions:
     if mask.is_nested:
         response = mask.offsets().diff()
         mask = mask.to_padded_tensor(0)
-    else:  # v0 pads: its attention_mask tells how much of a response is there
+    elif "attention_mask" in batch:  # v0 pads: this tells how much of a response is there
         response = batch["attention_mask"][:, -mask.shape[1] :].sum(1).cpu()
+    else:
+        response = torch.full((len(mask),), mask.shape[1])
     return Turns.of(mask).positions(length - response)
 
 
@@ -47,7 +49,7 @@ def labels_of(states: Tensor, ids: Tensor, process_group: Any, **settings: Any) 
     offsets: Tensor = states.offsets()  # type: ignore[attr-defined]  # of jagged ones
     row = torch.repeat_interleave(torch.arange(len(ids), device=offsets.device), offsets.diff())
     turn = torch.arange(len(row), device=offsets.device) - offsets[row]
-    group, trajectory, place, valid = ids.to(offsets.device)[row].unbind(1)
+    group, trajectory, place, valid = torch.stack(ids.unbind()).to(offsets.device)[row].unbind(1)  # jagged or not
     labels = distributed.cluster(
         states.values(), group, process_group=process_group, trajectory=trajectory, step=(place << 32) + turn, valid=valid != 0,
         duplicates="once", **settings,

@@ -27,8 +27,8 @@ def rows_of(batch: Any) -> Rows:
                 f"{name} is not in TransferQueue, and algorithm.adv_estimator=bipace needs it: agent loops give response_mask and "
                 "responses by AgentLoopOutput, and rm_scores by its reward_score."
             )
-    dense = {name: data[name].to_padded_tensor(0) for name in needed}
-    told = data["extra_fields"].tolist() if "extra_fields" in data else []
+    dense = data.select(*needed).to_padded_tensor()
+    told = data.pop("extra_fields").tolist() if "extra_fields" in data else []
     told = [row if isinstance(row, dict) else {} for row in told]
     extra = {name: [row.get(name) for row in told] for name in EXTRA if any(name in row for row in told)}
     return Rows(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import os
 import re
 import subprocess
@@ -18,44 +16,13 @@ import torch
 import bipace_kernels as bk
 
 pytest.importorskip("verl")
-from omegaconf import OmegaConf, open_dict
+from verl_stand_ins import Words, config, default, of, run_of
 
-import bipace_kernels.integrations.verl.plugin
 from bipace_kernels.integrations._rows import Tokenizer
-from bipace_kernels.integrations.verl.estimator import HIDDEN, Bipace, settings_of
+from bipace_kernels.integrations.verl.estimator import HIDDEN, settings_of
 
 ROOT = Path(__file__).parents[2]
 SEARCH = "hydra.searchpath=[pkg://bipace_kernels.integrations.verl.config]"
-
-
-def config(*overrides):
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", list(overrides))
-
-
-@functools.cache
-def default():
-    return config()
-
-
-def run_of(changes=(), **settings):
-    """verl's configuration of a run with these settings of BiPACE, and changes as (key, value)."""
-    cfg = copy.deepcopy(default())
-    cfg.algorithm.adv_estimator, cfg.actor_rollout_ref.rollout.n = "bipace", 2
-    with open_dict(cfg):
-        cfg.algorithm.bipace = settings
-        for key, value in changes:
-            OmegaConf.update(cfg, key, value)
-    return cfg
-
-
-def of(changes=(), **settings):
-    """The estimator of such a run."""
-    return Bipace(run_of(changes, **settings))
 
 
 # -------------------------------------------------------------------------------------------------------- the plugin
@@ -187,13 +154,6 @@ def test_states_are_asked_for_where_a_forward_gives_them():
 
 
 # -------------------------------------------------------------------------------------------------- v0: compute_advantage
-
-
-class Words:
-    """A tokenizer whose ids are bytes."""
-
-    def batch_decode(self, ids, skip_special_tokens):
-        return [bytes(row).decode("latin-1") for row in ids]
 
 
 class Driver:

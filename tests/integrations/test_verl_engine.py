@@ -9,30 +9,22 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-verl = pytest.importorskip("verl")
-import bipace_kernels.integrations.verl.plugin  # noqa: E402, F401
-from bipace_kernels.integrations.verl.estimator import EARLY_EXIT, HIDDEN, LAYER  # noqa: E402
+import bipace_kernels as bk
 
-LAYERS, DIM, VOCABULARY = 4, 32, 64
+pytest.importorskip("verl")
+from verl_stand_ins import VOCABULARY, engine, model, run_of
+
+from bipace_kernels.integrations.verl.estimator import EARLY_EXIT, HIDDEN, LAYER, Bipace
+
 # Row by row: tokens of the prompt, and the response's mask.  Two turns; one; none (truncated); one, behind tool tokens.
 ROWS = [(5, [1, 1, 0, 0, 1]), (3, [1, 1, 1]), (4, [0, 0]), (2, [0, 1, 1, 0, 0, 1, 1])]
 TURNS = [2, 1, 1, 2]  # a row without a turn has the state before its response
-
-
-def model():
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=DIM, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
-    return Qwen2ForCausalLM(config).eval()
 
 
 def sequences():
@@ -62,11 +54,8 @@ def batch_v1(**settings):
     )
 
 
-def batch_v0(**settings):
-    """What RayPPOTrainer sends: padded on both sides, and turned into packed rows by verl's own function."""
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.utils.padding import left_right_2_no_padding
-
+def padded():
+    """What RayPPOTrainer holds: prompts padded on the left, responses on the right."""
     p_max, t_max = max(p for p, _ in ROWS), max(len(m) for _, m in ROWS)
     b = len(ROWS)
     ids, attended = torch.zeros(b, p_max + t_max, dtype=torch.int64), torch.zeros(b, p_max + t_max, dtype=torch.int64)
@@ -74,12 +63,19 @@ def batch_v0(**settings):
     for i, (row, (p, m)) in enumerate(zip(sequences(), ROWS, strict=True)):
         at = slice(p_max - p, p_max + len(m))
         ids[i, at], attended[i, at], mask[i, : len(m)] = row, 1, torch.tensor(m)
-    tensors = {
+    return {
         "input_ids": ids, "attention_mask": attended, "position_ids": (attended.cumsum(1) - 1).clamp(min=0),
         "prompts": ids[:, :p_max], "responses": ids[:, p_max:], "response_mask": mask,
     }  # fmt: skip
+
+
+def batch_v0(**settings):
+    """What RayPPOTrainer sends: made packed rows of by verl's own function."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import left_right_2_no_padding
+
     settings = {"temperature": 1.0, "calculate_entropy": False, "compute_loss": False, **settings}
-    return left_right_2_no_padding(tu.get_tensordict(tensors, settings))
+    return left_right_2_no_padding(tu.get_tensordict(padded(), settings))
 
 
 def layout(packed, dynamic):
@@ -94,27 +90,6 @@ def group(tmp_path_factory):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('gloo')}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-def engine(module, monkeypatch, sp=1):
-    from verl.workers.engine import EngineRegistry
-    from verl.workers.engine.fsdp import transformer_impl
-
-    cls = EngineRegistry.get_engine_cls("language_model", "fsdp")
-    made = object.__new__(cls)
-    made.module = module
-    made.engine_config = type(
-        "Config", (), {"entropy_checkpointing": False, "entropy_from_logits_with_chunking": False}
-    )()
-    made.ulysses_sequence_parallel_size, made.use_ulysses_sp = sp, sp > 1
-    made.ulysses_parallel_group = dist.group.WORLD if sp > 1 else None
-    made.pad_to_length = False
-    made._autocast_dtype = torch.float32
-    monkeypatch.setattr(made, "get_data_parallel_group", lambda: dist.new_group([dist.get_rank()]) if sp > 1 else None)
-    monkeypatch.setattr(made, "get_data_parallel_size", lambda: 1)
-    monkeypatch.setattr(transformer_impl, "get_device_id", lambda: "cpu")
-    monkeypatch.setattr(transformer_impl, "get_device_name", lambda: "cpu")
-    return made
 
 
 def expected(module, layer):
@@ -188,6 +163,66 @@ def test_wrong_use_names_the_setting(group, monkeypatch):
     with pytest.raises(ValueError, match=r"response_mask must come with .* AgentLoopOutput\.response_mask"):
         made.forward_backward_batch(data, None, forward_only=True)
     assert made._tapped is None
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass):
+    from verl import DataProto
+    from verl.trainer.ppo import ray_trainer
+    from verl.utils import tensordict_utils as tu
+
+    from bipace_kernels.integrations.verl import driver_v0
+
+    module = model()
+    made = engine(module, monkeypatch)
+    asked = []
+
+    def compute_log_prob(data):
+        asked.append(set(data.keys()))
+        tu.assign_non_tensor(data, **layout(True, True))
+        with torch.no_grad():
+            output = made.forward_backward_batch(data, None, forward_only=True)["model_output"]
+        return tu.get_tensordict(output, {"metrics": {"mfu": 0.0}})
+
+    changes = [("algorithm.rollout_correction.bypass_mode", bypass)]
+    trainer = object.__new__(ray_trainer.RayPPOTrainer)
+    trainer.config = run_of(changes, embedder="actor_hidden", layer=-2, epsilon=0.5, action_key_mode="first_n")
+    trainer.bipace, trainer.bipace_hidden, trainer.tokenizer = Bipace(trainer.config), (None, None), None
+    trainer.actor_rollout_wg = type(
+        "Workers", (), {"compute_log_prob": staticmethod(compute_log_prob), "world_size": 1}
+    )()
+    monkeypatch.setattr(driver_v0, "_trainer", trainer)
+    monkeypatch.setattr(trainer, "_get_dp_size", lambda *_: 2, raising=False)
+    data = DataProto.from_dict(tensors=padded(), non_tensors={"uid": np.array(list("aabb"), dtype=object)})
+    data.meta_info["temperature"] = 1.0
+    trainer._balance_batch(data, metrics={})
+    moved = list(map(int, data.non_tensor_batch["bipace_row"]))
+    assert sorted(moved) == [0, 1, 2, 3]
+    if not bypass:
+        data = data.union(trainer._compute_old_log_prob(data)[0])
+        assert trainer.actor_rollout_wg.compute_log_prob is compute_log_prob
+    data.batch["token_level_scores"] = torch.zeros_like(data.batch["response_mask"], dtype=torch.float32)
+    data.batch["token_level_scores"][:, 1] = torch.tensor([1.0, 0.0, 3.0, -1.0])[moved]
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"]
+    data = ray_trainer.compute_advantage(data, "bipace", num_repeat=2, config=trainer.config.algorithm)
+    assert len(asked) == 1 and LAYER in asked[0]
+    with torch.no_grad():
+        states = torch.cat(expected(module, -2))
+    tokens = [row[p : p + len(m)] for row, (p, m) in zip(sequences(), ROWS, strict=True)]
+    ids = [tokens[0][:2], tokens[0][4:5], tokens[1], tokens[2][:0], tokens[3][1:3], tokens[3][5:7]]
+    keys, _ = bk.action_keys(ids, mode="first_n")
+    # The reward's token stands in the first turn of each row; the reward comes with the last turn.
+    result = bk.advantage(
+        [0, 0, 0, 1, 1, 1], [0, 0, 1, 2, 3, 3], [0, 1.0, 0, 3.0, 0, -1.0], fingerprint=states, action_key=keys,
+        config=bk.Config.bipace(0.5),
+    )  # fmt: skip
+    got = data.batch["advantages"][torch.argsort(torch.tensor(moved))]
+    spans = [(0, 0, 2), (0, 4, 5), (1, 0, 3), (3, 1, 3), (3, 5, 7)]
+    wanted = torch.zeros_like(got)
+    for (row, a, b), value in zip(spans, result.advantage[[0, 1, 2, 4, 5]], strict=True):
+        wanted[row, a:b] = value
+    torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
+    assert ray_trainer.RayPPOTrainer._compute_old_log_prob.__wrapped__ is driver_v0._stock["_compute_old_log_prob"]
 
 
 def _slice(rank, folder):

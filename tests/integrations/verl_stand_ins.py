@@ -1,0 +1,87 @@
+"""verl's configuration, a tokenizer, a tiny model and verl's FSDP engine around it, for the tests of its adapter."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf, open_dict
+
+import bipace_kernels.integrations.verl.plugin  # noqa: F401  # as verl loads it
+from bipace_kernels.integrations.verl.estimator import Bipace
+
+LAYERS, DIM, VOCABULARY = 4, 32, 64
+
+
+def config(*overrides):
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", list(overrides))
+
+
+@functools.cache
+def default():
+    return config()
+
+
+def run_of(changes=(), **settings):
+    """verl's configuration of a run with these settings of BiPACE, and changes as (key, value)."""
+    cfg = copy.deepcopy(default())
+    cfg.algorithm.adv_estimator, cfg.actor_rollout_ref.rollout.n = "bipace", 2
+    with open_dict(cfg):
+        cfg.algorithm.bipace = settings
+        for key, value in changes:
+            OmegaConf.update(cfg, key, value)
+    return cfg
+
+
+def of(changes=(), **settings):
+    """The estimator of such a run."""
+    return Bipace(run_of(changes, **settings))
+
+
+class Words:
+    """A tokenizer whose ids are bytes."""
+
+    def batch_decode(self, ids, skip_special_tokens):
+        return [bytes(row).decode("latin-1") for row in ids]
+
+
+def model():
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=DIM, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).eval()
+
+
+def engine(module, monkeypatch, sp=1):
+    from verl.utils.torch_functional import entropy_from_logits
+    from verl.workers.engine import EngineRegistry
+    from verl.workers.engine.fsdp import transformer_impl
+
+    cls = EngineRegistry.get_engine_cls("language_model", "fsdp")
+    made = object.__new__(cls)
+    made.module = module
+    made.engine_config = type(
+        "Config", (), {"entropy_checkpointing": False, "entropy_from_logits_with_chunking": False}
+    )()
+    made.ulysses_sequence_parallel_size, made.use_ulysses_sp = sp, sp > 1
+    made.ulysses_parallel_group = dist.group.WORLD if sp > 1 else None
+    made.pad_to_length = False
+    made.compute_entropy_from_logits = entropy_from_logits
+    made._autocast_dtype = torch.float32
+    monkeypatch.setattr(made, "get_data_parallel_group", lambda: dist.new_group([dist.get_rank()]) if sp > 1 else None)
+    monkeypatch.setattr(made, "get_data_parallel_size", lambda: 1)
+    monkeypatch.setattr(transformer_impl, "get_device_id", lambda: "cpu")
+    monkeypatch.setattr(transformer_impl, "get_device_name", lambda: "cpu")
+    monkeypatch.setattr("verl.utils.seqlen_balancing.get_device_name", lambda: "cpu")
+    return made
