@@ -8,7 +8,7 @@ import warnings
 from packaging.version import Version
 
 # Oldest and newest release of each trainer that the adapters were run with; integrations/README.md has the dates.
-RUN_WITH = {"trl": ("1.0.0", "1.16.0"), "verl": ("0.9.1", "0.9.1")}
+RUN_WITH = {"trl": ("1.0.0", "1.16.0"), "verl": ("0.9.0", "0.9.1")}
 _told: set[str] = set()
 
 
