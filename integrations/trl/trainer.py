@@ -106,7 +106,7 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.args.should_save:
+        if self.args.should_save and self._bipace.settings.needs_fingerprint:
             folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
             (folder / STATE_FILE).write_text(json.dumps(self._bipace.state_dict()))
 

@@ -60,7 +60,7 @@ def check(trainer, config=CONFIGS["bipace"], **how):
 # ------------------------------------------------------------------------------------------------------- the estimators
 
 
-@pytest.mark.parametrize("extras", [(), ("step_rewards",), ALL])
+@pytest.mark.parametrize("extras", [(), pytest.param(("step_rewards",), marks=pytest.mark.slow), ALL])
 @pytest.mark.parametrize("method", CONFIGS)
 def test_several_turns_from_a_rollout_func(tmp_path, method, extras):
     trainer = trained(tmp_path, bipace_method=method, rollout_func=partial(tt.rollout, extras=extras))
@@ -118,7 +118,7 @@ def test_auto_without_hidden_states_takes_ngrams_with_one_warning(tmp_path, monk
     [
         {"num_iterations": 2, "max_steps": 3},
         {"steps_per_generation": 2, "per_device_train_batch_size": 4},
-        {"num_iterations": 2, "beta": 0.1},
+        {"num_iterations": 2, "beta": 0.1, "max_steps": 3},
     ],
 )
 def test_the_old_log_prob_forward_is_tapped(tmp_path, no_early_exit, options):
@@ -146,7 +146,8 @@ def test_peft_states_are_the_adapter_s_not_the_reference_s(tmp_path, options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")]
+    [pytest.param({"loss_type": name}, marks=pytest.mark.slow) for name in ("grpo", "bnpo", "dr_grpo", "cispo", "sapo")]
+    + [{"loss_type": name} for name in ("dapo", "luspo", "vespo")]
     + [{"importance_sampling_level": "sequence", "off_policy_mask_threshold": 0.5, "top_entropy_quantile": 0.5}],
 )
 def test_every_loss_takes_them(tmp_path, options):
