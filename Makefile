@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 
 # Stages whose CUDA kernels are written; their twin runs them on the CPU.
 CUDA_TESTS = $(addprefix tests/on_device/,test_combine.py test_cuda_clusters.py test_device_action_keys.py \
-  test_device_clusters.py test_device_ngrams.py test_device_pooling.py test_episode.py test_numbering.py \
+  test_device_clusters.py test_device_ngrams.py test_device_pooling.py test_episode.py test_far_rows.py test_numbering.py \
   test_observations.py test_returns.py test_values.py)
 test: $(VENV)/.tested
 	$(PYTHON) -m pytest -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
