@@ -23,8 +23,11 @@ class CMakeBuild(build_ext):
     BIPACE_CUDA=auto|0|1 and BIPACE_CUDA_ARCHS (e.g. "80 90") go through to cmake/cuda.cmake, which says what it decided.
     """
 
+    has_cuda = False
+
     def build_extension(self, ext: Extension) -> None:
         name = ext.name.rpartition(".")[2]
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
         build = Path(os.environ.get("BIPACE_BUILD_DIR", ROOT / self.build_temp)).resolve()
         if name == "_native":  # the first of the two
             self.configure(build)
@@ -32,7 +35,9 @@ class CMakeBuild(build_ext):
         if name == "_cuda":
             # On stderr, that pip shows it with -v and `setup.py -q` does not swallow it.
             print(f"bipace_kernels: {decision[1]}", file=sys.stderr, flush=True)
-            if decision[0] != "ON":
+            self.has_cuda = decision[0] == "ON"
+            if not self.has_cuda:
+                target.unlink(missing_ok=True)  # of an earlier build
                 return
         jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
         subprocess.run(["cmake", "--build", str(build), "--target", name, "--parallel", jobs], check=True)
@@ -41,7 +46,6 @@ class CMakeBuild(build_ext):
             raise RuntimeError(
                 f"expected one {name}*.so in {build}, found {[p.name for p in built]}; remove the folder"
             )
-        target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(built[0], target)
 
@@ -64,7 +68,7 @@ class CMakeBuild(build_ext):
     def copy_extensions_to_source(self) -> None:
         """Beside the sources, where kernels of an earlier build may lie that this one was to leave out."""
         super().copy_extensions_to_source()
-        if not Path(self.get_ext_fullpath("bipace_kernels._cuda")).exists():
+        if not self.has_cuda:
             for stale in (ROOT / "bipace_kernels").glob("_cuda*.so"):
                 stale.unlink()
 

@@ -4,7 +4,8 @@
 #   bench/gpu.sh OUTDIR [PART ...]
 #
 # Parts, in this order where none is named:
-#   build      the CPU module beside the sources, by the machine's own compiler (the Triton kernels are compiled at use)
+#   build      the compiled modules beside the sources, by the machine's own compiler and nvcc: the CPU's, and the CUDA
+#              kernels for this GPU (the Triton kernels are compiled at use)
 #   smoke      each stage and preset once against the CPU backend
 #   tests      every test marked gpu (tests.log)
 #   ceilings   copy bandwidth, matrix product, one dependent step of a scan
@@ -57,10 +58,19 @@ options=(--out "$out")
 [ -z "${DRY:-}" ] || options+=(--dry)
 
 build() {
-  if ! timeout -k 10 500 "$python" setup.py -q build_ext --inplace >"$out/build.log" 2>&1; then
+  # Without nvcc the CPU module alone; where it is there, for the GPUs here, and a kernel that does not compile is an error.
+  local nvcc=${CUDACXX:-nvcc} cuda=auto
+  command -v "$nvcc" >/dev/null || nvcc=/usr/local/cuda/bin/nvcc
+  if command -v "$nvcc" >/dev/null; then
+    cuda=1
+    [ -n "${BIPACE_CUDA_ARCHS:-}" ] || BIPACE_CUDA_ARCHS=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u)
+    export BIPACE_CUDA_ARCHS
+  fi
+  if ! BIPACE_CUDA=$cuda timeout -k 10 500 "$python" setup.py -q build_ext --inplace >"$out/build.log" 2>&1; then
     tail -n 5 "$out/build.log"
     return 1
   fi
+  grep '^bipace_kernels: ' "$out/build.log"
   "$python" -c 'import bipace_kernels as bk; print(*bk.backends().values(), sep="\n")'
 }
 

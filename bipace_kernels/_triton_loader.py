@@ -50,4 +50,5 @@ def interpreted() -> bool:
         import triton
     except ImportError:
         return False
-    return bool(triton.knobs.runtime.interpret)
+    knobs = getattr(triton, "knobs", None)  # Triton of torch 2.6 has none, and is too old anyway
+    return knobs is not None and bool(knobs.runtime.interpret)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,6 +75,20 @@ def test_triton_on_cpu_tensors_needs_its_interpreter(monkeypatch):
         bk.advantage(config=CONFIGS["bipace"], backend="triton", **BATCH.arguments())
     monkeypatch.setattr(_triton_loader, "interpreted", lambda: True)
     assert _dispatch.choose("triton", torch.device("cpu")).__name__ == "bipace_kernels.triton_kernels"
+
+
+def test_an_old_triton_is_told_and_nothing_more(monkeypatch):
+    """torch 2.6 brings Triton 3.2, which has no knobs."""
+    cached = (_triton_loader.reason, _triton_loader.detail, _triton_loader.interpreted)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.2.0"))
+    for function in cached:
+        function.cache_clear()
+    try:
+        status = bk.backends()["triton"]
+        assert not status.available and status.reason == "Triton 3.2.0 is older than 3.6" and "3.2.0" in status.detail
+    finally:
+        for function in cached:
+            function.cache_clear()
 
 
 def test_no_backend_for_a_gpu_says_why_and_what_to_do(monkeypatch):

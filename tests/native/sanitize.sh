@@ -2,6 +2,7 @@
 # Runs the tests of native code under AddressSanitizer and UndefinedBehaviorSanitizer.
 #   tests/native/sanitize.sh [PYTEST ARGUMENTS]      e.g. tests/native/sanitize.sh -k ragged tests/test_clusters.py
 # The sanitized module lives in a copy of the package inside the build folder; the one in use stays as it is.
+# Without arguments the CUDA kernels run too: by their twin, compiled as C++ with the same sanitizers.
 set -euo pipefail
 source "$(dirname "$0")/build.sh"
 
@@ -31,6 +32,7 @@ assert hasattr(ctypes.CDLL(None), "__asan_init"), "the sanitizer's runtime is no
 assert b"__asan_report_load8" in open(native.__file__, "rb").read(), "the module is not instrumented"
 PY
 
+twin=()
 if [ $# -gt 0 ]; then
   arguments=()
   for argument in "$@"; do
@@ -42,7 +44,18 @@ else
   for name in action_keys advantage clusters golden inputs layout metrics ngrams objects runtime similar sweep theorems; do
     [ -e "$root/tests/test_$name.py" ] && arguments+=("$root/tests/test_$name.py")
   done
+  # x86-64 alone has a twin; clustering takes minutes under sanitizers.  One order of the threads is enough for what is out
+  # of bounds in all.
+  if [ "$(uname -m)" = x86_64 ]; then
+    for name in combine numbering observations returns; do
+      twin+=("$root/tests/on_device/test_$name.py")
+    done
+  fi
 fi
 under_sanitizers -m pytest -q -p no:cacheprovider --capture=sys -c "$root/pyproject.toml" --rootdir "$root" \
   -m "not slow and not gpu and not timing" "${arguments[@]}"
+if [ ${#twin[@]} -gt 0 ]; then
+  BIPACE_TEST_BACKEND=cuda BIPACE_TWIN=1 BIPACE_TWIN_SANITIZE=1 under_sanitizers -m pytest -q -p no:cacheprovider \
+    --capture=sys -c "$root/pyproject.toml" --rootdir "$root" -m "not slow and not gpu" -k random "${twin[@]}"
+fi
 echo "sanitize: no report of AddressSanitizer or UndefinedBehaviorSanitizer"

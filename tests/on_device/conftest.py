@@ -2,7 +2,8 @@
 
 `TRITON_INTERPRET=1 pytest tests/on_device` runs the Triton kernels in Triton's interpreter; the variable has to stand in
 the environment before Triton is imported, so that is a run of its own.  `BIPACE_TEST_BACKEND=cuda` tests the CUDA kernels
-instead, and with BIPACE_TWIN=1 on the CPU: by their twin (tests/native/twin), under three orders of the threads each.
+instead, and with BIPACE_TWIN=1 on the CPU: by their twin (tests/native/twin), under several orders of the threads each;
+BIPACE_TWIN_SANITIZE=1 compiles it with AddressSanitizer and UndefinedBehaviorSanitizer (tests/native/sanitize.sh).
 Without a stand-in these tests need a GPU and skip where there is none; BIPACE_REQUIRE=gpu makes the skip a failure.
 """
 
@@ -40,8 +41,10 @@ if BACKEND == "cuda" and ON_CPU:
 
     @pytest.fixture(scope="session")
     def twin() -> Twin:
-        folder = ROOT / "build/twin" / os.environ.get("PYTEST_XDIST_WORKER", "main")
-        return Twin.load(build(sorted(Path(ROOT / "csrc/cuda").glob("*.cu")), folder))
+        sanitize = os.environ.get("BIPACE_TWIN_SANITIZE") == "1"
+        kind = "twin-sanitize" if sanitize else "twin"
+        folder = ROOT / "build" / kind / os.environ.get("PYTEST_XDIST_WORKER", "main")
+        return Twin.load(build(sorted(Path(ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize))
 
     @pytest.fixture(params=sorted(SCHEDULES), autouse=True)
     def schedule(request: pytest.FixtureRequest, twin: Twin, monkeypatch: pytest.MonkeyPatch) -> str:
