@@ -31,7 +31,10 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
+    return run(tmp_path_factory.mktemp("ranks"), WAYS)
+
+
+def run(folder, ways, **more):
     paths = os.pathsep.join([str(Path(bk.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     environment = {
         "OMP_NUM_THREADS": "1",
@@ -41,8 +44,8 @@ def ranks(tmp_path_factory):
     }
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(HERE / "trl_ranks.py"),
-         str(folder), json.dumps(WAYS)],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=220, check=False,
+         str(folder), json.dumps(ways)],
+        env={**os.environ, **environment, **more}, capture_output=True, text=True, timeout=220, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
@@ -75,3 +78,23 @@ def test_a_tapped_forward(ranks):
 def test_where_one_process_fails_all_do(ranks):
     for rank in ranks:
         assert rank["failing"]["error"].startswith("rank 1: step_rewards must have one entry per turn of the model")
+
+
+@pytest.mark.slow
+def test_zero_3(tmp_path):
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    stage = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    file = tmp_path / "zero.json"
+    file.write_text(json.dumps({
+        "zero_optimization": stage, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        **dict.fromkeys(sizes, "auto"),
+    }))  # fmt: skip
+    ways = {
+        "early exit": {"per_device_train_batch_size": 6, "deepspeed": str(file)},
+        "tapped": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, "deepspeed": str(file)},
+    }
+    # A folder of its own for what DeepSpeed compiles: a process that was killed while it did leaves a lock behind.
+    found = run(tmp_path, ways, DS_ACCELERATOR="cpu", TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"))
+    for way in ways:
+        compare(found, way, bk.Config.bipace(**SINGLETON))
