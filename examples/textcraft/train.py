@@ -81,6 +81,7 @@ def warm(out: Out = Path("out/textcraft"), change: Set = [], device: Device = "c
                 model, tokenizer, shown, updates=updates, batch=settings.lesson_batch, learning_rate=rate,
                 noise=settings.noise, horizon=settings.horizon, strays=number > 0, seed=number, advance=look,
             )  # fmt: skip
+    model = model.to(torch.bfloat16).float()  # as it is kept
     found = _check(model, tokenizer, split, settings, settings.check_rollouts)
     facts = {
         "train": found["train"], "held_out": found["held_out"], "seconds": round(time.time() - started, 1),
