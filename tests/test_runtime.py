@@ -37,7 +37,9 @@ def test_backends_say_why_not():
     assert status["reference"].available
     assert status["cpu"].available
     if not torch.cuda.is_available():
-        assert str(status["triton"]) == "triton: not available (torch sees no GPU)"
+        # torch 2.6 brings a Triton that is too old
+        told = ("torch sees no GPU", "Triton 3.2.0 is older than 3.6")
+        assert str(status["triton"]) in [f"triton: not available ({why})" for why in told]
     assert str(status["cpu"]) == "cpu: available"
 
 
