@@ -130,6 +130,12 @@ def test_shared_memory_beyond_48_kib_is_asked_for_once(cupy):
     assert cupy.launched[0][-1].allowed == [60000, 70000]
 
 
+def test_what_a_block_may_ask_for_is_what_the_gpu_says(cupy):
+    gpu = {"MaxSharedMemoryPerBlock": 49152, "MaxSharedMemoryPerBlockOptin": 232448}
+    cupy.cuda.Device = lambda index: SimpleNamespace(attributes={3: gpu}[index])
+    assert _cupy.CuPy().shared_memory(torch.device("cuda", 3)) == 232448
+
+
 def test_errors_name_the_kernel_and_its_shape(cupy):
     provider = _cupy.CuPy()
     with pytest.raises(RuntimeError, match=r"trajectory_returns of 4 × 2 blocks of 32 threads.*clusters of 2: CuPy"):

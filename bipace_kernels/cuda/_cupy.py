@@ -63,6 +63,9 @@ class CuPy:
             except RuntimeError as error:  # of CuPy's driver
                 raise RuntimeError(f"{shape}: {error}") from error
 
+    def shared_memory(self, device: torch.device) -> int:
+        return int(self._cupy.cuda.Device(device.index).attributes["MaxSharedMemoryPerBlockOptin"])
+
     def _stream(self, device: torch.device) -> Any:
         """torch's current stream as CuPy's."""
         stream = self._cupy.cuda.Stream

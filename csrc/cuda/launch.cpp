@@ -129,6 +129,15 @@ Versions versions() {
   return found;
 }
 
+int64_t shared_memory(int device) {
+  int bytes = 0;
+  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return bytes;
+}
+
 const char* built() { return BIPACE_CUDA_BUILT; }
 
 }  // namespace cuda

@@ -40,6 +40,9 @@ struct Versions {
 };
 Versions versions();
 
+// Bytes of shared memory that a block of this GPU may ask for; 0 where CUDA does not say.
+int64_t shared_memory(int device);
+
 // What the kernels were compiled for: "sm_80 sm_90 compute_90" is machine code of two architectures and PTX of one.
 const char* built();
 
