@@ -42,5 +42,5 @@ PYBIND11_MODULE(_cuda, m) {
     return pybind11::make_tuple(found.driver, found.runtime);
   });
   m.def("shared_memory", &bipace::cuda::shared_memory);  // bytes that a block of a GPU may ask for
-  m.attr("built") = bipace::cuda::built();  // e.g. "sm_80 sm_90 compute_90"
+  m.attr("built") = bipace::cuda::built();               // e.g. "sm_80 sm_90 compute_90"
 }
