@@ -29,7 +29,7 @@ test: $(VENV)/.tested
 # Trainers pin what else may be installed, so they have an environment of their own.
 TRAINERS ?= .venv-integrations
 test-integrations: $(TRAINERS)/.installed
-	$(TRAINERS)/bin/python -m pytest tests/integrations -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
+	$(TRAINERS)/bin/python -m pytest tests/integrations -m "not slow" -n 2 --dist loadfile -q
 
 TEXTCRAFT ?= out/textcraft
 textcraft: $(TRAINERS)/.installed

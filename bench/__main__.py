@@ -1,7 +1,7 @@
 """`python -m bench [STAGE ...] [--quick] [--threads N] [--out DIR]`, also `bipace bench`.
 
-Programs of their own beside the stages: `python -m bench gpu`, `resources`, `cuda_resources`, `drift`, `distributed` and
-`hidden`.
+Programs of their own beside the stages: `python -m bench gpu`, `resources`, `cuda_resources`, `drift`, `distributed`,
+`hidden` and `trainers`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ PROGRAMS = {
     "drift": "an ε that follows the policy against a fixed one; a simulation, nothing is timed",
     "distributed": "one batch on several processes, against one process",
     "hidden": "hidden states beside the forward that a trainer runs anyway",
+    "trainers": "what the adapters add to a training step; needs TRL and verl",
 }
 
 

@@ -581,6 +581,54 @@ def test_the_launcher_runs_verl_agent_s_main(tmp_path, monkeypatch, on):
     del sys.modules["entry_of_test"]
 
 
+RAY_MAIN = """
+import hydra, os, ray, types
+core_gigpo = types.SimpleNamespace(compute_step_discounted_returns=None)
+compute_advantage = compute_data_metrics = None
+class RayPPOTrainer:
+    tokenizer = None
+    def fit(self):
+        return compute_advantage is not None
+@ray.remote(num_cpus=1)
+class TaskRunner:
+    def run(self, config):
+        return os.getpid(), RayPPOTrainer().fit(), config.algorithm.gigpo.bisim_eps
+def run_ppo(config):
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20)
+    pid, *told = ray.get(TaskRunner.remote().run.remote(config), timeout=90)
+    print("told", pid != os.getpid(), *told)
+    ray.shutdown()
+@hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
+def main(config):
+    run_ppo(config)
+"""
+START = f"""
+import sys, ray_entry
+sys.modules["verl.trainer.main_ppo"] = ray_entry
+from {PACKAGE}.launch import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REAL, reason="the fork's own runner loads a model")
+@pytest.mark.parametrize("on", [False, True])
+def test_a_runner_in_a_process_of_ray_is_prepared_there(tmp_path, on):
+    """Settings reach the process in which fit() runs; off, verl-agent's own runner runs there."""
+    (tmp_path / "config").mkdir()
+    config_of(tmp_path / "config")
+    (tmp_path / "ray_entry.py").write_text(RAY_MAIN)
+    asked = ["algorithm.gigpo.bisim_grouping=True", "algorithm.gigpo.bisim_embedder=ngram"] if on else []
+    paths = os.pathsep.join([str(tmp_path), str(Path(bk.__file__).parent.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", START, "algorithm.gigpo.bisim_eps=0.2", "hydra.run.dir=out", *asked], cwd=tmp_path,
+        # Ray's processes have low priority, and a busy machine hardly lets them start.
+        env={**os.environ, "PYTHONPATH": paths, "RAY_worker_niceness": "0"}, capture_output=True, text=True, timeout=150,
+        check=False,
+    )  # fmt: skip
+    assert f"told True {on} 0.2" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+
+
 @pytest.mark.skipif(REAL, reason="this is the fork")
 def test_all_of_this_with_the_fork():
     if FORK is None:

@@ -1,0 +1,228 @@
+"""`python -m bench trainers [--quick] [--out DIR]`: what the adapters add to a training step.  Needs TRL and verl."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .measure import Effort, Side, compare, machine, threads
+
+Tensor = torch.Tensor
+PROMISED_MS = 5.0  # at most, at the tiny size
+ABOUT = """\
+A batch after its log-prob forward, which gave the hidden states, on to the advantages [B, T] and all metrics; sides take
+turns with cold caches, one thread, medians.  The forward and the tap in it are not here: `python -m bench hidden` has them.
+
+- **TRL**: `bipace_advantages()`, which `BiPACEGRPOTrainer` runs besides TRL's own, so its time is what is added.  Beside it
+  TRL's own arithmetic for method grpo (means and σ of groups), which is a few calls on [B] numbers.
+- **verl**: `compute_advantage(…, "bipace")` of verl's driver with the rows handed over, in place of
+  `compute_advantage(…, "grpo")`: what is added is the difference.
+
+Random rows; turns of 22 tokens with an action tag each, answers of four between them, hidden states of few distinct directions.
+"""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a batch: prompts × rollouts, each of several turns with a tool's answer of four tokens between them."""
+
+    name: str
+    prompts: int = 4
+    rollouts: int = 8
+    turns: int = 4
+    width: int = 64
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.rollouts
+
+    def text(self) -> str:
+        return f"{self.name}: {self.rows} rows of {self.turns} turns, width {self.width:,}"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Byte ids, masks, hidden states [rows · turns, width] and rewards [rows]."""
+        generator = torch.Generator().manual_seed(0)
+        actions = [list(f"<action>{name}</action>".encode()) for name in ("north", "south", "stay ")]
+        answer = list(b"wall")
+        which = torch.randint(len(actions), (self.rows, self.turns), generator=generator).tolist()
+        rows = [[token for turn in row for token in actions[turn] + answer] for row in which]
+        mask = torch.tensor(([1] * len(actions[0]) + [0] * len(answer)) * self.turns).expand(self.rows, -1)
+        centres = torch.randn(16, self.width, generator=generator)
+        state = torch.randint(16, (self.rows * self.turns,), generator=generator)
+        noise = torch.randn(len(state), self.width, generator=generator)
+        prompt = torch.tensor(list(b"look around")).expand(self.rows, -1)
+        return {
+            "prompts": prompt, "responses": torch.tensor(rows), "mask": mask.clone(), "hidden": centres[state] + 0.1 * noise,
+            "reward": torch.randint(2, (self.rows,), generator=generator).float(),
+        }  # fmt: skip
+
+
+SIZES = (Batch("tiny"), Batch("ALFWorld, 7B", prompts=16, turns=50, width=3584))
+
+
+@dataclass
+class Row:
+    """One side: milliseconds, of wall clock and of CPU time; `added` compares it with the trainer's own."""
+
+    batch: str
+    side: str
+    median_ms: float
+    cpu_ms: float
+    rounds: int
+    added_ms: float | None = None
+    added_cpu_ms: float | None = None
+
+
+def byte_tokenizer() -> Any:
+    """A Hugging Face tokenizer whose ids are bytes."""
+    tokenizers, transformers = importlib.import_module("tokenizers"), importlib.import_module("transformers")
+    byte_of = {c: b for b, c in enumerate(_byte_level_alphabet())}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(byte_of, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def _byte_level_alphabet() -> list[str]:
+    """The character that stands for each byte in byte-level BPE."""
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    spare = iter(range(256, 512))
+    return [chr(b) if b in shown else chr(next(spare)) for b in range(256)]
+
+
+def trl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
+    """TRL's own arithmetic, and the adapter's call with what it reads of a trainer."""
+    adapter = importlib.import_module("bipace_kernels.integrations.trl")
+    data, g = batch.tensors(), batch.rollouts
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(num_processes=1, process_index=0), num_generations=g, processing_class=tokenizer,
+        reward_weights=torch.ones(1),
+    )  # fmt: skip
+    output = {
+        "prompt_ids": data["prompts"], "prompt_mask": torch.ones_like(data["prompts"]), "completion_ids": data["responses"],
+        "completion_mask": torch.ones_like(data["mask"]), "tool_mask": data["mask"],
+    }  # fmt: skip
+    states, rewards, inputs = adapter.States(adapter.Settings(), "bipace_"), data["reward"][:, None], [{}] * batch.rows
+
+    def own(_: Any) -> Tensor:
+        total = rewards.nansum(1)
+        grouped = total.view(-1, g)
+        mean, std = (x.repeat_interleave(g) for x in (grouped.nanmean(1), grouped.std(1)))
+        return ((total - mean) / (std + 1e-4)).nan_to_num(0.0)
+
+    def ours(_: Any) -> Any:
+        return adapter.bipace_advantages(trainer, inputs, output, rewards, states, hidden=data["hidden"])
+
+    return [Side("TRL's own", own), Side("TRL, what BiPACE adds", ours)]
+
+
+def verl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
+    """verl's compute_advantage() with either estimator, on a DataProto."""
+    importlib.import_module("bipace_kernels.integrations.verl.plugin")  # as verl loads it
+    verl, ray_trainer = importlib.import_module("verl"), importlib.import_module("verl.trainer.ppo.ray_trainer")
+    driver = importlib.import_module("bipace_kernels.integrations.verl.driver_v0")
+    hydra = importlib.import_module("hydra")
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        n = f"actor_rollout_ref.rollout.n={batch.rollouts}"
+        config = hydra.compose("ppo_trainer", ["algorithm.adv_estimator=bipace", n])
+    bipace = importlib.import_module("bipace_kernels.integrations.verl.estimator").Bipace(config)
+    data = batch.tensors()
+    scores = torch.zeros(data["mask"].shape)
+    scores[:, -1] = data["reward"]
+    attended = torch.ones(batch.rows, data["prompts"].shape[1] + scores.shape[1], dtype=torch.int64)
+    names = (
+        importlib.import_module("numpy").repeat([f"p{i}" for i in range(batch.prompts)], batch.rollouts).astype(object)
+    )
+    hidden = data["hidden"].split(batch.turns)
+
+    def prepare() -> Any:
+        tensors = {
+            "prompts": data["prompts"], "responses": data["responses"], "response_mask": data["mask"],
+            "attention_mask": attended, "token_level_scores": scores, "token_level_rewards": scores,
+        }  # fmt: skip
+        return verl.DataProto.from_dict(tensors=tensors, non_tensors={"uid": names})
+
+    def own(rows: Any) -> Any:
+        return ray_trainer.compute_advantage(rows, "grpo", num_repeat=batch.rollouts)
+
+    def ours(rows: Any) -> Any:
+        with bipace.handed_over(driver.rows_of(rows, hidden), tokenizer):
+            return ray_trainer.compute_advantage(rows, "bipace", num_repeat=batch.rollouts)
+
+    return [Side("verl's own", own, prepare), Side("verl with BiPACE", ours, prepare)]
+
+
+def measure(batch: Batch, effort: Effort) -> list[Row]:
+    """Each trainer's own side, then ours."""
+    tokenizer, rows = byte_tokenizer(), []
+    for make, replaced in ((trl_sides, False), (verl_sides, True)):
+        sides = make(batch, tokenizer)
+        found = compare(sides, effort)
+        own, ours = (
+            Row(batch.text(), s.name, found[s.name].median, found[s.name].cpu_median, len(found[s.name].samples))
+            for s in sides
+        )
+        ours.added_ms = ours.median_ms - own.median_ms * replaced
+        ours.added_cpu_ms = ours.cpu_ms - own.cpu_ms * replaced
+        rows += [own, ours]
+    return rows
+
+
+def as_markdown(document: dict[str, Any]) -> str:
+    """The page: machine, method, rows, the promise."""
+    about, versions = document["machine"], document["versions"]
+    tiny = [row["added_cpu_ms"] for row in document["rows"] if row["batch"].startswith("tiny") and row["added_ms"]]
+    cell = "{:.3g}".format
+    lines = [
+        "# What the trainers' adapters add to a step",
+        "",
+        f"{about['cpu']}, one thread; torch {about['torch']}, {', '.join(f'{k} {v}' for k, v in versions.items())}, "
+        f"bipace_kernels {about['package']} ({about['commit']}), {about['date']}, load {about['load']}.",
+        "",
+        ABOUT,
+        "| batch | side | median ms | CPU ms | rounds | added ms | added CPU ms |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        *(
+            f"| {r['batch']} | {r['side']} | {cell(r['median_ms'])} | {cell(r['cpu_ms'])} | {r['rounds']} | "
+            + ("| |" if r["added_ms"] is None else f"{cell(r['added_ms'])} | {cell(r['added_cpu_ms'])} |")
+            for r in document["rows"]
+        ),
+        "",
+        f"Promised at the tiny size: at most {PROMISED_MS:g} ms; in CPU time at most {cell(max(tiny))} ms were seen.",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, shows the table, writes trainers.json and trainers.md."""
+    parser = argparse.ArgumentParser(prog="bench trainers", description="What the adapters add to a training step.")
+    parser.add_argument("--rounds", type=int, default=40, metavar="N", help="calls of each side (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="the tiny batch alone: shows that it runs, not how fast")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write trainers.json and trainers.md there")
+    arguments = parser.parse_args(argv)
+    versions = {name: importlib.import_module(name).__version__ for name in ("trl", "verl", "transformers")}
+    sizes, rounds = (SIZES[:1], 2) if arguments.quick else (SIZES, arguments.rounds)
+    with threads(1) as note:
+        about = machine(1, note)
+        rows = [row for batch in sizes for row in measure(batch, Effort(rounds=rounds, seconds=20.0))]
+    document = {"schema": 1, "machine": about.asdict(), "versions": versions, "rows": [asdict(row) for row in rows]}
+    page = as_markdown(document)
+    sys.stdout.write(page)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "trainers.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        (arguments.out / "trainers.md").write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
