@@ -17,14 +17,10 @@ PYTHON ?= $(VENV)/bin/python
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
 
-# Stages whose CUDA kernels are written; their twin runs them on the CPU.
-CUDA_TESTS = $(addprefix tests/on_device/,test_combine.py test_cuda_clusters.py test_device_action_keys.py \
-  test_device_clusters.py test_device_ngrams.py test_device_pooling.py test_episode.py test_far_rows.py test_numbering.py \
-  test_observations.py test_returns.py test_values.py)
 test: $(VENV)/.tested
 	$(PYTHON) -m pytest -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
 	TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q
-	BIPACE_TEST_BACKEND=cuda BIPACE_TWIN=1 $(PYTHON) -m pytest $(CUDA_TESTS) -m "not slow" --benchmark-disable -n 2 -q
+	BIPACE_TEST_BACKEND=cuda BIPACE_TWIN=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q
 
 # Trainers pin what else may be installed, so they have an environment of their own.
 TRAINERS ?= .venv-integrations

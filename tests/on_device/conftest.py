@@ -17,7 +17,10 @@ import torch
 from ragged import BACKEND, ON_CPU
 
 # Each backend has its own way with long groups, and tests of its own for it.
-collect_ignore = {"triton": ["test_cuda_clusters.py"], "cuda": ["test_long_groups.py"]}[BACKEND]
+collect_ignore = {
+    "triton": ["test_cuda_clusters.py"],
+    "cuda": ["test_available.py", "test_long_groups.py", "test_triton_xxh64.py"],
+}[BACKEND]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,7 +49,11 @@ if BACKEND == "cuda" and ON_CPU:
         folder = ROOT / "build" / kind / os.environ.get("PYTEST_XDIST_WORKER", "main")
         return Twin.load(build(sorted(Path(ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize))
 
-    @pytest.fixture(params=sorted(SCHEDULES), autouse=True)
+    def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+        one = getattr(metafunc.module, "ONE_ORDER", False)
+        metafunc.parametrize("schedule", ["random"] if one else sorted(SCHEDULES), indirect=True)
+
+    @pytest.fixture(autouse=True)
     def schedule(request: pytest.FixtureRequest, twin: Twin, monkeypatch: pytest.MonkeyPatch) -> str:
         """The order of threads and blocks."""
         twin.schedule, twin.seed = request.param, 7

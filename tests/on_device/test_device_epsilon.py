@@ -8,11 +8,14 @@ import json
 import numpy as np
 import pytest
 import torch
+from ragged import BACKEND, stage
 
 import bipace_kernels as bk
 from bipace_kernels import _sizes
-from bipace_kernels.triton_kernels import clusters, long_groups
 
+clusters = stage("clusters")
+long_groups = stage("long_groups") if BACKEND == "triton" else clusters
+ONE_ORDER = True  # of the twin's threads: each stage has its own tests under several
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 EPSILONS = [0.1, 0.0, 0.35, 2.0]
@@ -40,7 +43,7 @@ def nothing_waits(device):
 
 
 def cluster(device, x, epsilon, **rest):
-    found = bk.cluster(torch.as_tensor(x).to(device), epsilon=epsilon, backend="triton", **rest)
+    found = bk.cluster(torch.as_tensor(x).to(device), epsilon=epsilon, backend=BACKEND, **rest)
     assert found.device.type == device.type
     return found.cpu()
 
@@ -81,9 +84,9 @@ def test_padding_copies_and_row_order_without_a_wait(device):
     assert lay.n_duplicates
     x = torch.from_numpy(x)[rows].to(device)
     want = bk.cluster(x.cpu(), epsilon=EPSILONS, layout=lay, backend="reference")
-    bk.cluster(x, epsilon=EPSILONS, layout=lay, backend="triton")  # compiles, and copies the layout there
+    bk.cluster(x, epsilon=EPSILONS, layout=lay, backend=BACKEND)  # compiles, and copies the layout there
     with nothing_waits(device):
-        found = bk.cluster(x, epsilon=EPSILONS, layout=lay, backend="triton")
+        found = bk.cluster(x, epsilon=EPSILONS, layout=lay, backend=BACKEND)
     assert torch.equal(found.cpu(), want)
     assert bool(((want == -1) == torch.from_numpy(~valid)).all())
 
@@ -92,10 +95,10 @@ def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
     x, group = states()
     trajectory = np.arange(24) // 4
     x = torch.from_numpy(x).to(device)
-    found = bk.cluster(x, group, EPSILONS, trajectory=trajectory, backend="triton")
+    found = bk.cluster(x, group, EPSILONS, trajectory=trajectory, backend=BACKEND)
     for epsilon, labels in zip(EPSILONS, found, strict=True):
         result = bk.advantage(
-            group, trajectory, np.ones(24), fingerprint=x, config=bk.Config.bigpo(epsilon), backend="triton"
+            group, trajectory, np.ones(24), fingerprint=x, config=bk.Config.bigpo(epsilon), backend=BACKEND
         )
         assert torch.equal(result.cluster, labels)
 
@@ -104,22 +107,24 @@ def test_long_groups_have_no_gram_matrix_and_the_search_probes_them(device, monk
     monkeypatch.setattr(long_groups, "LONG_GROUP", 10)
     monkeypatch.setattr(clusters, "LONGEST_SWEEP", 9)
     taken = []
-    real = long_groups.cluster_long
+    if BACKEND == "triton":
+        real = long_groups.cluster_long
 
-    def counted(*args, longest_group, shortest, **rest):
-        if longest_group >= shortest:
-            taken.append(args[5])
-        return real(*args, longest_group=longest_group, shortest=shortest, **rest)
+        def counted(*args, longest_group, shortest, **rest):
+            if longest_group >= shortest:
+                taken.append(args[5])
+            return real(*args, longest_group=longest_group, shortest=shortest, **rest)
 
-    monkeypatch.setattr(long_groups, "cluster_long", counted)
+        monkeypatch.setattr(long_groups, "cluster_long", counted)
     x, _ = states()
     group = np.r_[np.zeros(13, int), np.ones(6, int), np.full(5, 2)]
     want = bk.cluster(x, group, EPSILONS, backend="reference")
     assert torch.equal(cluster(device, x, EPSILONS, group=group), want)
-    assert taken == [[0.1, 0.35, 2.0]]
-    choice = bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend="triton", probes=3)
+    assert taken == ([[0.1, 0.35, 2.0]] if BACKEND == "triton" else [])
+    choice = bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND, probes=3)
     assert choice == bk.choose_epsilon(x, group, backend="reference", probes=3)
-    assert taken[1:] == [[epsilon] for epsilon, _ in choice.probes]
+    if BACKEND == "triton":
+        assert taken[1:] == [[epsilon] for epsilon, _ in choice.probes]
 
 
 def test_bad_rows_are_alone_unless_asked_for(device):
@@ -139,16 +144,16 @@ def test_the_search_is_that_of_the_reference(device, probes):
     rows = torch.from_numpy(x).to(device)
     want = bk.choose_epsilon(x, group, band=(1, 1.2), probes=probes, backend="reference")
     assert len(want.probes) > probes // 2
-    assert bk.choose_epsilon(rows, group, band=(1, 1.2), probes=probes, backend="triton") == want
+    assert bk.choose_epsilon(rows, group, band=(1, 1.2), probes=probes, backend=BACKEND) == want
     x[3] = 0
     with pytest.raises(ValueError, match="row 3 is zero"):
-        bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend="triton")
+        bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND)
 
 
 @pytest.mark.parametrize("objective", ["median", "value_r2"])
 def test_the_controller_goes_as_on_the_reference(device, objective):
     paths = []
-    for backend in ("reference", "triton"):
+    for backend in ("reference", BACKEND):
         rng = np.random.default_rng(5)
         controller = bk.EpsilonController(0.05, objective=objective, max_step=1.6, points=5, band=(2, 4))
         path = []
@@ -157,7 +162,7 @@ def test_the_controller_goes_as_on_the_reference(device, objective):
             x[step] = np.nan
             x = torch.from_numpy(x + np.float32(2 * (step > 2)))
             controller.update(
-                x.to(device) if backend == "triton" else x, group, trajectory=np.arange(24) // 4,
+                x.to(device) if backend == BACKEND else x, group, trajectory=np.arange(24) // 4,
                 returns=rng.normal(size=24), backend=backend,
             )  # fmt: skip
             path.append(json.dumps(controller.state_dict()))

@@ -9,13 +9,14 @@ import pytest
 import torch
 from batches import CONFIGS, make_batch
 from op_cases import OPS, op_cases
-from ragged import assert_close, same_bits
+from ragged import BACKEND, assert_close, same_bits, stage
 from test_theorems import OUTPUTS
 
 import bipace_kernels as bk
 from bipace_kernels import _dispatch
-from bipace_kernels.triton_kernels import long_groups
 
+long_groups = stage("long_groups" if BACKEND == "triton" else "clusters")
+ONE_ORDER = True  # of the twin's threads: each stage has its own tests under several
 BATCH = make_batch(0)
 N = BATCH.n
 FLOATS = OUTPUTS[:4]
@@ -34,7 +35,7 @@ def on(device, arguments):
 def both(device, config, arguments, **options):
     """The reference's result on the CPU, and that of the kernels on the device."""
     want = bk.advantage(config=config, backend="reference", **arguments)
-    got = bk.advantage(config=config, backend="triton", **on(device, arguments), **options)
+    got = bk.advantage(config=config, backend=BACKEND, **on(device, arguments), **options)
     return want, got
 
 
@@ -95,7 +96,7 @@ def test_given_returns_and_nothing_to_do(name, device):
         assert_agree(*both(device, CONFIGS[name], BATCH.arguments(**changes)))
     empty = BATCH.take([])
     given = {**empty.arguments(), "fingerprint": np.zeros((0, 4), np.float32), "rewards": torch.zeros(0)}
-    assert bk.advantage(config=CONFIGS[name], backend="triton", **on(device, given)).advantage.shape == (0,)
+    assert bk.advantage(config=CONFIGS[name], backend=BACKEND, **on(device, given)).advantage.shape == (0,)
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -112,7 +113,7 @@ def test_every_dtype(dtype, device):
     fingerprint = torch.from_numpy(BATCH.fingerprint).to(dtype)
     given = BATCH.arguments(fingerprint=fingerprint)
     want = bk.advantage(config=CONFIGS["bipace"], backend="reference", **given)
-    got = bk.advantage(config=CONFIGS["bipace"], backend="triton", **{**given, "fingerprint": fingerprint.to(device)})
+    got = bk.advantage(config=CONFIGS["bipace"], backend=BACKEND, **{**given, "fingerprint": fingerprint.to(device)})
     assert_agree(want, got)
 
 
@@ -122,8 +123,8 @@ def test_every_layout(view, epsilon, device):
     fingerprint = VIEWS[view](torch.from_numpy(BATCH.fingerprint).bfloat16().to(device))
     config = bk.Config.bipace(epsilon)
     given = {**on(device, BATCH.arguments()), "fingerprint": fingerprint}
-    got = bk.advantage(config=config, backend="triton", **given)
-    same = bk.advantage(config=config, backend="triton", **{**given, "fingerprint": fingerprint.contiguous()})
+    got = bk.advantage(config=config, backend=BACKEND, **given)
+    same = bk.advantage(config=config, backend=BACKEND, **{**given, "fingerprint": fingerprint.contiguous()})
     host = BATCH.arguments(fingerprint=fingerprint.cpu())
     assert_agree(bk.advantage(config=config, backend="reference", **host), got)
     for name in OUTPUTS:
@@ -138,7 +139,7 @@ def test_rewards_keys_and_observations_of_other_dtypes(dtype, device):
     moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
     for name in ("bipace_exact", "hgpo"):
         want = bk.advantage(config=CONFIGS[name], backend="reference", **given)
-        assert_agree(want, bk.advantage(config=CONFIGS[name], backend="triton", **moved))
+        assert_agree(want, bk.advantage(config=CONFIGS[name], backend=BACKEND, **moved))
 
 
 def test_integers_of_64_bits_without_a_sign(device):
@@ -146,13 +147,13 @@ def test_integers_of_64_bits_without_a_sign(device):
     given = BATCH.arguments(action_key=keys.to(torch.uint64), action_parsed=torch.ones(N, dtype=torch.uint64))
     moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
     want = bk.advantage(config=CONFIGS["bipace"], backend="reference", **given)
-    assert_agree(want, bk.advantage(config=CONFIGS["bipace"], backend="triton", **moved))
+    assert_agree(want, bk.advantage(config=CONFIGS["bipace"], backend=BACKEND, **moved))
 
 
 @pytest.mark.parametrize("name", [n for n in KEPT if not n.startswith("hgpo")])
 def test_weight_zero_is_the_episode_term(name, device):
     config = replace(CONFIGS[name], step_weight=0.0)
-    got = bk.advantage(config=config, backend="triton", **on(device, BATCH.arguments()))
+    got = bk.advantage(config=config, backend=BACKEND, **on(device, BATCH.arguments()))
     assert same_bits(got.advantage, got.episode_advantage)
 
 
@@ -160,18 +161,18 @@ def test_epsilon_zero_with_one_fingerprint_per_observation_is_gigpo(device):
     number = {text: i for i, text in enumerate(dict.fromkeys(BATCH.observation))}
     one_hot = torch.eye(len(number))[[number[text] for text in BATCH.observation]]
     given = on(device, BATCH.arguments(fingerprint=one_hot))
-    gigpo = bk.advantage(config=bk.Config.gigpo(), backend="triton", **given)
-    zero = bk.advantage(config=bk.Config.bigpo(0.0), backend="triton", **given)
+    gigpo = bk.advantage(config=bk.Config.gigpo(), backend=BACKEND, **given)
+    zero = bk.advantage(config=bk.Config.bigpo(0.0), backend=BACKEND, **given)
     for name in OUTPUTS:
         assert same_bits(getattr(zero, name), getattr(gigpo, name)), name
 
 
 @pytest.mark.parametrize("name", ["bipace", "gigpo_mean_std_norm", "hgpo_all"])
 def test_a_group_alone_has_the_bits_of_the_batch(name, device):
-    whole = bk.advantage(config=CONFIGS[name], backend="triton", **on(device, BATCH.arguments()))
+    whole = bk.advantage(config=CONFIGS[name], backend=BACKEND, **on(device, BATCH.arguments()))
     for group in range(int(BATCH.group.max()) + 1):
         rows = np.flatnonzero(BATCH.group == group)
-        alone = bk.advantage(config=CONFIGS[name], backend="triton", **on(device, BATCH.take(rows).arguments()))
+        alone = bk.advantage(config=CONFIGS[name], backend=BACKEND, **on(device, BATCH.take(rows).arguments()))
         for field in FLOATS:
             assert same_bits(getattr(alone, field), getattr(whole, field)[torch.from_numpy(rows).to(device)]), field
 
@@ -194,16 +195,16 @@ def test_what_scratch_memory_held_before_changes_no_bit(name, device, scratch_of
     """Loads may be wider than what was written: what they bring of it must not count."""
     given = on(device, BATCH.arguments(**bad_values("rows")))
     config = replace(CONFIGS[name], on_invalid="singleton")
-    want = bk.advantage(config=config, backend="triton", **given)
+    want = bk.advantage(config=config, backend=BACKEND, **given)
     scratch_of_nan()
-    assert_same(bk.advantage(config=config, backend="triton", **given), want)
+    assert_same(bk.advantage(config=config, backend=BACKEND, **given), want)
 
 
 @pytest.mark.parametrize("long_group", [long_groups.LONG_GROUP, 8])
 def test_what_scratch_memory_held_before_changes_no_cluster(long_group, device, scratch_of_nan, monkeypatch):
     monkeypatch.setattr(long_groups, "LONG_GROUP", long_group)
     fingerprint = on(device, BATCH.arguments(**bad_values("rows")))["fingerprint"]
-    options = {"layout": bk.layout(BATCH.group, BATCH.trajectory, BATCH.step), "backend": "triton"}
+    options = {"layout": bk.layout(BATCH.group, BATCH.trajectory, BATCH.step), "backend": BACKEND}
     want = bk.cluster(fingerprint, epsilon=[0.0, 0.1, 1.95], **options)
     scratch_of_nan()
     assert torch.equal(bk.cluster(fingerprint, epsilon=[0.0, 0.1, 1.95], **options), want)
@@ -212,11 +213,11 @@ def test_what_scratch_memory_held_before_changes_no_cluster(long_group, device, 
 def test_errors_come_when_asked_and_arguments_stay(device):
     given = on(device, BATCH.arguments(**bad_values("spoilt")))
     before = {name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
-    result = bk.advantage(config=CONFIGS["bipace"], backend="triton", **given)
+    result = bk.advantage(config=CONFIGS["bipace"], backend=BACKEND, **given)
     with pytest.raises(ValueError, match=r"rewards must be finite .* at row 2, 12, 37") as later:
         result.check()
     with pytest.raises(ValueError) as now:
-        bk.advantage(config=CONFIGS["bipace"], backend="triton", check="now", **given)
+        bk.advantage(config=CONFIGS["bipace"], backend=BACKEND, check="now", **given)
     assert str(now.value) == str(later.value)
     for name, value in before.items():
         assert same_bits(given[name], value), name
@@ -227,19 +228,19 @@ def test_discounted_returns(device):
     rewards = torch.from_numpy(BATCH.rewards.copy())
     rewards[0] = torch.nan  # padding
     want = bk.discounted_returns(rewards, gamma=0.9, layout=lay, backend="reference")
-    got = bk.discounted_returns(rewards.to(device), gamma=0.9, layout=lay, backend="triton")
+    got = bk.discounted_returns(rewards.to(device), gamma=0.9, layout=lay, backend=BACKEND)
     assert got.device.type == device.type
     assert_close(got, want)
     rewards[12] = torch.inf
     rewards[30] = 1e300
-    got = bk.discounted_returns(rewards.to(device), gamma=0.9, layout=lay, backend="triton")
+    got = bk.discounted_returns(rewards.to(device), gamma=0.9, layout=lay, backend=BACKEND)
     spoilt = np.isin(BATCH.trajectory, BATCH.trajectory[[12, 30]])
     assert_close(got, torch.where(torch.from_numpy(spoilt), 0.0, want))
-    for backend, tensor in (("reference", rewards), ("triton", rewards.to(device))):
+    for backend, tensor in (("reference", rewards), (BACKEND, rewards.to(device))):
         with pytest.raises(ValueError, match=r"rewards must be finite .* got inf at row 12"):
             bk.discounted_returns(tensor, gamma=0.9, layout=lay, backend=backend, check="now")
     copies = torch.tensor([2.0, 2.0, 3.0], device=device)
-    given = {"trajectory": [0] * 3, "gamma": 0.5, "step": [0, 0, 1], "backend": "triton"}
+    given = {"trajectory": [0] * 3, "gamma": 0.5, "step": [0, 0, 1], "backend": BACKEND}
     assert bk.discounted_returns(copies, **given).tolist() == [3.5, 3.5, 3.0]
     copies[1] = 1.0
     assert bk.discounted_returns(copies, **given).tolist() == [0.0] * 3
@@ -247,19 +248,19 @@ def test_discounted_returns(device):
         bk.discounted_returns(copies, check="now", **given)
     huge = torch.full((3,), 9e36, device=device)
     with pytest.raises(ValueError, match=r"returns \(sums of rewards\) must be finite"):
-        bk.discounted_returns(huge, [0] * 3, 1.0, backend="triton", check="now")
-    assert bk.discounted_returns(huge, [0] * 3, 1.0, backend="triton").tolist() == [0.0] * 3
+        bk.discounted_returns(huge, [0] * 3, 1.0, backend=BACKEND, check="now")
+    assert bk.discounted_returns(huge, [0] * 3, 1.0, backend=BACKEND).tolist() == [0.0] * 3
 
 
 @pytest.fixture
-def ops_by_triton(device, monkeypatch):
+def ops_by_device(device, monkeypatch):
     """Ops on the device's tensors run the kernels, under the interpreter too."""
-    monkeypatch.setenv("BIPACE_BACKEND", "triton")
+    monkeypatch.setenv("BIPACE_BACKEND", BACKEND)
     assert _dispatch.defers_checks(_dispatch.choose("auto", device))
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_ops_mean_the_same_on_every_device(name, device, ops_by_triton, monkeypatch):
+def test_ops_mean_the_same_on_every_device(name, device, ops_by_device, monkeypatch):
     op = getattr(torch.ops.bipace, name)
     for (args, kwargs), (there, others) in zip(op_cases(name, "cpu"), op_cases(name, device), strict=True):
         got = op(*there, **others)
@@ -275,7 +276,7 @@ def test_ops_mean_the_same_on_every_device(name, device, ops_by_triton, monkeypa
 
 
 @pytest.mark.parametrize("name", ["bipace", "hgpo"])
-def test_compiled_gives_the_same_bits(name, device, ops_by_triton):
+def test_compiled_gives_the_same_bits(name, device, ops_by_device):
     torch.compiler.reset()
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
     given = tensors(device)
