@@ -85,7 +85,7 @@ def test_sample_data() -> None:
         "alfworld_scripted.jsonl.gz": (67, 536, 10584),
         "textcraft_scripted.jsonl.gz": (50, 400, 8270),
     }
-    assert {path.name for path in folder.glob("*.gz")} == set(said)
+    assert {path.name for path in folder.glob("*.jsonl.gz")} == set(said)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 1_000_000
     text = (folder / "README.md").read_text()
     for name, counts in said.items():
