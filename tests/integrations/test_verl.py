@@ -19,7 +19,7 @@ pytest.importorskip("verl")
 from verl_stand_ins import Words, config, default, of, run_of
 
 from bipace_kernels.integrations._rows import Tokenizer
-from bipace_kernels.integrations.verl.estimator import HIDDEN, settings_of
+from bipace_kernels.integrations.verl.estimator import HIDDEN, Bipace, settings_of
 
 ROOT = Path(__file__).parents[2]
 SEARCH = "hydra.searchpath=[pkg://bipace_kernels.integrations.verl.config]"
@@ -469,3 +469,42 @@ def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path):
     for other in (of(epsilon=0.3), of(epsilon="auto", layer=-3)):  # given, or of other states
         other.load(trainer, 7)
         assert other.states.epsilon != chosen.epsilon
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+def test_verl_s_own_checkpoints_carry_it(tmp_path, version, mode):
+    """Through the trainers' _save_checkpoint() and _load_checkpoint(), with workers that save nothing."""
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    changes = [
+        ("trainer.default_local_dir", str(tmp_path)), ("trainer.resume_mode", mode),
+        ("trainer.resume_from_path", str(tmp_path / "global_step_3") if mode == "resume_path" else None),
+    ]  # fmt: skip
+
+    class Nothing:
+        def state_dict(self):
+            return {}
+
+        def __len__(self):
+            return 10
+
+        def __getattr__(self, name):
+            return lambda *args, **kwargs: None
+
+    def make():
+        trainer = object.__new__(RayPPOTrainer if version == "v0" else get_trainer_cls("sync"))
+        trainer.config = run_of(changes, epsilon="auto")
+        trainer.bipace, trainer.global_steps, trainer.use_critic = Bipace(trainer.config), 3, False
+        trainer.actor_rollout_wg = trainer.train_dataloader = trainer.checkpoint_callback = Nothing()
+        trainer.trainer_mode = "sync"
+        return trainer
+
+    saved, resumed = make(), make()
+    saved.bipace.states.epsilon = 0.07
+    saved._save_checkpoint()
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
+    resumed.global_steps = 0
+    resumed._load_checkpoint()
+    assert resumed.global_steps == 3 and resumed.bipace.states.epsilon == 0.07
