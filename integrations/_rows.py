@@ -15,6 +15,7 @@ from ..pipeline import advantage
 from ..result import AdvantageResult
 from ..token_bytes import TokenBytes, token_bytes
 from ._states import States
+from ._steps import heard, turn_tokens
 from ._turns import Turns
 
 Tensor = torch.Tensor
@@ -75,9 +76,7 @@ class Rows:
         number = {pair: i for i, pair in enumerate(sorted(set(pairs)))}
         trajectory = [number[pair] for pair in pairs]
         counts, ahead = self.turns.counts.tolist(), [0] * len(pairs)
-        before: dict[
-            int, tuple[int, int, int]
-        ] = {}  # of each trajectory: the last place, its first step, the one after it
+        before: dict[int, tuple[int, int, int]] = {}  # of each trajectory: last place, its first step, the one after
         for i in sorted(range(len(pairs)), key=lambda i: (trajectory[i], self.place[i])):
             place, first, after = before.get(trajectory[i], (-1, 0, 0))
             if self.place[i] != place:
@@ -140,19 +139,7 @@ class Rows:
         """[n] what each turn answers: `observation`, else the text of the tokens since the turn before it."""
         if "observation" in self.extra:
             return self.per_turn("observation", "")
-        turns, prompts, ids = self.turns, self.prompts(), []
-        begin = torch.cat([turns.stop.new_zeros(1), turns.stop[:-1]])
-        for row, k, a, b in zip(*(x.tolist() for x in (turns.row, turns.step, begin, turns.start)), strict=True):
-            ids.append((prompts[row] if k == 0 else self.responses[row, a:b]).tolist())
-        return list(tokenizer.tokenizer.batch_decode(ids, skip_special_tokens=True))
-
-    def tokens(self) -> tuple[Tensor, Tensor]:
-        """Token ids [n, longest turn] of each turn, and which of them there are."""
-        turns = self.turns
-        length = turns.stop - turns.start
-        column = torch.arange(int(length.max()) if len(length) else 0)
-        at = (turns.start[:, None] + column).clamp(max=max(0, turns.shape[1] - 1))
-        return self.responses.cpu()[turns.row[:, None], at], column < length[:, None]
+        return heard(self.turns, self.prompts(), self.responses, tokenizer.tokenizer)
 
     def of_turns(self, rows: Sequence[Tensor] | None) -> Tensor | None:
         """[n, …] of hidden states or labels by row; ValueError where they are not those of these turns."""
@@ -185,7 +172,7 @@ class Rows:
             given["observation"] = self.observations(tokenizer)
         if settings.needs_keys:
             mode = settings.action_key_mode
-            tokens, mask = self.tokens()
+            tokens, mask = turn_tokens(self.turns, self.responses.cpu())
             table = None if mode == "first_n" else tokenizer.table
             keys, parsed = action_keys(tokens, mode=mode, n=settings.n_action_tokens, mask=mask, token_bytes=table)
             given["action_key"] = keys
