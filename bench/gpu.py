@@ -13,7 +13,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ import bipace_kernels as bk
 from . import chain, gpu_checks, gpu_hidden, gpu_report, gpu_stages
 from . import competitors as c
 from . import workloads as w
-from .gpu_cases import SWEEP, Batch
+from .gpu_cases import BACKENDS, SWEEP, Batch, absent, dry_cuda, expected
 from .gpu_measure import Clock, DryClock, all_cores, gpu
-from .gpu_report import CLUSTERING, COMMUNITIES, LOOP, WHOLE
+from .gpu_report import CLUSTERING, COMMUNITIES, LOOP, WHOLE, by
 from .gpu_rows import EAGER, WALL, Bench, Part
 from .measure import machine, threads
 from .stages import NUMPY, NUMPY_POOL, OURS
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if not arguments.parts else 1
     if arguments.dry:
         os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton so far
+        dry_cuda()
     failed = [name for name in arguments.parts or PARTS if not _run(name, arguments)]
     if failed:
         _tell(f"FAILED: {', '.join(failed)}")
@@ -139,6 +141,16 @@ def _make(shape: w.Shape, dry: bool) -> Batch:
     return Batch(shape, _device(dry), tokens=48 if dry else 512)
 
 
+def _backends(bench: Bench, at: str) -> Iterator[str]:
+    """Those that run here; a row says why another does not, and it is a failure where it should."""
+    for backend in BACKENDS:
+        if why := absent(backend):
+            bench.absent(at, by(backend, "all of it"), why)
+            bench.failures += expected(backend)
+        else:
+            yield backend
+
+
 def ceilings(bench: Bench, dry: bool) -> None:
     """Nothing beyond what every part measures first: copy, product, empty graph, chain."""
     del bench, dry
@@ -166,17 +178,21 @@ def _batch(bench: Bench, shape: w.Shape, dry: bool, *, compared: bool) -> None:
     bench.say(f"making {_title(shape)}")
     x = _make(shape, dry)
     at = _title(shape)
-    bench.row(at, CLUSTERING, lambda: gpu_stages.clusters(x), need=x.cluster_need, check=x.check_labels)
-    bench.row(at, "BiPACE with keys at hand", x.advantage, need=x.advantage_need, check=x.check_advantage)
-    try:
-        need = x.whole_need
-    except ImportError as error:
-        bench.absent(at, WHOLE, f"the responses need tokenizers and transformers: {error}")
-    else:
-        bench.row(at, WHOLE, x.whole, need=need, check=x.check_whole)
-        bench.row(at, WHOLE, x.whole, how=EAGER, need=need, rounds=30, note="layout made before")
-        made = x.whole_with_layout_made
-        bench.row(at, f"{WHOLE}, and the layout", made, how=EAGER, need=need, rounds=10, note="ids on the host")
+    for backend in _backends(bench, at):
+        whole, made = partial(x.whole, backend), partial(x.whole_with_layout_made, backend)
+        bench.row(at, by(backend, CLUSTERING), partial(gpu_stages.clusters, x, backend), need=x.cluster_need,
+                  check=x.check_labels)  # fmt: skip
+        bench.row(at, by(backend, "BiPACE with keys at hand"), partial(x.advantage, backend), need=x.advantage_need,
+                  check=x.check_advantage)  # fmt: skip
+        try:
+            need = x.whole_need
+        except ImportError as error:
+            bench.absent(at, by(backend, WHOLE), f"the responses need tokenizers and transformers: {error}")
+            continue
+        bench.row(at, by(backend, WHOLE), whole, need=need, check=x.check_whole)
+        bench.row(at, by(backend, WHOLE), whole, how=EAGER, need=need, rounds=30, note="layout made before")
+        bench.row(at, by(backend, f"{WHOLE}, and the layout"), made, how=EAGER, need=need, rounds=10,
+                  note="ids on the host")  # fmt: skip
     if compared:
         _others(bench, x, at)
     else:
@@ -201,23 +217,24 @@ def _others(bench: Bench, x: Batch, at: str) -> None:
     except ImportError as error:
         bench.absent(at, COMMUNITIES, str(error))
         sides.pop()
-    ours, whole = bench.median(at, CLUSTERING), bench.median(at, WHOLE)
     for name, call, note in sides:
-        row = bench.row(at, name, call, kind="competitor", how=WALL, need=x.cluster_need, check=x.check_labels,
-                        note=note, rounds=rounds, seconds=20.0, warm_up=quick)  # fmt: skip
-        _say_ratio(bench, row.median_ms, ours, whole)
-    cpu = bench.row(at, f"{OURS}, CPU, BiPACE with keys at hand", x.cpu_advantage, kind="competitor", how=WALL,
-                    need=x.advantage_need, note=cores, rounds=rounds, seconds=20.0, warm_up=quick)  # fmt: skip
-    _say_ratio(bench, cpu.median_ms, ours, whole)
+        bench.row(at, name, call, kind="competitor", how=WALL, need=x.cluster_need, check=x.check_labels,
+                  note=note, rounds=rounds, seconds=20.0, warm_up=quick)  # fmt: skip
+        _say_ratios(bench)
+    bench.row(at, f"{OURS}, CPU, BiPACE with keys at hand", x.cpu_advantage, kind="competitor", how=WALL,
+              need=x.advantage_need, note=cores, rounds=rounds, seconds=20.0, warm_up=quick)  # fmt: skip
+    _say_ratios(bench)
 
 
-def _say_ratio(bench: Bench, took: float | None, ours: float | None, whole: float | None) -> None:
+def _say_ratios(bench: Bench) -> None:
     """Beside the last row: how often it is ours."""
-    if took is None or not ours:
-        return
-    text = f"{took / ours:,.3g}× our clustering" + (f", {took / whole:,.3g}× our whole chain" if whole else "")
     last = bench.part.rows[-1]
-    last["note"] = "; ".join(x for x in (last["note"], text) if x)
+    if last["median_ms"] is None:
+        return
+    for backend in BACKENDS:
+        for what in (CLUSTERING, WHOLE):
+            if ours := bench.median(last["workload"], name := by(backend, what)):
+                last["note"] += f"{'; ' * bool(last['note'])}{last['median_ms'] / ours:,.3g}× {name}"
     bench.save()
 
 
@@ -228,27 +245,31 @@ def sweep(bench: Bench, dry: bool) -> None:
     at = _title(shape)
     epsilons = SWEEP[::8] if dry else SWEEP
     need = dataclasses.replace(x.cluster_need, bytes=x.cluster_need.bytes + 8 * shape.records * (len(epsilons) - 1))
-    bench.row(at, CLUSTERING, lambda: gpu_stages.clusters(x), need=x.cluster_need, check=x.check_labels)
-    bench.row(at, gpu_report.SWEEP, lambda: gpu_stages.sweep(x, epsilons), need=need,
-              check=lambda found: gpu_stages.check_sweep(x, found, epsilons))  # fmt: skip
-    bench.row(at, "bk.cluster with a tensor of 32 ε", lambda: bk.cluster(
-        x.fingerprint, None, epsilons, layout=x.layout, backend="triton"), how=EAGER, rounds=20, need=need)  # fmt: skip
+    for backend in _backends(bench, at):
+        bench.row(at, by(backend, CLUSTERING), partial(gpu_stages.clusters, x, backend), need=x.cluster_need,
+                  check=x.check_labels)  # fmt: skip
+        bench.row(at, by(backend, gpu_report.SWEEP), partial(gpu_stages.sweep, x, epsilons, backend), need=need,
+                  check=lambda found: gpu_stages.check_sweep(x, found, epsilons))  # fmt: skip
+        call = partial(bk.cluster, x.fingerprint, None, epsilons, layout=x.layout, backend=backend)
+        bench.row(at, by(backend, "bk.cluster with a tensor of 32 ε"), call, how=EAGER, rounds=20, need=need)
 
 
 def stages(bench: Bench, dry: bool) -> None:
     """Each stage alone, on both promised batches."""
     for shape in (SHORT, LARGE):
         x = _make(_shapes(shape, dry=dry)[0], dry)
-        for name, call, need, check in gpu_stages.stages(x):
-            bench.row(_title(x.shape), name, call, need=need, check=check)
+        for backend in _backends(bench, _title(x.shape)):
+            for name, call, need, check in gpu_stages.stages(x, backend):
+                bench.row(_title(x.shape), by(backend, name), call, need=need, check=check)
 
 
 def others(bench: Bench, dry: bool) -> None:
     """Presets without fingerprints, ε = 0, n-gram fingerprints."""
     shape = _shapes(SHORT, dry=dry)[0]
     x = _make(shape, dry)
-    for name, call, need, check in gpu_stages.presets(x):
-        bench.row(_title(shape), name, call, need=need, check=check)
+    for backend in _backends(bench, _title(shape)):
+        for name, call, need, check in gpu_stages.presets(x, backend):
+            bench.row(_title(shape), by(backend, name), call, need=need, check=check)
 
 
 def hidden(bench: Bench, dry: bool) -> None:
@@ -271,9 +292,11 @@ PARTS: dict[str, Callable[[Bench, bool], None]] = {
 }
 CHECKS: dict[str, Callable[[Part, Path, float, bool, Callable[[str], None]], bool]] = {
     "smoke": gpu_checks.smoke,
-    "tests": gpu_checks.tests,
-    "sanitize": gpu_checks.sanitize,
-    "ncu": gpu_checks.ncu,
+    **{
+        name + {"triton": "", "cuda": "-cuda"}[backend]: partial(check, backend=backend)
+        for name, check in (("tests", gpu_checks.tests), ("sanitize", gpu_checks.sanitize), ("ncu", gpu_checks.ncu))
+        for backend in BACKENDS
+    },
 }
 
 
@@ -295,7 +318,8 @@ NEEDED_CHAINS = {
 def _parser() -> argparse.ArgumentParser:
     every = [*CHECKS, *PARTS]
     parser = argparse.ArgumentParser(
-        prog="bench gpu", description="Measures the Triton backend on the current GPU; writes gpu.json and gpu.md."
+        prog="bench gpu",
+        description="Measures the Triton and the CUDA backend on the current GPU; writes gpu.json and gpu.md.",
     )
 
     def part(text: str) -> str:
@@ -309,7 +333,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for each part (default: 480)")
     parser.add_argument("--commit", default="", metavar="ID", help="of the sources, where this is no checkout")
     parser.add_argument("--dry", action="store_true",
-                        help="tiny sizes on the CPU under TRITON_INTERPRET=1: shows that it runs, measures nothing")  # fmt: skip
+                        help="tiny sizes on the CPU, by Triton's interpreter and the CUDA twin: measures nothing")  # fmt: skip
     parser.add_argument("--merge", type=Path, nargs="+", metavar="DIR",
                         help="one gpu.json and gpu.md out of those in these folders, the later part of a name counts")  # fmt: skip
     return parser

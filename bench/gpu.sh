@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# Checks and measures the Triton backend on the GPU of this machine, from a plain source tree, without network.
+# Checks and measures the Triton and the CUDA backend on the GPU of this machine, from a plain source tree, without network.
 #
 #   bench/gpu.sh OUTDIR [PART ...]
 #
 # Parts, in this order where none is named:
 #   build      the compiled modules beside the sources, by the machine's own compiler and nvcc: the CPU's, and the CUDA
 #              kernels for this GPU (the Triton kernels are compiled at use)
-#   smoke      each stage and preset once against the CPU backend
+#   smoke      each stage and preset of both backends once against the CPU backend
 #   tests      every test marked gpu (tests.log)
+#   tests-cuda the tests of stages and chain once more, on the CUDA kernels
 #   ceilings   copy bandwidth, matrix product, one dependent step of a scan
-#   short      16 groups × 400 records: the whole chain, and everybody else
+#   short      here to others, rows of both backends: 16 groups × 400 records: the whole chain, and everybody else
 #   sweep      32 thresholds at once
 #   stages     each stage alone
 #   large      64 × 2,048 records
 #   long       one group of 32,768
 #   others     presets without fingerprints, ε = 0, n-grams
 #   hidden     taps and early exit at Qwen2.5-7B's shape with random weights
-#   sanitize   compute-sanitizer over a small run (sanitize.log)
-#   ncu        hardware counters of one whole chain
+#   sanitize   compute-sanitizer over a small run of the Triton kernels (sanitize.log); sanitize-cuda: of the CUDA kernels
+#   ncu        hardware counters of one whole chain by Triton; ncu-cuda: by the CUDA kernels
 #
 # Writes gpu.json and gpu.md (with a header of the machine) into OUTDIR after every figure.  Each part is a process of
 # its own and ends within nine minutes.  Folders of several calls become one by `python -m bench gpu --merge A B --out C`.
@@ -37,7 +38,8 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(build smoke tests ceilings short sweep stages large long others hidden sanitize ncu)
+[ ${#parts[@]} -gt 0 ] || parts=(build smoke tests tests-cuda ceilings short sweep stages large long
+  others hidden sanitize sanitize-cuda ncu ncu-cuda)
 
 cd "$root"
 python=${PYTHON:-python3}

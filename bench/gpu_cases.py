@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import sys
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import bipace_kernels as bk
+from bipace_kernels import _native_loader
 
 from . import competitors as c
 from . import roofline
@@ -19,9 +23,30 @@ from .gpu_measure import all_cores
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
+BACKENDS = ("triton", "cuda")
 SWEEP = torch.linspace(0.02, 0.40, 32, dtype=torch.float64)  # on the host: thresholds, not data
 
 responses = lru_cache(maxsize=1)(w.responses)  # seconds for a large batch, and the same for every K
+
+
+def absent(backend: str) -> str:
+    """Why a backend does not run here; empty where it does."""
+    return bk.backends()[backend].reason
+
+
+def expected(backend: str) -> bool:
+    """Whether a backend has to run here: on any GPU, and the CUDA kernels where nvcc was there at the build."""
+    built = not _native_loader.cuda_decision().startswith("no CUDA kernels")
+    return torch.cuda.is_available() and (backend != "cuda" or built)
+
+
+def dry_cuda() -> None:
+    """backend="cuda" on CPU tensors by the kernels' twin, which is a part of the tests: in a checkout, with a compiler."""
+    tests = Path(__file__).resolve().parent.parent / "tests"
+    if (tests / "cuda_twin.py").exists():
+        sys.path.insert(0, str(tests))
+        twin = importlib.import_module("cuda_twin")
+        twin.run_on_cpu(twin.of_checkout())
 
 
 class Batch:
@@ -56,29 +81,29 @@ class Batch:
 
     # ------------------------------------------------------------------------------------------------- calls, ours
 
-    def keys(self) -> Any:
+    def keys(self, backend: str) -> Any:
         """Action keys of the responses, where the token ids are."""
         x = self.response_tensors
-        return bk.action_keys(x["ids"], mode="action_tag", mask=x["mask"], token_bytes=x["table"], backend="triton")
+        return bk.action_keys(x["ids"], mode="action_tag", mask=x["mask"], token_bytes=x["table"], backend=backend)
 
-    def advantage(self) -> Any:
+    def advantage(self, backend: str) -> Any:
         """BiPACE with keys that are there already."""
-        return self._advantage(self.layout, self.action_key, None)
+        return self._advantage(self.layout, self.action_key, None, backend)
 
-    def whole(self) -> Any:
+    def whole(self, backend: str) -> Any:
         """Keys, returns, clustering, means, combination."""
-        keys, parsed = self.keys()
-        return self._advantage(self.layout, keys, parsed)
+        keys, parsed = self.keys(backend)
+        return self._advantage(self.layout, keys, parsed, backend)
 
-    def whole_with_layout_made(self) -> Any:
+    def whole_with_layout_made(self, backend: str) -> Any:
         """The same from ids on the host: sorting, numbering and the copy included."""
-        keys, parsed = self.keys()
-        return self._advantage(bk.layout(**self.ids), keys, parsed)
+        keys, parsed = self.keys(backend)
+        return self._advantage(bk.layout(**self.ids), keys, parsed, backend)
 
-    def _advantage(self, layout: Any, keys: Any, parsed: Any) -> Any:
+    def _advantage(self, layout: Any, keys: Any, parsed: Any, backend: str) -> Any:
         return bk.advantage(
             None, None, self.rewards, fingerprint=self.fingerprint, action_key=keys, action_parsed=parsed,
-            layout=layout, config=self.config, backend="triton",
+            layout=layout, config=self.config, backend=backend,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------- calls, theirs

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from .gpu_cases import BACKENDS, absent, expected
 from .gpu_measure import all_cores
 from .gpu_rows import Part
 from .report import _markdown
@@ -40,7 +41,7 @@ OPTIONAL = {
     "transformers": "action keys from token ids, the whole chain",
     "sentence_transformers": "community_detection as a competitor",
     "threadpoolctl": "setting the threads of NumPy's BLAS",
-    "cupy": "the micro-kernel by NVRTC (nvcc is tried instead)",
+    "cupy": "the micro-kernel by NVRTC (nvcc is tried instead), CUDA kernels where the build has none",
     "rich": "the benchmarks' program",
 }
 
@@ -78,18 +79,22 @@ def tail(log: Path, lines: int = 6) -> str:
 # --------------------------------------------------------------------------------------------------------------- tests
 
 
-def tests(part: Part, folder: Path, seconds: float, dry: bool, say: Say) -> bool:
-    """Every test marked gpu; the log grows with each, so that a kill loses none that ran."""
+def tests(part: Part, folder: Path, seconds: float, dry: bool, say: Say, backend: str) -> bool:
+    """Every test marked gpu; for the CUDA backend those of stages and chain. The log grows with each: a kill loses none."""
+    if why := absent(backend):
+        return _not_available(part, say, why, fine=not expected(backend))
     part.lines += [f"- {line}" for line in missing()]
-    log = folder / "tests.log"
+    log = folder / f"{part.name}.log"
     log.unlink(missing_ok=True)
-    where = ["tests/on_device/test_available.py"] if dry else ["-m", "gpu", "tests"]
+    here = {"triton": ("tests", "test_available.py"), "cuda": ("tests/on_device", "test_numbering.py")}[backend]
+    where = [f"tests/on_device/{here[1]}"] if dry else ["-m", "gpu", here[0]]
+    more = {"BIPACE_TWIN": "1"} if dry else {"BIPACE_REQUIRE": "gpu"}
     # Most tests are in one file, and compiling takes most of the time: files are not kept together.
     spread = ["-n", str(min(8, all_cores())), "--dist", "load"]
     if dry or any("xdist" in line for line in part.lines):
         spread = []
     argv = [sys.executable, "-m", "pytest", *where, "-v", "-ra", "--tb=short", "-p", "no:cacheprovider", *spread]
-    status = run_to_end(argv, log, seconds=seconds, env={} if dry else {"BIPACE_REQUIRE": "gpu"})
+    status = run_to_end(argv, log, seconds=seconds, env={"BIPACE_TEST_BACKEND": backend, **more})
     found = outcomes(log.read_text(errors="replace"))
     counts = ", ".join(f"{len(found[k])} {k.lower()}" for k in ("PASSED", "FAILED", "ERROR", "SKIPPED"))
     part.lines += [f"- pytest {'was stopped at the limit' if status is None else f'ended with {status}'}: {counts}"]
@@ -124,11 +129,11 @@ def outcomes(log: str) -> dict[str, list[str]]:
 
 
 def smoke(part: Part, folder: Path, seconds: float, dry: bool, say: Say) -> bool:
-    """Each stage and preset once on a small ragged batch, against the CPU backend."""
+    """Each stage and preset of each backend once on a small ragged batch, against the CPU backend."""
     from . import gpu_smoke
 
     del folder, seconds
-    lines, fine = gpu_smoke.run(torch.device("cpu" if dry else "cuda"))
+    lines, fine = gpu_smoke.run(torch.device("cpu" if dry else "cuda"), BACKENDS)
     part.lines += [f"- {line}" for line in lines]
     say("\n".join(lines))
     return fine
@@ -143,10 +148,12 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name) or next((str(p) for p in places if p.exists()), None)
 
 
-def sanitize(part: Part, folder: Path, seconds: float, dry: bool, say: Say) -> bool:
+def sanitize(part: Part, folder: Path, seconds: float, dry: bool, say: Say, backend: str) -> bool:
     """memcheck, racecheck and initcheck over the small run; each on a one-line program first."""
+    if why := absent(backend):
+        return _not_available(part, say, why, fine=not expected(backend))
     deadline = time.monotonic() + seconds
-    log = folder / "sanitize.log"
+    log = folder / f"{part.name}.log"
     log.unlink(missing_ok=True)
     tool = find_tool("compute-sanitizer")
     if tool is None or dry:
@@ -157,13 +164,13 @@ def sanitize(part: Part, folder: Path, seconds: float, dry: bool, say: Say) -> b
     status = run_to_end([*command, sys.executable, "-c", ONE_LINE], log, seconds=120, env=env)
     if status != 0:
         return _not_available(part, say, f"compute-sanitizer on one line: {tail(log)}")
-    small = [sys.executable, "-m", f"{PACKAGE}.gpu_smoke", "--small"]
+    small = [sys.executable, "-m", f"{PACKAGE}.gpu_smoke", "--small", "--backend", backend]
     fine = True
     for name in ("memcheck", "racecheck", "initcheck"):
         left = deadline - time.monotonic()
         status = run_to_end([*command, "--tool", name, *small], log, seconds=min(left, seconds / 3), env=env)
         if status is None:
-            line = "stopped at the limit; what it had checked by then stands in sanitize.log"
+            line = f"stopped at the limit; what it had checked by then stands in {log.name}"
         else:
             line = "nothing found" if status == 0 else f"status {status}: {tail(log)}"
         if name == "initcheck" and status not in (0, None):
@@ -190,9 +197,11 @@ METRICS = (
 )
 
 
-def ncu(part: Part, folder: Path, seconds: float, dry: bool, say: Say) -> bool:
+def ncu(part: Part, folder: Path, seconds: float, dry: bool, say: Say, backend: str) -> bool:
     """Counters of every kernel of one whole chain at 16 × 400."""
-    log = folder / "ncu.log"
+    if why := absent(backend):
+        return _not_available(part, say, why, fine=not expected(backend))
+    log = folder / f"{part.name}.log"
     log.unlink(missing_ok=True)
     tool = find_tool("ncu")
     if tool is None or dry:
@@ -202,7 +211,7 @@ def ncu(part: Part, folder: Path, seconds: float, dry: bool, say: Say) -> bool:
     if run_to_end(one, log, seconds=120) != 0 or METRICS[0] not in log.read_text(errors="replace"):
         return _not_available(part, say, f"ncu on one line: {tail(log)}")
     log.unlink()
-    chain = [sys.executable, "-m", f"{PACKAGE}.gpu_smoke", "--profile"]
+    chain = [sys.executable, "-m", f"{PACKAGE}.gpu_smoke", "--profile", "--backend", backend]
     argv = [*command, "--profile-from-start", "off", "--metrics", ",".join(METRICS), *chain]
     status = run_to_end(argv, log, seconds=seconds - 130)
     rows = counters(log.read_text(errors="replace"))
@@ -249,8 +258,8 @@ def _metric_name(metric: str) -> str:
     }[metric]
 
 
-def _not_available(part: Part, say: Say, why: str) -> bool:
+def _not_available(part: Part, say: Say, why: str, *, fine: bool = True) -> bool:
     part.status = "not available"
     part.lines.append(f"not available: {why}")
     say(part.lines[-1])
-    return True
+    return fine

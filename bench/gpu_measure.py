@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+import bipace_kernels as bk
+
 from .measure import Timing
 
 _AHEAD = 50_000_000  # clock cycles, about 30 ms: the device sleeps while the host queues the first rounds
@@ -39,6 +41,7 @@ class Gpu:
     clocks: str  # highest, of the multiprocessors and the memory
     cuda: str  # that torch was built with
     triton: str
+    kernels: str  # the CUDA ones: who compiled them and for what, or why there are none
     sources: str  # hash of the package's sources, for checkouts that say no commit
 
     def asdict(self) -> dict[str, Any]:
@@ -47,9 +50,9 @@ class Gpu:
 
 def gpu() -> Gpu:
     """Describes the current device; without one, says so in every field."""
-    triton = _version("triton")
+    triton, kernels = _version("triton"), bk.backends()["cuda"].detail
     if not torch.cuda.is_available():
-        return Gpu("none", "", 0, 0.0, 0.0, "", "", str(torch.version.cuda), triton, sources_hash())
+        return Gpu("none", "", 0, 0.0, 0.0, "", "", str(torch.version.cuda), triton, kernels, sources_hash())
     p = torch.cuda.get_device_properties(torch.cuda.current_device())
     return Gpu(
         name=p.name,
@@ -61,6 +64,7 @@ def gpu() -> Gpu:
         clocks=_ask_smi("clocks.max.sm,clocks.max.mem"),
         cuda=str(torch.version.cuda),
         triton=triton,
+        kernels=kernels,
         sources=sources_hash(),
     )
 
@@ -82,10 +86,10 @@ def _version(name: str) -> str:
 
 
 def sources_hash() -> str:
-    """First digits of the SHA-256 over the package's Python files, names and contents."""
+    """First digits of the SHA-256 over the package's Python files and csrc, names and contents."""
     package = Path(str(importlib.import_module("bipace_kernels").__file__)).parent
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted([*package.rglob("*.py"), *(package / "csrc").glob("*/*.*")]):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -1,7 +1,7 @@
-"""Each stage and preset once on a small ragged batch of the current GPU, against the CPU backend.
+"""Each stage and preset of a backend once on a small ragged batch of the current GPU, against the CPU backend.
 
 It is what the sanitizer watches (`--small`), what the profiler counts (`--profile`: one whole chain at 16 × 400), and
-the first thing to run on a new machine. Under TRITON_INTERPRET=1 it runs on CPU tensors.
+the first thing to run on a new machine. Under TRITON_INTERPRET=1 Triton's runs on CPU tensors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import bipace_kernels as bk
 
 from . import workloads as w
+from .gpu_cases import BACKENDS, Batch, absent, expected
 from .stages import number_agreement, partition_agreement
 
 GROUPS = ((1,), (3, 2), (7, 1, 12, 5), (30, 41))  # records of each trajectory, by prompt group
@@ -26,8 +27,8 @@ STATES, DIM = 6, 72
 class Ragged:
     """Groups of 1 to 71 records with planted states, in shuffled row order, on one device; the same on the host."""
 
-    def __init__(self, device: torch.device, *, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, backend: str, *, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.device, self.backend = device, backend
         rng = np.random.default_rng(3)
         lengths = [n for group in GROUPS for n in group]
         group = np.repeat(np.arange(len(GROUPS)), [sum(g) for g in GROUPS])
@@ -51,14 +52,14 @@ class Ragged:
         self.texts = [f"state {s}, step {t}" * (1 + t % 3) for s, t in zip(state.tolist(), step.tolist(), strict=True)]
 
     def advantages(self, config: bk.Config) -> str:
-        ours = bk.advantage(**self.there, config=config, backend="triton")
+        ours = bk.advantage(**self.there, config=config, backend=self.backend)
         want = bk.advantage(**self.host, config=config, backend="cpu")
         labels = partition_agreement(ours.cluster.cpu(), want.cluster)
         return f"{labels}, {number_agreement(ours.advantage.cpu(), want.advantage)}"
 
     def sweep(self) -> str:
         epsilons = torch.tensor([0.0, 0.05, 0.10, 0.30], dtype=torch.float64)
-        ours = bk.cluster(self.there["fingerprint"], self.there["group"], epsilons, backend="triton")
+        ours = bk.cluster(self.there["fingerprint"], self.there["group"], epsilons, backend=self.backend)
         want = bk.cluster(self.host["fingerprint"], self.host["group"], epsilons, backend="cpu")
         told = {partition_agreement(a, b) for a, b in zip(ours.cpu(), want, strict=True)}
         return ", ".join(sorted(told))
@@ -72,7 +73,9 @@ class Ragged:
         told = []
         for mode in ("action_tag", "first_n"):
             more: dict[str, Any] = {"mode": mode, "token_bytes": table}
-            ours = bk.action_keys(made.ids.to(self.device), mask=made.mask.to(self.device), backend="triton", **more)
+            ours = bk.action_keys(
+                made.ids.to(self.device), mask=made.mask.to(self.device), backend=self.backend, **more
+            )
             want = bk.action_keys(made.ids, mask=made.mask, backend="cpu", **more)
             same = all(torch.equal(a.cpu(), b) for a, b in zip(ours, want, strict=True))
             told.append(f"{mode}: {'same keys' if same else 'DIFFERENT'}")
@@ -88,9 +91,21 @@ def _planted(batch: w.Steps, dtype: torch.dtype) -> torch.Tensor:
     return rows.to(dtype)
 
 
-def run(device: torch.device, *, small: bool = False) -> tuple[list[str], bool]:
-    """One line per check, and whether all is well."""
-    x = Ragged(device)
+def run(device: torch.device, backends: Sequence[str], *, small: bool = False) -> tuple[list[str], bool]:
+    """One line per check and backend, and whether all is well."""
+    lines, fine = [], True
+    for backend in backends:
+        if why := absent(backend):
+            told, well = [f"not available: {why}"], not expected(backend)
+        else:
+            told, well = _run(device, backend, small)
+        lines += [f"{backend}: {line}" for line in told]
+        fine &= well
+    return lines, fine
+
+
+def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bool]:
+    x = Ragged(device, backend)
     checks: list[tuple[str, Callable[[], str]]] = [
         ("Config.bipace()", lambda: x.advantages(bk.Config.bipace())),
         ("Config.bipace(estimator='diff_peer')", lambda: x.advantages(bk.Config.bipace(estimator="diff_peer"))),
@@ -101,7 +116,7 @@ def run(device: torch.device, *, small: bool = False) -> tuple[list[str], bool]:
         ("action_keys", x.keys),
     ]
     if not small:
-        single = Ragged(device, dtype=torch.float32)
+        single = Ragged(device, backend, dtype=torch.float32)
         checks += [
             ("Config.bipace(), float32 rows", lambda: single.advantages(bk.Config.bipace())),
             ("Config.grpo()", lambda: x.advantages(bk.Config.grpo())),
@@ -117,21 +132,19 @@ def run(device: torch.device, *, small: bool = False) -> tuple[list[str], bool]:
     return lines, fine
 
 
-def profile() -> None:
+def profile(backend: str) -> None:
     """One whole chain between the profiler's marks, after another that compiles and fills the allocator."""
-    from .gpu_cases import Batch
-
     x = Batch(w.ON_GPU[0], torch.device("cuda"))
     call = x.whole
     try:
-        call()
+        call(backend)
     except ImportError:  # no tokenizer to make responses with: the chain without the keys
         call = x.advantage
-        call()
+        call(backend)
     torch.cuda.synchronize()
     profiler: Any = torch.cuda.profiler
     profiler.start()
-    call()
+    call(backend)
     torch.cuda.synchronize()
     profiler.stop()
 
@@ -140,11 +153,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu_smoke", description=str(__doc__).splitlines()[0])
     parser.add_argument("--small", action="store_true", help="fewer calls: for the sanitizer")
     parser.add_argument("--profile", action="store_true", help="one whole chain between the profiler's marks")
+    parser.add_argument("--backend", choices=BACKENDS, help="one of them; all of them without, but for the profile")
     arguments = parser.parse_args(argv)
     if arguments.profile:
-        profile()
+        profile(arguments.backend or BACKENDS[0])
         return 0
-    lines, fine = run(torch.device("cuda" if torch.cuda.is_available() else "cpu"), small=arguments.small)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    lines, fine = run(device, [arguments.backend] if arguments.backend else BACKENDS, small=arguments.small)
     sys.stdout.write("\n".join(lines) + "\n")
     return int(not fine)
 

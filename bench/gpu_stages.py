@@ -1,7 +1,8 @@
-"""Each stage of the device backend alone, as the pipeline calls it, and what it needs at least."""
+"""Each stage of a device backend alone, as the pipeline calls it, and what it needs at least."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -14,30 +15,32 @@ import bipace_kernels as bk
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_measure import all_cores
+from .gpu_report import DECISIONS, GRAM
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
 Case = tuple[str, Callable[[], Any], Need, Callable[[Any], str]]
 
 
-def module(stem: str) -> Any:
-    """A stage's module in bipace_kernels.triton_kernels."""
-    return importlib.import_module(f"bipace_kernels.triton_kernels.{stem}")
+def module(backend: str, stem: str) -> Any:
+    """A stage's module in bipace_kernels.triton_kernels or bipace_kernels.cuda."""
+    package = {"triton": "triton_kernels", "cuda": "cuda"}[backend]
+    return importlib.import_module(f"bipace_kernels.{package}.{stem}")
 
 
-def clusters(x: Batch, fingerprint: torch.Tensor | None = None) -> torch.Tensor:
+def clusters(x: Batch, backend: str, epsilon: float = w.EPSILON) -> torch.Tensor:
     """Labels of all records: row checks, Gram matrix, decisions, numbering."""
     lay = x.on_device
-    return module("clusters").cluster_cosine(
-        x.fingerprint if fingerprint is None else fingerprint, lay.order, lay.group_offsets, None, w.EPSILON,
-        n_groups=lay.n_groups, longest_group=lay.longest_group, taken=None,
+    return module(backend, "clusters").cluster_cosine(
+        x.fingerprint, lay.order, lay.group_offsets, None, epsilon, n_groups=lay.n_groups,
+        longest_group=lay.longest_group, taken=None,
     )  # fmt: skip
 
 
-def sweep(x: Batch, epsilons: torch.Tensor) -> torch.Tensor:
+def sweep(x: Batch, epsilons: torch.Tensor, backend: str) -> torch.Tensor:
     """[E, M] labels under every threshold."""
     lay = x.on_device
-    return module("clusters").cluster_sweep(
+    return module(backend, "clusters").cluster_sweep(
         x.fingerprint, lay.order, lay.group_offsets, None, epsilons.tolist(), n_groups=lay.n_groups,
         longest_group=lay.longest_group, taken=None,
     )  # fmt: skip
@@ -52,36 +55,60 @@ def check_sweep(x: Batch, found: torch.Tensor, epsilons: torch.Tensor) -> str:
     return f"{same} of {len(epsilons)} partitions equal to the CPU's"
 
 
-def _inside_clusters(x: Batch) -> list[Case]:
+def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     """The three launches inside a clustering; the decisions with their state apart, or a replay would find it changed."""
-    lay, kernels = x.on_device, {stem: module(stem) for stem in ("rows", "gram", "scan", "numbering")}
-    unit = kernels["gram"].UNIT
-    side = -(-lay.longest_group // unit) * unit
-    beyond = lay.longest_group + 1
+    lay = x.on_device
+    rows, gram, numbering = (module(backend, stem) for stem in ("rows", "gram", "numbering"))
+    side = -(-lay.longest_group // gram.UNIT) * gram.UNIT
+    beyond = side + 1  # no group is as long: none is left to the path of long ones
     n, d = x.fingerprint.shape
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=x.device)
 
     kind, scale, first = empty(n, dtype=torch.uint8), empty(n), empty(1, n, dtype=torch.int64)
-    products, reciprocal = empty(lay.n_groups, side, side), empty(lay.n_groups, side)
-    state = empty(1, *products.shape)
+    products = empty(lay.n_groups, side, side)
     lowest = [1.0 - w.EPSILON - 1e-5]
 
     def look() -> None:
-        kernels["rows"].look(x.fingerprint, lay.order, kind=kind, scale=scale)
+        rows.look(x.fingerprint, lay.order, kind=kind, scale=scale)
 
-    def multiply() -> None:
-        kernels["gram"].multiply_groups(
-            x.fingerprint, lay.order, lay.group_offsets, scale, products, reciprocal, first_group=0, long_group=beyond
+    if backend == "cuda":
+        kernels, reciprocal = module(backend, "clusters"), empty(n)
+        part = lay.group_offsets[:-1], lay.group_offsets[1:]
+        batch = kernels._Batch(
+            x.fingerprint, lay.order, lay.group_offsets, kind, scale, lay.n_groups, lay.longest_group
         )
+        scan = kernels._Scan(batch, *part, reciprocal, lowest, side, side, beyond)
 
-    def decide() -> torch.Tensor:
-        kernels["scan"].decide_groups(
-            products, reciprocal, state, kind, lay.group_offsets, first, lowest, torch.full((1,), lowest[0], device=x.device),
-            x.fingerprint, lay.order, scale, first_group=0, long_group=beyond,
-        )  # fmt: skip
-        return kernels["numbering"].dense_labels(first)[0]
+        def multiply() -> None:
+            batch._multiply(*part, products, reciprocal, 0, beyond)
+
+        def decide() -> torch.Tensor:
+            scan.run(products, 0, first)
+            return first
+    else:
+        kernels, reciprocal, state = module(backend, "scan"), empty(lay.n_groups, side), empty(1, *products.shape)
+        lowest_of = torch.full((1,), lowest[0], device=x.device)
+
+        def multiply() -> None:
+            gram.multiply_groups(
+                x.fingerprint,
+                lay.order,
+                lay.group_offsets,
+                scale,
+                products,
+                reciprocal,
+                first_group=0,
+                long_group=beyond,
+            )
+
+        def decide() -> torch.Tensor:
+            kernels.decide_groups(
+                products, reciprocal, state, kind, lay.group_offsets, first, lowest, lowest_of, x.fingerprint, lay.order,
+                scale, first_group=0, long_group=beyond,
+            )  # fmt: skip
+            return first
 
     look()
     multiply()
@@ -90,13 +117,8 @@ def _inside_clusters(x: Batch) -> list[Case]:
     chain = Need(bytes=4 * triangles + 8 * n, steps=lay.longest_group, clusters=x.shape.states)
     return [
         ("inside clusters: rows looked at", look, Need(bytes=size + 5 * n), _nothing),
-        (
-            "inside clusters: Gram matrices",
-            multiply,
-            Need(bytes=size + 4 * triangles, flop=2 * d * triangles),
-            _nothing,
-        ),
-        ("inside clusters: decisions, state apart", decide, chain, x.check_labels),
+        (GRAM, multiply, Need(bytes=size + 4 * triangles, flop=2 * d * triangles), _nothing),
+        (DECISIONS, decide, chain, lambda found: x.check_labels(numbering.dense_labels(found)[0])),
     ]
 
 
@@ -104,27 +126,28 @@ def _nothing(_: Any) -> str:
     return ""
 
 
-def stages(x: Batch) -> list[Case]:
+def stages(x: Batch, backend: str) -> list[Case]:
     """One case per stage, on tensors that lie ready; the chain of `whole` in its order."""
     lay, n = x.on_device, x.shape.records
+    kernels = functools.partial(module, backend)
     trajectories = {"n_trajectories": lay.n_trajectories}
     groups = {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
     rewards = x.rewards.double()
-    returns = module("returns").discounted_returns(rewards, lay.step, lay.trajectory_offsets, w.GAMMA, **trajectories)
-    totals = module("returns").trajectory_returns(rewards, lay.step, lay.trajectory_offsets, **trajectories)
-    labels = clusters(x)
+    returns = kernels("returns").discounted_returns(rewards, lay.step, lay.trajectory_offsets, w.GAMMA, **trajectories)
+    totals = kernels("returns").trajectory_returns(rewards, lay.step, lay.trajectory_offsets, **trajectories)
+    labels = clusters(x, backend)
 
     def discounted() -> torch.Tensor:
-        return module("returns").discounted_returns(rewards, lay.step, lay.trajectory_offsets, w.GAMMA, **trajectories)
+        return kernels("returns").discounted_returns(rewards, lay.step, lay.trajectory_offsets, w.GAMMA, **trajectories)
 
     def episode() -> torch.Tensor:
-        return module("episode").episode_advantage(
+        return kernels("episode").episode_advantage(
             totals, lay.trajectory_offsets, lay.group_trajectories, n_groups=lay.n_groups, n_records=lay.n_records,
             scope="trajectory", norm="std", lone="zero", delta=1e-6, spoilt=None,
         )  # fmt: skip
 
     def values() -> Any:
-        return module("values").step_advantage(
+        return kernels("values").step_advantage(
             returns,
             labels,
             x.action_key,
@@ -139,17 +162,17 @@ def stages(x: Batch) -> list[Case]:
     episodes = episode()
 
     def combine() -> Any:
-        return module("combine").combine(
+        return kernels("combine").combine(
             episodes, term, returns, labels, branch, lay.source, None, weight=1.0, total_is_step=False, n_rows=n
         )
 
     def rows() -> torch.Tensor:
-        return module("clusters").scan_rows(x.fingerprint, lay.order)
+        return kernels("clusters").scan_rows(x.fingerprint, lay.order)
 
     size = x.fingerprint.numel() * x.fingerprint.element_size()
     out: list[Case] = [
         ("scan_rows: finite, not zero", rows, Need(bytes=size + n), _nothing),
-        ("clusters: rows, Gram, decisions, numbers", lambda: clusters(x), x.cluster_need, x.check_labels),
+        ("clusters: rows, Gram, decisions, numbers", lambda: clusters(x, backend), x.cluster_need, x.check_labels),
         ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), _nothing),
         ("episode", episode, Need(bytes=4 * n), _nothing),
         ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
@@ -159,11 +182,11 @@ def stages(x: Batch) -> list[Case]:
         need = x.keys_need
     except ImportError:
         need = Need()  # the call says which package is missing
-    out.insert(0, ("action_keys: tags from token ids, hashed", x.keys, need, x.check_keys))
-    return [*out, *_inside_clusters(x)]
+    out.insert(0, ("action_keys: tags from token ids, hashed", lambda: x.keys(backend), need, x.check_keys))
+    return [*out, *_inside_clusters(x, backend)]
 
 
-def presets(x: Batch) -> list[Case]:
+def presets(x: Batch, backend: str) -> list[Case]:
     """Whole calls without cosine clusters, equality of rows, and text features."""
     n = x.shape.records
     codes_on_host = torch.from_numpy(x.steps.group * x.shape.states + x.steps.state)
@@ -175,7 +198,7 @@ def presets(x: Batch) -> list[Case]:
 
     def preset(config: bk.Config) -> Callable[[], Any]:
         return lambda: bk.advantage(
-            None, None, x.rewards, observation=codes, layout=x.layout, config=config, backend="triton"
+            None, None, x.rewards, observation=codes, layout=x.layout, config=config, backend=backend
         )
 
     def same_as_cpu(config: bk.Config) -> Callable[[Any], str]:
@@ -189,19 +212,12 @@ def presets(x: Batch) -> list[Case]:
 
         return check
 
-    def equal_rows() -> torch.Tensor:
-        lay = x.on_device
-        return module("clusters").cluster_cosine(
-            x.fingerprint, lay.order, lay.group_offsets, None, 0.0, n_groups=lay.n_groups,
-            longest_group=lay.longest_group, taken=None,
-        )  # fmt: skip
-
     offsets = np.concatenate([[0], np.cumsum([len(t.encode()) for t in texts])]).astype(np.int64)
     data = torch.frombuffer(bytearray("".join(texts).encode()), dtype=torch.uint8).to(x.device)
     at = torch.from_numpy(offsets).to(x.device)
 
     def ngrams() -> torch.Tensor:
-        return module("ngrams").ngram_fingerprints(data, at, n=3, dim=4096)
+        return module(backend, "ngrams").ngram_fingerprints(data, at, n=3, dim=4096)
 
     def same_ngrams(found: torch.Tensor) -> str:
         return "same bits as on the CPU" if torch.equal(found.cpu(), bk.ngram_fingerprint(texts)) else "DIFFERENT"
@@ -210,6 +226,6 @@ def presets(x: Batch) -> list[Case]:
     return [
         ("Config.gigpo(), observations as codes", preset(gigpo), small, same_as_cpu(gigpo)),
         ("Config.hgpo(), observations as codes", preset(hgpo), small, same_as_cpu(hgpo)),
-        ("clusters of equal rows, ε = 0", equal_rows, Need(bytes=size + 8 * n), lambda _: ""),
+        ("clusters of equal rows, ε = 0", lambda: clusters(x, backend, 0.0), Need(bytes=size + 8 * n), lambda _: ""),
         ("ngram_fingerprints, texts on the device", ngrams, Need(bytes=bytes_of_texts + 4 * 4096 * n), same_ngrams),
     ]

@@ -6,11 +6,15 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from bipace_kernels import _dispatch
+from bipace_kernels.cuda import _provider
 
 ROOT = Path(__file__).resolve().parent.parent
 TWIN = ROOT / "tests/native/twin"
@@ -47,6 +51,20 @@ def build(sources: Sequence[Path], out: Path, *, sanitize: bool = False) -> Path
     if not library.exists() or library.stat().st_mtime < max(os.path.getmtime(o) for o in objects):
         _run([compiler, *flags, "-shared", *objects, "-o", str(library)])
     return library
+
+
+def of_checkout(*, sanitize: bool = False) -> Twin:
+    """The twin of this checkout's kernels; processes of pytest-xdist build one each."""
+    folder = ROOT / "build" / ("twin-sanitize" if sanitize else "twin") / os.environ.get("PYTEST_XDIST_WORKER", "main")
+    return Twin.load(build(sorted((ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize))
+
+
+def run_on_cpu(twin: Twin, put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """From here on backend="cuda" runs, by the twin and on CPU tensors."""
+    put(_provider, "stand_in", twin)
+    for name in ("_why_not", "_why_not_on"):
+        real = getattr(_dispatch, name)
+        put(_dispatch, name, lambda backend, *of, real=real: "" if backend == "cuda" else real(backend, *of))
 
 
 def _run(command: list[str]) -> None:

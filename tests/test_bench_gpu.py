@@ -10,12 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cuda_twin
 import numpy as np
 import pytest
 import torch
 
 PACKAGE = "bipace_kernels.bench" if importlib.util.find_spec("bipace_kernels.bench") else "bench"
 chain = importlib.import_module(f"{PACKAGE}.chain")
+cases = importlib.import_module(f"{PACKAGE}.gpu_cases")
 checks = importlib.import_module(f"{PACKAGE}.gpu_checks")
 gpu = importlib.import_module(f"{PACKAGE}.gpu")
 measure = importlib.import_module(f"{PACKAGE}.gpu_measure")
@@ -144,29 +146,50 @@ def test_a_result_that_differs_counts_as_a_failure():
     assert kept == [1]
 
 
+def _by(backend, workload, name, ms, how=rows.REPLAY, **floors):
+    row = rows.GpuRow(workload, report.by(backend, name), "ours", how, median_ms=ms, iqr_ms=0.0, rounds=1, **floors)
+    return lambda bench: bench._keep(row)
+
+
 def test_targets_are_met_or_missed():
-    at, big = "16x400, K = 20", "64x2048, K = 64"
+    at, big, one = "16x400, K = 20", "64x2048, K = 64", "1x32768, K = 512"
     part = _part(
         "short",
-        _fixed(at, report.WHOLE, 0.45), _fixed(at, report.WHOLE, 1.7, rows.EAGER), _fixed(at, report.CLUSTERING, 0.2),
+        _by("triton", at, report.WHOLE, 0.45), _by("triton", at, report.WHOLE, 1.7, rows.EAGER),
+        _by("triton", at, report.CLUSTERING, 0.2), _by("triton", at, report.SWEEP, 0.6),
+        _by("triton", big, report.WHOLE, 11.0), _by("triton", big, report.CLUSTERING, 7.0),
+        _by("cuda", at, report.WHOLE, 0.15), _by("cuda", at, report.CLUSTERING, 0.13),
+        _by("cuda", at, report.GRAM, 0.04), _by("cuda", at, report.DECISIONS, 0.06, floor_chain_ms=0.04),
+        _by("cuda", big, report.CLUSTERING, 2.5), _by("cuda", big, report.GRAM, 2.0, floor_flop_ms=1.0),
+        _by("cuda", one, report.WHOLE, 39.0),
         _fixed(at, stages.NUMPY, 40.0, "wall", "competitor"), _fixed(at, stages.NUMPY_POOL, 18.0, "wall", "competitor"),
-        _fixed(at, report.LOOP, 500.0, "wall", "competitor"), _fixed(at, report.SWEEP, 0.6),
-        _fixed(big, report.WHOLE, 11.0), _fixed(big, report.CLUSTERING, 7.0),
+        _fixed(big, stages.NUMPY, 3000.0, "wall", "competitor"), _fixed(at, report.LOOP, 500.0, "wall", "competitor"),
     )  # fmt: skip
-    met = {t.name: (t.value, t.met) for t in report.targets([part])}
-    assert met["16 × 400 × 3,584, whole chain"] == (0.45, True)
-    assert met["the same, eager with a layout"] == (1.7, False)
-    assert met["64 × 2,048 × 3,584, whole chain"] == (11.0, False)
-    assert met["clustering of 16 × 400 against the NumPy/BLAS loop, all cores"] == (pytest.approx(90.0), False)
-    assert met["clustering of 16 × 400 against the torch loop on the GPU"] == (pytest.approx(2500.0), True)
-    assert met["clustering of 16 × 400 against community_detection"] == (None, None)
-    assert met["sweep of 32 ε at 16 × 400 over one clustering"] == (pytest.approx(3.0), True)
+    part["chain"] = [{"k": k, "ns": ns, "threads": 32} for k, ns in ((16, 90.0), (128, 160.0), (512, 300.0))]
+    met = {t.name: (pytest.approx(t.value) if t.value else None, t.met) for t in report.targets([part])}
+    assert met["triton: 16 × 400 × 3,584, whole chain"] == (0.45, True)
+    assert met["triton: the same, eager with a layout"] == (1.7, False)
+    assert met["triton: 64 × 2,048 × 3,584, whole chain"] == (11.0, False)
+    assert met["triton: clustering of 16 × 400 against the NumPy/BLAS loop, all cores"] == (90.0, False)
+    assert met["triton: clustering of 16 × 400 against the torch loop on the GPU"] == (2500.0, True)
+    assert met["triton: clustering of 16 × 400 against community_detection"] == (None, None)
+    assert met["triton: sweep of 32 ε at 16 × 400 over one clustering"] == (3.0, True)
+    assert met["cuda: 16 × 400 × 3,584, whole chain"] == (0.15, True)
+    assert met["cuda: the same, eager with a layout"] == (None, None)
+    assert met["cuda: 16 × 400 × 3,584, clustering"] == (0.13, False)
+    assert met["cuda: 1 × 32,768 × 3,584, whole chain"] == (39.0, True)
+    assert met["cuda: clustering of 64 × 2048 against the NumPy/BLAS loop, all cores"] == (1200.0, True)
+    assert met["cuda: clustering of 16 × 400 over Gram matrices alone + decisions alone"] == (1.3, True)
+    assert met["cuda: decisions of 16 × 400 alone over their chain"] == (1.5, True)
+    assert met["cuda: one dependent step at K ≤ 128"] == (160.0, False)
+    assert met["cuda: Gram matrices of 64 × 2,048, triangles alone, of the measured product's rate"] == (0.5, False)
+    assert met["cuda: 16 × 400 × 3,584, whole chain: Triton's time over it"] == (3.0, True)
     page = report.as_markdown([part])
     assert "| 0.45 ms | yes |" in page and "| 1.7 ms | NO |" in page and "not measured" in page
 
 
 def test_a_dry_run_reaches_no_target():
-    part = _part("short", _fixed("16x400, K = 20", report.WHOLE, 0.1), status="dry run")
+    part = _part("short", _by("cuda", "16x400, K = 20", report.WHOLE, 0.1), status="dry run")
     assert all(t.value is None for t in report.targets([part]))
     assert "no figure on this page is a measurement" in report.as_markdown([part])
 
@@ -200,6 +223,41 @@ def test_without_a_gpu_it_says_not_measured(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
     with pytest.raises(SystemExit):
         gpu.main(["nonsense"])
+
+
+def test_rows_of_the_cuda_kernels(monkeypatch):
+    """By the twin: every row is right, and has the name by which the targets look for it."""
+    cuda_twin.run_on_cpu(cuda_twin.of_checkout(), monkeypatch.setattr)
+    monkeypatch.setattr(gpu, "BACKENDS", ("cuda",))
+    kept = []
+    part = _part("p", *(lambda b, p=p: gpu.PARTS[p](b, True) for p in ("short", "sweep", "stages", "others")),
+                 lambda b: kept.append(b.failures))  # fmt: skip
+    assert kept == [0], part["rows"]
+    names = {row["name"] for row in part["rows"] if row["kind"] == "ours"}
+    wanted = (report.WHOLE, report.CLUSTERING, report.SWEEP, report.GRAM, report.DECISIONS)
+    assert {report.by("cuda", what) for what in wanted} <= names
+    assert sum(name.startswith("cuda: inside clusters") for name in names) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smoke", "tests-cuda", "short", "sweep", "stages", "others", "sanitize-cuda"])
+def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
+    argv = [sys.executable, "-m", PACKAGE, "gpu", name, "--dry", "--out", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (part,) = report.load(tmp_path / "gpu.json")
+    ours = [r["name"].partition(": ") for r in part["rows"] if r["kind"] == "ours"]
+    names = [{what for of, _, what in ours if of == backend} for backend in cases.BACKENDS]
+    assert names[0] == names[1]
+    assert bool(names[0]) == (name in gpu.PARTS)
+
+
+def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch):
+    smoke = importlib.import_module(f"{PACKAGE}.gpu_smoke")
+    monkeypatch.setattr(smoke, "absent", lambda backend: f"no {backend}")
+    for should in (False, True):
+        monkeypatch.setattr(smoke, "expected", lambda _, should=should: should)
+        assert smoke.run(torch.device("cpu"), ["cuda"]) == (["cuda: not available: no cuda"], not should)
 
 
 def test_both_programs_answer_help():
@@ -244,13 +302,17 @@ def test_counters_are_read_from_ncus_csv():
     assert checks.counters("==ERROR== no counters") == []
 
 
+@pytest.mark.parametrize("backend", cases.BACKENDS)
 @pytest.mark.parametrize(("failing", "fine"), [("memcheck", False), ("racecheck", False), ("initcheck", True)])
-def test_what_the_sanitizer_finds(failing, fine, tmp_path, monkeypatch):
+def test_what_the_sanitizer_finds(failing, fine, backend, tmp_path, monkeypatch):
     """Wide loads of scratch memory are reported, and are no failure."""
+    ran = []
+    monkeypatch.setattr(checks, "absent", lambda _: "")
     monkeypatch.setattr(checks, "find_tool", lambda name: name)
-    monkeypatch.setattr(checks, "run_to_end", lambda argv, *_, **__: 99 if failing in argv else 0)
+    monkeypatch.setattr(checks, "run_to_end", lambda argv, *_, **__: ran.append(argv) or 99 * (failing in argv))
     part = rows.Part("sanitize", {}, {}, "2026-01-01 00:00 UTC")
-    assert checks.sanitize(part, tmp_path, 60.0, False, lambda _: None) is fine
+    assert checks.sanitize(part, tmp_path, 60.0, False, lambda _: None, backend) is fine
+    assert [argv[-2:] for argv in ran[1:]] == [["--backend", backend]] * 3  # the first is one line
     assert [line.startswith(f"- {failing}: status 99") for line in part.lines].count(True) == 1
     assert sum("nothing found" in line for line in part.lines) == 2
 

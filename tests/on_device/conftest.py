@@ -10,7 +10,6 @@ Without a stand-in these tests need a GPU and skip where there is none; BIPACE_R
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,17 +36,11 @@ def device() -> torch.device:
 
 
 if BACKEND == "cuda" and ON_CPU:
-    from cuda_twin import ROOT, SCHEDULES, Twin, build
-
-    from bipace_kernels import _dispatch
-    from bipace_kernels.cuda import _provider
+    from cuda_twin import SCHEDULES, Twin, of_checkout, run_on_cpu
 
     @pytest.fixture(scope="session")
     def twin() -> Twin:
-        sanitize = os.environ.get("BIPACE_TWIN_SANITIZE") == "1"
-        kind = "twin-sanitize" if sanitize else "twin"
-        folder = ROOT / "build" / kind / os.environ.get("PYTEST_XDIST_WORKER", "main")
-        return Twin.load(build(sorted(Path(ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize))
+        return of_checkout(sanitize=os.environ.get("BIPACE_TWIN_SANITIZE") == "1")
 
     def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         one = getattr(metafunc.module, "ONE_ORDER", False)
@@ -57,10 +50,5 @@ if BACKEND == "cuda" and ON_CPU:
     def schedule(request: pytest.FixtureRequest, twin: Twin, monkeypatch: pytest.MonkeyPatch) -> str:
         """The order of threads and blocks."""
         twin.schedule, twin.seed = request.param, 7
-        monkeypatch.setattr(_provider, "stand_in", twin)
-        for name in ("_why_not", "_why_not_on"):  # backend="cuda" runs, and on CPU tensors
-            real = getattr(_dispatch, name)
-            monkeypatch.setattr(
-                _dispatch, name, lambda backend, *of, real=real: "" if backend == "cuda" else real(backend, *of)
-            )
+        run_on_cpu(twin, monkeypatch.setattr)
         return str(request.param)
