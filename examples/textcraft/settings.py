@@ -48,7 +48,7 @@ class Settings:
     tasks: int = 8
     rollouts: int = 8
     micro_batch: int = 64  # rows of one forward and backward
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     gamma: float = 0.95
     step_weight: float = 1.0
     layer: int = -2
