@@ -162,7 +162,7 @@ class Rows:
         settings, ids = states.settings, self.ids()
         given: dict[str, Any] = dict(ids)
         given["rewards"], given["episode_return"] = self.rewards(ids, token_rewards)
-        epsilon, used, labels = None, "none", self.of_turns(self.labels)
+        epsilon, used, labels = None, "", self.of_turns(self.labels)
         if labels is not None:
             used, epsilon, given["observation"] = "actor_hidden", states.epsilon, labels
         elif settings.needs_fingerprint:
@@ -182,11 +182,4 @@ class Rows:
         if labels is not None:
             config = replace(config, partition="exact")  # of labels: the bits of the clusters that they stand for
         result = advantage(**given, config=config)
-        metrics = {**result.metrics(), f"bipace/embedder_{used}": 1.0}
-        if epsilon is not None:
-            metrics["bipace/epsilon"] = epsilon
-        if settings.method != "grpo":
-            value = result.value_r2()
-            metrics["bipace/value_r2"] = float("nan") if value.r2 is None else value.r2
-            metrics["bipace/value_r2_coverage"] = value.coverage
-        return result, metrics
+        return result, states.metrics(result, used, epsilon)

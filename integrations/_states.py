@@ -11,6 +11,7 @@ import torch
 
 from .. import embedders
 from ..epsilon import choose_epsilon
+from ..result import AdvantageResult
 from ._settings import Settings
 
 Tensor = torch.Tensor
@@ -85,6 +86,19 @@ class States:
             self.epsilon = chosen.epsilon
             warnings.warn(f"{self.where}epsilon=auto chose {chosen.epsilon:g}: {chosen.reason}.", stacklevel=2)
         return self.epsilon
+
+    def metrics(self, result: AdvantageResult, used: str = "", epsilon: float | None = None) -> dict[str, float]:
+        """What a trainer logs of a step: the result's metrics, the embedder in use and its ε, and value R² (NaN: undefined)."""
+        found = result.metrics()
+        if used:
+            found[f"bipace/embedder/{used}"] = 1.0
+        if epsilon is not None:
+            found["bipace/epsilon"] = epsilon
+        if self.settings.method != "grpo":
+            value = result.value_r2()
+            found["bipace/value_r2"] = float("nan") if value.r2 is None else value.r2
+            found["bipace/value_r2_coverage"] = value.coverage
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """What was chosen, for a checkpoint: plain values."""

@@ -72,13 +72,7 @@ def bipace_advantages(
         records["observation"] = texts
     call = bk.distributed.advantage if several else bk.advantage
     result = call(**records, config=settings.config(epsilon), check="now")
-    metrics = result.metrics()
-    if epsilon is not None:
-        metrics |= {"bipace/epsilon": epsilon, f"bipace/embedder/{used}": 1.0}
-    if settings.method != "grpo":
-        value = result.value_r2()
-        metrics["bipace/value_r2"] = float("nan") if value.r2 is None else value.r2
-        metrics["bipace/value_r2_coverage"] = value.coverage
+    metrics = states.metrics(result, used, epsilon)
     return Credit(turns.spread(result.advantage), metrics, result, turns)
 
 

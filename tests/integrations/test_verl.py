@@ -257,7 +257,7 @@ def test_multi_turn_rows_with_hidden_states(advantages):
     assert parsed.sum() == 6
     result = records(TERMINAL, bk.Config.bipace(0.10), fingerprint=torch.cat(hidden), action_key=keys)
     assert torch.equal(got, spread(result.advantage, mask)) and torch.equal(returns, spread(result.returns, mask))
-    assert bipace.metrics["bipace/embedder_actor_hidden"] == 1.0 and bipace.metrics["bipace/epsilon"] == 0.10
+    assert bipace.metrics["bipace/embedder/actor_hidden"] == 1.0 and bipace.metrics["bipace/epsilon"] == 0.10
     assert bipace.metrics["bipace/action_parse_rate"] == pytest.approx(6 / 7)
     assert bipace.metrics["bipace/cluster_count"] == result.metrics()["bipace/cluster_count"] == 6
 
@@ -288,7 +288,7 @@ def test_auto_without_states_takes_ngrams_with_their_own_radius_and_says_so_once
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         advantages(bipace, batch(MULTI))
-    assert bipace.metrics["bipace/embedder_ngram"] == 1.0 and bipace.metrics["bipace/epsilon"] == 0.6
+    assert bipace.metrics["bipace/embedder/ngram"] == 1.0 and bipace.metrics["bipace/epsilon"] == 0.6
     keys, _ = bk.action_keys([f"<action>{k.decode()}</action>" if k else "hm" for k in KEYS])
     fingerprint = bk.embedders.Ngram().embed(OBSERVATION)
     result = records(TERMINAL, bk.Config.bipace(0.6), fingerprint=fingerprint, action_key=keys)

@@ -210,7 +210,7 @@ def test_two_updates_on_the_advantages_of_the_records(queue, trainer, multi_turn
         for mine, theirs in zip(got, wanted, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
         assert any(row.any() for row in got)
-        assert metrics["bipace/embedder_actor_hidden"] == 1.0 and metrics["bipace/epsilon"] == 0.6
+        assert metrics["bipace/embedder/actor_hidden"] == 1.0 and metrics["bipace/epsilon"] == 0.6
         for name, value in result.metrics().items():
             assert metrics[name] == pytest.approx(value, abs=1e-6), name
         log_prob, reference, update = run.actor_rollout_wg.seen
@@ -245,7 +245,7 @@ def test_without_states_auto_takes_ngrams(queue, trainer):
     metrics = {}
     with pytest.warns(RuntimeWarning, match="n-grams of the observations, with ngram_epsilon = 0.25"):
         batch = run._step_once(metrics, {}, 2)
-    assert metrics["bipace/embedder_ngram"] == 1.0 and metrics["bipace/epsilon"] == 0.25
+    assert metrics["bipace/embedder/ngram"] == 1.0 and metrics["bipace/epsilon"] == 0.25
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
