@@ -9,6 +9,7 @@ the scan's decisions depend on a group's own records, D, dtype and the GPU's arc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ _BAND = 1e-5  # τ
 _WIDEST = 1.87  # of ε, for which no two opposite rows join
 _PANEL = 32
 _SCAN_THREADS, _WIDE_THREADS = 512, 256
+_WRITTEN = 64  # values that one launch writes
 _STAGES = 3 * (64 * 32 * 4 + 4 * 64 * 4)  # bytes of csrc/cuda/clusters.cu's stages
 
 
@@ -146,11 +148,10 @@ class _Batch:
                 scan = _Scan(self, begins[part], ends[part], reciprocal, some, side, side, LONG_GROUP)
                 scan.run(products, 0, first[e : e + sweep])
         if self.longest_group >= LONG_GROUP:
-            for e in range(len(lowest)):
-                self._cluster_long(lowest[e : e + 1], reciprocal, first[e : e + 1])
+            self._cluster_long(lowest, reciprocal, first)
 
     def _cluster_long(self, lowest: list[float], reciprocal: Tensor, first: Tensor) -> None:
-        """Long groups, COLUMNS columns of all of them at a time."""
+        """Long groups, COLUMNS columns of all of them at a time, which the ε share as far as there is room for their S."""
         slots = self.order.shape[0] // LONG_GROUP  # no two long groups begin within LONG_GROUP records
         places = torch.zeros((2, slots), dtype=torch.int64, device=self.order.device)
         launch(
@@ -158,15 +159,20 @@ class _Batch:
             self.group_offsets, self.n_groups, LONG_GROUP, places[0], places[1], device=self.order.device,
         )  # fmt: skip
         longest = _up(self.longest_group)
-        at_once = max(1, ROOM // (longest * COLUMNS))
-        for s in range(0, slots, at_once):
+        at_once = min(slots, max(1, ROOM // (longest * COLUMNS)))
+        sweep = max(1, ROOM // (at_once * longest * COLUMNS))
+        for s, e in itertools.product(range(0, slots, at_once), range(0, len(lowest), sweep)):
             begins, ends = places[0, s : s + at_once], places[1, s : s + at_once]
-            scan = _Scan(self, begins, ends, reciprocal, lowest, longest, COLUMNS, longest + 1)
+            scans = [
+                _Scan(self, begins, ends, reciprocal, [value], longest, COLUMNS, longest + 1)
+                for value in lowest[e : e + sweep]
+            ]
             for column in range(0, longest, COLUMNS):
                 n_rows = min(column + COLUMNS, longest)
                 products = self._empty(begins.shape[0], n_rows, n_rows - column)
                 self._multiply(begins, ends, products, reciprocal, column, longest + 1)
-                scan.run(products, column, first)
+                for i, scan in enumerate(scans, e):
+                    scan.run(products, column, first[i : i + 1])
 
     def _multiply(
         self, begins: Tensor, ends: Tensor, products: Tensor, reciprocal: Tensor, first_column: int, long_group: int
@@ -248,8 +254,10 @@ def _up(n: int) -> int:
 
 
 def _on_device(values: Sequence[float], device: torch.device) -> Tensor:
-    """[E] float32.  Written by a kernel each: a copy from the host would wait, or would have to outlive a captured graph."""
+    """[E] float32.  A copy from the host would wait, or would have to outlive a captured graph; arguments do neither."""
     out = torch.empty(len(values), dtype=torch.float32, device=device)
-    for i, value in enumerate(values):
-        out[i].fill_(value)
+    for start in range(0, len(values), _WRITTEN):
+        some = values[start : start + _WRITTEN]
+        padded = [*some, *[0.0] * (_WRITTEN - len(some))]
+        launch("write_values", 1, _WRITTEN, out[start:], len(some), *padded, device=device)
     return out

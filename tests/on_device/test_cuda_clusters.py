@@ -79,3 +79,14 @@ def test_many_members_do_not_drift(device, monkeypatch, long_group):
         np.testing.assert_array_equal(labels, expected)
     else:
         assert replay(values, labels, 0.05).excess <= 1e-5
+
+
+@pytest.mark.parametrize("long_group", [8192, pytest.param(64, id="blocks")])
+def test_more_radii_than_one_launch_writes(device, monkeypatch, long_group):
+    monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
+    monkeypatch.setattr(clusters, "COLUMNS", 128)
+    x, epsilons = mixture(5, 90, 16, 8, 0.6), [0.004 * e for e in range(1, 71)]
+    found = sweep(device, x, [20, 70], epsilons)
+    for e in (0, 23, 46, 63, 64, 69):
+        assert torch.equal(found[e], sweep(device, x, [20, 70], [epsilons[e]])[0])
+    assert len({tuple(row.tolist()) for row in found}) > 5
