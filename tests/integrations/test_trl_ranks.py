@@ -98,3 +98,18 @@ def test_zero_3(tmp_path):
     found = run(tmp_path, ways, DS_ACCELERATOR="cpu", TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"))
     for way in ways:
         compare(found, way, bk.Config.bipace(**SINGLETON))
+
+
+@pytest.mark.slow
+def test_fsdp(tmp_path):
+    """accelerate's FSDP2, which trl_ranks.py lets shard on CPUs."""
+    sharded = {"fsdp": "full_shard auto_wrap", "fsdp_config": {
+        "fsdp_version": 2, "transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"]}}  # fmt: skip
+    ways = {
+        "early exit": {"per_device_train_batch_size": 6, **sharded},
+        "tapped": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, **sharded},
+    }
+    found = run(tmp_path, ways)
+    for way in ways:
+        assert all(rank[way]["parameters"] == {"DTensor"} for rank in found)
+        compare(found, way, bk.Config.bipace(**SINGLETON))

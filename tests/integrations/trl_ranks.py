@@ -9,13 +9,28 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import tiny_trl as tt
 import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 
 from bipace_kernels.integrations.trl import credit
 
 RANK = int(os.environ["RANK"])
+_init = AcceleratorState.__init__
+
+
+def init(self: AcceleratorState, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+    """accelerate shards by FSDP where there are several GPUs, NPUs, …; this adds several CPUs to its list."""
+    _init(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+    if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+        self.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        self.fsdp_plugin = fsdp_plugin
+
+
+AcceleratorState.__init__ = init
 
 
 def main(folder: Path, options: dict) -> dict:
@@ -34,7 +49,8 @@ def main(folder: Path, options: dict) -> dict:
         turns = credit.turns_of(batch["output"]["completion_mask"], batch["output"]["tool_mask"], None)
         batch["turns"] = len(turns)
     logged = [log for log in trainer.state.log_history if "loss" in log]
-    return {"batches": trainer.batches, "log": logged, "epsilon": trainer._bipace.epsilon}
+    sharded = {type(p).__name__ for p in trainer.model.parameters()}
+    return {"batches": trainer.batches, "log": logged, "epsilon": trainer._bipace.epsilon, "parameters": sharded}
 
 
 if __name__ == "__main__":
