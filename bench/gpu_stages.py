@@ -76,10 +76,8 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     if backend == "cuda":
         kernels, reciprocal = module(backend, "clusters"), empty(n)
         part = lay.group_offsets[:-1], lay.group_offsets[1:]
-        batch = kernels._Batch(
-            x.fingerprint, lay.order, lay.group_offsets, kind, scale, lay.n_groups, lay.longest_group
-        )
-        scan = kernels._Scan(batch, *part, reciprocal, lowest, side, side, beyond)
+        batch = kernels.Batch(x.fingerprint, lay.order, lay.group_offsets, kind, scale, lay.n_groups, lay.longest_group)
+        scan = kernels.Scan(batch, *part, reciprocal, lowest, side, side, beyond)
 
         def multiply() -> None:
             batch._multiply(*part, products, reciprocal, 0, beyond)
@@ -176,6 +174,7 @@ def stages(x: Batch, backend: str) -> list[Case]:
         ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), _nothing),
         ("episode", episode, Need(bytes=4 * n), _nothing),
         ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
+        *_fused(x, backend, returns, episodes),
         ("combine", combine, Need(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), _nothing),
     ]
     try:
@@ -184,6 +183,29 @@ def stages(x: Batch, backend: str) -> list[Case]:
         need = Need()  # the call says which package is missing
     out.insert(0, ("action_keys: tags from token ids, hashed", lambda: x.keys(backend), need, x.check_keys))
     return [*out, *_inside_clusters(x, backend)]
+
+
+def _fused(x: Batch, backend: str, returns: torch.Tensor, episodes: torch.Tensor) -> list[Case]:
+    """clusters, values and combine in one launch, where the backend has one and the groups fit."""
+    if backend != "cuda":
+        return []
+    lay, fused = x.on_device, module(backend, "fused")
+    sizes = lay.n_groups, lay.n_records, lay.longest_group
+    how = fused.plan(x.device, *sizes, w.EPSILON)
+    if how is None:
+        return []
+    taken = torch.ones(lay.n_records, dtype=torch.bool, device=x.device)
+
+    def call() -> torch.Tensor:
+        out, _ = fused.fused_advantage(
+            how, x.fingerprint, lay.order, lay.group_offsets, lay.source, taken, returns, episodes, x.action_key,
+            n_groups=lay.n_groups, longest_group=lay.longest_group, epsilon=w.EPSILON, estimator="q_style",
+            step_norm="none", delta=1e-6, weight=1.0,
+        )  # fmt: skip
+        labels: torch.Tensor = out[4]
+        return labels
+
+    return [("fused: clusters, values, combine", call, x.cluster_need, x.check_labels)]
 
 
 def presets(x: Batch, backend: str) -> list[Case]:

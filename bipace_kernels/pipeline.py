@@ -214,13 +214,17 @@ def device_chain(
         step_return, trajectory_return, doubts.bad_record, lay.trajectory_offsets, n_trajectories=lay.n_trajectories
     )
     taken = ~spoilt[lay.trajectory_of_record]
-    state, usable = device.usable(kernels, x, lay)
-
     episode = kernels.episode.episode_advantage(
         trajectory_return, lay.trajectory_offsets, lay.group_trajectories, n_groups=lay.n_groups,
         n_records=lay.n_records, scope=cfg.episode_scope, norm=cfg.episode_norm, lone=cfg.lone_trajectory,
         delta=cfg.delta, spoilt=spoilt,
     )  # fmt: skip
+    # Copies of a step share their record's results, which the launch of all stages leaves to combine().
+    at_once = device.fused(kernels, x, lay, taken, step_return, episode) if lay is everyone else None
+    if at_once is not None:
+        return Rows(*at_once[0], at_once[1], doubts.episode_differs, doubts.copy_differs)
+
+    state, usable = device.usable(kernels, x, lay)
     if cfg.estimator == "hgpo":
         labels, step_term, branch = device.hgpo(kernels, x, lay, taken, step_return, episode)
     else:

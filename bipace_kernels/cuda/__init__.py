@@ -8,7 +8,18 @@ computes nothing; it makes the outputs and launches kernels of csrc/cuda/ by nam
 import importlib
 from types import ModuleType
 
-__all__ = ["action_keys", "clusters", "combine", "episode", "ngrams", "observations", "pooling", "returns", "values"]
+__all__ = [
+    "action_keys",
+    "clusters",
+    "combine",
+    "episode",
+    "fused",
+    "ngrams",
+    "observations",
+    "pooling",
+    "returns",
+    "values",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

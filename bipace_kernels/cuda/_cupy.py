@@ -66,6 +66,9 @@ class CuPy:
     def shared_memory(self, device: torch.device) -> int:
         return int(self._cupy.cuda.Device(device.index).attributes["MaxSharedMemoryPerBlockOptin"])
 
+    def processors(self, device: torch.device) -> int:
+        return int(self._cupy.cuda.Device(device.index).attributes["MultiProcessorCount"])
+
     def _stream(self, device: torch.device) -> Any:
         """torch's current stream as CuPy's."""
         stream = self._cupy.cuda.Stream

@@ -37,6 +37,9 @@ class Provider(Protocol):
     def shared_memory(self, device: torch.device) -> int:
         """Bytes that a block may ask for."""
 
+    def processors(self, device: torch.device) -> int:
+        """Multiprocessors: blocks that run at once, where each takes a whole one."""
+
 
 def launch(
     kernel: str,

@@ -39,6 +39,9 @@ class Wheel:
     def shared_memory(self, device: torch.device) -> int:
         return int(self._module.shared_memory(torch.cuda.current_device() if device.index is None else device.index))
 
+    def processors(self, device: torch.device) -> int:
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
 
 stand_in: Provider | None = None  # for the device, where there is none: tests run the kernels on the CPU
 

@@ -26,12 +26,13 @@ COLUMNS = 1_024  # of a block; a multiple of gram.UNIT
 LONGEST_SWEEP = LONG_GROUP - 1  #: records of a group whose ε share a Gram matrix
 MOST_SHARED = 227 << 10  # bytes that a scan asks for at most, where the GPU has them
 ROOM = 1 << 28  # float32 values of the Gram matrices that are made at a time: 1 GiB
-_BAND = 1e-5  # τ
-_WIDEST = 1.87  # of ε, for which no two opposite rows join
+BAND = 1e-5  # τ
+WIDEST = 1.87  #: of ε, for which no two opposite rows join
 _PANEL = 32
 _SCAN_THREADS, _WIDE_THREADS = 512, 256
 _WRITTEN = 64  # values that one launch writes
-_STAGES = 3 * (64 * 32 * 4 + 4 * 64 * 4)  # bytes of csrc/cuda/clusters.cu's stages
+# Bytes of csrc/cuda/scan.h's stages, and of the number of clusters.
+_STAGES, _COUNT = 3 * (64 * 32 * 4 + 4 * 64 * 4), 16
 
 
 def scan_rows(
@@ -88,13 +89,13 @@ def cluster_sweep(
     if not first.numel():
         return first
     exact = [e for e, epsilon in enumerate(epsilons) if epsilon == 0]
-    wide = [e for e, epsilon in enumerate(epsilons) if epsilon > _WIDEST]
-    rest = [e for e, epsilon in enumerate(epsilons) if 0 < epsilon <= _WIDEST]
+    wide = [e for e, epsilon in enumerate(epsilons) if epsilon > WIDEST]
+    rest = [e for e, epsilon in enumerate(epsilons) if 0 < epsilon <= WIDEST]
     kind = torch.empty(n, dtype=torch.uint8, device=device)
     scale = torch.empty(n, dtype=torch.float32, device=device)
     row_hash = torch.empty(n, dtype=torch.int64, device=device) if exact else None
     rows.look(fingerprint, order, kind=kind, scale=scale, row_hash=row_hash, usable=usable, taken=taken)
-    batch = _Batch(fingerprint, order, group_offsets, kind, scale, n_groups, longest_group)
+    batch = Batch(fingerprint, order, group_offsets, kind, scale, n_groups, longest_group)
     for e in exact:
         assert row_hash is not None
         rows.first_equal(
@@ -119,7 +120,7 @@ def cluster_sweep(
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """What every launch below is told of the records; the methods write `first`, the record that began each cluster."""
 
     fingerprint: Tensor  # [N, D]
@@ -132,9 +133,9 @@ class _Batch:
 
     def cluster(self, epsilons: Sequence[float], first: Tensor) -> None:
         """first [E, M] of 0 < ε ≤ 1.87: groups with a whole Gram matrix, then those without."""
-        lowest = [1.0 - epsilon - _BAND for epsilon in epsilons]
+        lowest = [1.0 - epsilon - BAND for epsilon in epsilons]
         reciprocal = self._empty(self.order.shape[0])
-        side = _up(min(self.longest_group, LONG_GROUP - 1))
+        side = side_of(min(self.longest_group, LONG_GROUP - 1))
         at_once = min(self.n_groups, max(1, ROOM // side**2))
         begins, ends = self.group_offsets[:-1], self.group_offsets[1:]
         for g in range(0, self.n_groups, at_once):
@@ -145,7 +146,7 @@ class _Batch:
             sweep = max(1, ROOM // ((part.stop - g) * (2 * _PANEL + 5) * side))
             for e in range(0, len(lowest), sweep):
                 some = lowest[e : e + sweep]
-                scan = _Scan(self, begins[part], ends[part], reciprocal, some, side, side, LONG_GROUP)
+                scan = Scan(self, begins[part], ends[part], reciprocal, some, side, side, LONG_GROUP)
                 scan.run(products, 0, first[e : e + sweep])
         if self.longest_group >= LONG_GROUP:
             self._cluster_long(lowest, reciprocal, first)
@@ -158,13 +159,13 @@ class _Batch:
             "find_long_groups", -(-self.n_groups // 256), 256,
             self.group_offsets, self.n_groups, LONG_GROUP, places[0], places[1], device=self.order.device,
         )  # fmt: skip
-        longest = _up(self.longest_group)
+        longest = side_of(self.longest_group)
         at_once = min(slots, max(1, ROOM // (longest * COLUMNS)))
         sweep = max(1, ROOM // (at_once * longest * COLUMNS))
         for s, e in itertools.product(range(0, slots, at_once), range(0, len(lowest), sweep)):
             begins, ends = places[0, s : s + at_once], places[1, s : s + at_once]
             scans = [
-                _Scan(self, begins, ends, reciprocal, [value], longest, COLUMNS, longest + 1)
+                Scan(self, begins, ends, reciprocal, [value], longest, COLUMNS, longest + 1)
                 for value in lowest[e : e + sweep]
             ]
             for column in range(0, longest, COLUMNS):
@@ -192,7 +193,7 @@ class _Batch:
         for g in range(0, self.n_groups, at_once):
             launch(
                 "cluster_wide", min(at_once, self.n_groups - g), _WIDE_THREADS, *rows.words(self.fingerprint, self.order),
-                self.scale, self.kind, self.group_offsets, g, self.longest_group, 1.0 - epsilon - _BAND, centroids, similar,
+                self.scale, self.kind, self.group_offsets, g, self.longest_group, 1.0 - epsilon - BAND, centroids, similar,
                 members, first, shared=8 * _WIDE_THREADS // 32, device=first.device,
             )  # fmt: skip
 
@@ -200,12 +201,12 @@ class _Batch:
         return torch.empty(shape, dtype=dtype, device=self.order.device)
 
 
-class _Scan:
+class Scan:
     """The decisions of some groups under E values of ε, and their scratch."""
 
     def __init__(
         self,
-        batch: _Batch,
+        batch: Batch,
         begins: Tensor,  # [slots] int64
         ends: Tensor,  # [slots] int64
         reciprocal: Tensor,  # [M] float32
@@ -213,31 +214,37 @@ class _Scan:
         room: int,  # ≥ records of a group
         columns: int,  # of a launch, at most
         long_group: int,
+        spare: int = 0,  # bytes of shared memory that others of the launch take
     ) -> None:
         device, e, slots = batch.order.device, len(lowest), begins.shape[0]
         self.batch, self.begins, self.ends, self.reciprocal = batch, begins, ends, reciprocal
         self.lowest, self.room, self.long_group = lowest, room, long_group
         self.lowest_of = _on_device(lowest, device) if e > 1 else None
         self.far_pitch = room + 1
-        # Odd, so that neither a record's nor a cluster's similarities share a bank.
-        most = (min(MOST_SHARED, _provider.current().shared_memory(device)) - _STAGES - 16) // (2 * _PANEL * 4)
-        self.capacity = min((most - 1) | 1, room + 2 * _PANEL + 1)
+        self.capacity = capacity(device, room, spare)
         self.far_panels = 2 if columns == room else columns // _PANEL
         self.similar = None
         if self.capacity < room + 2 * _PANEL or self.far_panels > 2:
             self.similar = batch._empty(e, slots, self.far_panels, _PANEL, self.far_pitch)
         self.decisions = batch._empty(e, slots, 5, room)
         self.counts = batch._empty(e, slots, dtype=torch.int32)
-        self.shared = _STAGES + 2 * _PANEL * self.capacity * 4 + 16
+        self.shared = shared_bytes(self.capacity)
+
+    def words(
+        self, products: Tensor, first_column: int, first: Tensor | None
+    ) -> tuple[Tensor | int | float | None, ...]:
+        """`ScanArgs` of csrc/cuda/scan.h."""
+        return (
+            self.begins, self.ends, self.long_group, first_column, products.shape[2], products, products.shape[1],
+            self.reciprocal, self.batch.kind, self.lowest_of, float(self.lowest[0]), self.capacity, self.similar,
+            self.far_panels, self.far_pitch, self.decisions, self.room, self.counts, first,
+            0 if first is None else first.stride(0),
+        )  # fmt: skip
 
     def run(self, products: Tensor, first_column: int, first: Tensor) -> None:
         """The launch's columns; those before them have been decided."""
-        slots, n_rows, columns = products.shape
-        arguments = (
-            self.begins, self.ends, self.long_group, first_column, columns, products, n_rows, self.reciprocal,
-            self.batch.kind, self.lowest_of, float(self.lowest[0]), self.capacity, self.similar, self.far_panels,
-            self.far_pitch, self.decisions, self.room, self.counts, first, first.stride(0),
-        )  # fmt: skip
+        slots, _, columns = products.shape
+        arguments = self.words(products, first_column, first)
         if first_column:
             launch(
                 "similar_to_columns", (columns // _PANEL, slots), _SCAN_THREADS, *arguments, shared=self.shared,
@@ -248,7 +255,19 @@ class _Scan:
         )
 
 
-def _up(n: int) -> int:
+def capacity(device: torch.device, room: int, spare: int = 0) -> int:
+    """Clusters whose similarities fit into a block's shared memory; not positive where not even its stages do."""
+    most = min(MOST_SHARED, _provider.current().shared_memory(device)) - spare - _STAGES - _COUNT
+    # Odd, so that neither a record's nor a cluster's similarities share a bank.
+    return min((most // (2 * _PANEL * 4) - 1) | 1, room + 2 * _PANEL + 1)
+
+
+def shared_bytes(clusters: int) -> int:
+    """Bytes of shared memory of a scan with room for so many."""
+    return _STAGES + 2 * _PANEL * clusters * 4 + _COUNT
+
+
+def side_of(n: int) -> int:
     """The next multiple of gram.UNIT, one at least."""
     return max(1, -(-n // gram.UNIT)) * gram.UNIT
 

@@ -9,11 +9,10 @@ from ._launch import launch
 
 Tensor = torch.Tensor
 
-UNIT = 128  # sides of matrices are multiples of it
-_THREADS = 256
-_TILE_J = 64
-# Three stages of 192 rows of 128 bytes, and where the rows begin; two of 16 elements of 68 float32 rows.
-_SHARED_HALF, _SHARED_SINGLE = 3 * 192 * 128 + 192 * 8, 2 * 16 * 68 * 4
+UNIT = 128  # sides of matrices are multiples of it, and of tiles
+# As in csrc/cuda/gram.h.
+THREADS = 512
+SHARED = 3 * 256 * 128 + 256 * 8 + 256 // 8  # three stages of 256 rows of 128 bytes, where rows begin, a bit for each
 
 
 def multiply(
@@ -29,16 +28,33 @@ def multiply(
     long_group: int,  # groups of this length or more are left out
 ) -> None:
     """G[i, j] = x_i · x_j for i ≤ j and columns first_column ≤ j < first_column + columns of every group."""
-    slots, n_rows, columns = gram.shape
-    arguments = (
-        *rows.words(fingerprint, order), begins, ends, long_group, first_column, columns, n_rows, gram, reciprocal,
+    slots = gram.shape[0]
+    tiles = tiles_before((first_column + gram.shape[2]) // UNIT) - tiles_before(first_column // UNIT)
+    launch(
+        "gram_single" if fingerprint.dtype == torch.float32 else "gram_half", (tiles, slots), THREADS,
+        *words(fingerprint, order, begins, ends, scale, gram, reciprocal, first_column, long_group), shared=SHARED,
+        device=order.device,
     )  # fmt: skip
-    if fingerprint.dtype == torch.float32:
-        tiles = n_rows // _TILE_J * (columns // _TILE_J)
-        launch("gram_single", (tiles, slots), _THREADS, *arguments, shared=_SHARED_SINGLE, device=order.device)
-    else:
-        before, end = first_column // UNIT, (first_column + columns) // UNIT
-        tiles = end * (end + 1) - before * (before + 1)
-        launch("gram_half", (tiles, slots), _THREADS, *arguments, shared=_SHARED_HALF, device=order.device)
-    if fingerprint.dtype != torch.float16:  # whose squares are all float32
-        launch("gram_scaled", (n_rows // 8, slots), _THREADS, *arguments, scale, device=order.device)
+
+
+def words(
+    fingerprint: Tensor,
+    order: Tensor,
+    begins: Tensor,
+    ends: Tensor,
+    scale: Tensor,
+    gram: Tensor,
+    reciprocal: Tensor,
+    first_column: int,
+    long_group: int,
+) -> tuple[Tensor | int, ...]:
+    """`GramArgs` of csrc/cuda/gram.h."""
+    _, n_rows, columns = gram.shape
+    return (
+        *rows.words(fingerprint, order), begins, ends, long_group, first_column, columns, n_rows, gram, reciprocal, scale,
+    )  # fmt: skip
+
+
+def tiles_before(column: int) -> int:
+    """Tiles of a group's triangle in the columns of tiles before this one."""
+    return column * (column + 1) // 2

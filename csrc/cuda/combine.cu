@@ -1,13 +1,10 @@
 // The total, and everything back in the caller's row order: a thread per row.
-#include "cuda/intrinsics.h"
+#include "cuda/estimators.h"
 
 namespace bipace {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr double kLargestFloat = 3.4028234663852886e38;
-constexpr int64_t kNoCluster = -1;
-constexpr uint8_t kSingletonBranch = 0;
 
 }  // namespace
 
@@ -21,43 +18,21 @@ struct CombineArgs {
   const uint8_t* taken;    // [M] bool, or null: all are
   double weight;
   int64_t total_is_step;
-  int64_t n_rows;        // N
-  float* advantage_out;  // [N], as all that follow
-  float* step_out;
-  float* episode_out;
-  float* returns_out;
-  int64_t* cluster_out;
-  uint8_t* branch_out;
+  int64_t n_rows;  // N
+  RowResults out;
 };
 
 BIPACE_KERNEL(combine, CombineArgs, kThreads) {
   const int64_t row = gpu::block() * kThreads + gpu::thread();
   if (row >= a.n_rows) return;
   const int64_t i = a.source[row];
-  float advantage = 0.0f, step = 0.0f, episode = 0.0f, value = 0.0f;
-  int64_t cluster = kNoCluster;
-  uint8_t branch = kSingletonBranch;
-  if (i >= 0 && (!a.taken || a.taken[i])) {
-    step = a.step_term[i];
-    episode = a.episode[i];
-    value = a.returns[i];
-    cluster = a.labels[i];
-    branch = a.branch[i];
-    if (a.total_is_step) {
-      advantage = step;
-    } else if (a.weight == 0.0) {
-      advantage = episode;  // adding 0 would turn -0.0 into 0.0
-    } else {
-      const double total = static_cast<double>(episode) + a.weight * static_cast<double>(step);
-      advantage = static_cast<float>(fmin(fmax(total, -kLargestFloat), kLargestFloat));
-    }
+  if (i < 0 || (a.taken && !a.taken[i])) {
+    a.out.nothing(row);
+    return;
   }
-  a.advantage_out[row] = advantage;
-  a.step_out[row] = step;
-  a.episode_out[row] = episode;
-  a.returns_out[row] = value;
-  a.cluster_out[row] = cluster;
-  a.branch_out[row] = branch;
+  const float step = a.step_term[i], episode = a.episode[i];
+  const float total = a.total_is_step ? step : total_advantage(episode, step, a.weight);
+  a.out.write(row, total, step, episode, a.returns[i], a.labels[i], a.branch[i]);
 }
 
 }  // namespace bipace

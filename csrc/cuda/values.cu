@@ -5,8 +5,7 @@
 // hashing or atomics, and nobody outside the cluster has a part in it.  In long groups the records are sorted by label
 // first (stably, so that the order of the sums stays the same) and a block walks over its own clusters alone.
 #include "common/hgpo.h"
-#include "common/mean.h"
-#include "cuda/intrinsics.h"
+#include "cuda/estimators.h"
 
 namespace bipace {
 namespace {
@@ -16,7 +15,6 @@ constexpr int kUnroll = 2;    // records that a thread brings to shared memory a
 constexpr int kTile = kThreads * kUnroll;
 constexpr int kTogether = 8;  // records whose comparisons go side by side
 constexpr int32_t kNobody = -2;
-constexpr uint8_t kSingletonBranch = 0, kPaceBranch = 1, kLeaveOneOutBranch = 2;
 
 }  // namespace
 
@@ -137,74 +135,33 @@ struct Walk {
   }
 };
 
-BIPACE_DEVICE double mean_of(double total, int64_t n) { return total / static_cast<double>(n > 1 ? n : 1); }
-
-// R - the mean of the others in the cluster.
-BIPACE_DEVICE float leave_one_out(const Walk& walk, double rest, int64_t n) {
-  return centred(walk.value, mean_of(rest, n - 1));
+template <typename Sums>
+BIPACE_DEVICE void step_of_actions(const StepTermArgs& a) {
+  const Walk walk(a);
+  Sums sums{walk.label == kNobody ? 0 : a.action_key[walk.record]};
+  walk.over(
+      [&](int64_t place, bool same, double value, int64_t key) { sums.add(same, place == walk.place, value, key); });
+  walk.write(sums.n, sums.term(walk.value), sums.branch());
 }
 
 }  // namespace
 
 BIPACE_KERNEL(step_mean, StepTermArgs, kThreads) {
   const Walk walk(a);
-  int32_t n = 0;
-  double total = 0.0;
-  walk.over([&](int64_t, bool same, double value, int64_t) {
-    n += same;
-    total += same ? value : 0.0;
-  });
-  const double mean = mean_of(total, n);
-  float term = centred(walk.value, mean);
+  Mean sums;
+  walk.over([&](int64_t, bool same, double value, int64_t) { sums.add(same, value); });
+  float term = sums.term(walk.value);
   if (a.divide) {
-    double squares = 0.0;
-    walk.over([&](int64_t, bool same, double value, int64_t) {
-      const double difference = value - mean;
-      squares += same ? difference * difference : 0.0;
-    });
-    // Where all returns are equal, R - mean is exactly 0, and no rounding of σ shows.
-    term = scaled(term, sqrt(mean_of(squares, a.unbiased ? n - 1 : n)), a.delta);
+    const double mean = sums.mean();
+    walk.over([&](int64_t, bool same, double value, int64_t) { sums.add_square(same, value, mean); });
+    term = sums.scaled_term(walk.value, a.delta, a.unbiased);
   }
-  walk.write(n, term, kPaceBranch);
+  walk.write(sums.n, term, kPaceBranch);
 }
 
-// Against the mean of the records with another action; where there is none, leave-one-out.
-BIPACE_KERNEL(step_diff_peer, StepTermArgs, kThreads) {
-  const Walk walk(a);
-  const int64_t key = walk.label == kNobody ? 0 : a.action_key[walk.record];
-  int32_t n = 0, n_others = 0;
-  double others = 0.0, rest = 0.0;
-  walk.over([&](int64_t place, bool same, double value, int64_t their_key) {
-    const bool other = same && their_key != key;
-    n += same;
-    n_others += other;
-    others += other ? value : 0.0;
-    rest += same && place != walk.place ? value : 0.0;
-  });
-  const bool has_peers = n_others > 0;
-  walk.write(n, has_peers ? centred(walk.value, mean_of(others, n_others)) : leave_one_out(walk, rest, n),
-             has_peers ? kPaceBranch : kLeaveOneOutBranch);
-}
+BIPACE_KERNEL(step_diff_peer, StepTermArgs, kThreads) { step_of_actions<DiffPeer>(a); }
 
-// The action's mean against the cluster's; where no one else did the same, leave-one-out.
-BIPACE_KERNEL(step_q_style, StepTermArgs, kThreads) {
-  const Walk walk(a);
-  const int64_t key = walk.label == kNobody ? 0 : a.action_key[walk.record];
-  int32_t n = 0, n_alike = 0;
-  double total = 0.0, alike = 0.0, rest = 0.0;
-  walk.over([&](int64_t place, bool same, double value, int64_t their_key) {
-    const bool take = same && their_key == key;
-    n += same;
-    n_alike += take;
-    total += same ? value : 0.0;
-    alike += take ? value : 0.0;
-    rest += same && place != walk.place ? value : 0.0;
-  });
-  const bool has_peers = n_alike > 1;
-  const float q = static_cast<float>(mean_of(alike, n_alike));
-  walk.write(n, has_peers ? centred(q, mean_of(total, n)) : leave_one_out(walk, rest, n),
-             has_peers ? kPaceBranch : kLeaveOneOutBranch);
-}
+BIPACE_KERNEL(step_q_style, StepTermArgs, kThreads) { step_of_actions<QStyle>(a); }
 
 struct AggregateDepthsArgs {
   const float* term;               // [H, M] the record's advantage at each depth

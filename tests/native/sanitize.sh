@@ -47,7 +47,7 @@ else
   # x86-64 alone has a twin; clustering takes minutes under sanitizers.  One order of the threads is enough for what is out
   # of bounds in all.
   if [ "$(uname -m)" = x86_64 ]; then
-    for name in combine numbering observations returns; do
+    for name in combine fused numbering observations returns; do
       twin+=("$root/tests/on_device/test_$name.py")
     done
   fi

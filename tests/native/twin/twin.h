@@ -2,7 +2,8 @@
 // has to wait for others; whose turn comes next is the schedule's choice, so that what is right under one order of the
 // threads only comes out wrong under another.  Stricter than a GPU: a barrier that a thread has left out, by returning
 // or by standing at another one, is an error; shared memory begins as garbage; asynchronous copies arrive as late as
-// they may.
+// they may.  Blocks follow one another, but those that wait for each other (BIPACE_SHARING_KERNEL) run side by side, as
+// many as the launch says.
 #pragma once
 
 #include <algorithm>
@@ -25,24 +26,27 @@ struct float4 {
 };
 
 #define BIPACE_DEVICE inline
-#define BIPACE_KERNEL(name, Args, threads)                                                                          \
+#define BIPACE_TWIN_KERNEL(name, Args, threads, sharing)                                                            \
   static void name(const Args& a);                                                                                  \
-  static const bipace::twin::Kernel twin_##name(#name, sizeof(Args), threads,                                       \
+  static const bipace::twin::Kernel twin_##name(#name, sizeof(Args), threads, sharing,                              \
                                                 [](const void* words) { name(*static_cast<const Args*>(words)); }); \
   static void name(const Args& a)
 
-#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks) BIPACE_KERNEL(name, Args, threads)
+#define BIPACE_KERNEL(name, Args, threads) BIPACE_TWIN_KERNEL(name, Args, threads, false)
+#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks) BIPACE_TWIN_KERNEL(name, Args, threads, false)
+#define BIPACE_SHARING_KERNEL(name, Args, threads) BIPACE_TWIN_KERNEL(name, Args, threads, true)
 
 namespace bipace {
 namespace twin {
 
 struct Kernel {
   using Body = void (*)(const void* words);
-  Kernel(const char* kernel, size_t bytes, int threads, Body run);
+  Kernel(const char* kernel, size_t bytes, int threads, bool sharing, Body run);
 
   const char* name;
   size_t args_bytes;
   int most_threads;
+  bool blocks_share;  // they wait for each other
   Body body;
   const Kernel* next;
 };
@@ -62,6 +66,7 @@ const unsigned char* exchange(const char* what, const void* value, size_t bytes,
 void start_copy(void* to, const void* from, int bytes);
 void commit_copies();
 void finish_copies(int pending);
+void pause();
 [[noreturn]] void fail(const std::string& why);
 
 }  // namespace twin
@@ -116,6 +121,12 @@ inline uint32_t ballot(bool value) {
   return bits;
 }
 inline bool any(bool value) { return ballot(value) != 0; }
+inline uint32_t match(int32_t value) {
+  const Lanes<int32_t> all = gather("match", value);
+  uint32_t bits = 0;
+  for (int i = 0; i < kWarp; ++i) bits |= static_cast<uint32_t>(all.value[i] == value) << i;
+  return bits;
+}
 template <typename T>
 T warp_max(T value) {
   const Lanes<T> all = gather("warp_max", value);
@@ -149,6 +160,13 @@ inline int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t value) {
   if (old == expected) *at = value;
   return old;
 }
+
+// What is written is there for everybody at once: that a publication comes too late for its data, or a look too early,
+// no order of the fibres shows.
+inline void publish(int32_t* at, int32_t value) { *at = value; }
+inline void publish_one(int32_t* at) { ++*at; }
+inline int32_t look(const int32_t* at) { return *at; }
+inline void pause() { twin::pause(); }
 
 inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float div_rn(float a, float b) { return a / b; }

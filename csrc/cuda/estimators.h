@@ -1,0 +1,105 @@
+// What a record's step term is made of: sums of returns over its cluster, in float64 and in processing order, and what
+// becomes of them (paper eq. 7 to 9).  Whoever walks over a cluster adds its records here.
+#pragma once
+
+#include "common/mean.h"
+#include "cuda/intrinsics.h"
+
+namespace bipace {
+
+enum Branch : uint8_t { kSingletonBranch = 0, kPaceBranch = 1, kLeaveOneOutBranch = 2 };
+
+BIPACE_DEVICE double mean_of(double total, int64_t n) { return total / static_cast<double>(n > 1 ? n : 1); }
+
+// Against the mean of the records with another action; where there is none, against that of all other records.
+struct DiffPeer {
+  int64_t key;
+  int32_t n = 0, n_others = 0;
+  double others = 0.0, rest = 0.0;
+
+  // `same`: of the same cluster; `self`: the record itself.
+  BIPACE_DEVICE void add(bool same, bool self, double value, int64_t their_key) {
+    const bool other = same && their_key != key;
+    n += same;
+    n_others += other;
+    others += other ? value : 0.0;
+    rest += same && !self ? value : 0.0;
+  }
+  BIPACE_DEVICE uint8_t branch() const { return n_others > 0 ? kPaceBranch : kLeaveOneOutBranch; }
+  BIPACE_DEVICE float term(float value) const {
+    return centred(value, n_others > 0 ? mean_of(others, n_others) : mean_of(rest, n - 1));
+  }
+};
+
+// The action's mean against the cluster's; where no one else did the same, R − the mean of all other records.
+struct QStyle {
+  int64_t key;
+  int32_t n = 0, n_alike = 0;
+  double total = 0.0, alike = 0.0, rest = 0.0;
+
+  BIPACE_DEVICE void add(bool same, bool self, double value, int64_t their_key) {
+    const bool take = same && their_key == key;
+    n += same;
+    n_alike += take;
+    total += same ? value : 0.0;
+    alike += take ? value : 0.0;
+    rest += same && !self ? value : 0.0;
+  }
+  BIPACE_DEVICE uint8_t branch() const { return n_alike > 1 ? kPaceBranch : kLeaveOneOutBranch; }
+  BIPACE_DEVICE float term(float value) const {
+    if (n_alike > 1) return centred(static_cast<float>(mean_of(alike, n_alike)), mean_of(total, n));
+    return centred(value, mean_of(rest, n - 1));
+  }
+};
+
+// Against the cluster's mean, and divided by σ + δ where that is wanted: a second walk, of squares.
+struct Mean {
+  int32_t n = 0;
+  double total = 0.0, squares = 0.0;
+
+  BIPACE_DEVICE void add(bool same, double value) {
+    n += same;
+    total += same ? value : 0.0;
+  }
+  BIPACE_DEVICE double mean() const { return mean_of(total, n); }
+  BIPACE_DEVICE void add_square(bool same, double value, double mean) {
+    const double difference = value - mean;
+    squares += same ? difference * difference : 0.0;
+  }
+  BIPACE_DEVICE float term(float value) const { return centred(value, mean()); }
+  // Where all returns are equal, R − mean is exactly 0, and no rounding of σ shows.
+  BIPACE_DEVICE float scaled_term(float value, double delta, bool unbiased) const {
+    return scaled(term(value), sqrt(mean_of(squares, unbiased ? n - 1 : n)), delta);
+  }
+};
+
+// A = A_ep + w · A_S, saturating at the largest float32.
+BIPACE_DEVICE float total_advantage(float episode, float step, double weight) {
+  constexpr double kLargestFloat = 3.4028234663852886e38;
+  if (weight == 0.0) return episode;  // adding 0 would turn -0.0 into 0.0
+  const double total = static_cast<double>(episode) + weight * static_cast<double>(step);
+  return static_cast<float>(fmin(fmax(total, -kLargestFloat), kLargestFloat));
+}
+
+// What a caller's row gets; a row without a record gets what `nothing` writes.
+struct RowResults {
+  float* advantage;  // [N], as all that follow
+  float* step;
+  float* episode;
+  float* returns;
+  int64_t* cluster;
+  uint8_t* branch;
+
+  BIPACE_DEVICE void write(int64_t row, float total, float step_term, float episode_term, float value, int64_t label,
+                           uint8_t kind) const {
+    advantage[row] = total;
+    step[row] = step_term;
+    episode[row] = episode_term;
+    returns[row] = value;
+    cluster[row] = label;
+    branch[row] = kind;
+  }
+  BIPACE_DEVICE void nothing(int64_t row) const { write(row, 0.0f, 0.0f, 0.0f, 0.0f, -1, kSingletonBranch); }
+};
+
+}  // namespace bipace

@@ -1,0 +1,305 @@
+// A tile of a group's Gram matrix, from the rows as they are: G[i, j] = x_i · x_j for i ≤ j, float32.  By a block.
+//
+// Products of 16-bit values are exact in float32.  Tensor cores cut off what they add beyond float32 (over 3,584
+// elements a bias of 5e-6, which norms and products share only in part), so every kSum elements of D begin a new sum,
+// and those sums are added with rounding.  The order over D is fixed and the same for every element of a tile, so G[i,
+// j] depends on the two rows alone, not on where they lie in a batch.  Norms are the diagonal: what is left of the bias
+// cancels.
+#pragma once
+
+#include "cuda/elements.h"
+
+namespace bipace {
+
+struct GramArgs {
+  Rows rows;
+  const int64_t* begins;  // [slots] first record of each group
+  const int64_t* ends;    // [slots]
+  int64_t long_group;     // groups of this length or more are not for this launch
+  int64_t first_column;   // of the launch, in the group; a multiple of 128
+  int64_t columns;        // of the launch; a multiple of 128
+  int64_t n_rows;         // of a matrix: up to the last column; a multiple of 128
+  float* gram;            // [slots, n_rows, columns], written for i ≤ j, and wherever a tile reaches
+  float* reciprocal;      // [M], written at the launch's columns: 1 / ‖x_i‖
+  const float* scale;     // [M] powers of two, 1 for nearly all: the others over- or underflow as they are
+};
+
+namespace gram {
+
+constexpr int kThreads = 512, kWarps = kThreads / gpu::kWarp;
+constexpr int kTile = 128;  // rows and columns
+constexpr int kDepth = 64;  // 16-bit elements of D of a stage: 128 bytes of a row, eight copies of 16
+constexpr int kStages = 3;
+constexpr int kSum = 2;  // stages of one sum
+constexpr int kRowBytes = kDepth * 2, kStageBytes = 2 * kTile * kRowBytes;
+constexpr int kCopies = 2 * kTile * 8 / kThreads;
+constexpr int kSingleDepth = 16, kSinglePitch = kTile + 4;  // of float32 rows
+constexpr int64_t kOutside = -1;                            // in place of a row: there is no such record
+
+// Bytes of shared memory of a tile: stages of 16-bit rows (those of float32 rows are smaller), where its rows begin,
+// and which of them are scaled.
+constexpr int64_t kShared = kStages * kStageBytes + 2 * kTile * 8 + 2 * kTile / 8;
+
+BIPACE_DEVICE int64_t tiles_before(int64_t column_block) { return column_block * (column_block + 1) / 2; }
+
+// Tile of a group's triangle: columns of blocks, one after another, each from row block 0 down to the diagonal.
+BIPACE_DEVICE void triangle(int64_t tile, int& block_i, int& block_j) {
+  int64_t c = static_cast<int64_t>((sqrtf(8.0f * static_cast<float>(tile) + 1.0f) - 1.0f) * 0.5f);
+  while (c > 0 && tiles_before(c) > tile) --c;
+  while (tiles_before(c + 1) <= tile) ++c;
+  block_j = static_cast<int>(c);
+  block_i = static_cast<int>(tile - tiles_before(c));
+}
+
+// Tile (block_i, block_j) of one group.
+struct Tile {
+  const GramArgs& a;
+  int64_t begin;  // the group's first record
+  int n;          // its records
+  int block_i, block_j;
+  float* out;     // the group's matrix
+  float* length;  // [n] 1 / ‖x‖
+  unsigned char* room;
+
+  BIPACE_DEVICE int64_t* row() const { return reinterpret_cast<int64_t*>(room + kStages * kStageBytes); }  // [2 kTile]
+  BIPACE_DEVICE uint32_t* scaled() const { return reinterpret_cast<uint32_t*>(row() + 2 * kTile); }        // a bit each
+  BIPACE_DEVICE bool is_scaled(int r) const { return (scaled()[r / gpu::kWarp] >> (r % gpu::kWarp)) & 1u; }
+  // The record of a row of the tile: its kTile rows, then its kTile columns.
+  BIPACE_DEVICE int record(int r) const { return r < kTile ? block_i * kTile + r : block_j * kTile + r - kTile; }
+  BIPACE_DEVICE void write(int64_t at_i, int64_t at_j, float product) const {
+    out[at_i * a.columns + at_j - a.first_column] = product;
+    if (at_i == at_j && at_i < n) length[at_i] = gpu::div_rn(1.0f, gpu::sqrt_rn(product));
+  }
+};
+
+// Where each row begins, and which are scaled; registers are short in what follows.
+BIPACE_DEVICE void find_rows(const Tile& tile) {
+  const int t = gpu::thread();
+  if (t < 2 * kTile) {
+    const int record = tile.record(t);
+    const bool inside = record < tile.n;
+    tile.row()[t] = inside ? tile.a.rows.at(tile.begin + record) : kOutside;
+    const uint32_t some = gpu::ballot(inside && tile.a.scale[tile.begin + record] != 1.0f);
+    if (gpu::lane() == 0) tile.scaled()[gpu::warp()] = some;
+  }
+  gpu::sync_block();
+}
+
+// Where 16 bytes of a row stand in it: the eight copies of a row change places from row to row, so that eight rows read
+// together by load_matrices lie in different banks.
+BIPACE_DEVICE int turned(int row, int copy) { return (copy ^ (row & 7)) << 4; }
+
+template <int dtype>
+BIPACE_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if (dtype == kBfloat16) {
+    gpu::multiply_bf16(c, a, b0, b1);
+  } else {
+    gpu::multiply_f16(c, a, b0, b1);
+  }
+}
+
+// 16-bit rows, on tensor cores: sixteen warps of 32 × 32.
+template <int dtype>
+BIPACE_DEVICE void multiply_half(const Tile& tile) {
+  const Rows& rows = tile.a.rows;
+  const int t = gpu::thread(), copy = t % 8;
+  const bool aligned = rows.aligned();
+  // On the diagonal the columns are the rows, and come once.
+  const bool diagonal = tile.block_i == tile.block_j;
+  const int side_j = diagonal ? 0 : kTile;
+  const int dim = static_cast<int>(rows.dim), steps = (dim + kDepth - 1) / kDepth;
+  const int first =
+      t / 8 * kRowBytes + turned(t / 8, copy);  // the thread's other copies lie whole eights of rows further
+  const auto load = [&](int step, int stage) {
+    if (step < steps) {
+      const int e = step * kDepth + copy * 8, left = (dim - e) * 2;
+      const int inside = left >= 16 ? 16 : left > 0 ? left : 0;
+#pragma unroll
+      for (int c = 0; c < kCopies; ++c) {
+        if (c >= kCopies / 2 && diagonal) break;
+        unsigned char* const to = tile.room + stage * kStageBytes + first + c * (kThreads / 8) * kRowBytes;
+        const int64_t row = tile.row()[t / 8 + c * (kThreads / 8)];
+        const int bytes = row == kOutside ? 0 : inside;  // zeros, and nothing is read for them
+        if (aligned) {
+          gpu::copy_async(to, static_cast<const uint16_t*>(rows.x) + (bytes ? row + e : 0), bytes);
+        } else {
+          uint16_t* const element = reinterpret_cast<uint16_t*>(to);
+          for (int i = 0; i < 8; ++i) {
+            element[i] = 2 * i < bytes ? static_cast<uint16_t>(element_bits<dtype>(rows, row, e + i)) : uint16_t{0};
+          }
+        }
+      }
+    }
+    gpu::copy_commit();  // an empty group where there is nothing more, so that their count stays
+  };
+
+  const int warp_i = gpu::warp() % 4 * 32, warp_j = gpu::warp() / 4 * 32, l = gpu::lane();
+  // Warps below the diagonal or beyond the last record bring rows in for the others, and have nothing to multiply.
+  const bool busy =
+      tile.record(warp_i) < tile.n && tile.record(kTile + warp_j) < tile.n && !(diagonal && warp_j < warp_i);
+  float total[2][4][4], part[2][4][4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) total[i][j][e] = part[i][j][e] = 0.0f;
+    }
+  }
+  const auto flush = [&]() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          total[i][j][e] += part[i][j][e];
+          part[i][j][e] = 0.0f;
+        }
+      }
+    }
+  };
+  const int row_i = (warp_i + l % 16) * kRowBytes, row_j = (side_j + warp_j + l / 16 * 8 + l % 8) * kRowBytes;
+#pragma unroll
+  for (int step = 0; step < kStages - 1; ++step) load(step, step);
+  for (int step = 0, now = 0, next = kStages - 1; step < steps; ++step) {
+    gpu::copy_wait<kStages - 2>();
+    gpu::sync_block();  // the stage is whole, and everybody is done with the one that is loaded next
+    load(step + kStages - 1, next);
+    next = now;
+    const unsigned char* const stage = tile.room + now * kStageBytes;
+    now = now + 1 < kStages ? now + 1 : 0;
+    if (!busy) continue;
+#pragma unroll
+    for (int k = 0; k < kDepth / 16; ++k) {
+      uint32_t fa[2][4], fb[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        gpu::load_matrices(fa[i], stage + row_i + i * 16 * kRowBytes + turned(l, 2 * k + l / 16));
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        gpu::load_matrices(fb[j], stage + row_j + j * 16 * kRowBytes + turned(l, 2 * k + l / 8 % 2));
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) multiply<dtype>(part[i][j], fa[i], fb[j / 2][j % 2 * 2], fb[j / 2][j % 2 * 2 + 1]);
+      }
+    }
+    if (step % kSum == kSum - 1) flush();
+  }
+  gpu::copy_wait<0>();
+  if (!busy) return;
+  if (steps % kSum) flush();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        tile.write(tile.block_i * kTile + warp_i + i * 16 + e / 2 * 8 + l / 4,
+                   tile.block_j * kTile + warp_j + j * 8 + l % 4 * 2 + e % 2, total[i][j][e]);
+      }
+    }
+  }
+}
+
+// Float32 rows, outside the tensor cores: eight rows by four columns to a thread.
+BIPACE_DEVICE void multiply_single(const Tile& tile) {
+  constexpr int kMine = 8, kTheirs = 4;
+  const Rows& rows = tile.a.rows;
+  float* const xi = reinterpret_cast<float*>(tile.room);  // [kSingleDepth, kSinglePitch]
+  float* const xj = xi + kSingleDepth * kSinglePitch;
+  const int t = gpu::thread(), at_i = t / 32 * kMine, at_j = t % 32 * kTheirs;
+  float total[kMine][kTheirs] = {}, part[kMine][kTheirs];
+  // Four elements of one row of each side: rows t / 4, elements t % 4 · 4 and on.
+  const int64_t row_i = tile.row()[t / 4], row_j = tile.row()[kTile + t / 4];
+  for (int64_t d = 0; d < rows.dim; d += kSingleDepth) {
+    gpu::sync_block();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int e = t % 4 * 4 + i;
+      const bool inside = d + e < rows.dim;
+      const bool is_i = inside && row_i != kOutside, is_j = inside && row_j != kOutside;
+      xi[e * kSinglePitch + t / 4] = is_i ? gpu::float_of(element_bits<kFloat32>(rows, row_i, d + e)) : 0.0f;
+      xj[e * kSinglePitch + t / 4] = is_j ? gpu::float_of(element_bits<kFloat32>(rows, row_j, d + e)) : 0.0f;
+    }
+    gpu::sync_block();
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+#pragma unroll
+      for (int j = 0; j < kTheirs; ++j) part[i][j] = 0.0f;
+    }
+#pragma unroll 4
+    for (int e = 0; e < kSingleDepth; ++e) {
+      const float4 u = *reinterpret_cast<const float4*>(xi + e * kSinglePitch + at_i);
+      const float4 w = *reinterpret_cast<const float4*>(xi + e * kSinglePitch + at_i + 4);
+      const float4 v = *reinterpret_cast<const float4*>(xj + e * kSinglePitch + at_j);
+      const float mine[kMine] = {u.x, u.y, u.z, u.w, w.x, w.y, w.z, w.w}, other[kTheirs] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) {
+#pragma unroll
+        for (int j = 0; j < kTheirs; ++j) part[i][j] = gpu::fma_rn(mine[i], other[j], part[i][j]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+#pragma unroll
+      for (int j = 0; j < kTheirs; ++j) total[i][j] += part[i][j];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+#pragma unroll
+    for (int j = 0; j < kTheirs; ++j) {
+      tile.write(tile.block_i * kTile + at_i + i, tile.block_j * kTile + at_j + j, total[i][j]);
+    }
+  }
+}
+
+// Pairs with a row of extreme length once more, a warp per pair, by scaled rows.  Nearly always there is none.
+template <int dtype>
+BIPACE_DEVICE void multiply_scaled(const Tile& tile) {
+  const Rows& rows = tile.a.rows;
+  gpu::sync_block();  // what over- or underflowed has been written
+  for (int pair = gpu::warp(); pair < kTile * kTile; pair += kWarps) {
+    const int i = pair / kTile, j = pair % kTile, at_i = tile.record(i), at_j = tile.record(kTile + j);
+    if (at_i > at_j || at_j >= tile.n || !(tile.is_scaled(i) || tile.is_scaled(kTile + j))) continue;
+    const float scale_i = tile.a.scale[tile.begin + at_i], scale_j = tile.a.scale[tile.begin + at_j];
+    const int64_t row_i = tile.row()[i], row_j = tile.row()[kTile + j];
+    float sum = 0.0f;
+    for (int64_t e = gpu::lane(); e < rows.dim; e += gpu::kWarp) {
+      const float u = value_of<dtype>(element_bits<dtype>(rows, row_i, e)) * scale_i;
+      const float v = value_of<dtype>(element_bits<dtype>(rows, row_j, e)) * scale_j;
+      sum = gpu::fma_rn(u, v, sum);
+    }
+    for (int mask = gpu::kWarp / 2; mask > 0; mask /= 2) sum += gpu::shuffle_xor(sum, mask);
+    if (gpu::lane() == 0) tile.write(at_i, at_j, sum);
+  }
+}
+
+template <int dtype>
+BIPACE_DEVICE void multiply_tile(const Tile& tile) {
+  find_rows(tile);
+  if constexpr (dtype == kFloat32) {
+    multiply_single(tile);
+  } else {
+    multiply_half<dtype>(tile);
+  }
+  uint32_t scaled = 0;
+  for (int w = 0; w < 2 * kTile / gpu::kWarp; ++w) scaled |= tile.scaled()[w];
+  if (scaled) multiply_scaled<dtype>(tile);
+}
+
+// 16-bit rows of either kind.
+BIPACE_DEVICE void multiply_tile_half(const Tile& tile) {
+  if (tile.a.rows.dtype == kBfloat16) {
+    multiply_tile<kBfloat16>(tile);
+  } else {
+    multiply_tile<kFloat16>(tile);
+  }
+}
+
+}  // namespace gram
+}  // namespace bipace
