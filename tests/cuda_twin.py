@@ -87,7 +87,7 @@ class Twin:
     def load(cls, path: Path) -> Twin:
         library = ctypes.CDLL(str(path))
         library.bipace_twin_launch.argtypes = [
-            ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64, ctypes.c_int,
+            ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64,
             ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64,
         ]  # fmt: skip
         return cls(library)
@@ -98,13 +98,12 @@ class Twin:
         grid: tuple[int, int],
         threads: int,
         shared: int,
-        cluster: int,
         words: bytes,
         device: torch.device,
     ) -> None:
         error = ctypes.create_string_buffer(1000)
         if self.library.bipace_twin_launch(
-            kernel.encode(), *grid, threads, shared, cluster, words, len(words) // 8, SCHEDULES[self.schedule], self.seed,
+            kernel.encode(), *grid, threads, shared, words, len(words) // 8, SCHEDULES[self.schedule], self.seed,
             self.together, error, len(error),
         ):  # fmt: skip
             raise TwinError(error.value.decode())

@@ -33,7 +33,7 @@ def twin(request, library) -> Twin:
 
 
 def run(twin, kernel, threads, *args, shared=0, grid=(1, 1)):
-    twin.launch(kernel, grid, threads, shared, 1, _launch.pack(args), torch.device("cpu"))
+    twin.launch(kernel, grid, threads, shared, _launch.pack(args), torch.device("cpu"))
 
 
 def reversed_by(twin, barrier):
@@ -176,9 +176,9 @@ at = libc.malloc(ctypes.c_size_t({4 * N}))
 error = ctypes.create_string_buffer(200)
 words = struct.pack("<qqq", at, {int(shared)}, int(sys.argv[1]))
 library.bipace_twin_launch.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64,
-    ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p,
+    ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p,
     ctypes.c_int64]
-print(library.bipace_twin_launch(b"write_beyond", 1, 1, {N}, {4 * N}, 1, words, 3, 0, 0, 1, error, 200))
+print(library.bipace_twin_launch(b"write_beyond", 1, 1, {N}, {4 * N}, words, 3, 0, 0, 1, error, 200))
 """
     env = {**os.environ, "LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0"}
     ends = [

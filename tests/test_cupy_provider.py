@@ -85,9 +85,9 @@ def cupy(request, monkeypatch, tmp_path):
     return found
 
 
-def launch(provider, shared=0, cluster=1):
+def launch(provider, shared=0):
     words = _launch.pack((torch.arange(3), None, 7, 0.5, True))
-    provider.launch("trajectory_returns", (4, 2), 32, shared, cluster, words, DEVICE)
+    provider.launch("trajectory_returns", (4, 2), 32, shared, words, DEVICE)
     return words
 
 
@@ -131,22 +131,21 @@ def test_shared_memory_beyond_48_kib_is_asked_for_once(cupy):
 
 
 def test_what_a_block_may_ask_for_is_what_the_gpu_says(cupy):
-    gpu = {"MaxSharedMemoryPerBlock": 49152, "MaxSharedMemoryPerBlockOptin": 232448}
+    gpu = {"MaxSharedMemoryPerBlock": 49152, "MaxSharedMemoryPerBlockOptin": 232448, "MultiProcessorCount": 132}
     cupy.cuda.Device = lambda index: SimpleNamespace(attributes={3: gpu}[index])
     assert _cupy.CuPy().shared_memory(torch.device("cuda", 3)) == 232448
+    assert _cupy.CuPy().processors(torch.device("cuda", 3)) == 132
 
 
 def test_errors_name_the_kernel_and_its_shape(cupy):
     provider = _cupy.CuPy()
-    with pytest.raises(RuntimeError, match=r"trajectory_returns of 4 × 2 blocks of 32 threads.*clusters of 2: CuPy"):
-        launch(provider, cluster=2)
     cupy.fails = True
     with pytest.raises(
         RuntimeError, match=r"trajectory_returns of 4 × 2 blocks of 32 threads, 64 bytes.*ILLEGAL_ADDRESS"
     ):
         launch(provider, 64)
     with pytest.raises(RuntimeError, match=r"no CUDA kernel is named nobody; there are .*trajectory_returns"):
-        provider.launch("nobody", (1, 1), 32, 0, 1, bytes(8), DEVICE)
+        provider.launch("nobody", (1, 1), 32, 0, bytes(8), DEVICE)
 
 
 def test_words_of_the_compiler_are_told(cupy):

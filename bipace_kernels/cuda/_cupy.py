@@ -41,15 +41,10 @@ class CuPy:
         grid: tuple[int, int],
         threads: int,
         shared: int,
-        cluster: int,
         words: bytes,
         device: torch.device,
     ) -> None:
         shape = f"CUDA kernel {kernel} of {grid[0]} × {grid[1]} blocks of {threads} threads, {shared} bytes of shared memory"
-        if cluster > 1:
-            raise RuntimeError(
-                f"{shape}, clusters of {cluster}: CuPy launches no clusters; install a wheel with kernels."
-            )
         cupy, index = self._cupy, device.index
         # NumPy's array of one element is what CuPy passes by value, whatever the size of the element.
         args = (np.frombuffer(words, dtype=np.dtype((np.void, len(words)))),)

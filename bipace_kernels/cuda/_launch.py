@@ -28,7 +28,6 @@ class Provider(Protocol):
         grid: tuple[int, int],
         threads: int,  # of a block, a multiple of 32
         shared: int,  # bytes of a block
-        cluster: int,  # blocks of a cluster
         words: bytes,
         device: torch.device,
     ) -> None:
@@ -48,12 +47,11 @@ def launch(
     *args: Word,
     device: torch.device,
     shared: int = 0,
-    cluster: int = 1,
 ) -> None:
     """Launches where the tensors are; an empty grid launches nothing."""
     x, y = grid if isinstance(grid, tuple) else (grid, 1)
     if x and y:
-        _provider.current().launch(kernel, (x, y), threads, shared, cluster, pack(args), device)
+        _provider.current().launch(kernel, (x, y), threads, shared, pack(args), device)
 
 
 def pack(args: tuple[Word, ...]) -> bytes:

@@ -25,16 +25,15 @@ class Wheel:
         grid: tuple[int, int],
         threads: int,
         shared: int,
-        cluster: int,
         words: bytes,
         device: torch.device,
     ) -> None:
         stream = torch.cuda.current_stream(device).cuda_stream
         if device.index == torch.cuda.current_device():
-            self._module.launch(kernel, *grid, threads, shared, cluster, words, stream)
+            self._module.launch(kernel, *grid, threads, shared, words, stream)
             return
         with torch.cuda.device(device):
-            self._module.launch(kernel, *grid, threads, shared, cluster, words, stream)
+            self._module.launch(kernel, *grid, threads, shared, words, stream)
 
     def shared_memory(self, device: torch.device) -> int:
         return int(self._module.shared_memory(torch.cuda.current_device() if device.index is None else device.index))

@@ -143,7 +143,7 @@ class Batch:
             products = self._empty(part.stop - g, side, side)
             self._multiply(begins[part], ends[part], products, reciprocal, 0, LONG_GROUP)
             # S of a sweep that does not fit into shared memory, and its decisions.
-            sweep = max(1, ROOM // ((part.stop - g) * (2 * _PANEL + 5) * side))
+            sweep = max(1, ROOM // ((part.stop - g) * (2 * _PANEL + 6) * side))
             for e in range(0, len(lowest), sweep):
                 some = lowest[e : e + sweep]
                 scan = Scan(self, begins[part], ends[part], reciprocal, some, side, side, LONG_GROUP)
@@ -226,7 +226,7 @@ class Scan:
         self.similar = None
         if self.capacity < room + 2 * _PANEL or self.far_panels > 2:
             self.similar = batch._empty(e, slots, self.far_panels, _PANEL, self.far_pitch)
-        self.decisions = batch._empty(e, slots, 5, room)
+        self.decisions = batch._empty(e, slots, 6, room)
         self.counts = batch._empty(e, slots, dtype=torch.int32)
         self.shared = shared_bytes(self.capacity)
 

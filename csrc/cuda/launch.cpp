@@ -23,7 +23,6 @@ std::string described(const Kernel& kernel, const Shape& shape) {
   std::string text = std::string("CUDA kernel ") + kernel.name + " of " + std::to_string(shape.grid_x) + " × " +
                      std::to_string(shape.grid_y) + " blocks of " + std::to_string(shape.threads) + " threads, " +
                      std::to_string(shape.shared) + " bytes of shared memory";
-  if (shape.cluster > 1) text += ", clusters of " + std::to_string(shape.cluster);
   return text;
 }
 
@@ -103,19 +102,11 @@ Status launch(const Kernel& kernel, const Shape& shape, const void* struct_of_ar
     const cudaError_t error = allow_shared(kernel, shape.shared);
     if (error != cudaSuccess) return failed(kernel, shape, error);
   }
-  cudaLaunchAttribute attribute{};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y), 1);
   config.blockDim = dim3(static_cast<unsigned>(shape.threads), 1, 1);
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared);
   config.stream = static_cast<cudaStream_t>(stream);
-  if (shape.cluster > 1) {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-  }
   void* args[] = {const_cast<void*>(struct_of_args)};  // the struct itself is the kernel's one argument
   const cudaError_t error = cudaLaunchKernelExC(&config, kernel.entry, args);
   return error == cudaSuccess ? Status::ok() : failed(kernel, shape, error);

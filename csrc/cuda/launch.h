@@ -27,7 +27,6 @@ struct Shape {
   int64_t grid_x, grid_y;
   int threads;     // of a block, a multiple of 32
   int64_t shared;  // bytes per block
-  int cluster;     // blocks of a cluster; 1: none
 };
 
 // Launches on the current device and the given stream, from any thread; waits for nothing.  `args` is the kernel's

@@ -37,7 +37,7 @@ struct ScanArgs {
   float* similar;           // [E, slots, far_panels, 32, far_pitch] scratch: S that does not; null where all does
   int64_t far_panels;       // 2, or those of the launch
   int64_t far_pitch;        // odd, and more than there are records
-  uint32_t* decisions;      // [E, slots, 5, room]: joined, change, weight; of clusters: leader, members
+  uint32_t* decisions;      // [E, slots, 6, room]: joined, change, weight; of clusters: leader, members, share
   int64_t room;             // ≥ records of a group
   int32_t* counts;          // [E, slots] clusters so far
   int64_t* first;           // [E, M], written: the record that began the record's cluster; −1: not taken
@@ -92,8 +92,7 @@ BIPACE_DEVICE int decide(const float* similar, int count, float lowest) {  // S[
 
 // d and w of a join; (0, 0) where the centroid stays.  Their relative error of 3e-7 moves a similarity by 3e-7 / m, and
 // later members shrink what earlier ones left, so float64 would gain nothing.
-BIPACE_DEVICE void coefficients(float s, int members, float own, float& change, float& weight) {
-  const float b = gpu::div_rn(1.0f, static_cast<float>(members));
+BIPACE_DEVICE void coefficients(float s, float b, float own, float& change, float& weight) {
   const float q = 2.0f * (1.0f - b) * b * (1.0f - s) + b * b * (1.0f - own);
   const bool stay = 1.0f - q < kSmallest * kSmallest;
   const float u = gpu::sqrt_rn(stay ? 1.0f : 1.0f - q);
@@ -113,6 +112,7 @@ struct Decisions {
   float* weight;     // [room] w
   int32_t* leader;   // [room] of cluster k: the record of the group that began it
   int32_t* members;  // [room] of cluster k: records
+  float* share;  // [room] of cluster k: b of the record that joins next, a division that the chain need not wait for
 };
 
 // A chunk of decisions in shared memory, with the rows of G at the panel's columns.
@@ -134,7 +134,7 @@ struct Group {
 
 BIPACE_DEVICE Group group_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t slots) {
   const int64_t begin = a.begins[slot], length = a.ends[slot] - begin;
-  uint32_t* const scratch = a.decisions + (e * slots + slot) * 5 * a.room;
+  uint32_t* const scratch = a.decisions + (e * slots + slot) * 6 * a.room;
   return {a.gram + slot * a.rows * a.columns - a.first_column,
           a.columns,
           a.reciprocal + begin,
@@ -143,7 +143,7 @@ BIPACE_DEVICE Group group_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t
           length < a.long_group ? static_cast<int>(length) : 0,
           {reinterpret_cast<int32_t*>(scratch), reinterpret_cast<float*>(scratch + a.room),
            reinterpret_cast<float*>(scratch + 2 * a.room), reinterpret_cast<int32_t*>(scratch + 3 * a.room),
-           reinterpret_cast<int32_t*>(scratch + 4 * a.room)}};
+           reinterpret_cast<int32_t*>(scratch + 4 * a.room), reinterpret_cast<float*>(scratch + 5 * a.room)}};
 }
 
 // Asks for a chunk: decisions [first, first + rows) and G at the panel's columns.  By `threads` threads, `t` of them
@@ -234,15 +234,20 @@ BIPACE_DEVICE int decide_panel(const Group& g, int panel, float* similar, int64_
       const bool joins = k < count;
       if (joins) {
         const int m = g.decided.members[k] + 1;
-        coefficients(similar[t * pitch + k], m, gpu::shuffle(product, t), change, weight);
+        const float b = g.decided.share[k];
+        coefficients(similar[t * pitch + k], b, gpu::shuffle(product, t), change, weight);
         gpu::sync_warp();  // everybody has read before one lane writes
-        if (l == 0) g.decided.members[k] = m;
+        if (l == 0) {
+          g.decided.members[k] = m;
+          g.decided.share[k] = gpu::div_rn(1.0f, static_cast<float>(m + 1));
+        }
       } else {
         change = kSeed;
         weight = 1.0f;
         ++count;
         if (l == 0) {
           g.decided.members[k] = 1;
+          g.decided.share[k] = 0.5f;
           g.decided.leader[k] = panel + t;
         }
       }

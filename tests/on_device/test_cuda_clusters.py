@@ -59,7 +59,7 @@ def test_groups_take_turns(device, monkeypatch):
     """Where matrices, or S of a sweep, have no room at once."""
     x = mixture(2, sum(SIZES), 32, 12, 0.4)
     together = sweep(device, x, SIZES)
-    for room in (1, 384 * 384 * 2, 5 * 69 * 384 * 2):
+    for room in (1, 384 * 384 * 2, 5 * 70 * 384 * 2):
         monkeypatch.setattr(clusters, "ROOM", room)
         assert torch.equal(sweep(device, x, SIZES), together)
 

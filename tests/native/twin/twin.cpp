@@ -336,8 +336,8 @@ void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 
 // Runs a launch to its end.  0: done; else `error` says why not.
 extern "C" int bipace_twin_launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64_t shared,
-                                  int cluster, const uint64_t* words, int64_t n_words, int schedule, uint64_t seed,
-                                  int together, char* error, int64_t room) {
+                                  const uint64_t* words, int64_t n_words, int schedule, uint64_t seed, int together,
+                                  char* error, int64_t room) {
   using namespace bipace::twin;
   const auto refuse = [&](const std::string& why) {
     std::strncpy(error, why.c_str(), static_cast<size_t>(room) - 1);
@@ -351,8 +351,7 @@ extern "C" int bipace_twin_launch(const char* name, int64_t grid_x, int64_t grid
     return refuse(std::string(name) + " takes " + std::to_string(kernel->args_bytes / 8) + " arguments, got " +
                   std::to_string(n_words));
   }
-  if (threads < 1 || threads > kernel->most_threads || threads % kWarp || grid_x < 1 || grid_y < 1 || cluster != 1 ||
-      together < 1) {
+  if (threads < 1 || threads > kernel->most_threads || threads % kWarp || grid_x < 1 || grid_y < 1 || together < 1) {
     return refuse(std::string(name) + " cannot be launched in blocks of " + std::to_string(threads) + " threads");
   }
   std::mt19937_64 random(seed);
