@@ -12,7 +12,7 @@ import torch
 
 from ..action_keys import action_keys
 from ..pipeline import advantage
-from ..result import AdvantageResult
+from ..result import AdvantageResult, Records
 from ..token_bytes import TokenBytes, token_bytes
 from ._states import States
 from ._steps import heard, turn_tokens
@@ -46,7 +46,7 @@ class Rows:
     valid        [B] bool  False: padding
     extra        {name: [B] values} of what environments may tell: `step_rewards`, `observation`
     hidden       [turns, D] of each row, or None
-    labels       [turns] int64 of each row: their clusters, where others have made them of such states; or None
+    labels       [turns] int64 of each row: their clusters c, where others have made them of such states, −1 − c if bad; or None
     """
 
     mask: Tensor
@@ -164,7 +164,8 @@ class Rows:
         given["rewards"], given["episode_return"] = self.rewards(ids, token_rewards)
         epsilon, used, labels = None, "", self.of_turns(self.labels)
         if labels is not None:
-            used, epsilon, given["observation"] = "actor_hidden", states.epsilon, labels
+            alone = ids["valid"] & (labels < 0)
+            used, epsilon, given["observation"] = "actor_hidden", states.epsilon, labels.where(~alone, -1 - labels)
         elif settings.needs_fingerprint:
             used, rows = states.fingerprint(self.of_turns(self.hidden), lambda: self.observations(tokenizer), why)
             given["fingerprint"], epsilon = rows, states.radius(used, rows, **ids)
@@ -182,4 +183,7 @@ class Rows:
         if labels is not None:
             config = replace(config, partition="exact")  # of labels: the bits of the clusters that they stand for
         result = advantage(**given, config=config)
+        if labels is not None and isinstance(result.records, Records):
+            usable = ~alone[result.records.layout.order]
+            result = replace(result, records=replace(result.records, usable=usable))
         return result, states.metrics(result, used, epsilon)

@@ -12,6 +12,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import left_right_2_no_padding
 
 from .._rows import Rows
+from . import plugin
 from .estimator import EXTRA, HIDDEN, NAME, Bipace, is_handed_over
 
 ROW = "bipace_row"  # number of a row before _balance_batch moves it
@@ -140,3 +141,6 @@ def join() -> None:
         for name, function in ours.items():
             _stock[name] = getattr(owner, name)
             setattr(owner, name, wraps(_stock[name])(function))
+
+
+plugin.finish()

@@ -18,6 +18,7 @@ from ...hidden._shortened import shortened
 from ...hidden.positions import Positions
 from ...hidden.tap import Tap, tap
 from .._turns import Turns
+from . import plugin
 from .estimator import CLUSTER, EARLY_EXIT, HIDDEN, IDS, LABELS, LAYER
 
 Tensor = torch.Tensor
@@ -44,6 +45,8 @@ def turns_of(batch: Any) -> Positions:
 def labels_of(states: Tensor, ids: Tensor, process_group: Any, **settings: Any) -> Tensor:
     """Clusters [turns] of each row, jagged, over the states [turns, D] of all ranks of data parallelism.
 
+    A state that is bad is alone in its cluster c, which comes back as −1 − c.
+
     ids   [B, 4] int64   group, trajectory, place of the row in it, and whether the row is valid
     """
     offsets: Tensor = states.offsets()  # type: ignore[attr-defined]  # of jagged ones
@@ -54,6 +57,8 @@ def labels_of(states: Tensor, ids: Tensor, process_group: Any, **settings: Any) 
         states.values(), group, process_group=process_group, trajectory=trajectory, step=(place << 32) + turn, valid=valid != 0,
         duplicates="once", **settings,
     )  # fmt: skip
+    bad = ~states.values().isfinite().all(1) | ((states.values() == 0).all(1) & (settings["epsilon"] > 0))
+    labels = torch.where(bad & (valid != 0), -1 - labels, labels)
     return torch.nested.nested_tensor_from_jagged(labels, offsets)
 
 
@@ -140,3 +145,6 @@ def join() -> None:
             for vendor in vendors:
                 if (device, vendor) not in EngineRegistry._engines["language_model"][backend]:
                     EngineRegistry.register("language_model", backend, device, vendor)(FSDPEngineKeepingStates)
+
+
+plugin.finish()

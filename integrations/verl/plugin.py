@@ -23,6 +23,9 @@ JOINS = {
 }
 
 
+_waiting: list[str] = []
+
+
 class Joiner(importlib.abc.MetaPathFinder):
     """Lets the other finders find one of those modules, and calls our join() once its own code has run."""
 
@@ -45,7 +48,11 @@ class Joiner(importlib.abc.MetaPathFinder):
 def join(name: str) -> None:
     """Adds ours to one of verl's modules.  A release that lacks a part we join to is told of, and still trains."""
     try:
-        importlib.import_module(f".{JOINS[name]}", __package__).join()
+        ours = importlib.import_module(f".{JOINS[name]}", __package__)
+        if hasattr(ours, "join"):
+            ours.join()
+        else:  # it is being imported, and it is what imports verl's
+            _waiting.append(name)
     except (ImportError, AttributeError) as error:
         warnings.warn(
             f"bipace_kernels could not join {name}: {error}. algorithm.adv_estimator=bipace will not work with this release "
@@ -53,6 +60,14 @@ def join(name: str) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def finish() -> None:
+    """Joins what had to wait for the end of the file of ours that calls this."""
+    waiting = [*_waiting]
+    _waiting.clear()
+    for name in waiting:
+        join(name)
 
 
 def install() -> None:

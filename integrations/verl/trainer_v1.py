@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, trainer_base
 
 from .._rows import Rows
+from . import plugin
 from .estimator import CLUSTER, EXTRA, HIDDEN, IDS, LABELS, Bipace
 
 
@@ -123,3 +124,6 @@ def join() -> None:
     for stock in (PPOTrainerSync, PPOTrainerColocateAsync, PPOTrainerSeparateAsync):
         for name in [name for name, cls in registry.items() if cls is stock]:
             registry[name] = type(stock.__name__, (Trainer, stock), {"__module__": __name__})
+
+
+plugin.finish()

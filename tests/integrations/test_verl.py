@@ -69,6 +69,26 @@ def test_verl_loads_the_plugin_by_itself_and_nothing_early(installed):
     ]
 
 
+@pytest.mark.parametrize("first", ["trainer_v1", "engine", "driver_v0"])
+def test_our_files_may_be_imported_before_verl_s(installed, first):
+    """As a file with a trainer of one's own imports trainer_v1: that imports verl, whose import joins ours to it."""
+    out = run(
+        "import warnings\n"
+        "warnings.filterwarnings('error', 'bipace_kernels could not join')\n"
+        f"import bipace_kernels.integrations.verl.{first}\n"
+        "from verl.trainer.ppo import ray_trainer\n"
+        "from verl.trainer.ppo.v1 import get_trainer_cls\n"
+        "from verl.workers.engine import EngineRegistry\n"
+        "print(get_trainer_cls('sync').__module__, EngineRegistry.get_engine_cls('language_model', 'fsdp2').__name__)\n"
+        "print(ray_trainer.compute_advantage.__wrapped__.__module__)\n",
+        installed,
+    ).splitlines()
+    assert out == [
+        "bipace_kernels.integrations.verl.trainer_v1 FSDPEngineKeepingStates",
+        "verl.trainer.ppo.ray_trainer",
+    ]
+
+
 def test_a_release_without_a_part_still_trains(monkeypatch):
     from bipace_kernels.integrations.verl import estimator, plugin
 

@@ -277,3 +277,79 @@ def gather_and_slice(module, rank):
 
 def test_ulysses_slices_are_put_together(tmp_path):
     mp.start_processes(_slice, (str(tmp_path),), nprocs=2, start_method="spawn")
+
+
+def _shuffled_batch(generator):
+    """Rows of a batch as trainer_v1 has them: three prompts of several rollouts, rows per rollout or per step, some of no turn,
+    some copies, some padding, some states that are zero or not finite.  (rows as tuples, their states)"""
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    def upto(n):
+        return int(torch.randint(0, n + 1, (1,), generator=generator))
+
+    rows = []
+    for prompt in range(3):
+        seen = draw(2, 8)  # states that come again
+        for session in range(2 + upto(2)):
+            for place in range(1 + upto(2)):
+                mask = [on for _ in range(upto(3)) for on in (1, 1, 0)] or [0]
+                turns = max(1, sum(mask) // 2)
+                states = (seen[torch.randint(0, 2, (turns,), generator=generator)] + 0.3 * draw(turns, 8)).bfloat16()
+                if upto(6) == 0:
+                    states[upto(turns - 1)] = 0.0 if upto(1) else float("nan")
+                rows.append((f"uid{prompt}", session, place, True, mask, states))
+    rows += [rows[upto(len(rows) - 1)], ("pad0", 0, 0, False, [0], draw(1, 8).bfloat16())]
+    return [rows[i] for i in torch.randperm(len(rows), generator=generator)]
+
+
+def _cluster(rank, folder, ranks):
+    from bipace_kernels.integrations._rows import Rows, Tokenizer
+    from bipace_kernels.integrations.verl.engine import labels_of
+    from bipace_kernels.integrations.verl.trainer_v1 import number
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store{ranks}", rank=rank, world_size=ranks)
+    generator = torch.Generator().manual_seed(ranks)
+    for _ in range(40):
+        rows = _shuffled_batch(generator)
+        group, trajectory, place, valid, masks, states = zip(*rows, strict=True)
+        ids = number(group, trajectory, place, torch.tensor(valid))
+        ends = [round(len(rows) * r / ranks) for r in range(ranks + 1)]
+        mine = slice(ends[rank], ends[rank + 1])
+        jagged = torch.nested.as_nested_tensor(list(states[mine]), layout=torch.jagged)
+        labels = labels_of(jagged, ids[mine], dist.group.WORLD, epsilon=0.2, on_invalid="singleton")
+        found = [None] * ranks
+        dist.all_gather_object(found, [row.tolist() for row in labels.unbind()])
+        labels = [torch.tensor(row) for part in found for row in part]
+        width = max(map(len, masks))
+        mask = torch.tensor([row + [0] * (width - len(row)) for row in masks])
+        score = {
+            (g, t): float(torch.randn(1, generator=generator))
+            for g, t in sorted(set(zip(group, trajectory, strict=True)))
+        }
+        scores = torch.zeros(mask.shape)
+        scores[:, 0] = torch.tensor([score[pair] for pair in zip(group, trajectory, strict=True)])
+        kept = {
+            "mask": mask, "scores": scores, "responses": torch.randint(0, 2, mask.shape, generator=generator),
+            "prompts": list, "group": group, "trajectory": trajectory, "place": place, "valid": torch.tensor(valid),
+        }  # fmt: skip
+        bipace = Bipace(run_of(epsilon=0.2, action_key_mode="first_n", n_action_tokens=1))
+        driver, told = Rows(**kept, hidden=states).advantage(bipace.states, Tokenizer(None), scores)
+        workers, also = Rows(**kept, labels=labels).advantage(bipace.states, Tokenizer(None), scores)
+        both = torch.cat(labels)
+        assert torch.equal(driver.cluster, torch.where(driver.cluster < 0, both, torch.maximum(both, -1 - both)))
+        assert torch.equal(driver.cluster, workers.cluster)
+        for name in ("advantage", "step_advantage", "episode_advantage", "returns", "branch"):
+            assert torch.equal(getattr(driver, name), getattr(workers, name)), name
+        assert str(told) == str(also)
+        assert driver.step_advantage.any() and (driver.cluster.max() + 1 < len(driver.cluster))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_workers_find_the_clusters_of_the_driver(tmp_path, ranks):
+    """cluster_on=workers: labels and advantages bit for bit, whichever ranks the rows are on."""
+    pytest.importorskip("transfer_queue")
+    mp.start_processes(_cluster, (str(tmp_path), ranks), nprocs=ranks, start_method="spawn")
