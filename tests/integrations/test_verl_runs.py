@@ -48,9 +48,7 @@ def start(tmp_path_factory):
         for i, text in enumerate(tt.PROMPTS)
     ]  # fmt: skip
     Dataset.from_list(rows).to_parquet(str(folder / "data.parquet"))
-    reward = (
-        "def compute_score(data_source, solution_str, ground_truth, **_):\n    return float(len(solution_str) % 3)\n"
-    )
+    reward = "def compute_score(data_source, solution_str, ground_truth, **_):\n    return float(sum(map(ord, solution_str)) % 3)\n"
     (folder / "reward.py").write_text(reward)
     return folder
 
@@ -68,7 +66,7 @@ def train(start, folder, environment, *changes):
         "actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.rollout.n=3", "actor_rollout_ref.rollout.agent.num_workers=1",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=1", "actor_rollout_ref.rollout.agent.default_agent_loop=turns",
         "reward.num_workers=1", f"reward.custom_reward_function.path={start}/reward.py",
-        "algorithm.adv_estimator=bipace", "+algorithm.bipace.epsilon=0.1", "+algorithm.bipace.action_key_mode=first_n",
+        "algorithm.adv_estimator=bipace", "+algorithm.bipace.action_key_mode=first_n",
         "+algorithm.bipace.n_action_tokens=1",
         "trainer.device=cpu", "trainer.nnodes=1", "trainer.n_gpus_per_node=1", "trainer.total_training_steps=2",
         "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.logger=[file]",
@@ -154,7 +152,16 @@ def check(folder, ranks=1, answer=HIDDEN):
 
 WAYS = {
     "a row per rollout": [],
+    "a row per step, epsilon chosen and saved": [
+        "actor_rollout_ref.rollout.agent.default_agent_loop=steps", "+algorithm.bipace.epsilon=auto", "trainer.save_freq=2",
+    ],
     "two workers that cluster": ["trainer.n_gpus_per_node=2", "+algorithm.bipace.cluster_on=workers"],
+    "colocate_async": ["trainer.v1.trainer_mode=colocate_async"],
+    "separate_async": [
+        "trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=1",
+        "actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=1",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=file",
+    ],
     "v0": ["trainer.use_v1=False"],
 }  # fmt: skip
 
@@ -163,3 +170,8 @@ WAYS = {
 def test_two_updates(start, installed, tmp_path, way):  # noqa: F811
     train(start, tmp_path, installed, *WAYS[way])
     check(tmp_path, *((2, LABELS) if "workers" in way else ()))
+    if "saved" in way:
+        chosen = json.loads((tmp_path / "checkpoints/global_step_2/bipace.json").read_text())["epsilon"]
+        first, second = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+        for line in (first, second):  # verl's means of metrics round
+            assert line["data"]["bipace/epsilon"] == pytest.approx(chosen)

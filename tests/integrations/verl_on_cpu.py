@@ -85,6 +85,7 @@ dist.init_process_group = init_process_group
 import_utils.is_trl_available = lambda: False
 
 # After the platform, which these ask for.
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry  # noqa: E402
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register  # noqa: E402
 from verl.workers.engine_workers import TrainingWorker  # noqa: E402
 from verl.workers.rollout import base  # noqa: E402
@@ -102,20 +103,24 @@ def load(path):
 
 
 class Server:
-    """Samples from a model; the first server writes its weights, by the step that made them, to the folder."""
+    """Samples from a model, whose weights are written to the folder, by the step that made them."""
 
     def __init__(self, path, rank):
         torch.set_num_threads(1)
-        self.rank, self.model, self.step, self.open = rank, load(path), None, asyncio.Event()
+        self.rank, self.model, self.step, self.open, self.reject = rank, load(path), None, asyncio.Event(), False
         self.open.set()
 
     async def set_weights(self, weights, step):
         self.model.load_state_dict(weights, strict=False)
         self.step = step
-        if self.rank == 0:
-            torch.save(weights, FOLDER / f"weights-{step}.pt")
+        torch.save(weights, FOLDER / f"weights-{self.rank}.tmp")
+        os.replace(FOLDER / f"weights-{self.rank}.tmp", FOLDER / f"weights-{step}.pt")
 
     async def generate(self, request_id, prompt_ids, sampling_params, **_):
+        if self.reject:  # the client asks another server
+            return TokenOutput(
+                token_ids=[], log_probs=[], stop_reason="aborted", extra_fields={"global_steps": self.step}
+            )
         await self.open.wait()
         ids, log_probs = list(prompt_ids), []
         for _ in range(sampling_params["max_tokens"]):
@@ -128,11 +133,13 @@ class Server:
             token_ids=written, log_probs=log_probs, stop_reason="completed", extra_fields={"global_steps": self.step}
         )
 
-    async def abort_all_requests(self, **_):
+    async def abort_all_requests(self, reject_request=False):
         self.open.clear()
+        self.reject = reject_request
 
     async def resume_generation(self):
         self.open.set()
+        self.reject = False
 
     async def nothing(self, *_, **__):
         pass
@@ -171,6 +178,39 @@ class ServerAdapter:
 
 base._ROLLOUT_REGISTRY["hf", "async"] = f"{__name__}.ServerAdapter"
 RolloutReplicaRegistry.register("hf", lambda: Replica)
+
+
+@CheckpointEngineRegistry.register("file")
+class FileCheckpointEngine(CheckpointEngine):
+    """Weights on their way to a rollout engine elsewhere, for separate_async, where verl would take NCCL."""
+
+    def __init__(self, bucket_size, is_master=False):
+        self.is_master = is_master
+
+    def prepare(self):
+        return None
+
+    @classmethod
+    def build_topology(cls, actors, rollouts, metadata):
+        return {"rank": list(range(actors))}, {"rank": list(range(rollouts))}
+
+    def init_process_group(self, rank):
+        pass
+
+    def finalize(self):
+        pass
+
+    async def send_weights(self, weights, global_steps=None):
+        full = {name: weight.detach().cpu().clone() for name, weight in weights}
+        if self.is_master:
+            torch.save(full, FOLDER / "sending.pt")
+            os.replace(FOLDER / "sending.pt", FOLDER / f"sent-{global_steps}.pt")
+
+    async def receive_weights(self, global_steps=None):
+        while not (FOLDER / f"sent-{global_steps}.pt").exists():
+            await asyncio.sleep(0.1)
+        for name, weight in torch.load(FOLDER / f"sent-{global_steps}.pt").items():
+            yield name, weight
 
 
 # --------------------------------------------------------------------------------------------------------- agent loops
