@@ -41,7 +41,7 @@ $(TRAINERS)/.installed: tests/integrations/requirements.txt pyproject.toml setup
 	@touch $@
 
 check: $(VENV)/.tested
-	BIPACE_HYPOTHESIS=long $(PYTHON) -m pytest -m slow --benchmark-disable -q
+	BIPACE_HYPOTHESIS=long $(PYTHON) -m pytest -m slow --benchmark-disable -n 2 --dist loadfile -q
 	TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m slow --benchmark-disable -n 2 -q
 	$(MAKE) resources oldest-triton sanitize fuzz lint
 
