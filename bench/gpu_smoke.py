@@ -7,9 +7,12 @@ the first thing to run on a new machine. Under TRITON_INTERPRET=1 Triton's runs 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -21,21 +24,25 @@ from .gpu_cases import BACKENDS, Batch, absent, expected
 from .stages import number_agreement, partition_agreement
 
 GROUPS = ((1,), (3, 2), (7, 1, 12, 5), (30, 41))  # records of each trajectory, by prompt group
+LONGER = ((40, 60, 50), (1,), (129, 12))  # several tiles of a Gram matrix
+Groups = tuple[tuple[int, ...], ...]
 STATES, DIM = 6, 72
 
 
 class Ragged:
-    """Groups of 1 to 71 records with planted states, in shuffled row order, on one device; the same on the host."""
+    """Small groups of records with planted states, in shuffled row order, on one device; the same on the host."""
 
-    def __init__(self, device: torch.device, backend: str, *, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self, device: torch.device, backend: str, *, dtype: torch.dtype = torch.bfloat16, groups: Groups = GROUPS
+    ) -> None:
         self.device, self.backend = device, backend
         rng = np.random.default_rng(3)
-        lengths = [n for group in GROUPS for n in group]
-        group = np.repeat(np.arange(len(GROUPS)), [sum(g) for g in GROUPS])
+        lengths = [n for group in groups for n in group]
+        group = np.repeat(np.arange(len(groups)), [sum(g) for g in groups])
         trajectory = np.repeat(np.arange(len(lengths)), lengths)
         step = np.concatenate([np.arange(n) for n in lengths])
         state = rng.integers(0, STATES, len(group))
-        shape = w.Shape("ragged", len(GROUPS), 1, len(group), DIM, STATES, "")
+        shape = w.Shape("ragged", len(groups), 1, len(group), DIM, STATES, "")
         batch = w.Steps(shape, group, trajectory, step, rng.random(len(group), np.float32), step, state)
         rows = _planted(batch, dtype)
         shuffle = torch.from_numpy(rng.permutation(len(group)))
@@ -91,6 +98,12 @@ def _planted(batch: w.Steps, dtype: torch.dtype) -> torch.Tensor:
     return rows.to(dtype)
 
 
+def stage_by_stage(x: Ragged, config: bk.Config) -> str:
+    """The CUDA kernels that the launch of all stages stands for."""
+    with mock.patch.object(importlib.import_module("bipace_kernels.cuda.fused"), "plan", return_value=None):
+        return x.advantages(config)
+
+
 def run(device: torch.device, backends: Sequence[str], *, small: bool = False) -> tuple[list[str], bool]:
     """One line per check and backend, and whether all is well."""
     lines, fine = [], True
@@ -105,7 +118,7 @@ def run(device: torch.device, backends: Sequence[str], *, small: bool = False) -
 
 
 def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bool]:
-    x = Ragged(device, backend)
+    x, longer = Ragged(device, backend), Ragged(device, backend, groups=LONGER)
     checks: list[tuple[str, Callable[[], str]]] = [
         ("Config.bipace()", lambda: x.advantages(bk.Config.bipace())),
         ("Config.bipace(estimator='diff_peer')", lambda: x.advantages(bk.Config.bipace(estimator="diff_peer"))),
@@ -113,8 +126,17 @@ def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bo
         ("Config.gigpo('mean_std_norm')", lambda: x.advantages(bk.Config.gigpo("mean_std_norm"))),
         ("Config.hgpo()", lambda: x.advantages(bk.Config.hgpo())),
         ("a sweep of ε", x.sweep),
+        ("Config.bipace(), longer groups", lambda: longer.advantages(bk.Config.bipace())),
         ("action_keys", x.keys),
     ]
+    if backend == "cuda":  # what one launch stands for
+        checks += [
+            (f"{name}, stage by stage", partial(stage_by_stage, longer, config))
+            for name, config in (
+                ("Config.bipace()", bk.Config.bipace()),
+                ("Config.bipace(estimator='diff_peer')", bk.Config.bipace(estimator="diff_peer")),
+            )
+        ]
     if not small:
         single = Ragged(device, backend, dtype=torch.float32)
         checks += [

@@ -38,6 +38,7 @@ class DeviceLayout:
     step                   [M] int64 or None
     first                  [M] int64 or None   the first record with the same ids; None without duplicates
     valid                  [N] bool or None
+    merges_copies          bool   several rows may share a record
     """
 
     device: torch.device
@@ -56,6 +57,7 @@ class DeviceLayout:
     step: Tensor | None
     first: Tensor | None
     valid: Tensor | None
+    merges_copies: bool
     _copied: Copied | None = field(default=None, repr=False)
 
     def wait(self) -> None:
@@ -88,6 +90,7 @@ def make_device_layout(lay: Layout, device: torch.device) -> DeviceLayout:
         n_trajectories=lay.n_trajectories,
         longest_group=lay.longest_group,
         longest_trajectory=lay.longest_trajectory,
+        merges_copies=lay.merges_copies,
         _copied=Copied.to(device),
         **parts,
     )

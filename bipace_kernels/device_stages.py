@@ -88,6 +88,8 @@ def fused(
     cfg, stage = x.config, getattr(kernels, "fused", None)
     if stage is None or cfg.partition != "cosine" or cfg.estimator in ("none", "hgpo"):
         return None
+    if lay.merges_copies:  # it writes a record's results into one row
+        return None
     epsilon, sizes = float(cfg.epsilon), {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
     how = stage.plan(lay.order.device, lay.n_groups, lay.n_records, lay.longest_group, epsilon)
     if how is None:

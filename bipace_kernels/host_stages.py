@@ -161,7 +161,11 @@ def source(everyone: Layout, lay: Layout) -> Tensor:
     """[N] int64: the record whose results each row gets; −1 for padding and for rows set aside."""
     source = torch.full((everyone.n_rows,), -1, dtype=torch.int64)
     source[lay.order] = torch.arange(lay.n_records)
-    if everyone.first is not None:
+    if everyone.merges_copies and everyone.n_records:
+        record = everyone.source()
+        own = source[everyone.order[record.clamp(min=0)]]
+        source = torch.where(record >= 0, own, -1)
+    elif everyone.first is not None:
         # Copies of a record that counts once get its results; where each copy counts, each has its own already.
         own = source[everyone.order]
         source[everyone.order] = torch.where(own >= 0, own, own[everyone.first])

@@ -85,6 +85,11 @@ class Layout(Handled):
             return self.step
         return torch.arange(self.n_records) - self.trajectory_offsets[:-1][self.trajectory_of_record()]
 
+    @property
+    def merges_copies(self) -> bool:
+        """Whether several rows may share a record: a layout that once() made."""
+        return self._source is not None
+
     def source(self) -> Tensor:
         """[N] int64 record whose results each row gets: its own, or that of the step it copies; −1 for padding."""
         if self._source is not None:

@@ -219,8 +219,7 @@ def device_chain(
         n_records=lay.n_records, scope=cfg.episode_scope, norm=cfg.episode_norm, lone=cfg.lone_trajectory,
         delta=cfg.delta, spoilt=spoilt,
     )  # fmt: skip
-    # Copies of a step share their record's results, which the launch of all stages leaves to combine().
-    at_once = device.fused(kernels, x, lay, taken, step_return, episode) if lay is everyone else None
+    at_once = device.fused(kernels, x, lay, taken, step_return, episode)
     if at_once is not None:
         return Rows(*at_once[0], at_once[1], doubts.episode_differs, doubts.copy_differs)
 

@@ -34,6 +34,7 @@ class CuPy:
         self._cupy = importlib.import_module("cupy")
         self._functions: dict[tuple[str, int], Any] = {}  # by kernel and GPU
         self._shared: dict[tuple[str, int], int] = {}  # bytes allowed
+        self._attributes: dict[int, dict[str, int]] = {}  # by GPU
 
     def launch(
         self,
@@ -59,10 +60,16 @@ class CuPy:
                 raise RuntimeError(f"{shape}: {error}") from error
 
     def shared_memory(self, device: torch.device) -> int:
-        return int(self._cupy.cuda.Device(device.index).attributes["MaxSharedMemoryPerBlockOptin"])
+        return self._attribute("MaxSharedMemoryPerBlockOptin", device.index)
 
     def processors(self, device: torch.device) -> int:
-        return int(self._cupy.cuda.Device(device.index).attributes["MultiProcessorCount"])
+        return self._attribute("MultiProcessorCount", device.index)
+
+    def _attribute(self, name: str, index: int) -> int:
+        """Of a GPU; CuPy asks for all of them each time."""
+        if index not in self._attributes:
+            self._attributes[index] = dict(self._cupy.cuda.Device(index).attributes)
+        return int(self._attributes[index][name])
 
     def _stream(self, device: torch.device) -> Any:
         """torch's current stream as CuPy's."""

@@ -28,7 +28,7 @@ MOST_SHARED = 227 << 10  # bytes that a scan asks for at most, where the GPU has
 ROOM = 1 << 28  # float32 values of the Gram matrices that are made at a time: 1 GiB
 BAND = 1e-5  # τ
 WIDEST = 1.87  #: of ε, for which no two opposite rows join
-_PANEL = 32
+PANEL = 32
 _SCAN_THREADS, _WIDE_THREADS = 512, 256
 _WRITTEN = 64  # values that one launch writes
 # Bytes of csrc/cuda/scan.h's stages, and of the number of clusters.
@@ -143,7 +143,7 @@ class Batch:
             products = self._empty(part.stop - g, side, side)
             self._multiply(begins[part], ends[part], products, reciprocal, 0, LONG_GROUP)
             # S of a sweep that does not fit into shared memory, and its decisions.
-            sweep = max(1, ROOM // ((part.stop - g) * (2 * _PANEL + 6) * side))
+            sweep = max(1, ROOM // ((part.stop - g) * (2 * PANEL + 6) * side))
             for e in range(0, len(lowest), sweep):
                 some = lowest[e : e + sweep]
                 scan = Scan(self, begins[part], ends[part], reciprocal, some, side, side, LONG_GROUP)
@@ -222,10 +222,10 @@ class Scan:
         self.lowest_of = _on_device(lowest, device) if e > 1 else None
         self.far_pitch = room + 1
         self.capacity = capacity(device, room, spare)
-        self.far_panels = 2 if columns == room else columns // _PANEL
+        self.far_panels = 2 if columns == room else columns // PANEL
         self.similar = None
-        if self.capacity < room + 2 * _PANEL or self.far_panels > 2:
-            self.similar = batch._empty(e, slots, self.far_panels, _PANEL, self.far_pitch)
+        if self.capacity < room + 2 * PANEL or self.far_panels > 2:
+            self.similar = batch._empty(e, slots, self.far_panels, PANEL, self.far_pitch)
         self.decisions = batch._empty(e, slots, 6, room)
         self.counts = batch._empty(e, slots, dtype=torch.int32)
         self.shared = shared_bytes(self.capacity)
@@ -247,7 +247,7 @@ class Scan:
         arguments = self.words(products, first_column, first)
         if first_column:
             launch(
-                "similar_to_columns", (columns // _PANEL, slots), _SCAN_THREADS, *arguments, shared=self.shared,
+                "similar_to_columns", (columns // PANEL, slots), _SCAN_THREADS, *arguments, shared=self.shared,
                 device=first.device,
             )  # fmt: skip
         launch(
@@ -259,12 +259,12 @@ def capacity(device: torch.device, room: int, spare: int = 0) -> int:
     """Clusters whose similarities fit into a block's shared memory; not positive where not even its stages do."""
     most = min(MOST_SHARED, _provider.current().shared_memory(device)) - spare - _STAGES - _COUNT
     # Odd, so that neither a record's nor a cluster's similarities share a bank.
-    return min((most // (2 * _PANEL * 4) - 1) | 1, room + 2 * _PANEL + 1)
+    return min((most // (2 * PANEL * 4) - 1) | 1, room + 2 * PANEL + 1)
 
 
 def shared_bytes(clusters: int) -> int:
     """Bytes of shared memory of a scan with room for so many."""
-    return _STAGES + 2 * _PANEL * clusters * 4 + _COUNT
+    return _STAGES + 2 * PANEL * clusters * 4 + _COUNT
 
 
 def side_of(n: int) -> int:

@@ -1,4 +1,4 @@
-"""The chain from the rows to the advantages of cosine clusters in one launch, where the groups fit.
+"""From Gram matrices to the advantages of cosine clusters in one launch, where the groups fit.
 
 It stands for cluster_cosine, step_advantage and combine, and has their bits: decisions are made while the Gram matrices of
 later records are multiplied, and nothing between is written but what blocks tell each other.
@@ -15,7 +15,9 @@ from ._launch import launch
 
 Tensor = torch.Tensor
 
-LONGEST = 1024  #: records of a group; longer ones have work enough for launches of their own (not measured)
+LONGEST = (
+    1024  #: records of a group, as in csrc/cuda/fused.cu; longer ones have work enough of their own (not measured)
+)
 MOST_PARTS = 1024  # whose tiles are counted in shared memory
 _ESTIMATORS = {"mean": 0, "diff_peer": 1, "q_style": 2}
 _DESK = 256  # bytes; as in csrc/cuda/fused.cu
@@ -43,7 +45,8 @@ def plan(device: torch.device, n_groups: int, n_records: int, longest_group: int
     parts = -(-n_groups // together)
     spare = _DESK + _up(8 * (parts + 1)) + gram.SHARED + 128
     fits = clusters.capacity(device, side, spare) > 0
-    if not fits or parts > MOST_PARTS or n_groups * side**2 > clusters.ROOM:
+    values = n_groups * side * (side + 2 * clusters.PANEL)  # of the matrices, and of similarities without shared memory
+    if not fits or parts > MOST_PARTS or values > clusters.ROOM:
         return None
     return Plan(side, together, parts, min(processors, n_groups * tiles), spare)
 

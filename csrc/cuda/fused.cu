@@ -1,4 +1,5 @@
-// From the rows to the advantages of cosine clusters in one launch: Gram matrix, decisions, numbers, step term, total.
+// From rows that have been looked at to the advantages of cosine clusters in one launch: Gram matrix, decisions,
+// numbers, step term, total.
 //
 // As many blocks as run at once share two lists of work. A block takes a group, and in the end writes its results; and
 // it takes tiles of Gram matrices, anybody's, whenever its group's next decisions need products that are not there yet
@@ -235,7 +236,8 @@ struct Sorted {
   int32_t* size;   // [room] by cluster
   int32_t* begin;  // [room] by cluster
 };
-constexpr int64_t kSortedBytes = 8 + 5 * 4;
+constexpr int kLongest = 1024;  // records of a group (LONGEST of bipace_kernels/cuda/fused.py)
+static_assert(kLongest * (8 + 5 * 4) <= gram::kShared, "the finish takes the place of a tile");
 
 BIPACE_DEVICE Sorted sorted_in(unsigned char* memory, int64_t room) {
   int64_t* const key = reinterpret_cast<int64_t*>(memory);
