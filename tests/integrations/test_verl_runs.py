@@ -48,7 +48,7 @@ def start(tmp_path_factory):
         for i, text in enumerate(tt.PROMPTS)
     ]  # fmt: skip
     Dataset.from_list(rows).to_parquet(str(folder / "data.parquet"))
-    reward = "def compute_score(data_source, solution_str, ground_truth, **_):\n    return float(sum(map(ord, solution_str)) % 3)\n"
+    reward = "def compute_score(data_source, solution_str, ground_truth, **_):\n    return float(sum(map(ord, solution_str)) % 7)\n"
     (folder / "reward.py").write_text(reward)
     return folder
 
@@ -59,7 +59,7 @@ def train(start, folder, environment, *changes):
         "data.max_prompt_length=32", "data.max_response_length=16", "data.dataloader_num_workers=0",
         f"actor_rollout_ref.model.path={start}/model", "+actor_rollout_ref.model.override_config.attn_implementation=eager",
         "actor_rollout_ref.model.enable_gradient_checkpointing=False",
-        "actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.optim.lr=1e-2",
+        "actor_rollout_ref.actor.strategy=fsdp2", "actor_rollout_ref.actor.optim.lr=1e-3",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.use_dynamic_bsz=True",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
         "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
@@ -136,18 +136,21 @@ def by_hand(rows, model, epsilon):
 def check(folder, ranks=1, answer=HIDDEN):
     """Two updates, by the records; between them the weights move and are handed on to the rollouts."""
     logs = {line["step"]: line["data"] for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines())}
-    model, weights = tt.make_model().eval(), {step: torch.load(folder / f"weights-{step}.pt") for step in (0, 1)}
-    assert not torch.equal(weights[0]["lm_head.weight"], weights[1]["lm_head.weight"])
+    model, weights = tt.make_model().eval(), {step: torch.load(folder / f"weights-{step}.pt") for step in range(3)}
+    assert not torch.equal(weights[0]["lm_head.weight"], weights[2]["lm_head.weight"])
+    learned = False
     for step in (1, 2):
         rows = rows_of(folder, step, ranks, answer)
         model.load_state_dict(weights[step - 1])
         result, wanted = by_hand(rows, model, logs[step]["bipace/epsilon"])
-        assert any(row.any() for row in wanted) and len(rows["uid"]) >= 6
+        assert len(rows["uid"]) >= 6
+        learned |= any(row.any() for row in wanted)
         for got, mine in zip(rows["advantages"], wanted, strict=True):
             torch.testing.assert_close(got, mine, atol=1e-5, rtol=0)
         for name, value in result.metrics().items():
             assert logs[step][name] == pytest.approx(value, abs=1e-5), name
-        assert logs[step]["bipace/embedder/actor_hidden"] == 1.0 and logs[step]["actor/grad_norm"] > 0
+        assert logs[step]["bipace/embedder/actor_hidden"] == 1.0
+    assert learned  # chance may give the rollouts of a batch equal rewards, not of two
 
 
 WAYS = {
