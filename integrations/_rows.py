@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..action_keys import action_keys
-from ..pipeline import advantage
-from ..result import AdvantageResult, Records
-from ..token_bytes import TokenBytes, token_bytes
+from ..result import AdvantageResult
 from ._states import States
-from ._steps import heard, turn_tokens
+from ._steps import heard, keys_of, per_turn, turn_tokens
 from ._turns import Turns
 
 Tensor = torch.Tensor
 
 
-class Tokenizer:
-    """A tokenizer, and its table of bytes once somebody has asked for it."""
+def require(names: Iterable[str], there: Container[str], cure: str) -> None:
+    """ValueError for the first of these fields of a batch that is not there."""
+    for name in names:
+        if name not in there:
+            raise ValueError(f"{name} is missing in the batch, and algorithm.adv_estimator=bipace needs it: {cure}.")
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
 
-    @cached_property
-    def table(self) -> TokenBytes:
-        return token_bytes(self.tokenizer)
+def numbered(group: Sequence[str], trajectory: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """[B] int64 numbers of prompt groups and of trajectories, in sorted order: clusters do not depend on the order of rows."""
+    groups = np.unique(np.asarray(group, dtype=str), return_inverse=True)[1].reshape(-1)
+    pairs = list(zip(groups.tolist(), trajectory, strict=True))
+    number = {pair: i for i, pair in enumerate(sorted(set(pairs)))}
+    return torch.from_numpy(groups), torch.tensor([number[pair] for pair in pairs], dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -68,24 +69,21 @@ class Rows:
     def ids(self) -> dict[str, Tensor]:
         """group, trajectory and step [n] of each turn, and whether it is valid.
 
-        Integers in sorted order, so that clusters do not depend on the order of rows.  The turns of a row are counted on
-        from those of the rows before it in its trajectory.
+        The turns of a row are counted on from those of the rows before it in its trajectory.
         """
-        group = np.unique(np.asarray(self.group, dtype=str), return_inverse=True)[1].reshape(-1)
-        pairs = list(zip(group.tolist(), self.trajectory, strict=True))
-        number = {pair: i for i, pair in enumerate(sorted(set(pairs)))}
-        trajectory = [number[pair] for pair in pairs]
-        counts, ahead = self.turns.counts.tolist(), [0] * len(pairs)
+        group, number = numbered(self.group, self.trajectory)
+        trajectory = number.tolist()
+        counts, ahead = self.turns.counts.tolist(), [0] * len(trajectory)
         before: dict[int, tuple[int, int, int]] = {}  # of each trajectory: last place, its first step, the one after
-        for i in sorted(range(len(pairs)), key=lambda i: (trajectory[i], self.place[i])):
+        for i in sorted(range(len(trajectory)), key=lambda i: (trajectory[i], self.place[i])):
             place, first, after = before.get(trajectory[i], (-1, 0, 0))
             if self.place[i] != place:
                 first, after = after, after + counts[i]
             before[trajectory[i]], ahead[i] = (self.place[i], first, after), first
         row = self.turns.row
         return {
-            "group": torch.from_numpy(group)[row],
-            "trajectory": torch.tensor(trajectory, dtype=torch.int64)[row],
+            "group": group[row],
+            "trajectory": number[row],
             "step": torch.tensor(ahead, dtype=torch.int64)[row] + self.turns.step,
             "valid": self.valid[row],
         }
@@ -112,34 +110,20 @@ class Rows:
         at_end = turns.on_last(self.scores.double().cpu().sum(1)).where(last, 0.0) + penalty
         if "step_rewards" not in self.extra:
             return at_end, None
-        given = torch.tensor(self.per_turn("step_rewards", 0.0), dtype=torch.float64)
+        given = torch.tensor(self.told("step_rewards", 0.0), dtype=torch.float64)
         once = torch.from_numpy(np.unique(torch.stack([trajectory, step], 1).numpy(), axis=0, return_index=True)[1])
         total = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory[once], at_end[once])
         return given + penalty, total[trajectory]
 
-    def per_turn(self, name: str, padding: Any) -> list[Any]:
-        """[n] values of `extra`, of which a row holds one for each turn, or with one turn the value itself."""
-        found: list[Any] = []
-        counts = self.turns.counts.tolist()
-        for i, (value, count, valid) in enumerate(zip(self.extra[name], counts, self.valid.tolist(), strict=True)):
-            several = isinstance(value, (list, tuple, np.ndarray, Tensor)) and np.ndim(value) > 0
-            each = list(value) if several else [value]
-            if not valid:
-                each = [padding] * count
-            elif value is None or len(each) != count:
-                raise ValueError(
-                    f"{name} must hold one value for each of the {count} turns of row {i} (prompt {self.group[i]}), got "
-                    f"{'none' if value is None else len(each)}; a turn is a run of 1 in the response mask, and a row of one turn "
-                    "may give the value itself."
-                )
-            found.extend(each)
-        return found
+    def told(self, name: str, fill: Any) -> list[Any]:
+        """[n] values of `extra`."""
+        return per_turn(self.turns, self.extra[name], name, fill, valid=self.valid)
 
-    def observations(self, tokenizer: Tokenizer) -> list[Any]:
+    def observations(self, tokenizer: Any) -> list[Any]:
         """[n] what each turn answers: `observation`, else the text of the tokens since the turn before it."""
         if "observation" in self.extra:
-            return self.per_turn("observation", "")
-        return heard(self.turns, self.prompts(), self.responses, tokenizer.tokenizer)
+            return self.told("observation", "")
+        return heard(self.turns, self.prompts(), self.responses, tokenizer)
 
     def of_turns(self, rows: Sequence[Tensor] | None) -> Tensor | None:
         """[n, …] of hidden states or labels by row; ValueError where they are not those of these turns."""
@@ -156,34 +140,14 @@ class Rows:
         return torch.cat(list(rows)).cpu()
 
     def advantage(
-        self, states: States, tokenizer: Tokenizer, token_rewards: Tensor, why: str = ""
+        self, states: States, tokenizer: Any, token_rewards: Tensor, why: str = ""
     ) -> tuple[AdvantageResult, dict[str, float]]:
         """The result over the n turns, and metrics; `why` there are no hidden states, where there are none."""
         settings, ids = states.settings, self.ids()
-        given: dict[str, Any] = dict(ids)
-        given["rewards"], given["episode_return"] = self.rewards(ids, token_rewards)
-        epsilon, used, labels = None, "", self.of_turns(self.labels)
-        if labels is not None:
-            alone = ids["valid"] & (labels < 0)
-            used, epsilon, given["observation"] = "actor_hidden", states.epsilon, labels.where(~alone, -1 - labels)
-        elif settings.needs_fingerprint:
-            used, rows = states.fingerprint(self.of_turns(self.hidden), lambda: self.observations(tokenizer), why)
-            given["fingerprint"], epsilon = rows, states.radius(used, rows, **ids)
-        if settings.needs_observation:
-            given["observation"] = self.observations(tokenizer)
+        records: dict[str, Any] = dict(ids)
+        records["rewards"], records["episode_return"] = self.rewards(ids, token_rewards)
         if settings.needs_keys:
-            mode = settings.action_key_mode
-            tokens, mask = turn_tokens(self.turns, self.responses.cpu())
-            table = None if mode == "first_n" else tokenizer.table
-            keys, parsed = action_keys(tokens, mode=mode, n=settings.n_action_tokens, mask=mask, token_bytes=table)
-            given["action_key"] = keys
-            if mode != "first_n":
-                given["action_parsed"] = parsed
-        config = settings.config(epsilon)
-        if labels is not None:
-            config = replace(config, partition="exact")  # of labels: the bits of the clusters that they stand for
-        result = advantage(**given, config=config)
-        if labels is not None and isinstance(result.records, Records):
-            usable = ~alone[result.records.layout.order]
-            result = replace(result, records=replace(result.records, usable=usable))
-        return result, states.metrics(result, used, epsilon)
+            tokens = turn_tokens(self.turns, self.responses.cpu())
+            records |= keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens)
+        hidden, labels = self.of_turns(self.hidden), self.of_turns(self.labels)
+        return states.advantage(records, lambda: self.observations(tokenizer), hidden=hidden, labels=labels, why=why)

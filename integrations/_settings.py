@@ -12,6 +12,17 @@ Method = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace"]
 NGRAM_EPSILON = 0.25  # the n-gram fingerprints' own radius; that of hidden states means nothing to them
 
 
+def check_fields(settings: Any, where: str = "") -> None:
+    """ValueError for a field of a dataclass that is none of the words of its type, no bool, or no int of at least 1."""
+    for name, hint in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        words = (True, False) if hint is bool else tuple(a for a in get_args(hint) if isinstance(a, str))
+        if words and (value not in words or isinstance(value, bool) != (hint is bool)):
+            raise ValueError(f"{where}{name} must be one of {', '.join(map(str, words))}, got {value!r}.")
+        if hint is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{where}{name} must be an int of at least 1, got {value!r}.")
+
+
 @dataclass(frozen=True)
 class Settings:
     """One field for each key of a trainer's configuration; ValueError names the key.
@@ -49,11 +60,7 @@ class Settings:
     duplicates: Literal["raise", "once", "count"] = "once"
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for name in ("method", "estimator", "action_key_mode"):
-            if getattr(self, name) not in get_args(hints[name]):
-                wish = ", ".join(get_args(hints[name]))
-                raise ValueError(f"{name} must be one of {wish}, got {getattr(self, name)!r}.")
+        check_fields(self)
         if isinstance(self.epsilon, str) and self.epsilon != "auto":
             raise ValueError(f"epsilon must be a number or 'auto', got {self.epsilon!r}.")
         kind, colon, model = self.embedder.partition(":")
@@ -63,12 +70,6 @@ class Settings:
             raise ValueError(
                 f"embedder must be one of auto, actor_hidden, ngram, identity or sentence:MODEL, got {self.embedder!r}."
             )
-        if (
-            isinstance(self.n_action_tokens, bool)
-            or not isinstance(self.n_action_tokens, int)
-            or self.n_action_tokens < 1
-        ):
-            raise ValueError(f"n_action_tokens must be an int of at least 1, got {self.n_action_tokens!r}.")
         self.config(self.ngram_epsilon)
         self.config(0.1 if self.epsilon == "auto" else self.epsilon)
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from .. import embedders
+from .. import embedders, pipeline
 from ..epsilon import choose_epsilon
-from ..result import AdvantageResult
+from ..result import AdvantageResult, Records
 from ._settings import Settings
 
 Tensor = torch.Tensor
+Columns = Mapping[str, Any]  # arguments of advantage(), a row for each record
 
 
 class States:
@@ -41,15 +45,48 @@ class States:
             "n-grams of the observations, or embedder=ngram."
         )
 
-    def fingerprint(
-        self, hidden: Tensor | None, observations: Callable[[], Sequence[Any]], why: str
-    ) -> tuple[str, Tensor]:
-        """The embedder in use, and its fingerprints [n, D].
+    def advantage(
+        self,
+        records: Columns,
+        texts: Callable[[], Sequence[Any]],
+        *,
+        hidden: Tensor | None = None,
+        labels: Tensor | None = None,
+        why: str = "",
+        run: Callable[..., AdvantageResult] = pipeline.advantage,
+        gather: Callable[[Columns], Columns] = dict,
+    ) -> tuple[AdvantageResult, dict[str, float]]:
+        """The result over the records, with what the settings take as their states, and what a trainer logs of it.
 
-        hidden         [n, D] hidden states, or None
-        observations   called where texts [n] are needed
-        why            there are no hidden states, for the error of "actor_hidden" and the one warning of "auto"
+        records   ids, rewards and keys of n records, as advantage() takes them
+        texts     gives the observations [n], where the settings need them
+        hidden    [n, D] hidden states, or None
+        labels    [n] int64 clusters c that others have made of the hidden states, which take their place, −1 − c of bad ones;
+                  or None
+        why       there are no hidden states, for the error of "actor_hidden" and the one warning of "auto"
+        run       advantage(), or the same over several processes; then gather(columns) gives those of all processes
         """
+        given, used, epsilon = dict(records), "", None
+        if labels is not None:
+            bad = given["valid"] & (labels < 0)
+            given["observation"], used, epsilon = labels.where(~bad, -1 - labels), "actor_hidden", self.epsilon
+        elif self.settings.needs_fingerprint:
+            used, found = self.fingerprint(hidden, texts, why)
+            given["fingerprint"] = found.to(given["group"].device)
+            epsilon = self.radius(used, given, gather)
+        elif self.settings.needs_observation:
+            given["observation"] = texts()
+        config = self.settings.config(epsilon)
+        if labels is not None:
+            config = replace(config, partition="exact")  # of labels: the bits of the clusters that they stand for
+        result = run(**given, config=config, check="now")
+        if labels is not None and isinstance(result.records, Records):
+            usable = ~bad[result.records.layout.order]
+            result = replace(result, records=replace(result.records, usable=usable))
+        return result, metrics_of(result, used, epsilon, self.settings.method != "grpo")
+
+    def fingerprint(self, hidden: Tensor | None, texts: Callable[[], Sequence[Any]], why: str) -> tuple[str, Tensor]:
+        """The embedder in use, and its fingerprints [n, D]; arguments as in advantage()."""
         kind = self.settings.embedder
         if self.may_be_hidden:
             if hidden is not None:
@@ -66,39 +103,37 @@ class States:
             kind = "ngram"
         if self._embedder is None:
             self._embedder = embedders.named(kind)
-        return kind.partition(":")[0], self._embedder.embed(observations())
+        return kind.partition(":")[0], self._embedder.embed(texts())
 
-    def radius(
-        self, used: str, fingerprint: Tensor, group: Tensor, trajectory: Tensor, step: Tensor, valid: Tensor
-    ) -> float:
+    def radius(self, used: str, records: Columns, gather: Callable[[Columns], Columns]) -> float:
         """ε of the embedder in use; "auto" is chosen here once, from steps that have a direction, copies counted once."""
         if used == "ngram":
             return self.settings.ngram_epsilon
         if used == "identity":
             return 0.0
         if self.epsilon is None:
-            fine = valid.to(fingerprint.device) & fingerprint.isfinite().all(1) & (fingerprint != 0).any(1)
-            at = torch.nonzero(fine).flatten().cpu()
-            ids = torch.stack([group, trajectory, step], 1)[at].cpu().numpy()
-            at = at[torch.from_numpy(np.sort(np.unique(ids, axis=0, return_index=True)[1]))]
-            rows = fingerprint[at.to(fingerprint.device)].cpu()
-            chosen = choose_epsilon(rows, group[at], trajectory=trajectory[at], step=step[at])
+            names = ("fingerprint", "group", "trajectory", "step", "valid")
+            rows = {k: v.cpu() for k, v in gather({k: records[k] for k in names if k in records}).items()}
+            fingerprint = rows["fingerprint"]
+            fine = fingerprint.isfinite().all(1) & (fingerprint != 0).any(1) & rows.get("valid", torch.tensor(True))
+            at = torch.nonzero(fine).flatten()
+            ids = torch.stack([rows[k] for k in ("group", "trajectory", "step")], 1)
+            at = at[torch.from_numpy(np.sort(np.unique(ids[at].numpy(), axis=0, return_index=True)[1]))]
+            group, trajectory, step = ids[at].unbind(1)
+            chosen = choose_epsilon(fingerprint[at], group, trajectory=trajectory, step=step)
             self.epsilon = chosen.epsilon
             warnings.warn(f"{self.where}epsilon=auto chose {chosen.epsilon:g}: {chosen.reason}.", stacklevel=2)
         return self.epsilon
 
-    def metrics(self, result: AdvantageResult, used: str = "", epsilon: float | None = None) -> dict[str, float]:
-        """What a trainer logs of a step: the result's metrics, the embedder in use and its ε, and value R² (NaN: undefined)."""
-        found = result.metrics()
-        if used:
-            found[f"bipace/embedder/{used}"] = 1.0
-        if epsilon is not None:
-            found["bipace/epsilon"] = epsilon
-        if self.settings.method != "grpo":
-            value = result.value_r2()
-            found["bipace/value_r2"] = float("nan") if value.r2 is None else value.r2
-            found["bipace/value_r2_coverage"] = value.coverage
-        return found
+    def save(self, path: Path) -> None:
+        """Writes what was chosen, beside a checkpoint."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.state_dict()))
+
+    def load(self, path: Path) -> None:
+        """Takes up what was written there, if anything was."""
+        if path.exists():
+            self.load_state_dict(json.loads(path.read_text()))
 
     def state_dict(self) -> dict[str, Any]:
         """What was chosen, for a checkpoint: plain values."""
@@ -109,3 +144,19 @@ class States:
         same = all(state[name] == getattr(self.settings, name) for name in ("embedder", "layer"))
         if self.settings.epsilon == "auto" and same:
             self.epsilon = state["epsilon"]
+
+
+def metrics_of(
+    result: AdvantageResult, embedder: str = "", epsilon: float | None = None, clusters: bool = True
+) -> dict[str, float]:
+    """What a trainer logs of a step: the result's metrics, the embedder in use and its ε, and value R² (NaN: undefined)."""
+    found = result.metrics()
+    if embedder:
+        found[f"bipace/embedder/{embedder}"] = 1.0
+    if epsilon is not None:
+        found["bipace/epsilon"] = epsilon
+    if clusters:
+        value = result.value_r2()
+        found["bipace/value_r2"] = float("nan") if value.r2 is None else value.r2
+        found["bipace/value_r2_coverage"] = value.coverage
+    return found

@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..action_keys import action_keys
 from ..hidden.layers import find_decoder, layer_of
+from ..hidden.tap import Tap, tap
 from ..token_bytes import TokenBytes, token_bytes
-from ._settings import Settings
 from ._states import States
 from ._turns import Turns
 
@@ -39,32 +40,39 @@ def heard(turns: Turns, prompts: Sequence[Tensor], ids: Tensor, tokenizer: Any) 
     return list(tokenizer.batch_decode(texts, skip_special_tokens=True))
 
 
-def keys_of(turns: Turns, ids: Tensor, tokenizer: Any, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Action keys [n] int64 of the turns' tokens in ids [B, T], and which parsed; on the device of ids."""
-    tokens, mask = turn_tokens(turns, ids)
-    mode, n = settings.action_key_mode, settings.n_action_tokens
+def keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> dict[str, Tensor]:
+    """`action_key` and, where the mode parses anything, `action_parsed` of responses: ids and mask [n, T]; on their device.
+
+    Made of the tokens' bytes.  Those of a tokenizer that has no table of bytes are made of its decoded text, with one warning:
+    equal actions have equal keys either way.
+    """
     table = None if mode == "first_n" else _table(tokenizer)
     if mode == "first_n" or table is not None:
-        return action_keys(tokens, mode=mode, n=n, mask=mask, token_bytes=table, check="now")
-    rows = [row[kept].tolist() for row, kept in zip(tokens.cpu(), mask.cpu(), strict=True)]
-    keys, parsed = action_keys(tokenizer.batch_decode(rows, skip_special_tokens=True), mode=mode, n=n)
-    return keys.to(ids.device), parsed.to(ids.device)
+        keys, parsed = action_keys(ids, mode=mode, n=n, mask=mask, token_bytes=table, check="now")
+    else:
+        rows = [row[kept != 0].tolist() for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)]
+        keys, parsed = action_keys(tokenizer.batch_decode(rows, skip_special_tokens=True), mode=mode, n=n)
+    found = {"action_key": keys.to(ids.device), "action_parsed": parsed.to(ids.device)}
+    return {"action_key": found["action_key"]} if mode == "first_n" else found
 
 
-def per_turn(turns: Turns, lists: Sequence[Any], name: str, fill: Any, spare: int = 0) -> list[Any]:
-    """[n] values out of B lists, each with one entry per turn of its row.
+def per_turn(
+    turns: Turns, rows: Sequence[Any], name: str, fill: Any, *, spare: int = 0, valid: Any = None
+) -> list[Any]:
+    """[n] values out of B rows, each with a list of one entry per turn, or in a row of one turn the entry itself.
 
-    fill    of a row without a turn whose list is empty, and of a last turn that has no entry
+    fill    of padding, of a row without a turn whose list is empty, and of a last turn that has no entry
     spare   1: a list may have one entry more, which is left out; −1: one fewer
+    valid   [B] bool   False: padding; None: there is none
     """
     found: list[Any] = []
-    counts = torch.bincount(turns.row, minlength=turns.shape[0]).tolist()
     empty = set(turns.row[turns.stop == turns.start].tolist())
-    for row, (values, n) in enumerate(zip(lists, counts, strict=True)):
-        if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
-            raise TypeError(
-                f"{name} must be a list with one entry per turn for each row, got {type(values).__name__} in row {row}."
-            )
+    for row, (value, n) in enumerate(zip(rows, turns.counts.tolist(), strict=True)):
+        if valid is not None and not valid[row]:
+            found += [fill] * n
+            continue
+        several = isinstance(value, (list, tuple, np.ndarray, Tensor)) and np.ndim(value) > 0
+        values = [] if value is None else list(value) if several else [value]
         if row not in empty and len(values) not in (n, n + spare):
             raise ValueError(
                 f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a turn is a "
@@ -84,6 +92,14 @@ def marks(lists: Sequence[Any], shape: Sequence[int], name: str) -> Tensor:
     return found
 
 
+def tap_of(model: Any, layer: int | str, key: str) -> Tap:
+    """hidden.tap() of the layer that the trainer's configuration names under this key; errors name it."""
+    try:
+        return tap(model, layer)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{key}={layer}: {error}") from error
+
+
 def no_hidden_states(model: Any, states: States) -> str:
     """Why the model gives no hidden states; empty where it gives some.  An error where it lacks the layer asked for."""
     try:
@@ -101,9 +117,13 @@ def no_hidden_states(model: Any, states: States) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _table(tokenizer: Any) -> TokenBytes | None:
-    """None for tokenizers that can have no table, whose text is hashed then."""
+    """None, after a warning, for a tokenizer that can have no table."""
     try:
         return token_bytes(tokenizer)
     except (TypeError, ValueError) as error:
-        warnings.warn(f"action keys are made from decoded text: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"action keys are made from decoded text, for the tokenizer's tokens have no bytes of their own: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None

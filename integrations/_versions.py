@@ -1,9 +1,10 @@
-"""One warning where a trainer's release is none that an adapter was run with."""
+"""What is told where a trainer's release is none that an adapter was run with."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import warnings
+from typing import Any
 
 from packaging.version import Version
 
@@ -25,3 +26,20 @@ def check_version(trainer: str) -> None:
         RuntimeWarning,
         stacklevel=3,
     )
+
+
+def check_parts(trainer: str, owner: Any, *names: str) -> None:
+    """ImportError that names what a trainer without releases lacks of all that its adapter replaces.
+
+    names   of attributes of the owner, a module of the trainer, or "part.attribute"
+    """
+    missing = []
+    for name in names:
+        part, _, attribute = name.rpartition(".")
+        if not hasattr(getattr(owner, part, None) if part else owner, attribute):
+            missing.append(name)
+    if missing:
+        raise ImportError(
+            f"{owner.__name__} has no {' and no '.join(missing)}, so this is no {trainer} that bipace_kernels.integrations was run "
+            "with: install the commit that docs/verl_agent.md names."
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import bipace_kernels as bk
 
 from ..._ranks import Ranks
 from .._states import States
-from .._steps import heard, keys_of, marks, no_hidden_states, per_turn
+from .._steps import heard, keys_of, marks, no_hidden_states, per_turn, turn_tokens
 from .._turns import Turns
 
 Tensor = torch.Tensor
@@ -57,22 +57,15 @@ def bipace_advantages(
     """
     settings, several = states.settings, trainer.accelerator.num_processes > 1
 
-    def prepare() -> tuple[Turns, dict[str, Any], str]:
+    def prepare() -> tuple[Turns, dict[str, Any], list[Any], str]:
         return _records(trainer, inputs, output, rewards, states, hidden)
 
-    turns, records, why = Ranks(None).agree(prepare, lambda _: None)[0] if several else prepare()
-    texts, used, epsilon = records.pop("texts"), "", None
-    if settings.needs_fingerprint:
-        if states.may_be_hidden and not why and hidden is None:
-            hidden = _early_exit(trainer, output, turns, settings.layer)
-        used, found = states.fingerprint(hidden, lambda: texts, why)
-        records["fingerprint"] = found.to(output["completion_ids"].device)
-        epsilon = _epsilon(states, used, records)
-    if settings.needs_observation:
-        records["observation"] = texts
-    call = bk.distributed.advantage if several else bk.advantage
-    result = call(**records, config=settings.config(epsilon), check="now")
-    metrics = states.metrics(result, used, epsilon)
+    turns, records, texts, why = Ranks(None).agree(prepare, lambda _: None)[0] if several else prepare()
+    if states.may_be_hidden and not why and hidden is None:
+        hidden = _early_exit(trainer, output, turns, settings.layer)
+    result, metrics = states.advantage(
+        records, lambda: texts, hidden=hidden, why=why, run=bk.distributed.advantage if several else bk.advantage, gather=_of_all
+    )  # fmt: skip
     return Credit(turns.spread(result.advantage), metrics, result, turns)
 
 
@@ -90,8 +83,8 @@ def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | No
 def _records(
     trainer: Any, inputs: Sequence[dict[str, Any]], output: dict[str, Any], rewards: Tensor, states: States,
     hidden: Tensor | None,
-) -> tuple[Turns, dict[str, Any], str]:  # fmt: skip
-    """Turns of this process, arguments of advantage() for them ("texts": observations), and why there is nothing hidden."""
+) -> tuple[Turns, dict[str, Any], list[Any], str]:  # fmt: skip
+    """Turns of this process, their ids, rewards and keys, their observations, and why there is nothing hidden."""
     settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
     ids, tokenizer = output["completion_ids"], trainer.processing_class
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
@@ -115,7 +108,7 @@ def _records(
     if stepwise is not None:
         for row in turns.row[turns.stop == turns.start].tolist():  # all its turns are masked: one record has their sum
             stepwise[row] = [sum(settings.gamma**t * float(r) for t, r in enumerate(stepwise[row]))]
-        step_rewards = torch.tensor(per_turn(turns, stepwise, "step_rewards", 0.0, -spare), dtype=torch.float64)
+        step_rewards = torch.tensor(per_turn(turns, stepwise, "step_rewards", 0.0, spare=-spare), dtype=torch.float64)
     place = first + turns.row
     records: dict[str, Any] = {
         "group": place // g, "trajectory": place, "step": turns.step, "rewards": step_rewards,
@@ -124,26 +117,25 @@ def _records(
     if settings.needs_keys:
         actions = _told(trainer, inputs, "actions")
         if actions is None:
-            found = keys_of(turns, ids, tokenizer, settings)
+            records |= keys_of(*turn_tokens(turns, ids), tokenizer, settings.action_key_mode, settings.n_action_tokens)
         else:
-            found = bk.action_keys(per_turn(turns, actions, "actions", "", -spare), mode="text")
-        records["action_key"], records["action_parsed"] = found
+            keys = bk.action_keys(per_turn(turns, actions, "actions", "", spare=-spare), mode="text")
+            records["action_key"], records["action_parsed"] = keys
     records = {name: value.to(ids.device) for name, value in records.items()}
-    records["texts"] = None
     why = no_hidden_states(trainer.model, states) if states.may_be_hidden and hidden is None else ""
     if "pixel_values" in output and hidden is None:
         why = why or "with images they come from TRL's own forward alone (num_iterations=2)"
     if why and settings.embedder == "actor_hidden":
         raise states.no_hidden(why)
+    texts: list[Any] = []
     if settings.needs_observation or (settings.needs_fingerprint and (why or not states.may_be_hidden)):
         observations = _told(trainer, inputs, "observations")
         if observations is None:
             pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
-            prompts = [row[kept] for row, kept in pairs]
-            records["texts"] = heard(turns, prompts, ids, tokenizer)
+            texts = heard(turns, [row[kept] for row, kept in pairs], ids, tokenizer)
         else:
-            records["texts"] = per_turn(turns, observations, "observations", "", spare)
-    return turns, records, why
+            texts = per_turn(turns, observations, "observations", "", spare=spare)
+    return turns, records, texts, why
 
 
 def _told(trainer: Any, inputs: Sequence[dict[str, Any]], name: str) -> list[Any] | None:
@@ -170,10 +162,7 @@ def _early_exit(trainer: Any, output: dict[str, Any], turns: Turns, layer: int |
         return bk.hidden.extract(trainer.model, ids, mask, layer, positions=places, progress=False)
 
 
-def _epsilon(states: States, used: str, records: dict[str, Any]) -> float:
-    """ε of the embedder in use; "auto" is chosen on the turns of all processes, by each from the same rows."""
-    rows = {name: records[name] for name in ("fingerprint", "group", "trajectory", "step")}
-    if states.epsilon is None and used not in ("ngram", "identity"):
-        parts = gather_object([{name: column.cpu() for name, column in rows.items()}])
-        rows = {name: torch.cat([part[name] for part in parts]) for name in rows}
-    return states.radius(used, **rows, valid=torch.ones(len(rows["step"]), dtype=torch.bool))
+def _of_all(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of all processes, one after the other."""
+    parts = gather_object([{name: column.cpu() for name, column in columns.items()}])
+    return {name: torch.cat([part[name] for part in parts]) for name in columns}

@@ -108,7 +108,7 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         super()._save_checkpoint(model, trial)
         if self.args.should_save and self._bipace.settings.needs_fingerprint:
             folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-            (folder / STATE_FILE).write_text(json.dumps(self._bipace.state_dict()))
+            self._bipace.save(folder / STATE_FILE)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

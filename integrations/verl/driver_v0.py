@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,136 +11,106 @@ from verl.trainer.ppo import ray_trainer
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import left_right_2_no_padding
 
-from .._rows import Rows
-from . import plugin
-from .estimator import EXTRA, HIDDEN, NAME, Bipace, is_handed_over
+from .. import _replace
+from .._rows import Rows, require
+from . import estimator
+from .estimator import EXTRA, HIDDEN, NAME
 
 ROW = "bipace_row"  # number of a row before _balance_batch moves it
-_stock: dict[str, Any] = {}  # verl's own functions
 _trainer: Any = None  # the one of this process, which compute_advantage(), being a function, does not know
 
 
-def rows_of(data: Any, hidden: Any) -> Rows:
+class Trainer(estimator.Trainer):
+    """Mixin of RayPPOTrainer.  bipace_hidden: states of the batch's rows by their numbers, since others may move rows."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        global _trainer
+        super().__init__(config, *args, **kwargs)
+        self.bipace_hidden: dict[int, torch.Tensor] = {}
+        _trainer = self if self.bipace is not None else None
+
+    def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        batch.non_tensor_batch[ROW] = np.arange(len(batch), dtype=object)
+        return super()._balance_batch(batch, *args, **kwargs)  # type: ignore[misc]
+
+    def _compute_old_log_prob(self, batch: Any) -> Any:
+        """verl's own, which drops what it does not know of the workers' output: the states are taken before."""
+
+        def compute_log_prob(inner: Any, data: Any) -> Any:
+            return self.ask(inner, data, batch)
+
+        with _replace.replaced(self.actor_rollout_wg, compute_log_prob):
+            return super()._compute_old_log_prob(batch)  # type: ignore[misc]
+
+    def ask(self, compute_log_prob: Any, data: Any, batch: Any) -> Any:
+        """The output of compute_log_prob(data), and what it gives of the batch's states kept."""
+        if self.bipace is not None and self.bipace.request:
+            tu.assign_non_tensor(data, **{NAME: self.bipace.request})
+        output = compute_log_prob(data)
+        if (hidden := tu.get(output, HIDDEN)) is not None:
+            numbers = batch.non_tensor_batch.setdefault(ROW, np.arange(len(batch), dtype=object))
+            self.bipace_hidden = dict(zip(numbers, hidden.unbind(), strict=True))
+        return output
+
+    def states_of(self, data: Any) -> list[torch.Tensor] | None:
+        """Those kept, in the order of the rows, and no longer kept."""
+        bipace = self.bipace
+        if bipace is not None and bipace.bypass and bipace.request:  # verl took the rollout's log-probs
+            ids = left_right_2_no_padding(data.to_tensordict())
+            tu.assign_non_tensor(ids, calculate_entropy=False, compute_loss=False)
+            self.ask(self.actor_rollout_wg.compute_log_prob, ids, data)
+        kept, self.bipace_hidden = self.bipace_hidden, {}
+        numbers = data.non_tensor_batch.get(ROW, ())
+        if kept and (len(numbers) != len(data) or not set(numbers) <= set(kept)):
+            raise ValueError(
+                f"{HIDDEN} came for {len(kept)} rows, and the batch has {len(data)} with other numbers ({ROW}): "
+                "compute_advantage() takes rows of the batch that _compute_old_log_prob() was last called with."
+            )
+        return [kept[i] for i in numbers] if kept else None
+
+
+def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> Rows:
     """The rows of a DataProto: each a trajectory, or a step of `traj_uid` at the place `step`."""
-    given, n = data.non_tensor_batch, len(data)
-    if "traj_uid" in given and "step" not in given:
-        raise ValueError("traj_uid in the batch needs step beside it, the number of the row in its trajectory.")
-    if "uid" not in given:
-        raise ValueError(
-            "uid is missing in the batch, and adv_estimator=bipace needs it: one id for all rollouts of a prompt."
-        )
-    scores = (
-        data.batch["token_level_scores"] if "token_level_scores" in data.batch else data.batch["token_level_rewards"]
-    )
-    number = list(map(int, given[ROW])) if ROW in given else list(range(n))
+    given, tensors, n = data.non_tensor_batch, data.batch, len(data)
+    several = "traj_uid" in given
+    require(
+        ("response_mask", "uid", "step") if several else ("response_mask", "uid"), {*tensors.keys(), *given},
+        "response_mask is 1 on tokens that the model wrote, uid one id for all rollouts of a prompt, step the number of a row "
+        "among those of its traj_uid",
+    )  # fmt: skip
 
     def prompts() -> list[torch.Tensor]:
-        ids, attended = data.batch["prompts"], data.batch["attention_mask"]
-        return [row[m[: len(row)] != 0] for row, m in zip(ids, attended, strict=True)]
+        return [row[m[: len(row)] != 0] for row, m in zip(tensors["prompts"], tensors["attention_mask"], strict=True)]
 
     return Rows(
-        mask=data.batch["response_mask"],
-        scores=scores,
-        responses=data.batch["responses"],
+        mask=tensors["response_mask"],
+        scores=tensors["token_level_scores" if "token_level_scores" in tensors else "token_level_rewards"],
+        responses=tensors["responses"],
         prompts=prompts,
         group=list(map(str, given["uid"])),
-        trajectory=list(map(str, given["traj_uid"])) if "traj_uid" in given else number,
-        place=list(map(int, given["step"])) if "traj_uid" in given else [0] * n,
+        trajectory=list(map(str, given["traj_uid"])) if several else list(map(int, given.get(ROW, range(n)))),
+        place=list(map(int, given["step"])) if several else [0] * n,
         valid=torch.tensor([not str(uid).startswith("pad") for uid in given["uid"]]),
         extra={name: list(given[name]) for name in EXTRA if name in given},
         hidden=hidden,
     )
 
 
-def compute_advantage(data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
+def compute_advantage(inner: Any, data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
     """verl's own, with the rows handed over to the estimator; a trainer of v1 has done so already."""
-    run = _stock["compute_advantage"]
-    if adv_estimator != NAME or is_handed_over() or _trainer is None:
-        return run(data, adv_estimator, *args, **kwargs)
-    if "response_mask" not in data.batch:
-        data.batch["response_mask"] = ray_trainer.compute_response_mask(data)
-    bipace, (uid, hidden) = _trainer.bipace, _trainer.bipace_hidden
-    _trainer.bipace_hidden = (None, None)
-    if hidden is not None and not np.array_equal(uid, data.non_tensor_batch["uid"]):
-        raise ValueError(
-            f"{HIDDEN} came for {len(uid)} rows and the batch has {len(data)}, or they stand in another order: rows must stay as "
-            "they are between _compute_old_log_prob() and compute_advantage()."
-        )
-    if hidden is None and bipace.bypass and bipace.request:  # verl took the rollout's log-probs
-        ids = left_right_2_no_padding(data.to_tensordict())
-        tu.assign_non_tensor(ids, calculate_entropy=False, compute_loss=False, **bipace.request)
-        hidden = tu.get(_trainer.actor_rollout_wg.compute_log_prob(ids), HIDDEN)
-        hidden = None if hidden is None else hidden.unbind()
-    with bipace.handed_over(rows_of(data, hidden), _trainer.tokenizer):
-        return run(data, adv_estimator, *args, **kwargs)
+    if adv_estimator != NAME or estimator.job.get() is not None or _trainer is None:
+        return inner(data, adv_estimator, *args, **kwargs)
+    with _trainer.bipace.handed_over(rows_of(data, _trainer.states_of(data)), _trainer.tokenizer):
+        return inner(data, adv_estimator, *args, **kwargs)
 
 
-def compute_data_metrics(*args: Any, **kwargs: Any) -> Any:
+def compute_data_metrics(inner: Any, *args: Any, **kwargs: Any) -> Any:
     """verl's own, and those of the estimator's last batch."""
-    found = _stock["compute_data_metrics"](*args, **kwargs)
-    return found if _trainer is None else {**found, **_trainer.bipace.metrics}
-
-
-def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-    global _trainer
-    self.bipace, self.bipace_hidden = Bipace.of(config), (None, None)
-    _stock["__init__"](self, config, *args, **kwargs)
-    _trainer = self if self.bipace is not None else None
-
-
-def balance_batch(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    if self.bipace is not None:
-        batch.non_tensor_batch[ROW] = np.arange(len(batch), dtype=object)
-    return _stock["_balance_batch"](self, batch, *args, **kwargs)
-
-
-def compute_old_log_prob(self: Any, batch: Any) -> Any:
-    """verl's own, which drops what it does not know of the workers' output: the states are taken before."""
-    run, request = _stock["_compute_old_log_prob"], {} if self.bipace is None else self.bipace.request
-    if not request:
-        return run(self, batch)
-    workers = self.actor_rollout_wg
-    ask = workers.compute_log_prob
-
-    def keep(data: Any) -> Any:
-        tu.assign_non_tensor(data, **request)
-        output = ask(data)
-        hidden = tu.get(output, HIDDEN)
-        self.bipace_hidden = (batch.non_tensor_batch["uid"].copy(), None if hidden is None else hidden.unbind())
-        return output
-
-    workers.compute_log_prob = keep
-    try:
-        return run(self, batch)
-    finally:
-        workers.compute_log_prob = ask
-
-
-def save_checkpoint(self: Any) -> Any:
-    if self.bipace is not None:
-        self.bipace.save(self.config.trainer, self.global_steps)
-    return _stock["_save_checkpoint"](self)
-
-
-def load_checkpoint(self: Any) -> Any:
-    found = _stock["_load_checkpoint"](self)
-    if self.bipace is not None:
-        self.bipace.load(self.config.trainer, self.global_steps)
-    return found
+    return {**inner(*args, **kwargs), **({} if _trainer is None else _trainer.bipace.metrics)}
 
 
 def join() -> None:
-    """Puts these in the place of verl's own, which they call."""
-    cls = ray_trainer.RayPPOTrainer
-    methods: dict[str, Any] = {
-        "__init__": init, "_balance_batch": balance_batch, "_compute_old_log_prob": compute_old_log_prob,
-        "_save_checkpoint": save_checkpoint, "_load_checkpoint": load_checkpoint,
-    }  # fmt: skip
-    functions: dict[str, Any] = {f.__name__: f for f in (compute_advantage, compute_data_metrics)}
-    for owner, ours in ((cls, methods), (ray_trainer, functions)):
-        for name, function in ours.items():
-            _stock[name] = getattr(owner, name)
-            setattr(owner, name, wraps(_stock[name])(function))
-
-
-plugin.finish()
+    """Puts the mixin before verl's trainer, under its name, and the functions in the place of those that they call."""
+    _replace.replace(ray_trainer, compute_advantage, compute_data_metrics)
+    stock = ray_trainer.RayPPOTrainer
+    ray_trainer.RayPPOTrainer = type(stock.__name__, (Trainer, stock), {"__module__": stock.__module__})

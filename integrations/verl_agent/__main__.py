@@ -1,7 +1,4 @@
-"""python -m bipace_kernels.integrations.verl_agent ARGUMENTS: those of `python -m verl.trainer.main_ppo`, and BiPACE's keys.
-
-With algorithm.adv_estimator=hgpo, of `python -m recipe.hgpo.main_hgpo`.  Run it where verl-agent is run.
-"""
+"""python -m bipace_kernels.integrations.verl_agent ARGUMENTS: those of verl-agent's main (launch.py).  Run it where that is run."""
 
 import sys
 

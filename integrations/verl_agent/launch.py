@@ -1,4 +1,4 @@
-"""verl-agent's own main with BiPACE's keys and recipes among its arguments, and its processes prepared."""
+"""verl-agent's own main with BiPACE's keys among its arguments, and its trainer with BiPACE's functions while fit() runs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,48 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .driver import attach
+from .._replace import replace, replaced
+from .._versions import check_parts
+from .batch import mark, write_advantages
 from .settings import Settings
 
 CONFIG = Path(__file__).with_name("config")
 
 
 def added() -> list[str]:
-    """Arguments before the user's own: where recipes are, and BiPACE's keys.
-
-    They take the place of the HGPO recipe's own search path, which names verl-agent's configuration too.
-    """
+    """Arguments before the user's own: where recipes and verl-agent's own configurations are, and BiPACE's keys."""
     verl = Path(str(importlib.util.find_spec("verl").origin)).parent  # type: ignore[union-attr]  # imported before
     return [f"hydra.searchpath=[file://{verl / 'trainer/config'},file://{CONFIG}]", "+bipace=keys"]
+
+
+def attach(trainer: Any, settings: Settings | None) -> None:
+    """Lets fit() of a RayPPOTrainer class use BiPACE, in the process that will run it; without settings it is left as it is."""
+    if settings is None:
+        return
+    module, name = sys.modules[trainer.__module__], "core_gigpo" if settings.hgpo is None else "core_hgpo"
+    ours = ("compute_advantage", "compute_data_metrics", f"{name}.compute_step_discounted_returns")
+    check_parts("verl-agent", module, *ours)
+    core = getattr(module, name)
+    metrics: dict[str, float] = {}
+
+    def fit(inner: Any, self: Any) -> Any:
+        def compute_step_discounted_returns(inner: Any, batch: Any, gamma: float) -> Any:
+            returns = inner(batch=batch, gamma=gamma)
+            mark(batch, settings)
+            return returns
+
+        def compute_advantage(inner: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+            metrics.clear()
+            metrics.update(write_advantages(data, settings, self.tokenizer))
+            return data
+
+        def compute_data_metrics(inner: Any, *args: Any, **kwargs: Any) -> Any:
+            return {**inner(*args, **kwargs), **metrics}
+
+        with replaced(core, compute_step_discounted_returns), replaced(module, compute_advantage, compute_data_metrics):
+            return inner(self)
+
+    replace(trainer, fit)
 
 
 class Runner:
@@ -40,19 +69,15 @@ def prepare(main: Any, settings: Settings | None) -> None:
     """Readies this process for main.TaskRunner().run(); does nothing where nothing is asked for."""
     attach(main.RayPPOTrainer, settings)
     if settings is not None and settings.needs_hidden:
-        from . import worker
-
-        worker.install()
+        importlib.import_module(".worker", __package__).install()
 
 
 def run_ppo(main: Any, inner: Any, config: Any) -> None:
     """main.run_ppo(config), prepared; settings that make no sense stop it here, before anything is loaded."""
     settings = Settings.of(config)
     if settings is not None and hasattr(main.TaskRunner, "__ray_metadata__"):
-        import ray
-
-        remote = ray.remote(num_cpus=1)(Runner)
-        main.TaskRunner = SimpleNamespace(remote=partial(remote.remote, main.__name__))
+        runner = importlib.import_module("ray").remote(num_cpus=1)(Runner)
+        main.TaskRunner = SimpleNamespace(remote=partial(runner.remote, main.__name__))
     else:
         prepare(main, settings)
     inner(config)

@@ -10,16 +10,16 @@ from verl.workers import fsdp_workers
 from .capture import log_prob
 
 
-class ActorRolloutRefWorker(fsdp_workers.ActorRolloutRefWorker):
+class _GivesStates:
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: Any) -> Any:
-        return log_prob(self, super().compute_log_prob, data)
+        return log_prob(self, super().compute_log_prob, data)  # type: ignore[misc]  # of the worker behind it
 
 
-class AsyncActorRolloutRefWorker(fsdp_workers.AsyncActorRolloutRefWorker):
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def compute_log_prob(self, data: Any) -> Any:
-        return log_prob(self, super().compute_log_prob, data)
+class ActorRolloutRefWorker(_GivesStates, fsdp_workers.ActorRolloutRefWorker): ...
+
+
+class AsyncActorRolloutRefWorker(_GivesStates, fsdp_workers.AsyncActorRolloutRefWorker): ...
 
 
 def install() -> None:

@@ -345,7 +345,7 @@ def test_a_plain_config(tmp_path):
     ("change", "message"),
     [
         ({"observations": lambda rows: [["x"] * 9] * len(rows)}, "observations must have one entry per turn"),
-        ({"actions": lambda rows: ["north"] * len(rows)}, "actions must be a list with one entry per turn"),
+        ({"actions": lambda rows: ["north"] * len(rows)}, "actions must have one entry per turn of the model, but row"),
         (
             {"step_rewards": lambda rows: rows[:3] + [None] * (len(rows) - 3)},
             "step_rewards must be given for every row or for none, but row 3",

@@ -18,7 +18,8 @@ import bipace_kernels as bk
 pytest.importorskip("verl")
 from verl_stand_ins import Words, config, default, of, run_of
 
-from bipace_kernels.integrations._rows import Tokenizer
+from bipace_kernels.integrations import _steps
+from bipace_kernels.integrations.verl import driver_v0
 from bipace_kernels.integrations.verl.estimator import HIDDEN, Bipace, settings_of
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def test_verl_loads_the_plugin_by_itself_and_nothing_early(installed):
         "from verl.workers.engine import EngineRegistry\n"
         "print(len(ours), theirs, get_adv_estimator_fn('bipace').__name__)\n"
         "for mode in ('sync', 'colocate_async', 'separate_async'):\n"
-        "    print(get_trainer_cls(mode).__mro__[1].__module__, get_trainer_cls(mode).__mro__[2].__name__)\n"
+        "    print(get_trainer_cls(mode).__mro__[1].__module__, get_trainer_cls(mode).__mro__[3].__name__)\n"
         "print(EngineRegistry.get_engine_cls('language_model', 'fsdp2').__name__)\n",
         installed,
     ).splitlines()
@@ -80,24 +81,50 @@ def test_our_files_may_be_imported_before_verl_s(installed, first):
         "from verl.trainer.ppo.v1 import get_trainer_cls\n"
         "from verl.workers.engine import EngineRegistry\n"
         "print(get_trainer_cls('sync').__module__, EngineRegistry.get_engine_cls('language_model', 'fsdp2').__name__)\n"
-        "print(ray_trainer.compute_advantage.__wrapped__.__module__)\n",
+        "print(ray_trainer.compute_advantage.__wrapped__.__module__, ray_trainer.RayPPOTrainer.__mro__[1].__module__)\n"
+        "print(hasattr(ray_trainer.compute_advantage.__wrapped__, '__wrapped__'))\n",
         installed,
     ).splitlines()
     assert out == [
         "bipace_kernels.integrations.verl.trainer_v1 FSDPEngineKeepingStates",
-        "verl.trainer.ppo.ray_trainer",
+        "verl.trainer.ppo.ray_trainer bipace_kernels.integrations.verl.driver_v0",
+        "False",
     ]
 
 
 def test_a_release_without_a_part_still_trains(monkeypatch):
     from bipace_kernels.integrations.verl import estimator, plugin
 
-    def join():
+
+def test_a_release_without_a_part_still_trains(monkeypatch):
+    from bipace_kernels.integrations.verl import estimator, plugin
+
+
+def test_our_trainer_may_be_imported_first(installed):
+    """Where ours imports verl's, and verl's is to import ours."""
+    out = run(
+        "from bipace_kernels.integrations.verl.trainer_v1 import Trainer\n"
+        "from bipace_kernels.integrations.verl import driver_v0, engine\n"
+        "from verl.trainer.ppo.v1 import get_trainer_cls\n"
+        "from verl.trainer.ppo.ray_trainer import RayPPOTrainer, compute_advantage\n"
+        "from verl.workers.engine import EngineRegistry\n"
+        "print(get_trainer_cls('sync').__mro__[1] is Trainer, RayPPOTrainer.__mro__[1] is driver_v0.Trainer)\n"
+        "print(compute_advantage.__wrapped__.__module__, hasattr(compute_advantage.__wrapped__, '__wrapped__'))\n"
+        "print(EngineRegistry.get_engine_cls('language_model', 'fsdp') is engine.FSDPEngineKeepingStates)\n",
+        installed,
+    )
+    assert out == "True True\nverl.trainer.ppo.ray_trainer False\nTrue\n"
+
+
+def test_a_release_without_a_part_still_trains(monkeypatch):
+    from bipace_kernels.integrations.verl import plugin
+
+    def missing(name):
         raise ImportError("cannot import name 'register_adv_est'")
 
-    monkeypatch.setattr(estimator, "join", join)
+    monkeypatch.setattr(plugin.importlib, "import_module", missing)
     with pytest.warns(RuntimeWarning, match=r"could not join verl\.trainer\.ppo\.core_algos: .* docs/verl\.md"):
-        plugin.join("verl.trainer.ppo.core_algos")
+        plugin.load("verl.trainer.ppo.core_algos", "ours")
 
 
 # ---------------------------------------------------------------------------------------------------- configuration
@@ -166,11 +193,11 @@ def test_gamma_is_bipace_s_own_then_the_trainer_s_then_the_paper_s():
 
 
 def test_states_are_asked_for_where_a_forward_gives_them():
-    assert of(layer=-12).request == {"bipace_layer": -12, "bipace_early_exit": False}
+    assert of(layer=-12).request == {"layer": -12, "early_exit": False}
     assert of(embedder="ngram").request == {} and of(method="gigpo").request == {} and of(method="grpo").request == {}
     bypass = [("algorithm.rollout_correction.bypass_mode", True)]
     assert of(bypass).request == {}  # auto: n-grams
-    assert of(bypass, embedder="actor_hidden").request["bipace_early_exit"] is True
+    assert of(bypass, embedder="actor_hidden").request["early_exit"] is True
 
 
 # -------------------------------------------------------------------------------------------------- v0: compute_advantage
@@ -179,7 +206,9 @@ def test_states_are_asked_for_where_a_forward_gives_them():
 class Driver:
     """What compute_advantage() needs of RayPPOTrainer."""
 
-    def __init__(self, bipace, hidden=(None, None)):
+    states_of = driver_v0.Trainer.states_of
+
+    def __init__(self, bipace, hidden):
         self.bipace, self.bipace_hidden, self.tokenizer = bipace, hidden, Words()
 
 
@@ -224,11 +253,7 @@ OBSERVATION = ["go", "wall", "go", "wall", "run", "run", "what"]
 KEYS = [b"left", b"up", b"left", b"down", b"up", None, b"up"]
 
 
-def knowing(bipace):
-    """The estimator with a tokenizer whose ids are bytes."""
-    bipace._tokenizer = Tokenizer(Words())
-    bipace._tokenizer.table = bk.TokenBytes(torch.arange(257), torch.arange(256, dtype=torch.uint8))
-    return bipace
+BYTES = bk.TokenBytes(torch.arange(257), torch.arange(256, dtype=torch.uint8))  # of Words
 
 
 @pytest.fixture
@@ -236,11 +261,12 @@ def advantages(monkeypatch):
     """verl's compute_advantage(), as the driver calls it: advantages and returns [B, T]."""
     from verl.trainer.ppo import ray_trainer
 
-    from bipace_kernels.integrations.verl import driver_v0
+    monkeypatch.setattr(_steps, "_table", lambda tokenizer: BYTES)
 
     def call(bipace, data, hidden=None):
-        kept = (None, None) if hidden is None else (data.non_tensor_batch["uid"].copy(), hidden)
-        monkeypatch.setattr(driver_v0, "_trainer", Driver(knowing(bipace), kept))
+        if hidden is not None:
+            data.non_tensor_batch[driver_v0.ROW] = np.arange(len(data), dtype=object)
+        monkeypatch.setattr(driver_v0, "_trainer", Driver(bipace, dict(enumerate(hidden or ()))))
         out = ray_trainer.compute_advantage(data, "bipace", gamma=1.0, lam=1.0, num_repeat=2, config=None)
         return out.batch["advantages"], out.batch["returns"]
 
@@ -337,9 +363,7 @@ def test_rewards_of_steps_and_kl_in_the_reward(advantages):
     torch.testing.assert_close(got, spread(result.advantage, mask), atol=1e-6, rtol=0)
     torch.testing.assert_close(returns, spread(result.returns, mask), atol=1e-6, rtol=0)
     plain = batch(MULTI, step_rewards=steps[:2] + [0.5, [0.125]])
-    with pytest.raises(
-        ValueError, match=r"step_rewards must hold one value for each of the 2 turns of row 3 \(prompt a\), got 1"
-    ):
+    with pytest.raises(ValueError, match=r"step_rewards must have one entry per turn .* row 3 has 1 for 2 turns"):
         advantages(of(method="gigpo"), plain)
 
 
@@ -378,7 +402,6 @@ def test_a_row_per_step_shuffled_with_padding_and_copies(advantages):
         assert torch.equal(got[back][:, 0], result.advantage)
     # Copies of rows, as from a trainer that fills up its batch, count once; rows of padding count nowhere.
     data, back = by_steps([3, 0, 4, 1, 2, 3, 0])
-    data.non_tensor_batch["uid"] = data.non_tensor_batch["uid"].copy()
     got, _ = advantages(of(**settings), data)
     assert torch.equal(got[:5][torch.argsort(torch.tensor([3, 0, 4, 1, 2]))][:, 0], result.advantage)
     assert torch.equal(got[5:], got[:2])
@@ -393,13 +416,11 @@ def test_a_row_per_step_shuffled_with_padding_and_copies(advantages):
 
 def test_rejected_tokens_get_nothing_and_keep_the_turns(monkeypatch):
     """Rollout correction takes tokens out of the mask after the states were kept."""
-    from bipace_kernels.integrations.verl import driver_v0
-
-    data, bipace = batch(MULTI), knowing(of(method="gigpo"))
+    data, bipace = batch(MULTI), of(method="gigpo")
     rows = driver_v0.rows_of(data, None)
     rejected = data.batch["response_mask"].clone()
     rejected[0, 3] = 0  # in the middle of the first turn
-    with bipace.handed_over(rows, None):
+    with bipace.handed_over(rows, Words()):
         from bipace_kernels.integrations.verl.estimator import estimate
 
         got, _ = estimate(data.batch["token_level_rewards"], rejected, config=None, index=None)
@@ -429,21 +450,41 @@ def test_a_failure_leaves_the_batch_as_it_was(advantages):
     assert all(torch.equal(data.batch[name], value) for name, value in before.items())
 
 
-def test_states_of_another_batch(advantages, monkeypatch):
+def test_states_follow_their_rows_and_those_of_another_batch_are_refused(advantages):
+    torch.manual_seed(0)
+    hidden = [torch.randn(n, 16) for n in (2, 2, 1, 2)]
+    wanted, _ = advantages(of(), batch(MULTI), hidden)
+    data = batch(MULTI)
+    data.non_tensor_batch[driver_v0.ROW] = np.arange(4, dtype=object)
+    order = torch.tensor([2, 0, 3, 1])
+    data.reorder(order)
     from verl.trainer.ppo import ray_trainer
 
-    from bipace_kernels.integrations.verl import driver_v0
+    driver_v0._trainer.bipace_hidden = dict(enumerate(hidden))
+    got = ray_trainer.compute_advantage(data, "bipace", num_repeat=2, config=None).batch["advantages"]
+    assert torch.equal(got, wanted[order])
+    for numbers in ([0, 1, 2, 9], None):
+        data = batch(MULTI)
+        if numbers:
+            data.non_tensor_batch[driver_v0.ROW] = np.array(numbers, dtype=object)
+        driver_v0._trainer.bipace_hidden = dict(enumerate(hidden))
+        with pytest.raises(ValueError, match=rf"{HIDDEN} came for 4 rows, and the batch has 4 with other numbers"):
+            ray_trainer.compute_advantage(data, "bipace", config=None)
 
+
+@pytest.mark.parametrize("name", ["uid", "response_mask"])
+def test_fields_that_are_missing(advantages, name):
     data = batch(MULTI)
-    monkeypatch.setattr(driver_v0, "_trainer", Driver(knowing(of()), (np.array(["a", "b"]), [torch.randn(1, 4)] * 2)))
-    with pytest.raises(ValueError, match=rf"{HIDDEN} came for 2 rows and the batch has 4"):
-        ray_trainer.compute_advantage(data, "bipace", config=None)
+    (data.batch if name in data.batch else data.non_tensor_batch).pop(name)
+    with pytest.raises(
+        ValueError, match=f"{name} is missing in the batch, and algorithm.adv_estimator=bipace needs it"
+    ):
+        advantages(of(), data)
 
 
-def test_a_single_rollout(advantages):
-    alone = of([("actor_rollout_ref.rollout.n", 1)], method="grpo")
+def test_a_single_rollout():
     with pytest.raises(ValueError, match=r"actor_rollout_ref\.rollout\.n must be at least 2 .* got 1"):
-        advantages(alone, batch([MULTI[0], MULTI[2]]))
+        of([("actor_rollout_ref.rollout.n", 1)], method="grpo")
 
 
 def test_a_trainer_that_hands_nothing_over():
@@ -458,9 +499,7 @@ def test_a_trainer_that_hands_nothing_over():
 def test_other_estimators_are_verl_s_own(monkeypatch):
     from verl.trainer.ppo import ray_trainer
 
-    from bipace_kernels.integrations.verl import driver_v0
-
-    stock = driver_v0._stock["compute_advantage"]
+    stock = ray_trainer.compute_advantage.__wrapped__
     got = ray_trainer.compute_advantage(batch(MULTI), "grpo", num_repeat=2, config=None)
     wanted = stock(batch(MULTI), "grpo", num_repeat=2, config=None)
     assert torch.equal(got.batch["advantages"], wanted.batch["advantages"])
@@ -472,7 +511,6 @@ def test_other_estimators_are_verl_s_own(monkeypatch):
 def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path):
     torch.manual_seed(0)
     hidden = [torch.randn(n, 4) for n in (2, 2, 1, 2)]
-    trainer = run_of([("trainer.default_local_dir", str(tmp_path)), ("trainer.resume_mode", "auto")]).trainer
     bipace = of(epsilon="auto")
     with pytest.warns(UserWarning, match=r"algorithm\.bipace\.epsilon=auto chose"):
         advantages(bipace, batch(MULTI), hidden)
@@ -480,14 +518,14 @@ def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path):
         torch.cat(hidden), [1, 1, 1, 1, 0, 0, 0], trajectory=[2, 2, 3, 3, 0, 1, 1], step=[0, 1, 0, 1, 0, 0, 1]
     )
     assert bipace.metrics["bipace/epsilon"] == chosen.epsilon
-    bipace.save(trainer, 7)
+    bipace.states.save(tmp_path / "seven" / "bipace.json")
     later = of(epsilon="auto")
-    later.load(trainer, 0)  # a run from the beginning
+    later.states.load(tmp_path / "none" / "bipace.json")  # a run from the beginning
     assert later.states.epsilon is None
-    later.load(trainer, 7)
+    later.states.load(tmp_path / "seven" / "bipace.json")
     assert later.states.epsilon == chosen.epsilon
     for other in (of(epsilon=0.3), of(epsilon="auto", layer=-3)):  # given, or of other states
-        other.load(trainer, 7)
+        other.states.load(tmp_path / "seven" / "bipace.json")
         assert other.states.epsilon != chosen.epsilon
 
 
@@ -525,6 +563,7 @@ def test_verl_s_own_checkpoints_carry_it(tmp_path, version, mode):
     saved.bipace.states.epsilon = 0.07
     saved._save_checkpoint()
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
+    assert (tmp_path / "global_step_3" / "bipace.json").exists()
     resumed.global_steps = 0
     resumed._load_checkpoint()
     assert resumed.global_steps == 3 and resumed.bipace.states.epsilon == 0.07

@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,7 @@ import bipace_kernels as bk
 from bipace_kernels.integrations.verl_agent import Settings, attach
 from bipace_kernels.integrations.verl_agent import launch as launcher
 from bipace_kernels.integrations.verl_agent.batch import HIDDEN, HIDDEN_IDS, IDS, mark, write_advantages
-from bipace_kernels.integrations.verl_agent.driver import attached
+from bipace_kernels.integrations.verl_agent.capture import log_prob
 
 PACKAGE = "bipace_kernels.integrations.verl_agent"
 SEEDS = range(5)
@@ -128,7 +129,7 @@ def test_identity_at_epsilon_0_is_verl_agent_s_gigpo(ready, tmp_path, mode, seed
 def test_identity_is_verl_agent_s_hgpo(ready, tmp_path, mode, base, seed):
     config = config_of(
         tmp_path, f"algorithm.hgpo.mode={mode}", f"algorithm.hgpo.base_group={base}", "algorithm.hgpo.length_weight_alpha=0.5",
-        "algorithm.gigpo.bisim_grouping=True", hgpo=True,
+        "algorithm.gigpo.bisim_grouping=True", f"actor_rollout_ref.actor.use_invalid_action_penalty={base == 'False'}", hgpo=True,
     )  # fmt: skip
     batch = ready(seed, settings_of(config), hgpo=True, penalty=0.0 if base == "True" else 0.1)
     wanted = own_advantages(batch, config)
@@ -170,26 +171,34 @@ def test_pace_over_n_grams_is_the_estimator_s_on_the_same_records(ready, tokeniz
         bisim_grouping=True, bisim_embedder="ngram", cacb_enabled=True, cacb_estimator=estimator, cacb_action_key_mode=key_mode,
         cacb_n_action_tokens=3,
     )  # fmt: skip
-    table = bk.token_bytes(tokenizer)
     batch = ready(1, settings, penalty=0.0)
     group, trajectory, step = batch.batch[IDS].unbind(1)
     keys, parsed = bk.action_keys(
-        batch.batch["responses"], mask=batch.batch["response_mask"], mode=key_mode, n=3, token_bytes=table
+        batch.batch["responses"],
+        mask=batch.batch["response_mask"],
+        mode=key_mode,
+        n=3,
+        token_bytes=bk.token_bytes(tokenizer),
     )
     wanted = bk.advantage(
         group, trajectory, None, step=step, returns=batch.batch["step_rewards"],
-        episode_return=batch.batch["token_level_rewards"].sum(-1), action_key=keys, action_parsed=parsed,
+        episode_return=batch.batch["token_level_rewards"].sum(-1), action_key=keys,
+        action_parsed=parsed if key_mode == "action_tag" else None,
         fingerprint=bk.ngram_fingerprint(list(batch.non_tensor_batch["anchor_obs"])),
         config=bk.Config.bipace(
             0.25, {"q_style": "q_style", "counterfactual": "diff_peer"}[estimator], episode_norm="none", episode_scope="step",
             lone_trajectory="raw",
         ),
     )  # fmt: skip
-    metrics = write_advantages(batch, settings, table)
+    metrics = write_advantages(batch, settings, tokenizer)
     got = batch.batch["advantages"]
     torch.testing.assert_close(got, bk.to_tokens(wanted.advantage, batch.batch["response_mask"]), atol=2e-6, rtol=0)
-    assert metrics == pytest.approx(wanted.metrics(), abs=2e-6)
-    assert (metrics["bipace/action_parse_rate"] > 0.5) == (key_mode == "action_tag")
+    value = wanted.value_r2()
+    assert metrics == pytest.approx(
+        {**wanted.metrics(), "bipace/embedder/ngram": 1.0, "bipace/epsilon": 0.25, "bipace/value_r2": value.r2,
+         "bipace/value_r2_coverage": value.coverage}, abs=2e-6,
+    )  # fmt: skip
+    assert metrics.get("bipace/action_parse_rate", 0.0) > 0.5 or key_mode == "first_n"
     assert not [key for key in set(batch.batch.keys()) if "bipace" in key]
 
 
@@ -263,10 +272,20 @@ def test_hidden_states_that_are_missing_or_of_another_batch(ready):
         write_advantages(batch, settings)
 
 
-def test_base_group_needs_one_score_per_trajectory(ready):
-    settings = replace(ON, hgpo={"history_length": 2, "base_group": True})
-    with pytest.raises(ValueError, match="use_invalid_action_penalty=False"):
-        write_advantages(ready(7, settings, hgpo=True), settings)
+@pytest.mark.parametrize("cause", ["actor_rollout_ref.actor.use_invalid_action_penalty", "algorithm.use_kl_in_reward"])
+def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
+    one = {
+        "actor_rollout_ref.actor.use_invalid_action_penalty": False,
+        "algorithm.use_kl_in_reward": False,
+        cause: True,
+    }
+    overrides = [
+        "algorithm.gigpo.bisim_grouping=True",
+        "algorithm.hgpo.base_group=True",
+        *(f"{k}={v}" for k, v in one.items()),
+    ]
+    with pytest.raises(ValueError, match=r"base_group=True needs one score .*use_invalid_action_penalty=False"):
+        Settings.of(config_of(tmp_path, *overrides, hgpo=True))
 
 
 @pytest.mark.parametrize(
@@ -307,6 +326,7 @@ def test_workers_give_the_hidden_state_of_the_last_prompt_token(tmp_path, tokeni
     rollout_config.log_prob_use_dynamic_bsz, rollout_config.log_prob_max_token_len_per_gpu = dynamic, 80
     batch = rollout(8, tokenizer)
     batch = batch.select_idxs(np.arange(len(batch) // 2 * 2))
+    plain = workers.compute_log_prob(batch).batch["old_log_probs"]
     mark(batch, settings_of(config))
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=REAL)  # as the fork's actor runs its forward
     with torch.no_grad(), autocast:
@@ -319,23 +339,25 @@ def test_workers_give_the_hidden_state_of_the_last_prompt_token(tmp_path, tokeni
     got = out.batch[HIDDEN].float()
     assert (got - wanted).abs().max() <= (2e-2 if REAL else 1e-5) * wanted.abs().max()
     assert torch.equal(out.batch[HIDDEN_IDS], batch.batch[IDS])
+    assert torch.equal(out.batch["old_log_probs"], plain) and out.batch["old_log_probs"].dtype == plain.dtype
+    assert out.batch[HIDDEN].dtype == states.dtype
     assert "_forward_micro_batch" not in vars(workers.worker.actor)
     batch.meta_info["is_lora"] = True
     model.disable_adapter = contextlib.nullcontext
     assert HIDDEN not in workers.worker.compute_log_prob(batch).batch, "the reference's forward is not the policy's"
 
 
-def test_under_ulysses_each_rank_gives_the_rows_of_its_slice(tmp_path, tokenizer, monkeypatch):
-    """Two ranks' shares, added up, are the states that slices of the packed tokens have."""
-    from bipace_kernels.integrations.verl_agent.capture import Capture
-
+def test_under_ulysses_each_rank_gives_the_rows_of_its_slice(tokenizer, monkeypatch):
+    """Two ranks' shares, added up, are the states that slices of the packed tokens have; log-probabilities are let be."""
     model = tiny_model()
     batch = rollout(9, tokenizer).select_idxs(np.arange(7))
-    ids, mask, responses = (batch.batch[k] for k in ("input_ids", "attention_mask", "responses"))
-    micro_batches = [
-        {"input_ids": ids[a:b], "attention_mask": mask[a:b], "responses": responses[a:b]} for a, b in ((0, 4), (4, 7))
-    ]
+    mark(batch, Settings(bisim_grouping=True, bisim_layer=-2))
+    names = ("input_ids", "attention_mask", "responses")
+    micro_batches = [{k: batch.batch[k][a:b] for k in names} for a, b in ((0, 4), (4, 7))]
+    own = torch.rand(batch.batch["responses"].shape, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: rank)
 
     def slices(micro_batch):
         tokens = micro_batch["input_ids"][micro_batch["attention_mask"].bool()]
@@ -348,29 +370,19 @@ def test_under_ulysses_each_rank_gives_the_rows_of_its_slice(tmp_path, tokenizer
         def _forward_micro_batch(self, micro_batch):
             with torch.no_grad():
                 model(input_ids=slices(micro_batch)[rank][None], use_cache=False)
+            return None, own[:4] if len(micro_batch["responses"]) == 4 else own[4:]
 
-    class Mesh:
-        def __getitem__(self, name):
-            assert name == "sp"
-            return self
+    def compute_log_prob(data):
+        parts = [worker.actor._forward_micro_batch(micro_batch)[1] for micro_batch in micro_batches]
+        return DataProto.from_dict(tensors={"old_log_probs": torch.cat(parts)})
 
-        def size(self):
-            return 2
-
-        def get_local_rank(self):
-            return rank
-
-        def get_group(self):
-            return None
-
-    monkeypatch.setattr(sys.modules[__name__], "rearrange_micro_batches", None, raising=False)  # of the actor's module
+    mesh = {"sp": SimpleNamespace(get_group=lambda: "the group of both")}
+    worker = SimpleNamespace(actor=Actor(), ulysses_sharding_manager=SimpleNamespace(device_mesh=mesh))
     total = 0
-    for rank in range(2):  # noqa: B007  # Actor and Mesh look at it
-        actor = Actor()
-        with Capture(actor, -2, Mesh()) as capture:
-            for micro_batch in micro_batches:
-                actor._forward_micro_batch(micro_batch)
-        total = total + capture.rows()
+    for rank in range(2):  # noqa: B007  # Actor looks at it
+        out = log_prob(worker, compute_log_prob, batch)
+        assert torch.equal(out.batch["old_log_probs"], own)
+        total = total + out.batch[HIDDEN]
     wanted = []
     for micro_batch in micro_batches:
         with torch.no_grad():
@@ -378,12 +390,13 @@ def test_under_ulysses_each_rank_gives_the_rows_of_its_slice(tmp_path, tokenizer
                 model(input_ids=s[None], output_hidden_states=True).hidden_states[-2][0] for s in slices(micro_batch)
             ]
         lengths = micro_batch["attention_mask"].sum(1)
-        prompts = micro_batch["attention_mask"][:, : -responses.shape[1]].sum(1)
+        prompts = micro_batch["attention_mask"][:, : -own.shape[1]].sum(1)
         wanted.append(torch.cat(parts)[lengths.cumsum(0) - lengths + prompts - 1])
     torch.testing.assert_close(total, torch.cat(wanted), atol=1e-6, rtol=1e-6)
-    actor = Actor()
-    with pytest.raises(ValueError, match="images under Ulysses"), Capture(actor, -2, Mesh()):
-        actor._forward_micro_batch({**micro_batches[0], "multi_modal_inputs": []})
+    micro_batches[0]["multi_modal_inputs"] = []
+    with pytest.raises(ValueError, match="images under Ulysses"):
+        log_prob(worker, compute_log_prob, batch)
+    assert "_forward_micro_batch" not in vars(worker.actor)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -405,7 +418,7 @@ def test_fit_trains_on_bipace_s_advantages(tmp_path, tokenizer, packed, monkeypa
         given.append(clone(data))
         return inner(data, *args)
 
-    monkeypatch.setattr("bipace_kernels.integrations.verl_agent.driver.write_advantages", watched)
+    monkeypatch.setattr("bipace_kernels.integrations.verl_agent.launch.write_advantages", watched)
     if REAL:
         monkeypatch.setattr("verl.utils.tracking.Tracking.log", lambda self, data, step: logged.append(data))
     trainer.fit()
@@ -462,14 +475,37 @@ def test_a_layer_that_the_model_lacks_is_told_before_any_update(tmp_path, tokeni
     config = config_of(tmp_path, "algorithm.gigpo.bisim_grouping=True")
     trainer = trainer_of(config, tokenizer, rollout(12, tokenizer))
     attach(type(trainer), settings_of(config))
-    with pytest.raises(ValueError, match="layer"):
+    with pytest.raises(
+        ValueError, match=r"algorithm\.gigpo\.bisim_layer=-8: layer must be an index into hidden_states"
+    ):
         trainer.fit()
     assert trainer.actor_rollout_wg.seen is None
 
 
-def test_a_tokenizer_without_bytes_is_told_before_the_first_rollout():
-    with pytest.raises(TypeError), attached(ray_trainer, Settings(cacb_enabled=True), object()):
-        pass
+def test_a_tokenizer_without_bytes_is_told_and_its_text_read(ready, tokenizer):
+    """Once, and with the advantages of the tokens' bytes: the same actions are equal."""
+
+    class Slow:
+        def batch_decode(self, ids, skip_special_tokens):
+            return tokenizer.batch_decode(ids, skip_special_tokens=skip_special_tokens)
+
+    settings, slow = Settings(cacb_enabled=True), Slow()
+    batches = [ready(13, settings, penalty=0.0) for _ in range(3)]
+    write_advantages(batches[0], settings, tokenizer)
+    with pytest.warns(RuntimeWarning, match="action keys are made from decoded text"):
+        write_advantages(batches[1], settings, slow)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        write_advantages(batches[2], settings, slow)
+    for batch in batches[1:]:
+        assert torch.equal(batch.batch["advantages"], batches[0].batch["advantages"])
+
+
+@pytest.mark.parametrize("name", ["compute_data_metrics", "core_gigpo.compute_step_discounted_returns"])
+def test_a_verl_agent_without_a_part_is_told_by_name(monkeypatch, name):
+    monkeypatch.delattr(ray_trainer, name.partition(".")[0])
+    with pytest.raises(ImportError, match=rf"has no {name}, so this is no verl-agent .* docs/verl_agent\.md"):
+        attach(ray_trainer.RayPPOTrainer, ON)
 
 
 # ------------------------------------------------------------------------------------------------------------- recipes
@@ -516,12 +552,14 @@ def test_there_are_no_other_recipes():
 
 def test_keys_stand_for_these_configurations():
     """The page's table: keys against presets."""
-    norm = {"episode_scope": "step", "lone_trajectory": "raw", "on_invalid": "singleton"}
-    raw = {**norm, "episode_norm": "none", "duplicates": "raise"}
+    norm = {"episode_scope": "step", "lone_trajectory": "raw", "on_invalid": "singleton", "duplicates": "once"}
+    raw = {**norm, "episode_norm": "none"}
     on = {"bisim_grouping": True}
     assert Settings(**on).config() == bk.Config.bigpo(0.10, **raw)
     assert Settings(**on, bisim_embedder="ngram").config() == bk.Config.bigpo(0.25, **raw)
-    assert Settings(**on, bisim_embedder="identity").config() == bk.Config.gigpo("mean_norm", on_invalid="singleton")
+    assert Settings(**on, bisim_embedder="identity").config() == bk.Config.gigpo(
+        "mean_norm", on_invalid="singleton", duplicates="once"
+    )
     assert Settings(**on, cacb_enabled=True).config() == bk.Config.bipace(0.10, **raw)
     both = Settings(
         **on, cacb_enabled=True, cacb_estimator="counterfactual", mode="mean_std_norm", step_advantage_w=0.5
@@ -533,8 +571,10 @@ def test_keys_stand_for_these_configurations():
 # ------------------------------------------------------------------------------------------------------------- launcher
 
 MAIN = """
-import hydra
+import hydra, types
 ran = []
+core_gigpo = types.SimpleNamespace(compute_step_discounted_returns=None)
+compute_advantage = compute_data_metrics = None
 class RayPPOTrainer:
     def fit(self):
         ran.append("fit")

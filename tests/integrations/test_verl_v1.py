@@ -22,8 +22,7 @@ pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 from verl_stand_ins import Words, engine, model, run_of
 
-from bipace_kernels.integrations._rows import Tokenizer
-from bipace_kernels.integrations.verl.estimator import CLUSTER, HIDDEN, IDS, LABELS, LAYER
+from bipace_kernels.integrations.verl.estimator import HIDDEN, IDS, LABELS, NAME
 
 pytestmark = pytest.mark.slow
 
@@ -214,9 +213,9 @@ def test_two_updates_on_the_advantages_of_the_records(queue, trainer, multi_turn
         for name, value in result.metrics().items():
             assert metrics[name] == pytest.approx(value, abs=1e-6), name
         log_prob, reference, update = run.actor_rollout_wg.seen
-        assert LAYER in log_prob and (CLUSTER in log_prob) == (IDS in log_prob) == (cluster_on == "workers")
+        assert NAME in log_prob and (IDS in log_prob) == (cluster_on == "workers")
         for other in (reference, update):  # neither tapped nor sent the states
-            assert not other & {LAYER, HIDDEN, LABELS, IDS, CLUSTER}
+            assert not other & {NAME, HIDDEN, LABELS, IDS}
         assert not torch.equal(before.lm_head.weight, module.lm_head.weight)  # it learned something
         run._compute_metrics(batch, metrics, timing, global_steps=step, epoch=0)
         assert metrics["critic/advantages/max"] == pytest.approx(max(float(row.max()) for row in wanted), abs=1e-6)
@@ -251,12 +250,11 @@ def test_without_states_auto_takes_ngrams(queue, trainer):
 
 def test_a_failure_writes_nothing(queue, trainer):
     run = trainer(epsilon=0.6)
-    run.bipace._tokenizer = Tokenizer(None)  # action tags need its table
-    object.__setattr__(run.bipace.settings, "action_key_mode", "action_tag")
+    object.__setattr__(run.bipace.settings, "n_action_tokens", 0)
     sampled = []
     sample = run.replay_buffer.sample
     run.replay_buffer.sample = lambda **kw: (sampled.append(sample(**kw)), sampled[0])[1]
-    with pytest.raises(TypeError, match="tokenizer"):
+    with pytest.raises(ValueError, match="n must be"):
         run._step_once({}, {}, 2)
     keys = sampled[0][0].keys
     assert "advantages" not in queue.kv_batch_get(keys=keys, partition_id="train")
@@ -269,5 +267,5 @@ def test_other_estimators_are_verl_s_own(queue, trainer):
     metrics = {}
     batch = run._step_once(metrics, {}, 2)
     assert not any(name.startswith("bipace") for name in metrics)
-    assert not any(LAYER in seen for seen in run.actor_rollout_wg.seen)
+    assert not any(NAME in seen for seen in run.actor_rollout_wg.seen)
     queue.kv_clear(keys=batch.keys, partition_id="train")

@@ -158,14 +158,17 @@ class DataParallelPPOActor:
         return nothing, nothing
 
     def compute_log_prob(self, data, calculate_entropy=False):
-        batch = data.select(batch_keys=["responses", "input_ids", "attention_mask", "position_ids"]).batch
+        batch, order = data.select(batch_keys=["responses", "input_ids", "attention_mask", "position_ids"]).batch, None
         if data.meta_info["use_dynamic_bsz"]:
-            micro_batches, _ = rearrange_micro_batches(batch=batch, max_token_len=data.meta_info["max_token_len"])
+            batches, order = rearrange_micro_batches(batch=batch, max_token_len=data.meta_info["max_token_len"])
         else:
-            micro_batches = batch.split(data.meta_info["micro_batch_size"])
+            batches = batch.split(data.meta_info["micro_batch_size"])
         with torch.no_grad():
-            out = [self._forward_micro_batch(m, temperature=1.0, calculate_entropy=True)[1] for m in micro_batches]
-        return torch.cat(out), torch.cat(out)
+            out = [self._forward_micro_batch(m, temperature=1.0, calculate_entropy=True) for m in batches]
+        entropys, log_probs = (torch.cat(x) for x in zip(*out, strict=True))
+        if order is not None:  # the fork forgets the entropies
+            log_probs = log_probs[torch.tensor([i for part in order for i in part]).argsort()]
+        return log_probs, entropys
 
 
 class ActorRolloutRefWorker:

@@ -1,0 +1,47 @@
+"""Code that runs once another package has imported one of its modules, without importing it any sooner."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets the other finders find a module, and makes the calls that wait for it once its own code has run."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Callable[[], None]]] = {}
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname not in self.waiting:
+            return None
+        found = (f.find_spec(fullname, path, target) for f in sys.meta_path if f is not self)
+        spec = next((s for s in found if s is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                for call in self.waiting.pop(fullname, ()):
+                    call()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
+        return spec
+
+
+_finder = _Finder()
+
+
+def when_imported(module: str, call: Callable[[], None]) -> None:
+    """call() right after the code of this module has run, for the first time and once; at once where it already has."""
+    if module in sys.modules:
+        call()
+        return
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.waiting.setdefault(module, []).append(call)

@@ -1,0 +1,49 @@
+"""Sequence parallelism (Ulysses): each rank's forward sees a slice of the packed tokens, so each state is on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .positions import Positions
+from .tap import Tap
+
+Tensor = torch.Tensor
+
+
+def expect(
+    tapped: Tap, positions: Positions | int, begin: Tensor | None = None, tokens: int = 0, group: Any = None
+) -> Callable[[], Tensor]:
+    """Tells a tap what alone to keep of the next forward: on padded rows, a packed row [1, tokens], or the rank's slice of it.
+
+    positions   [n] columns of each of R sequences
+    begin       [R] int64, the sequences' first columns in the packed row; None: rows are padded, and no more is asked
+    tokens      in the packed row, padding counted
+    group       process group of the ranks of which each has a slice of ceil(tokens / ranks) columns; None: nobody cuts it
+
+    Returns what gives the states [n, D] after the forward, to every rank: the sum of each rank's own and the others' zeros,
+    which is exact.  n rows travel, and not all tokens.
+    """
+    tapped.clear()
+    if begin is None or isinstance(positions, int):
+        tapped.expect(positions)
+        return tapped.rows
+    ranks, rank = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
+    width = max(1, -(-tokens // ranks))
+    column = positions.column.cpu() + begin.cpu()[positions.row()]
+    mine = column // width == rank
+    tapped.expect(Positions(column[mine] - rank * width, torch.tensor([0, int(mine.sum())])))
+
+    def states() -> Tensor:
+        own = tapped.rows()
+        if group is None:
+            return own
+        found = own.new_zeros(len(mine), own.shape[1])
+        found[mine.to(own.device)] = own
+        dist.all_reduce(found, group=group)
+        return found
+
+    return states

@@ -1,0 +1,150 @@
+"""What the adapters share: keys of turns, entries per turn, functions that give way."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from trained_tokenizers import byte_level
+
+import bipace_kernels as bk
+from bipace_kernels.integrations import _versions
+from bipace_kernels.integrations._replace import replace, replaced
+from bipace_kernels.integrations._steps import keys_of, per_turn, turn_tokens
+from bipace_kernels.integrations._turns import Turns
+from bipace_kernels.integrations._versions import check_parts, check_version
+
+TEXTS = ["<action>Go east</action>", "hm <action> go EAST </action>", "look", "<action>look</action>", ""]
+
+
+class Slow:
+    """A tokenizer that shows no table of bytes: it gives text alone."""
+
+    def __init__(self):
+        self.fast = byte_level()
+
+    def batch_decode(self, ids, skip_special_tokens):
+        return self.fast.decode_batch(ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.fixture(scope="module")
+def ids():
+    rows = [byte_level().encode(text).ids for text in TEXTS]
+    ids = torch.full((len(rows), max(map(len, rows))), -100)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+    return ids, torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
+
+
+@pytest.mark.parametrize("mode", ["action_tag", "text"])
+def test_keys_of_decoded_text_tell_actions_apart_as_those_of_bytes_do(ids, mode):
+    """A tokenizer without a table of bytes costs one warning, and no run."""
+    table = bk.token_bytes(byte_level())
+    keys, parsed = bk.action_keys(ids[0], mask=ids[1], mode=mode, token_bytes=table)
+    fast = keys_of(*ids, byte_level(), mode, 8)
+    assert torch.equal(fast["action_key"], keys) and torch.equal(fast["action_parsed"], parsed)
+    slow = Slow()
+    with pytest.warns(RuntimeWarning, match="action keys are made from decoded text, .* no bytes of their own: "):
+        found = keys_of(*ids, slow, mode, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = keys_of(*ids, slow, mode, 8)
+    assert torch.equal(again["action_key"], found["action_key"]) and torch.equal(found["action_parsed"], parsed)
+    assert torch.equal(found["action_key"][parsed], keys[parsed])
+    assert len(found["action_key"].unique()) == len(keys.unique()) == {"action_tag": 4, "text": 5}[mode]
+
+
+def test_first_tokens_need_no_tokenizer_and_parse_nothing(ids):
+    keys, _ = bk.action_keys(ids[0], mask=ids[1], mode="first_n", n=2)
+    found = keys_of(*ids, None, "first_n", 2)
+    assert list(found) == ["action_key"] and torch.equal(found["action_key"], keys)
+
+
+def test_tokens_of_turns():
+    turns = Turns.of(torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0]]))
+    tokens, mask = turn_tokens(turns, torch.arange(8).reshape(2, 4))
+    assert [row[on].tolist() for row, on in zip(tokens, mask, strict=True)] == [[0, 1], [3], []]
+
+
+TURNS = Turns.of(torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 1]]))  # two, one, none, and padding of two
+
+
+@pytest.mark.parametrize(
+    ("rows", "spare", "wanted"),
+    [
+        ([["a", "b"], ["c"], [], None], 0, ["a", "b", "c", "-", "-", "-"]),
+        ([("a", "b"), "word", ["d", "e"], ["x"]], 0, ["a", "b", "word", "d", "-", "-"]),
+        ([["a", "b", "more"], ["c", "more"], None, ()], 1, ["a", "b", "c", "-", "-", "-"]),
+        ([["a"], [], ["d"], ()], -1, ["a", "-", "-", "d", "-", "-"]),
+        ([np.array([1, 2]), 3.0, np.array(4), None], 0, [1, 2, 3.0, 4, "-", "-"]),
+    ],
+)
+def test_entries_per_turn(rows, spare, wanted):
+    assert per_turn(TURNS, rows, "things", "-", spare=spare, valid=[True, True, True, False]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([["a"], "c", [], None], "row 0 has 1 for 2 turns"),
+        (["word", "c", [], None], "row 0 has 1 for 2 turns"),
+        ([["a", "b"], ["c", "d"], [], None], "row 1 has 2 for 1 turns"),
+        ([["a", "b"], None, [], None], "row 1 has 0 for 1 turns"),
+    ],
+)
+def test_entries_that_are_not_those_of_the_turns(rows, message):
+    with pytest.raises(
+        ValueError, match=f"things must have one entry per turn of the model, but {message}; a turn is a run"
+    ):
+        per_turn(TURNS, rows, "things", "-", valid=[True, True, True, False])
+
+
+def test_functions_give_way_and_come_back():
+    class Owner:
+        def own(self):
+            return [self.name]
+
+        name = "owner"
+
+    def own(inner, *args):
+        return [*inner(*args), "ours"]
+
+    before, instance = Owner.own, Owner()
+    undo = replace(Owner, own)
+    assert instance.own() == ["owner", "ours"] and Owner.own.__wrapped__ is before
+    with replaced(instance, own):
+        assert instance.own() == ["owner", "ours", "ours"] and Owner().own() == ["owner", "ours"]
+    assert "own" not in vars(instance)
+    undo()
+    assert Owner.own is before
+    module = SimpleNamespace(own=print)
+    with pytest.raises(RuntimeError), replaced(module, own):
+        raise RuntimeError
+    assert module.own is print
+
+    def absent(inner):
+        return None
+
+    with pytest.raises(AttributeError, match="SimpleNamespace has no absent"):
+        replace(module, own, absent)
+    assert module.own is print
+
+
+@pytest.mark.parametrize(("release", "warns"), [("0.8.9", True), ("0.9.0", False), ("0.9.1", False), ("0.10.0", True)])
+def test_a_release_that_was_not_run_is_told_once(monkeypatch, release, warns):
+    monkeypatch.setattr(_versions.importlib.metadata, "version", lambda name: release)
+    monkeypatch.setattr(_versions, "_told", set())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        check_version("verl")
+        check_version("verl")
+    assert len(told) == warns
+    assert not warns or f"was run with verl 0.9.0 to 0.9.1, and this is {release}" in str(told[0].message)
+
+
+def test_a_trainer_that_lacks_a_part_is_told_by_its_name():
+    with pytest.raises(ImportError, match="types has no fit and no train, so this is no verl-agent"):
+        check_parts("verl-agent", __import__("types"), "fit", "SimpleNamespace", "train")
