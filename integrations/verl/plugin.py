@@ -41,4 +41,4 @@ def join(ours: str) -> None:
 for _name, _module in JOINS.items():
     _ours = f"{__package__}.{_module}"
     when_imported(_name, partial(load, _name, _ours))
-    when_imported(_ours, partial(join, _ours))  # not before all of it is there, whichever was imported first
+    when_imported(_ours, partial(join, _ours))  # not before all of it is there, whichever comes first

@@ -93,30 +93,6 @@ def test_our_files_may_be_imported_before_verl_s(installed, first):
 
 
 def test_a_release_without_a_part_still_trains(monkeypatch):
-    from bipace_kernels.integrations.verl import estimator, plugin
-
-
-def test_a_release_without_a_part_still_trains(monkeypatch):
-    from bipace_kernels.integrations.verl import estimator, plugin
-
-
-def test_our_trainer_may_be_imported_first(installed):
-    """Where ours imports verl's, and verl's is to import ours."""
-    out = run(
-        "from bipace_kernels.integrations.verl.trainer_v1 import Trainer\n"
-        "from bipace_kernels.integrations.verl import driver_v0, engine\n"
-        "from verl.trainer.ppo.v1 import get_trainer_cls\n"
-        "from verl.trainer.ppo.ray_trainer import RayPPOTrainer, compute_advantage\n"
-        "from verl.workers.engine import EngineRegistry\n"
-        "print(get_trainer_cls('sync').__mro__[1] is Trainer, RayPPOTrainer.__mro__[1] is driver_v0.Trainer)\n"
-        "print(compute_advantage.__wrapped__.__module__, hasattr(compute_advantage.__wrapped__, '__wrapped__'))\n"
-        "print(EngineRegistry.get_engine_cls('language_model', 'fsdp') is engine.FSDPEngineKeepingStates)\n",
-        installed,
-    )
-    assert out == "True True\nverl.trainer.ppo.ray_trainer False\nTrue\n"
-
-
-def test_a_release_without_a_part_still_trains(monkeypatch):
     from bipace_kernels.integrations.verl import plugin
 
     def missing(name):
