@@ -99,7 +99,7 @@ class FSDPEngineKeepingStates(FSDPEngineWithLMHead):  # type: ignore[misc]
             *begin, tokens = micro_batch["input_ids"].offsets().tolist()
             tokens += getattr(self, "_get_packed_pad_size", lambda _: 0)(tokens)  # not in every release
             group = self.ulysses_parallel_group if self.use_ulysses_sp else None
-        states = expect(tapped, turns, begin and torch.tensor(begin), tokens, group)
+        states = expect(tapped, turns, None if begin is None else torch.tensor(begin), tokens, group)
         loss, output = run(micro_batch, loss_function, forward_only)
         rows = states()
         output["model_output"][HIDDEN] = torch.nested.nested_tensor_from_jagged(rows, turns.offsets.to(rows.device))
