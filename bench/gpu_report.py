@@ -16,6 +16,7 @@ SCHEMA = 2
 WHOLE = "keys, returns, clustering, means, combination"
 CLUSTERING = "clustering alone"
 GRAM = "inside clusters: Gram matrices"
+FUSED = "fused: clusters, values, combine"  # CUDA alone has it
 DECISIONS = "inside clusters: decisions, state apart"
 SWEEP = "32 ε from 0.02 to 0.40"
 LOOP = "torch loop on the GPU, one record at a time"

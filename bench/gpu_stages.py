@@ -15,7 +15,7 @@ import bipace_kernels as bk
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_measure import all_cores
-from .gpu_report import DECISIONS, GRAM
+from .gpu_report import DECISIONS, FUSED, GRAM
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
@@ -205,7 +205,7 @@ def _fused(x: Batch, backend: str, returns: torch.Tensor, episodes: torch.Tensor
         labels: torch.Tensor = out[4]
         return labels
 
-    return [("fused: clusters, values, combine", call, x.cluster_need, x.check_labels)]
+    return [(FUSED, call, x.cluster_need, x.check_labels)]
 
 
 def presets(x: Batch, backend: str) -> list[Case]:

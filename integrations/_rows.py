@@ -117,7 +117,7 @@ class Rows:
 
     def told(self, name: str, fill: Any) -> list[Any]:
         """[n] values of `extra`."""
-        return per_turn(self.turns, self.extra[name], name, fill, valid=self.valid)
+        return per_turn(self.turns, self.extra[name], name, fill, mask="response_mask", valid=self.valid)
 
     def observations(self, tokenizer: Any) -> list[Any]:
         """[n] what each turn answers: `observation`, else the text of the tokens since the turn before it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
@@ -9,11 +11,15 @@ from typing import Any, Literal, get_args, get_type_hints
 from ..config import Config
 
 Method = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace"]
+OF_METHOD = {
+    "gigpo_mode": "gigpo", "history_length": "hgpo", "length_weight_alpha": "hgpo", "base_group": "hgpo",
+}  # fmt: skip
 NGRAM_EPSILON = 0.25  # the n-gram fingerprints' own radius; that of hidden states means nothing to them
 
 
 def check_fields(settings: Any, where: str = "") -> None:
-    """ValueError for a field of a dataclass that is none of the words of its type, no bool, or no int of at least 1."""
+    """ValueError for a field of a dataclass that is none of the words of its type, no bool, no number or no int of at
+    least 1, no text, or, of a layer, neither an int nor "block N"."""
     for name, hint in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
         words = (True, False) if hint is bool else tuple(a for a in get_args(hint) if isinstance(a, str))
@@ -21,6 +27,16 @@ def check_fields(settings: Any, where: str = "") -> None:
             raise ValueError(f"{where}{name} must be one of {', '.join(map(str, words))}, got {value!r}.")
         if hint is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{where}{name} must be an int of at least 1, got {value!r}.")
+        if hint is float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+            raise ValueError(f"{where}{name} must be a number, got {value!r}.")
+        if hint is str and not isinstance(value, str):
+            raise ValueError(f"{where}{name} must be a text, got {value!r}.")
+        if name.endswith("layer"):
+            index = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if not index and not (isinstance(value, str) and re.fullmatch(r"block \d+", value)):
+                raise ValueError(
+                    f"{where}{name} must be an int, an index into hidden_states, or 'block N', got {value!r}."
+                )
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,7 @@ class Settings:
                      warning where no forward gives any
     layer            of the actor, as in bipace_kernels.hidden.tap()
     action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"
-    The others are those of bipace_kernels.Config; None keeps the preset's value.
+    The others are those of bipace_kernels.Config; None keeps the preset's value.  Those of another method are an error.
     """
 
     method: Method = "bipace"
@@ -61,8 +77,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if isinstance(self.epsilon, str) and self.epsilon != "auto":
-            raise ValueError(f"epsilon must be a number or 'auto', got {self.epsilon!r}.")
+        epsilon: Any = self.epsilon
+        if epsilon != "auto" and (isinstance(epsilon, bool) or not isinstance(epsilon, numbers.Real)):
+            raise ValueError(f"epsilon must be a number or 'auto', got {epsilon!r}.")
+        for name, method in OF_METHOD.items():
+            if getattr(self, name) is not None and self.method != method:
+                raise ValueError(
+                    f"{name} is a setting of method {method}, and method is {self.method}: leave one of them out."
+                )
         kind, colon, model = self.embedder.partition(":")
         if not (
             (kind == "sentence" and model) or (not colon and kind in ("auto", "actor_hidden", "ngram", "identity"))
@@ -75,12 +97,15 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "") -> Settings:
-        """From a mapping, such as the trainer's own configuration node; `where` goes before a key in errors."""
+        """From a mapping, such as the trainer's own configuration node; `where` goes before a key in errors.
+
+        None is a key that was not given.
+        """
         known = [f.name for f in fields(cls)]
         for key in given:
             if key not in known:
                 raise ValueError(f"{where}{key} is no setting of BiPACE; there are {', '.join(known)}.")
-        return cls(**{str(k): v for k, v in given.items()})
+        return cls(**{str(k): v for k, v in given.items() if v is not None})
 
     def config(self, epsilon: float | None = None) -> Config:
         """The estimator's own configuration, at this ε where the method has one."""

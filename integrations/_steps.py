@@ -57,11 +57,12 @@ def keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> dic
 
 
 def per_turn(
-    turns: Turns, rows: Sequence[Any], name: str, fill: Any, *, spare: int = 0, valid: Any = None
+    turns: Turns, rows: Sequence[Any], name: str, fill: Any, *, mask: str, spare: int = 0, valid: Any = None
 ) -> list[Any]:
     """[n] values out of B rows, each with a list of one entry per turn, or in a row of one turn the entry itself.
 
     fill    of padding, of a row without a turn whose list is empty, and of a last turn that has no entry
+    mask    what the trainer calls the mask of the model's tokens
     spare   1: a list may have one entry more, which is left out; −1: one fewer
     valid   [B] bool   False: padding; None: there is none
     """
@@ -76,7 +77,7 @@ def per_turn(
         if row not in empty and len(values) not in (n, n + spare):
             raise ValueError(
                 f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a turn is a "
-                "run of ones in the mask of the model's tokens, so that mask must be 0 on what others wrote in between."
+                f"run of ones in {mask}, which must be 0 on what others wrote in between."
             )
         found += [*values[:n], fill][:n]
     return found

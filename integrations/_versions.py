@@ -6,7 +6,7 @@ import importlib.metadata
 import warnings
 from typing import Any
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 # Oldest and newest release of each trainer that the adapters were run with; integrations/README.md has the dates.
 RUN_WITH = {"trl": ("1.0.0", "1.16.0"), "verl": ("0.9.0", "0.9.1")}
@@ -16,8 +16,14 @@ _told: set[str] = set()
 def check_version(trainer: str) -> None:
     """Warns, once per process, where the installed release lies outside the range that was run."""
     oldest, newest = RUN_WITH[trainer]
-    found = importlib.metadata.version(trainer)
-    if trainer in _told or Version(oldest) <= Version(found) <= Version(newest):
+    try:
+        found = importlib.metadata.version(trainer)
+        public = Version(Version(found).public)  # without a build's own suffix, such as +cu1
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
+        found, public = "a checkout without a version", None
+    except InvalidVersion:
+        public = None
+    if trainer in _told or (public is not None and Version(oldest) <= public <= Version(newest)):
         return
     _told.add(trainer)
     warnings.warn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,16 @@ def _records(
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
     turns = turns_of(output["completion_mask"], output.get("tool_mask"), _told(trainer, inputs, "turn_starts"))
     b = turns.shape[0]
+    # An environment sees calls: of a last turn that makes none it knows nothing, and behind a last call it has a state more.
+    of_function = getattr(trainer, "rollout_func", None) is not None
+    spare, mask = int(not of_function), "the env_mask of rollout_func" if of_function else "TRL's tool mask"
+    if of_function and output.get("tool_mask") is None and len(turns) == b:
+        warnings.warn(
+            "every rollout counts as one turn, for rollout_func returned no env_mask: return it, 0 on the tokens that others "
+            "wrote, if rollouts have several turns. Without turns there is no step to give credit to.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     if len(rewards) != b * accelerator.num_processes or len(rewards) % g:
         raise ValueError(
             f"rewards must have one row per completion of all processes, a multiple of num_generations = {g}, got "
@@ -100,15 +111,15 @@ def _records(
     first = b * accelerator.process_index
     own = rewards[first : first + b].double().cpu()
     total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as TRL has it
-    # An environment sees calls: of a last turn that makes none it knows nothing, and behind a last call it has a state more.
-    spare = int(getattr(trainer, "rollout_func", None) is None)
 
     stepwise = _told(trainer, inputs, "step_rewards")
     step_rewards = turns.on_last(total)
     if stepwise is not None:
         for row in turns.row[turns.stop == turns.start].tolist():  # all its turns are masked: one record has their sum
             stepwise[row] = [sum(settings.gamma**t * float(r) for t, r in enumerate(stepwise[row]))]
-        step_rewards = torch.tensor(per_turn(turns, stepwise, "step_rewards", 0.0, spare=-spare), dtype=torch.float64)
+        step_rewards = torch.tensor(
+            per_turn(turns, stepwise, "step_rewards", 0.0, mask=mask, spare=-spare), dtype=torch.float64
+        )
     place = first + turns.row
     records: dict[str, Any] = {
         "group": place // g, "trajectory": place, "step": turns.step, "rewards": step_rewards,
@@ -119,7 +130,7 @@ def _records(
         if actions is None:
             records |= keys_of(*turn_tokens(turns, ids), tokenizer, settings.action_key_mode, settings.n_action_tokens)
         else:
-            keys = bk.action_keys(per_turn(turns, actions, "actions", "", spare=-spare), mode="text")
+            keys = bk.action_keys(per_turn(turns, actions, "actions", "", mask=mask, spare=-spare), mode="text")
             records["action_key"], records["action_parsed"] = keys
     records = {name: value.to(ids.device) for name, value in records.items()}
     why = no_hidden_states(trainer.model, states) if states.may_be_hidden and hidden is None else ""
@@ -134,7 +145,7 @@ def _records(
             pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
             texts = heard(turns, [row[kept] for row, kept in pairs], ids, tokenizer)
         else:
-            texts = per_turn(turns, observations, "observations", "", spare=spare)
+            texts = per_turn(turns, observations, "observations", "", mask=mask, spare=spare)
     return turns, records, texts, why
 
 
@@ -145,6 +156,8 @@ def _told(trainer: Any, inputs: Sequence[dict[str, Any]], name: str) -> list[Any
         found = [row.get(name) for row in inputs]
     else:
         found = [getattr(environment, name, None) for environment in environments[: len(inputs)]]
+        # A method or a space of that name says nothing of turns; where turns begin, TRL's own loop knows.
+        found = [value if isinstance(value, (list, tuple)) and name != "turn_starts" else None for value in found]
     missing = [row for row, value in enumerate(found) if value is None]
     if len(missing) == len(found):
         return None

@@ -52,7 +52,8 @@ def join() -> None:
 
 def settings_of(algorithm: Any) -> Settings:
     """From algorithm.bipace.  Its gamma, else algorithm.gamma where that is not verl's default 1.0, else the paper's."""
-    given = {key: value for key, value in (algorithm.get(NAME) or {}).items() if key != "cluster_on"}
+    given = {key: value for key, value in (algorithm.get(NAME) or {}).items()
+             if key != "cluster_on" and value is not None}  # fmt: skip
     if algorithm.get("gamma", 1.0) != 1.0:
         given.setdefault("gamma", algorithm.gamma)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 import warnings
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ from trained_tokenizers import byte_level
 import bipace_kernels as bk
 from bipace_kernels.integrations import _versions
 from bipace_kernels.integrations._replace import replace, replaced
+from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._steps import keys_of, per_turn, turn_tokens
 from bipace_kernels.integrations._turns import Turns
 from bipace_kernels.integrations._versions import check_parts, check_version
@@ -83,7 +86,7 @@ TURNS = Turns.of(torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 1]]))  # 
     ],
 )
 def test_entries_per_turn(rows, spare, wanted):
-    assert per_turn(TURNS, rows, "things", "-", spare=spare, valid=[True, True, True, False]) == wanted
+    assert per_turn(TURNS, rows, "things", "-", mask="the mask", spare=spare, valid=[True, True, True, False]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_entries_that_are_not_those_of_the_turns(rows, message):
     with pytest.raises(
         ValueError, match=f"things must have one entry per turn of the model, but {message}; a turn is a run"
     ):
-        per_turn(TURNS, rows, "things", "-", valid=[True, True, True, False])
+        per_turn(TURNS, rows, "things", "-", mask="the mask", valid=[True, True, True, False])
 
 
 def test_functions_give_way_and_come_back():
@@ -148,3 +151,48 @@ def test_a_release_that_was_not_run_is_told_once(monkeypatch, release, warns):
 def test_a_trainer_that_lacks_a_part_is_told_by_its_name():
     with pytest.raises(ImportError, match="types has no fit and no train, so this is no verl-agent"):
         check_parts("verl-agent", __import__("types"), "fit", "SimpleNamespace", "train")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gigpo_mode": "mean_norm"}, "gigpo_mode is a setting of method gigpo, and method is bipace"),
+        ({"history_length": 7}, "history_length is a setting of method hgpo, and method is bipace"),
+        ({"method": "gigpo", "base_group": True}, "base_group is a setting of method hgpo, and method is gigpo"),
+        ({"epsilon": "wide"}, "epsilon must be a number or 'auto', got 'wide'"),
+        ({"epsilon": True}, "epsilon must be a number or 'auto', got True"),
+        ({"embedder": 1}, "embedder must be a text, got 1"),
+        ({"layer": 1.5}, "layer must be an int, an index into hidden_states, or 'block N', got 1.5"),
+        ({"layer": "foo"}, "layer must be an int, an index into hidden_states, or 'block N', got 'foo'"),
+        ({"gamma": "high"}, "gamma must be a number, got 'high'"),
+        ({"ngram_epsilon": [0.2]}, "ngram_epsilon must be a number"),
+        ({"step_weight": True}, "step_weight must be a number, got True"),
+    ],
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_told_by_name(given, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Settings.of(given)
+
+
+def test_a_key_of_none_was_not_given():
+    assert Settings.of(dict.fromkeys(Settings.__dataclass_fields__)) == Settings()
+
+
+VERSIONS = {"1.16.0+cu1": False, "1.0.0.post1": False, "1.17.0.dev0": True, "0.9": True, "main": True, None: True}
+
+
+@pytest.mark.parametrize(("version", "told"), VERSIONS.items())
+def test_a_release_that_was_not_run_is_a_warning_and_never_an_error(version, told, monkeypatch):
+    def of(name):
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(_versions.importlib.metadata, "version", of)
+    monkeypatch.setattr(_versions, "_told", set())
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        check_version("trl")
+    assert [str(w.message).startswith("bipace_kernels.integrations was run with trl 1.0.0 to ") for w in found] == [
+        True
+    ] * told

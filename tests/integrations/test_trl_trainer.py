@@ -276,11 +276,11 @@ def test_a_command_line_and_a_yaml_file(tmp_path):
             "auto",
             "--bipace_layer",
             "-12",
-            "--bipace_base_group",
-            "true",
+            "--bipace_step_norm",
+            "std",
         ]
     )
-    assert args.settings == Settings(method="bigpo", epsilon="auto", layer=-12, base_group=True)
+    assert args.settings == Settings(method="bigpo", epsilon="auto", layer=-12, step_norm="std")
     (args,) = parser.parse_args_into_dataclasses([*line, "--bipace_epsilon", "0.2", "--bipace_layer", "block 3"])
     assert args.settings == Settings(epsilon=0.2, layer="block 3")
     (args,) = parser.parse_args_into_dataclasses(line)
@@ -351,7 +351,10 @@ def test_a_plain_config(tmp_path):
             "step_rewards must be given for every row or for none, but row 3",
         ),
         ({"turn_starts": lambda rows: [[99]] * len(rows)}, "turn_starts must be columns below"),
-        ({"env_mask": lambda rows: [[1] * len(row) for row in rows]}, "that mask must be 0 on what others wrote"),
+        (
+            {"env_mask": lambda rows: [[1] * len(row) for row in rows]},
+            "the env_mask of rollout_func, which must be 0 on what others wrote",
+        ),
     ],
 )
 def test_what_a_rollout_func_gives_wrongly(tmp_path, change, message):
