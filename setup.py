@@ -85,7 +85,10 @@ setup(
         "bipace_kernels.reference",
         "bipace_kernels.triton_kernels",
         "bipace_kernels.integrations",
-        *(f"bipace_kernels.integrations.{p.parent.name}" for p in sorted(ROOT.glob("integrations/*/__init__.py"))),
+        *(
+            ".".join(("bipace_kernels", *path.parent.relative_to(ROOT).parts))
+            for path in sorted(ROOT.glob("integrations/*/**/__init__.py"))
+        ),
         "bipace_kernels.bench",
         # Sources of the CUDA kernels, which CuPy compiles where the build left them out.
         "bipace_kernels.csrc.common",

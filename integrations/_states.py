@@ -39,11 +39,7 @@ class States:
         return self.settings.needs_fingerprint and self.settings.embedder in ("auto", "actor_hidden")
 
     def no_hidden(self, why: str) -> ValueError:
-        """The error of embedder=actor_hidden without hidden states."""
-        return ValueError(
-            f"{self.where}embedder=actor_hidden has no hidden states: {why}; take {self.where}embedder=auto, which falls back to "
-            "n-grams of the observations, or embedder=ngram."
-        )
+        return no_hidden(self.where, why)
 
     def advantage(
         self,
@@ -144,6 +140,14 @@ class States:
         same = all(state[name] == getattr(self.settings, name) for name in ("embedder", "layer"))
         if self.settings.epsilon == "auto" and same:
             self.epsilon = state["epsilon"]
+
+
+def no_hidden(where: str, why: str) -> ValueError:
+    """The error of embedder=actor_hidden without hidden states."""
+    return ValueError(
+        f"{where}embedder=actor_hidden has no hidden states: {why}; take {where}embedder=auto, which falls back to n-grams of "
+        "the observations, or embedder=ngram."
+    )
 
 
 def metrics_of(

@@ -65,6 +65,11 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     kernels = {f"bipace_kernels/{p.relative_to(ROOT)}" for p in ROOT.glob("csrc/c*/*") if p.suffix in (".cu", ".cuh")}
     assert kernels | {"bipace_kernels/csrc/common/hd.h", "bipace_kernels/csrc/cuda/intrinsics.h"} <= set(names)
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "bipace_kernels").rglob("*.py")}
+    sources |= {
+        f"bipace_kernels/{p.relative_to(ROOT)}"
+        for form in ("py", "yaml")
+        for p in ROOT.glob(f"integrations/**/*.{form}")
+    }
     assert sources <= set(names)
     assert wheel.stat().st_size < 5e6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from .._rows import Rows, require
 from . import estimator
 from .estimator import EXTRA, HIDDEN, NAME
 
-ROW = "bipace_row"  # number of a row before _balance_batch moves it
+ROW = "bipace_row"  # number of a row before _balance_batch moves it; no two batches of a process share one
+_next_number = itertools.count().__next__
 _trainer: Any = None  # the one of this process, which compute_advantage(), being a function, does not know
 
 
@@ -30,7 +32,7 @@ class Trainer(estimator.Trainer):
         _trainer = self if self.bipace is not None else None
 
     def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        batch.non_tensor_batch[ROW] = np.arange(len(batch), dtype=object)
+        numbers_of(batch)
         return super()._balance_batch(batch, *args, **kwargs)  # type: ignore[misc]
 
     def _compute_old_log_prob(self, batch: Any) -> Any:
@@ -48,8 +50,7 @@ class Trainer(estimator.Trainer):
             tu.assign_non_tensor(data, **{NAME: self.bipace.request})
         output = compute_log_prob(data)
         if (hidden := tu.get(output, HIDDEN)) is not None:
-            numbers = batch.non_tensor_batch.setdefault(ROW, np.arange(len(batch), dtype=object))
-            self.bipace_hidden = dict(zip(numbers, hidden.unbind(), strict=True))
+            self.bipace_hidden = dict(zip(numbers_of(batch), hidden.unbind(), strict=True))
         return output
 
     def states_of(self, data: Any) -> list[torch.Tensor] | None:
@@ -67,6 +68,13 @@ class Trainer(estimator.Trainer):
                 "compute_advantage() takes rows of the batch that _compute_old_log_prob() was last called with."
             )
         return [kept[i] for i in numbers] if kept else None
+
+
+def numbers_of(batch: Any) -> Any:
+    """The rows' numbers [B], given here to a batch that has none."""
+    if ROW not in batch.non_tensor_batch:
+        batch.non_tensor_batch[ROW] = np.array([_next_number() for _ in range(len(batch))], dtype=object)
+    return batch.non_tensor_batch[ROW]
 
 
 def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> Rows:

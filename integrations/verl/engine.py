@@ -18,6 +18,7 @@ from ...hidden._shortened import shortened
 from ...hidden._slices import expect
 from ...hidden.positions import Positions
 from ...hidden.tap import Tap
+from .._states import no_hidden
 from .._steps import tap_of
 from .._turns import Turns
 from .estimator import HIDDEN, IDS, LABELS, NAME, WHERE
@@ -73,9 +74,10 @@ class FSDPEngineKeepingStates(FSDPEngineWithLMHead):  # type: ignore[misc]
             return run(data, loss_function, forward_only)
         early = asked["early_exit"]
         if early and told("use_fused_kernels"):
-            raise ValueError(
-                f"{WHERE}embedder=actor_hidden needs a forward that ends early where no log-prob forward runs, and fused kernels "
-                "need the head in it; set actor_rollout_ref.model.use_fused_kernels=False, or embedder=ngram."
+            raise no_hidden(
+                WHERE,
+                "rollout_correction.bypass_mode leaves only a forward that ends before the head, and fused kernels need the head "
+                "(actor_rollout_ref.model.use_fused_kernels=False goes without them)",
             )
         tapped = tap_of(self.module, asked["layer"], f"{WHERE}layer")
         (kept,) = tapped.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,21 @@ from .settings import Settings
 CONFIG = Path(__file__).with_name("config")
 
 
-def added() -> list[str]:
-    """Arguments before the user's own: where recipes and verl-agent's own configurations are, and BiPACE's keys."""
+def added(*searchpaths: str) -> list[str]:
+    """Arguments before the user's own: where recipes and verl-agent's own configurations are, and BiPACE's keys.
+
+    searchpaths   the user's own hydra.searchpath=[...], whose folders come first; Hydra reads one such argument alone
+    """
     verl = Path(str(importlib.util.find_spec("verl").origin)).parent  # type: ignore[union-attr]  # imported before
-    return [f"hydra.searchpath=[file://{verl / 'trainer/config'},file://{CONFIG}]", "+bipace=keys"]
+    folders = [f"file://{verl / 'trainer/config'}", f"file://{CONFIG}"]
+    for argument in reversed(searchpaths):
+        given = re.fullmatch(r"\[(.*)\]", argument.partition("=")[2].strip(), re.DOTALL)
+        if given is None:
+            raise ValueError(
+                f"hydra.searchpath must be a list such as [file:///my/folder], got {argument}; put brackets around it."
+            )
+        folders[:0] = [given[1]] if given[1].strip() else []
+    return [f"hydra.searchpath=[{','.join(folders)}]", "+bipace=keys"]
 
 
 def attach(trainer: Any, settings: Settings | None) -> None:
@@ -86,10 +98,12 @@ def run_ppo(main: Any, inner: Any, config: Any) -> None:
 def main(argv: list[str]) -> None:
     hgpo = "algorithm.adv_estimator=hgpo" in argv
     entry: Any = importlib.import_module("recipe.hgpo.main_hgpo" if hgpo else "verl.trainer.main_ppo")
+    searchpaths = [a for a in argv if a.startswith("hydra.searchpath=")]
+    argv = [a for a in argv if a not in searchpaths]
     # Beside the user's own overrides: argparse takes those behind a flag (--cfg job) for strangers if others stand before it.
     at = next((i for i, a in enumerate(argv) if "=" in a and not a.startswith("-")), len(argv))
     # verl-agent's folders of configurations are no packages, so hydra finds them for scripts alone; a user's own wins.
     where = f"--config-path={Path(entry.__file__).parent / 'config'}"
-    sys.argv = [sys.argv[0], where, *argv[:at], *added(), *argv[at:]]
+    sys.argv = [sys.argv[0], where, *argv[:at], *added(*searchpaths), *argv[at:]]
     entry.run_ppo = partial(run_ppo, entry, entry.run_ppo)
     entry.main()

@@ -119,7 +119,9 @@ PAPER = {
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_paper_s_runs_are_configurations(name):
-    cfg = config(SEARCH, f"+bipace={name}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*is not available")  # Hydra's, of a path in SEARCH
+        cfg = config(SEARCH, f"+bipace={name}")
     settings = settings_of(cfg.algorithm)
     assert (cfg.actor_rollout_ref.rollout.n, settings.layer, settings.epsilon) == PAPER[name]
     assert cfg.algorithm.adv_estimator == "bipace"
@@ -130,6 +132,12 @@ def test_the_paper_s_runs_are_configurations(name):
         1.0,
     )
     assert (settings.embedder, settings.action_key_mode, settings.n_action_tokens) == ("actor_hidden", "action_tag", 8)
+
+
+@pytest.mark.parametrize("before", [[], [SEARCH, "+bipace=alfworld_7b"]])
+def test_two_pluses_set_a_key_with_and_without_a_configuration(before):
+    algorithm = config(*before, "++algorithm.bipace.epsilon=0.2", "++algorithm.bipace.step_weight=0.5").algorithm
+    assert (settings_of(algorithm).epsilon, settings_of(algorithm).step_weight) == (0.2, 0.5)
 
 
 @pytest.mark.slow

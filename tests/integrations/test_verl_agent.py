@@ -611,14 +611,30 @@ def test_the_launcher_runs_verl_agent_s_main(tmp_path, monkeypatch, on):
     monkeypatch.setitem(sys.modules, f"{PACKAGE}.worker", worker)
     monkeypatch.setattr(sys.modules[PACKAGE], "worker", worker, raising=False)
     fit = entry.RayPPOTrainer.fit
-    on_arguments = ["+recipe=alfworld_7b", "algorithm.gigpo.bisim_eps=0.2"] if on else []
-    launcher.main(["--config-name", "ppo_trainer", "algorithm.adv_estimator=gigpo", "env.rollout.n=8", *on_arguments])
+    mine = tmp_path / "my folder" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "long.yaml").write_text("# @package _global_\nenv: {max_steps: 77}\n")
+    arguments = ["+recipe=alfworld_7b", "algorithm.gigpo.bisim_eps=0.2"] if on else []
+    arguments += [f"hydra.searchpath=['file://{mine.parent}']", "+mine=long"]
+    launcher.main(["--config-name", "ppo_trainer", "algorithm.adv_estimator=gigpo", "env.rollout.n=8", *arguments])
     config, used = entry.ran[0]
     assert config.algorithm.gigpo.bisim_grouping is on
     assert config.algorithm.gigpo.bisim_eps == (0.2 if on else None)
     assert (used is fit) is not on
     assert bool(installed) is on
+    assert config.env.max_steps == 77  # of the user's own folder
     del sys.modules["entry_of_test"]
+
+
+def test_paths_of_the_user_stand_before_those_of_the_launcher():
+    (plain, _), (ours, _) = launcher.added(), launcher.added("hydra.searchpath=[]")
+    assert ours == plain
+    (both, _) = launcher.added("hydra.searchpath=[pkg://a, 'file:///b c']", "hydra.searchpath=[pkg://d]")
+    assert both == plain.replace("=[", "=[pkg://a, 'file:///b c',pkg://d,")
+    with pytest.raises(
+        ValueError, match=r"must be a list such as .*, got hydra\.searchpath=pkg://a; put brackets around it"
+    ):
+        launcher.added("hydra.searchpath=pkg://a")
 
 
 RAY_MAIN = """

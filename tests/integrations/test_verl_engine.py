@@ -163,6 +163,12 @@ def test_wrong_use_names_the_setting(group, monkeypatch):
     made = engine(model(), monkeypatch)
     with pytest.raises(ValueError, match=r"algorithm\.bipace\.layer=-9: layer must be .* 4 blocks"):
         made.forward_backward_batch(batch_v1(**layout(True, False), **asks(-9)), None, forward_only=True)
+    fused = {**layout(True, False), "use_fused_kernels": True}
+    words = (
+        "embedder=actor_hidden has no hidden states: .*use_fused_kernels=False.*embedder=auto, which .*embedder=ngram"
+    )
+    with pytest.raises(ValueError, match=words):
+        made.forward_backward_batch(batch_v1(**fused, **asks(-2, early_exit=True)), None, forward_only=True)
     data = batch_v1(**layout(True, False), **asks(-2))
     del data["response_mask"]
     with pytest.raises(ValueError, match=r"response_mask must come with .* AgentLoopOutput\.response_mask"):
@@ -202,6 +208,8 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
     data.meta_info["temperature"] = 1.0
     trainer._balance_batch(data, metrics={})
     moved = list(map(int, data.non_tensor_batch["bipace_row"]))
+    first = min(moved)
+    moved = [number - first for number in moved]
     assert sorted(moved) == [0, 1, 2, 3]
     if not bypass:
         data = data.union(trainer._compute_old_log_prob(data)[0])
@@ -228,6 +236,21 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
         wanted[row, a:b] = value
     torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
     assert issubclass(ray_trainer.RayPPOTrainer, driver_v0.Trainer)
+
+    # States of a batch that never came to its advantages are not those of the next one, whose forward gives none.
+    stale, fresh = (
+        DataProto.from_dict(tensors=padded(), non_tensors={"uid": np.array(list("aabb"), dtype=object)})
+        for _ in range(2)
+    )
+    for batch in (stale, fresh):
+        batch.meta_info["temperature"] = 1.0
+        batch.batch["token_level_rewards"] = torch.zeros_like(batch.batch["response_mask"], dtype=torch.float32)
+        trainer._balance_batch(batch, metrics={})
+    trainer.bipace.bypass = False
+    trainer._compute_old_log_prob(stale)
+    assert trainer.bipace_hidden
+    with pytest.raises(ValueError, match="came for 4 rows, and the batch has 4 with other numbers"):
+        ray_trainer.compute_advantage(fresh, "bipace", num_repeat=2, config=trainer.config.algorithm)
 
 
 def _slice(rank, folder):
