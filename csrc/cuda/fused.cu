@@ -79,9 +79,8 @@ BIPACE_DEVICE int64_t up(int64_t bytes) { return (bytes + 127) / 128 * 128; }
 BIPACE_DEVICE Shared shared_of(const FusedArgs& a) {
   unsigned char* const begin = gpu::shared_memory();
   unsigned char* const after = begin + kDeskBytes + up((a.parts + 1) * 8);
-  const int64_t scan_bytes = 3 * sizeof(scan::Stage) + 2 * scan::kPanel * a.scan.capacity * 4 + 16;
   return {reinterpret_cast<Desk*>(begin), reinterpret_cast<int64_t*>(begin + kDeskBytes), after,
-          after + up(scan_bytes)};
+          after + up(scan::shared_bytes(a.scan.capacity))};
 }
 
 BIPACE_DEVICE int length_of(const FusedArgs& a, int64_t slot) {

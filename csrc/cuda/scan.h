@@ -281,6 +281,9 @@ struct Room {
   }
 };
 
+// Bytes of shared memory that room_of lays out (shared_bytes of bipace_kernels/cuda/clusters.py).
+BIPACE_DEVICE int64_t shared_bytes(int64_t capacity) { return 3 * sizeof(Stage) + 2 * kPanel * capacity * 4 + 16; }
+
 BIPACE_DEVICE Room room_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t slots, unsigned char* shared) {
   Stage* const stages = reinterpret_cast<Stage*>(shared);
   float* const near = reinterpret_cast<float*>(stages + 3);
