@@ -98,6 +98,19 @@ BIPACE_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, 
   }
 }
 
+// body(i, j, e) of what a lane holds of its warp's 32 × 32: element e of the product of row part i and column part j.
+template <typename Body>
+BIPACE_DEVICE void each(const Body& body) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) body(i, j, e);
+    }
+  }
+}
+
 // 16-bit rows, on tensor cores: sixteen warps of 32 × 32.
 template <int dtype>
 BIPACE_DEVICE void multiply_half(const Tile& tile) {
@@ -138,26 +151,12 @@ BIPACE_DEVICE void multiply_half(const Tile& tile) {
   const bool busy =
       tile.record(warp_i) < tile.n && tile.record(kTile + warp_j) < tile.n && !(diagonal && warp_j < warp_i);
   float total[2][4][4], part[2][4][4];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) total[i][j][e] = part[i][j][e] = 0.0f;
-    }
-  }
+  each([&](int i, int j, int e) { total[i][j][e] = part[i][j][e] = 0.0f; });
   const auto flush = [&]() {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          total[i][j][e] += part[i][j][e];
-          part[i][j][e] = 0.0f;
-        }
-      }
-    }
+    each([&](int i, int j, int e) {
+      total[i][j][e] += part[i][j][e];
+      part[i][j][e] = 0.0f;
+    });
   };
   const int row_i = (warp_i + l % 16) * kRowBytes, row_j = (side_j + warp_j + l / 16 * 8 + l % 8) * kRowBytes;
 #pragma unroll
@@ -192,17 +191,10 @@ BIPACE_DEVICE void multiply_half(const Tile& tile) {
   gpu::copy_wait<0>();
   if (!busy) return;
   if (steps % kSum) flush();
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        tile.write(tile.block_i * kTile + warp_i + i * 16 + e / 2 * 8 + l / 4,
-                   tile.block_j * kTile + warp_j + j * 8 + l % 4 * 2 + e % 2, total[i][j][e]);
-      }
-    }
-  }
+  each([&](int i, int j, int e) {
+    tile.write(tile.block_i * kTile + warp_i + i * 16 + e / 2 * 8 + l / 4,
+               tile.block_j * kTile + warp_j + j * 8 + l % 4 * 2 + e % 2, total[i][j][e]);
+  });
 }
 
 // Float32 rows, outside the tensor cores: eight rows by four columns to a thread.
