@@ -52,7 +52,9 @@ def sentinels() -> Iterator[None]:
     """
     real, buffers = torch.empty, []
 
-    def empty(*size, dtype=torch.float32, device=None):
+    def empty(*size, dtype=torch.float32, device=None, pin_memory=False):
+        if pin_memory:  # of the host: no kernel writes there
+            return real(*size, dtype=dtype, pin_memory=True)
         shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
         n, item = shape.numel(), real((), dtype=dtype).element_size()
         raw = real((n + 2 * MARGIN) * item, dtype=torch.uint8, device=device).fill_(PATTERN)

@@ -174,11 +174,11 @@ def test_the_controller_goes_as_on_the_reference(device, objective):
 def test_sizes_are_counted_where_the_labels_are(device):
     labels = torch.tensor([[0, 1, 1, 2, 2, 2, -1], [-1] * 7, [0, 0, 0, 3, 3, 1, -1]])
     want = _sizes.measure_sizes(labels)
-    before = torch.are_deterministic_algorithms_enabled()
+    there, before = labels.to(device), torch.are_deterministic_algorithms_enabled()
     try:
         torch.use_deterministic_algorithms(True)
         with nothing_waits(device):
-            table = _sizes.size_table(labels.to(device))
+            table = _sizes.size_table(there)
     finally:
         torch.use_deterministic_algorithms(before)
-    assert _sizes._from_table(table) == want == _sizes.measure_sizes(labels.to(device))
+    assert _sizes._from_table(table) == want == _sizes.measure_sizes(there)

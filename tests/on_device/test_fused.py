@@ -76,7 +76,9 @@ def assert_same(one, other):
 
 
 def on(device, given):
-    return {name: value.to(device) if name in ("rewards", "action_key", "fingerprint", "valid") else value
+    """Values on the device; ids as arrays of the host, for which no call waits."""
+    ids = ("group", "trajectory", "step")
+    return {name: np.asarray(value) if name in ids else value.to(device) if isinstance(value, torch.Tensor) else value
             for name, value in given.items()}  # fmt: skip
 
 

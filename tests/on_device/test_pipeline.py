@@ -21,6 +21,8 @@ BATCH = make_batch(0)
 N = BATCH.n
 FLOATS = OUTPUTS[:4]
 KEPT = [name for name in CONFIGS if name != "bipace_similar"]  # of texts the clusters come from the host
+# Names, and whether the batch holds copies of a step: without them the CUDA kernels run all stages in one launch.
+WITH_AND_WITHOUT = [(name, True) for name in KEPT] + [(name, False) for name in ("bigpo", "bipace", "bipace_diff")]
 
 
 def on(device, arguments):
@@ -313,15 +315,15 @@ def other_values(given):
     return other
 
 
-def on_gpu(name):
-    """(tensors, call) on the GPU, warm: its kernels are compiled."""
+def on_gpu(name, *, copies=True):
+    """(tensors, call) on the GPU, warm: its kernels are compiled.  A batch with copies of a step goes stage by stage."""
     config = replace(CONFIGS[name], duplicates="once")
-    batch = BATCH.take(np.concatenate((np.arange(N), [0, 5])))
+    batch = BATCH.take(np.concatenate((np.arange(N), [0, 5]))) if copies else BATCH
     lay = bk.layout(batch.group, batch.trajectory, batch.step)
     given = tensors(torch.device("cuda"), batch)
 
     def call(given):
-        return bk.advantage(layout=lay, config=config, **given)
+        return bk.advantage(layout=lay, config=config, backend=BACKEND, **given)
 
     call(given)
     torch.cuda.synchronize()
@@ -329,9 +331,9 @@ def on_gpu(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", KEPT)
-def test_never_waits_and_copies_nothing_to_the_host(name):
-    given, call = on_gpu(name)
+@pytest.mark.parametrize(("name", "copies"), WITH_AND_WITHOUT)
+def test_never_waits_and_copies_nothing_to_the_host(name, copies):
+    given, call = on_gpu(name, copies=copies)
     with torch.profiler.profile() as seen:
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -348,9 +350,10 @@ def test_the_functions_beside_it_never_wait():
     mask = torch.ones(N, 3, dtype=torch.int32, device="cuda")
 
     def run():
-        bk.ngram_fingerprint(["a", "bc"], device="cuda")
-        returns = bk.discounted_returns(given["rewards"], layout=lay)
-        return bk.cluster(given["fingerprint"], epsilon=[0.1, 0.2], layout=lay), bk.to_tokens(returns, mask)
+        bk.ngram_fingerprint(["a", "bc"], device="cuda", backend=BACKEND)
+        returns = bk.discounted_returns(given["rewards"], layout=lay, backend=BACKEND)
+        labels = bk.cluster(given["fingerprint"], epsilon=[0.1, 0.2], layout=lay, backend=BACKEND)
+        return labels, bk.to_tokens(returns, mask)
 
     run()
     torch.cuda.synchronize()
@@ -362,9 +365,9 @@ def test_the_functions_beside_it_never_wait():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", KEPT)
-def test_a_captured_graph_replays_on_other_values(name):
-    given, call = on_gpu(name)
+@pytest.mark.parametrize(("name", "copies"), WITH_AND_WITHOUT)
+def test_a_captured_graph_replays_on_other_values(name, copies):
+    given, call = on_gpu(name, copies=copies)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = call(given)
@@ -386,15 +389,15 @@ def test_a_layout_on_the_host_cannot_be_captured():
     fresh = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
     few = {name: value[:N] for name, value in given.items()}
     with pytest.raises(ValueError, match=r"layout\.on\(device\)"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        bk.advantage(layout=fresh, config=CONFIGS["bipace"], **few)
+        bk.advantage(layout=fresh, config=CONFIGS["bipace"], backend=BACKEND, **few)
     call(given)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["bipace", "hgpo"])
-def test_runs_on_the_current_stream(name):
+@pytest.mark.parametrize(("name", "copies"), [("bipace", True), ("bipace", False), ("hgpo", True)])
+def test_runs_on_the_current_stream(name, copies):
     """Values that arrive late on a stream of the caller's are seen; nothing runs on another stream before them."""
-    given, call = on_gpu(name)
+    given, call = on_gpu(name, copies=copies)
     want = call(other_values(given))
     stream = torch.cuda.Stream()
     late = {key: torch.zeros_like(value) for key, value in given.items()}
@@ -417,7 +420,8 @@ def test_several_gpus_in_one_process(name):
     results = []
     for index in (1, 0, 1):
         with torch.cuda.device(0):
-            results.append(bk.advantage(layout=lay, config=CONFIGS[name], **tensors(torch.device("cuda", index))))
+            given = tensors(torch.device("cuda", index))
+            results.append(bk.advantage(layout=lay, config=CONFIGS[name], backend=BACKEND, **given))
         assert results[-1].advantage.device.index == index
     for got in results[1:]:
         assert_same(got, results[0])
