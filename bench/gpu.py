@@ -57,13 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: argparse.Namespace) -> bool:
     """One part; what it finds stands in the files as soon as it is known."""
-    before = [p for p in gpu_report.load(arguments.out / "gpu.json") if p["name"] != name]
+    found, here = gpu_report.load(arguments.out / "gpu.json"), gpu().asdict()
+    # A page of another GPU is refused before anything is measured.
+    gpu_report.merged([*found, {"name": "", "gpu": here}])
+    before = [p for p in found if p["name"] != name]
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     began = time.monotonic()
     with threads(all_cores()) as note:
         about = machine(all_cores(), note).asdict()
         about["commit"] = arguments.commit or about["commit"]
-        part = Part(name, about, gpu().asdict(), now)
+        part = Part(name, about, here, now)
 
         def save() -> None:
             part.seconds = time.monotonic() - began
@@ -255,12 +258,17 @@ def sweep(bench: Bench, dry: bool) -> None:
 
 
 def stages(bench: Bench, dry: bool) -> None:
-    """Each stage alone, on both promised batches."""
+    """Each stage alone, on both promised batches; and the scan of one group over more and more clusters."""
     for shape in (SHORT, LARGE):
         x = _make(_shapes(shape, dry=dry)[0], dry)
         for backend in _backends(bench, _title(x.shape)):
             for name, call, need, check in gpu_stages.stages(x, backend):
                 bench.row(_title(x.shape), by(backend, name), call, need=need, check=check)
+    for k in chain.SIZES:
+        x = _make(dataclasses.replace(w.TINY, groups=1) if dry else dataclasses.replace(w.ONE_GROUP, states=k), dry)
+        for backend in _backends(bench, _title(x.shape)):
+            name, call, need, check = gpu_stages.decisions(x, backend)
+            bench.row(_title(x.shape), by(backend, name), call, need=need, check=check)
 
 
 def others(bench: Bench, dry: bool) -> None:
@@ -308,7 +316,7 @@ NEEDED_CHAINS = {
     "ceilings": chain.SIZES,
     "short": _sizes(SHORT),
     "sweep": (SHORT.states,),
-    "stages": (SHORT.states, LARGE.states),
+    "stages": (SHORT.states, LARGE.states, *chain.SIZES),
     "large": _sizes(LARGE),
     "long": _sizes(LONG),
     "others": (SHORT.states,),

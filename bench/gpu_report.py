@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from .stages import NUMPY, NUMPY_POOL, Target
 SCHEMA = 2
 WHOLE = "keys, returns, clustering, means, combination"
 CLUSTERING = "clustering alone"
+STAGE = "clusters: rows, Gram, decisions, numbers"  # clustering as a stage, in one process with the three below
 GRAM = "inside clusters: Gram matrices"
 FUSED = "fused: clusters, values, combine"  # CUDA alone has it
 DECISIONS = "inside clusters: decisions, state apart"
@@ -44,8 +46,12 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def merged(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One of each name: the last one."""
-    return list({part["name"]: part for part in parts}.values())
+    """One of each name: the last one.  ValueError where they are of several kinds of GPU, which no ratio may mix."""
+    found = list({part["name"]: part for part in parts}.values())
+    names = sorted({part["gpu"]["name"] for part in found})
+    if len(names) > 1:
+        raise ValueError(f"a page holds figures of one kind of GPU, got {', '.join(names)}; use a folder for each")
+    return found
 
 
 def write(folder: Path, parts: Sequence[dict[str, Any]]) -> list[Path]:
@@ -107,24 +113,42 @@ def targets(parts: Sequence[Found]) -> list[Target]:
         swept = ratio([median(short, by(backend, SWEEP))], median(short, by(backend, CLUSTERING)))
         out.append(Target(by(backend, "sweep of 32 ε at 16 × 400 over one clustering"), 4.0, swept, at_least=False))
 
-    gram, scan = (row(short, by("cuda", name)) for name in (GRAM, DECISIONS))
-    alone = gram["median_ms"] + scan["median_ms"] if gram and scan else None
-    clustering, whole_chain = (median(short, by("cuda", name)) for name in (CLUSTERING, WHOLE))
-    gram = row(large, by("cuda", GRAM))
-    steps = [s["ns"] for p in parts for s in p["chain"] if s["k"] <= 128]
-    ratios = [
-        ("16 × 400 × 3,584, clustering", 0.12, clustering, False, " ms"),
+    def cuda(workload: str, name: str) -> Found:
+        return row(workload, by("cuda", name))
+
+    ratios: list[tuple[str, float, float | None, bool, str]] = [
+        ("16 × 400 × 3,584, clustering", 0.12, median(short, by("cuda", CLUSTERING)), False, " ms"),
         ("1 × 32,768 × 3,584, whole chain", 40.0, median(long, by("cuda", WHOLE)), False, " ms"),
-        ("clustering of 16 × 400 over Gram matrices alone + decisions alone", 1.3, ratio([clustering], alone), False, "×"),
-        ("decisions of 16 × 400 alone over their chain", 2.0,
-         ratio([scan.get("median_ms")], scan.get("floor_chain_ms")), False, "×"),
-        ("one dependent step at K ≤ 128", 150.0, max(steps, default=None), False, " ns"),
+    ]
+    for workload, said in ((short, "16 × 400"), (large, "64 × 2,048")):
+        gram, scan = cuda(workload, GRAM), cuda(workload, DECISIONS)
+        alone = gram["median_ms"] + scan["median_ms"] if gram and scan else None
+        ratios += [
+            (f"clustering of {said} over Gram matrices alone + decisions alone", 1.3,
+             ratio([cuda(workload, STAGE).get("median_ms")], alone), False, "×"),
+            (f"decisions of {said} alone over their chain", 2.0,
+             ratio([scan.get("median_ms")], scan.get("floor_chain_ms")), False, "×"),
+        ]  # fmt: skip
+    known = [ns for k, ns in steps(parts, "cuda") if k <= 128]
+    gram = cuda(large, GRAM)
+    ratios += [
+        ("one decision in a group of 2,048 at K ≤ 128", 150.0, max(known, default=None), False, " ns"),
         ("Gram matrices of 64 × 2,048, triangles alone, of the measured product's rate", 0.6,
          ratio([gram.get("floor_flop_ms")], gram.get("median_ms")), True, "×"),
         ("16 × 400 × 3,584, whole chain: Triton's time over it", 1.5,
-         ratio([median(short, by("triton", WHOLE))], whole_chain), True, "×"),
+         ratio([median(short, by("triton", WHOLE))], median(short, by("cuda", WHOLE))), True, "×"),
     ]  # fmt: skip
     return out + [Target(by("cuda", what), limit, value, least, unit) for what, limit, value, least, unit in ratios]
+
+
+def steps(parts: Sequence[Found], backend: str) -> list[tuple[int, float]]:
+    """(K, nanoseconds of a decision) of a backend's scan over one group, by K: its time over the group's records."""
+    found = {}
+    for row in (r for p in parts for r in p["rows"]):
+        size = re.fullmatch(r"1x(\d+), K = ([\d,]+)", row["workload"])
+        if size and row["name"] == by(backend, DECISIONS) and row["median_ms"] is not None:
+            found[int(size[2].replace(",", ""))] = row["median_ms"] * 1e6 / int(size[1])
+    return sorted(found.items())
 
 
 # ----------------------------------------------------------------------------------------------------------- Markdown
@@ -178,10 +202,14 @@ def _section(part: Found) -> list[str]:
             "",
         ]
     if part["chain"]:
-        steps = ", ".join(f"{s['ns']:.0f} ns at K = {s['k']:,} ({s['threads']} threads)" for s in part["chain"])
-        lines += [f"One dependent step of a scan (bench/chain.cu): {steps}.", ""]
+        chain = ", ".join(f"{s['ns']:.0f} ns at K = {s['k']:,} ({s['threads']} threads)" for s in part["chain"])
+        lines += [f"One dependent step of a scan (bench/chain.cu): {chain}.", ""]
     if part["chain_note"]:
         lines += [f"One dependent step of a scan (bench/chain.cu): not available: {part['chain_note']}", ""]
+    for backend in LIMITS:
+        if found := steps([part], backend):
+            told = ", ".join(f"{ns:.0f} ns at K = {k:,}" for k, ns in found)
+            lines += [f"One decision of {backend}'s scan, in one group: {told}.", ""]
     if part["rows"]:
         lines += [*_markdown(_HEADER, (_cells(r) for r in part["rows"])), ""]
     return [*lines, *part["lines"], *([""] if part["lines"] else [])]

@@ -15,7 +15,7 @@ import bipace_kernels as bk
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_measure import all_cores
-from .gpu_report import DECISIONS, FUSED, GRAM
+from .gpu_report import DECISIONS, FUSED, GRAM, STAGE
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
@@ -120,6 +120,11 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     ]
 
 
+def decisions(x: Batch, backend: str) -> Case:
+    """The scan alone."""
+    return _inside_clusters(x, backend)[-1]
+
+
 def _nothing(_: Any) -> str:
     return ""
 
@@ -170,7 +175,7 @@ def stages(x: Batch, backend: str) -> list[Case]:
     size = x.fingerprint.numel() * x.fingerprint.element_size()
     out: list[Case] = [
         ("scan_rows: finite, not zero", rows, Need(bytes=size + n), _nothing),
-        ("clusters: rows, Gram, decisions, numbers", lambda: clusters(x, backend), x.cluster_need, x.check_labels),
+        (STAGE, lambda: clusters(x, backend), x.cluster_need, x.check_labels),
         ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), _nothing),
         ("episode", episode, Need(bytes=4 * n), _nothing),
         ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),

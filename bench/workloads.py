@@ -77,6 +77,8 @@ ON_GPU = (
     Shape("64x2048", 64, 32, 64, 3584, 64, "64 groups of 2,048 records: a batch of a larger run"),
     Shape("1x32768", 1, 512, 64, 3584, 512, "one group of 32,768 records"),
 )
+# What one decision costs: a group long enough that its beginning does not matter.  The number of states is set there.
+ONE_GROUP = Shape("1x2048", 1, 32, 64, 3584, 2048, "one group of 2,048 records")
 TINY = Shape("tiny", 3, 4, 6, 48, 5, "only to see that everything runs")
 
 
