@@ -13,6 +13,9 @@ from typing import Any
 
 from . import _native_loader
 
+OLDEST_CUPY = 13
+OLDEST_GPU = (8, 0)  # asynchronous copies, bfloat16 on tensor cores, reductions of a warp
+
 
 @functools.cache
 def module() -> tuple[ModuleType | None, str]:
@@ -31,6 +34,20 @@ def has_cupy() -> bool:
     return importlib.util.find_spec("cupy") is not None
 
 
+def _why_not_cupy() -> str:
+    """What stands against compiling the kernels by CuPy; empty: nothing."""
+    if not has_cupy():
+        return "there is no CuPy to compile them (pip install cupy-cuda13x, or build with BIPACE_CUDA=1)"
+    try:
+        cupy = importlib.import_module("cupy")
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:  # of whatever library is missing, or does not fit the driver
+        return f"CuPy, which would compile them, does not work here: {type(error).__name__}: {error}"
+    if int(cupy.__version__.partition(".")[0]) < OLDEST_CUPY:
+        return f"CuPy {cupy.__version__}, which would compile them, is older than {OLDEST_CUPY}"
+    return ""
+
+
 @functools.cache
 def reason() -> str:
     """Why the CUDA kernels cannot run here; empty where they can."""
@@ -38,8 +55,8 @@ def reason() -> str:
     if missing:
         return f"this version's CUDA kernels are not complete: {', '.join(missing)} are missing"
     compiled, why = module()
-    if compiled is None and not has_cupy():
-        return f"{why}, and there is no CuPy to compile them (pip install cupy-cuda13x, or build with BIPACE_CUDA=1)"
+    if compiled is None and (without := _why_not_cupy()):
+        return f"{why}, and {without}"
     import torch
 
     return _why_not(compiled, torch)
@@ -67,9 +84,11 @@ def _why_not(compiled: Any, torch: Any) -> str:
         return f"torch {torch.__version__} is a build without CUDA, so that no tensor can be on a GPU"
     if not torch.cuda.is_available():
         return "torch sees no GPU"
-    if compiled is None:
-        return ""
     found = {f"sm_{major}{minor}": (major, minor) for major, minor in capabilities(torch)}
+    if compiled is None:
+        if max(found.values(), default=(0, 0)) >= OLDEST_GPU:
+            return ""
+        return f"the GPUs here are {', '.join(found)}, and the kernels need sm_80 or newer"
     if not any(serves(compiled.built, capability) for capability in found.values()):
         return f"the GPUs here are {', '.join(found)}, and this build has kernels for {compiled.built}"
     return ""

@@ -57,7 +57,9 @@ def test_a_letter_binds_to_one_architecture():
         (compiled(), a_torch((7, 5)), f"the GPUs here are sm_75, and this build has kernels for {BUILT}"),
         (compiled(driver=12000), a_torch((9, 0)), ""),  # older than the runtime, of its major version
         (compiled(), a_torch((7, 5), (9, 0)), ""),  # one of two GPUs is enough
-        (None, a_torch((7, 5)), ""),  # CuPy compiles for what is there
+        (None, a_torch((8, 6)), ""),  # CuPy compiles for what is there
+        (None, a_torch((7, 5), (9, 0)), ""),
+        (None, a_torch((7, 5)), "the GPUs here are sm_75, and the kernels need sm_80 or newer"),
         (None, a_torch(), "torch sees no GPU"),
     ],
 )  # fmt: skip
@@ -97,6 +99,34 @@ def test_a_build_without_kernels_says_why_and_what_to_do(fresh, monkeypatch, dec
     assert (decision or "does not load") in status.detail
     with pytest.raises(RuntimeError, match="no CuPy"):
         _provider.current()
+
+
+def a_cupy(version="14.2.0", error=None):
+    def get_version():
+        if error is not None:
+            raise error
+        return 13, 0
+
+    return SimpleNamespace(__version__=version, cuda=SimpleNamespace(nvrtc=SimpleNamespace(getVersion=get_version)))
+
+
+@pytest.mark.parametrize(
+    ("cupy", "said"),
+    [
+        (a_cupy(), "torch sees no GPU"),
+        (a_cupy("12.3.0"), "CuPy 12.3.0, which would compile them, is older than 13"),
+        (a_cupy(error=OSError("libnvrtc.so.13: no such file")), "does not work here: OSError: libnvrtc.so.13"),
+        (None, "does not work here: ModuleNotFoundError"),
+    ],
+    ids=["works", "old", "without NVRTC", "broken"],
+)
+def test_a_cupy_that_cannot_compile_is_told_so_that_auto_takes_triton(fresh, monkeypatch, cupy, said):
+    monkeypatch.setitem(sys.modules, "bipace_kernels._cuda", None)
+    monkeypatch.setattr(_cuda_loader, "stages_missing", list)
+    monkeypatch.setattr(_cuda_loader, "has_cupy", lambda: True)
+    monkeypatch.setattr(_cuda_loader, "_why_not", lambda compiled, torch: "torch sees no GPU")
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert said in _cuda_loader.reason()
 
 
 def test_the_detail_names_architectures_and_drivers(fresh, monkeypatch):

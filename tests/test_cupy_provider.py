@@ -1,4 +1,4 @@
-"""Kernels compiled by CuPy: what CuPy and NVRTC are asked for.  Neither a GPU nor CuPy takes part: a stand-in writes it down."""
+"""Kernels compiled by CuPy: what CuPy and NVRTC are asked for, as a stand-in for both writes it down; on a GPU they themselves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from batches import CONFIGS, make_batch
+from test_theorems import OUTPUTS
 
-from bipace_kernels.cuda import _cupy, _launch
+import bipace_kernels as bk
+from bipace_kernels.cuda import _cupy, _launch, _provider
 
 DEVICE = torch.device("cuda", 1)
 STREAM = 0x5EED
@@ -171,3 +174,28 @@ def test_every_kernel_is_found_and_no_name_stands_twice():
         for name in re.findall(r'launch\(\s*"(\w+)"', path.read_text())
     }
     assert launched <= set(names)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["bipace", "hgpo"])
+def test_on_a_gpu(name, monkeypatch, tmp_path):
+    """From the sources to the advantages, without nvcc; a second process would find the machine code in the cache."""
+    pytest.importorskip("cupy", reason="needs CuPy")
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    given = {n: torch.as_tensor(value).cuda() if n in ("rewards", "fingerprint", "action_key") else value
+             for n, value in make_batch(3).arguments().items()}  # fmt: skip
+    monkeypatch.setattr(_provider, "stand_in", None)
+    compiled = bk.advantage(config=CONFIGS[name], backend="cuda", **given)
+    provider = _cupy.CuPy()
+    monkeypatch.setattr(_provider, "stand_in", provider)
+    want = {field: getattr(compiled, field).clone() for field in OUTPUTS}
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            got = bk.advantage(config=CONFIGS[name], backend="cuda", **given)
+        torch.cuda.synchronize()
+        for field in OUTPUTS:
+            assert torch.equal(getattr(got, field), want[field]), field
+    assert {path.suffix for path in tmp_path.iterdir()} == {".cubin"}
+    with pytest.raises(RuntimeError, match="CUDA kernel trajectory_returns of 1 × 1 blocks of 4096 threads"):
+        provider.launch("trajectory_returns", (1, 1), 4096, 0, bytes(40), torch.device("cuda", 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import pytest
 import torch
@@ -128,3 +130,24 @@ def test_jax():
     assert isinstance(result.advantage, jax.Array)
     for name in FIELDS:
         assert np.array_equal(np.asarray(getattr(result, name)), getattr(expected, name).numpy()), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cupy", "jax", "numba"])
+def test_arrays_of_a_gpu(name, monkeypatch):
+    """In and out without a copy; the rest of the arguments are tensors of the same GPU, and ids of the host."""
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes most of the GPU's memory
+    library = pytest.importorskip({"numba": "numba.cuda"}.get(name, name), reason=f"needs {name}")
+    to_library = {"cupy": "from_dlpack", "jax": "numpy.from_dlpack", "numba": "as_cuda_array"}[name]
+    given, config, ids = arguments(), CONFIGS["bipace"], ("group", "trajectory", "step")
+    given = {n: value.numpy() if n in ids else value.cuda() if isinstance(value, torch.Tensor) else value
+             for n, value in given.items()}  # fmt: skip
+    expected = bk.advantage(config=config, **given)
+    array = operator.attrgetter(to_library)(library)(given["fingerprint"])
+    assert _foreign.to_torch(array, "fingerprint").data_ptr() == given["fingerprint"].data_ptr()
+    result = bk.advantage(config=config, **{**given, "fingerprint": array})
+    for field in FIELDS:
+        got = getattr(result, field)
+        assert isinstance(got, torch.Tensor if name == "numba" else type(array)), field
+        assert torch.equal(_foreign.to_torch(got, field), getattr(expected, field)), field
+    assert result.metrics() == expected.metrics()
