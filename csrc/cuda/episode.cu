@@ -37,27 +37,30 @@ BIPACE_KERNEL(episode_advantage, EpisodeAdvantageArgs, kThreads) {
     last = inside ? a.trajectory_offsets[t + 1] : 0;
     weight = inside && !(a.spoilt && a.spoilt[t]) ? (a.over_steps ? last - first : 1) : 0;
   };
-  // add(return, weight) for one trajectory after another, as the CPU: a spoilt one, weight 0, then changes no bit for
-  // the others.
-  const auto each = [&](const auto& add) {
+  // Adds up one trajectory after another, as the CPU: a spoilt one, weight 0, then changes no bit for the others.
+  double n = 0.0, total = 0.0, mean = 0.0, squares = 0.0;
+  const auto add_up = [&](bool deviations) {
     for (int64_t start = begin; start < end; start += gpu::kWarp) {
       load(start);
       const int count = static_cast<int>(end - start < gpu::kWarp ? end - start : gpu::kWarp);
       for (int u = 0; u < count; ++u) {
-        const float v = gpu::shuffle(value, u);
-        const int64_t w = gpu::shuffle(weight, u);
-        if (w > 0) add(static_cast<double>(v), static_cast<double>(w));
+        const double v = static_cast<double>(gpu::shuffle(value, u));
+        const int64_t steps = gpu::shuffle(weight, u);
+        if (steps == 0) continue;
+        const double w = static_cast<double>(steps);
+        if (deviations) {
+          squares += (v - mean) * (v - mean) * w;
+        } else {
+          n += w;
+          total += v * w;  // a trajectory's steps all have its return: exact, 24 bits of R and less than 29 of length
+        }
       }
     }
   };
-  double n = 0.0, total = 0.0, squares = 0.0;
-  each([&](double v, double w) {
-    n += w;
-    total += v * w;  // a trajectory's steps all have its return: exact, 24 bits of R and less than 29 of length
-  });
+  add_up(false);
   const bool lone = n < 2.0;
-  const double mean = n > 0.0 ? total / n : 0.0;
-  if (a.divide && !lone) each([&](double v, double w) { squares += (v - mean) * (v - mean) * w; });
+  mean = n > 0.0 ? total / n : 0.0;
+  if (a.divide && !lone) add_up(true);
   // Where all returns are equal, R - mean is exactly 0, and no rounding of σ shows.
   const double sigma = lone ? 1.0 : sqrt(squares / (n - 1.0));
   for (int64_t start = begin; start < end; start += gpu::kWarp) {
