@@ -23,6 +23,8 @@ from .resources import SHARED_LIMIT
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--fmad=false")  # those of cmake/cuda.cmake
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'\n(.*?)Used (\d+) registers([^\n]*)", re.DOTALL)
+# What makes ptxas wait for each product of a group of warps; it tells of it before the kernel.
+_SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized .* in the function '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -38,6 +40,7 @@ class Kernel:
     spill_stores: int  # per thread
     spill_loads: int
     shared: int  # per block, static
+    serialized: bool = False  # whether products of groups of warps wait for one another
 
     @property
     def spills(self) -> bool:
@@ -46,14 +49,15 @@ class Kernel:
 
 def parse(source: str, said: str) -> list[Kernel]:
     """The kernels that `ptxas -v` tells of.  ValueError where it tells of none: then its words have changed."""
-    found = []
+    found, serialized = [], set(_SERIALIZED.findall(said))
     for name, arch, properties, registers, rest in _ENTRY.findall(said):
         sizes = _STACK.search(properties)
         if sizes is None:
             raise ValueError(f"ptxas tells no stack of {name} in {source}: {properties!r}")
         shared = re.search(r"(\d+) bytes smem", rest)
         stack, stores, loads = map(int, sizes.groups())
-        found.append(Kernel(source, name, arch, int(registers), stack, stores, loads, int(shared[1]) if shared else 0))
+        static = int(shared[1]) if shared else 0
+        found.append(Kernel(source, name, arch, int(registers), stack, stores, loads, static, name in serialized))
     if not found:
         raise ValueError(f"ptxas tells of no kernel in {source}: {said[-500:]!r}")
     return found
@@ -77,7 +81,7 @@ def compile_source(source: Path, arch: int, flags: Sequence[str] = FLAGS) -> lis
         "-v",
         "--cubin",
         "-arch",
-        f"sm_{arch}",
+        f"sm_{arch}{'a' if arch == 90 else ''}",  # as in cmake/cuda.cmake
         "-o",
         "/dev/null",
         str(source),
@@ -95,7 +99,7 @@ def compile_all(archs: Iterable[int], jobs: int) -> list[Kernel]:
         return [kernel for found in pool.map(lambda target: compile_source(*target), targets) for kernel in found]
 
 
-_HEADER = ("source", "kernel", "sm", "registers", "stack", "spill stores", "spill loads", "static shared")
+_HEADER = ("source", "kernel", "sm", "registers", "stack", "spill stores", "spill loads", "static shared", "serialized")
 
 
 def as_markdown(rows: Sequence[Kernel], version: str) -> str:
@@ -117,7 +121,7 @@ def as_markdown(rows: Sequence[Kernel], version: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles everything, prints the table, writes the files; exit status 1 where something spills."""
+    """Compiles everything, prints the table, writes the files; exit status 1 where something spills or serializes."""
     parser = argparse.ArgumentParser(
         prog="bench cuda_resources",
         description="Registers, spills and shared memory of every CUDA kernel; needs nvcc, no GPU.",
@@ -138,4 +142,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         (arguments.out / "cuda_resources.json").write_text(json.dumps(document, indent=1) + "\n")
         (arguments.out / "cuda_resources.md").write_text(page)
         sys.stdout.write(f"wrote {arguments.out}/cuda_resources.json and .md\n")
-    return int(any(kernel.spills for kernel in rows))
+    return int(any(kernel.spills or kernel.serialized for kernel in rows))

@@ -19,6 +19,7 @@ CLUSTERING = "clustering alone"
 STAGE = "clusters: rows, Gram, decisions, numbers"  # clustering as a stage, in one process with the three below
 GRAM = "inside clusters: Gram matrices"
 FUSED = "fused: clusters, values, combine"  # CUDA alone has it
+BY_WARPS = ", by warps"  # where groups of four warps could feed the tensor cores
 DECISIONS = "inside clusters: decisions, state apart"
 SWEEP = "32 ε from 0.02 to 0.40"
 LOOP = "torch loop on the GPU, one record at a time"

@@ -104,6 +104,12 @@ def stage_by_stage(x: Ragged, config: bk.Config) -> str:
         return x.advantages(config)
 
 
+def by_warps(x: Ragged, config: bk.Config) -> str:
+    """Without groups of four warps, as on GPUs whose tensor cores take none."""
+    with mock.patch.object(importlib.import_module("bipace_kernels.cuda.gram"), "WARPGROUPS", False):
+        return x.advantages(config)
+
+
 def run(device: torch.device, backends: Sequence[str], *, small: bool = False) -> tuple[list[str], bool]:
     """One line per check and backend, and whether all is well."""
     lines, fine = [], True
@@ -137,6 +143,7 @@ def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bo
                 ("Config.bipace(estimator='diff_peer')", bk.Config.bipace(estimator="diff_peer")),
             )
         ]
+        checks.append(("Config.bipace(), longer groups, by warps", lambda: by_warps(longer, bk.Config.bipace())))
     if not small:
         single = Ragged(device, backend, dtype=torch.float32)
         checks += [

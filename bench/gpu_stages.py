@@ -6,6 +6,7 @@ import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import bipace_kernels as bk
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_measure import all_cores
-from .gpu_report import DECISIONS, FUSED, GRAM, STAGE
+from .gpu_report import BY_WARPS, DECISIONS, FUSED, GRAM, STAGE
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
@@ -113,9 +114,12 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     triangles = sum(m * (m + 1) // 2 for m in np.diff(x.offsets).tolist())
     size = x.fingerprint.numel() * x.fingerprint.element_size()
     chain = Need(bytes=4 * triangles + 8 * n, steps=lay.longest_group, clusters=x.shape.states)
+    tiles = Need(bytes=size + 4 * triangles, flop=2 * d * triangles)
+    by_warps = [(GRAM + BY_WARPS, _by_warps(multiply), tiles, _nothing)] if _by_groups(x, backend) else []
     return [
         ("inside clusters: rows looked at", look, Need(bytes=size + 5 * n), _nothing),
-        (GRAM, multiply, Need(bytes=size + 4 * triangles, flop=2 * d * triangles), _nothing),
+        *by_warps,
+        (GRAM, multiply, tiles, _nothing),
         (DECISIONS, decide, chain, lambda found: x.check_labels(numbering.dense_labels(found)[0])),
     ]
 
@@ -127,6 +131,21 @@ def decisions(x: Batch, backend: str) -> Case:
 
 def _nothing(_: Any) -> str:
     return ""
+
+
+def _by_groups(x: Batch, backend: str) -> bool:
+    """Whether groups of four warps feed the tensor cores, and single warps could as well."""
+    return backend == "cuda" and bool(module(backend, "gram").warpgroups(x.device))
+
+
+def _by_warps(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call as on GPUs without such groups."""
+
+    def called() -> Any:
+        with mock.patch.object(module("cuda", "gram"), "WARPGROUPS", False):
+            return call()
+
+    return called
 
 
 def stages(x: Batch, backend: str) -> list[Case]:
@@ -196,12 +215,12 @@ def _fused(x: Batch, backend: str, returns: torch.Tensor, episodes: torch.Tensor
         return []
     lay, fused = x.on_device, module(backend, "fused")
     sizes = lay.n_groups, lay.n_records, lay.longest_group
-    how = fused.plan(x.device, *sizes, w.EPSILON)
-    if how is None:
+    if fused.plan(x.device, *sizes, w.EPSILON) is None:
         return []
     taken = torch.ones(lay.n_records, dtype=torch.bool, device=x.device)
 
     def call() -> torch.Tensor:
+        how = fused.plan(x.device, *sizes, w.EPSILON)
         out, _ = fused.fused_advantage(
             how, x.fingerprint, lay.order, lay.group_offsets, lay.source, taken, returns, episodes, x.action_key,
             n_groups=lay.n_groups, longest_group=lay.longest_group, epsilon=w.EPSILON, estimator="q_style",
@@ -210,7 +229,8 @@ def _fused(x: Batch, backend: str, returns: torch.Tensor, episodes: torch.Tensor
         labels: torch.Tensor = out[4]
         return labels
 
-    return [(FUSED, call, x.cluster_need, x.check_labels)]
+    by_warps = [(FUSED + BY_WARPS, _by_warps(call), x.cluster_need, x.check_labels)] if _by_groups(x, backend) else []
+    return [(FUSED, call, x.cluster_need, x.check_labels), *by_warps]
 
 
 def presets(x: Batch, backend: str) -> list[Case]:

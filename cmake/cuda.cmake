@@ -63,8 +63,12 @@ endif()
 if(bipace_cuda)
   list(SORT bipace_cuda_archs COMPARE NATURAL)
   list(REMOVE_DUPLICATES bipace_cuda_archs)
-  # Machine code for each, and PTX of the newest, which later GPUs compile for themselves.
+  # Machine code for each, and PTX of the newest, which later GPUs compile for themselves.  Of 9.0 the code that has all its
+  # instructions (BIPACE_WARPGROUPS of csrc/cuda/intrinsics.h); there is no GPU of 9.0 that lacks any.
   list(GET bipace_cuda_archs -1 newest)
+  string(REPLACE "a" "" newest "${newest}")
+  list(TRANSFORM bipace_cuda_archs REPLACE "^90a?$" "90a")
+  list(REMOVE_DUPLICATES bipace_cuda_archs)
   list(TRANSFORM bipace_cuda_archs APPEND "-real" OUTPUT_VARIABLE CMAKE_CUDA_ARCHITECTURES)
   list(APPEND CMAKE_CUDA_ARCHITECTURES "${newest}-virtual")
   list(TRANSFORM bipace_cuda_archs PREPEND "sm_" OUTPUT_VARIABLE bipace_cuda_built)

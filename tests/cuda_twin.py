@@ -82,6 +82,7 @@ class Twin:
     seed: int = 0
     shared: int = 227 << 10  # bytes that a block may have: those of compute capability 9.0
     together: int = 3  # blocks that run side by side, where they wait for each other
+    groups: bool = True  # whether groups of four warps feed the tensor cores, as on compute capability 9.0
 
     @classmethod
     def load(cls, path: Path) -> Twin:
@@ -113,3 +114,6 @@ class Twin:
 
     def processors(self, device: torch.device) -> int:
         return self.together
+
+    def warpgroups(self, device: torch.device) -> bool:
+        return self.groups

@@ -253,9 +253,16 @@ def test_rows_of_the_cuda_kernels(monkeypatch):
                  lambda b: kept.append(b.failures))  # fmt: skip
     assert kept == [0], part["rows"]
     names = {row["name"] for row in part["rows"] if row["kind"] == "ours"}
-    wanted = (report.WHOLE, report.CLUSTERING, report.SWEEP, report.GRAM, report.DECISIONS)
+    wanted = (
+        report.WHOLE,
+        report.CLUSTERING,
+        report.SWEEP,
+        report.GRAM,
+        report.GRAM + report.BY_WARPS,
+        report.DECISIONS,
+    )
     assert {report.by("cuda", what) for what in wanted} <= names
-    assert sum(name.startswith("cuda: inside clusters") for name in names) == 3
+    assert sum(name.startswith("cuda: inside clusters") for name in names) == 4
 
 
 @pytest.mark.slow
@@ -267,7 +274,8 @@ def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
     (part,) = report.load(tmp_path / "gpu.json")
     ours = [r["name"].partition(": ") for r in part["rows"] if r["kind"] == "ours"]
     names = {backend: {what for of, _, what in ours if of == backend} for backend in cases.BACKENDS}
-    assert names["cuda"] - names["triton"] == ({report.FUSED} if name == "stages" else set())
+    own = {report.FUSED, report.FUSED + report.BY_WARPS, report.GRAM + report.BY_WARPS}
+    assert names["cuda"] - names["triton"] == (own if name == "stages" else set())
     assert names["triton"] <= names["cuda"]
     assert bool(names["triton"]) == (name in gpu.PARTS)
 

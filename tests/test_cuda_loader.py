@@ -142,3 +142,16 @@ assert not [name for name in sys.modules if name.startswith(("bipace_kernels._cu
 assert "bipace_kernels._cuda" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "has"),
+    [
+        ("sm_80 sm_90a compute_120", (9, 0), True),
+        ("sm_80 sm_90a compute_120", (8, 0), False),
+        ("sm_90 compute_90", (9, 0), False),
+    ],
+)
+def test_groups_of_warps_are_for_code_that_has_them(built, capability, has, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert _provider.Wheel(SimpleNamespace(built=built)).warpgroups(torch.device("cuda", 0)) == has

@@ -188,3 +188,30 @@ print(library.bipace_twin_launch(b"write_beyond", 1, 1, {N}, {4 * N}, words, 3, 
     assert ends[0].returncode == 0 and ends[0].stdout.strip() == "0", ends[0].stderr[-2000:]
     assert ends[1].returncode != 0
     assert "heap-buffer-overflow" in ends[1].stderr
+
+
+def multiplied_together(twin, dtype, fault=0):
+    generator = torch.Generator().manual_seed(2)
+    x, y = (torch.randn(64, 64, generator=generator).to(dtype) for _ in range(2))
+    out = torch.zeros(64, 64)
+    run(twin, "multiply_together", N, x, y, out, dtype == torch.bfloat16, fault, shared=2 * 64 * 128)
+    return out, 2 * (x.double() @ y.double().T)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_a_group_of_warps(twin, dtype):
+    out, exact = multiplied_together(twin, dtype)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [(1, "do not see what was copied"), (3, "written to before it was done"), (4, "have not begun")]
+)
+def test_faults_around_products_are_caught(twin, fault, said):
+    with pytest.raises(TwinError, match=said):
+        multiplied_together(twin, torch.bfloat16, fault)
+
+
+def test_sums_that_are_not_waited_for_are_nothing(twin):
+    out, _ = multiplied_together(twin, torch.bfloat16, 2)
+    assert out.isnan().all()

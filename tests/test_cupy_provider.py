@@ -112,7 +112,7 @@ def test_a_source_is_compiled_once_by_the_flags_of_the_build_and_kept(cupy):
     launch(_cupy.CuPy())
     ((name, options),) = cupy.cuda.nvrtc.compiled
     assert name == "returns.cu"
-    assert options == ("-std=c++17", "--fmad=false", "-DNDEBUG", "-arch=sm_90", f"-I{_cupy.SOURCES}")
+    assert options == ("-std=c++17", "--fmad=false", "-DNDEBUG", "-arch=sm_90a", f"-I{_cupy.SOURCES}")
     function = cupy.launched[0][-1]
     with open(function.path, "rb") as file:
         assert file.read() == b"machine code of returns.cu"
@@ -158,7 +158,7 @@ def test_words_of_the_compiler_are_told(cupy):
     cupy.cuda.nvrtc.compileProgram = refuse
     cupy.cuda.nvrtc.getProgramLog = lambda program: "line 1: no such thing"
     with pytest.raises(
-        RuntimeError, match=r"does not compile returns\.cu for sm_90: NVRTC_ERROR_COMPILATION\nline 1: no such"
+        RuntimeError, match=r"does not compile returns\.cu for sm_90a: NVRTC_ERROR_COMPILATION\nline 1: no such"
     ):
         launch(_cupy.CuPy())
 

@@ -65,6 +65,9 @@ class CuPy:
     def processors(self, device: torch.device) -> int:
         return self._attribute("MultiProcessorCount", device.index)
 
+    def warpgroups(self, device: torch.device) -> bool:
+        return target(torch.cuda.get_device_capability(device)) == "sm_90a"
+
     def _attribute(self, name: str, index: int) -> int:
         """Of a GPU; CuPy asks for all of them each time."""
         if index not in self._attributes:
@@ -85,8 +88,7 @@ class CuPy:
             source = sources().get(kernel)
             if source is None:
                 raise RuntimeError(f"no CUDA kernel is named {kernel}; there are {', '.join(sorted(sources()))}.")
-            major, minor = torch.cuda.get_device_capability(index)
-            path = self._compiled(source, f"sm_{major}{minor}")
+            path = self._compiled(source, target(torch.cuda.get_device_capability(index)))
             found = self._cupy.RawModule(path=str(path)).get_function(kernel)
             self._functions[kernel, index] = found
         return found
@@ -113,6 +115,12 @@ class _Address:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.address
+
+
+def target(capability: tuple[int, int]) -> str:
+    """The architecture to compile for: of 9.0 the one that has all its instructions, as in cmake/cuda.cmake."""
+    major, minor = capability
+    return f"sm_{major}{minor}" + ("a" if capability == (9, 0) else "")
 
 
 def compile_source(nvrtc: Any, source: Path, arch: str) -> bytes:

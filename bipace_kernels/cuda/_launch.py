@@ -39,6 +39,9 @@ class Provider(Protocol):
     def processors(self, device: torch.device) -> int:
         """Multiprocessors: blocks that run at once, where each takes a whole one."""
 
+    def warpgroups(self, device: torch.device) -> bool:
+        """Whether the kernels' code for this GPU has BIPACE_WARPGROUPS (csrc/cuda/intrinsics.h)."""
+
 
 def launch(
     kernel: str,

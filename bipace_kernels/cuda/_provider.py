@@ -18,6 +18,7 @@ class Wheel:
 
     def __init__(self, module: Any) -> None:
         self._module = module
+        self._capability = functools.cache(torch.cuda.get_device_capability)
 
     def launch(
         self,
@@ -40,6 +41,9 @@ class Wheel:
 
     def processors(self, device: torch.device) -> int:
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+    def warpgroups(self, device: torch.device) -> bool:
+        return "sm_90a" in self._module.built.split() and self._capability(device) == (9, 0)
 
 
 stand_in: Provider | None = None  # for the device, where there is none: tests run the kernels on the CPU

@@ -43,7 +43,7 @@ def plan(device: torch.device, n_groups: int, n_records: int, longest_group: int
     tiles = gram.tiles_before(side // gram.UNIT)
     together = min(n_groups, -(-2 * processors // tiles))  # tiles for all blocks, twice
     parts = -(-n_groups // together)
-    spare = _DESK + _up(8 * (parts + 1)) + gram.SHARED + 128
+    spare = _up(gram.shared_bytes(device)) + _DESK + _up(8 * (parts + 1))
     fits = clusters.capacity(device, side, spare) > 0
     values = n_groups * side * (side + 2 * clusters.PANEL)  # of the matrices, and of similarities without shared memory
     if not fits or parts > MOST_PARTS or values > clusters.ROOM:

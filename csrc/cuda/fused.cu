@@ -63,12 +63,12 @@ struct Desk {
   int32_t room[scan::kWarps];
 };
 
-// Shared memory: the desk, the tiles before each part, what the scan needs, and a place for a tile or for the finish.
+// Shared memory: a place for a tile or for the finish, the desk, the tiles before each part, and what the scan needs.
 struct Shared {
+  unsigned char* tile;  // first, for its alignment
   Desk* desk;
   int64_t* tiles_before;  // [parts + 1]
   unsigned char* scan;
-  unsigned char* tile;
 };
 
 constexpr int64_t kDeskBytes = 256;
@@ -77,10 +77,10 @@ static_assert(sizeof(Desk) <= kDeskBytes, "the desk has its place");
 BIPACE_DEVICE int64_t up(int64_t bytes) { return (bytes + 127) / 128 * 128; }
 
 BIPACE_DEVICE Shared shared_of(const FusedArgs& a) {
-  unsigned char* const begin = gpu::shared_memory();
-  unsigned char* const after = begin + kDeskBytes + up((a.parts + 1) * 8);
-  return {reinterpret_cast<Desk*>(begin), reinterpret_cast<int64_t*>(begin + kDeskBytes), after,
-          after + up(scan::shared_bytes(a.scan.capacity))};
+  unsigned char* const tile = gpu::shared_memory();
+  unsigned char* const desk = tile + up(gram::shared_bytes(a.gram));
+  unsigned char* const after = desk + kDeskBytes;
+  return {tile, reinterpret_cast<Desk*>(desk), reinterpret_cast<int64_t*>(after), after + up((a.parts + 1) * 8)};
 }
 
 BIPACE_DEVICE int length_of(const FusedArgs& a, int64_t slot) {

@@ -4,13 +4,13 @@
 namespace bipace {
 namespace {
 
-// False where the group is not for this launch, or has no such tile.
+// False where the group is not for this launch, or has no such tile: the same for every thread, and known to be.
 BIPACE_DEVICE bool find_tile(const GramArgs& a, int& block_i, int& block_j, int64_t& begin, int& n) {
   gram::triangle(gpu::block() + gram::tiles_before(a.first_column / gram::kTile), block_i, block_j);
   begin = a.begins[gpu::block_y()];
   const int64_t length = a.ends[gpu::block_y()] - begin;
   n = length < a.long_group ? static_cast<int>(length) : 0;
-  return block_j * gram::kTile < n;
+  return gpu::shuffle(block_j * gram::kTile < n, 0);
 }
 
 BIPACE_DEVICE gram::Tile tile_of(const GramArgs& a, int block_i, int block_j, int64_t begin, int n) {

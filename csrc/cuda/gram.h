@@ -22,6 +22,7 @@ struct GramArgs {
   float* gram;            // [slots, n_rows, columns], written for i ≤ j, and wherever a tile reaches
   float* reciprocal;      // [M], written at the launch's columns: 1 / ‖x_i‖
   const float* scale;     // [M] powers of two, 1 for nearly all: the others over- or underflow as they are
+  int64_t warpgroups;     // whether groups of four warps feed the tensor cores; where the code has BIPACE_WARPGROUPS
 };
 
 namespace gram {
@@ -30,15 +31,20 @@ constexpr int kThreads = 512, kWarps = kThreads / gpu::kWarp;
 constexpr int kTile = 128;  // rows and columns
 constexpr int kDepth = 64;  // 16-bit elements of D of a stage: 128 bytes of a row, eight copies of 16
 constexpr int kStages = 3;
-constexpr int kSum = 2;  // stages of one sum
+constexpr int kGroupStages = 4;  // of groups of warps: two are multiplied, two are on their way
+constexpr int kSum = 2;          // stages of one sum
 constexpr int kRowBytes = kDepth * 2, kStageBytes = 2 * kTile * kRowBytes;
 constexpr int kCopies = 2 * kTile * 8 / kThreads;
 constexpr int kSingleDepth = 16, kSinglePitch = kTile + 4;  // of float32 rows
 constexpr int64_t kOutside = -1;                            // in place of a row: there is no such record
 
-// Bytes of shared memory of a tile: stages of 16-bit rows (those of float32 rows are smaller), where its rows begin,
-// and which of them are scaled.
-constexpr int64_t kShared = kStages * kStageBytes + 2 * kTile * 8 + 2 * kTile / 8;
+// Bytes of shared memory of a tile: where its rows begin and which of them are scaled, after stages of 16-bit rows
+// (those of float32 rows are smaller).  It begins at a multiple of 1,024.
+constexpr int64_t kAbout = 2 * kTile * 8 + 2 * kTile / 8;
+constexpr int64_t kShared = kStages * kStageBytes + kAbout;
+
+BIPACE_DEVICE int stages_of(const GramArgs& a) { return a.warpgroups ? kGroupStages : kStages; }
+BIPACE_DEVICE int64_t shared_bytes(const GramArgs& a) { return stages_of(a) * kStageBytes + kAbout; }
 
 BIPACE_DEVICE int64_t tiles_before(int64_t column_block) { return column_block * (column_block + 1) / 2; }
 
@@ -61,8 +67,9 @@ struct Tile {
   float* length;  // [n] 1 / ‖x‖
   unsigned char* room;
 
-  BIPACE_DEVICE int64_t* row() const { return reinterpret_cast<int64_t*>(room + kStages * kStageBytes); }  // [2 kTile]
-  BIPACE_DEVICE uint32_t* scaled() const { return reinterpret_cast<uint32_t*>(row() + 2 * kTile); }        // a bit each
+  // [2 kTile], and a bit each.
+  BIPACE_DEVICE int64_t* row() const { return reinterpret_cast<int64_t*>(room + stages_of(a) * kStageBytes); }
+  BIPACE_DEVICE uint32_t* scaled() const { return reinterpret_cast<uint32_t*>(row() + 2 * kTile); }
   BIPACE_DEVICE bool is_scaled(int r) const { return (scaled()[r / gpu::kWarp] >> (r % gpu::kWarp)) & 1u; }
   // The record of a row of the tile: its kTile rows, then its kTile columns.
   BIPACE_DEVICE int record(int r) const { return r < kTile ? block_i * kTile + r : block_j * kTile + r - kTile; }
@@ -86,8 +93,64 @@ BIPACE_DEVICE void find_rows(const Tile& tile) {
 }
 
 // Where 16 bytes of a row stand in it: the eight copies of a row change places from row to row, so that eight rows read
-// together by load_matrices lie in different banks.
+// together lie in different banks.  It is the order in which tensor cores read rows of 128 bytes by themselves.
 BIPACE_DEVICE int turned(int row, int copy) { return (copy ^ (row & 7)) << 4; }
+
+// Brings stages of 16-bit rows in, a thread some copies of each.
+template <int dtype>
+struct Feed {
+  const Tile& tile;
+  const bool aligned, diagonal;
+  const int dim, steps, first;
+
+  // Steps come in whole sums of `together`: beyond D there are zeros.
+  BIPACE_DEVICE Feed(const Tile& of, int together)
+      : tile(of),
+        aligned(of.a.rows.aligned()),
+        diagonal(of.block_i == of.block_j),  // its columns are its rows, and come once
+        dim(static_cast<int>(of.a.rows.dim)),
+        steps((dim + together * kDepth - 1) / (together * kDepth) * together),
+        // The thread's other copies lie whole eights of rows further.
+        first(gpu::thread() / 8 * kRowBytes + turned(gpu::thread() / 8, gpu::thread() % 8)) {}
+
+  BIPACE_DEVICE int side_j() const {
+    return diagonal ? 0 : kTile;
+  }  // first row of a stage that is a column of the tile
+
+  BIPACE_DEVICE void load(int step, int stage) const {
+    const Rows& rows = tile.a.rows;
+    if (step < steps) {
+      const int t = gpu::thread(), e = step * kDepth + t % 8 * 8, left = (dim - e) * 2;
+      const int inside = left >= 16 ? 16 : left > 0 ? left : 0;
+      unsigned char* const to = tile.room + stage * kStageBytes + first;
+      const int64_t* const row = tile.row() + t / 8;
+      constexpr int kFurther = kThreads / 8;  // rows
+      const int copies = diagonal ? kCopies / 2 : kCopies;
+      if (aligned) {
+#pragma unroll
+        for (int c = 0; c < kCopies; ++c) {
+          if (c >= copies) break;
+          const int64_t at = row[c * kFurther];
+          const int bytes = at == kOutside ? 0 : inside;  // zeros, and nothing is read for them
+          gpu::copy_async(to + c * kFurther * kRowBytes, static_cast<const uint16_t*>(rows.x) + (bytes ? at + e : 0),
+                          bytes);
+        }
+      } else {
+#pragma unroll 1
+        for (int c = 0; c < copies; ++c) {
+          const int64_t at = row[c * kFurther];
+          uint16_t* const element = reinterpret_cast<uint16_t*>(to + c * kFurther * kRowBytes);
+#pragma unroll 1
+          for (int i = 0; i < 8; ++i) {
+            const bool is = at != kOutside && e + i < dim;
+            element[i] = is ? static_cast<uint16_t>(element_bits<dtype>(rows, at, e + i)) : uint16_t{0};
+          }
+        }
+      }
+    }
+    gpu::copy_commit();  // an empty group where there is nothing more, so that their count stays
+  }
+};
 
 template <int dtype>
 BIPACE_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -113,43 +176,12 @@ BIPACE_DEVICE void each(const Body& body) {
 
 // 16-bit rows, on tensor cores: sixteen warps of 32 × 32.
 template <int dtype>
-BIPACE_DEVICE void multiply_half(const Tile& tile) {
-  const Rows& rows = tile.a.rows;
-  const int t = gpu::thread(), copy = t % 8;
-  const bool aligned = rows.aligned();
-  // On the diagonal the columns are the rows, and come once.
-  const bool diagonal = tile.block_i == tile.block_j;
-  const int side_j = diagonal ? 0 : kTile;
-  const int dim = static_cast<int>(rows.dim), steps = (dim + kDepth - 1) / kDepth;
-  const int first =
-      t / 8 * kRowBytes + turned(t / 8, copy);  // the thread's other copies lie whole eights of rows further
-  const auto load = [&](int step, int stage) {
-    if (step < steps) {
-      const int e = step * kDepth + copy * 8, left = (dim - e) * 2;
-      const int inside = left >= 16 ? 16 : left > 0 ? left : 0;
-#pragma unroll
-      for (int c = 0; c < kCopies; ++c) {
-        if (c >= kCopies / 2 && diagonal) break;
-        unsigned char* const to = tile.room + stage * kStageBytes + first + c * (kThreads / 8) * kRowBytes;
-        const int64_t row = tile.row()[t / 8 + c * (kThreads / 8)];
-        const int bytes = row == kOutside ? 0 : inside;  // zeros, and nothing is read for them
-        if (aligned) {
-          gpu::copy_async(to, static_cast<const uint16_t*>(rows.x) + (bytes ? row + e : 0), bytes);
-        } else {
-          uint16_t* const element = reinterpret_cast<uint16_t*>(to);
-          for (int i = 0; i < 8; ++i) {
-            element[i] = 2 * i < bytes ? static_cast<uint16_t>(element_bits<dtype>(rows, row, e + i)) : uint16_t{0};
-          }
-        }
-      }
-    }
-    gpu::copy_commit();  // an empty group where there is nothing more, so that their count stays
-  };
-
+BIPACE_DEVICE void multiply_by_warps(const Tile& tile) {
+  const Feed<dtype> feed(tile, 1);
   const int warp_i = gpu::warp() % 4 * 32, warp_j = gpu::warp() / 4 * 32, l = gpu::lane();
   // Warps below the diagonal or beyond the last record bring rows in for the others, and have nothing to multiply.
   const bool busy =
-      tile.record(warp_i) < tile.n && tile.record(kTile + warp_j) < tile.n && !(diagonal && warp_j < warp_i);
+      tile.record(warp_i) < tile.n && tile.record(kTile + warp_j) < tile.n && !(feed.diagonal && warp_j < warp_i);
   float total[2][4][4], part[2][4][4];
   each([&](int i, int j, int e) { total[i][j][e] = part[i][j][e] = 0.0f; });
   const auto flush = [&]() {
@@ -158,13 +190,14 @@ BIPACE_DEVICE void multiply_half(const Tile& tile) {
       part[i][j][e] = 0.0f;
     });
   };
-  const int row_i = (warp_i + l % 16) * kRowBytes, row_j = (side_j + warp_j + l / 16 * 8 + l % 8) * kRowBytes;
+  const int row_i = (warp_i + l % 16) * kRowBytes;
+  const int row_j = (feed.side_j() + warp_j + l / 16 * 8 + l % 8) * kRowBytes;
 #pragma unroll
-  for (int step = 0; step < kStages - 1; ++step) load(step, step);
-  for (int step = 0, now = 0, next = kStages - 1; step < steps; ++step) {
+  for (int step = 0; step < kStages - 1; ++step) feed.load(step, step);
+  for (int step = 0, now = 0, next = kStages - 1; step < feed.steps; ++step) {
     gpu::copy_wait<kStages - 2>();
     gpu::sync_block();  // the stage is whole, and everybody is done with the one that is loaded next
-    load(step + kStages - 1, next);
+    feed.load(step + kStages - 1, next);
     next = now;
     const unsigned char* const stage = tile.room + now * kStageBytes;
     now = now + 1 < kStages ? now + 1 : 0;
@@ -190,11 +223,79 @@ BIPACE_DEVICE void multiply_half(const Tile& tile) {
   }
   gpu::copy_wait<0>();
   if (!busy) return;
-  if (steps % kSum) flush();
+  if (feed.steps % kSum) flush();
   each([&](int i, int j, int e) {
     tile.write(tile.block_i * kTile + warp_i + i * 16 + e / 2 * 8 + l / 4,
                tile.block_j * kTile + warp_j + j * 8 + l % 4 * 2 + e % 2, total[i][j][e]);
   });
+}
+
+#if BIPACE_WARPGROUPS
+// 16-bit rows, on tensor cores that read shared memory by themselves: four groups of four warps, 64 × 64 each.  While a
+// group's products of one stage are under way its warps bring in rows, and those of the next are asked for.
+template <int dtype>
+BIPACE_DEVICE void multiply_by_groups(const Tile& tile) {
+  constexpr int kPart = 64, kMine = kPart * kPart / gpu::kGroup;  // elements of a thread
+  constexpr int kAhead = kGroupStages - 2;
+  const Feed<dtype> feed(tile, kSum);
+  const int group_i = gpu::group() % 2 * kPart, group_j = gpu::group() / 2 * kPart;
+  const bool busy = gpu::shuffle(
+      tile.record(group_i) < tile.n && tile.record(kTile + group_j) < tile.n && !(feed.diagonal && group_j < group_i),
+      0);
+  float total[kMine], part[kMine];
+#pragma unroll
+  for (int e = 0; e < kMine; ++e) total[e] = part[e] = 0.0f;
+  const auto flush = [&]() {
+    gpu::products_wait<0>();
+    gpu::hold(part);
+#pragma unroll
+    for (int e = 0; e < kMine; ++e) total[e] += part[e];
+  };
+#pragma unroll
+  for (int step = 0; step < kAhead; ++step) feed.load(step, step);
+  for (int sum = 0; sum < feed.steps; sum += kSum) {
+#pragma unroll
+    for (int s = 0; s < kSum; ++s) {
+      const int step = sum + s;
+      gpu::copy_wait<kAhead - 1>();
+      gpu::show_tensor_cores();
+      gpu::products_wait<1>();  // of the step before the last: its stage is loaded next
+      gpu::sync_block();        // the stage is whole, and everybody is done with that one
+      feed.load(step + kAhead, (step + kAhead) % kGroupStages);
+      if (s == 0) flush();  // the sum before, zeros at first
+      if (busy) {
+        const unsigned char* const stage = tile.room + step % kGroupStages * kStageBytes;
+        gpu::products_begin(part);
+#pragma unroll
+        for (int k = 0; k < kDepth / 16; ++k) {
+          gpu::multiply_group<dtype == kBfloat16>(part, stage + group_i * kRowBytes + k * 32,
+                                                  stage + (feed.side_j() + group_j) * kRowBytes + k * 32,
+                                                  s > 0 || k > 0);
+        }
+        gpu::products_commit();
+      }
+    }
+  }
+  gpu::copy_wait<0>();
+  flush();
+  if (!busy) return;
+  // Each warp of a group has sixteen rows; a lane two neighbours of rows lane / 4 and 8 more, every eight columns.
+  const int at_i = tile.block_i * kTile + group_i + gpu::warp() % 4 * 16 + gpu::lane() / 4;
+  const int at_j = tile.block_j * kTile + group_j + gpu::lane() % 4 * 2;
+#pragma unroll
+  for (int e = 0; e < kMine; ++e) tile.write(at_i + e / 2 % 2 * 8, at_j + e / 4 * 8 + e % 2, total[e]);
+}
+#endif
+
+template <int dtype>
+BIPACE_DEVICE void multiply_half(const Tile& tile) {
+#if BIPACE_WARPGROUPS
+  if (tile.a.warpgroups) {
+    multiply_by_groups<dtype>(tile);
+    return;
+  }
+#endif
+  multiply_by_warps<dtype>(tile);
 }
 
 // Float32 rows, outside the tensor cores: eight rows by four columns to a thread.

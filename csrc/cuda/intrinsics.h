@@ -57,9 +57,9 @@ BIPACE_DEVICE void sync_some(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// ---- shared memory: as many bytes as the launch asked for -----------------------------------------------------------
+// ---- shared memory: as many bytes as the launch asked for, from a multiple of 1,024 on -----------------------------
 BIPACE_DEVICE unsigned char* shared_memory() {
-  extern __shared__ __align__(128) unsigned char bipace_shared[];
+  extern __shared__ __align__(1024) unsigned char bipace_shared[];
   return bipace_shared;
 }
 
@@ -166,6 +166,75 @@ BIPACE_DEVICE void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t 
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// ---- tensor cores of compute capability 9.0, which groups of four warps feed ----------------------------------------
+// Code for 9.0 itself (sm_90a) has them, and nothing else.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define BIPACE_WARPGROUPS 1
+constexpr int kGroup = 4 * kWarp;
+// The group of the thread, known to the compiler to be the same for a whole warp: products stand in no branch but such.
+BIPACE_DEVICE int group() { return __shfl_sync(kAllLanes, thread() / kGroup, 0); }
+
+// What this thread has written to shared memory, its asynchronous copies that it has waited for among it, tensor cores
+// see after a barrier.
+BIPACE_DEVICE void show_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Registers of sums that products under way may change: nothing of theirs moves past here.
+template <int n>
+BIPACE_DEVICE void hold(float (&c)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+// Before products that add to registers which have been written, and before the first.
+template <int n>
+BIPACE_DEVICE void products_begin(float (&c)[n]) {
+  hold(c);
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+BIPACE_DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most `pending` committed sets of products of the warp are under way.
+template <int pending>
+BIPACE_DEVICE void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// 16 elements of rows of 128 bytes in shared memory, eight rows to a multiple of 1,024, whose eights of elements stand
+// where those of row r are exchanged by r % 8 (a stride of 1,024 bytes between eights of rows; the swizzle of 128
+// bytes).
+BIPACE_DEVICE uint64_t described(const void* shared) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  return 0x4000004000010000ull | ((at & 0x3FFFFu) >> 4);
+}
+
+// c (+)= a · b for a of 64 rows and b of 64 rows, of 16 elements each (`described`), spread over the group as PTX lays
+// down for wgmma.m64n64k16; without `add` c is written.  All warps of the group together; c changes until
+// products_wait.
+#define BIPACE_MULTIPLY_GROUP(kind)                                                                                 \
+  asm volatile(                                                                                                     \
+      "{.reg .pred p;\n"                                                                                            \
+      "setp.ne.b32 p, %34, 0;\n"                                                                                    \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." kind "." kind                                                   \
+      " {"                                                                                                          \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                           \
+      "%32, %33, p, 1, 1, 0, 0;}\n"                                                                                 \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), \
+        "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),      \
+        "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),     \
+        "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])                   \
+      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(add))                                            \
+      : "memory")
+template <bool bf16>
+BIPACE_DEVICE void multiply_group(float (&c)[32], const void* a, const void* b, bool add) {
+  if (bf16) {
+    BIPACE_MULTIPLY_GROUP("bf16");
+  } else {
+    BIPACE_MULTIPLY_GROUP("f16");
+  }
+}
+#undef BIPACE_MULTIPLY_GROUP
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 }  // namespace gpu
 }  // namespace bipace

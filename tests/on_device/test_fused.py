@@ -95,6 +95,16 @@ def test_same_bits_as_stage_by_stage(name, dtype, device, launched):
     torch.testing.assert_close(one.advantage.cpu(), want.advantage, rtol=2e-6, atol=2e-5)
 
 
+def test_without_groups_of_warps(device, launched, monkeypatch):
+    """As on every GPU but those of compute capability 9.0."""
+    monkeypatch.setattr(stage("gram"), "WARPGROUPS", False)
+    given = mixture(SIZES)
+    given["fingerprint"] = given["fingerprint"].bfloat16()
+    one, several = both(on(device, given), CONFIGS["q_style"], launched)
+    assert_same(one, several)
+    assert torch.equal(one.cluster.cpu(), bk.advantage(config=CONFIGS["q_style"], backend="reference", **given).cluster)
+
+
 def test_padding_bad_rows_and_rows_of_extreme_length(device, launched):
     given = mixture(SIZES, seed=1)
     n = sum(SIZES)
@@ -148,6 +158,7 @@ def test_any_number_of_blocks(blocks, side_by_side, device, launched, twin, monk
 @pytest.mark.parametrize("kib", [135, 163])
 def test_other_sizes_of_shared_memory(kib, device, launched, twin, monkeypatch):
     monkeypatch.setattr(twin, "shared", kib << 10)
+    monkeypatch.setattr(twin, "groups", False)  # which come with 227 KiB
     given = mixture((390, 260), seed=2, states=400, noise=1.5)
     given["fingerprint"] = given["fingerprint"].bfloat16()
     assert_same(*both(given, CONFIGS["q_style"], launched))
@@ -177,7 +188,15 @@ def test_sixteen_groups_of_400_take_their_columns_together():
         patch.setattr(
             _provider,
             "stand_in",
-            type("P", (), {"processors": lambda *_: 132, "shared_memory": lambda *_: 227 << 10})(),
+            type(
+                "P",
+                (),
+                {
+                    "processors": lambda *_: 132,
+                    "shared_memory": lambda *_: 227 << 10,
+                    "warpgroups": lambda *_: True,
+                },
+            )(),
         )
         how = plan(*[400] * 16)
         assert (how.side, how.together, how.parts, how.blocks) == (512, 16, 1, 132)

@@ -140,6 +140,51 @@ BIPACE_KERNEL(multiply_tile, TileArgs, 32) {
   for (int e = 0; e < 4; ++e) a.out[(l / 4 + 8 * (e / 2)) * 8 + 2 * (l % 4) + e % 2] = c[e];
 }
 
+struct ProductArgs {
+  const uint16_t* x;  // [64, 64] bfloat16 or float16
+  const uint16_t* y;  // [64, 64]
+  float* out;         // [64, 64] = x · yᵀ + x · yᵀ
+  int64_t bf16;
+  int64_t fault;  // 0 none; 1 copies are not shown, 2 sums are read early, 3 rows are overwritten early, 4 not begun
+};
+
+constexpr int kGroupThreads = gpu::kGroup;
+
+// Twice the product of four sets of 16 elements each, by a group of warps.
+BIPACE_KERNEL(multiply_together, ProductArgs, kGroupThreads) {
+  unsigned char* const rows = gpu::shared_memory();  // [128, 128 bytes]: x, then y
+  const int t = gpu::thread();
+  for (int c = t; c < 128 * 8; c += kGroupThreads) {
+    const int row = c / 8, copy = c % 8;
+    const uint16_t* const from = row < 64 ? a.x + row * 64 : a.y + (row - 64) * 64;
+    gpu::copy_async(rows + row * 128 + ((copy ^ (row & 7)) << 4), from + copy * 8, 16);
+  }
+  gpu::copy_commit();
+  gpu::copy_wait<0>();
+  if (a.fault != 1) gpu::show_tensor_cores();
+  gpu::sync_block();
+  float sums[32];
+  for (int time = 0; time < 2; ++time) {
+    if (a.fault != 4) gpu::products_begin(sums);
+    for (int k = 0; k < 4; ++k) {
+      const unsigned char* const x = rows + k * 32;
+      if (a.bf16) {
+        gpu::multiply_group<true>(sums, x, x + 64 * 128, time || k);
+      } else {
+        gpu::multiply_group<false>(sums, x, x + 64 * 128, time || k);
+      }
+    }
+    gpu::products_commit();
+  }
+  gpu::products_wait<1>();
+  if (a.fault == 3) rows[t] ^= 1;
+  gpu::sync_block();
+  if (a.fault != 2) gpu::products_wait<0>();
+  const int at_i = t / 32 * 16 + t % 32 / 4, at_j = t % 4 * 2;
+  for (int e = 0; e < 32; ++e) a.out[(at_i + e / 2 % 2 * 8) * 64 + at_j + e / 4 * 8 + e % 2] = sums[e];
+  gpu::products_wait<0>();
+}
+
 struct RelayArgs {
   int32_t* passed;   // [blocks + 1]: 1 at 0, zeros else
   int64_t backward;  // each block waits for the next one

@@ -2,6 +2,7 @@
 #include <cuda/intrinsics.h>
 
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -72,9 +73,20 @@ struct Copy {
   int bytes;
 };
 
+// A product of a group of warps, and a thread's part in it.
+struct Product {
+  float* sums;
+  std::vector<float> found;  // sums with it
+  const void *a, *b;
+  int columns;
+  uint64_t read;  // a hash of its operands
+};
+
 struct Fibre {
   Place place;
   Warp* warp = nullptr;
+  Rendezvous* group = nullptr;  // of its four warps
+  int* hidden = nullptr;        // threads of the block whose copies tensor cores do not see
   Rendezvous* block = nullptr;  // and the barriers of some warps, which follow it
   std::unique_ptr<unsigned char[]> stack;
   void* at = nullptr;  // its stack while others run
@@ -83,22 +95,28 @@ struct Fibre {
   int64_t since = 0;
   bool done = false, paused = false;
   std::vector<std::vector<Copy>> copies{1};  // groups; the last one is still open
+  bool hides = false, begun = false;         // copies from tensor cores; products
+  std::vector<std::vector<Product>> products{1};
 };
 
 struct Block {
-  Block(int threads, int64_t shared) : warps(static_cast<size_t>(threads / kWarp)) {
+  Block(int threads, int64_t shared)
+      : warps(static_cast<size_t>(threads / kWarp)), groups(static_cast<size_t>(threads / gpu::kGroup)) {
     // Exactly as long as asked for, so that AddressSanitizer sees the first byte beyond; garbage, as on a GPU.
     void* at = nullptr;
-    if (shared > 0 && posix_memalign(&at, 128, static_cast<size_t>(shared)) == 0) {
+    if (shared > 0 && posix_memalign(&at, 1024, static_cast<size_t>(shared)) == 0) {
       std::memset(at, 0xFF, static_cast<size_t>(shared));
       memory.reset(static_cast<unsigned char*>(at));
     }
     barriers[0].expected = threads;
     for (Warp& warp : warps) warp.meeting.expected = kWarp;
+    for (Rendezvous& group : groups) group.expected = gpu::kGroup;
   }
   std::unique_ptr<unsigned char, decltype(&std::free)> memory{nullptr, &std::free};
   Rendezvous barriers[kBarriers];
   std::vector<Warp> warps;
+  std::vector<Rendezvous> groups;
+  int hidden = 0;
 };
 
 struct Run {
@@ -138,6 +156,7 @@ void begin() {
 #endif
   run->kernel->body(run->words);
   finish_copies(0);
+  if (run->now->products.size() > 1) fail("products are under way at the end of the kernel");
   run->now->done = true;
   to_scheduler(true);
   std::abort();  // a finished fibre is never resumed
@@ -272,6 +291,7 @@ void start_copy(void* to, const void* from, int bytes) {
   if (reinterpret_cast<uintptr_t>(to) % 16 || (bytes && reinterpret_cast<uintptr_t>(from) % 16)) {
     fail("an asynchronous copy of 16 bytes is not aligned to 16");
   }
+  std::memset(to, 0xFF, 16);  // it may arrive at once, too: what was there is gone
   run->now->copies.back().push_back({to, from, bytes});
 }
 
@@ -280,11 +300,102 @@ void commit_copies() { run->now->copies.emplace_back(); }
 void finish_copies(int pending) {
   auto& groups = run->now->copies;
   while (groups.size() > static_cast<size_t>(pending) + 1) {
+    if (!groups.front().empty() && !run->now->hides) {
+      run->now->hides = true;
+      ++*run->now->hidden;
+    }
     for (const Copy& copy : groups.front()) {
       if (copy.bytes) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
       std::memset(static_cast<unsigned char*>(copy.to) + copy.bytes, 0, static_cast<size_t>(16 - copy.bytes));
     }
     groups.erase(groups.begin());
+  }
+}
+
+void show_copies() {
+  *run->now->hidden -= run->now->hides;
+  run->now->hides = false;
+}
+
+namespace {
+
+// Element e of row r of 128 bytes, of those that begin at `rows`: as tensor cores find it, the exchange being one of
+// bits of the address.
+const unsigned char* element(const void* rows, int r, int e) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(rows) + static_cast<uintptr_t>(r * 128 + e * 2);
+  return reinterpret_cast<const unsigned char*>(at ^ (at >> 3 & 0x70));
+}
+
+uint16_t bits(const void* rows, int r, int e) {
+  uint16_t value;
+  std::memcpy(&value, element(rows, r, e), 2);
+  return value;
+}
+
+uint64_t hash(const void* a, const void* b, int columns) {
+  uint64_t h = 1469598103934665603u;
+  for (int r = 0; r < 64 + columns; ++r) {
+    for (int e = 0; e < 16; ++e) h = (h ^ (r < 64 ? bits(a, r, e) : bits(b, r - 64, e))) * 1099511628211u;
+  }
+  return h;
+}
+
+}  // namespace
+
+void begin_products() { run->now->begun = true; }
+
+void start_product(float* sums, int columns, const void* a, const void* b, bool add, bool bf16) {
+  Fibre& self = *run->now;
+  if (!self.group) fail("fewer than four warps cannot multiply together");
+  arrive(*self.group, "multiply_group");
+  if (!self.begun) fail("products that have not begun");
+  if (*self.hidden) fail("tensor cores do not see what was copied");
+  // Eight rows lie in a multiple of 1,024, whole; sixteen elements of them are not split.
+  if (reinterpret_cast<uintptr_t>(a) % 32 || reinterpret_cast<uintptr_t>(a) & 0x380 ||
+      reinterpret_cast<uintptr_t>(b) % 32 || reinterpret_cast<uintptr_t>(b) & 0x380) {
+    fail("an operand of multiply_group is not aligned");
+  }
+  const int n = columns / 2;
+  Product mine{sums, std::vector<float>(static_cast<size_t>(n), 0.0f), a, b, columns, 0};
+  const Product* before = nullptr;
+  for (const auto& set : self.products) {
+    for (const Product& other : set) before = other.sums == sums ? &other : before;
+  }
+  if (add) mine.found = before ? before->found : std::vector<float>(sums, sums + n);
+  for (int i = 0; i < n; ++i) {
+    const int row = place().thread / kWarp % 4 * 16 + place().thread % kWarp / 4 + i / 2 % 2 * 8;
+    const int column = i / 4 * 8 + place().thread % 4 * 2 + i % 2;
+    for (int e = 0; e < 16; ++e) {
+      const uint16_t x = bits(a, row, e), y = bits(b, column, e);
+      mine.found[static_cast<size_t>(i)] +=
+          bf16 ? bf16_to_float(x) * bf16_to_float(y) : f16_to_float(x) * f16_to_float(y);
+    }
+    sums[i] = std::numeric_limits<float>::quiet_NaN();
+  }
+  if (place().thread % gpu::kGroup == 0) mine.read = hash(a, b, columns);
+  self.products.back().push_back(std::move(mine));
+}
+
+void commit_products() {
+  run->now->begun = false;
+  run->now->products.emplace_back();
+}
+
+void finish_products(int pending) {
+  auto& sets = run->now->products;
+  while (sets.size() > static_cast<size_t>(pending) + 1) {
+    const std::vector<Product> done = std::move(sets.front());
+    sets.erase(sets.begin());
+    for (const Product& product : done) {
+      if (place().thread % gpu::kGroup == 0 && product.read != hash(product.a, product.b, product.columns)) {
+        fail("what a product reads was written to before it was done");
+      }
+      bool last = true;  // of those that add to the same sums
+      for (const auto& set : sets) {
+        for (const Product& other : set) last = last && other.sums != product.sums;
+      }
+      if (last) std::copy(product.found.begin(), product.found.end(), product.sums);
+    }
   }
 }
 
@@ -380,9 +491,14 @@ extern "C" int bipace_twin_launch(const char* name, int64_t grid_x, int64_t grid
       fibre.place = {t, threads, number % grid_x, number / grid_x, grid_x, block.memory.get()};
       fibre.warp = &block.warps[static_cast<size_t>(t / kWarp)];
       fibre.block = block.barriers;
+      const size_t group = static_cast<size_t>(t / bipace::gpu::kGroup);
+      fibre.group = group < block.groups.size() ? &block.groups[group] : nullptr;
+      fibre.hidden = &block.hidden;
+      fibre.hides = fibre.begun = false;
       fibre.done = fibre.paused = false;
       fibre.waits = nullptr;
       fibre.copies.assign(1, {});
+      fibre.products.assign(1, {});
       prepare(fibre);
     }
     run_blocks(fibres, schedule, random);

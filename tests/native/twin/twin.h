@@ -2,8 +2,8 @@
 // has to wait for others; whose turn comes next is the schedule's choice, so that what is right under one order of the
 // threads only comes out wrong under another.  Stricter than a GPU: a barrier that a thread has left out, by returning
 // or by standing at another one, is an error; shared memory begins as garbage; asynchronous copies arrive as late as
-// they may.  Blocks follow one another, but those that wait for each other (BIPACE_SHARING_KERNEL) run side by side, as
-// many as the launch says.
+// they may, and their places hold garbage until then.  Blocks follow one another, but those that wait for each other
+// (BIPACE_SHARING_KERNEL) run side by side, as many as the launch says.
 #pragma once
 
 #include <algorithm>
@@ -66,6 +66,11 @@ const unsigned char* exchange(const char* what, const void* value, size_t bytes,
 void start_copy(void* to, const void* from, int bytes);
 void commit_copies();
 void finish_copies(int pending);
+void show_copies();
+void begin_products();
+void start_product(float* sums, int columns, const void* a, const void* b, bool add, bool bf16);
+void commit_products();
+void finish_products(int pending);
 void pause();
 [[noreturn]] void fail(const std::string& why);
 
@@ -194,6 +199,28 @@ void copy_wait() {
 void load_matrices(uint32_t (&out)[4], const void* row_in_shared);
 void multiply_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+
+// Groups of four warps.  What a product reads must be there when it begins and stay until it is waited for, and until
+// then its sums are NaN.
+#define BIPACE_WARPGROUPS 1
+constexpr int kGroup = 4 * kWarp;
+inline int group() { return thread() / kGroup; }
+inline void show_tensor_cores() { twin::show_copies(); }
+template <int n>
+void hold(float (&)[n]) {}
+template <int n>
+void products_begin(float (&)[n]) {
+  twin::begin_products();
+}
+inline void products_commit() { twin::commit_products(); }
+template <int pending>
+void products_wait() {
+  twin::finish_products(pending);
+}
+template <bool bf16, int n>
+void multiply_group(float (&c)[n], const void* a, const void* b, bool add) {
+  twin::start_product(c, 2 * n, a, b, add, bf16);
+}
 
 }  // namespace gpu
 }  // namespace bipace

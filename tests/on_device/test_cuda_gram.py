@@ -1,0 +1,135 @@
+"""The Gram matrix of the CUDA kernels, by warps and by groups of four: within rounding of the exact one, whatever the shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ragged import ON_CPU, sentinels, stage
+
+from bipace_kernels.cuda import _provider
+
+gram = stage("gram")
+
+# Records of the groups: less than a warp's share, a tile and its neighbours, some beyond two.
+SIZES = [5, 64, 128, 129, 1, 300]
+# Elements: one, less than a vector of 16 bytes, some of a stage, whole stages and sums, and more than stand in shared memory.
+DIMS = [1, 8, 72, 128, 200, 456]
+
+
+@pytest.fixture(params=["groups", "warps"])
+def way(request, device, monkeypatch):
+    """Who feeds the tensor cores."""
+    monkeypatch.setattr(gram, "WARPGROUPS", request.param == "groups")
+    if request.param == "groups" and not gram.warpgroups(device):
+        pytest.skip("this GPU's tensor cores are not fed by groups of warps: it is not of compute capability 9.0")
+    return request.param
+
+
+def multiply(device, x, sizes, *, scale=None, order=None, first_column=0, columns=None):
+    """[groups, rows, columns] float32 and 1 / ‖x‖ [M]."""
+    n = sum(sizes)
+    offsets = torch.tensor([0, *np.cumsum(sizes)], device=device)
+    side = -(-max(sizes) // gram.UNIT) * gram.UNIT
+    columns = side - first_column if columns is None else columns
+    order = torch.arange(n, device=device) if order is None else order.to(device)
+    scale = torch.ones(n, device=device) if scale is None else scale.to(device)
+    with sentinels():
+        out = torch.empty((len(sizes), first_column + columns, columns), device=device)
+        reciprocal = torch.empty(n, device=device)
+        gram.multiply(
+            x, order, offsets[:-1], offsets[1:], scale, out, reciprocal,
+            first_column=first_column, long_group=side + 1,
+        )  # fmt: skip
+    return out.cpu(), reciprocal.cpu()
+
+
+def check(found, reciprocal, x, sizes, first_column=0):
+    """Every product of the triangle, and the norms of these columns, within what float32 sums may lose."""
+    begin, values = 0, x.cpu().double()
+    for group, n in zip(found.double(), sizes, strict=True):
+        own = values[begin : begin + n]
+        end = min(n, first_column + group.shape[1])
+        columns = slice(first_column, end)
+        exact, most = (own @ own.T)[:end, columns], (own.abs() @ own.abs().T)[:end, columns]
+        upper = torch.ones(n, n, dtype=torch.bool).triu()[:end, columns]
+        off = (group[:end, : end - first_column] - exact).abs() / most.clamp_min(1e-300)
+        assert off[upper].max() <= 1e-5
+        told = reciprocal[begin : begin + n][columns].double() * own.norm(dim=1)[columns]
+        torch.testing.assert_close(told, torch.ones_like(told), rtol=0, atol=1e-5)
+        begin += n
+
+
+def rows(n, dim, dtype, seed=0):
+    """Each with a direction of its own and one of all, and a length of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, dim, generator=generator) + 1.5 * torch.randn(1, dim, generator=generator)
+    return (x * torch.exp(torch.randn(n, 1, generator=generator))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", DIMS)
+def test_every_product_of_the_triangle(dim, dtype, way, device):
+    x = rows(sum(SIZES), dim, dtype)
+    found, reciprocal = multiply(device, x.to(device), SIZES)
+    check(found, reciprocal, x, SIZES)
+
+
+def test_rows_of_any_order_and_stride(way, device):
+    """Gathered, reversed, a column out of many, a pitch that is no multiple of 16 bytes: the same bits as of a plain copy."""
+    sizes, dim = [130, 20], 72
+    n = sum(sizes)
+    x = rows(n, dim, torch.bfloat16).to(device)
+    plain, lengths = multiply(device, x, sizes)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    gathered = torch.empty_like(x)
+    gathered[order.to(device)] = x
+    wide = torch.zeros(n, dim + 3, dtype=x.dtype, device=device)
+    wide[:, 1:-2] = x
+    sparse = torch.zeros(n, dim, 2, dtype=x.dtype, device=device)
+    sparse[:, :, 1] = x
+    for other, how in ((gathered, order), (wide[:, 1:-2], None), (sparse[:, :, 1], None)):
+        found, told = multiply(device, other, sizes, order=how)
+        for g, size in enumerate(sizes):
+            upper = torch.ones(size, size, dtype=torch.bool).triu()
+            assert torch.equal(found[g, :size, :size][upper], plain[g, :size, :size][upper])
+        assert torch.equal(told, lengths)
+
+
+@pytest.mark.parametrize("first_column", [128, 256])
+def test_some_columns(first_column, way, device):
+    sizes = [300, 280]
+    x = rows(sum(sizes), 72, torch.bfloat16)
+    found, reciprocal = multiply(device, x.to(device), sizes, first_column=first_column, columns=128)
+    check(found, reciprocal, x, sizes, first_column)
+
+
+def test_a_group_alone_has_its_bits_in_any_batch(way, device):
+    x = rows(sum(SIZES), 200, torch.bfloat16).to(device)
+    together, lengths = multiply(device, x, SIZES)
+    begin = sum(SIZES[:3])
+    alone, told = multiply(device, x[begin : begin + 129].contiguous(), [129])
+    upper = torch.ones(129, 129, dtype=torch.bool).triu()
+    assert torch.equal(together[3, :129, :129][upper], alone[0, :129, :129][upper])
+    assert torch.equal(lengths[begin : begin + 129], told)
+
+
+def test_rows_of_extreme_length(way, device):
+    """What over- or underflows comes by scaled rows."""
+    sizes = [140]
+    x = rows(140, 72, torch.bfloat16).float()
+    scale = torch.ones(140)
+    x[3] *= 2.0**80
+    x[130] *= 2.0**-90
+    scale[3], scale[130] = 2.0**-80, 2.0**90
+    found, reciprocal = multiply(device, x.bfloat16().to(device), sizes, scale=scale)
+    check(found, reciprocal, x.bfloat16().double() * scale.double()[:, None], sizes)
+
+
+@pytest.mark.skipif(not ON_CPU, reason="what a GPU has is its own")
+def test_groups_take_a_stage_more(device, twin, monkeypatch):
+    assert _provider.current() is twin
+    monkeypatch.setattr(twin, "groups", True)
+    more = gram.shared_bytes(device)
+    monkeypatch.setattr(twin, "groups", False)
+    assert more - gram.shared_bytes(device) == 256 * 128
