@@ -64,10 +64,9 @@ class Ragged:
         labels = partition_agreement(ours.cluster.cpu(), want.cluster)
         return f"{labels}, {number_agreement(ours.advantage.cpu(), want.advantage)}"
 
-    def sweep(self) -> str:
-        epsilons = torch.tensor([0.0, 0.05, 0.10, 0.30], dtype=torch.float64)
-        ours = bk.cluster(self.there["fingerprint"], self.there["group"], epsilons, backend=self.backend)
-        want = bk.cluster(self.host["fingerprint"], self.host["group"], epsilons, backend="cpu")
+    def sweep(self, epsilons: Sequence[float] = (0.0, 0.05, 0.10, 0.30)) -> str:
+        ours = bk.cluster(self.there["fingerprint"], self.there["group"], list(epsilons), backend=self.backend)
+        want = bk.cluster(self.host["fingerprint"], self.host["group"], list(epsilons), backend="cpu")
         told = {partition_agreement(a, b) for a, b in zip(ours.cpu(), want, strict=True)}
         return ", ".join(sorted(told))
 
@@ -110,6 +109,12 @@ def by_warps(x: Ragged, config: bk.Config) -> str:
         return x.advantages(config)
 
 
+def by_columns(x: Ragged) -> str:
+    """The way of long groups, with hardly any shared memory: a few clusters fit there, one for each record does not."""
+    with mock.patch.multiple("bipace_kernels.cuda.clusters", LONG_GROUP=100, COLUMNS=128, MOST_SHARED=46_000):
+        return x.sweep((1e-4, 0.10))
+
+
 def run(device: torch.device, backends: Sequence[str], *, small: bool = False) -> tuple[list[str], bool]:
     """One line per check and backend, and whether all is well."""
     lines, fine = [], True
@@ -135,7 +140,8 @@ def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bo
         ("Config.bipace(), longer groups", lambda: longer.advantages(bk.Config.bipace())),
         ("action_keys", x.keys),
     ]
-    if backend == "cuda":  # what one launch stands for
+    if backend == "cuda":  # long groups, and what one launch stands for
+        checks.append(("a sweep of ε, longer groups by blocks of columns", lambda: by_columns(longer)))
         checks += [
             (f"{name}, stage by stage", partial(stage_by_stage, longer, config))
             for name, config in (
