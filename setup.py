@@ -100,6 +100,8 @@ setup(
         "bipace_kernels.bench": "bench",
         "bipace_kernels.csrc": "csrc",
     },
+    # package_data alone says what goes along; MANIFEST.in is for the sdist.
+    include_package_data=False,
     package_data={
         "bipace_kernels": ["py.typed", "*.pyi"],
         "bipace_kernels.bench": ["chain.cu"],
