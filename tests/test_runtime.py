@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -37,9 +38,9 @@ def test_backends_say_why_not():
     assert status["reference"].available
     assert status["cpu"].available
     if not torch.cuda.is_available():
-        # torch 2.6 brings a Triton that is too old
-        told = ("torch sees no GPU", "Triton 3.2.0 is older than 3.6")
-        assert str(status["triton"]) in [f"triton: not available ({why})" for why in told]
+        # torch before 2.10 brings a Triton that is too old, and builds for the CPU alone bring none
+        why = r"torch sees no GPU|Triton 3\.[2-5]\.\d+ is older than 3\.6|Triton is not installed: .*"
+        assert re.fullmatch(rf"triton: not available \(({why})\)", str(status["triton"]))
     assert str(status["cpu"]) == "cpu: available"
 
 
