@@ -16,7 +16,7 @@ import bipace_kernels as bk
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_measure import all_cores
-from .gpu_report import BY_WARPS, DECISIONS, FUSED, GRAM, STAGE
+from .gpu_report import BY_WARPS, DECISIONS, FUSED, GRAM, SQUARE, STAGE, TALL
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
@@ -115,10 +115,17 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     size = x.fingerprint.numel() * x.fingerprint.element_size()
     chain = Need(bytes=4 * triangles + 8 * n, steps=lay.longest_group, clusters=x.shape.states)
     tiles = Need(bytes=size + 4 * triangles, flop=2 * d * triangles)
-    by_warps = [(GRAM + BY_WARPS, _by_warps(multiply), tiles, _nothing)] if _by_groups(x, backend) else []
+    others: list[Case] = []
+    if _by_groups(x, backend):
+        tall = side >= gram.TALL_FROM
+        way, start = (SQUARE, side + 1) if tall else (TALL, 1)
+        others = [
+            (GRAM + BY_WARPS, _with(multiply, WARPGROUPS=False), tiles, _nothing),
+            (GRAM + way, _with(multiply, TALL_FROM=start), tiles, _nothing),
+        ]
     return [
         ("inside clusters: rows looked at", look, Need(bytes=size + 5 * n), _nothing),
-        *by_warps,
+        *others,
         (GRAM, multiply, tiles, _nothing),
         (DECISIONS, decide, chain, lambda found: x.check_labels(numbering.dense_labels(found)[0])),
     ]
@@ -138,11 +145,11 @@ def _by_groups(x: Batch, backend: str) -> bool:
     return backend == "cuda" and bool(module(backend, "gram").warpgroups(x.device))
 
 
-def _by_warps(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call as on GPUs without such groups."""
+def _with(call: Callable[[], Any], **values: Any) -> Callable[[], Any]:
+    """The call under other values of bipace_kernels.cuda.gram."""
 
     def called() -> Any:
-        with mock.patch.object(module("cuda", "gram"), "WARPGROUPS", False):
+        with mock.patch.multiple(module("cuda", "gram"), **values):
             return call()
 
     return called
@@ -229,7 +236,11 @@ def _fused(x: Batch, backend: str, returns: torch.Tensor, episodes: torch.Tensor
         labels: torch.Tensor = out[4]
         return labels
 
-    by_warps = [(FUSED + BY_WARPS, _by_warps(call), x.cluster_need, x.check_labels)] if _by_groups(x, backend) else []
+    by_warps = (
+        [(FUSED + BY_WARPS, _with(call, WARPGROUPS=False), x.cluster_need, x.check_labels)]
+        if _by_groups(x, backend)
+        else []
+    )
     return [(FUSED, call, x.cluster_need, x.check_labels), *by_warps]
 
 

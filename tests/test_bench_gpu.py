@@ -259,10 +259,11 @@ def test_rows_of_the_cuda_kernels(monkeypatch):
         report.SWEEP,
         report.GRAM,
         report.GRAM + report.BY_WARPS,
+        report.GRAM + report.TALL,
         report.DECISIONS,
     )
     assert {report.by("cuda", what) for what in wanted} <= names
-    assert sum(name.startswith("cuda: inside clusters") for name in names) == 4
+    assert sum(name.startswith("cuda: inside clusters") for name in names) == 5
 
 
 @pytest.mark.slow
@@ -274,7 +275,7 @@ def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
     (part,) = report.load(tmp_path / "gpu.json")
     ours = [r["name"].partition(": ") for r in part["rows"] if r["kind"] == "ours"]
     names = {backend: {what for of, _, what in ours if of == backend} for backend in cases.BACKENDS}
-    own = {report.FUSED, report.FUSED + report.BY_WARPS, report.GRAM + report.BY_WARPS}
+    own = {report.FUSED, *(of + report.BY_WARPS for of in (report.FUSED, report.GRAM)), report.GRAM + report.TALL}
     assert names["cuda"] - names["triton"] == (own if name == "stages" else set())
     assert names["triton"] <= names["cuda"]
     assert bool(names["triton"]) == (name in gpu.PARTS)

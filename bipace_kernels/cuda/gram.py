@@ -10,12 +10,15 @@ from ._launch import launch
 Tensor = torch.Tensor
 
 UNIT = 128  # sides of matrices are multiples of it, and of tiles
-# As in csrc/cuda/gram.h.
-THREADS = 512
-_STAGE, _ABOUT = 256 * 128, 256 * 8 + 256 // 8  # bytes: 256 rows of 128 each; where rows begin, a bit for each
 WARPGROUPS = (
     True  #: whether tensor cores are fed by groups of four warps on GPUs that have them (9.0); the bits may differ
 )
+TALL_FROM = (
+    1_025  # rows of a matrix that is cut into tall tiles there: smaller ones have few tiles as it is (not measured)
+)
+# As in csrc/cuda/gram.h.
+THREADS, _TALL_THREADS = 512, 384
+_TALL = 192  # rows of a tall tile
 
 
 def multiply(
@@ -32,12 +35,15 @@ def multiply(
 ) -> None:
     """G[i, j] = x_i · x_j for i ≤ j and columns first_column ≤ j < first_column + columns of every group."""
     slots, device = gram.shape[0], order.device
-    tiles = tiles_before((first_column + gram.shape[2]) // UNIT) - tiles_before(first_column // UNIT)
-    launch(
-        "gram_single" if fingerprint.dtype == torch.float32 else "gram_half", (tiles, slots), THREADS,
-        *words(fingerprint, order, begins, ends, scale, gram, reciprocal, first_column, long_group),
-        shared=shared_bytes(device), device=device,
-    )  # fmt: skip
+    arguments = words(fingerprint, order, begins, ends, scale, gram, reciprocal, first_column, long_group)
+    first, end = first_column // UNIT, (first_column + gram.shape[2]) // UNIT
+    if fingerprint.dtype != torch.float32 and warpgroups(device) and gram.shape[1] >= TALL_FROM:
+        tiles = sum(-(-(column + 1) * UNIT // _TALL) for column in range(first, end))
+        launch("gram_tall", (tiles, slots), _TALL_THREADS, *arguments, shared=_shared(_TALL, 4), device=device)
+        return
+    kernel = "gram_single" if fingerprint.dtype == torch.float32 else "gram_half"
+    tiles = tiles_before(end) - tiles_before(first)
+    launch(kernel, (tiles, slots), THREADS, *arguments, shared=shared_bytes(device), device=device)
 
 
 def words(
@@ -71,4 +77,9 @@ def warpgroups(device: torch.device) -> bool:
 
 def shared_bytes(device: torch.device) -> int:
     """Bytes of shared memory of a tile."""
-    return (4 if warpgroups(device) else 3) * _STAGE + _ABOUT
+    return _shared(UNIT, 4 if warpgroups(device) else 3)
+
+
+def _shared(rows: int, stages: int) -> int:
+    """Stages of a tile's rows and columns, 128 bytes each; where they begin, and a bit for each."""
+    return (rows + UNIT) * (stages * 128 + 8) + (rows + UNIT) // 8

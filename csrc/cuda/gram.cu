@@ -4,39 +4,52 @@
 namespace bipace {
 namespace {
 
-// False where the group is not for this launch, or has no such tile: the same for every thread, and known to be.
-BIPACE_DEVICE bool find_tile(const GramArgs& a, int& block_i, int& block_j, int64_t& begin, int& n) {
-  gram::triangle(gpu::block() + gram::tiles_before(a.first_column / gram::kTile), block_i, block_j);
-  begin = a.begins[gpu::block_y()];
-  const int64_t length = a.ends[gpu::block_y()] - begin;
-  n = length < a.long_group ? static_cast<int>(length) : 0;
-  return gpu::shuffle(block_j * gram::kTile < n, 0);
+// The block's group in a tile that is to be placed; true where the group is for this launch and has such columns: the
+// same for every thread, and known to be.
+template <int high>
+BIPACE_DEVICE bool is_there(const gram::TileOf<high>& tile) {
+  return gpu::shuffle(tile.block_j * gram::kTile < tile.n, 0);
 }
 
-BIPACE_DEVICE gram::Tile tile_of(const GramArgs& a, int block_i, int block_j, int64_t begin, int n) {
-  return {a,
-          begin,
-          n,
-          block_i,
-          block_j,
-          a.gram + gpu::block_y() * a.n_rows * a.columns,
-          a.reciprocal + begin,
-          gpu::shared_memory()};
+template <int high>
+BIPACE_DEVICE gram::TileOf<high> tile_of(const GramArgs& a) {
+  const int64_t slot = gpu::block_y(), begin = a.begins[slot], length = a.ends[slot] - begin;
+  const int64_t first = a.first_column / gram::kTile;
+  const int n = length < a.long_group ? static_cast<int>(length) : 0;
+  gram::TileOf<high> tile{
+      a, begin, n, 0, 0, a.gram + slot * a.n_rows * a.columns, a.reciprocal + begin, gpu::shared_memory()};
+  if (high == gram::kTile) {
+    gram::triangle(gpu::block() + gram::tiles_before(first), tile.block_i, tile.block_j);
+  } else {
+    gram::tall_triangle(gpu::block(), first, tile.block_i, tile.block_j);
+  }
+  return tile;
 }
 
 }  // namespace
 
-// Blocks of both: (tiles of the launch's columns in the longest group, slots).
+// Blocks of all: (tiles of the launch's columns in the longest group, slots).
 BIPACE_KERNEL(gram_half, GramArgs, gram::kThreads) {
-  int block_i, block_j, n;
-  int64_t begin;
-  if (find_tile(a, block_i, block_j, begin, n)) gram::multiply_tile_half(tile_of(a, block_i, block_j, begin, n));
+  const gram::Tile tile = tile_of<gram::kTile>(a);
+  if (is_there(tile)) gram::multiply_tile_half(tile);
 }
 
 BIPACE_KERNEL(gram_single, GramArgs, gram::kThreads) {
-  int block_i, block_j, n;
-  int64_t begin;
-  if (find_tile(a, block_i, block_j, begin, n)) gram::multiply_tile<kFloat32>(tile_of(a, block_i, block_j, begin, n));
+  const gram::Tile tile = tile_of<gram::kTile>(a);
+  if (is_there(tile)) gram::multiply_tile<kFloat32>(tile);
+}
+
+// 16-bit rows of long groups, by groups of warps: a tall tile takes fewer bytes from the L2 cache for each product.
+BIPACE_KERNEL(gram_tall, GramArgs, gram::kTallThreads) {
+#if BIPACE_WARPGROUPS
+  const auto tile = tile_of<gram::kTall>(a);
+  if (!is_there(tile)) return;
+  if (a.rows.dtype == kBfloat16) {
+    gram::multiply_tall_tile<kBfloat16>(tile);
+  } else {
+    gram::multiply_tall_tile<kFloat16>(tile);
+  }
+#endif
 }
 
 }  // namespace bipace

@@ -27,24 +27,34 @@ struct GramArgs {
 
 namespace gram {
 
-constexpr int kThreads = 512, kWarps = kThreads / gpu::kWarp;
-constexpr int kTile = 128;  // rows and columns
+constexpr int kThreads = 512, kTallThreads = 384;  // of a tile
+constexpr int kTile = 128;                         // rows and columns; a tall one has 192 rows
+constexpr int kTall = 192;
 constexpr int kDepth = 64;  // 16-bit elements of D of a stage: 128 bytes of a row, eight copies of 16
 constexpr int kStages = 3;
 constexpr int kGroupStages = 4;  // of groups of warps: two are multiplied, two are on their way
 constexpr int kSum = 2;          // stages of one sum
-constexpr int kRowBytes = kDepth * 2, kStageBytes = 2 * kTile * kRowBytes;
-constexpr int kCopies = 2 * kTile * 8 / kThreads;
+constexpr int kRowBytes = kDepth * 2;
 constexpr int kSingleDepth = 16, kSinglePitch = kTile + 4;  // of float32 rows
 constexpr int64_t kOutside = -1;                            // in place of a row: there is no such record
 
-// Bytes of shared memory of a tile: where its rows begin and which of them are scaled, after stages of 16-bit rows
-// (those of float32 rows are smaller).  It begins at a multiple of 1,024.
-constexpr int64_t kAbout = 2 * kTile * 8 + 2 * kTile / 8;
-constexpr int64_t kShared = kStages * kStageBytes + kAbout;
+// What a tile of so many rows takes.
+template <int high>
+struct Cut {
+  static constexpr int kThreads = high == kTile ? gram::kThreads : kTallThreads, kWarps = kThreads / gpu::kWarp;
+  static constexpr int kRows = high + kTile;  // of a stage: the tile's rows, then its columns
+  static constexpr int kStageBytes = kRows * kRowBytes;
+  // Where its rows begin, and which of them are scaled.
+  static constexpr int64_t kAbout = kRows * 8 + kRows / 8;
+};
+// Bytes of shared memory of a tile: that after stages of 16-bit rows (those of float32 rows are smaller).  It begins at
+// a multiple of 1,024.
+constexpr int64_t kShared = kStages * Cut<kTile>::kStageBytes + Cut<kTile>::kAbout;
 
 BIPACE_DEVICE int stages_of(const GramArgs& a) { return a.warpgroups ? kGroupStages : kStages; }
-BIPACE_DEVICE int64_t shared_bytes(const GramArgs& a) { return stages_of(a) * kStageBytes + kAbout; }
+BIPACE_DEVICE int64_t shared_bytes(const GramArgs& a) {
+  return stages_of(a) * Cut<kTile>::kStageBytes + Cut<kTile>::kAbout;
+}
 
 BIPACE_DEVICE int64_t tiles_before(int64_t column_block) { return column_block * (column_block + 1) / 2; }
 
@@ -57,8 +67,20 @@ BIPACE_DEVICE void triangle(int64_t tile, int& block_i, int& block_j) {
   block_i = static_cast<int>(tile - tiles_before(c));
 }
 
+// The same of tall tiles, from the column of blocks `first` on: as many as reach down to the diagonal.
+BIPACE_DEVICE void tall_triangle(int64_t tile, int64_t first, int& block_i, int& block_j) {
+  for (block_j = static_cast<int>(first);; ++block_j) {
+    const int64_t rows = ((block_j + 1) * kTile + kTall - 1) / kTall;
+    if (tile < rows) break;
+    tile -= rows;
+  }
+  block_i = static_cast<int>(tile);
+}
+
 // Tile (block_i, block_j) of one group.
-struct Tile {
+template <int high>
+struct TileOf {
+  using Cut = gram::Cut<high>;
   const GramArgs& a;
   int64_t begin;  // the group's first record
   int n;          // its records
@@ -67,22 +89,25 @@ struct Tile {
   float* length;  // [n] 1 / ‖x‖
   unsigned char* room;
 
-  // [2 kTile], and a bit each.
-  BIPACE_DEVICE int64_t* row() const { return reinterpret_cast<int64_t*>(room + stages_of(a) * kStageBytes); }
-  BIPACE_DEVICE uint32_t* scaled() const { return reinterpret_cast<uint32_t*>(row() + 2 * kTile); }
+  // [kRows], and a bit each.
+  BIPACE_DEVICE int64_t* row() const { return reinterpret_cast<int64_t*>(room + stages_of(a) * Cut::kStageBytes); }
+  BIPACE_DEVICE uint32_t* scaled() const { return reinterpret_cast<uint32_t*>(row() + Cut::kRows); }
   BIPACE_DEVICE bool is_scaled(int r) const { return (scaled()[r / gpu::kWarp] >> (r % gpu::kWarp)) & 1u; }
-  // The record of a row of the tile: its kTile rows, then its kTile columns.
-  BIPACE_DEVICE int record(int r) const { return r < kTile ? block_i * kTile + r : block_j * kTile + r - kTile; }
+  // The record of a row of a stage.
+  BIPACE_DEVICE int record(int r) const { return r < high ? block_i * high + r : block_j * kTile + r - high; }
   BIPACE_DEVICE void write(int64_t at_i, int64_t at_j, float product) const {
     out[at_i * a.columns + at_j - a.first_column] = product;
     if (at_i == at_j && at_i < n) length[at_i] = gpu::div_rn(1.0f, gpu::sqrt_rn(product));
   }
 };
+using Tile = TileOf<kTile>;
 
 // Where each row begins, and which are scaled; registers are short in what follows.
-BIPACE_DEVICE void find_rows(const Tile& tile) {
+template <int high>
+BIPACE_DEVICE void find_rows(const TileOf<high>& tile) {
   const int t = gpu::thread();
-  if (t < 2 * kTile) {
+  static_assert(Cut<high>::kRows <= Cut<high>::kThreads, "a thread to a row");
+  if (t < Cut<high>::kRows) {
     const int record = tile.record(t);
     const bool inside = record < tile.n;
     tile.row()[t] = inside ? tile.a.rows.at(tile.begin + record) : kOutside;
@@ -97,39 +122,40 @@ BIPACE_DEVICE void find_rows(const Tile& tile) {
 BIPACE_DEVICE int turned(int row, int copy) { return (copy ^ (row & 7)) << 4; }
 
 // Brings stages of 16-bit rows in, a thread some copies of each.
-template <int dtype>
+template <int dtype, int high>
 struct Feed {
-  const Tile& tile;
+  using Cut = gram::Cut<high>;
+  static constexpr int kFurther = Cut::kThreads / 8;  // rows from one of a thread's copies to the next, whole eights
+  static constexpr int kCopies = (Cut::kRows + kFurther - 1) / kFurther;
+  static constexpr int kAlways = high == kTile ? high : Cut::kRows;  // rows that come whatever the tile
+  const TileOf<high>& tile;
   const bool aligned, diagonal;
   const int dim, steps, first;
 
   // Steps come in whole sums of `together`: beyond D there are zeros.
-  BIPACE_DEVICE Feed(const Tile& of, int together)
+  BIPACE_DEVICE Feed(const TileOf<high>& of, int together)
       : tile(of),
         aligned(of.a.rows.aligned()),
-        diagonal(of.block_i == of.block_j),  // its columns are its rows, and come once
+        diagonal(high == kTile && of.block_i == of.block_j),  // its columns are its rows, and come once
         dim(static_cast<int>(of.a.rows.dim)),
         steps((dim + together * kDepth - 1) / (together * kDepth) * together),
-        // The thread's other copies lie whole eights of rows further.
         first(gpu::thread() / 8 * kRowBytes + turned(gpu::thread() / 8, gpu::thread() % 8)) {}
 
-  BIPACE_DEVICE int side_j() const {
-    return diagonal ? 0 : kTile;
-  }  // first row of a stage that is a column of the tile
+  // The first row of a stage that is a column of the tile.
+  BIPACE_DEVICE int side_j() const { return diagonal ? 0 : high; }
 
   BIPACE_DEVICE void load(int step, int stage) const {
     const Rows& rows = tile.a.rows;
     if (step < steps) {
       const int t = gpu::thread(), e = step * kDepth + t % 8 * 8, left = (dim - e) * 2;
       const int inside = left >= 16 ? 16 : left > 0 ? left : 0;
-      unsigned char* const to = tile.room + stage * kStageBytes + first;
+      unsigned char* const to = tile.room + stage * Cut::kStageBytes + first;
       const int64_t* const row = tile.row() + t / 8;
-      constexpr int kFurther = kThreads / 8;  // rows
-      const int copies = diagonal ? kCopies / 2 : kCopies;
+      const int last = (diagonal ? high : Cut::kRows) - (Cut::kRows % kFurther ? t / 8 : 0);
       if (aligned) {
 #pragma unroll
         for (int c = 0; c < kCopies; ++c) {
-          if (c >= copies) break;
+          if ((c + 1) * kFurther > kAlways && c * kFurther >= last) break;
           const int64_t at = row[c * kFurther];
           const int bytes = at == kOutside ? 0 : inside;  // zeros, and nothing is read for them
           gpu::copy_async(to + c * kFurther * kRowBytes, static_cast<const uint16_t*>(rows.x) + (bytes ? at + e : 0),
@@ -137,7 +163,7 @@ struct Feed {
         }
       } else {
 #pragma unroll 1
-        for (int c = 0; c < copies; ++c) {
+        for (int c = 0; c * kFurther < last; ++c) {
           const int64_t at = row[c * kFurther];
           uint16_t* const element = reinterpret_cast<uint16_t*>(to + c * kFurther * kRowBytes);
 #pragma unroll 1
@@ -177,7 +203,7 @@ BIPACE_DEVICE void each(const Body& body) {
 // 16-bit rows, on tensor cores: sixteen warps of 32 × 32.
 template <int dtype>
 BIPACE_DEVICE void multiply_by_warps(const Tile& tile) {
-  const Feed<dtype> feed(tile, 1);
+  const Feed<dtype, kTile> feed(tile, 1);
   const int warp_i = gpu::warp() % 4 * 32, warp_j = gpu::warp() / 4 * 32, l = gpu::lane();
   // Warps below the diagonal or beyond the last record bring rows in for the others, and have nothing to multiply.
   const bool busy =
@@ -199,7 +225,7 @@ BIPACE_DEVICE void multiply_by_warps(const Tile& tile) {
     gpu::sync_block();  // the stage is whole, and everybody is done with the one that is loaded next
     feed.load(step + kStages - 1, next);
     next = now;
-    const unsigned char* const stage = tile.room + now * kStageBytes;
+    const unsigned char* const stage = tile.room + now * Cut<kTile>::kStageBytes;
     now = now + 1 < kStages ? now + 1 : 0;
     if (!busy) continue;
 #pragma unroll
@@ -231,17 +257,20 @@ BIPACE_DEVICE void multiply_by_warps(const Tile& tile) {
 }
 
 #if BIPACE_WARPGROUPS
-// 16-bit rows, on tensor cores that read shared memory by themselves: four groups of four warps, 64 × 64 each.  While a
-// group's products of one stage are under way its warps bring in rows, and those of the next are asked for.
-template <int dtype>
-BIPACE_DEVICE void multiply_by_groups(const Tile& tile) {
-  constexpr int kPart = 64, kMine = kPart * kPart / gpu::kGroup;  // elements of a thread
+// 16-bit rows, on tensor cores that read shared memory by themselves: groups of four warps with 64 rows each, of 64
+// columns, or all 128 of a tall tile.  While products of one stage are under way the next is brought in.
+template <int dtype, int high>
+BIPACE_DEVICE void multiply_by_groups(const TileOf<high>& tile) {
+  constexpr int kRows = 64, kParts = high / kRows;
+  constexpr int kColumns = kTile * kParts / (Cut<high>::kThreads / gpu::kGroup);
+  constexpr int kMine = kRows * kColumns / gpu::kGroup;  // elements of a thread
   constexpr int kAhead = kGroupStages - 2;
-  const Feed<dtype> feed(tile, kSum);
-  const int group_i = gpu::group() % 2 * kPart, group_j = gpu::group() / 2 * kPart;
-  const bool busy = gpu::shuffle(
-      tile.record(group_i) < tile.n && tile.record(kTile + group_j) < tile.n && !(feed.diagonal && group_j < group_i),
-      0);
+  const Feed<dtype, high> feed(tile, kSum);
+  const int group_i = gpu::group() % kParts * kRows, group_j = gpu::group() / kParts * kColumns;
+  // Groups below the diagonal or beyond the last record bring rows in for the others, and have nothing to multiply; so
+  // no tall tile reaches beyond the matrix.
+  const int first_i = tile.record(group_i), first_j = tile.record(high + group_j);
+  const bool busy = gpu::shuffle(first_i < tile.n && first_j < tile.n && first_i < first_j + kColumns, 0);
   float total[kMine], part[kMine];
 #pragma unroll
   for (int e = 0; e < kMine; ++e) total[e] = part[e] = 0.0f;
@@ -264,7 +293,7 @@ BIPACE_DEVICE void multiply_by_groups(const Tile& tile) {
       feed.load(step + kAhead, (step + kAhead) % kGroupStages);
       if (s == 0) flush();  // the sum before, zeros at first
       if (busy) {
-        const unsigned char* const stage = tile.room + step % kGroupStages * kStageBytes;
+        const unsigned char* const stage = tile.room + step % kGroupStages * Cut<high>::kStageBytes;
         gpu::products_begin(part);
 #pragma unroll
         for (int k = 0; k < kDepth / 16; ++k) {
@@ -280,8 +309,7 @@ BIPACE_DEVICE void multiply_by_groups(const Tile& tile) {
   flush();
   if (!busy) return;
   // Each warp of a group has sixteen rows; a lane two neighbours of rows lane / 4 and 8 more, every eight columns.
-  const int at_i = tile.block_i * kTile + group_i + gpu::warp() % 4 * 16 + gpu::lane() / 4;
-  const int at_j = tile.block_j * kTile + group_j + gpu::lane() % 4 * 2;
+  const int at_i = first_i + gpu::warp() % 4 * 16 + gpu::lane() / 4, at_j = first_j + gpu::lane() % 4 * 2;
 #pragma unroll
   for (int e = 0; e < kMine; ++e) tile.write(at_i + e / 2 % 2 * 8, at_j + e / 4 * 8 + e % 2, total[e]);
 }
@@ -291,7 +319,7 @@ template <int dtype>
 BIPACE_DEVICE void multiply_half(const Tile& tile) {
 #if BIPACE_WARPGROUPS
   if (tile.a.warpgroups) {
-    multiply_by_groups<dtype>(tile);
+    multiply_by_groups<dtype, kTile>(tile);
     return;
   }
 #endif
@@ -352,15 +380,15 @@ BIPACE_DEVICE void multiply_single(const Tile& tile) {
 }
 
 // Pairs with a row of extreme length once more, a warp per pair, by scaled rows.  Nearly always there is none.
-template <int dtype>
-BIPACE_DEVICE void multiply_scaled(const Tile& tile) {
+template <int dtype, int high>
+BIPACE_DEVICE void multiply_scaled(const TileOf<high>& tile) {
   const Rows& rows = tile.a.rows;
   gpu::sync_block();  // what over- or underflowed has been written
-  for (int pair = gpu::warp(); pair < kTile * kTile; pair += kWarps) {
-    const int i = pair / kTile, j = pair % kTile, at_i = tile.record(i), at_j = tile.record(kTile + j);
-    if (at_i > at_j || at_j >= tile.n || !(tile.is_scaled(i) || tile.is_scaled(kTile + j))) continue;
+  for (int pair = gpu::warp(); pair < high * kTile; pair += Cut<high>::kWarps) {
+    const int i = pair / kTile, j = pair % kTile, at_i = tile.record(i), at_j = tile.record(high + j);
+    if (at_i > at_j || at_j >= tile.n || !(tile.is_scaled(i) || tile.is_scaled(high + j))) continue;
     const float scale_i = tile.a.scale[tile.begin + at_i], scale_j = tile.a.scale[tile.begin + at_j];
-    const int64_t row_i = tile.row()[i], row_j = tile.row()[kTile + j];
+    const int64_t row_i = tile.row()[i], row_j = tile.row()[high + j];
     float sum = 0.0f;
     for (int64_t e = gpu::lane(); e < rows.dim; e += gpu::kWarp) {
       const float u = value_of<dtype>(element_bits<dtype>(rows, row_i, e)) * scale_i;
@@ -372,6 +400,14 @@ BIPACE_DEVICE void multiply_scaled(const Tile& tile) {
   }
 }
 
+// Once more what over- or underflowed in a tile, if there is such.
+template <int dtype, int high>
+BIPACE_DEVICE void mend(const TileOf<high>& tile) {
+  uint32_t scaled = 0;
+  for (int w = 0; w < Cut<high>::kRows / gpu::kWarp; ++w) scaled |= tile.scaled()[w];
+  if (scaled) multiply_scaled<dtype>(tile);
+}
+
 template <int dtype>
 BIPACE_DEVICE void multiply_tile(const Tile& tile) {
   find_rows(tile);
@@ -380,9 +416,7 @@ BIPACE_DEVICE void multiply_tile(const Tile& tile) {
   } else {
     multiply_half<dtype>(tile);
   }
-  uint32_t scaled = 0;
-  for (int w = 0; w < 2 * kTile / gpu::kWarp; ++w) scaled |= tile.scaled()[w];
-  if (scaled) multiply_scaled<dtype>(tile);
+  mend<dtype>(tile);
 }
 
 // 16-bit rows of either kind.
@@ -393,6 +427,15 @@ BIPACE_DEVICE void multiply_tile_half(const Tile& tile) {
     multiply_tile<kFloat16>(tile);
   }
 }
+
+#if BIPACE_WARPGROUPS
+template <int dtype>
+BIPACE_DEVICE void multiply_tall_tile(const TileOf<kTall>& tile) {
+  find_rows(tile);
+  multiply_by_groups<dtype>(tile);
+  mend<dtype>(tile);
+}
+#endif
 
 }  // namespace gram
 }  // namespace bipace

@@ -207,10 +207,10 @@ BIPACE_DEVICE uint64_t described(const void* shared) {
   return 0x4000004000010000ull | ((at & 0x3FFFFu) >> 4);
 }
 
-// c (+)= a · b for a of 64 rows and b of 64 rows, of 16 elements each (`described`), spread over the group as PTX lays
-// down for wgmma.m64n64k16; without `add` c is written.  All warps of the group together; c changes until
-// products_wait.
-#define BIPACE_MULTIPLY_GROUP(kind)                                                                                 \
+// c (+)= a · b for a of 64 rows and b of 64 or 128, of 16 elements each (`described`), spread over the group as PTX
+// lays down for wgmma.m64n64k16 and m64n128k16; without `add` c is written.  All warps of the group together; c changes
+// until products_wait.
+#define BIPACE_MULTIPLY_64(kind)                                                                                    \
   asm volatile(                                                                                                     \
       "{.reg .pred p;\n"                                                                                            \
       "setp.ne.b32 p, %34, 0;\n"                                                                                    \
@@ -228,12 +228,42 @@ BIPACE_DEVICE uint64_t described(const void* shared) {
 template <bool bf16>
 BIPACE_DEVICE void multiply_group(float (&c)[32], const void* a, const void* b, bool add) {
   if (bf16) {
-    BIPACE_MULTIPLY_GROUP("bf16");
+    BIPACE_MULTIPLY_64("bf16");
   } else {
-    BIPACE_MULTIPLY_GROUP("f16");
+    BIPACE_MULTIPLY_64("f16");
   }
 }
-#undef BIPACE_MULTIPLY_GROUP
+#undef BIPACE_MULTIPLY_64
+#define BIPACE_MULTIPLY_128(kind)                                                                                   \
+  asm volatile(                                                                                                     \
+      "{.reg .pred p;\n"                                                                                            \
+      "setp.ne.b32 p, %66, 0;\n"                                                                                    \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." kind "." kind                                                  \
+      " {"                                                                                                          \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                           \
+      "%64, %65, p, 1, 1, 0, 0;}\n"                                                                                 \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), \
+        "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),      \
+        "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),     \
+        "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]),     \
+        "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]),     \
+        "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]),     \
+        "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]),     \
+        "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])                   \
+      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(add))                                            \
+      : "memory")
+template <bool bf16>
+BIPACE_DEVICE void multiply_group(float (&c)[64], const void* a, const void* b, bool add) {
+  if (bf16) {
+    BIPACE_MULTIPLY_128("bf16");
+  } else {
+    BIPACE_MULTIPLY_128("f16");
+  }
+}
+#undef BIPACE_MULTIPLY_128
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 }  // namespace gpu
