@@ -214,7 +214,21 @@ def _section(part: Found) -> list[str]:
             lines += [f"One decision of {backend}'s scan, in one group: {told}.", ""]
     if part["rows"]:
         lines += [*_markdown(_HEADER, (_cells(r) for r in part["rows"])), ""]
+    if sides := _sides(part):
+        lines += [*_markdown(("workload", "what", "how", "Triton ms", "CUDA ms", "Triton over CUDA"), sides), ""]
     return [*lines, *part["lines"], *([""] if part["lines"] else [])]
+
+
+def _sides(part: Found) -> list[tuple[str, ...]]:
+    """Where both backends have a row, how often CUDA's time goes into Triton's: under 1 it loses."""
+    medians = {(r["workload"], r["name"], r["how"]): r["median_ms"] for r in part["rows"] if r["kind"] == "ours"}
+    found = []
+    for (workload, name, how), ours in medians.items():
+        backend, _, what = name.partition(": ")
+        theirs = medians.get((workload, by("triton", what), how))
+        if backend == "cuda" and ours and theirs:
+            found.append((workload, what, how, _short(theirs), _short(ours), f"{theirs / ours:.2f}×"))
+    return found
 
 
 def _cells(row: Found) -> tuple[str, ...]:

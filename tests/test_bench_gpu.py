@@ -191,6 +191,8 @@ def test_targets_are_met_or_missed():
     assert met["cuda: Gram matrices of 64 × 2,048, triangles alone, of the measured product's rate"] == (0.5, False)
     assert met["cuda: 16 × 400 × 3,584, whole chain: Triton's time over it"] == (3.0, True)
     page = report.as_markdown([part])
+    assert f"| {at} | {report.WHOLE} | graph replay | 0.45 | 0.15 | 3.00× |" in page
+    assert page.count(" over CUDA |") == 1
     assert "cuda's scan, in one group: 90 ns at K = 16, 160 ns at K = 128, 900 ns at K = 2,048." in page
     assert "| 0.45 ms | yes |" in page and "| 1.7 ms | NO |" in page and "not measured" in page
 
