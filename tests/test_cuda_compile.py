@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ resources = importlib.import_module(
     if importlib.util.find_spec("bipace_kernels.bench")
     else "bench.cuda_resources"
 )
+cuobjdump = importlib.import_module(resources.__name__.replace("cuda_resources", "resources")).cuobjdump
 ROOT = Path(__file__).resolve().parent.parent
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 needs_nvcc = pytest.mark.skipif(
@@ -165,3 +167,35 @@ def test_words_of_nvrtc_are_told(tmp_path):
     source.write_text("__global__ void wrong() { nonsense; }")
     with pytest.raises(RuntimeError, match=r'does not compile wrong\.cu for sm_90a.*\n.*"nonsense" is undefined'):
         _cupy.compile_source(Nvrtc(library), source, "sm_90a")
+
+
+def instructions(cubin: Path) -> dict[str, str]:
+    """The machine code of each kernel, by its name."""
+    done = subprocess.run([cuobjdump(), "--dump-sass", str(cubin)], capture_output=True, text=True, check=True)
+    return dict(re.findall(r"Function : (\w+)\n(.*?)(?=Function : |\Z)", done.stdout, re.DOTALL))
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_hopper_gets_its_own_tensor_cores(tmp_path):
+    """By nvcc and by NVRTC alike; no other architecture has their instructions."""
+    pytest.importorskip("triton")  # whose cuobjdump serves where the toolkit has none
+    code = {}
+    for name in ("gram.cu", "fused.cu"):
+        source = resources.SOURCES / "cuda" / name
+        for arch in ("90a", "100"):
+            target = tmp_path / f"{source.stem}_{arch}.cubin"
+            command = [NVCC, *resources.FLAGS, f"-I{resources.SOURCES}", "--cubin", f"-arch=sm_{arch}", str(source)]
+            subprocess.run([*command, "-o", str(target)], check=True, capture_output=True)
+            code |= {(kernel, arch): text for kernel, text in instructions(target).items()}
+    library = nvrtc()
+    if library is not None:
+        target = tmp_path / "nvrtc.cubin"
+        target.write_bytes(_cupy.compile_source(Nvrtc(library), _cupy.SOURCES / "cuda/gram.cu", _cupy.target((9, 0))))
+        code |= {(kernel, "NVRTC"): text for kernel, text in instructions(target).items()}
+    with_them = {key for key, text in code.items() if "HGMMA" in text}
+    assert with_them == {
+        key for key in code if key[0] in ("gram_half", "gram_tall", "fused_advantage") and key[1] != "100"
+    }
+    assert len(with_them) == (3 if library is None else 5)
+    assert {key for key, text in code.items() if "HMMA" in text} >= {("gram_half", "100"), ("fused_advantage", "100")}
