@@ -36,14 +36,22 @@ def multiply(
     """G[i, j] = x_i · x_j for i ≤ j and columns first_column ≤ j < first_column + columns of every group."""
     slots, device = gram.shape[0], order.device
     arguments = words(fingerprint, order, begins, ends, scale, gram, reciprocal, first_column, long_group)
-    first, end = first_column // UNIT, (first_column + gram.shape[2]) // UNIT
-    if fingerprint.dtype != torch.float32 and warpgroups(device) and gram.shape[1] >= TALL_FROM:
-        tiles = sum(-(-(column + 1) * UNIT // _TALL) for column in range(first, end))
-        launch("gram_tall", (tiles, slots), _TALL_THREADS, *arguments, shared=_shared(_TALL, 4), device=device)
-        return
-    kernel = "gram_single" if fingerprint.dtype == torch.float32 else "gram_half"
-    tiles = tiles_before(end) - tiles_before(first)
-    launch(kernel, (tiles, slots), THREADS, *arguments, shared=shared_bytes(device), device=device)
+    kernel, rows_of_tile, threads = "gram_half", UNIT, THREADS
+    if fingerprint.dtype == torch.float32:
+        kernel = "gram_single"
+    elif warpgroups(device) and gram.shape[1] >= TALL_FROM:
+        kernel, rows_of_tile, threads = "gram_tall", _TALL, _TALL_THREADS
+    launch(
+        kernel, (_tiles(first_column, gram.shape[1], gram.shape[2], rows_of_tile), slots), threads, *arguments,
+        shared=shared_bytes(device, rows_of_tile), device=device,
+    )  # fmt: skip
+
+
+def _tiles(first_column: int, n_rows: int, columns: int, rows_of_tile: int) -> int:
+    """Blocks for a group's matrix: of a whole one the tiles of the triangle, of some columns all of their rows."""
+    if first_column:
+        return -(-n_rows // rows_of_tile) * (columns // UNIT)
+    return sum(-(-(column + 1) * UNIT // rows_of_tile) for column in range(columns // UNIT))
 
 
 def words(
@@ -75,11 +83,7 @@ def warpgroups(device: torch.device) -> bool:
     return WARPGROUPS and _provider.current().warpgroups(device)
 
 
-def shared_bytes(device: torch.device) -> int:
-    """Bytes of shared memory of a tile."""
-    return _shared(UNIT, 4 if warpgroups(device) else 3)
-
-
-def _shared(rows: int, stages: int) -> int:
-    """Stages of a tile's rows and columns, 128 bytes each; where they begin, and a bit for each."""
-    return (rows + UNIT) * (stages * 128 + 8) + (rows + UNIT) // 8
+def shared_bytes(device: torch.device, rows_of_tile: int = UNIT) -> int:
+    """Bytes of shared memory of a tile: stages of its rows and columns, 128 bytes each; where they begin; a bit for each."""
+    rows_of_stage = rows_of_tile + UNIT
+    return rows_of_stage * ((4 if warpgroups(device) else 3) * 128 + 8) + rows_of_stage // 8

@@ -4,31 +4,36 @@
 namespace bipace {
 namespace {
 
-// The block's group in a tile that is to be placed; true where the group is for this launch and has such columns: the
-// same for every thread, and known to be.
+// Whether the group is for this launch and has such a tile: the same for every thread, and known to be.
 template <int high>
 BIPACE_DEVICE bool is_there(const gram::TileOf<high>& tile) {
-  return gpu::shuffle(tile.block_j * gram::kTile < tile.n, 0);
+  const int after = (tile.block_j + 1) * gram::kTile;  // the first column after the tile
+  return gpu::shuffle(tile.block_j * gram::kTile < tile.n && tile.block_i * high < after, 0);
 }
 
+// The block's tile.  Of a whole matrix column after column of blocks; of some columns of a long group row after row, so
+// that blocks at work together share rows, which come from memory once.
 template <int high>
 BIPACE_DEVICE gram::TileOf<high> tile_of(const GramArgs& a) {
   const int64_t slot = gpu::block_y(), begin = a.begins[slot], length = a.ends[slot] - begin;
-  const int64_t first = a.first_column / gram::kTile;
   const int n = length < a.long_group ? static_cast<int>(length) : 0;
   gram::TileOf<high> tile{
       a, begin, n, 0, 0, a.gram + slot * a.n_rows * a.columns, a.reciprocal + begin, gpu::shared_memory()};
-  if (high == gram::kTile) {
-    gram::triangle(gpu::block() + gram::tiles_before(first), tile.block_i, tile.block_j);
+  if (a.first_column > 0) {
+    const int64_t columns = a.columns / gram::kTile;
+    tile.block_i = static_cast<int>(gpu::block() / columns);
+    tile.block_j = static_cast<int>(a.first_column / gram::kTile + gpu::block() % columns);
+  } else if (high == gram::kTile) {
+    gram::triangle(gpu::block(), tile.block_i, tile.block_j);
   } else {
-    gram::tall_triangle(gpu::block(), first, tile.block_i, tile.block_j);
+    gram::tall_triangle(gpu::block(), tile.block_i, tile.block_j);
   }
   return tile;
 }
 
 }  // namespace
 
-// Blocks of all: (tiles of the launch's columns in the longest group, slots).
+// Blocks of all: (tiles of the longest group, slots).
 BIPACE_KERNEL(gram_half, GramArgs, gram::kThreads) {
   const gram::Tile tile = tile_of<gram::kTile>(a);
   if (is_there(tile)) gram::multiply_tile_half(tile);

@@ -67,9 +67,9 @@ BIPACE_DEVICE void triangle(int64_t tile, int& block_i, int& block_j) {
   block_i = static_cast<int>(tile - tiles_before(c));
 }
 
-// The same of tall tiles, from the column of blocks `first` on: as many as reach down to the diagonal.
-BIPACE_DEVICE void tall_triangle(int64_t tile, int64_t first, int& block_i, int& block_j) {
-  for (block_j = static_cast<int>(first);; ++block_j) {
+// The same of tall tiles: in each column of blocks as many as reach down to the diagonal.
+BIPACE_DEVICE void tall_triangle(int64_t tile, int& block_i, int& block_j) {
+  for (block_j = 0;; ++block_j) {
     const int64_t rows = ((block_j + 1) * kTile + kTall - 1) / kTall;
     if (tile < rows) break;
     tile -= rows;
