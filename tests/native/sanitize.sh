@@ -51,6 +51,9 @@ else
       twin+=("$root/tests/on_device/test_$name.py")
     done
     twin+=("$root/tests/on_device/test_fused.py::test_padding_bad_rows_and_rows_of_extreme_length")
+    for name in some_columns rows_of_extreme_length rows_of_any_order_and_stride; do
+      twin+=("$root/tests/on_device/test_cuda_gram.py::test_$name")
+    done
   fi
 fi
 under_sanitizers -m pytest -q -p no:cacheprovider --capture=sys -c "$root/pyproject.toml" --rootdir "$root" \

@@ -176,6 +176,9 @@ void resume(Fibre& fibre) {
 
 void prepare(Fibre& fibre) {
   if (!fibre.stack) fibre.stack.reset(new unsigned char[kStack]);  // a block follows another on the same stacks
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(fibre.stack.get(), kStack);  // what a fibre left that never returned
+#endif
   uintptr_t top = reinterpret_cast<uintptr_t>(fibre.stack.get() + kStack) & ~static_cast<uintptr_t>(63);
   void** at = reinterpret_cast<void**>(top) - 1;  // as after a call: the stack is 8 beyond a multiple of 16
   *at = nullptr;
