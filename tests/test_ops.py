@@ -18,9 +18,8 @@ from op_cases import OPS, op_cases
 from test_theorems import OUTPUTS
 
 import bipace_kernels as bk
-from bipace_kernels import _handles, _ops
+from bipace_kernels import _dispatch, _handles, _ops
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 COMPILED = [name for name in CONFIGS if name != "bipace_similar"]  # texts are no tensors
 BATCH = make_batch(0)
 NEW = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
@@ -29,6 +28,19 @@ NEW = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
     torch.compiler.reset()
+
+
+@pytest.fixture(params=["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in _dispatch._AUTO["cuda"])])
+def device(request, monkeypatch):
+    """The CPU, and a GPU by each backend that it has: ops take "auto", which would run the best alone."""
+    if request.param == "cpu":
+        return "cpu"
+    status = bk.backends()[request.param]
+    if not status.available:
+        pytest.skip(str(status))
+    monkeypatch.setenv("BIPACE_BACKEND", request.param)
+    assert _dispatch.taken_for("cuda") == (request.param, "")
+    return "cuda"
 
 
 def given_of(batch, device="cpu", **changes):
@@ -58,7 +70,6 @@ def call(given, layout, config):
     return bk.advantage(layout=layout, config=config, **given)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", OPS)
 def test_opcheck(name, device):
     op = getattr(torch.ops.bipace, name).default
@@ -73,7 +84,6 @@ def test_every_op_has_a_case():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("device", DEVICES)
 def test_compiled_gives_the_same_bits(backend, device):
     """One function for every configuration, with arithmetic of the caller's around the call."""
 
@@ -90,7 +100,6 @@ def test_compiled_gives_the_same_bits(backend, device):
         assert torch.equal(doubled, want.advantage * 2)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_compiled_with_bad_values_padding_and_copies(device):
     batch = BATCH.take(np.concatenate((np.arange(BATCH.n), [0, 5, BATCH.n - 1])))
     batch.rewards[[3]] = np.nan
@@ -146,7 +155,6 @@ def test_a_gradient_stops_here():
         assert not torch.ops.bipace.scan_rows(args[0].clone().requires_grad_(), *args[1:], **kwargs).requires_grad
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_whole_loss_compiles(device):
     """With the defaults of advantage(), over the tokens, and back to the caller's own gradients."""
     lay, given = layout_of(BATCH), given_of(BATCH, device, observation=None)
