@@ -16,7 +16,7 @@ import bipace_kernels as bk
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_measure import all_cores
-from .gpu_report import BY_WARPS, DECISIONS, FUSED, GRAM, SQUARE, STAGE, TALL
+from .gpu_report import BY_STAGES, BY_WARPS, DECISIONS, FUSED, GRAM, SQUARE, STAGE, TALL
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
@@ -78,7 +78,7 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
         kernels, reciprocal = module(backend, "clusters"), empty(n)
         part = lay.group_offsets[:-1], lay.group_offsets[1:]
         batch = kernels.Batch(x.fingerprint, lay.order, lay.group_offsets, kind, scale, lay.n_groups, lay.longest_group)
-        scan = kernels.Scan(batch, *part, reciprocal, lowest, side, side, beyond)
+        scan = module(backend, "scan").Scan(kind, *part, reciprocal, lowest, side, side, beyond)
 
         def multiply() -> None:
             batch._multiply(*part, products, reciprocal, 0, beyond)
@@ -217,7 +217,7 @@ def stages(x: Batch, backend: str) -> list[Case]:
 
 
 def _fused(x: Batch, backend: str, returns: torch.Tensor, episodes: torch.Tensor) -> list[Case]:
-    """clusters, values and combine in one launch, where the backend has one and the groups fit."""
+    """clusters, values and combine in one launch, where the backend has one and the groups fit; clusters by several."""
     if backend != "cuda":
         return []
     lay, fused = x.on_device, module(backend, "fused")
@@ -236,12 +236,14 @@ def _fused(x: Batch, backend: str, returns: torch.Tensor, episodes: torch.Tensor
         labels: torch.Tensor = out[4]
         return labels
 
-    by_warps = (
-        [(FUSED + BY_WARPS, _with(call, WARPGROUPS=False), x.cluster_need, x.check_labels)]
-        if _by_groups(x, backend)
-        else []
-    )
-    return [(FUSED, call, x.cluster_need, x.check_labels), *by_warps]
+    def by_stages() -> torch.Tensor:
+        with mock.patch.object(fused, "plan", return_value=None):
+            return clusters(x, backend)
+
+    calls = {FUSED: call, STAGE + BY_STAGES: by_stages}
+    if _by_groups(x, backend):
+        calls[FUSED + BY_WARPS] = _with(call, WARPGROUPS=False)
+    return [(name, what, x.cluster_need, x.check_labels) for name, what in calls.items()]
 
 
 def presets(x: Batch, backend: str) -> list[Case]:

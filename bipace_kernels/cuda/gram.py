@@ -10,12 +10,9 @@ from ._launch import launch
 Tensor = torch.Tensor
 
 UNIT = 128  # sides of matrices are multiples of it, and of tiles
-WARPGROUPS = (
-    True  #: whether tensor cores are fed by groups of four warps on GPUs that have them (9.0); the bits may differ
-)
-TALL_FROM = (
-    1_025  # rows of a matrix that is cut into tall tiles there: smaller ones have few tiles as it is (not measured)
-)
+#: Whether groups of four warps feed the tensor cores of GPUs that have it so (9.0); the bits may differ.
+WARPGROUPS = True
+TALL_FROM = 384  # rows of a matrix that is cut into tall tiles there: from here on they are fewer (not measured)
 # As in csrc/cuda/gram.h.
 THREADS, _TALL_THREADS = 512, 384
 _TALL = 192  # rows of a tall tile

@@ -1,5 +1,5 @@
 // From rows that have been looked at to the advantages of cosine clusters in one launch: Gram matrix, decisions,
-// numbers, step term, total.
+// numbers, step term, total; or to the clusters.
 //
 // As many blocks as run at once share two lists of work. A block takes a group, and in the end writes its results; and
 // it takes tiles of Gram matrices, anybody's, whenever its group's next decisions need products that are not there yet
@@ -10,6 +10,7 @@
 //     decide     a group's records, as far as its columns are there               scan.h
 //     number     a group's clusters; tell how many
 //     finish     when all earlier groups have told: labels, step terms, totals    estimators.h
+//                (or labels alone)
 //
 // Nobody can wait for ever, however few blocks run and in whatever order: a block waits only for tiles that somebody
 // has taken, and a tile waits for nothing; or for the clusters of earlier groups, all of which somebody has taken too,
@@ -37,6 +38,7 @@ struct FusedArgs {
   int64_t together;   // groups whose tiles are taken column by column
   int64_t parts;      // of `together` groups each
   int32_t* progress;  // zeros before: groups taken, tiles taken; [slots] clusters + 1; [slots, columns / 128] tiles
+  int64_t* labels;    // [M]; not null: clusters of records, −1 where not taken, are all that is wanted
 };
 
 namespace {
@@ -298,6 +300,10 @@ BIPACE_DEVICE void finish(const FusedArgs& a, const scan::Group& g, const Desk& 
   for (int i = t; i < g.n; i += kThreads) {
     const int k = g.decided.joined[i];
     s.label[i] = g.kind[i] == 2 ? kNone : g.decided.members[k < 0 ? i : g.decided.leader[k]];
+  }
+  if (a.labels) {
+    for (int i = t; i < g.n; i += kThreads) a.labels[g.begin + i] = s.label[i] == kNone ? -1 : desk.base + s.label[i];
+    return;
   }
   gpu::sync_block();
   if (gpu::warp() == 0) find_places(s, g.n, desk.clusters);

@@ -8,10 +8,16 @@ import torch
 from certificate import margins, replay
 from ragged import sentinels, stage
 
-clusters = stage("clusters")
+clusters, fused, scan = stage("clusters"), stage("fused"), stage("scan")
 
 EPSILONS = [0.01, 0.05, 0.3]
 SIZES = [40, 300, 3, 257, 128]
+
+
+@pytest.fixture(autouse=True)
+def one_launch_for_each_stage(monkeypatch):
+    """test_fused.py compares the launch of all of them."""
+    monkeypatch.setattr(fused, "plan", lambda *_: None)
 
 
 def mixture(seed: int, n: int, dim: int, count: int, noise: float) -> torch.Tensor:
@@ -46,7 +52,7 @@ def test_labels_depend_on_no_cut(device, monkeypatch, whole, long_group, columns
     """Groups by blocks of columns and at once, S near and far: every record the same cluster, in any batch."""
     monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
     monkeypatch.setattr(clusters, "COLUMNS", columns)
-    monkeypatch.setattr(clusters, "MOST_SHARED", shared)
+    monkeypatch.setattr(scan, "MOST_SHARED", shared)
     x = mixture(1, sum(SIZES), 48, 60, 0.9)
     found = sweep(device, x, SIZES)
     assert int(found[0].max()) > 400 and int(found[2].max()) > 20  # singletons, and clusters with many members
@@ -60,7 +66,7 @@ def test_groups_take_turns(device, monkeypatch):
     x = mixture(2, sum(SIZES), 32, 12, 0.4)
     together = sweep(device, x, SIZES)
     for room in (1, 384 * 384 * 2, 5 * 70 * 384 * 2):
-        monkeypatch.setattr(clusters, "ROOM", room)
+        monkeypatch.setattr(scan, "ROOM", room)
         assert torch.equal(sweep(device, x, SIZES), together)
 
 
@@ -90,3 +96,27 @@ def test_more_radii_than_one_launch_writes(device, monkeypatch, long_group):
     for e in (0, 23, 46, 63, 64, 69):
         assert torch.equal(found[e], sweep(device, x, [20, 70], [epsilons[e]])[0])
     assert len({tuple(row.tolist()) for row in found}) > 5
+
+
+@pytest.mark.parametrize("long_group", [8192, 250])
+def test_few_long_groups_among_many_short_ones(device, monkeypatch, long_group):
+    """Matrices of two sizes, or blocks of columns besides: the labels of one size for all."""
+    sizes = [3, 1, 130, 2, 5, 300, 4, 1, 1, 6, 128, 2, 7, 1, 257, 3]
+    x = mixture(8, sum(sizes), 48, 12, 0.5)
+    want = sweep(device, x, sizes)
+    made, real = [], clusters.Batch._cluster_whole
+    monkeypatch.setattr(
+        clusters.Batch, "_cluster_whole", lambda self, *args: (made.append(args[2:4]), real(self, *args))
+    )
+    monkeypatch.setattr(clusters, "MIDDLE", 128)
+    monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
+    monkeypatch.setattr(clusters, "COLUMNS", 128)
+    assert torch.equal(sweep(device, x, sizes), want)
+    assert made == [(127, 128), (min(300, long_group - 1), long_group)]
+
+
+def test_a_long_group_alone_has_no_matrix_of_its_own(device, monkeypatch):
+    monkeypatch.setattr(clusters, "LONG_GROUP", 128)
+    monkeypatch.setattr(clusters, "COLUMNS", 128)
+    monkeypatch.setattr(clusters.Batch, "_cluster_whole", lambda *_: pytest.fail("there is no short group"))
+    sweep(device, mixture(9, 200, 16, 5, 0.5), [200])

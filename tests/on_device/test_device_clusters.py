@@ -14,11 +14,12 @@ import bipace_kernels as bk
 from bipace_kernels.reference import clusters as reference
 
 clusters, gram, rows = stage("clusters"), stage("gram"), stage("rows")
+scan = stage("scan")
 if BACKEND == "triton":
-    equal, long_groups, scan = stage("equal"), stage("long_groups"), stage("scan")
+    equal, long_groups, limits = stage("equal"), stage("long_groups"), clusters
     TILES, SHAPES = ["LARGE", "SMALL", "FLOAT32"], ["SHORT", "MEDIUM", "WIDE"]
 else:
-    equal, long_groups = rows, clusters
+    equal, long_groups, limits = rows, clusters, scan
     TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -153,7 +154,7 @@ def test_many_clusters(device, shape, monkeypatch):
         if shape == "WIDE":
             monkeypatch.setattr(scan, "OPPOSED", scan.tl.constexpr(2.0))
     elif shape == "far":
-        monkeypatch.setattr(clusters, "MOST_SHARED", 50_000)  # room for 87 clusters
+        monkeypatch.setattr(scan, "MOST_SHARED", 50_000)  # room for 87 clusters
     x = mixture(5, 170, 48, 90, common=0.5)
     labels = run(device, x, [150, 20], 0.2)
     check(x, [150, 20], 0.2, labels)
@@ -317,7 +318,7 @@ def test_a_batch_in_parts(device, monkeypatch):
     x = mixture(6, sum(sizes), 19, 6)
     together = sweep(device, x, sizes)
     for matrices in (1, 3, 14):
-        monkeypatch.setattr(clusters, "ROOM", matrices * gram.UNIT**2)
+        monkeypatch.setattr(limits, "ROOM", matrices * gram.UNIT**2)
         assert torch.equal(sweep(device, x, sizes), together)
         assert torch.equal(run(device, x, sizes, EPSILONS[2]), together[2])
 

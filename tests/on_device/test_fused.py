@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from batches import make_batch
-from ragged import ON_CPU, same_bits, stage
+from ragged import ON_CPU, same_bits, sentinels, stage
 from test_theorems import OUTPUTS
 
 import bipace_kernels as bk
@@ -47,7 +47,7 @@ def launched(device, monkeypatch):
     if plan(400, device=device) is None:
         pytest.skip("blocks of this GPU have too little shared memory for one launch")
     names, real = [], fused.launch
-    for module in (fused, clusters, stage("values"), stage("combine"), stage("gram"), stage("rows")):
+    for module in (fused, clusters, stage("scan"), stage("values"), stage("combine"), stage("gram"), stage("rows")):
         monkeypatch.setattr(
             module, "launch", lambda name, *args, **options: (names.append(name), real(name, *args, **options))
         )
@@ -211,7 +211,7 @@ def test_copies_of_a_step_go_stage_by_stage(device, launched):
     want = bk.advantage(config=config, backend="reference", **twice)
     launched.clear()
     got = bk.advantage(config=config, backend="cuda", **on(device, twice))
-    assert "fused_advantage" not in launched
+    assert {"fused_advantage", "combine"} <= set(launched)  # the clusters alone in one launch
     assert torch.equal(got.cluster.cpu(), want.cluster)
     merged = bk.layout(group=twice["group"], trajectory=twice["trajectory"], step=twice["step"]).once()
     ids = {"group": None, "trajectory": None, "step": None, "layout": merged}
@@ -222,6 +222,38 @@ def test_copies_of_a_step_go_stage_by_stage(device, launched):
     got = bk.advantage(config=counted, backend="cuda", **on(device, twice))
     assert "fused_advantage" in launched
     assert torch.equal(got.cluster.cpu(), bk.advantage(config=counted, backend="reference", **twice).cluster)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_clusters_alone(dtype, device, launched):
+    """The labels that Gram matrices, decisions and numbers give one after the other; records set aside and bad ones too."""
+    sizes = [140, 0, 1, 260, 33]
+    n = sum(sizes)
+    x = mixture(sizes, seed=7)["fingerprint"].to(dtype)
+    x[5] = float("nan")
+    x[150] = 0.0
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(3)).to(device)
+    offsets = torch.tensor([0, *np.cumsum(sizes)], device=device)
+    taken = (torch.arange(n) % 9 > 0).to(device)
+    usable = (clusters.scan_rows(x.to(device), order) == 0) & (torch.arange(n) % 7 > 0).to(device)
+
+    def labels(usable, taken):
+        launched.clear()
+        with sentinels():
+            return clusters.cluster_cosine(
+                x.to(device), order, offsets, usable, 0.1, n_groups=len(sizes), longest_group=260, taken=taken
+            ).cpu()
+
+    for marks in ((usable, taken), (None, None)):
+        one = labels(*marks)
+        assert launched == ["look_at_rows", "fused_advantage"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fused, "plan", lambda *_: None)
+            several = labels(*marks)
+        assert "scan_groups" in launched
+        assert torch.equal(one, several)
+        assert bool((one == -1).any()) == (marks[1] is not None)
+        assert int(one.max()) > 10
 
 
 @pytest.mark.skipif(ON_CPU, reason="needs blocks that really run at once, and a GPU's sizes")
