@@ -281,7 +281,7 @@ struct Room {
   }
 };
 
-// Bytes of shared memory that room_of lays out (shared_bytes of bipace_kernels/cuda/clusters.py).
+// Bytes of shared memory that room_of lays out (shared_bytes of bipace_kernels/cuda/scan.py).
 BIPACE_DEVICE int64_t shared_bytes(int64_t capacity) { return 3 * sizeof(Stage) + 2 * kPanel * capacity * 4 + 16; }
 
 BIPACE_DEVICE Room room_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t slots, unsigned char* shared) {
