@@ -69,8 +69,14 @@ if(bipace_cuda)
   string(REPLACE "a" "" newest "${newest}")
   list(TRANSFORM bipace_cuda_archs REPLACE "^90a?$" "90a")
   list(REMOVE_DUPLICATES bipace_cuda_archs)
-  list(TRANSFORM bipace_cuda_archs APPEND "-real" OUTPUT_VARIABLE CMAKE_CUDA_ARCHITECTURES)
+  # Those with a letter go to nvcc as options: CMake 3.24 takes nothing but numbers in CMAKE_CUDA_ARCHITECTURES.
+  set(CMAKE_CUDA_ARCHITECTURES ${bipace_cuda_archs})
+  list(FILTER CMAKE_CUDA_ARCHITECTURES INCLUDE REGEX "^[0-9]+$")
+  list(TRANSFORM CMAKE_CUDA_ARCHITECTURES APPEND "-real")
   list(APPEND CMAKE_CUDA_ARCHITECTURES "${newest}-virtual")
+  set(bipace_cuda_lettered ${bipace_cuda_archs})
+  list(FILTER bipace_cuda_lettered EXCLUDE REGEX "^[0-9]+$")
+  list(TRANSFORM bipace_cuda_lettered REPLACE "(.+)" "--generate-code=arch=compute_\\1,code=sm_\\1")
   list(TRANSFORM bipace_cuda_archs PREPEND "sm_" OUTPUT_VARIABLE bipace_cuda_built)
   list(APPEND bipace_cuda_built "compute_${newest}")
   list(JOIN bipace_cuda_built " " bipace_cuda_built)
@@ -94,6 +100,7 @@ if(bipace_cuda)
   # --fmad=false as -ffp-contract=off on the CPU: a fused multiply-add where the source says so and nowhere else.
   target_compile_options(bipace_cuda PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>
+    "$<$<COMPILE_LANGUAGE:CUDA>:${bipace_cuda_lettered}>"
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xfatbin -compress-all>"
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow>)
   set_source_files_properties(csrc/cuda/launch.cpp PROPERTIES

@@ -179,6 +179,36 @@ def test_cuda_that_is_asked_for_and_missing_fails_the_build(tmp_path):
     assert "BIPACE_CUDA must be auto, 0 or 1, got 'yes'" in configure("yes").stderr
 
 
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake, which is not on the PATH here")
+@pytest.mark.parametrize(
+    ("wish", "architectures", "options"),
+    [
+        ("90", "90-virtual", "90a"),
+        ("90a;120;80", "80-real;120-real;120-virtual", "90a"),
+        ("80", "80-real;80-virtual", ""),
+    ],
+)
+def test_architectures_with_a_letter_are_options_of_nvcc(wish, architectures, options, tmp_path):
+    """Every CMake since 3.22 takes such a list; 3.24 refuses one with a letter.  CUDA itself is not looked for."""
+    (tmp_path / "CMakeLists.txt").write_text(f"""
+cmake_minimum_required(VERSION 3.22)
+project(p LANGUAGES NONE)
+macro(enable_language language)
+  message(FATAL_ERROR "<${{CMAKE_CUDA_ARCHITECTURES}}> <${{bipace_cuda_lettered}}>")
+endmacro()
+include({ROOT / "cmake/cuda.cmake"})
+""")
+    done = subprocess.run(
+        ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build"), "-DBIPACE_CUDA=1", f"-DBIPACE_CUDA_ARCHS={wish}",
+         "-DBIPACE_NVCC=nvcc", "-G", "Unix Makefiles", "-DCMAKE_MAKE_PROGRAM=true"],
+        capture_output=True, text=True, check=False, env={**os.environ, "CUDACXX": "nvcc"},
+    )  # fmt: skip
+    found = re.search(r"<(.*?)>\s+<(.*?)>", done.stderr)
+    assert found, done.stderr
+    assert found[1] == architectures
+    assert found[2] == (options and f"--generate-code=arch=compute_{options},code=sm_{options}")
+
+
 def test_wheel_works_without_compiler_or_sources(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
