@@ -30,11 +30,14 @@ class Wheel:
         device: torch.device,
     ) -> None:
         stream = torch.cuda.current_stream(device).cuda_stream
-        if device.index == torch.cuda.current_device():
-            self._module.launch(kernel, *grid, threads, shared, words, stream)
+        current = torch.cuda.current_device()
+        index = current if device.index is None else device.index
+        if index == current:
+            self._module.launch(kernel, *grid, threads, shared, words, index, stream)
             return
-        with torch.cuda.device(device):
-            self._module.launch(kernel, *grid, threads, shared, words, stream)
+        # The module makes the GPU current to its own CUDA runtime; that torch's is as before, torch sees to.
+        with torch.cuda.device(index):
+            self._module.launch(kernel, *grid, threads, shared, words, index, stream)
 
     def shared_memory(self, device: torch.device) -> int:
         return int(self._module.shared_memory(torch.cuda.current_device() if device.index is None else device.index))

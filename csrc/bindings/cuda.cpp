@@ -5,9 +5,10 @@
 namespace bipace {
 namespace {
 
-// Puts a kernel on a stream of the current device; `words` is its struct, `stream` the address of a cudaStream_t.
+// Puts a kernel on a stream of a GPU; `words` is its struct, `device` the GPU's index as torch has it, `stream` the
+// address of a cudaStream_t.
 void launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64_t shared, const py::bytes& words,
-            uintptr_t stream) {
+            int device, uintptr_t stream) {
   const cuda::Kernel* kernel = cuda::find(name);
   if (!kernel) throw std::runtime_error(std::string("this build has no CUDA kernel named ") + name);
   char* data = nullptr;
@@ -16,7 +17,7 @@ void launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64
   Status status;
   {
     py::gil_scoped_release release;  // a launch waits where the stream's queue is full
-    status = cuda::launch(*kernel, {grid_x, grid_y, threads, shared}, data, static_cast<size_t>(size),
+    status = cuda::launch(*kernel, {grid_x, grid_y, threads, shared}, data, static_cast<size_t>(size), device,
                           pointer<void>(stream));
   }
   raise_if_failed(status);

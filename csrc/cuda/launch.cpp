@@ -60,13 +60,19 @@ Status failed(const Kernel& kernel, const Shape& shape, cudaError_t error) {
   return Status::error(text);
 }
 
+// Makes a GPU the current one of the calling thread, to this runtime too.  The runtime is linked into this module and
+// torch has another: what torch made current is what this one goes by only as far as both ask the driver.
+cudaError_t make_current(int device) {
+  int current = 0;
+  const cudaError_t error = cudaGetDevice(&current);
+  return error != cudaSuccess || current == device ? error : cudaSetDevice(device);
+}
+
 // Lets the kernel have more shared memory than every kernel may, on the current device.  Asked once per kernel, device
 // and larger size, and never lowered: another thread may be about to launch with more.
-cudaError_t allow_shared(const Kernel& kernel, int64_t bytes) {
+cudaError_t allow_shared(const Kernel& kernel, int64_t bytes, int device) {
   static std::mutex mutex;
   static std::map<std::pair<const Kernel*, int>, int64_t> allowed;
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   const std::lock_guard<std::mutex> lock(mutex);
   int64_t& most = allowed[{&kernel, device}];
   if (bytes <= most) return cudaSuccess;
@@ -93,22 +99,22 @@ const Kernel* find(const char* name) {
 
 // The runtime is linked into this module, so its last error is ours alone: torch neither sees nor clears it.  What
 // sticks to the context comes back from the launch itself.
-Status launch(const Kernel& kernel, const Shape& shape, const void* struct_of_args, size_t n_bytes, void* stream) {
+Status launch(const Kernel& kernel, const Shape& shape, const void* struct_of_args, size_t n_bytes, int device,
+              void* stream) {
   if (n_bytes != kernel.args_bytes) {
     return Status::error(described(kernel, shape) + " takes " + std::to_string(kernel.args_bytes / sizeof(uint64_t)) +
                          " arguments, got " + std::to_string(n_bytes / sizeof(uint64_t)));
   }
-  if (shape.shared > kSharedWithoutAsking) {
-    const cudaError_t error = allow_shared(kernel, shape.shared);
-    if (error != cudaSuccess) return failed(kernel, shape, error);
-  }
+  cudaError_t error = make_current(device);
+  if (error == cudaSuccess && shape.shared > kSharedWithoutAsking) error = allow_shared(kernel, shape.shared, device);
+  if (error != cudaSuccess) return failed(kernel, shape, error);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y), 1);
   config.blockDim = dim3(static_cast<unsigned>(shape.threads), 1, 1);
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared);
   config.stream = static_cast<cudaStream_t>(stream);
   void* args[] = {const_cast<void*>(struct_of_args)};  // the struct itself is the kernel's one argument
-  const cudaError_t error = cudaLaunchKernelExC(&config, kernel.entry, args);
+  error = cudaLaunchKernelExC(&config, kernel.entry, args);
   return error == cudaSuccess ? Status::ok() : failed(kernel, shape, error);
 }
 

@@ -29,9 +29,9 @@ struct Shape {
   int64_t shared;  // bytes per block
 };
 
-// Launches on the current device and the given stream, from any thread; waits for nothing.  `args` is the kernel's
-// struct. An error names the kernel and its shape.
-Status launch(const Kernel& kernel, const Shape& shape, const void* args, size_t n_bytes, void* stream);
+// Launches on a GPU, by its index in this process, and a stream of it, from any thread; waits for nothing.  `args` is
+// the kernel's struct.  An error names the kernel and its shape.
+Status launch(const Kernel& kernel, const Shape& shape, const void* args, size_t n_bytes, int device, void* stream);
 
 // Driver found and runtime built in, as CUDA numbers them (13000: 13.0); a driver of 0: there is none.
 struct Versions {
