@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING
 
 from . import report, roofline
 from .measure import Effort, machine, threads
 from .stages import STAGES, Context, Results, targets
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PROGRAMS = {
     "gpu": "the Triton backend on this machine's GPU",
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if words and words[0] in PROGRAMS:
         return int(importlib.import_module(f"{__package__}.{words[0]}").main(words[1:]))
+    from rich.console import Console  # not above: `bench gpu` runs on machines that have torch, Triton and little else
+
     arguments = _parser().parse_args(words)
     chosen = list(STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))  # once each
     console = Console(width=None if sys.stdout.isatty() else 200)
@@ -113,6 +116,9 @@ def _effort(arguments: argparse.Namespace, *, seconds: float) -> Effort:
 
 
 def _progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     return Progress(
         SpinnerColumn(),
         BarColumn(bar_width=24),

@@ -8,15 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from .measure import Machine
 from .roofline import Ceilings
 from .stages import CLONE, Point, Results, Row, Target, growth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from rich.console import Console
 
 SCHEMA = 1
 
@@ -132,6 +130,8 @@ def show(console: Console, machine: Machine, ceilings: Ceilings, results: Result
 def _table(
     console: Console, title: str, header: Sequence[str], cells: Sequence[Sequence[str]], bold: Sequence[bool] = ()
 ) -> None:
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in header:
         number = name not in ("workload", "side", "dtype", "result", "case", "shape", "series", "target")
