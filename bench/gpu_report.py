@@ -212,7 +212,8 @@ def _section(part: Found) -> list[str]:
     for backend in LIMITS:
         if found := steps([part], backend):
             told = ", ".join(f"{ns:.0f} ns at K = {k:,}" for k, ns in found)
-            lines += [f"One decision of {backend}'s scan, in one group: {told}.", ""]
+            grow = "in one group, a mean while clusters grow from 0 to K"
+            lines += [f"One decision of {backend}'s scan, {grow}: {told}.", ""]
     if part["rows"]:
         lines += [*_markdown(_HEADER, (_cells(r) for r in part["rows"])), ""]
     if sides := _sides(part):
