@@ -42,7 +42,6 @@ OPTIONAL = {
     "sentence_transformers": "community_detection as a competitor",
     "threadpoolctl": "setting the threads of NumPy's BLAS",
     "cupy": "the micro-kernel by NVRTC (nvcc is tried instead), CUDA kernels where the build has none",
-    "rich": "the benchmarks' program",
 }
 
 
