@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 # Missing, each takes something out of the run; what, stands here.
 OPTIONAL = {
     "pytest": "tests: all of them",
-    "hypothesis": "tests: all of them (tests/conftest.py)",
+    "hypothesis": "tests that draw their data",
     "xdist": "tests: run one after another",
     "xxhash": "tests of action keys against the library",
     "tokenizers": "action keys from token ids, the whole chain",
@@ -92,7 +92,8 @@ def tests(part: Part, folder: Path, seconds: float, dry: bool, say: Say, backend
     spread = ["-n", str(min(8, all_cores())), "--dist", "load"]
     if dry or any("xdist" in line for line in part.lines):
         spread = []
-    argv = [sys.executable, "-m", "pytest", *where, "-v", "-ra", "--tb=short", "-p", "no:cacheprovider", *spread]
+    argv = [sys.executable, "-m", "pytest", *where, "-v", "-ra", "--tb=short", "-p", "no:cacheprovider", *spread,
+            "--continue-on-collection-errors"]  # fmt: skip
     status = run_to_end(argv, log, seconds=seconds, env={"BIPACE_TEST_BACKEND": backend, **more})
     found = outcomes(log.read_text(errors="replace"))
     counts = ", ".join(f"{len(found[k])} {k.lower()}" for k in ("PASSED", "FAILED", "ERROR", "SKIPPED"))

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 import trained_tokenizers
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
 from bipace_kernels.cpu import action_keys as cpu
 
+xxhash = pytest.importorskip("xxhash", reason="xxhash is not installed")
 BACKENDS = ["reference", "cpu"]
 MODES = ["action_tag", "first_n", "text"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -288,17 +289,34 @@ def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
     assert bool(names["triton"]) == (name in gpu.PARTS)
 
 
-def test_torch_and_numpy_are_enough(tmp_path):
-    """`bench gpu` runs on a machine that has none of the rest, whatever it is needed for elsewhere."""
-    others = ["rich", "typer", "pyarrow", "matplotlib", "tqdm", *checks.OPTIONAL]
-    code = (
-        f"import runpy, sys; sys.modules.update(dict.fromkeys({others}, None)); "
-        f"runpy.run_module({PACKAGE!r}, run_name='__main__', alter_sys=True)"
-    )
-    argv = [sys.executable, "-c", code, "gpu", "ceilings", "--dry", "--out", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=200)
+# What neither the measurements nor most tests on a GPU may need, though parts of the package do.
+OTHERS = ["rich", "typer", "pyarrow", "matplotlib", "tqdm", *(set(checks.OPTIONAL) - {"pytest"})]
+
+
+def without_others(module, *arguments):
+    """`python -m module` where none of them is installed."""
+    code = f"import runpy, sys; sys.modules |= dict.fromkeys({OTHERS}); runpy.run_module({module!r}, None, '__main__', True)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=200,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_torch_and_numpy_are_enough_to_measure(tmp_path):
+    without_others(PACKAGE, "gpu", "ceilings", "--dry", "--out", str(tmp_path))
     assert (tmp_path / "gpu.md").exists()
+
+
+def test_tests_on_a_gpu_need_pytest_alone():
+    """Those that draw their data say so; modules that need more are left out, and none breaks the collection."""
+    tests = Path(__file__).resolve().parent
+    told = without_others("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only", str(tests))
+    assert "on_device/test_device_clusters.py" in told and "error" not in told.splitlines()[-1]
+    assert "hypothesis is not installed" in without_others(
+        "pytest", "-p", "no:cacheprovider", f"{tests / 'test_theorems.py'}"
+    )
 
 
 def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch):

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
 from bipace_kernels.cpu import ngrams as cpu
 
+xxhash = pytest.importorskip("xxhash", reason="xxhash is not installed")
 BACKENDS = ["reference", "cpu"]
 
 

@@ -8,6 +8,10 @@ import json
 import random
 from typing import Any
 
+import pytest
+
+pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 VERBS = ["go to", "take", "put", "open", "close", "examine", "heat", "cool", "clean", "use", "click", "search", "think"]
