@@ -269,6 +269,14 @@ def test_rows_of_the_cuda_kernels(monkeypatch):
     assert sum(name.startswith("cuda: inside clusters") for name in names) == 5
 
 
+def test_the_smoke_run_of_the_cuda_kernels(monkeypatch):
+    """By the twin: it puts its own sizes into modules of the package, which have to have them."""
+    smoke = importlib.import_module(f"{PACKAGE}.gpu_smoke")
+    cuda_twin.run_on_cpu(cuda_twin.of_checkout(), monkeypatch.setattr)
+    lines, fine = smoke.run(torch.device("cpu"), ["cuda"], small=True)
+    assert fine, lines
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["smoke", "tests-cuda", "short", "sweep", "stages", "others", "sanitize-cuda"])
 def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
