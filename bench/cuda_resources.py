@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from bipace_kernels.cuda._cupy import target
+
 from .resources import SHARED_LIMIT
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"
@@ -81,7 +83,7 @@ def compile_source(source: Path, arch: int, flags: Sequence[str] = FLAGS) -> lis
         "-v",
         "--cubin",
         "-arch",
-        f"sm_{arch}{'a' if arch == 90 else ''}",  # as in cmake/cuda.cmake
+        target(divmod(arch, 10)),
         "-o",
         "/dev/null",
         str(source),
