@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ragged import BACKEND
-from test_device_epsilon import nothing_waits, states
+from ragged import BACKEND, nothing_waits, states
 
 import bipace_kernels as bk
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 import trained_tokenizers
+from action_texts import GOLDEN_IDS, MODES, TABLE, key, spelt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged import BACKEND, room, sentinels
 from ragged import stage as stage_of
-from test_action_keys import GOLDEN_IDS, MODES, TABLE, key, spelt
 
 import bipace_kernels as bk
 

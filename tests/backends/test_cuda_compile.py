@@ -20,7 +20,7 @@ resources = importlib.import_module(
     else "bench.cuda_resources"
 )
 cuobjdump = importlib.import_module(resources.__name__.replace("cuda_resources", "resources")).cuobjdump
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 needs_nvcc = pytest.mark.skipif(
     NVCC is None, reason="needs nvcc, which is neither on the PATH nor in /usr/local/cuda/bin"

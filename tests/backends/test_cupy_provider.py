@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from batches import CONFIGS, make_batch
-from test_theorems import OUTPUTS
+from batches import CONFIGS, OUTPUTS, make_batch
 
 import bipace_kernels as bk
 from bipace_kernels.cuda import _cupy, _launch, _provider

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from batches import CONFIGS, make_batch
+from paths import HELPERS
 
 import bipace_kernels as bk
 from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _triton_loader
@@ -105,7 +106,7 @@ def test_no_backend_for_a_gpu_says_why_and_what_to_do(monkeypatch):
 
 def test_the_cpu_never_loads_triton():
     code = f"""
-import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+import sys; sys.path.insert(0, {str(HELPERS)!r})
 from batches import CONFIGS, make_batch
 import bipace_kernels as bk
 bk.advantage(config=CONFIGS["bipace"], **make_batch(2).arguments())
@@ -200,7 +201,7 @@ print("fine")
 
 def test_same_bits_in_another_process():
     code = f"""
-import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+import sys; sys.path.insert(0, {str(HELPERS)!r})
 from batches import CONFIGS, make_batch
 import bipace_kernels as bk, hashlib
 r = bk.advantage(config=CONFIGS["bipace"], **make_batch(2, groups=8).arguments())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "bipace_kernels" / "triton_kernels"
+PACKAGE = Path(__file__).resolve().parents[2] / "bipace_kernels" / "triton_kernels"
 FILES = sorted(PACKAGE.glob("*.py"))
 TREES = {path.stem: ast.parse(path.read_text()) for path in FILES}
 

@@ -9,12 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import cuda_twin
 import numpy as np
 import pytest
 import torch
+from paths import HELPERS, ROOT
 
 PACKAGE = "bipace_kernels.bench" if importlib.util.find_spec("bipace_kernels.bench") else "bench"
 chain = importlib.import_module(f"{PACKAGE}.chain")
@@ -26,7 +26,8 @@ report = importlib.import_module(f"{PACKAGE}.gpu_report")
 rows = importlib.import_module(f"{PACKAGE}.gpu_rows")
 stages = importlib.import_module(f"{PACKAGE}.stages")
 
-SCRIPT = Path(__file__).resolve().parent.parent / "bench" / "gpu.sh"
+SCRIPT = ROOT / "bench" / "gpu.sh"
+TESTS = HELPERS.parent
 
 
 # ---------------------------------------------------------------------------------------------------- the micro-kernel
@@ -319,11 +320,10 @@ def test_torch_and_numpy_are_enough_to_measure(tmp_path):
 
 def test_tests_on_a_gpu_need_pytest_alone():
     """Those that draw their data say so; modules that need more are left out, and none breaks the collection."""
-    tests = Path(__file__).resolve().parent
-    told = without_others("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only", str(tests))
-    assert "on_device/test_device_clusters.py" in told and "error" not in told.splitlines()[-1]
+    told = without_others("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only", str(TESTS))
+    assert "clusters/test_device_clusters.py" in told and "error" not in told.splitlines()[-1]
     assert "hypothesis is not installed" in without_others(
-        "pytest", "-p", "no:cacheprovider", f"{tests / 'test_theorems.py'}"
+        "pytest", "-p", "no:cacheprovider", f"{TESTS / 'pipeline/test_theorems.py'}"
     )
 
 

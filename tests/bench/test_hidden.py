@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 PACKAGE = "bipace_kernels.bench" if importlib.util.find_spec("bipace_kernels.bench") else "bench"
 hidden = importlib.import_module(f"{PACKAGE}.hidden")
 SAMPLE = Path(__file__).resolve().parents[2] / "examples/data/alfworld_scripted.jsonl.gz"

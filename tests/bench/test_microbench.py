@@ -1,4 +1,4 @@
-"""pytest-benchmark of the calls a trainer makes: `pytest tests/test_microbench.py --benchmark-enable`.
+"""pytest-benchmark of the calls a trainer makes: `pytest tests/bench/test_microbench.py --benchmark-enable`.
 
 `make test` runs them once each (--benchmark-disable): they show that the calls work. No timing decides a test.
 """

@@ -17,71 +17,23 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
+from cli_runs import GOLDEN, direct, fail, observations, record, run, write
+from typer.testing import CliRunner
 
 import bipace_kernels as bk
 from bipace_kernels.cli import advantage, app, output, rollouts, states
 from bipace_kernels.cli._console import CliError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = [
     "file", "line", "task_id", "rollout", "step", "cluster", "branch", "return", "episode_advantage", "step_advantage",
     "advantage",
 ]  # fmt: skip
 
 
-def run(*args: object) -> Result:
-    result = CliRunner().invoke(app, [str(arg) for arg in args])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def fail(*args: object) -> str:
-    """The message of a run that must end with exit status 2, on one line."""
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    return " ".join(result.output.split())
-
-
-def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
-def record(rollout: int, step: int, observation: str, action: str, reward: float = 0.0, **more: Any) -> dict[str, Any]:
-    ids = {"task_id": "key", "rollout": rollout, "step": step}
-    return {**ids, "observation": observation, "action": action, "reward": reward, **more}
-
-
-GOLDEN = [
-    record(0, 0, "room", "go"),
-    record(0, 1, "hall", "take", 1.0),
-    record(1, 0, "room", "go"),
-    record(1, 1, "roof", "look"),
-    record(2, 0, "room", "WAIT "),
-    record(2, 1, "hall", " take"),
-]
-
-
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
     return write(tmp_path / "rollouts.jsonl", GOLDEN)
-
-
-@pytest.fixture(scope="module")
-def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four prompt groups of scripted ALFWorld rollouts."""
-    path = tmp_path_factory.mktemp("games") / "games.jsonl"
-    tasks: dict[str, list[str]] = {}
-    with gzip.open(ROOT / "examples/data/alfworld_scripted.jsonl.gz", "rt", encoding="utf-8") as file:
-        for line in file:
-            task = json.loads(line)["task_id"]
-            if task not in tasks and len(tasks) == 4:
-                break
-            tasks.setdefault(task, []).append(line)
-    path.write_text("".join(line for lines in tasks.values() for line in lines))
-    return path
 
 
 def table(path: Path) -> dict[str, Any]:
@@ -153,28 +105,6 @@ def test_the_same_run_gives_the_same_bytes(golden: Path, tmp_path: Path, suffix:
         bytes_of.append(out.read_bytes())
         time.sleep(0.01)
     assert bytes_of[0] == bytes_of[1]
-
-
-def direct(path: Path, config: bk.Config, **arguments: Any) -> Any:
-    """The same records through the package's functions."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    group = [row["task_id"] for row in rows]
-    numbers = {task: number for number, task in enumerate(dict.fromkeys(group))}
-    keys, parsed = bk.action_keys([row["action"] for row in rows], mode="text")
-    return bk.advantage(
-        [numbers[task] for task in group],
-        bk.trajectory_ids([numbers[task] for task in group], [row["rollout"] for row in rows]),
-        [row["reward"] for row in rows],
-        step=[row["step"] for row in rows],
-        action_key=keys,
-        action_parsed=parsed,
-        config=config,
-        **arguments,
-    )
-
-
-def observations(path: Path) -> list[str]:
-    return [json.loads(line)["observation"] for line in path.read_text().splitlines()]
 
 
 PRESETS = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_cli_advantage import fail, run, write
+from cli_runs import fail, run, write
 from trained_tokenizers import NOUNS, VERBS, byte_level
 
 import bipace_kernels as bk

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli_advantage import direct, fail, games, observations, record, run, write
+from cli_runs import direct, fail, observations, record, run, write
 
 import bipace_kernels as bk
 from bipace_kernels import embedders
 from bipace_kernels.cli import figures
 
-__all__ = ["games"]
 PLAIN = ("--epsilons", "0.25", "--no-similar")
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import bipace_kernels as bk
 from bipace_kernels.cli import app, bench
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_help_and_version() -> None:

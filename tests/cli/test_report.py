@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cli_advantage import GOLDEN, direct, fail, games, observations, record, run, write
+from cli_runs import GOLDEN, direct, fail, observations, record, run, write
 
 import bipace_kernels as bk
 from bipace_kernels.cli import figures, output, report, rollouts, states
 
-__all__ = ["games"]
 PNG = b"\x89PNG\r\n\x1a\n"
 CURVE = "0.1,0.25"
 

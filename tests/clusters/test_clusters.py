@@ -4,87 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from certificate import BAND, Centroids, margins, replay, unit_rows
+from certificate import BAND, Centroids, replay, unit_rows
+from clustering import (
+    DTYPES,
+    ODD_DIMS,
+    TOLERANCE,
+    bit_case,
+    check_instruction_sets,
+    check_layouts,
+    check_partition,
+    cosine,
+    in_process,
+    mixture,
+    offsets_of,
+    sample,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bipace_kernels import _native_loader
 from bipace_kernels.cpu import clusters as cpu
 from bipace_kernels.reference import clusters as reference
-
-TOLERANCE = 1e-5
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ODD_DIMS = (1, 3, 15, 16, 17, 255, 257, 513, 3584)
-
-
-def mixture(seed: int, n: int, dim: int, clusters: int, *, noise: float = 0.3, common: float = 2.0) -> np.ndarray:
-    """[n, dim] float32: directions around a strong common one, as hidden states are, with lengths that vary."""
-    rng = np.random.default_rng(seed)
-    centre = common * rng.standard_normal(dim) + 1.5 * rng.standard_normal((clusters, dim))
-    x = centre[rng.integers(0, clusters, n)] + noise * rng.standard_normal((n, dim))
-    return (x * np.exp(rng.standard_normal((n, 1)))).astype(np.float32)
-
-
-def offsets_of(sizes: list[int]) -> torch.Tensor:
-    return torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int64)
-
-
-def run(
-    x: torch.Tensor,
-    sizes: list[int] | None = None,
-    epsilon: float = 0.10,
-    *,
-    usable: torch.Tensor | None = None,
-    order: torch.Tensor | None = None,
-    num_threads: int = 2,
-) -> torch.Tensor:
-    order = torch.arange(x.shape[0]) if order is None else order
-    sizes = [order.shape[0]] if sizes is None else sizes
-    return cpu.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon, num_threads=num_threads)
-
-
-def check_partition(x: torch.Tensor, sizes: list[int], epsilon: float, labels: torch.Tensor) -> bool:
-    """Labels equal the float64 rule's where its margins allow, else the certificate holds; True where all are equal."""
-    before, begin, equal = 0, 0, True
-    rows = x.to(torch.float64).numpy()
-    for size in sizes:
-        own = labels[begin : begin + size].numpy() - before
-        assert own.min(initial=0) == 0
-        expected, margin = margins(rows[begin : begin + size], epsilon)
-        if margin > TOLERANCE:
-            np.testing.assert_array_equal(
-                own, expected, err_msg=f"margin {margin:.2e}, group of {size}, epsilon {epsilon}"
-            )
-        else:
-            worst = replay(rows[begin : begin + size], own, epsilon)
-            assert worst.excess <= TOLERANCE, (worst, margin, size, epsilon)
-            equal = equal and bool((own == expected).all())
-        before += int(own.max(initial=-1)) + 1
-        begin += size
-    return equal
-
-
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request: pytest.FixtureRequest):
-    native = _native_loader.load()
-    before = native.isa()
-    native.set_isa(request.param)
-    if native.isa() != request.param:
-        native.set_isa(before)
-        pytest.skip(f"this machine has no {request.param}")
-    yield request.param
-    native.set_isa("avx512")
-    if before != "avx512":
-        native.set_isa(before)
-
 
 # ---- the rule --------------------------------------------------------------------------------------------------------
 
@@ -95,9 +39,9 @@ def test_worked_by_hand():
     x = torch.tensor(np.stack([np.cos(angle), np.sin(angle)], 1), dtype=torch.float32) * 3
     epsilon = float(1 - np.cos(np.deg2rad(21)))
     # The centroid of 0° and 20° is 10°: 40° is 30° away and seeds; 90° is alone; 10° joins the first.
-    assert run(x, epsilon=epsilon).tolist() == [0, 0, 1, 2, 0]
+    assert cosine(x, epsilon=epsilon).tolist() == [0, 0, 1, 2, 0]
     # In another order 20°, 0° -> 10°, 40° seeds still; but 20°, 40° -> 30°, and 0° is 30° away.
-    assert run(x[[1, 2, 0]], epsilon=epsilon).tolist() == [0, 0, 1]
+    assert cosine(x[[1, 2, 0]], epsilon=epsilon).tolist() == [0, 0, 1]
 
 
 def test_threshold_is_banded():
@@ -105,9 +49,9 @@ def test_threshold_is_banded():
     x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
     y = torch.tensor([[1.0, 0.0], [4.0, 3.0]])
     for rows, distance in ((x, 0.4), (y, 0.2)):
-        assert run(rows, epsilon=distance).tolist() == [0, 0]
-        assert run(rows, epsilon=distance - 0.9e-5).tolist() == [0, 0]
-        assert run(rows, epsilon=distance - 1.1e-5).tolist() == [0, 1]
+        assert cosine(rows, epsilon=distance).tolist() == [0, 0]
+        assert cosine(rows, epsilon=distance - 0.9e-5).tolist() == [0, 0]
+        assert cosine(rows, epsilon=distance - 1.1e-5).tolist() == [0, 1]
 
 
 def test_ties_go_to_the_oldest():
@@ -115,18 +59,18 @@ def test_ties_go_to_the_oldest():
     x = np.array([[1, 0], [0, 1], [1, 1 + 1e-5]])
     for repeat in (1, 40):
         rows = torch.tensor(np.concatenate([x[:2], np.repeat(x[2:], repeat, 0)]), dtype=torch.float32)
-        assert run(rows[:3], epsilon=0.3).tolist() == [0, 1, 0]
+        assert cosine(rows[:3], epsilon=0.3).tolist() == [0, 1, 0]
     nearer = torch.tensor([[1, 0], [0, 1], [1, 1 + 4e-5]], dtype=torch.float32)
-    assert run(nearer, epsilon=0.3).tolist() == [0, 1, 1]
+    assert cosine(nearer, epsilon=0.3).tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("dim", ODD_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equals_reference(dim: int, dtype: torch.dtype, isa: str):
     sizes = [60, 0, 1, 33, 2, 0]
-    x = torch.from_numpy(mixture(dim, sum(sizes), dim, 7)).to(dtype)
+    x = mixture(dim, sum(sizes), dim, 7).to(dtype)
     for epsilon in (0.05, 0.3, 1.0):
-        labels = run(x, sizes, epsilon)
+        labels = cosine(x, sizes, epsilon)
         order, offsets = torch.arange(len(x)), offsets_of(sizes)
         if check_partition(x, sizes, epsilon, labels):
             assert torch.equal(labels, reference.cluster_cosine(x, order, offsets, None, epsilon))
@@ -134,28 +78,28 @@ def test_equals_reference(dim: int, dtype: torch.dtype, isa: str):
 
 def test_shapes_of_partitions(isa: str):
     """One cluster, all singletons, no records, no groups, only empty groups."""
-    x = torch.from_numpy(mixture(1, 300, 64, 1, noise=0.01))
-    assert run(x, [300]).max() == 0
-    assert run(torch.eye(200)).tolist() == list(range(200))
-    assert run(torch.eye(200), epsilon=1.0).max() == 0
-    assert run(torch.empty(0, 5), [0, 0]).tolist() == []
-    assert run(torch.empty(0, 5), []).tolist() == []
+    x = mixture(1, 300, 64, 1, noise=0.01)
+    assert cosine(x, [300]).max() == 0
+    assert cosine(torch.eye(200)).tolist() == list(range(200))
+    assert cosine(torch.eye(200), epsilon=1.0).max() == 0
+    assert cosine(torch.empty(0, 5), [0, 0]).tolist() == []
+    assert cosine(torch.empty(0, 5), []).tolist() == []
     assert cpu.scan_rows(torch.empty(0, 5), torch.empty(0, dtype=torch.int64)).tolist() == []
 
 
 def test_many_clusters_and_blocks(isa: str):
     """Singletons, clusters born and joined inside a block and over blocks, at three numbers of clusters."""
     for clusters, n in ((5, 260), (60, 400), (400, 600)):
-        x = torch.from_numpy(mixture(clusters, n, 96, clusters, noise=0.4, common=0.3))
+        x = mixture(clusters, n, 96, clusters, noise=0.4, common=0.3)
         sizes = [n // 2, n - n // 2]
-        check_partition(x, sizes, 0.1, run(x, sizes, 0.1))
+        check_partition(x, sizes, 0.1, cosine(x, sizes, 0.1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_long_clusters_do_not_drift(dtype: torch.dtype):
     """4,096 records around 12 directions, cosines above 0.97 inside a cluster."""
-    x = torch.from_numpy(mixture(3, 4096, 256, 12, noise=0.25, common=1.0)).to(dtype)
-    check_partition(x, [4096], 0.03, run(x, epsilon=0.03))
+    x = mixture(3, 4096, 256, 12, noise=0.25, common=1.0).to(dtype)
+    check_partition(x, [4096], 0.03, cosine(x, epsilon=0.03))
 
 
 @pytest.mark.parametrize("kind", ["noise", "drift", "constant"])
@@ -180,7 +124,7 @@ def test_similarities_within_three_millionths(kind: str, isa: str):
         above = probe % 2 == 0
         cos = 1 - epsilon - BAND + (3e-6 if above else -3e-6)
         row = cos * c + np.sqrt(1 - cos**2) * side / np.linalg.norm(side)
-        labels = run(torch.from_numpy(np.concatenate([x, row[None].astype(np.float32)])), epsilon=epsilon)
+        labels = cosine(torch.from_numpy(np.concatenate([x, row[None].astype(np.float32)])), epsilon=epsilon)
         wrong += int(labels[-1] == 0) != above
         assert not labels[:n].any()
     assert wrong == 0
@@ -190,10 +134,10 @@ def test_repeated_rows_and_constant_rows():
     """Equal rows share a cosine of 1 and constant rows are where rounding is most one-sided."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((9, 500)).astype(np.float32)[rng.integers(0, 9, 200)]
-    check_partition(torch.from_numpy(x), [200], 1e-4, run(torch.from_numpy(x), epsilon=1e-4))
+    check_partition(torch.from_numpy(x), [200], 1e-4, cosine(torch.from_numpy(x), epsilon=1e-4))
     constant = np.outer(rng.uniform(0.1, 10, 60), np.ones(3584)).astype(np.float32)
     constant[::2, ::2] *= np.float32(1.7)
-    check_partition(torch.from_numpy(constant), [60], 0.01, run(torch.from_numpy(constant), epsilon=0.01))
+    check_partition(torch.from_numpy(constant), [60], 0.01, cosine(torch.from_numpy(constant), epsilon=0.01))
 
 
 def test_count_vectors_that_meet_epsilon():
@@ -202,7 +146,7 @@ def test_count_vectors_that_meet_epsilon():
     for epsilon in (0.25, 0.2, 0.5):
         x = torch.from_numpy(rng.integers(-1, 3, (400, 16)).astype(np.float32))
         x[:, 0] = 1
-        labels = run(x, [100] * 4, epsilon)
+        labels = cosine(x, [100] * 4, epsilon)
         check_partition(x, [100] * 4, epsilon, labels)
         assert torch.equal(labels, reference.cluster_cosine(x, torch.arange(400), offsets_of([100] * 4), None, epsilon))
 
@@ -233,12 +177,12 @@ def test_products_that_end_early(windows: bool, isa: str):
     for epsilon in (0.1, 0.3, 0.5):
         for dtype in (torch.float32, torch.bfloat16):
             batch = torch.from_numpy(x.astype(np.float32)).to(dtype)
-            labels = run(batch, epsilon=epsilon)
+            labels = cosine(batch, epsilon=epsilon)
             check_partition(batch, [len(x)], epsilon, labels)
-            assert torch.equal(run(batch, epsilon=epsilon, num_threads=1), labels)
-    batch = torch.from_numpy(mixture(31, 500, dim, 90, noise=0.8, common=1.0))
+            assert torch.equal(cosine(batch, epsilon=epsilon, num_threads=1), labels)
+    batch = mixture(31, 500, dim, 90, noise=0.8, common=1.0)
     for epsilon in (0.05, 0.15, 0.25):
-        check_partition(batch, [300, 200], epsilon, run(batch, [300, 200], epsilon))
+        check_partition(batch, [300, 200], epsilon, cosine(batch, [300, 200], epsilon))
 
 
 def test_opposite_rows():
@@ -246,18 +190,18 @@ def test_opposite_rows():
     rng = np.random.default_rng(11)
     x = rng.standard_normal((1, 40))
     exact = torch.from_numpy(np.concatenate([x, -x, 2 * x, -x]).astype(np.float32))
-    assert run(exact, epsilon=2.0).tolist() == [0, 0, 0, 0]
+    assert cosine(exact, epsilon=2.0).tolist() == [0, 0, 0, 0]
     for shift in (5e-4, 4e-3, 2e-2, 0.15):
         near = np.concatenate([x, -x + shift * rng.standard_normal((1, 40)), rng.standard_normal((60, 40))])
         rows = torch.from_numpy(near.astype(np.float32))
         for epsilon in (1.9, 1.99, 1.9999):
-            check_partition(rows, [62], epsilon, run(rows, epsilon=epsilon))
+            check_partition(rows, [62], epsilon, cosine(rows, epsilon=epsilon))
     # Nearly opposite pairs: what is left of them decides which later record they attract.
     base = rng.standard_normal((6, 40))
     pairs = np.concatenate([base, -base + 6e-3 * rng.standard_normal((6, 40)), 0.1 * rng.standard_normal((300, 40))])
     rows = torch.from_numpy(pairs.astype(np.float32))
     for epsilon in (1.985, 1.9995):
-        check_partition(rows, [312], epsilon, run(rows, epsilon=epsilon))
+        check_partition(rows, [312], epsilon, cosine(rows, epsilon=epsilon))
 
 
 # ---- what rows may hold ----------------------------------------------------------------------------------------------
@@ -265,26 +209,26 @@ def test_opposite_rows():
 
 @pytest.mark.parametrize("scale", [1e30, 3e38, 1e-25, 1e-30, 1e-38, 3e-43], ids=str)
 def test_huge_and_tiny_rows(scale: float, isa: str):
-    x = mixture(2, 120, 70, 5).astype(np.float64)
+    x = mixture(2, 120, 70, 5).numpy().astype(np.float64)
     x /= np.abs(x).max(axis=1, keepdims=True)
     x[::3] *= scale
     rows = torch.from_numpy(x.astype(np.float32))
     assert bool((cpu.scan_rows(rows, torch.arange(120)) == 0).all())
-    check_partition(rows, [120], 0.1, run(rows, epsilon=0.1))
+    check_partition(rows, [120], 0.1, cosine(rows, epsilon=0.1))
     if scale < 1e-3:
         wide = rows.to(torch.bfloat16)
         if bool((reference.scan_rows(wide, torch.arange(120)) == 0).all()):
-            check_partition(wide, [120], 0.1, run(wide, epsilon=0.1))
+            check_partition(wide, [120], 0.1, cosine(wide, epsilon=0.1))
 
 
 def test_flush_to_zero_changes_nothing():
-    x = torch.from_numpy(mixture(2, 120, 70, 5) * np.float32(1e-40))
-    expected = run(x, epsilon=0.1)
+    x = mixture(2, 120, 70, 5) * 1e-40
+    expected = cosine(x, epsilon=0.1)
     try:
         if not torch.set_flush_denormal(True):
             pytest.skip("this machine cannot flush denormals")
         for threads in (1, 2):
-            assert torch.equal(run(x, epsilon=0.1, num_threads=threads), expected)
+            assert torch.equal(cosine(x, epsilon=0.1, num_threads=threads), expected)
             assert not bool(cpu.scan_rows(x, torch.arange(120), num_threads=threads).any())
     finally:
         torch.set_flush_denormal(False)
@@ -294,7 +238,7 @@ def test_more_than_two_to_the_31_elements():
     """Rows far apart in a tensor of 4.3 GB, of which only the rows in use are ever touched."""
     dim, n = 64, 40
     step = (2**31 + 2**27) // (n * dim) * dim
-    x = torch.from_numpy(mixture(3, n, dim, 4)).to(torch.bfloat16)
+    x = mixture(3, n, dim, 4).to(torch.bfloat16)
     try:
         far = torch.empty(step * n, dtype=torch.bfloat16).as_strided((n, dim), (step, 1))
     except RuntimeError:
@@ -302,7 +246,7 @@ def test_more_than_two_to_the_31_elements():
     far[:] = x
     assert far.stride(0) * (n - 1) > 2**31
     for epsilon in (0.0, 0.1):
-        assert torch.equal(run(far, epsilon=epsilon), run(x, epsilon=epsilon))
+        assert torch.equal(cosine(far, epsilon=epsilon), cosine(x, epsilon=epsilon))
     assert torch.equal(cpu.scan_rows(far, torch.arange(n)), torch.zeros(n, dtype=torch.uint8))
 
 
@@ -328,7 +272,7 @@ def test_scan_rows(dtype: torch.dtype, isa: str):
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
 def test_unusable_rows_are_alone(epsilon: float):
-    x = torch.from_numpy(mixture(8, 90, 20, 3))
+    x = mixture(8, 90, 20, 3)
     x[::4] = x[0].clone()
     usable = torch.from_numpy(np.random.default_rng(1).random(90) < 0.6)
     sizes = [30, 1, 59]
@@ -337,22 +281,22 @@ def test_unusable_rows_are_alone(epsilon: float):
     wild = x.clone()
     wild[~usable] = torch.nan  # what they hold reaches nobody
     for rows in (x, wild):
-        labels = run(rows, sizes, epsilon, usable=usable)
+        labels = cosine(rows, sizes, epsilon, usable=usable)
         assert torch.equal(labels, expected)
     counts = torch.bincount(labels)
     assert bool((counts[labels[~usable]] == 1).all())
     nobody = torch.zeros(90, dtype=torch.bool)
-    assert run(x, sizes, epsilon, usable=nobody).tolist() == list(range(90))
+    assert cosine(x, sizes, epsilon, usable=nobody).tolist() == list(range(90))
 
 
 def test_rows_without_direction_are_alone_even_unannounced():
-    x = torch.from_numpy(mixture(8, 90, 20, 3))
+    x = mixture(8, 90, 20, 3)
     usable = torch.ones(90, dtype=torch.bool)
     for row, value in ((0, 0.0), (5, torch.nan), (6, torch.inf), (7, 0.0), (60, -torch.inf), (89, 0.0)):
         x[row] = value
         usable[row] = False
-    assert torch.equal(run(x), run(x, usable=usable))
-    assert run(torch.zeros(5, 3)).tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(cosine(x), cosine(x, usable=usable))
+    assert cosine(torch.zeros(5, 3)).tolist() == [0, 1, 2, 3, 4]
 
 
 # ---- ε = 0 -----------------------------------------------------------------------------------------------------------
@@ -381,7 +325,7 @@ def test_zero_epsilon_is_equality(dtype: torch.dtype, isa: str):
             seen += len(first)
             begin += size
         for rows in (x, x.T.contiguous().T):
-            labels = run(rows, sizes, 0.0)
+            labels = cosine(rows, sizes, 0.0)
             assert labels.tolist() == expected
             assert torch.equal(labels, reference.cluster_cosine(rows, torch.arange(150), offsets_of(sizes), None, 0.0))
 
@@ -394,7 +338,7 @@ def test_zero_epsilon_sees_signs_and_last_bits():
     x[3, 40] = 1 + 2**-23
     x[4, 0], x[4, 1] = 2, 3
     x[5, 0], x[5, 1] = 3, 2
-    assert run(x, epsilon=0.0).tolist() == list(range(6))
+    assert cosine(x, epsilon=0.0).tolist() == list(range(6))
 
 
 def test_zero_epsilon_compares_what_hashes_alike():
@@ -412,110 +356,58 @@ def test_zero_epsilon_compares_what_hashes_alike():
     fine = np.isfinite(twin.view(np.float32)).all(axis=1) & (twin[:, 16] & 0x7FFFFFFF != 0)
     rows = torch.from_numpy(np.concatenate([words[fine], twin[fine]]).view(np.float32))
     assert len(rows) > 300
-    assert run(rows, epsilon=0.0).tolist() == list(range(len(rows)))
+    assert cosine(rows, epsilon=0.0).tolist() == list(range(len(rows)))
 
 
 # ---- the same bits ---------------------------------------------------------------------------------------------------
 
 
-def bit_case(dim: int = 300) -> tuple[torch.Tensor, list[int]]:
-    """Near-threshold data: a change of the last bit anywhere is likely to move a label."""
-    rng = np.random.default_rng(21)
-    sizes = [130, 1, 77, 0, 400, 12, 60]
-    x = rng.integers(-1, 3, (sum(sizes), dim)).astype(np.float32)
-    x[:, : dim // 2] += 1
-    return torch.from_numpy(x + 1e-4 * rng.standard_normal(x.shape).astype(np.float32)), sizes
-
-
 def test_threads_and_repetitions():
     x, sizes = bit_case()
-    expected = run(x, sizes, 0.40, num_threads=1)
+    expected = cosine(x, sizes, 0.40, num_threads=1)
     assert 20 < int(expected.max()) < 600
     for threads in range(1, 9):
-        assert torch.equal(run(x, sizes, 0.40, num_threads=threads), expected)
+        assert torch.equal(cosine(x, sizes, 0.40, num_threads=threads), expected)
     for _ in range(50):
-        assert torch.equal(run(x, sizes, 0.40), expected)
+        assert torch.equal(cosine(x, sizes, 0.40), expected)
 
 
 def test_threads_inside_one_group():
     """One long group: the block's products and sums are split over threads, not the groups."""
     for dtype in DTYPES:
-        x = torch.from_numpy(mixture(6, 500, 2000, 150, noise=0.5, common=0.5)).to(dtype)
-        expected = run(x, [480, 20], 0.12, num_threads=1)
+        x = mixture(6, 500, 2000, 150, noise=0.5, common=0.5).to(dtype)
+        expected = cosine(x, [480, 20], 0.12, num_threads=1)
         for threads in (2, 3, 8):
-            assert torch.equal(run(x, [480, 20], 0.12, num_threads=threads), expected)
+            assert torch.equal(cosine(x, [480, 20], 0.12, num_threads=threads), expected)
 
 
 def test_alone_as_in_a_batch():
     x, sizes = bit_case()
-    labels = run(x, sizes, 0.40)
+    labels = cosine(x, sizes, 0.40)
     begin = before = 0
     for size in sizes:
-        alone = run(x[begin : begin + size], [size], 0.40)
+        alone = cosine(x[begin : begin + size], [size], 0.40)
         assert torch.equal(alone + before, labels[begin : begin + size])
         before += int(alone.max()) + 1 if size else 0
         begin += size
 
 
-def check_layouts(labels: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
-    """The same values at any address and stride give the same labels, and nothing outside them is read into them.
-
-    labels(x, sizes, order=None)   of the kernel under test
-    """
-    for dim in (37, 300):
-        x, sizes = bit_case(dim)
-        x = x.to(dtype)
-        n = len(x)
-        expected = labels(x, sizes)
-        shuffled = torch.from_numpy(np.random.default_rng(0).permutation(n))
-        back = torch.empty_like(shuffled)
-        back[shuffled] = torch.arange(n)
-        views = [x.T.contiguous().T]
-        for step in (2, 3):
-            wide = torch.full((2 * n, step * dim + 5), torch.nan, dtype=dtype)
-            wide[::2, 5::step] = x
-            views.append(wide[::2, 5::step])
-        for offset in range(16):
-            flat = torch.full((offset + n * dim + 16,), torch.nan, dtype=dtype)
-            flat[offset : offset + n * dim] = x.reshape(-1)
-            views.append(flat[offset : offset + n * dim].view(n, dim))
-        for view in views:
-            assert torch.equal(labels(view, sizes), expected)
-        assert torch.equal(labels(x[shuffled], sizes, order=back), expected)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts_and_alignments(dtype: torch.dtype, isa: str):
-    check_layouts(lambda x, sizes, order=None: run(x, sizes, 0.40, order=order), dtype)
+    check_layouts(lambda x, sizes, order=None: cosine(x, sizes, 0.40, order=order), dtype)
     one = bit_case()[0][:1].to(dtype).expand(20, -1)
-    assert run(one).max() == 0
+    assert cosine(one).max() == 0
 
 
 def test_powers_of_two_change_nothing():
     """Rows inside and outside the range that is read in place: scaling by powers of two is exact."""
     x, sizes = bit_case(64)
     factor = torch.from_numpy(np.ldexp(1.0, np.random.default_rng(0).integers(-100, 100, (len(x), 1)))).float()
-    assert torch.equal(run(x * factor, sizes, 0.40), run(x, sizes, 0.40))
-
-
-def check_instruction_sets(labels: Callable[..., torch.Tensor]) -> None:
-    """The same labels(x, sizes) by AVX2 as by AVX-512."""
-    native = _native_loader.load()
-    before = native.isa()
-    if before != "avx512":
-        pytest.skip("this machine has no avx512")
-    x, sizes = bit_case()
-    found = {}
-    for name in ("avx512", "avx2"):
-        native.set_isa(name)
-        found[name] = [labels(x[:, :dim].contiguous(), sizes) for dim in (*range(30, 50), 255, 256, 300)]
-        native.set_isa(before)
-    for a, b in zip(found["avx512"], found["avx2"], strict=True):
-        assert torch.equal(a, b)
+    assert torch.equal(cosine(x * factor, sizes, 0.40), cosine(x, sizes, 0.40))
 
 
 def test_avx2_equals_avx512():
-    check_instruction_sets(lambda x, sizes: run(x, sizes, 0.40))
+    check_instruction_sets(lambda x, sizes: cosine(x, sizes, 0.40))
 
 
 def test_dot_products(isa: str):
@@ -544,26 +436,15 @@ def test_dot_products(isa: str):
 
 SCRIPT = """
 import hashlib, sys, torch
-from test_clusters import bit_case, run
+from clustering import bit_case, cosine
 x, sizes = bit_case()
-print(hashlib.sha256(run(x, sizes, 0.40, num_threads=int(sys.argv[1])).numpy().tobytes()).hexdigest())
+print(hashlib.sha256(cosine(x, sizes, 0.40, num_threads=int(sys.argv[1])).numpy().tobytes()).hexdigest())
 """
-
-
-def in_process(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join([root, f"{root}/tests", *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-c", code, *args],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, **env},
-    )
 
 
 def test_across_processes():
     x, sizes = bit_case()
-    here = hashlib.sha256(run(x, sizes, 0.40).numpy().tobytes()).hexdigest()
+    here = hashlib.sha256(cosine(x, sizes, 0.40).numpy().tobytes()).hexdigest()
     for threads, env in (("1", {}), ("3", {"BIPACE_ISA": "avx2"})):
         if env and _native_loader.load().isa() != "avx512":
             continue
@@ -578,22 +459,22 @@ def test_out_of_memory_is_an_error():
         pytest.skip("AddressSanitizer needs more addresses than the limit leaves")
     code = """
 import resource, sys, torch
-from test_clusters import run
+from clustering import cosine
 torch.set_num_threads(1)
 x = torch.randn(3000, 8192)
 x[1::2] = x[::2]
-run(x[:64], num_threads=2)
+cosine(x[:64], num_threads=2)
 with open("/proc/self/statm") as f:
     used = int(f.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (12 << 20), resource.RLIM_INFINITY))
 for sizes in ([3000], [1500, 1500]):
     try:
-        run(x, sizes, num_threads=2)
+        cosine(x, sizes, num_threads=2)
     except MemoryError:
         continue
     sys.exit("no MemoryError")
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-print("ok", int(run(x[:64], num_threads=2).max()))
+print("ok", int(cosine(x[:64], num_threads=2).max()))
 """
     done = in_process(code)
     assert done.returncode == 0, done.stderr
@@ -621,23 +502,9 @@ def test_set_isa_names():
 )
 def test_any_ragged_batch(sizes: list[int], dim: int, kind: str, epsilon: float, dtype: torch.dtype, seed: int):
     x = sample(kind, sum(sizes), dim, seed).to(dtype)
-    labels = run(x, sizes, epsilon)
+    labels = cosine(x, sizes, epsilon)
     check_partition(x, sizes, epsilon, labels)
-    assert torch.equal(run(x, sizes, epsilon, num_threads=1), labels)
-
-
-def sample(kind: str, n: int, dim: int, seed: int) -> torch.Tensor:
-    rng = np.random.default_rng(seed)
-    if kind == "normal":
-        x = rng.standard_normal((n, dim))
-    elif kind == "counts":
-        x = rng.integers(-2, 3, (n, dim)).astype(np.float64)
-    elif kind == "few":
-        x = rng.standard_normal((4, dim))[rng.integers(0, 4, n)]
-    else:
-        return torch.from_numpy(mixture(seed, n, dim, 5))
-    x[(x == 0).all(axis=1), 0] = 1
-    return torch.from_numpy(x.astype(np.float32))
+    assert torch.equal(cosine(x, sizes, epsilon, num_threads=1), labels)
 
 
 def test_nearly_opposite_rows_keep_their_digits():
@@ -658,7 +525,7 @@ def test_nearly_opposite_rows_keep_their_digits():
         cos = 1 - epsilon - BAND + (3e-6 if above else -3e-6)
         probe = cos * c + np.sqrt(1 - cos**2) * side / np.linalg.norm(side)
         rows = np.stack([first, second, probe]).astype(np.float32)
-        assert run(torch.from_numpy(rows), epsilon=epsilon).tolist() == [0, 0, 0 if above else 1]
+        assert cosine(torch.from_numpy(rows), epsilon=epsilon).tolist() == [0, 0, 0 if above else 1]
 
 
 @pytest.mark.slow
@@ -691,7 +558,7 @@ def test_a_million_decisions(dtype: torch.dtype):
             x = cos * poles[rng.integers(0, 5, n)] + np.sqrt(1 - cos**2) * side
             x[:5] = poles
         rows = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).to(dtype)
-        labels = run(rows, [n], epsilon).numpy()
+        labels = cosine(rows, [n], epsilon).numpy()
         worst = replay(rows.to(torch.float64).numpy(), labels, epsilon)
         assert worst.excess <= TOLERANCE, (worst, kind, n, dim, epsilon)
         decided += n

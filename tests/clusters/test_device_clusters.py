@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from certificate import BAND, Centroids, margins, replay, unit_rows
+from clustering import DTYPES, EPSILONS, TOLERANCE, mixture, offsets_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged import BACKEND, ON_CPU, same_bits, sentinels, stage
@@ -23,22 +24,6 @@ else:
     TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-
-TOLERANCE = 1e-5
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-EPSILONS = [1e-4, 0.05, 0.1, 0.3, 1.0, 1.6, 1.9]
-
-
-def mixture(seed: int, n: int, dim: int, count: int, *, noise: float = 0.3, common: float = 2.0) -> torch.Tensor:
-    """[n, dim] float32: directions around a strong common one, as hidden states are, with lengths that vary."""
-    rng = np.random.default_rng(seed)
-    centre = common * rng.standard_normal(dim) + 1.5 * rng.standard_normal((count, dim))
-    x = centre[rng.integers(0, count, n)] + noise * rng.standard_normal((n, dim))
-    return torch.from_numpy((x * np.exp(rng.standard_normal((n, 1)))).astype(np.float32))
-
-
-def offsets_of(sizes: list[int]) -> torch.Tensor:
-    return torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int64)
 
 
 def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, order=None):

@@ -16,7 +16,7 @@ SIZES = [40, 300, 3, 257, 128]
 
 @pytest.fixture(autouse=True)
 def one_launch_for_each_stage(monkeypatch):
-    """test_fused.py compares the launch of all of them."""
+    """test_device_cuda_fused.py compares the launch of all of them."""
     monkeypatch.setattr(fused, "plan", lambda *_: None)
 
 

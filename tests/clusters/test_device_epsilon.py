@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 import numpy as np
 import pytest
 import torch
-from ragged import BACKEND, stage
+from ragged import BACKEND, nothing_waits, stage, states
 
 import bipace_kernels as bk
 from bipace_kernels import _sizes
@@ -19,27 +18,6 @@ ONE_ORDER = True  # of the twin's threads: each stage has its own tests under se
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 EPSILONS = [0.1, 0.0, 0.35, 2.0]
-
-
-def states(seed=0, n=24, dim=8):
-    """[n, dim] float32 rows, six to a state, and two groups; few of them, as the interpreter is slow."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n // 6, dim)).repeat(6, axis=0) + 0.35 * rng.normal(size=(n, dim)) + 1.0
-    return x.astype(np.float32), np.arange(n) // (n // 2)
-
-
-@contextlib.contextmanager
-def nothing_waits(device):
-    """On a GPU whatever waits for it raises."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 def cluster(device, x, epsilon, **rest):

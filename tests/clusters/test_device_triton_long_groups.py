@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from certificate import Centroids, margins, replay, unit_rows
+from clustering import DTYPES, TOLERANCE, mixture
 
 from bipace_kernels.triton_kernels import long_groups, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
-TOLERANCE = 1e-5
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 UNTOUCHED = -7
 
 
@@ -35,14 +34,6 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 
 PRODUCTS, RECIPROCAL, CENTROIDS, LENGTHS, MEMBERS, STATE = range(6)  # places in `scratch`
-
-
-def mixture(seed: int, n: int, dim: int, clusters: int, *, noise: float = 0.3, common: float = 2.0) -> np.ndarray:
-    """[n, dim] float32: directions around a strong common one, with lengths that vary."""
-    rng = np.random.default_rng(seed)
-    centre = common * rng.standard_normal(dim) + 1.5 * rng.standard_normal((clusters, dim))
-    x = centre[rng.integers(0, clusters, n)] + noise * rng.standard_normal((n, dim))
-    return (x * np.exp(rng.standard_normal((n, 1)))).astype(np.float32)
 
 
 def run(
@@ -121,7 +112,7 @@ def check(
 @pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 37), (torch.bfloat16, 130), (torch.float16, 64)], ids=str)
 def test_long_groups_among_short_ones(dtype: torch.dtype, dim: int, device: torch.device):
     sizes = [40, 150, 0, 99, 100, 3]
-    x = torch.from_numpy(mixture(1, sum(sizes), dim, 9)).to(dtype)
+    x = mixture(1, sum(sizes), dim, 9).to(dtype)
     assert min(check(x, sizes, 0.1, run(x, sizes, 0.1, device))) > 4
 
 
@@ -130,7 +121,7 @@ def test_many_clusters(dtype: torch.dtype, device: torch.device, monkeypatch: py
     """More clusters and elements than any kernel takes at a time; clusters are joined again in later blocks."""
     monkeypatch.setitem(long_groups._SCAN, "CLUSTERS", 32)
     monkeypatch.setitem(long_groups.MOVE, "PIECE", 32)
-    x = torch.from_numpy(mixture(2, 260, 40, 90, common=0.5)).to(dtype)
+    x = mixture(2, 260, 40, 90, common=0.5).to(dtype)
     (count,) = check(x, [260], 0.2, run(x, [260], 0.2, device))
     assert 64 < count < 150
 
@@ -138,14 +129,14 @@ def test_many_clusters(dtype: torch.dtype, device: torch.device, monkeypatch: py
 def test_all_alone_and_all_together(device: torch.device):
     x = torch.from_numpy(np.random.default_rng(3).standard_normal((140, 64)).astype(np.float32)).to(torch.bfloat16)
     assert run(x, [140], 0.01, device).tolist() == list(range(140))
-    near = torch.from_numpy(mixture(4, 140, 19, 1, noise=0.02))
+    near = mixture(4, 140, 19, 1, noise=0.02)
     assert run(near, [140], 0.1, device).tolist() == [0] * 140
 
 
 @pytest.mark.parametrize("dim", [1, 3, 65])
 def test_odd_dimensions(dim: int, device: torch.device):
     for dtype in (torch.bfloat16, torch.float32):
-        x = torch.from_numpy(mixture(5, 140, dim, 6)).to(dtype)
+        x = mixture(5, 140, dim, 6).to(dtype)
         check(x, [140], 0.1, run(x, [140], 0.1, device))
 
 
@@ -159,7 +150,7 @@ def test_ties_join_the_oldest(device: torch.device):
 def test_records_set_aside(device: torch.device):
     """Records that are not usable are alone, those not taken have no cluster; NaN and zeros in them reach nobody."""
     rng = np.random.default_rng(7)
-    x = torch.from_numpy(mixture(7, 310, 40, 8))
+    x = mixture(7, 310, 40, 8)
     usable, taken = torch.from_numpy(rng.random(310) < 0.8), torch.from_numpy(rng.random(310) < 0.8)
     taken[128:160] = False  # a whole panel
     x[~usable] = float("nan")
@@ -174,7 +165,7 @@ def test_records_set_aside(device: torch.device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_huge_and_tiny_rows(dtype: torch.dtype, device: torch.device):
     """Powers of two scale rows without a rounding, so the labels are those of the ordinary rows."""
-    x = torch.from_numpy(mixture(8, 150, 33, 6)).to(dtype)
+    x = mixture(8, 150, 33, 6).to(dtype)
     x /= x.abs().amax(1, keepdim=True)
     plain = run(x, [150], 0.1, device)
     far = x.clone()
@@ -206,7 +197,7 @@ def test_opposite_rows(device: torch.device):
 def test_group_alone_equals_group_in_a_batch(device: torch.device, scratch: list[torch.Tensor]):
     sizes = [101, 20, 160, 100]
     for dtype in (torch.float32, torch.bfloat16):
-        x = torch.from_numpy(mixture(12, sum(sizes), 50, 12)).to(dtype)
+        x = mixture(12, sum(sizes), 50, 12).to(dtype)
         scratch.clear()
         alone = run(x[121:281], [160], 0.1, device)
         one = [t.clone() for t in scratch]
@@ -221,7 +212,7 @@ def test_group_alone_equals_group_in_a_batch(device: torch.device, scratch: list
 
 def test_any_strides_and_order(device: torch.device):
     """Rows are read where they are; what lies between them is never touched."""
-    values = torch.from_numpy(mixture(13, 140, 21, 6)).to(torch.bfloat16)
+    values = mixture(13, 140, 21, 6).to(torch.bfloat16)
     order = torch.from_numpy(np.random.default_rng(13).permutation(170)[:140])
     room = torch.full((170, 3, 50), float("nan"), dtype=torch.bfloat16)
     room[order, 1, 4:46:2] = values
@@ -231,7 +222,7 @@ def test_any_strides_and_order(device: torch.device):
 
 def test_groups_take_turns(device: torch.device, monkeypatch: pytest.MonkeyPatch):
     sizes = [101, 30, 140, 110]
-    x = torch.from_numpy(mixture(14, sum(sizes), 24, 7)).to(torch.float16)
+    x = mixture(14, sum(sizes), 24, 7).to(torch.float16)
     together = run(x, sizes, 0.1, device)
     monkeypatch.setattr(long_groups, "SCRATCH", 1)
     monkeypatch.setattr(long_groups, "_GRAMS", 1)
@@ -239,7 +230,7 @@ def test_groups_take_turns(device: torch.device, monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_to_do(device: torch.device, scratch: list[torch.Tensor]):
-    x = torch.from_numpy(mixture(15, 60, 8, 3))
+    x = mixture(15, 60, 8, 3)
     for sizes in ([60], [20, 40], [0, 0], []):
         assert bool((run(x, sizes, 0.1, device) == UNTOUCHED).all())
     assert scratch == []
@@ -248,7 +239,7 @@ def test_nothing_to_do(device: torch.device, scratch: list[torch.Tensor]):
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter has no device to wait for")
 def test_never_waits_for_the_device():
     device = torch.device("cuda")
-    x = torch.from_numpy(mixture(16, 300, 64, 9)).to(device, torch.bfloat16)
+    x = mixture(16, 300, 64, 9).to(device, torch.bfloat16)
     order, offsets = torch.arange(300, device=device), torch.tensor([0, 20, 300], device=device)
     kind, scale = torch.zeros(300, dtype=torch.uint8, device=device), torch.ones(300, device=device)
     first = torch.empty((2, 300), dtype=torch.int64, device=device)
@@ -281,7 +272,7 @@ def worst_angle(x: torch.Tensor, first: torch.Tensor, upto: int, centroids: torc
 @pytest.mark.parametrize("n", [520, pytest.param(8192, marks=pytest.mark.slow)])
 def test_centroids_do_not_drift(n: int, device: torch.device, scratch: list[torch.Tensor]):
     """Cosines of 0.97 and more in a few clusters with many members: the vectors stay with float64's."""
-    x = torch.from_numpy(mixture(17, n, 64, 3, noise=0.35)).to(torch.bfloat16)
+    x = mixture(17, n, 64, 3, noise=0.35).to(torch.bfloat16)
     first = run(x, [n], 0.05, device)
     (count,) = check(x, [n], 0.05, first)
     assert count < 12

@@ -9,17 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import spread_out
 from hypothesis import given
 from hypothesis import strategies as st
-from stand_ins import stand_ins  # noqa: F401
-from test_metrics import spread_out
 
 import bipace_kernels as bk
 from bipace_kernels import _sizes
 from bipace_kernels.cli import rollouts, states
 from bipace_kernels.cpu import clusters as cpu
 
-SAMPLE = Path(__file__).resolve().parent.parent / "examples/data/webshop_llm.jsonl.gz"
+SAMPLE = Path(__file__).resolve().parents[2] / "examples/data/webshop_llm.jsonl.gz"
 EPSILONS = [0.1, 0.0, 0.35, 2.0]
 
 
@@ -220,7 +219,7 @@ def epsilons_read(monkeypatch):
 
 
 @pytest.mark.usefixtures("epsilons_read")
-def test_clusters_on_a_device_without_reading_a_tensor(stand_ins):  # noqa: F811
+def test_clusters_on_a_device_without_reading_a_tensor(stand_ins):
     x, group = spread_out(n=60)
     valid = np.arange(60) % 5 > 0
     lay = bk.layout(group, group, valid=valid)
@@ -235,7 +234,7 @@ def test_clusters_on_a_device_without_reading_a_tensor(stand_ins):  # noqa: F811
 
 @pytest.mark.parametrize("epsilon", [0.1, [0.1, 0.0]], ids=str)
 @pytest.mark.usefixtures("epsilons_read")
-def test_bad_rows_on_a_device_are_alone_unless_asked_for(stand_ins, epsilon):  # noqa: F811
+def test_bad_rows_on_a_device_are_alone_unless_asked_for(stand_ins, epsilon):
     x, group = spread_out(n=60)
     clean = bk.cluster(np.delete(x, [7, 8], 0), np.delete(group, [7, 8]), epsilon)
     x[7], x[8] = 0, np.nan
@@ -253,7 +252,7 @@ def test_bad_rows_on_a_device_are_alone_unless_asked_for(stand_ins, epsilon):  #
 
 
 @pytest.mark.parametrize("probes", [1, 6, 8])
-def test_the_search_on_a_device_takes_one_sweep(stand_ins, probes):  # noqa: F811
+def test_the_search_on_a_device_takes_one_sweep(stand_ins, probes):
     x, group = spread_out(n=180)
     for band in ((4, 8), (1, 1.5), (50, 60)):
         want = probe_by_probe(x, *band, probes=probes, group=group, backend="cpu")

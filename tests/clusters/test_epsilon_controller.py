@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import spread_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stand_ins import stand_ins  # noqa: F401
-from test_metrics import spread_out
 
 import bipace_kernels as bk
 
@@ -421,7 +420,7 @@ def test_states_of_something_else(change, words):
 
 
 @pytest.mark.parametrize("objective", ["median", "value_r2"])
-def test_on_a_device_as_on_the_cpu(stand_ins, objective):  # noqa: F811
+def test_on_a_device_as_on_the_cpu(stand_ins, objective):
     x, group, trajectory, returns = two_levels(3, False)
     x[[5, 40]] = np.nan
     found = []
@@ -451,7 +450,7 @@ def test_holds_sizes_and_singletons_where_a_fixed_epsilon_lets_go():
 
 
 def test_the_program_writes_what_it_shows(tmp_path, capsys):
-    sample = Path(__file__).resolve().parent.parent / "examples/data/webshop_llm.jsonl.gz"
+    sample = Path(__file__).resolve().parents[2] / "examples/data/webshop_llm.jsonl.gz"
     assert drift.main(["--steps", "2", "--rollouts", str(sample), "--out", str(tmp_path)]) == 0
     document = json.loads((tmp_path / "drift.json").read_text())
     assert (tmp_path / "drift.md").read_text().strip() in capsys.readouterr().out

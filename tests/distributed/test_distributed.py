@@ -17,12 +17,12 @@ import pytest
 import torch
 from batches import make_batch
 from distributed_ranks import WORLD, WRONG
+from paths import HELPERS, ROOT
 
 import bipace_kernels as bk
 
-HERE = Path(__file__).resolve().parent
-API = (HERE.parent / "docs/api.md").read_text()
-PAGE = (HERE.parent / "docs/distributed.md").read_text()
+API = (ROOT / "docs/api.md").read_text()
+PAGE = (ROOT / "docs/distributed.md").read_text()
 SIZES = range(WORLD, 0, -1)  # large ones first: then no rank waits for a group that it is not in
 
 
@@ -30,7 +30,7 @@ def run_ranks(folder: Path, cases: list[str], timeout: float) -> list[dict[str, 
     """What each of the four processes found, by case."""
     logs = [(folder / f"{rank}.log").open("w") for rank in range(WORLD)]
     started = [
-        subprocess.Popen([sys.executable, str(HERE / "distributed_ranks.py"), str(rank), str(folder), *cases],
+        subprocess.Popen([sys.executable, str(HELPERS / "distributed_ranks.py"), str(rank), str(folder), *cases],
                          stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
         for rank, log in enumerate(logs)
     ]  # fmt: skip
@@ -248,6 +248,6 @@ def test_it_is_imported_when_asked_for_and_the_pages_code_runs(tmp_path):
 @pytest.mark.slow
 def test_the_benchmark_runs(tmp_path):
     command = [sys.executable, "-m", "bench", "distributed", "--quick", "--out", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=300, cwd=HERE.parent, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, timeout=300, cwd=ROOT, stdout=subprocess.DEVNULL)
     assert len(json.loads((tmp_path / "distributed.json").read_text())["rows"]) == 5
     assert "| bk.distributed, straddling |" in (tmp_path / "distributed.md").read_text()

@@ -13,7 +13,7 @@ import torch
 import bipace_kernels as bk
 from bipace_kernels import _ops
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 API = (ROOT / "docs/api.md").read_text()
 README = (ROOT / "README.md").read_text()
 GPU = (ROOT / "docs/gpu.md").read_text()

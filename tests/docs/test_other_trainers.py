@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import bipace_kernels as bk
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs/other_trainers.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs/other_trainers.md").read_text()
 ACTIONS = ("go to the apple", "open drawer 2", "take a red mug")
 
 

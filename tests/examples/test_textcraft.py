@@ -11,7 +11,7 @@ import pytest
 from environment import Recipes, Task, TextCraft, all_recipes, published
 from planner import plan, stray
 
-RECORDED = Path(__file__).resolve().parent.parent / "examples/data/textcraft_scripted.jsonl.gz"
+RECORDED = Path(__file__).resolve().parents[2] / "examples/data/textcraft_scripted.jsonl.gz"
 
 
 def holding(goal: str, lines: list[str], **held: int) -> TextCraft:

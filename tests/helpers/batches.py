@@ -28,6 +28,10 @@ CONFIGS: dict[str, bk.Config] = {
 }
 
 
+#: The tensors of a result, a row per row given.
+OUTPUTS = ("advantage", "step_advantage", "episode_advantage", "returns", "cluster", "branch")
+
+
 @dataclass
 class Batch:
     group: Any
@@ -84,3 +88,10 @@ def make_batch(
         observation=[words[s % len(words)] + "!" * int(rng.integers(0, 2)) for s in state],
         action_key=rng.integers(-3, 3, n) * 2**40,
     )
+
+
+def spread_out(seed: int = 0, n: int = 240, dim: int = 24) -> tuple[Any, Any]:
+    """[n, dim] float32 rows, six around a state, and the groups of 60 records."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n // 6, dim)).repeat(6, axis=0) + 0.35 * rng.normal(size=(n, dim)) + 1.0
+    return x.astype(np.float32), np.arange(n) // 60

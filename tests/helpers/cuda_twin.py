@@ -16,7 +16,7 @@ import torch
 from bipace_kernels import _dispatch
 from bipace_kernels.cuda import _provider
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TWIN = ROOT / "tests/native/twin"
 SCHEDULES = {"forward": 0, "reverse": 1, "random": 2}
 FLAGS = ["-std=c++17", "-g", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-DBIPACE_TWIN", "-Wno-unknown-pragmas"]

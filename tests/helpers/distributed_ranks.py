@@ -22,14 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from batches import CONFIGS, make_batch
+from batches import CONFIGS, OUTPUTS, make_batch
 
 import bipace_kernels as bk
 from bipace_kernels import distributed
 
 WORLD = 4
 TIMEOUT = datetime.timedelta(seconds=300)  # a rank that is in few groups waits for those in many
-OUTPUTS = ("advantage", "step_advantage", "episode_advantage", "returns", "cluster", "branch")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

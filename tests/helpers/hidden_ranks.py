@@ -1,4 +1,4 @@
-"""What two processes check together: `python ranks.py RANK WORLD FOLDER CASE...` writes FOLDER/RANK.json, a dict by case."""
+"""What two processes check together: `python hidden_ranks.py RANK WORLD FOLDER CASE...` writes FOLDER/RANK.json, a dict by case."""
 
 from __future__ import annotations
 

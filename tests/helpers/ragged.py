@@ -153,3 +153,24 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 def assert_close(got: Tensor, wanted: Tensor) -> None:
     """The table of the definition: 2e-5 for values of order 1, 2e-6 of larger ones."""
     torch.testing.assert_close(got.cpu(), wanted.cpu(), rtol=2e-6, atol=2e-5)
+
+
+def states(seed: int = 0, n: int = 24, dim: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """[n, dim] float32 rows, six to a state, and two groups; few of them, as the interpreter is slow."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n // 6, dim)).repeat(6, axis=0) + 0.35 * rng.normal(size=(n, dim)) + 1.0
+    return x.astype(np.float32), np.arange(n) // (n // 2)
+
+
+@contextmanager
+def nothing_waits(device: torch.device) -> Iterator[None]:
+    """On a GPU whatever waits for it raises."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -104,12 +104,11 @@ class _Reading(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-@pytest.fixture
-def stand_ins(monkeypatch):
+def install(patch: pytest.MonkeyPatch) -> Watched:
     """backend="triton" runs the stand-ins."""
     package = Watched()
     choose = _dispatch.choose
-    monkeypatch.setattr(
+    patch.setattr(
         _dispatch, "choose", lambda backend, where=None: package if backend == "triton" else choose(backend, where)
     )
     return package

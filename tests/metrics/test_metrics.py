@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from batches import CONFIGS, make_batch
+from batches import CONFIGS, make_batch, spread_out
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,12 +142,6 @@ def test_value_r2_undefined_where_returns_do_not_vary():
     assert result.value_r2() == bk.ValueR2(r2=None, coverage=1.0, stderr=None)
     alone = bk.advantage([0] * 2, [0, 0], [0.0, 1.0], observation=list("uv"), config=bk.Config.gigpo())
     assert alone.value_r2() == bk.ValueR2(r2=None, coverage=0.0, stderr=None)
-
-
-def spread_out(seed=0, n=240, dim=24):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n // 6, dim)).repeat(6, axis=0) + 0.35 * rng.normal(size=(n, dim)) + 1.0
-    return x.astype(np.float32), np.arange(n) // 60
 
 
 def test_choose_epsilon_walks_as_the_paper_does(backend):

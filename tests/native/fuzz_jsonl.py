@@ -1,4 +1,4 @@
-"""Fuzzes the reader of JSONL rollouts:  python tests/fuzz_jsonl.py [SECONDS] [SEED]
+"""Fuzzes the reader of JSONL rollouts:  python tests/native/fuzz_jsonl.py [SECONDS] [SEED]
 
 Seeded mutations of real lines.  Every file must either be read, into lists of equal length and the promised types, or
 be refused with CliError naming the file and, where a line is at fault, the line and the field.  Any other exception is
@@ -27,7 +27,7 @@ from bipace_kernels.cli._console import CliError
 from bipace_kernels.cli.rollouts import Columns, Rollouts, read
 from bipace_kernels.schema import LIMIT
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "data"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "data"
 FIELDS = ("task_id", "rollout", "step", "observation", "reward", "action", "valid", "success", "fingerprint", "extra")
 FRAGMENTS = (
     *(

@@ -17,7 +17,7 @@ import pytest
 resources = importlib.import_module(
     "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
 )
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def build_wheel(folder: Path, **environment: str) -> Path:

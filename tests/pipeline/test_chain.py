@@ -12,15 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import CONFIGS, make_batch
-from stand_ins import stand_ins  # noqa: F401
-from test_inputs import BAD
-from test_theorems import OUTPUTS
+from bad_inputs import BAD, BATCH, N
+from batches import CONFIGS, OUTPUTS
 
 import bipace_kernels as bk
 
-BATCH = make_batch(0)
-N = BATCH.n
 IDS = {"group": None, "trajectory": None, "step": None}
 
 pytestmark = pytest.mark.usefixtures("stand_ins")
@@ -113,7 +109,7 @@ def test_given_returns_and_no_rows(name):
 
 @pytest.mark.parametrize("name", [n for n in CONFIGS if n != "bipace_similar"])
 @pytest.mark.parametrize("duplicates", ["raise", "once", "count"])
-def test_reads_no_tensor(name, duplicates, stand_ins):  # noqa: F811
+def test_reads_no_tensor(name, duplicates, stand_ins):
     """With a layout and tensors, nothing waits: not the checks, not the chain, not the result."""
     batch = BATCH if duplicates == "raise" else BATCH.take(np.concatenate((np.arange(N), [0, 5])))
     lay = bk.layout(batch.group, batch.trajectory, batch.step, np.arange(batch.n) % 5 > 0)
@@ -232,7 +228,7 @@ READINGS = {
 
 
 @pytest.mark.parametrize("name", list(READINGS))
-def test_a_reading_would_be_seen(name, stand_ins):  # noqa: F811
+def test_a_reading_would_be_seen(name, stand_ins):
     tensor = torch.arange(5)
     with stand_ins.watch(), pytest.raises(AssertionError, match="waits for the device"):
         READINGS[name](tensor)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from batches import make_batch
+from batches import OUTPUTS, make_batch
 from ragged import ON_CPU, same_bits, sentinels, stage
-from test_theorems import OUTPUTS
 
 import bipace_kernels as bk
 from bipace_kernels.cuda import _provider, clusters, fused

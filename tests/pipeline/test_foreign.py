@@ -7,33 +7,11 @@ import operator
 import numpy as np
 import pytest
 import torch
-from batches import CONFIGS, make_batch
+from batches import CONFIGS, OUTPUTS, make_batch
+from foreign_library import Array
 
 import bipace_kernels as bk
 from bipace_kernels import _foreign
-
-FIELDS = ("advantage", "step_advantage", "episode_advantage", "returns", "cluster", "branch")
-
-
-class Array:
-    """What an array of another library is to us: DLPack, and nothing else."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __len__(self):
-        raise AssertionError("it was read before it became a tensor")
-
-    def __dlpack__(self, **how):
-        return self.tensor.__dlpack__(**how)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
-
-
-def from_dlpack(value):
-    """As CuPy and JAX have it: the library is this module."""
-    return Array(torch.from_dlpack(value))
 
 
 class OnlyInterface:
@@ -54,7 +32,7 @@ def test_arrays_go_in_and_come_back():
     expected = bk.advantage(config=config, **given)
     foreign = {name: Array(value) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
     result = bk.advantage(config=config, **foreign)
-    for name in FIELDS:
+    for name in OUTPUTS:
         got = getattr(result, name)
         assert isinstance(got, Array), name
         assert torch.equal(got.tensor, getattr(expected, name)), name
@@ -128,7 +106,7 @@ def test_jax():
     foreign = {**given, "fingerprint": jax.numpy.asarray(given["fingerprint"].numpy())}
     result = bk.advantage(config=config, **foreign)
     assert isinstance(result.advantage, jax.Array)
-    for name in FIELDS:
+    for name in OUTPUTS:
         assert np.array_equal(np.asarray(getattr(result, name)), getattr(expected, name).numpy()), name
 
 
@@ -146,7 +124,7 @@ def test_arrays_of_a_gpu(name, monkeypatch):
     array = operator.attrgetter(to_library)(library)(given["fingerprint"])
     assert _foreign.to_torch(array, "fingerprint").data_ptr() == given["fingerprint"].data_ptr()
     result = bk.advantage(config=config, **{**given, "fingerprint": array})
-    for field in FIELDS:
+    for field in OUTPUTS:
         got = getattr(result, field)
         assert isinstance(got, torch.Tensor if name == "numba" else type(array)), field
         assert torch.equal(_foreign.to_torch(got, field), getattr(expected, field)), field

@@ -13,9 +13,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import CONFIGS, make_batch
+from batches import CONFIGS, OUTPUTS, make_batch
 from op_cases import OPS, op_cases
-from test_theorems import OUTPUTS
 
 import bipace_kernels as bk
 from bipace_kernels import _dispatch, _handles, _ops

@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batches import CONFIGS, make_batch
+from batches import CONFIGS, OUTPUTS, make_batch
+from paths import HELPERS, ROOT
 
 import bipace_kernels as bk
 
-ROOT = Path(__file__).resolve().parent.parent
 OFFSETS = 16  # elements: 64 bytes of float32, so every alignment that a vector load can meet
-OUTPUTS = ("advantage", "step_advantage", "episode_advantage", "returns", "cluster", "branch")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, as DataLoader and Ray use it")
 needs_proc = pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc/self/clear_refs"
@@ -222,7 +221,7 @@ assert dict(os.environ) == environment
 PROLOGUE = f"""
 import os, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore")
-sys.path.insert(0, {str(ROOT / "tests")!r})
+sys.path.insert(0, {str(HELPERS)!r})
 import torch
 import bipace_kernels as bk
 from batches import CONFIGS, make_batch

@@ -7,13 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import CONFIGS, make_batch
+from batches import CONFIGS, OUTPUTS, make_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
-
-OUTPUTS = ("advantage", "step_advantage", "episode_advantage", "returns", "cluster", "branch")
 
 
 def run(batch, config, backend="cpu", **changes):
