@@ -38,6 +38,16 @@ def ours(responses: Any, device: torch.device, **options: Any) -> Keys:
     return keys.tolist(), parsed.tolist()
 
 
+def by_the_kernels(ids, mask, table: bk.TokenBytes, device: torch.device, mode: str, **how: Any) -> Keys:
+    """The stage itself, which takes how its work is cut; ids [N, T] and mask."""
+    with sentinels():
+        keys, parsed, outside = stage.hash_token_ids(
+            ids.to(device), None, mask.to(device), table.on(device), mode=mode, n=64, longest_row=ids.shape[1], **how
+        )
+    assert outside.item() == -1
+    return keys.tolist(), parsed.tolist()
+
+
 def wanted(responses: Any, **options: Any) -> Keys:
     keys, parsed = bk.action_keys(responses, backend="cpu", **options)
     return keys.tolist(), parsed.tolist()
@@ -133,22 +143,17 @@ def test_rows_of_real_tokenizers(device, name):
 
 @pytest.mark.skipif(BACKEND != "triton", reason="every row has a warp of its own")
 @pytest.mark.parametrize("mode", MODES)
-def test_one_row_a_program_as_on_a_gpu_and_programs_with_many_rows(device, mode, monkeypatch):
+def test_one_row_a_program_as_on_a_gpu_and_programs_with_many_rows(device, mode):
     rows = [*random_rows(9, 12, seed=3), spelt("z" * 90 + "<action> A </action>"), []]
     ids, mask = padded(rows)
     want = wanted(ids, mask=mask, mode=mode, token_bytes=TABLE)
-    for rows_each, programs in ((stage.ROWS, 8192), (4, 2)):
-        monkeypatch.setattr(stage, "ROWS", rows_each)
-        monkeypatch.setattr(stage, "INTERPRETED_ROWS", rows_each)
-        monkeypatch.setattr(stage, "MOST_PROGRAMS", programs)
-        got = ours(ids.to(device), device, mask=mask.to(device), mode=mode, token_bytes=TABLE)
-        assert got == want, (rows_each, programs)
+    for cut in (stage.CUT, stage.Cut(rows=4, programs=2)):
+        assert by_the_kernels(ids, mask, TABLE, device, mode, cut=cut) == want, cut
 
 
-def test_tags_across_every_seam(device, monkeypatch):
+def test_tags_across_every_seam(device):
     """Both tags at every place relative to the end of a tile of tokens and to the end of a round of bytes."""
-    if BACKEND == "triton":
-        monkeypatch.setattr(stage, "COLUMNS", 64)  # fewer steps for the interpreter
+    how = {"cut": stage.Cut(rows=256, columns=64)} if BACKEND == "triton" else {}  # fewer steps for the interpreter
     tile = [
         spelt("." * before + "<action>" + "B" * body + "</action>tail")
         for before in range(TILE - 20, TILE + 4)
@@ -163,17 +168,14 @@ def test_tags_across_every_seam(device, monkeypatch):
         ids, mask = padded(rows)
         want = wanted(ids, mask=mask, token_bytes=table)
         assert all(want[1])
-        assert ours(ids.to(device), device, mask=mask.to(device), token_bytes=table) == want
+        assert by_the_kernels(ids, mask, table, device, "action_tag", **how) == want
 
 
 @pytest.mark.parametrize("mode", ["action_tag", "text"])
-def test_long_tokens_long_bodies_and_blank_stretches(device, mode, monkeypatch):
-    longer = 1
+def test_long_tokens_long_bodies_and_blank_stretches(device, mode):
+    longer, how = 4, {}
     if BACKEND == "triton":  # so that the long is not too long for the interpreter
-        for name, value in {"TILE": 16, "COLUMNS": 64, "CAPACITY": 512}.items():
-            monkeypatch.setattr(stage, name, value)
-    else:
-        longer = 4
+        longer, how = 1, {"cut": stage.Cut(rows=64, tile=16, columns=64, capacity=512)}
     parts = [b" " * 700 * longer, b"Long" * 400 * longer, b"<action>", b"</action>", b"a", b"\n", b""]
     rng = random.Random(8)
     rows = [[rng.randrange(7) for _ in range(rng.randrange(14))] for _ in range(40)]
@@ -189,7 +191,7 @@ def test_long_tokens_long_bodies_and_blank_stretches(device, mode, monkeypatch):
     ids, mask = padded(rows)
     table = table_of(parts)
     want = wanted(ids, mask=mask, mode=mode, token_bytes=table)
-    assert ours(ids.to(device), device, mask=mask.to(device), mode=mode, token_bytes=table) == want
+    assert by_the_kernels(ids, mask, table, device, mode, **how) == want
 
 
 @pytest.mark.parametrize(("ids", "want"), GOLDEN_IDS)
@@ -418,10 +420,13 @@ def test_text_stays_on_the_host(device):
     assert bk.action_keys(np.array(texts, object), backend=BACKEND)[0].tolist() == wanted(texts)[0]
 
 
-def test_table_too_large_for_a_device_is_refused(device, monkeypatch):
-    monkeypatch.setattr(stage, "LARGEST_TABLE", 10)
-    with pytest.raises(ValueError, match="token_bytes must hold at most 10 bytes"):
-        bk.action_keys(MATRIX.to(device), token_bytes=TABLE, backend=BACKEND)
+def test_table_too_large_for_a_device_is_refused(device):
+    most = stage.LARGEST_TABLE
+    table = bk.TokenBytes(torch.tensor([0, most + 1]), torch.zeros(most + 1, dtype=torch.uint8))
+    with pytest.raises(
+        ValueError, match=f"token_bytes must hold at most {most} bytes in all for a GPU, got {most + 1}"
+    ):
+        bk.action_keys(MATRIX.to(device), token_bytes=table, backend=BACKEND)
 
 
 def test_rows_of_device_and_host_are_joined_in_order(device, monkeypatch):

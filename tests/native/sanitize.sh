@@ -49,10 +49,7 @@ else
   # x86-64 alone has a twin; clustering takes minutes under sanitizers, but for one batch by the launch of all stages.
   # One order of the threads is enough for what is out of bounds in all.
   if [ "$(uname -m)" = x86_64 ]; then
-    for name in combine/test_device_combine clusters/test_device_numbering observations/test_device_observations \
-      returns/test_device_returns; do
-      twin+=("$root/tests/$name.py")
-    done
+    twin+=("$root/tests/values/test_device_values.py")
     twin+=("$root/tests/pipeline/test_device_cuda_fused.py::test_padding_bad_rows_and_rows_of_extreme_length")
     for name in some_columns rows_of_extreme_length rows_of_any_order_and_stride; do
       twin+=("$root/tests/clusters/test_device_cuda_gram.py::test_$name")
@@ -60,7 +57,7 @@ else
   fi
 fi
 under_sanitizers -m pytest -q -p no:cacheprovider --capture=sys -c "$root/pyproject.toml" --rootdir "$root" \
-  -m "not slow and not gpu and not timing" "${arguments[@]}"
+  -m "not slow and not gpu" "${arguments[@]}"
 if [ ${#twin[@]} -gt 0 ]; then
   # Every fibre would have a stack of its own for what detect_stack_use_after_return watches: minutes.
   export ASAN_OPTIONS=$ASAN_OPTIONS:detect_stack_use_after_return=0

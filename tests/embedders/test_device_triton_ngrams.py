@@ -25,6 +25,14 @@ def ours(texts: Any, device: torch.device, **options: Any) -> torch.Tensor:
     return out.cpu()
 
 
+def by_the_kernels(texts: list[bytes], device: torch.device, **options: Any) -> torch.Tensor:
+    """The stage itself, which takes how its work is cut."""
+    offsets = torch.tensor([0, *map(len, texts)]).cumsum(0)
+    data = torch.tensor(list(b"".join(texts)), dtype=torch.uint8)
+    with sentinels():
+        return stage.ngram_fingerprints(data.to(device), offsets.to(device), **options).cpu()
+
+
 def same_bits(got: torch.Tensor, want: torch.Tensor) -> bool:
     return got.shape == want.shape and torch.equal(got.view(torch.int32), want.view(torch.int32))
 
@@ -55,11 +63,11 @@ def test_equals_cpu_bit_for_bit(device, n):
 
 
 @pytest.mark.parametrize("n", [31, 32, 33, 45, 64, 103, 300])
-def test_windows_of_whole_stripes_and_what_is_left_of_them(device, n, monkeypatch):
-    if _triton_loader.interpreted():  # few large steps, for its time goes by operations
-        monkeypatch.setattr(stage, "WINDOWS", 1024)
-    texts = ["", "short", b"xyz" * 50]
-    assert same_bits(ours(texts, device, n=n, dim=64), bk.ngram_fingerprint(texts, n=n, dim=64, backend="cpu"))
+def test_windows_of_whole_stripes_and_what_is_left_of_them(device, n):
+    texts = [b"", b"short", b"xyz" * 50]
+    windows = 1024 if _triton_loader.interpreted() else stage.WINDOWS  # few large steps: its time goes by operations
+    got = by_the_kernels(texts, device, n=n, dim=64, windows=windows)
+    assert same_bits(got, bk.ngram_fingerprint(texts, n=n, dim=64, backend="cpu"))
 
 
 TEXT = st.one_of(st.text(max_size=60), st.binary(max_size=60), st.sampled_from(["\ud800", "aaaa", ""]))
@@ -83,15 +91,11 @@ def test_rows_that_cancel_and_nothing_at_all(device):
     assert ours([], device).shape == (0, 4096)
 
 
-# Triton: programs that share a text.  CUDA: whether the counts are in shared memory.
-WAYS = [("ENOUGH_PROGRAMS", n) for n in (1, 30, 10**6)] if BACKEND == "triton" else [("MOST_SHARED", 0)]
-
-
-@pytest.mark.parametrize(("constant", "value"), WAYS)
-def test_same_bits_however_texts_are_counted(device, constant, value, monkeypatch):
-    monkeypatch.setattr(stage, constant, value)
-    texts = ["You are in a kitchen. " * 100, "", "b", "c" * 700]
-    assert same_bits(ours(texts, device), bk.ngram_fingerprint(texts, backend="cpu"))
+@pytest.mark.parametrize("programs", [1, 30, 10**6])
+def test_same_bits_however_many_programs_share_a_text(device, programs):
+    texts = [b"You are in a kitchen. " * 100, b"", b"b", b"c" * 700]
+    got = by_the_kernels(texts, device, n=3, dim=4096, enough_programs=programs)
+    assert same_bits(got, bk.ngram_fingerprint(texts, backend="cpu"))
 
 
 def test_same_bits_in_any_batch(device):
@@ -101,14 +105,13 @@ def test_same_bits_in_any_batch(device):
         assert same_bits(ours([texts[i]], device)[0], whole[i])
 
 
-def test_more_than_two_to_the_31_bytes_of_text(device, monkeypatch):
+def test_more_than_two_to_the_31_bytes_of_text(device):
     """Of the texts before the one looked at, only the addresses are there."""
-    if BACKEND == "triton":
-        monkeypatch.setattr(stage, "ENOUGH_PROGRAMS", 1)
     far, text = 2**31 + 7, b"You are in a kitchen."
     data = room(far + len(text), torch.uint8, device)
     data[far:] = torch.tensor(list(text), dtype=torch.uint8)
-    got = stage.ngram_fingerprints(data, torch.tensor([far, far + len(text)], device=device), n=3, dim=4096)
+    offsets = torch.tensor([far, far + len(text)], device=device)
+    got = stage.ngram_fingerprints(data, offsets, n=3, dim=4096, enough_programs=1)
     assert same_bits(got.cpu(), bk.ngram_fingerprint([text], backend="cpu"))
 
 
