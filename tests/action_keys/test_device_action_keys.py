@@ -17,6 +17,7 @@ import trained_tokenizers
 from action_texts import GOLDEN_IDS, MODES, TABLE, key, spelt
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import slow
 from ragged import BACKEND, room, sentinels
 from ragged import stage as stage_of
 
@@ -88,7 +89,7 @@ def test_text_of_every_length(device):
     assert got == ([key(row, 4) for row in rows], [n > 0 for n in range(300)])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["action_tag", slow("first_n"), slow("text")])
 def test_thousands_of_adversarial_rows(device, mode):
     rows = random_rows(2000, 9, seed=11)
     ids, mask = padded(rows)
@@ -123,7 +124,7 @@ def test_any_rows_equal_the_reference_bit_for_bit(device, rows, mode, n, masked)
     assert ours(matrix.to(device), device, mask=real.to(device), **options) == (keys.tolist(), parsed.tolist())
 
 
-@pytest.mark.parametrize("name", ["byte_level", "llama", "gemma"])
+@pytest.mark.parametrize("name", [slow("byte_level"), slow("llama"), "gemma"])
 def test_rows_of_real_tokenizers(device, name):
     tokenizer = trained_tokenizers.all_tokenizers()[name]
     table = bk.token_bytes(tokenizer)
@@ -142,7 +143,7 @@ def test_rows_of_real_tokenizers(device, name):
 
 
 @pytest.mark.skipif(BACKEND != "triton", reason="every row has a warp of its own")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["action_tag", "first_n", slow("text")])
 def test_one_row_a_program_as_on_a_gpu_and_programs_with_many_rows(device, mode):
     rows = [*random_rows(9, 12, seed=3), spelt("z" * 90 + "<action> A </action>"), []]
     ids, mask = padded(rows)
@@ -151,8 +152,9 @@ def test_one_row_a_program_as_on_a_gpu_and_programs_with_many_rows(device, mode)
         assert by_the_kernels(ids, mask, TABLE, device, mode, cut=cut) == want, cut
 
 
-def test_tags_across_every_seam(device):
-    """Both tags at every place relative to the end of a tile of tokens and to the end of a round of bytes."""
+@pytest.mark.parametrize("of", ["tile", slow("round")])
+def test_tags_across_every_seam(device, of):
+    """Both tags at every place relative to the end of a tile of tokens, or to the end of a round of bytes."""
     how = {"cut": stage.Cut(rows=256, columns=64)} if BACKEND == "triton" else {}  # fewer steps for the interpreter
     tile = [
         spelt("." * before + "<action>" + "B" * body + "</action>tail")
@@ -164,14 +166,13 @@ def test_tags_across_every_seam(device):
     rounds = [
         [256 + i, *spelt("<action> "), *[257] * twice, *spelt("Z </action>.")] for i in range(24) for twice in (0, 1, 2)
     ]
-    for rows in (tile, rounds):
-        ids, mask = padded(rows)
-        want = wanted(ids, mask=mask, token_bytes=table)
-        assert all(want[1])
-        assert by_the_kernels(ids, mask, table, device, "action_tag", **how) == want
+    ids, mask = padded({"tile": tile, "round": rounds}[of])
+    want = wanted(ids, mask=mask, token_bytes=table)
+    assert all(want[1])
+    assert by_the_kernels(ids, mask, table, device, "action_tag", **how) == want
 
 
-@pytest.mark.parametrize("mode", ["action_tag", "text"])
+@pytest.mark.parametrize("mode", ["action_tag", slow("text")])
 def test_long_tokens_long_bodies_and_blank_stretches(device, mode):
     longer, how = 4, {}
     if BACKEND == "triton":  # so that the long is not too long for the interpreter
@@ -200,7 +201,7 @@ def test_golden_ids(device, ids, want):
     assert ours(matrix, device, mode="first_n") == ([want], [False])
 
 
-@pytest.mark.parametrize("n", [1, 3, 4, 100, 255, 256, 257, 1000, 2**62])
+@pytest.mark.parametrize("n", [1, slow(3), 4, slow(100), slow(255), 256, 257, slow(1000), 2**62])
 def test_first_n_beyond_a_tile_and_beyond_the_ring(device, n):
     generator = torch.Generator().manual_seed(n % 97)
     ids = torch.randint(-(2**63), 2**63 - 1, (12, 400), generator=generator)
@@ -213,7 +214,7 @@ def test_first_n_beyond_a_tile_and_beyond_the_ring(device, n):
 MATRIX = torch.tensor([spelt(f"x<action>Go {i:02d} </action>") for i in range(20)])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["action_tag", "first_n", slow("text")])
 def test_every_dtype_and_stride(device, mode):
     options = {"mode": mode, "token_bytes": TABLE}
     want = wanted(MATRIX, **options)
@@ -246,7 +247,7 @@ def test_every_dtype_and_stride(device, mode):
         assert (keys.tolist(), parsed.tolist()) == want
 
 
-@pytest.mark.parametrize("name", ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16"])
+@pytest.mark.parametrize("name", ["bool", *map(slow, ("uint8", "int8", "int16", "int32", "uint16")), "int64"])
 def test_mask_of_every_dtype_and_stride(device, name):
     dtype = getattr(torch, name)
     ids = MATRIX.clone()
@@ -286,8 +287,8 @@ def test_empty_table(device):
     assert ours(ids, device, token_bytes=table_of([b""] * 4)) == ([key(struct.pack("<q", 3), 1)], [False])
 
 
-@pytest.mark.parametrize("mode", ["action_tag", "text"])
-@pytest.mark.parametrize("bad", [-1, 260, 2**62, -(2**63)])
+@pytest.mark.parametrize("mode", ["action_tag", slow("text")])
+@pytest.mark.parametrize("bad", [-1, 260, slow(2**62), -(2**63)])
 def test_id_outside_the_table(device, mode, bad):
     ids = torch.full((300, 90), 65)
     ids[:, :2] = torch.tensor([257, 258])  # parsed at once: the rest of the row is checked all the same

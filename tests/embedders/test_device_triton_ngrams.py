@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import slow
 from ragged import BACKEND, room, sentinels
 from ragged import stage as stage_of
 
@@ -52,7 +53,7 @@ def test_abc_by_hand(device):
     assert torch.equal(ours(["abc"], device)[0], want)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 15])
+@pytest.mark.parametrize("n", [1, slow(2), 3, slow(4), slow(5), slow(7), slow(8), 15])
 def test_equals_cpu_bit_for_bit(device, n):
     texts = random_texts(n)
     for dim in (1, 1000, 4096):
@@ -62,7 +63,7 @@ def test_equals_cpu_bit_for_bit(device, n):
         assert same_bits(got, want), dim
 
 
-@pytest.mark.parametrize("n", [31, 32, 33, 45, 64, 103, 300])
+@pytest.mark.parametrize("n", [slow(31), 32, 33, slow(45), slow(64), 103, slow(300)])
 def test_windows_of_whole_stripes_and_what_is_left_of_them(device, n):
     texts = [b"", b"short", b"xyz" * 50]
     windows = 1024 if _triton_loader.interpreted() else stage.WINDOWS  # few large steps: its time goes by operations

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
 
 from bipace_kernels.cpu import values as cpu
@@ -167,7 +168,7 @@ def depths_of(lay, labels, depth):
 
 @BOTH_WAYS
 @pytest.mark.parametrize("norm", ["none", "std"])
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 2000.0])
+@pytest.mark.parametrize("alpha", [slow(0.0), 0.5, slow(1.0), 2000.0])
 @pytest.mark.parametrize("base_group", [False, True])
 def test_hgpo(device, longest, norm, alpha, base_group):
     lay = ragged(4, groups=3, trajectories=4)
