@@ -16,7 +16,7 @@ import bipace_kernels as bk
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_measure import all_cores
-from .gpu_report import BY_STAGES, BY_WARPS, DECISIONS, FUSED, GRAM, SQUARE, STAGE, TALL
+from .gpu_report import BY_WARPS, DECISIONS, GRAM, SQUARE, STAGE, TALL
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
@@ -205,7 +205,6 @@ def stages(x: Batch, backend: str) -> list[Case]:
         ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), _nothing),
         ("episode", episode, Need(bytes=4 * n), _nothing),
         ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
-        *_fused(x, backend, returns, episodes),
         ("combine", combine, Need(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), _nothing),
     ]
     try:
@@ -214,36 +213,6 @@ def stages(x: Batch, backend: str) -> list[Case]:
         need = Need()  # the call says which package is missing
     out.insert(0, ("action_keys: tags from token ids, hashed", lambda: x.keys(backend), need, x.check_keys))
     return [*out, *_inside_clusters(x, backend)]
-
-
-def _fused(x: Batch, backend: str, returns: torch.Tensor, episodes: torch.Tensor) -> list[Case]:
-    """clusters, values and combine in one launch, where the backend has one and the groups fit; clusters by several."""
-    if backend != "cuda":
-        return []
-    lay, fused = x.on_device, module(backend, "fused")
-    sizes = lay.n_groups, lay.n_records, lay.longest_group
-    if fused.plan(x.device, *sizes, w.EPSILON) is None:
-        return []
-    taken = torch.ones(lay.n_records, dtype=torch.bool, device=x.device)
-
-    def call() -> torch.Tensor:
-        how = fused.plan(x.device, *sizes, w.EPSILON)
-        out, _ = fused.fused_advantage(
-            how, x.fingerprint, lay.order, lay.group_offsets, lay.source, taken, returns, episodes, x.action_key,
-            n_groups=lay.n_groups, longest_group=lay.longest_group, epsilon=w.EPSILON, estimator="q_style",
-            step_norm="none", delta=1e-6, weight=1.0,
-        )  # fmt: skip
-        labels: torch.Tensor = out[4]
-        return labels
-
-    def by_stages() -> torch.Tensor:
-        with mock.patch.object(fused, "plan", return_value=None):
-            return clusters(x, backend)
-
-    calls = {FUSED: call, STAGE + BY_STAGES: by_stages}
-    if _by_groups(x, backend):
-        calls[FUSED + BY_WARPS] = _with(call, WARPGROUPS=False)
-    return [(name, what, x.cluster_need, x.check_labels) for name, what in calls.items()]
 
 
 def presets(x: Batch, backend: str) -> list[Case]:

@@ -78,31 +78,6 @@ def usable(kernels: Any, x: Inputs, lay: DeviceLayout) -> tuple[Tensor | None, T
     return state, state == 0
 
 
-def fused(
-    kernels: Any, x: Inputs, lay: DeviceLayout, taken: Tensor, step_return: Tensor, episode: Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    """usable, partition, step term and combination in one launch: combine()'s results, and the state of fingerprints.
-
-    None where the backend has no such launch, or the batch does not fit it; the bits are the same.
-    """
-    cfg, stage = x.config, getattr(kernels, "fused", None)
-    if stage is None or cfg.partition != "cosine" or cfg.estimator in ("none", "hgpo"):
-        return None
-    if lay.merges_copies:  # it writes a record's results into one row
-        return None
-    epsilon, sizes = float(cfg.epsilon), {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
-    how = stage.plan(lay.order.device, lay.n_groups, lay.n_records, lay.longest_group, epsilon)
-    if how is None:
-        return None
-    keys = None if x.action_key is None or not cfg.needs_keys else x.action_key.contiguous()
-    found: tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = stage.fused_advantage(
-        how, x.fingerprint, lay.order, lay.group_offsets, lay.source, taken, step_return, episode, keys,
-        epsilon=epsilon, estimator=cfg.estimator, step_norm=cfg.step_norm if cfg.estimator == "mean" else "none",
-        delta=cfg.delta, weight=float(cfg.step_weight), **sizes,
-    )  # fmt: skip
-    return found
-
-
 def partition(kernels: Any, x: Inputs, lay: DeviceLayout, taken: Tensor, usable: Tensor | None) -> Tensor:
     """[M] int64 cluster of each record taken, numbered over the batch by first appearance; −1 for the others."""
     cfg, sizes = x.config, {"n_groups": lay.n_groups, "longest_group": lay.longest_group}

@@ -219,10 +219,6 @@ def device_chain(
         n_records=lay.n_records, scope=cfg.episode_scope, norm=cfg.episode_norm, lone=cfg.lone_trajectory,
         delta=cfg.delta, spoilt=spoilt,
     )  # fmt: skip
-    at_once = device.fused(kernels, x, lay, taken, step_return, episode)
-    if at_once is not None:
-        return Rows(*at_once[0], at_once[1], doubts.episode_differs, doubts.copy_differs)
-
     state, usable = device.usable(kernels, x, lay)
     if cfg.estimator == "hgpo":
         labels, step_term, branch = device.hgpo(kernels, x, lay, taken, step_return, episode)

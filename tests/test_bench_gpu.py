@@ -287,9 +287,7 @@ def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
     ours = [r["name"].partition(": ") for r in part["rows"] if r["kind"] == "ours"]
     names = {backend: {what for of, _, what in ours if of == backend} for backend in cases.BACKENDS}
     own = {
-        report.FUSED,
-        report.STAGE + report.BY_STAGES,
-        *(of + report.BY_WARPS for of in (report.FUSED, report.GRAM)),
+        report.GRAM + report.BY_WARPS,
         report.GRAM + report.TALL,
     }
     assert names["cuda"] - names["triton"] == (own if name == "stages" else set())

@@ -134,10 +134,9 @@ def test_shared_memory_beyond_48_kib_is_asked_for_once(cupy):
 
 
 def test_what_a_block_may_ask_for_is_what_the_gpu_says(cupy):
-    gpu = {"MaxSharedMemoryPerBlock": 49152, "MaxSharedMemoryPerBlockOptin": 232448, "MultiProcessorCount": 132}
+    gpu = {"MaxSharedMemoryPerBlock": 49152, "MaxSharedMemoryPerBlockOptin": 232448}
     cupy.cuda.Device = lambda index: SimpleNamespace(attributes={3: gpu}[index])
     assert _cupy.CuPy().shared_memory(torch.device("cuda", 3)) == 232448
-    assert _cupy.CuPy().processors(torch.device("cuda", 3)) == 132
 
 
 def test_errors_name_the_kernel_and_its_shape(cupy):

@@ -3,9 +3,6 @@
 The stages have the names of `cpu/`, `reference/` and `triton_kernels/`, and the last one's arguments: nothing here waits
 for the device, so sizes come as ints and rows set aside stay in place behind a mask.  A function here checks nothing and
 computes nothing; it makes the outputs and launches kernels of csrc/cuda/ by name (_launch.py).
-
-`fused` is this backend's own: clusters, values and combine, or clusters alone, in one launch for groups of up to 1,024
-records, with the bits that they have one by one.
 """
 
 import importlib
@@ -16,7 +13,6 @@ __all__ = [
     "clusters",
     "combine",
     "episode",
-    "fused",
     "ngrams",
     "observations",
     "pooling",

@@ -3,9 +3,8 @@
     one look at the rows (rows.py) ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
     long groups: the same, a block of columns after the other                 ε = 0: equal rows; ε > 1.87: cluster_wide
 
-All after the look is one launch (fused.py) where the groups fit and ε is one.  ε is only a threshold in the scan, so a
-sweep is the same launches with one more grid axis.  A Gram matrix's elements and the scan's decisions depend on a group's
-own records, D, dtype and the GPU's architecture alone, whatever the launch.
+ε is only a threshold in the scan, so a sweep is the same launches with one more grid axis.  A Gram matrix's elements and
+the scan's decisions depend on a group's own records, D, dtype and the GPU's architecture alone, whatever the launch.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import fused, gram, rows, scan
+from . import gram, rows, scan
 from ._launch import launch
 from .numbering import dense_labels
 
@@ -80,13 +79,6 @@ def cluster_sweep(
 ) -> Tensor:  # [E, M] int64
     """cluster_cosine under each ε, with the same bits, from one Gram matrix per group."""
     n, device = order.shape[0], order.device
-    if len(epsilons) == 1:
-        how = fused.plan(device, n_groups, n, longest_group, epsilons[0])
-        if how is not None:
-            labels = fused.fused_clusters(
-                how, fingerprint, order, group_offsets, usable, epsilons[0], n_groups=n_groups, taken=taken
-            )
-            return labels.view(1, n)
     first = torch.empty((len(epsilons), n), dtype=torch.int64, device=device)
     if not first.numel():
         return first

@@ -70,11 +70,6 @@ def words(
     )  # fmt: skip
 
 
-def tiles_before(column: int) -> int:
-    """Tiles of a group's triangle in the columns of tiles before this one."""
-    return column * (column + 1) // 2
-
-
 def warpgroups(device: torch.device) -> bool:
     """Whether groups of four warps feed the tensor cores (`GramArgs.warpgroups`)."""
     return WARPGROUPS and _provider.current().warpgroups(device)

@@ -29,14 +29,13 @@ def look(
     row_hash: Tensor | None = None,  # [M] int64, written: equal for rows that compare equal
     usable: Tensor | None = None,  # [M] bool
     taken: Tensor | None = None,  # [M] bool
-    zeroed: Tensor | None = None,  # int32, written: zeros, which a launch to come wants
 ) -> None:
     """Reads every row once and writes what was asked for."""
     n = order.shape[0]
     launch(
         "look_at_rows", -(-n // _WARPS), _THREADS,
         *words(fingerprint, order), n, state, kind, scale, row_hash, HASH_BITS, usable, taken,
-        zeroed, 0 if zeroed is None else zeroed.numel(), device=order.device,
+        device=order.device,
     )  # fmt: skip
 
 

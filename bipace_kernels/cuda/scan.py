@@ -35,14 +35,13 @@ class Scan:
         room: int,  # ≥ records of a group
         columns: int,  # of a launch, at most
         long_group: int,
-        spare: int = 0,  # bytes of shared memory that others of the launch take
     ) -> None:
         device, e, slots = kind.device, len(lowest), begins.shape[0]
         self.kind, self.begins, self.ends, self.reciprocal = kind, begins, ends, reciprocal
         self.lowest, self.room, self.long_group = lowest, room, long_group
         self.lowest_of = _on_device(lowest, device) if e > 1 else None
         self.far_pitch = room + 1
-        self.capacity = capacity(device, room, spare)
+        self.capacity = capacity(device, room)
         self.far_panels = 2 if columns == room else columns // PANEL
         self.similar = None
         if self.capacity < room + 2 * PANEL or self.far_panels > 2:
@@ -75,9 +74,9 @@ class Scan:
         launch("scan_groups", (slots, len(self.lowest)), _THREADS, *arguments, shared=self.shared, device=first.device)
 
 
-def capacity(device: torch.device, room: int, spare: int = 0) -> int:
+def capacity(device: torch.device, room: int) -> int:
     """Clusters whose similarities fit into a block's shared memory; not positive where not even its stages do."""
-    most = min(MOST_SHARED, _provider.current().shared_memory(device)) - spare - _STAGES - _COUNT
+    most = min(MOST_SHARED, _provider.current().shared_memory(device)) - _STAGES - _COUNT
     # Odd, so that neither a record's nor a cluster's similarities share a bank.
     return min((most // (2 * PANEL * 4) - 1) | 1, room + 2 * PANEL + 1)
 

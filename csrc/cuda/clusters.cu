@@ -17,8 +17,7 @@ BIPACE_KERNEL(scan_groups, ScanArgs, scan::kThreads) {
   if (t == 0) *room.count = before;
   begin_with(room, 0, before, before, t, kThreads);
   gpu::sync_block();
-  Progress at{begin, before};
-  decide_columns(g, room, lowest, begin, end, end, before, at);
+  decide_columns(g, room, lowest, begin, end, before);
   if (t == 0) a.counts[e * slots + slot] = *room.count;
   int64_t* const first = a.first + e * a.first_stride + g.begin;
   for (int i = begin + t; i < end; i += kThreads) {

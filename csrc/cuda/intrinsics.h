@@ -31,8 +31,6 @@
   BIPACE_ENTRY(name, Args, threads, blocks)
 #endif
 #define BIPACE_KERNEL(name, Args, threads) BIPACE_RESIDENT_KERNEL(name, Args, threads, 1)
-// Whose blocks wait for each other: it must come to an end by any number of them, in any order.
-#define BIPACE_SHARING_KERNEL(name, Args, threads) BIPACE_KERNEL(name, Args, threads)
 
 namespace bipace {
 namespace gpu {
@@ -78,8 +76,6 @@ BIPACE_DEVICE T shuffle_up(T value, int by) {
 }
 BIPACE_DEVICE bool any(bool value) { return __any_sync(kAllLanes, value) != 0; }
 BIPACE_DEVICE uint32_t ballot(bool value) { return __ballot_sync(kAllLanes, value); }
-// The lanes that have the same value as this one.
-BIPACE_DEVICE uint32_t match(int32_t value) { return __match_any_sync(kAllLanes, value); }
 // One instruction from compute capability 8.0 on.
 BIPACE_DEVICE int32_t warp_max(int32_t value) { return __reduce_max_sync(kAllLanes, value); }
 BIPACE_DEVICE int32_t warp_min(int32_t value) { return __reduce_min_sync(kAllLanes, value); }
@@ -96,26 +92,6 @@ BIPACE_DEVICE int32_t atomic_min(int32_t* at, int32_t value) { return atomicMin(
 BIPACE_DEVICE uint64_t atomic_min(uint64_t* at, uint64_t value) {
   return atomicMin(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value));
 }
-BIPACE_DEVICE int32_t atomic_or(int32_t* at, int32_t value) { return atomicOr(at, value); }
-BIPACE_DEVICE int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t value) {
-  return atomicCAS(at, expected, value);
-}
-
-// ---- between blocks -------------------------------------------------------------------------------------------------
-// What a thread, and those that met it at a barrier before, had written is there for whoever sees the value that it
-// publishes, and for those that meet that one at a barrier after.
-BIPACE_DEVICE void publish(int32_t* at, int32_t value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-BIPACE_DEVICE void publish_one(int32_t* at) {  // adds 1
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(at) : "memory");
-}
-BIPACE_DEVICE int32_t look(const int32_t* at) {
-  int32_t value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-BIPACE_DEVICE void pause() { __nanosleep(64); }  // before another look
 
 // ---- arithmetic whose rounding is meant -----------------------------------------------------------------------------
 BIPACE_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }

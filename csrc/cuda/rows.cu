@@ -53,8 +53,6 @@ struct LookArgs {
   int64_t hash_bits;      // fewer than 64 make rows collide, for tests
   const uint8_t* usable;  // [M] bool, or null
   const uint8_t* taken;   // [M] bool, or null
-  int32_t* zeroed;        // [n_zeroed]: zeros for a launch to come, which would take one of its own
-  int64_t n_zeroed;
 };
 
 namespace {
@@ -91,9 +89,6 @@ BIPACE_DEVICE void look(const LookArgs& a, int64_t i) {
 
 // A warp per row.
 BIPACE_KERNEL(look_at_rows, LookArgs, kThreads) {
-  for (int64_t z = gpu::block() * kThreads + gpu::thread(); z < a.n_zeroed; z += gpu::blocks() * kThreads) {
-    a.zeroed[z] = 0;
-  }
   const int64_t i = gpu::block() * (kThreads / gpu::kWarp) + gpu::warp();
   if (i >= a.n) return;
   if (a.rows.dtype == kFloat32) {

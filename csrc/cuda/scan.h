@@ -281,9 +281,6 @@ struct Room {
   }
 };
 
-// Bytes of shared memory that room_of lays out (shared_bytes of bipace_kernels/cuda/scan.py).
-BIPACE_DEVICE int64_t shared_bytes(int64_t capacity) { return 3 * sizeof(Stage) + 2 * kPanel * capacity * 4 + 16; }
-
 BIPACE_DEVICE Room room_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t slots, unsigned char* shared) {
   Stage* const stages = reinterpret_cast<Stage*>(shared);
   float* const near = reinterpret_cast<float*>(stages + 3);
@@ -291,12 +288,6 @@ BIPACE_DEVICE Room room_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t s
   int* const count = reinterpret_cast<int*>(near + 2 * kPanel * a.capacity);
   return {stages, near, far, a.capacity, a.far_panels, a.far_pitch, count};
 }
-
-// How far a group's decisions have come.
-struct Progress {
-  int panel;  // the first record that is not decided
-  int known;  // clusters at the beginning of the panel before it
-};
 
 // S of the first panel as `before` clusters of earlier columns left it; far from here, where similar_to_columns put it.
 BIPACE_DEVICE void begin_with(const Room& room, int turn, int known, int before, int thread, int threads) {
@@ -308,17 +299,15 @@ BIPACE_DEVICE void begin_with(const Room& room, int turn, int known, int before,
   }
 }
 
-// Decides columns [begin, end) of a group, of whose Gram matrix the columns before `ready` are there: as far as they
-// let it, for a panel is decided while S of the next one is made.  By a block, which comes again with more columns.
-BIPACE_DEVICE void decide_columns(const Group& g, const Room& room, float lowest, int begin, int end, int ready,
-                                  int before, Progress& at) {
+// Decides columns [begin, end) of a group, `before` clusters being there: a panel while S of the next one is made.  By
+// a block.
+BIPACE_DEVICE void decide_columns(const Group& g, const Room& room, float lowest, int begin, int end, int before) {
   const int t = gpu::thread(), w = gpu::warp(), l = gpu::lane();
-  while (at.panel < end) {
-    const int panel = at.panel, next = panel + kPanel, turn = (panel - begin) / kPanel;
-    if ((next < end ? next : panel) >= ready) return;
-    const int known = *room.count;
-    float* const now = room.similar(turn, at.known);
-    const int64_t now_pitch = room.pitch(at.known);
+  int known_before = before;  // clusters at the beginning of the panel before
+  for (int panel = begin; panel < end; panel += kPanel) {
+    const int next = panel + kPanel, turn = (panel - begin) / kPanel, known = *room.count;
+    float* const now = room.similar(turn, known_before);
+    const int64_t now_pitch = room.pitch(known_before);
     float* const similar = room.similar(turn + 1, known);
     const int64_t pitch = room.pitch(known);
     const float reciprocal_next = next + l < g.n ? g.reciprocal[next + l] : 0.0f;
@@ -342,7 +331,7 @@ BIPACE_DEVICE void decide_columns(const Group& g, const Room& room, float lowest
       apply(room.stages[2], similar, pitch, reciprocal_next, w, kWarps, 0, 0x7FFFFFFF);
       gpu::sync_block();
     }
-    at = {next, known};
+    known_before = known;
   }
 }
 

@@ -44,13 +44,15 @@ else
   for name in action_keys advantage clusters golden inputs layout metrics ngrams objects runtime similar sweep theorems; do
     [ -e "$root/tests/test_$name.py" ] && arguments+=("$root/tests/test_$name.py")
   done
-  # x86-64 alone has a twin; clustering takes minutes under sanitizers, but for one batch by the launch of all stages.
+  # x86-64 alone has a twin; clustering takes minutes under sanitizers, but for two small batches.
   # One order of the threads is enough for what is out of bounds in all.
   if [ "$(uname -m)" = x86_64 ]; then
     for name in combine numbering observations returns; do
       twin+=("$root/tests/on_device/test_$name.py")
     done
-    twin+=("$root/tests/on_device/test_fused.py::test_padding_bad_rows_and_rows_of_extreme_length")
+    for name in a_long_group_alone_has_no_matrix_of_its_own few_long_groups_among_many_short_ones; do
+      twin+=("$root/tests/on_device/test_cuda_clusters.py::test_$name")
+    done
     for name in some_columns rows_of_extreme_length rows_of_any_order_and_stride; do
       twin+=("$root/tests/on_device/test_cuda_gram.py::test_$name")
     done

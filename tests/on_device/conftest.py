@@ -17,7 +17,7 @@ from ragged import BACKEND, ON_CPU
 
 # Each backend has its own way with long groups, and tests of its own for it.
 collect_ignore = {
-    "triton": ["test_cuda_clusters.py", "test_cuda_gram.py", "test_fused.py"],
+    "triton": ["test_cuda_clusters.py", "test_cuda_gram.py"],
     "cuda": ["test_available.py", "test_long_groups.py", "test_triton_xxh64.py"],
 }[BACKEND]
 
