@@ -85,7 +85,7 @@ def tests(part: Part, folder: Path, seconds: float, dry: bool, say: Say, backend
     part.lines += [f"- {line}" for line in missing()]
     log = folder / f"{part.name}.log"
     log.unlink(missing_ok=True)
-    here = {"triton": ("tests", "test_available.py"), "cuda": ("tests/on_device", "test_numbering.py")}[backend]
+    here = {"triton": ("tests", "test_available.py"), "cuda": ("tests/on_device", "test_values.py")}[backend]
     where = [f"tests/on_device/{here[1]}"] if dry else ["-m", "gpu", here[0]]
     more = {"BIPACE_TWIN": "1"} if dry else {"BIPACE_REQUIRE": "gpu"}
     # Most tests are in one file, and compiling takes most of the time: files are not kept together.

@@ -20,12 +20,13 @@ from .gpu_report import BY_WARPS, DECISIONS, GRAM, SQUARE, STAGE, TALL
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
+_OF_CUDA = ("action_keys", "clusters", "gram", "scan", "values")
 Case = tuple[str, Callable[[], Any], Need, Callable[[Any], str]]
 
 
 def module(backend: str, stem: str) -> Any:
-    """A stage's module in bipace_kernels.triton_kernels or bipace_kernels.cuda."""
-    package = {"triton": "triton_kernels", "cuda": "cuda"}[backend]
+    """A stage's module in bipace_kernels.triton_kernels or bipace_kernels.cuda, which leaves most stages to Triton."""
+    package = "cuda" if backend == "cuda" and stem in _OF_CUDA else "triton_kernels"
     return importlib.import_module(f"bipace_kernels.{package}.{stem}")
 
 
@@ -57,7 +58,7 @@ def check_sweep(x: Batch, found: torch.Tensor, epsilons: torch.Tensor) -> str:
 
 
 def _inside_clusters(x: Batch, backend: str) -> list[Case]:
-    """The three launches inside a clustering; the decisions with their state apart, or a replay would find it changed."""
+    """The launches inside a clustering; the decisions with their state apart, or a replay would find it changed."""
     lay = x.on_device
     rows, gram, numbering = (module(backend, stem) for stem in ("rows", "gram", "numbering"))
     side = -(-lay.longest_group // gram.UNIT) * gram.UNIT
@@ -123,8 +124,9 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
             (GRAM + BY_WARPS, _with(multiply, WARPGROUPS=False), tiles, _nothing),
             (GRAM + way, _with(multiply, TALL_FROM=start), tiles, _nothing),
         ]
+    looked: Case = ("inside clusters: rows looked at", look, Need(bytes=size + 5 * n), _nothing)
     return [
-        ("inside clusters: rows looked at", look, Need(bytes=size + 5 * n), _nothing),
+        *([looked] if backend == "triton" else []),
         *others,
         (GRAM, multiply, tiles, _nothing),
         (DECISIONS, decide, chain, lambda found: x.check_labels(numbering.dense_labels(found)[0])),
@@ -156,7 +158,7 @@ def _with(call: Callable[[], Any], **values: Any) -> Callable[[], Any]:
 
 
 def stages(x: Batch, backend: str) -> list[Case]:
-    """One case per stage, on tensors that lie ready; the chain of `whole` in its order."""
+    """One case per stage that the backend has itself, on tensors that lie ready; the chain of `whole` in its order."""
     lay, n = x.on_device, x.shape.records
     kernels = functools.partial(module, backend)
     trajectories = {"n_trajectories": lay.n_trajectories}
@@ -199,19 +201,22 @@ def stages(x: Batch, backend: str) -> list[Case]:
         return kernels("clusters").scan_rows(x.fingerprint, lay.order)
 
     size = x.fingerprint.numel() * x.fingerprint.element_size()
-    out: list[Case] = [
-        ("scan_rows: finite, not zero", rows, Need(bytes=size + n), _nothing),
-        (STAGE, lambda: clusters(x, backend), x.cluster_need, x.check_labels),
-        ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), _nothing),
-        ("episode", episode, Need(bytes=4 * n), _nothing),
-        ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
-        ("combine", combine, Need(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), _nothing),
-    ]
     try:
         need = x.keys_need
     except ImportError:
         need = Need()  # the call says which package is missing
-    out.insert(0, ("action_keys: tags from token ids, hashed", lambda: x.keys(backend), need, x.check_keys))
+    out: list[Case] = [
+        ("action_keys: tags from token ids, hashed", lambda: x.keys(backend), need, x.check_keys),
+        (STAGE, lambda: clusters(x, backend), x.cluster_need, x.check_labels),
+        ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
+    ]
+    if backend == "triton":
+        out += [
+            ("scan_rows: finite, not zero", rows, Need(bytes=size + n), _nothing),
+            ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), _nothing),
+            ("episode", episode, Need(bytes=4 * n), _nothing),
+            ("combine", combine, Need(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), _nothing),
+        ]
     return [*out, *_inside_clusters(x, backend)]
 
 
@@ -252,9 +257,14 @@ def presets(x: Batch, backend: str) -> list[Case]:
         return "same bits as on the CPU" if torch.equal(found.cpu(), bk.ngram_fingerprint(texts)) else "DIFFERENT"
 
     gigpo, hgpo = bk.Config.gigpo(), bk.Config.hgpo()
-    return [
+    whole: list[Case] = [
         ("Config.gigpo(), observations as codes", preset(gigpo), small, same_as_cpu(gigpo)),
         ("Config.hgpo(), observations as codes", preset(hgpo), small, same_as_cpu(hgpo)),
+    ]
+    if backend != "triton":
+        return whole
+    return [
+        *whole,
         ("clusters of equal rows, ε = 0", lambda: clusters(x, backend, 0.0), Need(bytes=size + 8 * n), lambda _: ""),
         ("ngram_fingerprints, texts on the device", ngrams, Need(bytes=bytes_of_texts + 4 * 4096 * n), same_ngrams),
     ]

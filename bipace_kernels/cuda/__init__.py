@@ -1,28 +1,22 @@
-"""CUDA kernels: the estimator at the speed of its own dependency chain.
+"""CUDA kernels of the stages that take the time: clusters, values and action keys.
 
-The stages have the names of `cpu/`, `reference/` and `triton_kernels/`, and the last one's arguments: nothing here waits
-for the device, so sizes come as ints and rows set aside stay in place behind a mask.  A function here checks nothing and
-computes nothing; it makes the outputs and launches kernels of csrc/cuda/ by name (_launch.py).
+They have the names and arguments of `triton_kernels/`: nothing here waits for the device, so sizes come as ints and rows
+set aside stay in place behind a mask.  A function here checks nothing and computes nothing; it makes the outputs and
+launches kernels of csrc/cuda/ by name (_launch.py).  Every other stage is Triton's.
 """
 
 import importlib
 from types import ModuleType
 
-__all__ = [
-    "action_keys",
-    "clusters",
-    "combine",
-    "episode",
-    "ngrams",
-    "observations",
-    "pooling",
-    "returns",
-    "values",
-]
+__all__ = ["action_keys", "clusters", "values"]
 
 
 def __getattr__(name: str) -> ModuleType:
     """A stage is imported when it is first asked for."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no stage {name!r}; it has {', '.join(__all__)}.")
-    return importlib.import_module(f"{__name__}.{name}")
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    from .. import triton_kernels
+
+    if name not in triton_kernels.__all__:
+        raise AttributeError(f"module {__name__!r} has no stage {name!r}; it has {', '.join(triton_kernels.__all__)}.")
+    return importlib.import_module(f"{triton_kernels.__name__}.{name}")

@@ -130,8 +130,8 @@ def _cluster_wide(
     long_group = long_groups.LONG_GROUP
     side, chunk, sweep = _chunks(min(batch.longest_group, long_group - 1), batch.n_groups, len(epsilons))
     lowest = [1.0 - epsilon - scan.BAND.value for epsilon in epsilons]
+    lowest_of = batch.scale if len(lowest) == 1 else on_device(lowest, first.device)
     with device_guard(first):
-        lowest_of = batch.scale if len(lowest) == 1 else _on_device(lowest, first.device)
         for group in range(0, batch.n_groups, chunk):
             groups = min(chunk, batch.n_groups - group)
             products = torch.empty((groups, side, side), dtype=torch.float32, device=first.device)
@@ -164,12 +164,13 @@ def _chunks(longest: int, n_groups: int, n_epsilons: int) -> tuple[int, int, int
     return side, min(n_groups, max(matrices // sweep, 1)), sweep
 
 
-def _on_device(values: Sequence[float], device: torch.device) -> Tensor:
+def on_device(values: Sequence[float], device: torch.device) -> Tensor:
     """[E] float32.  A copy from the host would wait, or would have to outlive a captured graph; arguments do neither."""
     out = torch.empty(len(values), dtype=torch.float32, device=device)
-    for start in range(0, len(values), _WRITE):
-        some = [*values[start : start + _WRITE], *[0.0] * _WRITE][:_WRITE]
-        _write[(1,)](out[start:], *some, min(len(values) - start, _WRITE), WRITE=_WRITE, **_WRITE_OPTIONS)
+    with device_guard(out):
+        for start in range(0, len(values), _WRITE):
+            some = [*values[start : start + _WRITE], *[0.0] * _WRITE][:_WRITE]
+            _write[(1,)](out[start:], *some, min(len(values) - start, _WRITE), WRITE=_WRITE, **_WRITE_OPTIONS)
     return out
 
 

@@ -51,19 +51,6 @@ BIPACE_KERNEL(similar_to_columns, ScanArgs, scan::kThreads) {
   }
 }
 
-constexpr int kWritten = 64;
-
-struct WriteValuesArgs {
-  float* out;  // [n]
-  int64_t n;   // at most kWritten
-  double values[kWritten];
-};
-
-BIPACE_KERNEL(write_values, WriteValuesArgs, kWritten) {
-  const int i = gpu::thread();
-  if (i < a.n) a.out[i] = static_cast<float>(a.values[i]);
-}
-
 struct FindLongArgs {
   const int64_t* group_offsets;  // [G+1]
   int64_t n_groups;

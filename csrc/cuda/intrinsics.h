@@ -17,20 +17,17 @@
 #else
 
 #define BIPACE_DEVICE __device__ __forceinline__
-// At most `threads` per block, and `blocks` of them on a multiprocessor at once: the compiler then knows how many
-// registers a thread may take.
-#define BIPACE_ENTRY(name, Args, threads, blocks) \
-  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Args a)
+// At most `threads` per block: the compiler then knows how many registers a thread may take.
+#define BIPACE_ENTRY(name, Args, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name(const Args a)
 #ifdef __CUDACC_RTC__
-#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks) BIPACE_ENTRY(name, Args, threads, blocks)
+#define BIPACE_KERNEL(name, Args, threads) BIPACE_ENTRY(name, Args, threads)
 #else
 #include "cuda/launch.h"
-#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks)                                                            \
-  BIPACE_ENTRY(name, Args, threads, blocks);                                                                           \
+#define BIPACE_KERNEL(name, Args, threads)                                                                             \
+  BIPACE_ENTRY(name, Args, threads);                                                                                   \
   static const bipace::cuda::Kernel kernel_##name(#name, reinterpret_cast<const void*>(&name), sizeof(Args), threads); \
-  BIPACE_ENTRY(name, Args, threads, blocks)
+  BIPACE_ENTRY(name, Args, threads)
 #endif
-#define BIPACE_KERNEL(name, Args, threads) BIPACE_RESIDENT_KERNEL(name, Args, threads, 1)
 
 namespace bipace {
 namespace gpu {
@@ -40,7 +37,6 @@ constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
 // ---- where the thread stands ----------------------------------------------------------------------------------------
 BIPACE_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
-BIPACE_DEVICE int threads() { return static_cast<int>(blockDim.x); }
 BIPACE_DEVICE int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 BIPACE_DEVICE int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 BIPACE_DEVICE int64_t block() { return blockIdx.x; }
@@ -79,7 +75,6 @@ BIPACE_DEVICE uint32_t ballot(bool value) { return __ballot_sync(kAllLanes, valu
 // One instruction from compute capability 8.0 on.
 BIPACE_DEVICE int32_t warp_max(int32_t value) { return __reduce_max_sync(kAllLanes, value); }
 BIPACE_DEVICE int32_t warp_min(int32_t value) { return __reduce_min_sync(kAllLanes, value); }
-BIPACE_DEVICE uint32_t warp_max(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
 
 // ---- bits of a ballot -----------------------------------------------------------------------------------------------
 BIPACE_DEVICE int count_bits(uint32_t bits) { return __popc(bits); }
@@ -87,8 +82,6 @@ BIPACE_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits
 BIPACE_DEVICE int highest_bit(uint32_t bits) { return 31 - __clz(static_cast<int>(bits)); }
 
 // ---- atomics: on integers alone, where the order of additions changes no bit ----------------------------------------
-BIPACE_DEVICE int32_t atomic_add(int32_t* at, int32_t value) { return atomicAdd(at, value); }
-BIPACE_DEVICE int32_t atomic_min(int32_t* at, int32_t value) { return atomicMin(at, value); }
 BIPACE_DEVICE uint64_t atomic_min(uint64_t* at, uint64_t value) {
   return atomicMin(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value));
 }

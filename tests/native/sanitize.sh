@@ -47,9 +47,7 @@ else
   # x86-64 alone has a twin; clustering takes minutes under sanitizers, but for two small batches.
   # One order of the threads is enough for what is out of bounds in all.
   if [ "$(uname -m)" = x86_64 ]; then
-    for name in combine numbering observations returns; do
-      twin+=("$root/tests/on_device/test_$name.py")
-    done
+    twin+=("$root/tests/on_device/test_values.py")
     for name in a_long_group_alone_has_no_matrix_of_its_own few_long_groups_among_many_short_ones; do
       twin+=("$root/tests/on_device/test_cuda_clusters.py::test_$name")
     done

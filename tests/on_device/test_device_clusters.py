@@ -203,7 +203,7 @@ def test_huge_and_tiny_rows(device, dtype):
     assert torch.equal(run(device, far), plain)
     far[::3] *= 2.0**7  # the largest values; the smallest are subnormal and have lost digits, so the rule decides
     far[1::3] *= 2.0**-30
-    if dtype == torch.float32 or not ON_CPU or BACKEND == "cuda":  # Triton's interpreter misreads subnormal bfloat16
+    if dtype == torch.float32 or not ON_CPU:  # Triton's interpreter misreads subnormal bfloat16
         check(far, [140], 0.1, run(device, far))
 
 

@@ -17,7 +17,7 @@ BIPACE_KERNEL(reverse, ReverseArgs, kThreads) {
   const int t = gpu::thread();
   values[t] = a.in[t];
   if (a.barrier) gpu::sync_block();
-  a.out[t] = values[gpu::threads() - 1 - t];
+  a.out[t] = values[kThreads - 1 - t];
 }
 
 struct BeyondArgs {
@@ -57,14 +57,14 @@ struct SomeArgs {
 // All warps but the first pass their values on among themselves, by a barrier of their own.
 BIPACE_KERNEL(pass_on, SomeArgs, kThreads) {
   int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
-  const int t = gpu::thread(), others = gpu::threads() - gpu::kWarp;
+  const int t = gpu::thread(), others = kThreads - gpu::kWarp;
   if (gpu::warp() == 0) {
     a.out[t] = gpu::lowest_bit(1u << t);
     return;
   }
   values[t - gpu::kWarp] = a.in[t];
   if (a.barrier) gpu::sync_some(1, others);
-  a.out[t] = values[gpu::threads() - 1 - t];
+  a.out[t] = values[kThreads - 1 - t];
 }
 
 struct CopyArgs {

@@ -31,8 +31,6 @@ struct float4 {
                                                 [](const void* words) { name(*static_cast<const Args*>(words)); }); \
   static void name(const Args& a)
 
-#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks) BIPACE_KERNEL(name, Args, threads)
-
 namespace bipace {
 namespace twin {
 
@@ -77,7 +75,6 @@ constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
 inline int thread() { return twin::place().thread; }
-inline int threads() { return twin::place().threads; }
 inline int lane() { return thread() % kWarp; }
 inline int warp() { return thread() / kWarp; }
 inline int64_t block() { return twin::place().block; }
@@ -137,10 +134,8 @@ inline int lowest_bit(uint32_t bits) { return __builtin_ffs(static_cast<int>(bit
 inline int highest_bit(uint32_t bits) { return bits ? 31 - __builtin_clz(bits) : -1; }
 
 // One fibre runs at a time, so plain arithmetic is atomic.
-inline int32_t atomic_add(int32_t* at, int32_t value) { return (*at += value) - value; }
-template <typename T>
-T atomic_min(T* at, T value) {
-  const T old = *at;
+inline uint64_t atomic_min(uint64_t* at, uint64_t value) {
+  const uint64_t old = *at;
   *at = std::min(old, value);
   return old;
 }
