@@ -105,8 +105,8 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
 
         def decide() -> torch.Tensor:
             kernels.decide_groups(
-                products, reciprocal, state, kind, lay.group_offsets, first, lowest, lowest_of, x.fingerprint, lay.order,
-                scale, first_group=0, long_group=beyond,
+                products, reciprocal, state, kind, lay.group_offsets, first, lowest, lowest_of, first_group=0,
+                long_group=beyond,
             )  # fmt: skip
             return first
 

@@ -1,10 +1,11 @@
 """Greedy cosine clusters where the hidden states are (labels of reference.clusters), without a wait for the device.
 
     one look at the rows ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
-    long groups: the same, a block of columns after the other                 ε = 0: equal rows
+    long groups: the same, a block of columns after the other
 
-ε is only a threshold in the scan, so a sweep is the same launches with one more grid axis.  A Gram matrix's elements and
-the scan's decisions depend on a group's own records, D, dtype and the GPU's architecture alone, whatever the launch.
+The look, the numbers and equal rows (ε = 0) are Triton's.  ε is only a threshold in the scan, so a sweep is the same
+launches with one more grid axis.  A Gram matrix's elements and the scan's decisions depend on a group's own records, D,
+dtype and the GPU's architecture alone, whatever the launch.
 """
 
 from __future__ import annotations
@@ -16,13 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..triton_kernels import equal, rows
-from ..triton_kernels.clusters import scan_rows
-from ..triton_kernels.numbering import dense_labels
+from ..triton_kernels import clusters as triton_clusters
 from . import gram, scan
 from ._launch import launch
-
-__all__ = ["LONGEST_SWEEP", "LONG_GROUP", "cluster_cosine", "cluster_sweep", "scan_rows"]
 
 Tensor = torch.Tensor
 
@@ -30,6 +27,8 @@ LONG_GROUP = 8_192  #: groups of at least so many records go by blocks of column
 MIDDLE = 1_024  # groups of at least so many are apart from shorter ones where there are few of them
 COLUMNS = 1_024  # of a block; a multiple of gram.UNIT
 LONGEST_SWEEP = LONG_GROUP - 1  #: records of a group whose ε share a Gram matrix
+
+scan_rows = triton_clusters.scan_rows
 
 
 def cluster_cosine(
@@ -71,44 +70,13 @@ def cluster_sweep(
     taken: Tensor | None,  # [M] bool
 ) -> Tensor:  # [E, M] int64
     """cluster_cosine under each ε, with the same bits, from one Gram matrix per group."""
-    n, device = order.shape[0], order.device
-    first = torch.empty((len(epsilons), n), dtype=torch.int64, device=device)
-    if not first.numel():
-        return first
-    zero = [e for e, epsilon in enumerate(epsilons) if epsilon == 0]
-    rest = [e for e, epsilon in enumerate(epsilons) if epsilon > 0]
-    kind = torch.empty(n, dtype=torch.uint8, device=device)
-    scale = torch.empty(n, dtype=torch.float32, device=device)
-    row_hash = torch.empty(n, dtype=torch.int64, device=device) if zero else None
-    rows.look(fingerprint, order, kind=kind, scale=scale, row_hash=row_hash, usable=usable, taken=taken)
-    if row_hash is not None:
-        equal.first_equal(
-            fingerprint, order, group_offsets, kind, row_hash, n_groups=n_groups, longest_group=longest_group,
-            first=first[zero[0]],
-        )  # fmt: skip
-        for e in zero[1:]:
-            first[e].copy_(first[zero[0]])
-    if rest:
-        batch = Batch(fingerprint, order, group_offsets, kind, scale, n_groups, longest_group)
-        found = torch.empty((len(rest), n), dtype=torch.int64, device=device) if zero else first
-        batch.cluster([epsilons[e] for e in rest], found)
-        if zero:
-            for e, labels in zip(rest, found, strict=True):
-                first[e].copy_(labels)
-    return dense_labels(first)
+    rest = (n_groups, longest_group, taken)
+    return triton_clusters.sweep_with(Batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What every launch below is told of the records; the methods write `first`, the record that began each cluster."""
-
-    fingerprint: Tensor  # [N, D]
-    order: Tensor  # [M] int64
-    group_offsets: Tensor  # [G+1] int64
-    kind: Tensor  # [M] uint8
-    scale: Tensor  # [M] float32
-    n_groups: int
-    longest_group: int
+class Batch(triton_clusters.Batch):
+    """A batch by these kernels; the methods write `first`, the record that began each cluster."""
 
     def cluster(self, epsilons: Sequence[float], first: Tensor) -> None:
         """first [E, M] of ε > 0: groups with a whole Gram matrix, and long ones, which have none."""

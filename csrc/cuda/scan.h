@@ -15,7 +15,8 @@
 // keep, a sweep costs no memory, and only the 32 columns of a panel stand in the chain from one decision to the next.
 #pragma once
 
-#include "cuda/elements.h"
+#include "common/greedy.h"
+#include "cuda/intrinsics.h"
 
 namespace bipace {
 
@@ -49,13 +50,11 @@ namespace scan {
 constexpr int kWarps = 16, kThreads = kWarps * gpu::kWarp;
 constexpr int kWorkers = kWarps - 1, kWorkerThreads = kWorkers * gpu::kWarp;
 constexpr int kWorkerBarrier = 1;
-constexpr int kPanel = 32;          // records decided before others follow: a lane each
-constexpr int kChunk = 64;          // decisions whose rows of G are brought in together
-constexpr float kBand = 1e-5f;      // τ of the two decisions
-constexpr float kSmallest = 1e-3f;  // a centroid whose new vector is shorter stays
-constexpr int kNowhere = -1;        // in place of a cluster: the record touches nobody
-constexpr float kSeed = -1.0f;      // d of a record that begins a cluster; no join has it, for a > 0
-constexpr int kAtOnce = 4;          // similarities of a lane that stay in registers: 128 clusters
+constexpr int kPanel = 32;      // records decided before others follow: a lane each
+constexpr int kChunk = 64;      // decisions whose rows of G are brought in together
+constexpr int kNowhere = -1;    // in place of a cluster: the record touches nobody
+constexpr float kSeed = -1.0f;  // d of a record that begins a cluster; no join has it, for a > 0
+constexpr int kAtOnce = 4;      // similarities of a lane that stay in registers: 128 clusters
 
 // An int32 that compares as the float32 does: a maximum of integers takes one instruction per warp.
 BIPACE_DEVICE int32_t in_order(float value) {
@@ -80,7 +79,7 @@ BIPACE_DEVICE int decide(const float* similar, int count, float lowest) {  // S[
   for (int k = kAtOnce * gpu::kWarp + l; k < count; k += gpu::kWarp) best = max(best, in_order(similar[k]));
   const float most = from_order(gpu::warp_max(best));
   if (!(most >= lowest)) return count;
-  const float near = most - kBand;
+  const float near = most - static_cast<float>(kBand);
   int oldest = 0x7FFFFFFF;
 #pragma unroll
   for (int c = kAtOnce - 1; c >= 0; --c) oldest = kept[c] >= near ? c * gpu::kWarp + l : oldest;
@@ -88,16 +87,6 @@ BIPACE_DEVICE int decide(const float* similar, int count, float lowest) {  // S[
     oldest = similar[k] >= near ? k : oldest;
   }
   return gpu::warp_min(oldest);
-}
-
-// d and w of a join; (0, 0) where the centroid stays.  Their relative error of 3e-7 moves a similarity by 3e-7 / m, and
-// later members shrink what earlier ones left, so float64 would gain nothing.
-BIPACE_DEVICE void coefficients(float s, float b, float own, float& change, float& weight) {
-  const float q = 2.0f * (1.0f - b) * b * (1.0f - s) + b * b * (1.0f - own);
-  const bool stay = 1.0f - q < kSmallest * kSmallest;
-  const float u = gpu::sqrt_rn(stay ? 1.0f : 1.0f - q);
-  weight = stay ? 0.0f : gpu::div_rn(b, u);
-  change = stay ? 0.0f : gpu::div_rn(q, u * (1.0f + u)) - gpu::div_rn(b, u);
 }
 
 // S[k, j] after a decision; `before` is not looked at for a seed.
@@ -235,7 +224,9 @@ BIPACE_DEVICE int decide_panel(const Group& g, int panel, float* similar, int64_
       if (joins) {
         const int m = g.decided.members[k] + 1;
         const float b = g.decided.share[k];
-        coefficients(similar[t * pitch + k], b, gpu::shuffle(product, t), change, weight);
+        const Join<float> step = join(b, similar[t * pitch + k], gpu::shuffle(product, t));
+        change = step.change;
+        weight = step.weight;
         gpu::sync_warp();  // everybody has read before one lane writes
         if (l == 0) {
           g.decided.members[k] = m;
