@@ -85,7 +85,7 @@ def tests(part: Part, folder: Path, seconds: float, dry: bool, say: Say, backend
     part.lines += [f"- {line}" for line in missing()]
     log = folder / f"{part.name}.log"
     log.unlink(missing_ok=True)
-    short = {"triton": "backends/test_device_triton_available.py", "cuda": "clusters/test_device_numbering.py"}[backend]
+    short = {"triton": "backends/test_device_triton_available.py", "cuda": "values/test_device_values.py"}[backend]
     of_stages = ["-o", "python_files=test_device_*.py"] if backend == "cuda" else []
     where = [f"tests/{short}"] if dry else ["tests", "-m", "gpu", *of_stages]
     more = {"BIPACE_TWIN": "1"} if dry else {"BIPACE_REQUIRE": "gpu"}

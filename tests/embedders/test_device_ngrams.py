@@ -83,13 +83,9 @@ def test_rows_that_cancel_and_nothing_at_all(device):
     assert ours([], device).shape == (0, 4096)
 
 
-# Triton: programs that share a text.  CUDA: whether the counts are in shared memory.
-WAYS = [("ENOUGH_PROGRAMS", n) for n in (1, 30, 10**6)] if BACKEND == "triton" else [("MOST_SHARED", 0)]
-
-
-@pytest.mark.parametrize(("constant", "value"), WAYS)
-def test_same_bits_however_texts_are_counted(device, constant, value, monkeypatch):
-    monkeypatch.setattr(stage, constant, value)
+@pytest.mark.parametrize("programs", [1, 30, 10**6])
+def test_same_bits_however_many_programs_share_a_text(device, programs, monkeypatch):
+    monkeypatch.setattr(stage, "ENOUGH_PROGRAMS", programs)
     texts = ["You are in a kitchen. " * 100, "", "b", "c" * 700]
     assert same_bits(ours(texts, device), bk.ngram_fingerprint(texts, backend="cpu"))
 
@@ -103,8 +99,7 @@ def test_same_bits_in_any_batch(device):
 
 def test_more_than_two_to_the_31_bytes_of_text(device, monkeypatch):
     """Of the texts before the one looked at, only the addresses are there."""
-    if BACKEND == "triton":
-        monkeypatch.setattr(stage, "ENOUGH_PROGRAMS", 1)
+    monkeypatch.setattr(stage, "ENOUGH_PROGRAMS", 1)
     far, text = 2**31 + 7, b"You are in a kitchen."
     data = room(far + len(text), torch.uint8, device)
     data[far:] = torch.tensor(list(text), dtype=torch.uint8)
