@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bipace_kernels import _optional
+
 from . import report, roofline
 from .measure import Effort, machine, threads
 from .stages import STAGES, Context, Results, targets
@@ -34,12 +36,23 @@ PROGRAMS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the stages, shows the tables, writes the files. A missed target is shown; the exit status stays 0."""
-    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except _optional.MissingPackageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+
+
+def _run(words: Sequence[str]) -> int:
     if words and words[0] in PROGRAMS:
         return int(importlib.import_module(f"{__package__}.{words[0]}").main(words[1:]))
-    from rich.console import Console  # not above: `bench gpu` runs on machines that have torch, Triton and little else
-
     arguments = _parser().parse_args(words)
+    # Not above: `bench gpu` runs on machines that have torch, Triton and little else.
+    _optional.need("rich", "bench")
+    if arguments.out is not None:
+        _optional.need("matplotlib", "bench --out")
+    from rich.console import Console
+
     chosen = list(STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))  # once each
     console = Console(width=None if sys.stdout.isatty() else 200)
     results = Results()
