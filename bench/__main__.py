@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PROGRAMS = {
-    "gpu": "the Triton backend on this machine's GPU",
+    "gpu": "the Triton and the CUDA backend on this machine's GPU; in a checkout only",
     "resources": "registers, spills and shared memory of the Triton kernels; needs no GPU",
     "cuda_resources": "registers, spills and shared memory of the CUDA kernels; needs nvcc, no GPU",
     "drift": "an ε that follows the policy against a fixed one; a simulation, nothing is timed",
@@ -45,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     if words and words[0] in PROGRAMS:
-        return int(importlib.import_module(f"{__package__}.{words[0]}").main(words[1:]))
+        module = f"{__package__}.{words[0]}"
+        if importlib.util.find_spec(module) is None:  # setup.py leaves some out of a wheel
+            sys.stderr.write(f"error: bench {words[0]} needs a checkout of the repository; run `make gpu` there\n")
+            return 2
+        return int(importlib.import_module(module).main(words[1:]))
     arguments = _parser().parse_args(words)
     # Not above: `bench gpu` runs on machines that have torch, Triton and little else.
     _optional.need("rich", "bench")
