@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _optional
 from ..schema import LIMIT
 from . import embedders, output, rollouts, states
 from ._console import CliError, notes, number, progress, stage, stdout
@@ -101,6 +102,7 @@ def run(paths: Sequence[str], columns: rollouts.Columns, options: Options) -> No
         raise CliError("--fingerprint and --fingerprint-column both name fingerprints; give one of them.")
     _base_config(options, actions=True)
     output.check_folder(options.out, "--out")
+    _optional.need("matplotlib", "bipace report")
     with notes(), progress() as bar:
         task = stage(bar, "reading", rollouts.total_bytes(paths))
         records = rollouts.read(

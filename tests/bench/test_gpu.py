@@ -16,6 +16,7 @@ import torch
 from paths import HELPERS, ROOT
 
 PACKAGE = "bipace_kernels.bench" if importlib.util.find_spec("bipace_kernels.bench") else "bench"
+pytest.importorskip(f"{PACKAGE}.gpu", reason="a wheel has no GPU benchmarks")
 chain = importlib.import_module(f"{PACKAGE}.chain")
 cases = importlib.import_module(f"{PACKAGE}.gpu_cases")
 checks = importlib.import_module(f"{PACKAGE}.gpu_checks")

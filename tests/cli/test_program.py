@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import bipace_kernels as bk
-from bipace_kernels.cli import app, bench
+from bipace_kernels.cli import bench
+from bipace_kernels.cli.program import app
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,7 +62,7 @@ def test_bench_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_program_imports_little_before_a_command_runs() -> None:
     code = (
-        "import sys, bipace_kernels as bk; before = set(sys.modules); import bipace_kernels.cli;"
+        "import sys, bipace_kernels as bk; before = set(sys.modules); import bipace_kernels.cli.program;"
         "print([m for m in ('pyarrow', 'matplotlib', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
