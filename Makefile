@@ -40,7 +40,7 @@ $(TRAINERS)/.installed: tests/integrations/requirements.txt pyproject.toml setup
     cmake/cuda.cmake $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu*)
 	$(BASE_PYTHON) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/python -m pip install -q -r tests/integrations/requirements.txt
-	$(TRAINERS)/bin/python -m pip install -q -e .
+	$(TRAINERS)/bin/python -m pip install -q -e ".[cli]"
 	@touch $@
 
 # The oldest Triton that is supported, in a folder that goes before the newest one; with a NumPy of its day, for its
@@ -120,13 +120,12 @@ $(VENV)/bin/python:
 # torch first and by itself: a looser range, taken by a dependency, could bring the CUDA build.
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt cmake/cuda.cmake $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu*)
 	$(VENV)/bin/python -m pip install -q "$(TORCH)"
-	$(VENV)/bin/python -m pip install -q -e .
+	$(VENV)/bin/python -m pip install -q -e ".[cli]"
 	@touch $@
 
-# What an extra of pyproject.toml asks for; `pip install -e .[test]` would compile everything once more.
-extra = $(VENV)/bin/python -c "import importlib.metadata as m; print(*(r.split(';')[0] for r in \
-  m.requires('bipace-kernels') if f'extra == \"$(1)\"' in r), sep='\n')" > $(VENV)/$(1).txt && \
-  $(VENV)/bin/python -m pip install -q -r $(VENV)/$(1).txt
+# What an extra of pyproject.toml asks for.  `pip install -e .[test]` would compile everything once more; by its name the
+# package counts as installed, and only what the extra adds is fetched.
+extra = $(VENV)/bin/python -m pip install -q "bipace-kernels[$(1)]"
 
 $(VENV)/.tested: $(VENV)/.installed
 	$(call extra,test)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 
@@ -73,6 +74,14 @@ class CMakeBuild(build_ext):
                 stale.unlink()
 
 
+class LeaveOut(build_py):
+    """Leaves the GPU benchmarks out of a wheel: bench/gpu.sh runs them, in a checkout and with its tests."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        modules = super().find_package_modules(package, package_dir)
+        return [m for m in modules if m[0] != "bipace_kernels.bench" or not m[1].startswith(("gpu", "chain"))]
+
+
 setup(
     # `integrations/` stands at the top of the repository and installs as bipace_kernels.integrations; packages are
     # listed by hand so that no other top-level folder can slip into a user's site-packages.
@@ -104,7 +113,6 @@ setup(
     include_package_data=False,
     package_data={
         "bipace_kernels": ["py.typed", "*.pyi"],
-        "bipace_kernels.bench": ["chain.cu"],
         "bipace_kernels.csrc.common": ["*.h"],
         "bipace_kernels.csrc.cuda": ["*.cu", "*.cuh", "*.h"],
         "bipace_kernels.integrations": ["**/*.yaml"],
@@ -114,6 +122,6 @@ setup(
         Extension("bipace_kernels._native", sources=[]),
         Extension("bipace_kernels._cuda", sources=[], optional=True),
     ],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build_ext": CMakeBuild, "build_py": LeaveOut},
     zip_safe=False,
 )

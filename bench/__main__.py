@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from bipace_kernels import _optional
 
 from . import report, roofline
 from .measure import Effort, machine, threads
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PROGRAMS = {
-    "gpu": "the Triton backend on this machine's GPU",
+    "gpu": "the Triton and the CUDA backend on this machine's GPU; in a checkout only",
     "resources": "registers, spills and shared memory of the Triton kernels; needs no GPU",
     "cuda_resources": "registers, spills and shared memory of the CUDA kernels; needs nvcc, no GPU",
     "drift": "an ε that follows the policy against a fixed one; a simulation, nothing is timed",
@@ -34,12 +37,27 @@ PROGRAMS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the stages, shows the tables, writes the files. A missed target is shown; the exit status stays 0."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if words and words[0] in PROGRAMS:
-        return int(importlib.import_module(f"{__package__}.{words[0]}").main(words[1:]))
-    from rich.console import Console  # not above: `bench gpu` runs on machines that have torch, Triton and little else
+    try:
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except _optional.MissingPackageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
 
+
+def _run(words: Sequence[str]) -> int:
+    if words and words[0] in PROGRAMS:
+        module = f"{__package__}.{words[0]}"
+        if importlib.util.find_spec(module) is None:  # setup.py leaves some out of a wheel
+            sys.stderr.write(f"error: bench {words[0]} needs a checkout of the repository; run `make gpu` there\n")
+            return 2
+        return int(importlib.import_module(module).main(words[1:]))
     arguments = _parser().parse_args(words)
+    # Not above: `bench gpu` runs on machines that have torch, Triton and little else.
+    _optional.need("rich", "bench")
+    if arguments.out is not None:
+        _optional.need("matplotlib", "bench --out")
+    from rich.console import Console
+
     chosen = list(STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))  # once each
     console = Console(width=None if sys.stdout.isatty() else 200)
     results = Results()

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 import bipace_kernels as bk
+from bipace_kernels import _optional
 from bipace_kernels.value_r2 import value_r2
 
 from .measure import machine, threads
@@ -203,6 +204,8 @@ def _value_r2(batch: Batch, labels: torch.Tensor) -> float | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs both drifts, shows the table, writes drift.json, drift.md and drift.png."""
+    for package in ("rich", "matplotlib"):
+        _optional.need(package, "bench drift")
     from rich.console import Console
     from rich.progress import track
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import importlib
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 import bipace_kernels as bk
+from bipace_kernels import _optional
 
 from .measure import Effort, Side, Timing, compare, high_water, machine, threads
 
@@ -276,6 +276,8 @@ class Bench:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, shows the table, writes hidden.json and hidden.md."""
+    for package in ("rich", "transformers"):
+        _optional.need(package, "bench hidden")
     from rich.console import Console
     from rich.progress import Progress
 
@@ -290,9 +292,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if not arguments.rollouts.is_file():
         parser.error(f"--rollouts: there is no {arguments.rollouts}; pass a .jsonl.gz file of rollouts")
-    if importlib.util.find_spec("transformers") is None:
-        sys.stdout.write("not available: transformers is not installed; pip install 'bipace-kernels[hidden]'\n")
-        return 1
     shape = TINY if arguments.quick else Shape()
     effort = Effort(rounds=2 if arguments.quick else arguments.rounds, seconds=90.0, fewest=3)
     with threads(arguments.threads) as note, Progress(console=Console(stderr=True), transient=True) as bar:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from . import _checks, _dispatch
+from . import _checks, _dispatch, _optional
 from ._objects import number_objects
 from ._sizes import measure_sizes
 from .calibration import Calibration, Chosen, Scanned
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ._calibration_states import Pair, States
 
 Tensor = torch.Tensor
-EXTRA = 'pip install "bipace-kernels[calibrate]"'
 DEGENERATE = (
     0.95  # of the prompts alone, or in the largest cluster of their group: as the metrics' own warnings have it
 )
@@ -76,7 +75,8 @@ def calibrate(
                   that belongs to another model or other prompts
     restart       forget what `out` holds
     token_budget  tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
-    progress      a bar on stderr for the forwards, another for clusters and probes; None: where that is a terminal
+    progress      a bar on stderr for the forwards, another for clusters and probes; None: where that is a
+                  terminal and rich is installed (extra cli)
     backend       of the pooling and the clusters
 
     Forwards end after the deepest layer and serve all layers and poolings; identical prompts run once.  The probe is a
@@ -97,7 +97,7 @@ def calibrate(
     folds = _checks.integer_at_least(folds, "folds", 2)
     min_clusters = _checks.integer_at_least(min_clusters, "min_clusters", 1)
     seed = _checks.integer_at_least(seed, "seed", 0)
-    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 2.0)
+    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 1.0)
     wanted = _candidates(layers, len(find_decoder(model).blocks))
     tapped = tap(model, layers=wanted, pooling=pooling, backend=backend)  # checks the names
     by_depth = sorted(tapped.layers, key=lambda layer: (layer.block, layer.normed))
@@ -242,12 +242,10 @@ def _choose(
 
 
 def _sklearn() -> Any:
-    try:
-        for part in ("pipeline", "preprocessing", "linear_model", "model_selection"):
-            importlib.import_module(f"sklearn.{part}")
-    except ImportError as error:
-        raise ImportError(f"calibrate() needs scikit-learn for its linear probe ({error}); {EXTRA}") from error
-    return importlib.import_module("sklearn")
+    sklearn = _optional.need("sklearn", "calibrate(), for its linear probe,")
+    for part in ("pipeline", "preprocessing", "linear_model", "model_selection"):
+        importlib.import_module(f"sklearn.{part}")
+    return sklearn
 
 
 def _radii(epsilons: Any) -> list[float]:
@@ -312,9 +310,12 @@ def _name(model: Any) -> str:
 @contextmanager
 def _bars(progress: bool | None) -> Iterator[Callable[..., None]]:
     """bar(description, total, done) begins another bar, bar(None, n) goes on by n."""
-    if progress is False or (progress is None and not sys.stderr.isatty()):
+    if progress is None:
+        progress = sys.stderr.isatty() and not _optional.missing("rich")
+    if not progress:
         yield lambda *_: None
         return
+    _optional.need("rich", "a progress bar")
     from rich.console import Console
     from rich.progress import Progress, TaskID
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +27,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from . import _checks
+from . import _checks, _optional
 from .ngrams import ngram_fingerprint
 
 Tensor = torch.Tensor
 Progress = bool | Callable[[int], None]
-SENTENCE_EXTRA = 'pip install "bipace-kernels[sentence]"'
 
 
 @runtime_checkable
@@ -142,7 +140,7 @@ class Sentence:
     device       of the encoder, and so of the fingerprints; None: that of the model given, else what
                  sentence-transformers chooses
     epsilon      0.20: a start, for encoders differ
-    progress     True: a bar on stderr; or a function told how many texts each batch has done
+    progress     True: a bar on stderr (needs rich, extra cli); or a function told how many texts each batch has done
 
     Distinct texts are encoded once, long ones first, without gradients, and scaled to unit length in float32.  Encoders
     cut what is beyond their own limit (often 256 tokens), and keep the beginning: put what tells states apart first.
@@ -243,14 +241,7 @@ def _bytes(text: str | bytes, errors: str = "surrogatepass") -> bytes:
 
 
 def _load(model: str, device: str | torch.device | None) -> Any:
-    try:
-        package: Any = importlib.import_module("sentence_transformers")
-    except ModuleNotFoundError as error:
-        if error.name != "sentence_transformers":
-            raise
-        raise ImportError(
-            f"the sentence embedder needs the package sentence-transformers, which is not installed: {SENTENCE_EXTRA}"
-        ) from None
+    package: Any = _optional.need("sentence_transformers", "the sentence embedder")
     try:
         return package.SentenceTransformer(model, device=None if device is None else str(device))
     except (OSError, ValueError) as error:
@@ -268,6 +259,7 @@ def _shown(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
     elif progress is not True:
         yield progress
     else:
+        _optional.need("rich", "a progress bar")
         from rich.console import Console
         from rich.progress import Progress as Bar
 

@@ -11,6 +11,8 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from .._optional import MissingPackageError
+
 BAD_INPUT = 2  # exit status of every error that the user can mend
 INTERRUPTED = 130  # as shells report SIGINT
 
@@ -40,7 +42,7 @@ def number(value: float, form: str) -> str:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turns CliError, Ctrl-C and SIGTERM into exit statuses; everything inside has cleaned up by then."""
+    """Turns CliError, a missing package, Ctrl-C and SIGTERM into exit statuses; everything inside has cleaned up by then."""
     import typer
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
@@ -53,7 +55,7 @@ def user_errors() -> Iterator[None]:
         before = None
     try:
         yield
-    except CliError as error:
+    except (CliError, MissingPackageError) as error:
         stderr().print("[bold red]error:[/] ", end="")
         stderr().print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(BAD_INPUT) from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import _optional
 from . import output
 from ._console import INTERRUPTED, CliError, notes, number, stderr, stdout
 
@@ -46,6 +46,8 @@ def run(model_dir: str, prompts_path: str, options: Options) -> None:
 
     radii, layers = _numbers(options.epsilons), _layers(options.layers)
     output.check_folder(options.out, "--out")
+    for package in ("matplotlib", "sklearn", "transformers"):
+        _optional.need(package, "bipace calibrate")
     rows = read_prompts(prompts_path, options)
     try:
         with notes():
@@ -137,12 +139,7 @@ def load_model(folder: str, options: Options) -> tuple[Any, Any]:
         raise CliError(
             f"{folder} must be a folder of a Hugging Face model, but it holds no config.json; download one first."
         )
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise CliError(
-            f'the package transformers is needed ({error}); pip install "bipace-kernels[calibrate]".'
-        ) from None
+    transformers = _optional.need("transformers", "bipace calibrate")
     import torch
 
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype, None)

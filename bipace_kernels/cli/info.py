@@ -13,7 +13,7 @@ import typer
 from .. import _dispatch
 from ._console import stdout
 
-PACKAGES = ("torch", "triton", "numpy", "pyarrow", "typer", "rich", "matplotlib")
+PACKAGES = ("torch", "triton", "numpy", "pyarrow", "typer", "rich", "matplotlib", "scikit-learn")
 
 
 def gather() -> dict[str, Any]:

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from .. import _optional
 from ._console import CliError
 
-TABLE_SUFFIXES = (".parquet", ".pq", ".csv", ".jsonl", ".jsonl.gz")
+PARQUET_SUFFIXES = (".parquet", ".pq")
+TABLE_SUFFIXES = (*PARQUET_SUFFIXES, ".csv", ".jsonl", ".jsonl.gz")
 
 
 def check_table_path(path: str, inputs: list[str]) -> None:
@@ -28,6 +30,8 @@ def check_table_path(path: str, inputs: list[str]) -> None:
     if os.path.realpath(path) in {os.path.realpath(given) for given in inputs}:
         raise CliError(f"--out {path} is one of the inputs; give another path.")
     check_folder(str(Path(path).parent), "--out")
+    if path.lower().endswith(PARQUET_SUFFIXES):
+        _optional.need("pyarrow", "a Parquet file")
 
 
 def check_folder(folder: str, option: str) -> None:
@@ -103,7 +107,7 @@ def write_table(path: Path, suffix_of: str, columns: dict[str, Any], metadata: d
     metadata   JSON-able; Parquet keeps it under the key "bipace", the text formats have no place for it.
     """
     name = suffix_of.lower()
-    if name.endswith((".parquet", ".pq")):
+    if name.endswith(PARQUET_SUFFIXES):
         _write_parquet(path, columns, metadata)
     elif name.endswith(".csv"):
         _write_text(path, lambda write: _csv(write, columns))
@@ -115,6 +119,7 @@ def write_table(path: Path, suffix_of: str, columns: dict[str, Any], metadata: d
 
 
 def _write_parquet(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -> None:
+    _optional.need("pyarrow", "a Parquet file")
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 

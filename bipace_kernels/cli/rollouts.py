@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from .. import _optional
 from ..schema import LIMIT
 from ._console import CliError
 
@@ -533,6 +534,7 @@ def _add_line(parser: _Parser, raw: bytes, line: int) -> None:
 
 
 def _read_parquet(parser: _Parser, advance: Advance | None) -> Source:
+    _optional.need("pyarrow", "a Parquet file")
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import _optional
 from . import _shortened
 from ._prompts import Batch, Prompts, budget_of, packed_batch, padded_batch, prompts_of
 from .layers import Decoder, Layer, attention_of
@@ -56,7 +57,8 @@ def extract(
                     CPU, where more bring next to nothing, 16,384 elsewhere
     packed          prompts one after the other in [1, nnz], without padding; None: where the model's attention is of a kind
                     that keeps them apart at no cost (flash attention).  Elsewhere prompts of like lengths are padded together
-    progress        a bar on stderr; None: where that is a terminal and there are several forwards
+    progress        a bar on stderr (needs rich, extra cli); None: where that is a terminal, rich is installed and there are
+                    several forwards
     group           process group of a model that is sharded by FSDP or ZeRO-3; None: the default one.  All its ranks call
                     this together, each with its own prompts, and run the same number of forwards
     backend         "auto" | "reference" | "cpu" | "triton" | "cuda", as in bipace_kernels.advantage()
@@ -102,7 +104,8 @@ def extract_layers(
     dtype           of the rows; None: that of the hidden states
     token_budget    tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
     packed          prompts one after the other in [1, nnz]; None: where the model's attention keeps them apart at no cost
-    progress        a bar on stderr; None: where that is a terminal and there are several forwards
+    progress        a bar on stderr (needs rich, extra cli); None: where that is a terminal, rich is installed and there are
+                    several forwards
     group           process group of a sharded model; None: the default one
     backend         of the pooling
     """
@@ -208,10 +211,12 @@ def _forwards(n: int, failure: Exception | None, group: Any, device: torch.devic
 @contextmanager
 def _bar(progress: bool | None, n_forwards: int) -> Iterator[Any]:
     """A function to call after each forward."""
-    shown = (progress is None and n_forwards > 1 and sys.stderr.isatty()) or progress
-    if not shown:
+    if progress is None:
+        progress = n_forwards > 1 and sys.stderr.isatty() and not _optional.missing("rich")
+    if not progress:
         yield lambda: None
         return
+    _optional.need("rich", "a progress bar")
     from rich.console import Console
     from rich.progress import Progress
 

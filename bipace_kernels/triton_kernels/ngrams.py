@@ -114,7 +114,7 @@ def scale_kernel(
 
 
 def ngram_fingerprints(
-    data: torch.Tensor,  # [E] uint8, the texts one after the other
+    bytes: torch.Tensor,  # [E] uint8, the texts one after the other
     offsets: torch.Tensor,  # [N+1] int64, rising from 0 to E
     *,
     n: int,
@@ -128,12 +128,12 @@ def ngram_fingerprints(
     programs there are at least, changes no bit.
     """
     texts = offsets.numel() - 1
-    counts = torch.empty((texts, dim), dtype=torch.int32, device=data.device).zero_()
+    counts = torch.empty((texts, dim), dtype=torch.int32, device=bytes.device).zero_()
     if texts == 0:
         return counts.view(torch.float32)
-    sharers = min(triton.cdiv(enough_programs, texts), triton.cdiv(data.numel() + n, windows))
-    with device_guard(data):
-        count_kernel[(texts * sharers,)](data, offsets, counts, sharers, N=n, DIM=dim, WINDOWS=windows, **_OPTIONS)
+    sharers = min(triton.cdiv(enough_programs, texts), triton.cdiv(bytes.numel() + n, windows))
+    with device_guard(bytes):
+        count_kernel[(texts * sharers,)](bytes, offsets, counts, sharers, N=n, DIM=dim, WINDOWS=windows, **_OPTIONS)
         scale_kernel[(texts,)](counts, DIM=dim, BUCKETS=BUCKETS, **_OPTIONS)
     return counts.view(torch.float32)
 

@@ -89,14 +89,14 @@ def cupy(request, monkeypatch, tmp_path):
 
 def launch(provider, shared=0):
     words = _launch.pack((torch.arange(3), None, 7, 0.5, True))
-    provider.launch("trajectory_returns", (4, 2), 32, shared, words, DEVICE)
+    provider.launch("step_mean", (4, 2), 32, shared, words, DEVICE)
     return words
 
 
 def test_a_launch_passes_the_struct_by_value_on_torchs_stream(cupy):
     words = launch(_cupy.CuPy())
     ((name, grid, block, args, shared, stream, function),) = cupy.launched
-    assert (name, grid, block, shared, stream) == ("trajectory_returns", (4, 2), (32,), 0, STREAM)
+    assert (name, grid, block, shared, stream) == ("step_mean", (4, 2), (32,), 0, STREAM)
     (struct_,) = args
     # CuPy passes a NumPy array by value if it has one element, whatever that is (cupy/cuda/function.pyx, _pointer).
     assert isinstance(struct_, np.ndarray) and struct_.size == 1 and struct_.itemsize == len(words)
@@ -110,11 +110,11 @@ def test_a_source_is_compiled_once_by_the_flags_of_the_build_and_kept(cupy):
     launch(provider)
     launch(_cupy.CuPy())
     ((name, options),) = cupy.cuda.nvrtc.compiled
-    assert name == "returns.cu"
+    assert name == "values.cu"
     assert options == ("-std=c++17", "--fmad=false", "-DNDEBUG", "-arch=sm_90a", f"-I{_cupy.SOURCES}")
     function = cupy.launched[0][-1]
     with open(function.path, "rb") as file:
-        assert file.read() == b"machine code of returns.cu"
+        assert file.read() == b"machine code of values.cu"
     assert cupy.launched[1][-1] is function
 
 
@@ -133,20 +133,17 @@ def test_shared_memory_beyond_48_kib_is_asked_for_once(cupy):
 
 
 def test_what_a_block_may_ask_for_is_what_the_gpu_says(cupy):
-    gpu = {"MaxSharedMemoryPerBlock": 49152, "MaxSharedMemoryPerBlockOptin": 232448, "MultiProcessorCount": 132}
+    gpu = {"MaxSharedMemoryPerBlock": 49152, "MaxSharedMemoryPerBlockOptin": 232448}
     cupy.cuda.Device = lambda index: SimpleNamespace(attributes={3: gpu}[index])
     assert _cupy.CuPy().shared_memory(torch.device("cuda", 3)) == 232448
-    assert _cupy.CuPy().processors(torch.device("cuda", 3)) == 132
 
 
 def test_errors_name_the_kernel_and_its_shape(cupy):
     provider = _cupy.CuPy()
     cupy.fails = True
-    with pytest.raises(
-        RuntimeError, match=r"trajectory_returns of 4 × 2 blocks of 32 threads, 64 bytes.*ILLEGAL_ADDRESS"
-    ):
+    with pytest.raises(RuntimeError, match=r"step_mean of 4 × 2 blocks of 32 threads, 64 bytes.*ILLEGAL_ADDRESS"):
         launch(provider, 64)
-    with pytest.raises(RuntimeError, match=r"no CUDA kernel is named nobody; there are .*trajectory_returns"):
+    with pytest.raises(RuntimeError, match=r"no CUDA kernel is named nobody; there are .*step_mean"):
         provider.launch("nobody", (1, 1), 32, 0, bytes(8), DEVICE)
 
 
@@ -157,7 +154,7 @@ def test_words_of_the_compiler_are_told(cupy):
     cupy.cuda.nvrtc.compileProgram = refuse
     cupy.cuda.nvrtc.getProgramLog = lambda program: "line 1: no such thing"
     with pytest.raises(
-        RuntimeError, match=r"does not compile returns\.cu for sm_90a: NVRTC_ERROR_COMPILATION\nline 1: no such"
+        RuntimeError, match=r"does not compile values\.cu for sm_90a: NVRTC_ERROR_COMPILATION\nline 1: no such"
     ):
         launch(_cupy.CuPy())
 
@@ -196,5 +193,5 @@ def test_on_a_gpu(name, monkeypatch, tmp_path):
         for field in OUTPUTS:
             assert torch.equal(getattr(got, field), want[field]), field
     assert {path.suffix for path in tmp_path.iterdir()} == {".cubin"}
-    with pytest.raises(RuntimeError, match="CUDA kernel trajectory_returns of 1 × 1 blocks of 4096 threads"):
-        provider.launch("trajectory_returns", (1, 1), 4096, 0, bytes(40), torch.device("cuda", 0))
+    with pytest.raises(RuntimeError, match="CUDA kernel step_mean of 1 × 1 blocks of 4096 threads"):
+        provider.launch("step_mean", (1, 1), 4096, 0, bytes(104), torch.device("cuda", 0))

@@ -63,7 +63,7 @@ def test_compiles_for_the_other_architectures(launch, arch):
 
 @pytest.mark.parametrize("launch", [
     pytest.param(x, id=f"{x.module}-{i}") for i, x in enumerate(LAUNCHES)
-    if x.name in ("_scan_groups", "_scan") and not x.constexprs["OPPOSITE"]
+    if x.name in ("_scan_groups", "_scan")
 ])  # fmt: skip
 def test_a_column_stays_with_its_thread(launch):
     """apply_panel reads what it wrote, with no barrier between: one layout, in which every column has one thread."""

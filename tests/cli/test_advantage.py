@@ -21,8 +21,9 @@ from cli_runs import GOLDEN, direct, fail, observations, record, run, write
 from typer.testing import CliRunner
 
 import bipace_kernels as bk
-from bipace_kernels.cli import advantage, app, output, rollouts, states
+from bipace_kernels.cli import advantage, output, rollouts, states
 from bipace_kernels.cli._console import CliError
+from bipace_kernels.cli.program import app
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = [
@@ -244,9 +245,9 @@ def test_help_names_every_choice() -> None:
     import inspect
     from typing import get_args, get_type_hints
 
-    import bipace_kernels.cli as cli
+    from bipace_kernels.cli import program
 
-    source = inspect.getsource(cli)
+    source = inspect.getsource(program)
     hints = get_type_hints(bk.Config)
     for name in (field.name for field in dataclasses.fields(bk.Config)):
         if get_args(hints[name]):

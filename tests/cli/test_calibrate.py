@@ -126,7 +126,7 @@ def test_bad_input(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pyt
     assert 'bad.jsonl, line 2, field "prompt": wanted a text' in wrong(folder, bad)
     assert "holds no prompts" in wrong(folder, write(tmp_path / "empty.jsonl", []))
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "the package transformers is needed" in wrong(folder, prompts)
+    assert "bipace calibrate needs the package transformers" in wrong(folder, prompts)
 
 
 def test_the_heat_map_takes_what_does_not_exist(tmp_path: Path) -> None:

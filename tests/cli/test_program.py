@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import bipace_kernels as bk
-from bipace_kernels.cli import app, bench
+from bipace_kernels.cli import bench
+from bipace_kernels.cli.program import app
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,14 +16,16 @@ from bipace_kernels.reference import clusters as reference
 
 clusters, gram, rows = stage("clusters"), stage("gram"), stage("rows")
 scan = stage("scan")
+equal = stage("equal")
 if BACKEND == "triton":
-    equal, long_groups, limits = stage("equal"), stage("long_groups"), clusters
-    TILES, SHAPES = ["LARGE", "SMALL", "FLOAT32"], ["SHORT", "MEDIUM", "WIDE"]
+    long_groups, limits = stage("long_groups"), clusters
+    TILES, SHAPES = ["LARGE", "SMALL", "FLOAT32"], ["SHORT", "MEDIUM"]
 else:
-    equal, long_groups, limits = rows, clusters, scan
+    long_groups, limits = clusters, scan
     TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
 
 
 def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, order=None):
@@ -136,8 +138,6 @@ def test_many_clusters(device, shape, monkeypatch):
         monkeypatch.setitem(getattr(scan, shape), "CLUSTERS", 32)
         monkeypatch.setitem(getattr(scan, shape), "COLUMNS", 64)
         monkeypatch.setattr(scan, "SHORTEST_MEDIUM", 1 if shape == "MEDIUM" else 1025)
-        if shape == "WIDE":
-            monkeypatch.setattr(scan, "OPPOSED", scan.tl.constexpr(2.0))
     elif shape == "far":
         monkeypatch.setattr(scan, "MOST_SHARED", 50_000)  # room for 87 clusters
     x = mixture(5, 170, 48, 90, common=0.5)
@@ -188,7 +188,7 @@ def test_huge_and_tiny_rows(device, dtype):
     assert torch.equal(run(device, far), plain)
     far[::3] *= 2.0**7  # the largest values; the smallest are subnormal and have lost digits, so the rule decides
     far[1::3] *= 2.0**-30
-    if dtype == torch.float32 or not ON_CPU or BACKEND == "cuda":  # Triton's interpreter misreads subnormal bfloat16
+    if dtype == torch.float32 or not ON_CPU:  # Triton's interpreter misreads subnormal bfloat16
         check(far, [140], 0.1, run(device, far))
 
 
@@ -196,20 +196,6 @@ def test_tiny_float16_rows(device):
     x = (mixture(9, 90, 40, 5) * 2.0**-20).to(torch.float16)  # mostly denormal
     x[:, 0] = 2.0**-24
     check(x, [90], 0.1, run(device, x))
-
-
-def test_opposite_rows(device):
-    """ε near 2: x and −x cancel, the centroid stays where less than 1e-3 is left, and is exact where little is left."""
-    rng = np.random.default_rng(11)
-    x = rng.standard_normal((1, 40))
-    for shift in (0.0, 5e-4, 2e-2):
-        others = rng.standard_normal((33, 40))
-        for between in (0, 33):  # in one panel, with records behind it; in two
-            opposite = -x + shift * rng.standard_normal((1, 40))
-            near = np.concatenate([x, others[:between], opposite, others[between:], others[:5]])
-            values = torch.from_numpy(near.astype(np.float32))
-            for epsilon, labels in zip((1.9, 1.9999), sweep(device, values, epsilons=[1.9, 1.9999]), strict=True):
-                check(values, [len(near)], epsilon, labels)
 
 
 # ---- which records take part -----------------------------------------------------------------------------------------
@@ -236,6 +222,7 @@ def test_records_set_aside(device):
     assert torch.equal(found[0][taken], expected) and bool((found[0][~taken] == -1).all())
 
 
+@OF_TRITON
 def test_scan_rows(device):
     x = torch.ones(7, 1030)
     x[1, 1029], x[2, 3], x[3], x[4] = float("nan"), float("-inf"), 0.0, -0.0
@@ -252,6 +239,7 @@ def test_scan_rows(device):
 # ---- ε = 0 -----------------------------------------------------------------------------------------------------------
 
 
+@OF_TRITON
 @pytest.mark.parametrize("bits", [64, 1, 0.5], ids=["hash", "collisions", "one hash"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equal_rows(device, dtype, bits, monkeypatch):
@@ -285,11 +273,10 @@ def _with_one_hash(real):
 
 
 def test_each_of_a_sweep_is_its_own_clustering(device):
-    """Zeros among them, opposite rows under some, more values than one launch writes."""
+    """Zeros among them, more values than one launch writes."""
     sizes = [9, 0, 40, 1]
     x = mixture(4, sum(sizes), 21, 6).to(torch.bfloat16)
-    x[12] = -x[9]
-    epsilons = [0.3, 0.0, 0.05, 1.9999, 0.0, 0.1, 0.12, 0.14, 0.16, 0.18, 1.0]
+    epsilons = [0.3, 0.0, 0.05, 0.9, 0.0, 0.1, 0.12, 0.14, 0.16, 0.18, 1.0]
     found = sweep(device, x, sizes, epsilons)
     for epsilon, labels in zip(epsilons, found, strict=True):
         assert torch.equal(labels, run(device, x, sizes, epsilon)), epsilon
@@ -423,7 +410,7 @@ def batches(draw):
     sizes = draw(st.lists(st.sampled_from([0, 1, 2, 5, 31, 33, 70]), min_size=1, max_size=3))
     dim = draw(st.integers(1, 70))
     counts = draw(st.sampled_from([1, 3, 12, 200]))
-    epsilons = draw(st.lists(st.sampled_from([0.0, 1e-4, 0.03, 0.1, 0.25, 1.0, 1.95]), min_size=1, max_size=2))
+    epsilons = draw(st.lists(st.sampled_from([0.0, 1e-4, 0.03, 0.1, 0.25, 0.9, 1.0]), min_size=1, max_size=2))
     return sizes, dim, counts, epsilons, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**20)), draw(st.booleans())
 
 

@@ -8,16 +8,10 @@ import torch
 from certificate import margins, replay
 from ragged import sentinels, stage
 
-clusters, fused, scan = stage("clusters"), stage("fused"), stage("scan")
+clusters, scan = stage("clusters"), stage("scan")
 
 EPSILONS = [0.01, 0.05, 0.3]
 SIZES = [40, 300, 3, 257, 128]
-
-
-@pytest.fixture(autouse=True)
-def one_launch_for_each_stage(monkeypatch):
-    """test_device_cuda_fused.py compares the launch of all of them."""
-    monkeypatch.setattr(fused, "plan", lambda *_: None)
 
 
 def mixture(seed: int, n: int, dim: int, count: int, noise: float) -> torch.Tensor:

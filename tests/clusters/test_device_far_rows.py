@@ -14,7 +14,7 @@ action_keys, clusters = stage("action_keys"), stage("clusters")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 STEP = 2**26 + 16  # from the 32nd step on, 32 bits are too few
-EPSILONS = [0.0, 0.1, 2.0]
+EPSILONS = [0.0, 0.1, 1.0]
 
 
 def far(values: torch.Tensor, device: torch.device, *, columns: bool = False) -> torch.Tensor:
@@ -38,15 +38,13 @@ def rows(dim: int) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 def test_clusters(columns: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch):
-    """ε = 0, short groups and long ones, opposite rows: the labels of the same rows side by side."""
+    """ε = 0, short groups and long ones: the labels of the same rows side by side."""
     if BACKEND == "triton":
         monkeypatch.setattr(stage("long_groups"), "LONG_GROUP", 130)
     sizes = [30, 134]
     x = rows(40 if columns else 24)
-    x[39] = -x[38]
-    x[39, :3] *= 1.1  # they join, and something is left of them
     order = torch.from_numpy(np.random.default_rng(2).integers(0, 40, sum(sizes)))
-    order[:4] = order[30:34] = torch.tensor([38, 39, 37, 33])
+    order[:4] = order[30:34] = torch.tensor([36, 39, 37, 33])
     offsets = torch.tensor([0, *np.cumsum(sizes)])
     found = []
     for values in (x.to(device), far(x, device, columns=columns)):

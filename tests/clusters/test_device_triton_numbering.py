@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ragged import BACKEND, stage
+from ragged import stage
 
 numbering = stage("numbering")
-BLOCK = 512 if BACKEND == "triton" else 1024  # records of a program
+BLOCK = numbering.BLOCK
 
 
 def firsts(rng, n, clusters):
@@ -41,11 +41,3 @@ def test_rows_are_numbered_by_themselves(device):
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0)])
 def test_nothing_to_number(device, shape):
     assert numbering.dense_labels(torch.empty(shape, dtype=torch.int64, device=device)).shape == shape
-
-
-@pytest.mark.skipif(BACKEND == "triton", reason="Triton's programs have as many records in rows of any length")
-@pytest.mark.parametrize("n", [4 * BLOCK, 4 * BLOCK + 1])
-def test_rows_of_more_blocks_than_totals_fit_have_longer_blocks(device, n, monkeypatch):
-    monkeypatch.setattr(numbering, "MOST_BLOCKS", 2)
-    first = firsts(np.random.default_rng(n), n, 10**9)
-    assert numbering.dense_labels(torch.tensor(first, device=device)).tolist() == expected(first)

@@ -19,7 +19,7 @@ from bipace_kernels.cli import rollouts, states
 from bipace_kernels.cpu import clusters as cpu
 
 SAMPLE = Path(__file__).resolve().parents[2] / "examples/data/webshop_llm.jsonl.gz"
-EPSILONS = [0.1, 0.0, 0.35, 2.0]
+EPSILONS = [0.1, 0.0, 0.35, 1.0]
 
 
 # ---- a vector of ε ---------------------------------------------------------------------------------------------------

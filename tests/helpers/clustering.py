@@ -19,7 +19,7 @@ from bipace_kernels.cpu import clusters as cpu
 TOLERANCE = 1e-5
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ODD_DIMS = (1, 3, 15, 16, 17, 255, 257, 513, 3584)
-EPSILONS = [1e-4, 0.05, 0.1, 0.3, 1.0, 1.6, 1.9]
+EPSILONS = [1e-4, 0.05, 0.1, 0.3, 0.6, 0.9, 1.0]
 
 
 def mixture(seed: int, n: int, dim: int, clusters: int, *, noise: float = 0.3, common: float = 2.0) -> torch.Tensor:

@@ -86,7 +86,6 @@ class Twin:
     schedule: str = "forward"
     seed: int = 0
     shared: int = 227 << 10  # bytes that a block may have: those of compute capability 9.0
-    together: int = 3  # blocks that run side by side, where they wait for each other
     groups: bool = True  # whether groups of four warps feed the tensor cores, as on compute capability 9.0
 
     @classmethod
@@ -94,7 +93,7 @@ class Twin:
         library = ctypes.CDLL(str(path))
         library.bipace_twin_launch.argtypes = [
             ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64,
-            ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64,
+            ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_int64,
         ]  # fmt: skip
         return cls(library)
 
@@ -110,15 +109,12 @@ class Twin:
         error = ctypes.create_string_buffer(1000)
         if self.library.bipace_twin_launch(
             kernel.encode(), *grid, threads, shared, words, len(words) // 8, SCHEDULES[self.schedule], self.seed,
-            self.together, error, len(error),
+            error, len(error),
         ):  # fmt: skip
             raise TwinError(error.value.decode())
 
     def shared_memory(self, device: torch.device) -> int:
         return self.shared
-
-    def processors(self, device: torch.device) -> int:
-        return self.together
 
     def warpgroups(self, device: torch.device) -> bool:
         return self.groups

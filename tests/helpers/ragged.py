@@ -19,6 +19,9 @@ Tensor = torch.Tensor
 BACKEND = os.environ.get("BIPACE_TEST_BACKEND", "triton")  # whose kernels are tested: "triton" or "cuda"
 # Whether they run on the CPU: in Triton's interpreter, or by the twin of the CUDA kernels.
 ON_CPU = os.environ.get({"triton": "TRITON_INTERPRET", "cuda": "BIPACE_TWIN"}[BACKEND]) == "1"
+if BACKEND == "cuda" and ON_CPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # for the stages that CUDA leaves to Triton, which is not imported yet
+OF_CUDA = ("_launch", "_provider", "action_keys", "clusters", "gram", "scan", "values")
 PATTERN = 0xA5
 # Elements before and after each output; odd, so that outputs are not aligned either, but for the CUDA kernels, which copy
 # 16 bytes at a time out of scratch that torch always aligns.
@@ -26,8 +29,8 @@ MARGIN = 17 if BACKEND == "triton" else 32
 
 
 def stage(name: str) -> ModuleType:
-    """A stage's module of the backend under test."""
-    package = {"triton": "triton_kernels", "cuda": "cuda"}[BACKEND]
+    """A stage's module of the backend under test; Triton's where CUDA has none."""
+    package = "cuda" if BACKEND == "cuda" and name in OF_CUDA else "triton_kernels"
     return importlib.import_module(f"bipace_kernels.{package}.{name}")
 
 

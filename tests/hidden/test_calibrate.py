@@ -266,7 +266,7 @@ def test_states_that_are_not_finite_name_layer_and_prompt(data):
 
 
 def test_scikit_learn_that_is_not_there(model, data, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.pipeline", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ImportError, match=r'pip install "bipace-kernels\[calibrate\]"'):
         scan(model, data)
 

@@ -45,7 +45,7 @@ def pooled(device, hidden, where, scores=None, **more):
 
 def on_the_cpu(device, *given, dtype, **more):
     """By the CPU's kernel; Triton's interpreter cuts float32 to bfloat16 where a GPU rounds."""
-    if dtype == torch.bfloat16 and device.type == "cpu" and BACKEND == "triton":
+    if dtype == torch.bfloat16 and device.type == "cpu":
         rows = cpu.pool_rows(*given, dtype=torch.float32, **more)
         return (rows.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
     return cpu.pool_rows(*given, dtype=dtype, **more)

@@ -46,11 +46,13 @@ else
     pipeline/test_golden pipeline/test_inputs pipeline/test_theorems; do
     arguments+=("$root/tests/$name.py")
   done
-  # x86-64 alone has a twin; clustering takes minutes under sanitizers, but for one batch by the launch of all stages.
+  # x86-64 alone has a twin; clustering takes minutes under sanitizers, but for two small batches.
   # One order of the threads is enough for what is out of bounds in all.
   if [ "$(uname -m)" = x86_64 ]; then
     twin+=("$root/tests/values/test_device_values.py")
-    twin+=("$root/tests/pipeline/test_device_cuda_fused.py::test_padding_bad_rows_and_rows_of_extreme_length")
+    for name in a_long_group_alone_has_no_matrix_of_its_own few_long_groups_among_many_short_ones; do
+      twin+=("$root/tests/clusters/test_device_cuda_clusters.py::test_$name")
+    done
     for name in some_columns rows_of_extreme_length rows_of_any_order_and_stride; do
       twin+=("$root/tests/clusters/test_device_cuda_gram.py::test_$name")
     done

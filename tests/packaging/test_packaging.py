@@ -59,8 +59,10 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     assert tops - {"bipace_kernels"} == {"-".join(wheel.name.split("-")[:2]) + ".dist-info"}
     assert "bipace_kernels/py.typed" in names
     assert "bipace_kernels/integrations/__init__.py" in names
-    assert "bipace_kernels/bench/__main__.py" in names
-    assert "bipace_kernels/bench/chain.cu" in names
+    bench = {name.removeprefix("bipace_kernels/bench/") for name in names if name.startswith("bipace_kernels/bench/")}
+    on_a_gpu = {path.name for form in ("gpu*.py", "chain.*") for path in ROOT.glob(f"bench/{form}")}
+    assert "gpu.py" in on_a_gpu
+    assert bench == {path.name for path in ROOT.glob("bench/*.py")} - on_a_gpu, "no results, data or GPU scripts"
     assert "bipace_kernels/triton_kernels/__init__.py" in names
     assert sum(name.endswith(".so") for name in names) == 1
     kernels = {f"bipace_kernels/{p.relative_to(ROOT)}" for p in ROOT.glob("csrc/c*/*") if p.suffix in (".cu", ".cuh")}
@@ -79,7 +81,8 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
 def test_wheel_metadata(wheel):
     archive = zipfile.ZipFile(wheel)
     metadata = archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
-    assert "Requires-Dist: torch>=2.6" in metadata
+    requires = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    assert {line for line in requires if "extra ==" not in line} == {"torch>=2.6", "numpy>=1.26"}
     assert "Requires-Python: >=3.10" in metadata
     triton = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: triton")]
     assert triton and all("extra ==" in line for line in triton), "nobody on the CPU is made to install Triton"
@@ -229,6 +232,35 @@ print(bk.__file__)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().startswith(str(tmp_path))
+
+
+def test_the_program_of_the_wheel(wheel, tmp_path):
+    """`bipace info` and the benchmarks from the wheel's files, away from the checkout."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+
+    def bipace(*words: str) -> subprocess.CompletedProcess[str]:
+        code = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if not getattr(f, "__module__", "").startswith("__editable__")]
+from bipace_kernels.cli import main
+main(sys.argv[1:])
+"""  # no checkout that is installed as editable stands in for what the wheel lacks
+        return subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},
+        )  # fmt: skip
+
+    done = bipace("bench", "ngrams", "--quick", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.json", "bench.md", "bench.png"}
+    assert "bipace_kernels" in bipace("info", "--json").stdout
+    done = bipace("bench", "gpu")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: bench gpu needs a checkout of the repository; run `make gpu` there\n",
+    )
+    assert "there is no" in bipace("bench", "drift").stderr, "its sample of rollouts stays in the repository"
 
 
 def test_build_files_name_no_torch_and_no_network():

@@ -206,9 +206,9 @@ def test_what_scratch_memory_held_before_changes_no_cluster(long_group, device, 
     monkeypatch.setattr(long_groups, "LONG_GROUP", long_group)
     fingerprint = on(device, BATCH.arguments(**bad_values("rows")))["fingerprint"]
     options = {"layout": bk.layout(BATCH.group, BATCH.trajectory, BATCH.step), "backend": BACKEND}
-    want = bk.cluster(fingerprint, epsilon=[0.0, 0.1, 1.95], **options)
+    want = bk.cluster(fingerprint, epsilon=[0.0, 0.1, 0.95], **options)
     scratch_of_nan()
-    assert torch.equal(bk.cluster(fingerprint, epsilon=[0.0, 0.1, 1.95], **options), want)
+    assert torch.equal(bk.cluster(fingerprint, epsilon=[0.0, 0.1, 0.95], **options), want)
 
 
 def test_errors_come_when_asked_and_arguments_stay(device):

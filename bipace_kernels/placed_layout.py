@@ -1,23 +1,19 @@
-"""A layout where the tensors are: what a device must know of the ids, moved there once."""
+"""PlacedLayout: a layout where the tensors are, moved there once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._transfer import Copied, to_device_together
-
-if TYPE_CHECKING:
-    from .layout import Layout
+from ._transfer import Copied
 
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceLayout:
-    """The tensors of a `Layout` on one device.  Made by `Layout.on()`, which keeps it: later calls copy nothing.
+class PlacedLayout:
+    """The tensors of a `Layout` on one device, the CPU too.  Made by `Layout.on()`, which keeps it.
 
     Sizes are plain ints, so that nobody has to ask the device for them.
 
@@ -38,7 +34,6 @@ class DeviceLayout:
     step                   [M] int64 or None
     first                  [M] int64 or None   the first record with the same ids; None without duplicates
     valid                  [N] bool or None
-    merges_copies          bool   several rows may share a record
     """
 
     device: torch.device
@@ -57,7 +52,6 @@ class DeviceLayout:
     step: Tensor | None
     first: Tensor | None
     valid: Tensor | None
-    merges_copies: bool
     _copied: Copied | None = field(default=None, repr=False)
 
     def wait(self) -> None:
@@ -65,32 +59,9 @@ class DeviceLayout:
         if self._copied is not None:
             self._copied.wait(self.order)
 
-
-def make_device_layout(lay: Layout, device: torch.device) -> DeviceLayout:
-    """Copies a layout to a device: one copy, from pinned memory."""
-    tensors: dict[str, Tensor | None] = {
-        "order": lay.order,
-        "group_offsets": lay.group_offsets,
-        "trajectory_offsets": lay.trajectory_offsets,
-        "group_trajectories": lay.group_trajectories,
-        "trajectory_of_record": lay.trajectory_of_record(),
-        "source": lay.source(),
-        "step": lay.step,
-        "first": lay.first,
-        "valid": lay.valid,
-    }
-    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    moved = to_device_together(list(present.values()), device, "layout")
-    parts: dict[str, Any] = {**dict.fromkeys(tensors), **dict(zip(present, moved, strict=True))}
-    return DeviceLayout(
-        device=device,
-        n_rows=lay.n_rows,
-        n_records=lay.n_records,
-        n_groups=lay.n_groups,
-        n_trajectories=lay.n_trajectories,
-        longest_group=lay.longest_group,
-        longest_trajectory=lay.longest_trajectory,
-        merges_copies=lay.merges_copies,
-        _copied=Copied.to(device),
-        **parts,
-    )
+    def time(self) -> Tensor:
+        """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
+        if self.step is not None:
+            return self.step
+        begins = self.trajectory_offsets[:-1][self.trajectory_of_record]
+        return torch.arange(self.n_records, device=begins.device) - begins

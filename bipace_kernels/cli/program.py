@@ -1,0 +1,303 @@
+"""The commands of `bipace` and their options.  Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from . import _console
+
+app = typer.Typer(
+    name="bipace",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="BiPACE step-level advantages for rollouts of LLM agents: compute them, compare partitions, see them.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from bipace_kernels._version import __version__
+
+        typer.echo(f"bipace-kernels {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+# ---- options that several commands share.  Names are checked where they are used, so that every mistake gets the same
+# kind of answer; the choices stand in the help.
+
+_COLUMNS = "Column names"
+_ESTIMATOR = "Estimator (default: as the preset has it)"
+_INPUT = "Input"
+
+
+def _column(name: str, what: str) -> Any:
+    return typer.Option(f"--{name}-column", metavar="NAME", help=what, rich_help_panel=_COLUMNS)
+
+
+def _field(flag: str, metavar: str, what: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=what, rich_help_panel=_ESTIMATOR)
+
+
+def _input(flag: str, what: str, **more: Any) -> Any:
+    return typer.Option(flag, help=what, rich_help_panel=_INPUT, **more)
+
+
+Rollouts = Annotated[
+    list[str], typer.Argument(metavar="ROLLOUTS...", help="Step records: .jsonl, .jsonl.gz or .parquet; any number.")
+]
+TaskColumn = Annotated[str, _column("task", "Prompt group of a record.")]
+RolloutColumn = Annotated[str, _column("rollout", "Rollout inside the task.")]
+StepColumn = Annotated[str, _column("step", "Step number inside the rollout.")]
+ObservationColumn = Annotated[str, _column("observation", "What the agent saw before it acted.")]
+RewardColumn = Annotated[str, _column("reward", "Environment reward of the step.")]
+ActionColumn = Annotated[str, _column("action", "Text that makes the action key.")]
+ValidColumn = Annotated[str, _column("valid", "False for padding records; optional.")]
+SuccessColumn = Annotated[str, _column("success", "Whether the episode succeeded; optional.")]
+FingerprintColumn = Annotated[str | None, _column("fingerprint", "Hidden states: a list of numbers per record.")]
+MergeFiles = Annotated[bool, _input("--merge-files", "Equal task ids of different files are one group.")]
+ActionMode = Annotated[
+    str,
+    _input(
+        "--action-mode", "How a text becomes an action key: text, action_tag or first_n (64 bytes).", metavar="MODE"
+    ),
+]
+Duplicates = Annotated[
+    str | None, _input("--duplicates", "Two records of one step: raise (default), once or count.", metavar="RULE")
+]
+OnInvalid = Annotated[
+    str | None, _input("--on-invalid", "Values that are not finite: raise (default) or singleton.", metavar="RULE")
+]
+Backend = Annotated[str, typer.Option(metavar="NAME", help="auto, reference or cpu.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of the cpu backend.")]
+
+OutTable = Annotated[
+    str, typer.Option("--out", metavar="FILE", help="Table to write: .parquet, .csv, .jsonl or .jsonl.gz.")
+]
+Preset = Annotated[str, typer.Option(metavar="NAME", help="grpo, gigpo, hgpo, bigpo or bipace.")]
+StateOption = Annotated[
+    str, typer.Option("--state", metavar="KIND", help="What a state is: observation, or history:K for the last K + 1.")
+]
+Fingerprint = Annotated[
+    str | None, typer.Option(metavar="FILE.npy", help="Hidden states [N, D], a row per record; default: n-grams.")
+]
+Partition = Annotated[str | None, _field("--partition", "NAME", "none, exact, history, similar or cosine.")]
+Estimator = Annotated[str | None, _field("--estimator", "NAME", "none, mean, diff_peer, q_style or hgpo.")]
+Epsilon = Annotated[float | None, _field("--epsilon", "ε", "Radius of cosine clusters; 0.25 for n-grams.")]
+Gamma = Annotated[float | None, _field("--gamma", "γ", "Discount of the returns.")]
+StepWeight = Annotated[float | None, _field("--step-weight", "W", "Weight of the step term.")]
+HistoryLength = Annotated[int | None, _field("--history-length", "K", "Depth of the history partition.")]
+Similarity = Annotated[float | None, _field("--similarity", "S", "Ratio from which texts are similar.")]
+StepNorm = Annotated[str | None, _field("--step-norm", "NAME", "none, or std: divide the step term by its σ.")]
+EpisodeNorm = Annotated[str | None, _field("--episode-norm", "NAME", "none, or std: divide the episode term by its σ.")]
+EpisodeScope = Annotated[str | None, _field("--episode-scope", "NAME", "trajectory or step: what μ and σ run over.")]
+LoneTrajectory = Annotated[str | None, _field("--lone-trajectory", "NAME", "zero or raw: A_ep of a group of one.")]
+Delta = Annotated[float | None, _field("--delta", "δ", "Added to every σ.")]
+LengthWeightAlpha = Annotated[float | None, _field("--length-weight-alpha", "α", "Weights of HGPO's depths.")]
+BaseGroup = Annotated[
+    bool | None, typer.Option("--base-group/--no-base-group", help="HGPO's depth 0.", rich_help_panel=_ESTIMATOR)
+]
+GigpoMode = Annotated[
+    str | None, _field("--gigpo-mode", "NAME", "With preset gigpo: verl-agent's mean_norm or mean_std_norm.")
+]
+
+
+@app.command("advantage")
+def _advantage(
+    rollouts: Rollouts,
+    out: OutTable,
+    preset: Preset = "bipace",
+    state: StateOption = "observation",
+    fingerprint: Fingerprint = None,
+    partition: Partition = None,
+    estimator: Estimator = None,
+    epsilon: Epsilon = None,
+    gamma: Gamma = None,
+    step_weight: StepWeight = None,
+    history_length: HistoryLength = None,
+    similarity: Similarity = None,
+    step_norm: StepNorm = None,
+    episode_norm: EpisodeNorm = None,
+    episode_scope: EpisodeScope = None,
+    lone_trajectory: LoneTrajectory = None,
+    delta: Delta = None,
+    length_weight_alpha: LengthWeightAlpha = None,
+    base_group: BaseGroup = None,
+    gigpo_mode: GigpoMode = None,
+    duplicates: Duplicates = None,
+    on_invalid: OnInvalid = None,
+    action_mode: ActionMode = "text",
+    merge_files: MergeFiles = False,
+    task_column: TaskColumn = "task_id",
+    rollout_column: RolloutColumn = "rollout",
+    step_column: StepColumn = "step",
+    observation_column: ObservationColumn = "observation",
+    reward_column: RewardColumn = "reward",
+    action_column: ActionColumn = "action",
+    valid_column: ValidColumn = "valid",
+    fingerprint_column: FingerprintColumn = None,
+    backend: Backend = "auto",
+    threads: Threads = None,
+) -> None:
+    """Compute cluster, branch, returns and advantages of every record."""
+    with _console.user_errors():
+        from . import advantage as command
+        from .rollouts import Columns
+
+        changes = {
+            "partition": partition, "estimator": estimator, "epsilon": epsilon, "gamma": gamma,
+            "step_weight": step_weight, "history_length": history_length, "similarity": similarity,
+            "step_norm": step_norm, "episode_norm": episode_norm, "episode_scope": episode_scope,
+            "lone_trajectory": lone_trajectory, "delta": delta, "length_weight_alpha": length_weight_alpha,
+            "base_group": base_group, "duplicates": duplicates, "on_invalid": on_invalid,
+        }  # fmt: skip
+        columns = Columns(
+            task=task_column, rollout=rollout_column, step=step_column, observation=observation_column,
+            reward=reward_column, action=action_column, valid=valid_column, fingerprint=fingerprint_column,
+        )  # fmt: skip
+        options = command.Options(
+            out=out, preset=preset, gigpo_mode=gigpo_mode, state=state, fingerprint=fingerprint,
+            action_mode=action_mode, backend=backend, threads=threads, merge_files=merge_files,
+        )  # fmt: skip
+        command.run(rollouts, columns, changes, options)
+
+
+@app.command("report")
+def _report(
+    rollouts: Rollouts,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of report.md, report.json and the figures.")],
+    gamma: Annotated[float, typer.Option(metavar="γ", help="Discount of the returns.")] = 0.95,
+    history_length: Annotated[int, typer.Option("--history-length", min=1, metavar="K", help="Depth of history.")] = 2,
+    epsilon: Annotated[float, typer.Option(metavar="ε", help="Radius of the cosine rows and of the timeline.")] = 0.25,
+    epsilons: Annotated[
+        str, typer.Option(metavar="ε,ε,...", help="Radii of the ε curve.")
+    ] = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4",
+    similarity: Annotated[float, typer.Option(metavar="S", help="Ratio from which texts are similar.")] = 0.95,
+    similar: Annotated[
+        bool | None,
+        typer.Option(
+            "--similar/--no-similar", help="Similar partition: slow on long texts; by itself only where cheap."
+        ),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="TASK", help="Task of the timeline; else an informative one.")
+    ] = None,
+    duplicates: Duplicates = "raise",
+    on_invalid: OnInvalid = "raise",
+    task_column: TaskColumn = "task_id",
+    rollout_column: RolloutColumn = "rollout",
+    step_column: StepColumn = "step",
+    observation_column: ObservationColumn = "observation",
+    reward_column: RewardColumn = "reward",
+    action_column: ActionColumn = "action",
+    valid_column: ValidColumn = "valid",
+    success_column: SuccessColumn = "success",
+    fingerprint_column: FingerprintColumn = None,
+    sentence: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Sentence encoder to compare: a folder or a name on the hub.")
+    ] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(metavar="FILE.npy", help="Hidden states [N, D] to compare, a row per record.")
+    ] = None,
+    action_mode: ActionMode = "text",
+    merge_files: MergeFiles = False,
+    backend: Backend = "auto",
+    threads: Threads = None,
+) -> None:
+    """Compare partitions on the same rollouts: tables and figures."""
+    with _console.user_errors():
+        from . import report as command
+        from .rollouts import Columns
+
+        columns = Columns(
+            task=task_column, rollout=rollout_column, step=step_column, observation=observation_column,
+            reward=reward_column, action=action_column, valid=valid_column, success=success_column,
+            fingerprint=fingerprint_column,
+        )  # fmt: skip
+        options = command.Options(
+            out=out, gamma=gamma, history_length=history_length, epsilon=epsilon, epsilons=epsilons,
+            similarity=similarity, similar=similar, group=group, duplicates=duplicates or "raise",
+            on_invalid=on_invalid or "raise", action_mode=action_mode, sentence=sentence, fingerprint=fingerprint,
+            merge_files=merge_files,
+            backend=backend, threads=threads,
+        )  # fmt: skip
+        command.run(rollouts, columns, options)
+
+
+@app.command("calibrate")
+def _calibrate(
+    model_dir: Annotated[str, typer.Argument(metavar="MODEL_DIR", help="Folder of a Hugging Face model.")],
+    prompts: Annotated[
+        str, typer.Argument(metavar="PROMPTS.jsonl", help="One prompt with its label per line; .jsonl or .jsonl.gz.")
+    ],
+    out: Annotated[
+        str, typer.Option("--out", metavar="DIR", help="Folder of the tables, the heat map and the states.")
+    ],
+    label: Annotated[str, typer.Option(metavar="NAME", help="Column that the probe shall tell.")] = "task_type",
+    prompt_column: Annotated[
+        str, typer.Option("--prompt-column", metavar="NAME", help="Column of the text, chat messages or token ids.")
+    ] = "prompt",
+    chat: Annotated[bool, typer.Option("--chat", help="A text is a user's message: apply the chat template.")] = False,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of prompt groups; else all prompts are one group.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="L,L,...", help="all, or e.g. -8,-12,'block 27'; else about seven.")
+    ] = None,
+    pooling: Annotated[str, typer.Option(metavar="P,P,...", help="last, mean, attention.")] = "last,mean,attention",
+    epsilons: Annotated[str, typer.Option(metavar="ε,ε,...", help="Radii of the scan.")] = "0.05,0.1,0.15,0.2",
+    folds: Annotated[int, typer.Option(min=2, help="Of the probe's cross-validation.")] = 5,
+    min_clusters: Annotated[int, typer.Option("--min-clusters", min=1, help="A partition needs so many.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of the folds.")] = 0,
+    restart: Annotated[bool, typer.Option("--restart", help="Forget the states in --out.")] = False,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="Else a GPU where there is one.")] = None,
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")] = "auto",
+    token_budget: Annotated[
+        int | None,
+        typer.Option("--token-budget", min=1, help="Tokens of one forward; else 512 on the CPU, 16,384 on a GPU."),
+    ] = None,
+    backend: Backend = "auto",
+) -> None:
+    """Choose layer, pooling and ε for a model: linear probes and clusters over layers × poolings × ε."""
+    with _console.user_errors():
+        from . import calibrate as command
+
+        options = command.Options(
+            out=out, label=label, prompt=prompt_column, group=group, layers=layers, poolings=pooling,
+            epsilons=epsilons, folds=folds, min_clusters=min_clusters, seed=seed, chat=chat, restart=restart,
+            device=device, dtype=dtype, token_budget=token_budget, backend=backend,
+        )  # fmt: skip
+        command.run(model_dir, prompts, options)
+
+
+@app.command("info")
+def _info(json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """Show versions, instruction set and backends, and why one is not available."""
+    with _console.user_errors():
+        from . import info as command
+
+        command.run(as_json=json)
+
+
+@app.command(
+    "bench",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def _bench(context: typer.Context) -> None:
+    """Measure the kernels on this machine: the same as python -m bipace_kernels.bench; --help shows its options."""
+    with _console.user_errors():
+        from . import bench as command
+
+        command.run(context.args)
