@@ -9,8 +9,9 @@ depends on its own group's length, D and dtype alone, so a group has the same la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,19 @@ LONGEST_SWEEP = long_groups.LONG_GROUP - 1
 #: Float32 values of the Gram matrices, and of the scan's state under a sweep, that are made at a time: 1 GiB.
 ROOM = 1 << 28
 _WRITE = 8  # values that one launch of _write takes
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the work is cut among launches and programs."""
+
+    long_group: int = long_groups.LONG_GROUP  # groups of so many records take the way of long_groups.py
+    room: int = ROOM
+    tile: gram.Tile | None = None  # of the Gram matrices; None: by dtype and GPU
+    scan: dict[str, Any] | None = None  # constants and warps of the scan; None: by the longest group
+
+
+CUT = Cut()
 
 _WRITE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
@@ -79,14 +93,15 @@ def cluster_sweep(
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,  # [M] bool
+    cut: Cut = CUT,
 ) -> Tensor:  # [E, M] int64
     """cluster_cosine under each ε, with the same bits, from one Gram matrix per group."""
     rest = (n_groups, longest_group, taken)
-    return sweep_with(Batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
+    return sweep_with(partial(Batch, cut=cut), fingerprint, order, group_offsets, usable, epsilons, *rest)
 
 
 def sweep_with(
-    batch_of: type[Batch],  # whose `cluster` does it
+    batch_of: Callable[..., Batch],  # whose `cluster` does it
     fingerprint: Tensor,
     order: Tensor,
     group_offsets: Tensor,
@@ -135,6 +150,7 @@ class Batch:
     scale: Tensor  # [M] float32
     n_groups: int
     longest_group: int
+    cut: Cut = CUT
 
     def cluster(
         self,
@@ -142,8 +158,9 @@ class Batch:
         first: Tensor,  # [E, M] int64, written
     ) -> None:
         """The record that began each record's cluster, for ε > 0: groups with a Gram matrix, then those without."""
-        long_group = long_groups.LONG_GROUP
-        side, chunk, sweep = _chunks(min(self.longest_group, long_group - 1), self.n_groups, len(epsilons))
+        long_group = self.cut.long_group
+        longest = min(self.longest_group, long_group - 1)
+        side, chunk, sweep = _chunks(longest, self.n_groups, len(epsilons), self.cut.room)
         lowest = [1.0 - epsilon - scan.BAND.value for epsilon in epsilons]
         lowest_of = self.scale if len(lowest) == 1 else on_device(lowest, first.device)
         with device_guard(first):
@@ -153,7 +170,7 @@ class Batch:
                 reciprocal = torch.empty((groups, side), dtype=torch.float32, device=first.device)
                 gram.multiply_groups(
                     self.fingerprint, self.order, self.group_offsets, self.scale, products, reciprocal,
-                    first_group=group, long_group=long_group,
+                    first_group=group, long_group=long_group, tile=self.cut.tile,
                 )  # fmt: skip
                 for e in range(0, len(lowest), sweep):
                     some = lowest[e : e + sweep]
@@ -162,7 +179,7 @@ class Batch:
                         state = torch.empty((len(some), *products.shape), dtype=torch.float32, device=first.device)
                     scan.decide_groups(
                         products, reciprocal, state, self.kind, self.group_offsets, first[e : e + sweep], some,
-                        lowest_of[e:], first_group=group, long_group=long_group,
+                        lowest_of[e:], first_group=group, long_group=long_group, shape=self.cut.scan,
                     )  # fmt: skip
         long_groups.cluster_long(
             self.fingerprint, self.order, self.group_offsets, self.kind, self.scale, epsilons,
@@ -170,10 +187,10 @@ class Batch:
         )  # fmt: skip
 
 
-def _chunks(longest: int, n_groups: int, n_epsilons: int) -> tuple[int, int, int]:
-    """Side of a Gram matrix, groups of a launch, ε of a launch; all fits into ROOM where one matrix does."""
+def _chunks(longest: int, n_groups: int, n_epsilons: int, room: int) -> tuple[int, int, int]:
+    """Side of a Gram matrix, groups of a launch, ε of a launch; all fits into the room where one matrix does."""
     side = max(triton.cdiv(longest, gram.UNIT), 1) * gram.UNIT
-    matrices = max(ROOM // side**2, 1)
+    matrices = max(room // side**2, 1)
     sweep = min(n_epsilons, matrices)
     return side, min(n_groups, max(matrices // sweep, 1)), sweep
 

@@ -16,19 +16,17 @@ from bipace_kernels.reference import clusters as reference
 
 clusters, gram, rows = stage("clusters"), stage("gram"), stage("rows")
 scan = stage("scan")
-equal = stage("equal")
+equal, numbering = stage("equal"), stage("numbering")
 if BACKEND == "triton":
-    long_groups, limits = stage("long_groups"), clusters
     TILES, SHAPES = ["LARGE", "SMALL", "FLOAT32"], ["SHORT", "MEDIUM"]
 else:
-    long_groups, limits = clusters, scan
     TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
 
 
-def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, order=None):
+def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, order=None, **how):
     """Labels [E, M] on the CPU, every output and scratch between sentinels."""
     order = torch.arange(x.shape[0]) if order is None else order
     sizes = [order.shape[0]] if sizes is None else sizes
@@ -37,7 +35,7 @@ def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, 
     with sentinels():
         found = clusters.cluster_sweep(
             x.to(device), order.to(device), offsets_of(sizes).to(device), masks["usable"], epsilons, n_groups=len(sizes),
-            longest_group=max(sizes, default=0), taken=masks["taken"],
+            longest_group=max(sizes, default=0), taken=masks["taken"], **how,
         )  # fmt: skip
     return found.cpu()
 
@@ -113,13 +111,11 @@ def test_ragged_groups_follow_the_rule(device, dtype, dim):
 
 
 @pytest.mark.parametrize("tile", TILES)
-def test_groups_of_several_tiles_and_long_rows(device, tile, monkeypatch):
-    if BACKEND == "triton":
-        monkeypatch.setattr(gram, "tile_for", lambda fingerprint: getattr(gram, tile))
-        monkeypatch.setattr(gram, "FLOAT32", getattr(gram, tile))
+def test_groups_of_several_tiles_and_long_rows(device, tile):
+    how = {"cut": clusters.Cut(tile=getattr(gram, tile))} if BACKEND == "triton" else {}
     sizes = [129, 1, 20]
     x = mixture(2, sum(sizes), 1029, 12).to(torch.float32 if tile.lower() == "float32" else torch.bfloat16)
-    check(x, sizes, 0.1, run(device, x, sizes))
+    check(x, sizes, 0.1, run(device, x, sizes, **how))
 
 
 def test_shapes_of_partitions(device):
@@ -134,14 +130,13 @@ def test_shapes_of_partitions(device):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_many_clusters(device, shape, monkeypatch):
     """K beyond what a step takes at a time, and clusters that are found again behind that border."""
+    how = {}
     if BACKEND == "triton":
-        monkeypatch.setitem(getattr(scan, shape), "CLUSTERS", 32)
-        monkeypatch.setitem(getattr(scan, shape), "COLUMNS", 64)
-        monkeypatch.setattr(scan, "SHORTEST_MEDIUM", 1 if shape == "MEDIUM" else 1025)
+        how["cut"] = clusters.Cut(scan={**getattr(scan, shape), "CLUSTERS": 32, "COLUMNS": 64})
     elif shape == "far":
         monkeypatch.setattr(scan, "MOST_SHARED", 50_000)  # room for 87 clusters
     x = mixture(5, 170, 48, 90, common=0.5)
-    labels = run(device, x, [150, 20], 0.2)
+    labels = run(device, x, [150, 20], 0.2, **how)
     check(x, [150, 20], 0.2, labels)
     assert labels[:150].max() > 64
 
@@ -240,13 +235,10 @@ def test_scan_rows(device):
 
 
 @OF_TRITON
-@pytest.mark.parametrize("bits", [64, 1, 0.5], ids=["hash", "collisions", "one hash"])
+@pytest.mark.parametrize("bits", [64, 1, 0], ids=["hash", "collisions", "one hash"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equal_rows(device, dtype, bits, monkeypatch):
+def test_equal_rows(device, dtype, bits):
     """Rows as given: 2x is another row, −0.0 is 0.0; rows whose hashes agree are compared all the same."""
-    monkeypatch.setattr(rows, "HASH_BITS", max(int(bits), 1))
-    if bits < 1:
-        monkeypatch.setattr(equal, "first_equal", _with_one_hash(equal.first_equal))
     rng = np.random.default_rng(3)
     pool = torch.from_numpy(rng.integers(-1, 2, (9, 70)).astype(np.float32))
     pool[1] = 2 * pool[0]
@@ -258,15 +250,17 @@ def test_equal_rows(device, dtype, bits, monkeypatch):
     x[3], x[50] = 0.0, float("nan")  # alone each
     sizes = [1, 70, 0, 39]
     usable = torch.from_numpy(reference.scan_rows(x, torch.arange(110)).numpy() == 0)
-    labels = run(device, x.to(dtype), sizes, 0.0, usable=usable)
-    assert torch.equal(labels, reference.cluster_cosine(x.to(dtype), torch.arange(110), offsets_of(sizes), usable, 0.0))
-
-
-def _with_one_hash(real):
-    def first_equal(x, order, group_offsets, kind, row_hash, **others):
-        real(x, order, group_offsets, kind, torch.zeros_like(row_hash), **others)
-
-    return first_equal
+    order, offsets = torch.arange(110), offsets_of(sizes)
+    expected = reference.cluster_cosine(x.to(dtype), order, offsets, usable, 0.0)
+    assert torch.equal(run(device, x.to(dtype), sizes, 0.0, usable=usable), expected)
+    there = x.to(device, dtype), order.to(device)
+    kind, scale = torch.empty(110, dtype=torch.uint8, device=device), torch.empty(110, device=device)
+    row_hash, first = torch.zeros(110, dtype=torch.int64, device=device), torch.empty_like(there[1])
+    rows.look(*there, kind=kind, scale=scale, usable=usable.to(device))
+    if bits:
+        rows.look(*there, row_hash=row_hash, hash_bits=bits)
+    equal.first_equal(*there, offsets.to(device), kind, row_hash, n_groups=4, longest_group=70, first=first)
+    assert torch.equal(numbering.dense_labels(first).cpu(), expected)
 
 
 # ---- ε as an axis ----------------------------------------------------------------------------------------------------
@@ -290,20 +284,28 @@ def test_a_batch_in_parts(device, monkeypatch):
     x = mixture(6, sum(sizes), 19, 6)
     together = sweep(device, x, sizes)
     for matrices in (1, 3, 14):
-        monkeypatch.setattr(limits, "ROOM", matrices * gram.UNIT**2)
-        assert torch.equal(sweep(device, x, sizes), together)
-        assert torch.equal(run(device, x, sizes, EPSILONS[2]), together[2])
+        room, how = matrices * gram.UNIT**2, {}
+        if BACKEND == "triton":
+            how["cut"] = clusters.Cut(room=room)
+        else:
+            monkeypatch.setattr(scan, "ROOM", room)
+        assert torch.equal(sweep(device, x, sizes, **how), together)
+        assert torch.equal(run(device, x, sizes, EPSILONS[2], **how), together[2])
 
 
 def test_long_groups_among_the_others(device, monkeypatch):
-    monkeypatch.setattr(long_groups, "LONG_GROUP", 100)
-    monkeypatch.setattr(long_groups, "COLUMNS", 128, raising=False)
+    how = {}
+    if BACKEND == "triton":
+        how["cut"] = clusters.Cut(long_group=100)
+    else:
+        monkeypatch.setattr(clusters, "LONG_GROUP", 100)
+        monkeypatch.setattr(clusters, "COLUMNS", 128)
     sizes = [30, 140, 99, 0, 100]
     x = mixture(10, sum(sizes), 24, 7)
-    found = sweep(device, x, sizes, [0.0, 0.1, 0.2])
+    found = sweep(device, x, sizes, [0.0, 0.1, 0.2], **how)
     for epsilon, labels in zip((0.1, 0.2), found[1:], strict=True):
         check(x, sizes, epsilon, labels)
-        assert torch.equal(labels, run(device, x, sizes, epsilon))
+        assert torch.equal(labels, run(device, x, sizes, epsilon, **how))
     assert torch.equal(found[0], reference.cluster_cosine(x, torch.arange(len(x)), offsets_of(sizes), None, 0.0))
 
 

@@ -46,6 +46,7 @@ def run(
     order: torch.Tensor | None = None,
     usable: torch.Tensor | None = None,
     taken: torch.Tensor | None = None,
+    cut: long_groups.Cut = long_groups.CUT,
 ) -> torch.Tensor:
     """`first` of every record; the longer tensor that it is part of keeps its ends."""
     n = sum(sizes)
@@ -58,7 +59,7 @@ def run(
     room = torch.full((n + 64,), UNTOUCHED, dtype=torch.int64, device=device)
     long_groups.cluster_long(
         x.to(device), order, offsets, kind, scale, [epsilon], n_groups=len(sizes), longest_group=max(sizes, default=0),
-        first=room[None, 32 : n + 32], shortest=shortest,
+        first=room[None, 32 : n + 32], shortest=shortest, cut=cut,
     )  # fmt: skip
     assert bool((room[:32] == UNTOUCHED).all()) and bool((room[n + 32 :] == UNTOUCHED).all())
     return room[32 : n + 32].cpu()
@@ -117,12 +118,12 @@ def test_long_groups_among_short_ones(dtype: torch.dtype, dim: int, device: torc
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_many_clusters(dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch):
+def test_many_clusters(dtype: torch.dtype, device: torch.device):
     """More clusters and elements than any kernel takes at a time; clusters are joined again in later blocks."""
-    monkeypatch.setitem(long_groups._SCAN, "CLUSTERS", 32)
-    monkeypatch.setitem(long_groups.MOVE, "PIECE", 32)
+    cut = long_groups.CUT
+    cut = long_groups.Cut(scan={**cut.scan, "CLUSTERS": 32}, move={**cut.move, "PIECE": 32})
     x = mixture(2, 260, 40, 90, common=0.5).to(dtype)
-    (count,) = check(x, [260], 0.2, run(x, [260], 0.2, device))
+    (count,) = check(x, [260], 0.2, run(x, [260], 0.2, device, cut=cut))
     assert 64 < count < 150
 
 
@@ -207,13 +208,12 @@ def test_any_strides_and_order(device: torch.device):
     assert bool((run(strided, [140], 0.1, device, order=order) == run(values, [140], 0.1, device)).all())
 
 
-def test_groups_take_turns(device: torch.device, monkeypatch: pytest.MonkeyPatch):
+def test_groups_take_turns(device: torch.device):
     sizes = [101, 30, 140, 110]
     x = mixture(14, sum(sizes), 24, 7).to(torch.float16)
     together = run(x, sizes, 0.1, device)
-    monkeypatch.setattr(long_groups, "SCRATCH", 1)
-    monkeypatch.setattr(long_groups, "_GRAMS", 1)
-    assert bool((run(x, sizes, 0.1, device) == together).all())
+    one_by_one = long_groups.Cut(scratch=1, grams=1)
+    assert bool((run(x, sizes, 0.1, device, cut=one_by_one) == together).all())
 
 
 def test_nothing_to_do(device: torch.device, scratch: list[torch.Tensor]):
