@@ -25,12 +25,14 @@ class States:
     """Of one training run; keeps what was chosen on its way.
 
     where     what goes before the settings' names in messages, such as "algorithm.bipace."
-    epsilon   ε of the hidden states; None until "auto" has chosen it
+    epsilon   ε of the configured embedder, of hidden states under embedder=auto; None until "auto" has chosen it
     """
 
     def __init__(self, settings: Settings, where: str = "") -> None:
         self.settings, self.where = settings, where
-        self.epsilon = None if settings.epsilon == "auto" else float(settings.epsilon)
+        self.epsilon = settings.epsilon_of(
+            "actor_hidden" if settings.embedder == "auto" else embedders.find(settings.embedder)[0].name
+        )
         self._embedder: Any = None
 
     @property
@@ -99,14 +101,13 @@ class States:
             kind = "ngram"
         if self._embedder is None:
             self._embedder = embedders.named(kind)
-        return kind.partition(":")[0], self._embedder.embed(texts())
+        return embedders.find(kind)[0].name, self._embedder.embed(texts())
 
     def radius(self, used: str, records: Columns, gather: Callable[[Columns], Columns]) -> float:
         """ε of the embedder in use; "auto" is chosen here once, from steps that have a direction, copies counted once."""
-        if used == "ngram":
-            return self.settings.ngram_epsilon
-        if used == "identity":
-            return 0.0
+        epsilon = self.settings.epsilon_of(used)
+        if epsilon is not None:
+            return epsilon
         if self.epsilon is None:
             names = ("fingerprint", "group", "trajectory", "step", "valid")
             rows = {k: v.cpu() for k, v in gather({k: records[k] for k in names if k in records}).items()}

@@ -172,7 +172,7 @@ def test_the_walk_off_a_sweep_is_that_of_single_probes(seed, probes):
 
 def test_the_walk_on_recorded_rollouts():
     records = rollouts.read([str(SAMPLE)])
-    x = states.ngram_fingerprints(states.texts(records, states.State()))
+    x = bk.embedders.Ngram().embed(states.texts(records, states.State()))
     lay = bk.layout(records.group, records.trajectory, np.array(records.step))
     for band, lengths in (((4, 8), {6}), ((1, 2), {1, 2, 3, 4, 5}), ((20, 30), {2, 3, 4, 5, 6})):
         choice = bk.choose_epsilon(x, layout=lay, band=band)

@@ -28,7 +28,8 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
     )
     bipace_estimator: Literal["q_style", "diff_peer"] = _setting("estimator", "step term of method bipace.")
     bipace_epsilon: float | str | None = _setting(
-        "epsilon", "radius of the hidden states' clusters, or auto: chosen on the first training batch and kept."
+        "epsilon",
+        "radius of the clusters, or auto: chosen on the first training batch and kept; None: the embedder's own.",
     )
     bipace_ngram_epsilon: float = _setting("ngram_epsilon", "radius where n-grams of the observation are clustered.")
     bipace_embedder: str = _setting(

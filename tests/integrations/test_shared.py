@@ -16,6 +16,7 @@ import bipace_kernels as bk
 from bipace_kernels.integrations import _versions
 from bipace_kernels.integrations._replace import replace, replaced
 from bipace_kernels.integrations._settings import Settings
+from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations._steps import keys_of, per_turn, turn_tokens
 from bipace_kernels.integrations._turns import Turns
 from bipace_kernels.integrations._versions import check_parts, check_version
@@ -172,6 +173,45 @@ def test_a_trainer_that_lacks_a_part_is_told_by_its_name():
 def test_settings_that_mean_nothing_are_told_by_name(given, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         Settings.of(given)
+
+
+class Encoder:
+    """A sentence encoder: two features of a text."""
+
+    device = torch.device("cpu")
+
+    def eval(self):
+        return self
+
+    def encode(self, texts, **_):
+        return torch.tensor([[len(text) + 1.0, float(text.count("a"))] for text in texts])
+
+
+RECORDS = {
+    "group": torch.zeros(3, dtype=torch.int64), "trajectory": torch.arange(3), "step": torch.zeros(3, dtype=torch.int64),
+    "rewards": torch.tensor([0.0, 1.0, 2.0]), "valid": torch.ones(3, dtype=torch.bool),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "epsilon"),
+    [
+        ({"embedder": "actor_hidden"}, 0.10),
+        ({"embedder": "ngram"}, 0.25),
+        ({"embedder": "identity"}, 0.0),
+        ({"embedder": "sentence:MODEL"}, 0.20),
+        ({"embedder": "actor_hidden", "epsilon": 0.07}, 0.07),
+        ({"embedder": "ngram", "ngram_epsilon": 0.3}, 0.3),
+        ({"embedder": "ngram", "epsilon": 0.07}, 0.25),  # a recipe's ε is one of hidden states
+        ({"embedder": "sentence:MODEL", "epsilon": 0.07}, 0.07),
+    ],
+)
+def test_an_embedder_has_its_own_epsilon_where_none_is_set(settings, epsilon, monkeypatch):
+    monkeypatch.setattr(bk.embedders, "_load", lambda model, device: Encoder())
+    states = States(Settings(method="bigpo", **settings))
+    hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]) if states.may_be_hidden else None
+    result, metrics = states.advantage(RECORDS, lambda: ["a", "a", "b"], hidden=hidden)
+    assert metrics["bipace/epsilon"] == epsilon and result.advantage.shape == (3,)
 
 
 def test_a_key_of_none_was_not_given():
