@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import _checks, _dispatch, _foreign
+from . import _checks, _dispatch, _interop
 from ._transfer import to_device
 from .layout import Layout
 from .layout import layout as make_layout
@@ -82,7 +82,7 @@ def take_fingerprints(
         example = "hidden states or ngram_fingerprint(texts)" if name == "fingerprint" else "embeddings of the actions"
         raise ValueError(f"{name} is missing; pass [N, D] features, e.g. {example}.")
     _dispatch.check_name(backend)
-    given = _foreign.all_to_torch({name: fingerprint, "group": group, "trajectory": trajectory, "step": step})
+    given = _interop.all_to_torch({name: fingerprint, "group": group, "trajectory": trajectory, "step": step})
     fingerprint, group, trajectory, step = given.values()
     device = _checks.one_device(given)
     kernels = _dispatch.choose(backend, device)

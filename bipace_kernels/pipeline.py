@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import _checks, _compiled, _dispatch, _foreign
+from . import _checks, _compiled, _dispatch, _interop
 from . import device_stages as device
 from . import host_stages as host
 from . import value_checks as values
@@ -95,9 +95,9 @@ def advantage(
     if torch.compiler.is_compiling():
         return _compiled.advantage(given, layout, config, backend, check, num_threads)
     result: AdvantageResult = _compiled.untraced(run)(
-        _foreign.all_to_torch(given), layout, config, backend, check, num_threads
+        _interop.all_to_torch(given), layout, config, backend, check, num_threads
     )
-    back = _foreign.way_back(given)
+    back = _interop.from_dlpack_of(given)
     return result if back is None else result.as_arrays(back)
 
 
