@@ -111,20 +111,12 @@ class Settings:
 
     def config(self, epsilon: float | None = None) -> Config:
         """The estimator's own configuration, at this ε where the method has one."""
-        changes: dict[str, Any] = {
-            "gamma": self.gamma, "on_invalid": self.on_invalid, "duplicates": self.duplicates,
-            "step_norm": self.step_norm, "episode_norm": self.episode_norm, "episode_scope": self.episode_scope,
-            "lone_trajectory": self.lone_trajectory,
-        }  # fmt: skip
-        if self.method != "grpo":
-            changes["step_weight"] = self.step_weight
-        if self.method == "hgpo":
-            for name in ("history_length", "length_weight_alpha", "base_group"):
-                changes[name] = getattr(self, name)
-        if self.needs_fingerprint:
-            changes["epsilon"] = epsilon
-        if self.method == "bipace":
-            changes["estimator"] = self.estimator
+        changes: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Config) if hasattr(self, f.name)}
+        changes |= {
+            "epsilon": epsilon if self.needs_fingerprint else None,
+            "estimator": self.estimator if self.method == "bipace" else None,
+            "step_weight": self.step_weight if self.method != "grpo" else None,
+        }
         if self.method == "gigpo":
             changes["mode"] = self.gigpo_mode
         preset = getattr(Config, self.method)

@@ -14,6 +14,8 @@ import torch
 
 from .. import embedders, pipeline
 from ..epsilon import choose_epsilon
+from ..hidden.layers import find_decoder, layer_of
+from ..hidden.tap import Tap, tap
 from ..result import AdvantageResult, Records
 from ._settings import Settings
 
@@ -149,6 +151,29 @@ def no_hidden(where: str, why: str) -> ValueError:
         f"{where}embedder=actor_hidden has no hidden states: {why}; take {where}embedder=auto, which falls back to n-grams of "
         "the observations, or embedder=ngram."
     )
+
+
+def tap_of(model: Any, layer: int | str, key: str) -> Tap:
+    """hidden.tap() of the layer that the trainer's configuration names under this key; errors name it."""
+    try:
+        return tap(model, layer)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{key}={layer}: {error}") from error
+
+
+def no_hidden_states(model: Any, states: States) -> str:
+    """Why the model gives no hidden states; empty where it gives some.  An error where it lacks the layer asked for."""
+    try:
+        decoder = find_decoder(model)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    if decoder.compiled:
+        return f"{decoder.compiled} is compiled as a whole and calls no hooks"
+    try:
+        layer_of(states.settings.layer, len(decoder.blocks))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{states.where}{error}") from error
+    return ""
 
 
 def metrics_of(

@@ -62,7 +62,7 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
             elif isinstance(value, str):
                 with contextlib.suppress(ValueError):  # "auto", "block 16", or a word that Settings refuses by name
                     setattr(self, name, number(value))
-        self.settings  # noqa: B018  wrong ones are told before a model is loaded
+        self.settings  # noqa: B018  wrong ones are errors before a model is loaded
 
     @property
     def settings(self) -> Settings:

@@ -17,8 +17,7 @@ from bipace_kernels.integrations import _versions
 from bipace_kernels.integrations._replace import replace, replaced
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations._steps import keys_of, per_turn, turn_tokens
-from bipace_kernels.integrations._turns import Turns
+from bipace_kernels.integrations._turns import Turns, keys_of
 from bipace_kernels.integrations._versions import check_parts, check_version
 
 TEXTS = ["<action>Go east</action>", "hm <action> go EAST </action>", "look", "<action>look</action>", ""]
@@ -69,7 +68,7 @@ def test_first_tokens_need_no_tokenizer_and_parse_nothing(ids):
 
 def test_tokens_of_turns():
     turns = Turns.of(torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0]]))
-    tokens, mask = turn_tokens(turns, torch.arange(8).reshape(2, 4))
+    tokens, mask = turns.tokens(torch.arange(8).reshape(2, 4))
     assert [row[on].tolist() for row, on in zip(tokens, mask, strict=True)] == [[0, 1], [3], []]
 
 
@@ -87,7 +86,7 @@ TURNS = Turns.of(torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 1]]))  # 
     ],
 )
 def test_entries_per_turn(rows, spare, wanted):
-    assert per_turn(TURNS, rows, "things", "-", mask="the mask", spare=spare, valid=[True, True, True, False]) == wanted
+    assert TURNS.field(rows, "things", "-", mask="the mask", spare=spare, valid=[True, True, True, False]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_entries_that_are_not_those_of_the_turns(rows, message):
     with pytest.raises(
         ValueError, match=f"things must have one entry per turn of the model, but {message}; a turn is a run"
     ):
-        per_turn(TURNS, rows, "things", "-", mask="the mask", valid=[True, True, True, False])
+        TURNS.field(rows, "things", "-", mask="the mask", valid=[True, True, True, False])
 
 
 def test_functions_give_way_and_come_back():
@@ -138,9 +137,9 @@ def test_functions_give_way_and_come_back():
 
 
 @pytest.mark.parametrize(("release", "warns"), [("0.8.9", True), ("0.9.0", False), ("0.9.1", False), ("0.10.0", True)])
-def test_a_release_that_was_not_run_is_told_once(monkeypatch, release, warns):
+def test_a_release_that_was_not_run_is_warned_once(monkeypatch, release, warns):
     monkeypatch.setattr(_versions.importlib.metadata, "version", lambda name: release)
-    monkeypatch.setattr(_versions, "_told", set())
+    monkeypatch.setattr(_versions, "_warned", set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         check_version("verl")
@@ -149,7 +148,7 @@ def test_a_release_that_was_not_run_is_told_once(monkeypatch, release, warns):
     assert not warns or f"was run with verl 0.9.0 to 0.9.1, and this is {release}" in str(told[0].message)
 
 
-def test_a_trainer_that_lacks_a_part_is_told_by_its_name():
+def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
     with pytest.raises(ImportError, match="types has no fit and no train, so this is no verl-agent"):
         check_parts("verl-agent", __import__("types"), "fit", "SimpleNamespace", "train")
 
@@ -170,7 +169,7 @@ def test_a_trainer_that_lacks_a_part_is_told_by_its_name():
         ({"step_weight": True}, "step_weight must be a number, got True"),
     ],
 )  # fmt: skip
-def test_settings_that_mean_nothing_are_told_by_name(given, said):
+def test_settings_that_mean_nothing_are_warned_by_name(given, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         Settings.of(given)
 
@@ -229,7 +228,7 @@ def test_a_release_that_was_not_run_is_a_warning_and_never_an_error(version, tol
         return version
 
     monkeypatch.setattr(_versions.importlib.metadata, "version", of)
-    monkeypatch.setattr(_versions, "_told", set())
+    monkeypatch.setattr(_versions, "_warned", set())
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         check_version("trl")
