@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from . import _checks, _dispatch, _optional
-from ._objects import number_objects
+from ._ids import number_objects
 from ._sizes import measure_sizes
 from .calibration import Calibration, Chosen, Scanned
 from .clusters import _epsilons, cluster

@@ -1,16 +1,9 @@
-"""Embedders: states in, fingerprints out.  The estimator sees fingerprints alone, whatever made them.
+"""Embedders: states in, fingerprints out.  The estimator sees only fingerprints, whatever made them.
 
     embedder = bk.embedders.Sentence("path/to/a/sentence/encoder")
     result = bk.advantage(..., fingerprint=embedder.embed(texts), config=bk.Config.bipace(embedder.epsilon))
 
-| embedder    | states                       | fingerprints                                            |
-| ActorHidden | hidden states, a tap, prompts | as they are: the paper's, from the policy that acted   |
-| Ngram       | texts                        | counts of hashed byte n-grams: the paper's control      |
-| Identity    | texts                        | a code of the text: equal states alone share a cluster  |
-| Sentence    | texts                        | unit vectors of a frozen sentence encoder               |
-
-Texts are str, or bytes where the table of the embedder says so; equal ones get equal rows.  To add another, write a class
-with `name`, `epsilon` and `embed`: nothing has to be registered.
+EMBEDDERS has a row for each.  An embedder of your own is a class with `name`, `epsilon` and `embed`; it needs no row.
 """
 
 from __future__ import annotations
@@ -34,12 +27,71 @@ Tensor = torch.Tensor
 Progress = bool | Callable[[int], None]
 
 
+@dataclass(frozen=True)
+class EmbedderRow:
+    """What configurations, adapters, the command line and the documentation know of an embedder.
+
+    name           in a configuration; "NAME:MODEL" where it takes a model
+    label          in tables and figures
+    states         what it embeds: "hidden states" or "texts"
+    fingerprints   what it makes of them
+    epsilon        its own ε, used where none is set: each embedder has its own geometry
+    make           the embedder, from the MODEL of the configuration ("" where it takes none)
+    takes_model    whether a configuration must name a model
+    fixed          only equal states share a cluster, so no other ε is set or chosen
+    """
+
+    name: str
+    label: str
+    states: str
+    fingerprints: str
+    epsilon: float
+    make: Callable[[str], Embedder]
+    takes_model: bool = False
+    fixed: bool = False
+
+    @property
+    def written(self) -> str:
+        """The name as a configuration has it."""
+        return f"{self.name}:MODEL" if self.takes_model else self.name
+
+
+EMBEDDERS = {
+    row.name: row
+    for row in (
+        EmbedderRow("actor_hidden", "hidden states", "hidden states", "as they are", 0.10, lambda _: ActorHidden()),
+        EmbedderRow("ngram", "n-grams", "texts", "counts of hashed byte n-grams", 0.25, lambda _: Ngram()),
+        EmbedderRow("identity", "identity", "texts", "codes of the texts", 0.0, lambda _: Identity(), fixed=True),
+        EmbedderRow(
+            "sentence", "sentence encoder", "texts", "unit vectors of a frozen sentence encoder", 0.20,
+            lambda model: Sentence(model), takes_model=True,
+        ),
+    )
+}  # fmt: skip
+
+
+def find(text: Any) -> tuple[EmbedderRow, str]:
+    """The row of a name in a configuration, such as "ngram" or "sentence:MODEL", and its model; ValueError for others."""
+    name, colon, model = text.partition(":") if isinstance(text, str) else ("", "", "")
+    row = EMBEDDERS.get(name)
+    if row is None or bool(colon) != row.takes_model or bool(model) != row.takes_model:
+        names = [row.written for row in EMBEDDERS.values()]
+        raise ValueError(f"an embedder must be one of {', '.join(names[:-1])} or {names[-1]}, got {text!r}.")
+    return row, model
+
+
+def named(text: str) -> Embedder:
+    """The embedder of a name in a configuration: "actor_hidden", "ngram", "identity" or "sentence:MODEL"."""
+    row, model = find(text)
+    return row.make(model)
+
+
 @runtime_checkable
 class Embedder(Protocol):
     """What makes fingerprints of states.
 
     name      for tables and logs
-    epsilon   a radius to start from; `choose_epsilon()` finds one that suits the data
+    epsilon   ε to start from; `choose_epsilon()` finds one that suits the data
     """
 
     @property
@@ -65,7 +117,7 @@ class ActorHidden:
     gives, with "input_ids" and "attention_mask".
     """
 
-    epsilon: float = 0.10
+    epsilon: float = EMBEDDERS["actor_hidden"].epsilon
     name: str = "actor_hidden"
     model: Any = field(default=None, repr=False, compare=False)
     options: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
@@ -99,7 +151,7 @@ class Ngram:
 
     n: int = 3
     dim: int = 4096
-    epsilon: float = 0.25
+    epsilon: float = EMBEDDERS["ngram"].epsilon
     backend: str = "auto"
     num_threads: int | None = None
     name: str = "ngram"
@@ -121,7 +173,7 @@ class Identity:
     near right angles (the standard deviation of their cosine is 0.09), so a radius of up to 0.25 changes nothing either.
     """
 
-    epsilon: float = 0.0
+    epsilon: float = EMBEDDERS["identity"].epsilon
     name: str = "identity"
 
     def embed(self, states: Any) -> Tensor:
@@ -153,7 +205,7 @@ class Sentence:
         *,
         batch_size: int = 32,
         device: str | torch.device | None = None,
-        epsilon: float = 0.20,
+        epsilon: float = EMBEDDERS["sentence"].epsilon,
         progress: Progress = False,
     ) -> None:
         self.batch_size = _checks.integer_at_least(batch_size, "batch_size", 1)
@@ -194,17 +246,6 @@ class Sentence:
         place = torch.empty(len(distinct), dtype=torch.int64)
         place[torch.tensor(by_length)] = torch.arange(len(distinct))
         return torch.cat(found)[place[number].to(found[0].device)]
-
-
-def named(text: str) -> Embedder:
-    """The embedder of a name in a configuration: "actor_hidden", "ngram", "identity" or "sentence:MODEL"."""
-    kind, colon, model = text.partition(":") if isinstance(text, str) else (None, "", "")
-    if kind == "sentence" and model:
-        return Sentence(model)
-    plain: dict[str, Callable[[], Embedder]] = {"actor_hidden": ActorHidden, "ngram": Ngram, "identity": Identity}
-    if colon or kind not in plain:
-        raise ValueError(f"an embedder must be one of {', '.join(plain)} or sentence:MODEL, got {text!r}.")
-    return plain[kind]()
 
 
 def _distinct(states: Any, kinds: tuple[type, ...]) -> tuple[list[Any], Tensor]:

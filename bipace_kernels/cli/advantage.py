@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..embedders import EMBEDDERS, Ngram
 from . import output, rollouts, states
 from ._console import CliError, notes, number, progress, stage, stdout
 
@@ -38,7 +39,7 @@ class Options:
 def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mode: str | None = None) -> bk.Config:
     """The Config of a preset with the options that were given; CliError where they make no sense.
 
-    ngrams   whether the fingerprints are n-grams, whose ε is 0.25 where the user gives none
+    ngrams   whether the fingerprints are n-grams, whose own ε holds where the user gives none
     """
     import bipace_kernels as bk
 
@@ -51,7 +52,7 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
         config = bk.Config.gigpo(gigpo_mode) if preset == "gigpo" else getattr(bk.Config, preset)()
         partition = given.get("partition", config.partition)
         if partition == "cosine" and ngrams:
-            given.setdefault("epsilon", states.NGRAM_EPSILON)
+            given.setdefault("epsilon", EMBEDDERS["ngram"].epsilon)
         return replace(config, **given)
     except (TypeError, ValueError) as error:
         raise CliError(f"options of the estimator: {error}") from None
@@ -186,7 +187,7 @@ def _fingerprints(records: rollouts.Rollouts, config: bk.Config, state: states.S
     elif records.fingerprint is not None:
         loaded = np.array(records.fingerprint, np.float32)
     else:
-        return states.ngram_fingerprints(states.texts(records, state))
+        return Ngram().embed(states.texts(records, state))
     if config.on_invalid == "raise":
         states.check_fingerprints(records, loaded)
     return loaded

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..embedders import EMBEDDERS, EmbedderRow, Identity, Ngram
 from . import rollouts, states
 from ._console import CliError, number
 
@@ -27,10 +28,8 @@ Z95 = 1.96  # standard errors to both sides of value R²
 class Made:
     """Fingerprints of the records of one section."""
 
-    key: str  # in report.json
-    label: str
+    row: EmbedderRow
     fingerprint: Any  # [N, D]
-    epsilon: float | None  # where the embedder's own is right; None: to be chosen
 
 
 @dataclass(frozen=True)
@@ -81,21 +80,19 @@ def make(records: rollouts.Rollouts, sentence: torch.Tensor | None, on_invalid: 
 
     sentence   [N, D] or None
     """
-    import bipace_kernels as bk
-
     texts = states.texts(records, states.State())
     made = [
-        Made("identity", "identity", bk.embedders.Identity().embed(texts), 0.0),
-        Made("ngram", "n-grams", bk.embedders.Ngram().embed(texts), None),
+        Made(EMBEDDERS["identity"], Identity().embed(texts)),
+        Made(EMBEDDERS["ngram"], Ngram().embed(texts)),
     ]
     if sentence is not None:
-        made.append(Made("sentence", "sentence encoder", sentence, None))
+        made.append(Made(EMBEDDERS["sentence"], sentence))
     if records.fingerprint is not None:
         rows = np.asarray(records.fingerprint)
         hidden = rows if rows.dtype in (np.float16, np.float32) else rows.astype(np.float32)
         if on_invalid == "raise":
             states.check_fingerprints(records, hidden)
-        made.append(Made("actor_hidden", "hidden states", hidden, None))
+        made.append(Made(EMBEDDERS["actor_hidden"], hidden))
     return made
 
 
@@ -105,13 +102,13 @@ def choose(made: Made, layout: Any, backend: str, threads: int | None) -> bk.Eps
 
     import bipace_kernels as bk
 
-    if made.epsilon is not None:
-        return bk.EpsilonChoice(made.epsilon, (), "equal states alone share a cluster")
+    if made.row.fixed:
+        return bk.EpsilonChoice(made.row.epsilon, (), "only equal states share a cluster")
     rows = torch.as_tensor(made.fingerprint)
     good = rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)
     usable = layout.restrict(good[layout.order])
     if usable.n_records == 0:
-        return bk.EpsilonChoice(states.NGRAM_EPSILON, (), "no record to choose from")
+        return bk.EpsilonChoice(made.row.epsilon, (), "no record to choose from")
     return bk.choose_epsilon(rows, layout=usable, band=BAND, backend=backend, num_threads=threads)
 
 

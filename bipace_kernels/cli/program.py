@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..embedders import EMBEDDERS
 from . import _console
 
 app = typer.Typer(
@@ -94,7 +95,9 @@ Fingerprint = Annotated[
 ]
 Partition = Annotated[str | None, _field("--partition", "NAME", "none, exact, history, similar or cosine.")]
 Estimator = Annotated[str | None, _field("--estimator", "NAME", "none, mean, diff_peer, q_style or hgpo.")]
-Epsilon = Annotated[float | None, _field("--epsilon", "ε", "Radius of cosine clusters; 0.25 for n-grams.")]
+Epsilon = Annotated[
+    float | None, _field("--epsilon", "ε", f"Radius of cosine clusters; {EMBEDDERS['ngram'].epsilon:g} for n-grams.")
+]
 Gamma = Annotated[float | None, _field("--gamma", "γ", "Discount of the returns.")]
 StepWeight = Annotated[float | None, _field("--step-weight", "W", "Weight of the step term.")]
 HistoryLength = Annotated[int | None, _field("--history-length", "K", "Depth of the history partition.")]
@@ -179,7 +182,9 @@ def _report(
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of report.md, report.json and the figures.")],
     gamma: Annotated[float, typer.Option(metavar="γ", help="Discount of the returns.")] = 0.95,
     history_length: Annotated[int, typer.Option("--history-length", min=1, metavar="K", help="Depth of history.")] = 2,
-    epsilon: Annotated[float, typer.Option(metavar="ε", help="Radius of the cosine rows and of the timeline.")] = 0.25,
+    epsilon: Annotated[
+        float, typer.Option(metavar="ε", help="Radius of the cosine rows and of the timeline.")
+    ] = EMBEDDERS["ngram"].epsilon,
     epsilons: Annotated[
         str, typer.Option(metavar="ε,ε,...", help="Radii of the ε curve.")
     ] = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _optional
+from ..embedders import EMBEDDERS, Ngram
 from ..schema import LIMIT
 from . import embedders, output, rollouts, states
 from ._console import CliError, notes, number, progress, stage, stdout
@@ -36,7 +37,7 @@ class Options:
     out: str
     gamma: float = 0.95
     history_length: int = 2
-    epsilon: float = states.NGRAM_EPSILON
+    epsilon: float = EMBEDDERS["ngram"].epsilon
     epsilons: str = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4"
     similarity: float = 0.95
     similar: bool | None = None
@@ -219,7 +220,7 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
         section.table.append(outcome("similar", f"similar {options.similarity:g}", similar, observation=seen))
     taking_part = section.table[0].result._records().layout  # without copies that do not count and rows set aside
     for name, state in (("observation", states.State()), ("history", states.State(depth))):
-        fingerprint = states.ngram_fingerprints(states.texts(records, state))
+        fingerprint = Ngram().embed(states.texts(records, state))
         of = "" if name == "observation" else f" of history {depth}"
         with refused(f"cosine n-grams{of}"):
             swept = bk.cluster(
@@ -232,11 +233,13 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
         section.curves[name] = curve
         section.table.append(curve[list(epsilons).index(options.epsilon)])
     for made in embedders.make(records, section.sentence, options.on_invalid):
-        with refused(made.label):
+        with refused(made.row.label):
             choice = embedders.choose(made, taking_part, options.backend, options.threads)
-        settings = {"partition": "cosine", "state": "observation", "embedder": made.key, "epsilon": choice.epsilon}
-        found = outcome(made.key, f"{made.label}, ε {choice.epsilon:.3g}", settings, fingerprint=made.fingerprint)
-        section.compared.append(embedders.Entry(made.label, choice, found))
+        settings = {"partition": "cosine", "state": "observation", "embedder": made.row.name, "epsilon": choice.epsilon}
+        found = outcome(
+            made.row.name, f"{made.row.label}, ε {choice.epsilon:.3g}", settings, fingerprint=made.fingerprint
+        )
+        section.compared.append(embedders.Entry(made.row.label, choice, found))
 
 
 def _encode(sections: Sequence[Section], model: str, bar: Progress) -> None:

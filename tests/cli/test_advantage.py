@@ -594,7 +594,7 @@ def test_a_note_where_the_partition_looks_degenerate(
 
 def test_make_config_is_what_the_presets_are() -> None:
     assert advantage.make_config("bipace", {}, ngrams=False) == bk.Config.bipace()
-    assert advantage.make_config("bigpo", {}, ngrams=True) == bk.Config.bigpo(states.NGRAM_EPSILON)
+    assert advantage.make_config("bigpo", {}, ngrams=True) == bk.Config.bigpo(0.25)
     assert advantage.make_config("bigpo", {"partition": "exact"}, ngrams=True).epsilon == bk.Config().epsilon
     with pytest.raises(CliError, match="options of the estimator: gamma"):
         advantage.make_config("grpo", {"gamma": 2.0}, ngrams=True)

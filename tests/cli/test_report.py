@@ -92,7 +92,7 @@ def test_the_curve_of_records_that_do_not_all_take_part(tmp_path: Path, rule: st
     fields = {"duplicates": rule, "on_invalid": "singleton"}
     records = rollouts.read([str(path)], duplicates=rule, allow_nonfinite=True)
     for name, state in (("observation", states.State()), ("history", states.State(2))):
-        fingerprint = states.ngram_fingerprints(states.texts(records, state))
+        fingerprint = bk.embedders.Ngram().embed(states.texts(records, state))
         for point in section["epsilon_curve"][name]:
             check(point, direct(path, bk.Config.bipace(point["epsilon"], **fields), fingerprint=fingerprint))
 
