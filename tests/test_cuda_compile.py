@@ -193,6 +193,5 @@ def test_hopper_gets_its_own_tensor_cores(tmp_path):
         target.write_bytes(_cupy.compile_source(Nvrtc(library), _cupy.SOURCES / "cuda/gram.cu", _cupy.target((9, 0))))
         code |= {(kernel, "NVRTC"): text for kernel, text in instructions(target).items()}
     with_them = {key for key, text in code.items() if "HGMMA" in text}
-    assert with_them == {key for key in code if key[0] in ("gram_half", "gram_tall") and key[1] != "100"}
-    assert len(with_them) == (2 if library is None else 4)
+    assert with_them == {("gram_tall", "90a")} | (set() if library is None else {("gram_tall", "NVRTC")})
     assert ("gram_half", "100") in {key for key, text in code.items() if "HMMA" in text}

@@ -164,9 +164,9 @@ print(library.bipace_twin_launch(b"write_beyond", 1, 1, {N}, {4 * N}, words, 3, 
 
 def multiplied_together(twin, dtype, fault=0):
     generator = torch.Generator().manual_seed(2)
-    x, y = (torch.randn(64, 64, generator=generator).to(dtype) for _ in range(2))
-    out = torch.zeros(64, 64)
-    run(twin, "multiply_together", N, x, y, out, dtype == torch.bfloat16, fault, shared=2 * 64 * 128)
+    x, y = (torch.randn(n, 64, generator=generator).to(dtype) for n in (64, 128))
+    out = torch.zeros(64, 128)
+    run(twin, "multiply_together", N, x, y, out, dtype == torch.bfloat16, fault, shared=192 * 128)
     return out, 2 * (x.double() @ y.double().T)
 
 

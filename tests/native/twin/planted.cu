@@ -140,8 +140,8 @@ BIPACE_KERNEL(multiply_tile, TileArgs, 32) {
 
 struct ProductArgs {
   const uint16_t* x;  // [64, 64] bfloat16 or float16
-  const uint16_t* y;  // [64, 64]
-  float* out;         // [64, 64] = x · yᵀ + x · yᵀ
+  const uint16_t* y;  // [128, 64]
+  float* out;         // [64, 128] = x · yᵀ + x · yᵀ
   int64_t bf16;
   int64_t fault;  // 0 none; 1 copies are not shown, 2 sums are read early, 3 rows are overwritten early, 4 not begun
 };
@@ -150,9 +150,9 @@ constexpr int kGroupThreads = gpu::kGroup;
 
 // Twice the product of four sets of 16 elements each, by a group of warps.
 BIPACE_KERNEL(multiply_together, ProductArgs, kGroupThreads) {
-  unsigned char* const rows = gpu::shared_memory();  // [128, 128 bytes]: x, then y
+  unsigned char* const rows = gpu::shared_memory();  // [192, 128 bytes]: x, then y
   const int t = gpu::thread();
-  for (int c = t; c < 128 * 8; c += kGroupThreads) {
+  for (int c = t; c < 192 * 8; c += kGroupThreads) {
     const int row = c / 8, copy = c % 8;
     const uint16_t* const from = row < 64 ? a.x + row * 64 : a.y + (row - 64) * 64;
     gpu::copy_async(rows + row * 128 + ((copy ^ (row & 7)) << 4), from + copy * 8, 16);
@@ -161,7 +161,7 @@ BIPACE_KERNEL(multiply_together, ProductArgs, kGroupThreads) {
   gpu::copy_wait<0>();
   if (a.fault != 1) gpu::show_tensor_cores();
   gpu::sync_block();
-  float sums[32];
+  float sums[64];
   for (int time = 0; time < 2; ++time) {
     if (a.fault != 4) gpu::products_begin(sums);
     for (int k = 0; k < 4; ++k) {
@@ -179,7 +179,7 @@ BIPACE_KERNEL(multiply_together, ProductArgs, kGroupThreads) {
   gpu::sync_block();
   if (a.fault != 2) gpu::products_wait<0>();
   const int at_i = t / 32 * 16 + t % 32 / 4, at_j = t % 4 * 2;
-  for (int e = 0; e < 32; ++e) a.out[(at_i + e / 2 % 2 * 8) * 64 + at_j + e / 4 * 8 + e % 2] = sums[e];
+  for (int e = 0; e < 64; ++e) a.out[(at_i + e / 2 % 2 * 8) * 128 + at_j + e / 4 * 8 + e % 2] = sums[e];
   gpu::products_wait<0>();
 }
 
