@@ -11,7 +11,7 @@ import importlib.util
 from types import ModuleType
 from typing import Any
 
-from . import _native_loader
+from . import _native_loader, _triton_loader
 
 OLDEST_CUPY = 13
 OLDEST_GPU = (8, 0)  # asynchronous copies, bfloat16 on tensor cores, reductions of a warp
@@ -51,22 +51,15 @@ def _why_not_cupy() -> str:
 @functools.cache
 def reason() -> str:
     """Why the CUDA kernels cannot run here; empty where they can."""
-    missing = stages_missing()
-    if missing:
-        return f"this version's CUDA kernels are not complete: {', '.join(missing)} are missing"
     compiled, why = module()
     if compiled is None and (without := _why_not_cupy()):
         return f"{why}, and {without}"
     import torch
 
-    return _why_not(compiled, torch)
-
-
-def stages_missing() -> list[str]:
-    """Stages of the device chain that have no CUDA kernels yet."""
-    from . import cuda, triton_kernels
-
-    return sorted(set(triton_kernels.__all__) - set(cuda.__all__))
+    why = _why_not(compiled, torch)
+    if not why and (without := _triton_loader.reason()):
+        return f"most stages are Triton's, and {without}"
+    return why
 
 
 def _why_not(compiled: Any, torch: Any) -> str:

@@ -71,7 +71,8 @@ def multiply(
     tile = tile_for(fingerprint)
     launch(
         tile.kernel, (tile.tiles(first_column, n_rows, columns), slots), tile.threads,
-        fingerprint, order, fingerprint.shape[1], *fingerprint.stride(), DTYPES[fingerprint.dtype],
-        begins, ends, long_group, first_column, columns, n_rows, gram, reciprocal, scale,
-        shared=tile.shared, device=order.device,
+        x=fingerprint, order=order, dim=fingerprint.shape[1], row_stride=fingerprint.stride(0),
+        column_stride=fingerprint.stride(1), dtype=DTYPES[fingerprint.dtype], begins=begins, ends=ends,
+        long_group=long_group, first_column=first_column, columns=columns, n_rows=n_rows, gram=gram,
+        reciprocal=reciprocal, scale=scale, shared=tile.shared, device=order.device,
     )  # fmt: skip
