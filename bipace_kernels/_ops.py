@@ -184,8 +184,7 @@ def _stage_op(name: str, module: str, arguments: list[str]) -> Callable[..., Any
         if name == "hash_token_ids":
             if given.get("row_offsets") is not None:  # flat
                 given |= {k: given[k].contiguous() for k in ("ids", "valid") if given.get(k) is not None}
-            offsets, data = given.pop("table_offsets", None), given.pop("table_bytes", None)
-            given["table"] = None if offsets is None else (offsets, data)
+            given = {"table_offsets": None, "table_bytes": None} | given
         positional = [given.pop(a) for a in list(given) if a in ("bytes", "offsets")]  # of n-grams: names differ
         with torch.no_grad():
             return stage(*positional, **given)

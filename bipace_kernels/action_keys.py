@@ -138,11 +138,12 @@ def _hash_on_device(
             f"token_bytes must hold at most {stage.LARGEST_TABLE} bytes in all for a GPU, got {table[1].numel()}; move "
             "the ids with .cpu()."
         )
+    there = table or (None, None)
     if row_offsets is None:
-        return stage.hash_token_ids(ids, None, valid, table, longest_row=ids.shape[1], **options)
+        return stage.hash_token_ids(ids, None, valid, *there, longest_row=ids.shape[1], **options)
     longest = int(row_offsets.diff().max())
     offsets = _transfer.to_device(row_offsets, ids.device, "responses")
-    return stage.hash_token_ids(ids, offsets, valid, table, longest_row=longest, **options)
+    return stage.hash_token_ids(ids, offsets, valid, *there, longest_row=longest, **options)
 
 
 def _place(position: int, ids: torch.Tensor, row_offsets: torch.Tensor | None) -> tuple[int, int, int]:

@@ -237,7 +237,8 @@ class MaskedStages:
         ids: Tensor,  # [N, T] any integer dtype and strides, or flat with row_offsets
         row_offsets: Tensor | None,  # [N+1] int64
         valid: Tensor | None,  # like ids: bool or any integer dtype
-        table: tuple[Tensor, Tensor] | None,  # offsets [V+1] int64, bytes uint8
+        table_offsets: Tensor | None,  # [V+1] int64
+        table_bytes: Tensor | None,  # [B] uint8
         *,
         mode: str,
         n: int,
@@ -245,6 +246,7 @@ class MaskedStages:
     ) -> tuple[Tensor, Tensor, Tensor]:  # [N] int64, [N] bool, [1] int64
         """ValueError for an id that the table does not hold; `outside` is −1 then always."""
         mask = None if valid is None else _wide(valid)
+        table = None if table_offsets is None else (table_offsets, table_bytes)
         keys, parsed, outside = self.kernels.action_keys.hash_token_ids(
             _wide(ids), row_offsets, mask, table, mode=mode, n=n, **self.threads
         )

@@ -19,7 +19,8 @@ def hash_token_ids(
     ids: torch.Tensor,  # [N, T] any integer dtype and strides, or flat [E] with row_offsets
     row_offsets: torch.Tensor | None,  # [N+1] int64
     valid: torch.Tensor | None,  # like ids: bool or any integer dtype, non-zero = valid
-    table: tuple[torch.Tensor, torch.Tensor] | None,  # offsets [V+1] int64, bytes uint8; None: mode "first_n"
+    table_offsets: torch.Tensor | None,  # [V+1] int64; None, as table_bytes: mode "first_n"
+    table_bytes: torch.Tensor | None,  # [B] uint8
     *,
     mode: str,
     n: int,
@@ -36,7 +37,6 @@ def hash_token_ids(
     keys = torch.empty(n_rows, dtype=torch.int64, device=ids.device)
     parsed = torch.empty(n_rows, dtype=torch.bool, device=ids.device)
     outside = torch.full((1,), -1, dtype=torch.int64, device=ids.device)
-    table_offsets, table_bytes = (None, None) if table is None else table
     mask = ids if valid is None else valid
     rows = _THREADS // WARP
     launch(
