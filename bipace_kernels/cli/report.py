@@ -292,9 +292,9 @@ def _shared_arguments(records: rollouts.Rollouts, options: Options) -> dict[str,
     return shared
 
 
-def _runs_similar(records: rollouts.Rollouts, options: Options) -> bool:
+def _runs_similar(records: rollouts.Rollouts, options: Options, *, cheap: int = CHEAP_SIMILAR) -> bool:
     if options.similar is None:
-        return sum(len(text) for text in set(records.observation)) <= CHEAP_SIMILAR
+        return sum(len(text) for text in set(records.observation)) <= cheap
     return options.similar
 
 

@@ -132,6 +132,7 @@ def test_launches_that_cannot_be_are_refused(twin):
         run(twin, "leave_early", 48, fault=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_write_out_of_bounds_is_caught(tmp_path, shared):
     """In a process of its own, for AddressSanitizer ends it."""

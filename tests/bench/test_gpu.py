@@ -257,6 +257,7 @@ def by_the_twin(code):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_rows_of_the_cuda_kernels(tmp_path):
     """By the twin: every row is right, and has the name by which the targets look for it."""
     parts = ("short", "sweep", "stages", "others")
@@ -317,6 +318,7 @@ def test_torch_and_numpy_are_enough_to_measure(tmp_path):
     assert (tmp_path / "gpu.md").exists()
 
 
+@pytest.mark.slow
 def test_tests_on_a_gpu_need_pytest_alone():
     """Those that draw their data say so; modules that need more are left out, and none breaks the collection."""
     told = without_others("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only", str(TESTS))
@@ -334,13 +336,12 @@ def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch):
         assert smoke.run(torch.device("cpu"), ["cuda"]) == (["cuda: not available: no cuda"], not should)
 
 
-def test_both_programs_answer_help():
-    for name in ("gpu", "resources"):
-        done = subprocess.run(
-            [sys.executable, "-m", PACKAGE, name, "--help"], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"bench {name}" in done.stdout
+@pytest.mark.parametrize("name", ["gpu", "resources"])
+def test_both_programs_answer_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"{PACKAGE}.__main__").main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"bench {name}" in capsys.readouterr().out
 
 
 def test_outcomes_are_read_from_both_kinds_of_log():

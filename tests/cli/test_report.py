@@ -165,13 +165,11 @@ def test_one_record(tmp_path: Path) -> None:
     assert (out / "a_epsilon.png").exists()
 
 
-def test_similar_runs_by_itself_only_where_it_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_similar_runs_by_itself_only_where_it_is_cheap() -> None:
     records = rollouts.Rollouts(observation=["abc", "abc", "de"])
     options = report.Options(out="x")
-    monkeypatch.setattr(report, "CHEAP_SIMILAR", 5)
-    assert report._runs_similar(records, options)
-    monkeypatch.setattr(report, "CHEAP_SIMILAR", 4)
-    assert not report._runs_similar(records, options)
+    assert report._runs_similar(records, options, cheap=5)
+    assert not report._runs_similar(records, options, cheap=4)
     assert report._runs_similar(records, report.Options(out="x", similar=True))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import subprocess
@@ -54,9 +55,13 @@ def build(sources: Sequence[Path], out: Path, *, sanitize: bool = False) -> Path
 
 
 def of_checkout(*, sanitize: bool = False) -> Twin:
-    """The twin of this checkout's kernels; processes of pytest-xdist build one each."""
-    folder = ROOT / "build" / ("twin-sanitize" if sanitize else "twin") / os.environ.get("PYTEST_XDIST_WORKER", "main")
-    return Twin.load(build(sorted((ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize))
+    """The twin of this checkout's kernels; of several processes the first one builds it and the others wait."""
+    folder = ROOT / "build" / ("twin-sanitize" if sanitize else "twin")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        library = build(sorted((ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize)
+    return Twin.load(library)
 
 
 # The other stages of a call with emulated kernels: those of the CPU.

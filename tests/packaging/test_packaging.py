@@ -51,6 +51,7 @@ def cuda_wheel(tmp_path_factory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("cuda"), BIPACE_CUDA="1")
 
 
+@pytest.mark.slow
 def test_wheel_holds_our_packages_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
@@ -76,6 +77,7 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     assert wheel.stat().st_size < 5e6
 
 
+@pytest.mark.slow
 def test_wheel_metadata(wheel):
     archive = zipfile.ZipFile(wheel)
     metadata = archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
@@ -105,6 +107,7 @@ def needed(wheel: Path, folder: Path) -> dict[str, set[str]]:
 C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
 
 
+@pytest.mark.slow
 def test_compiled_module_needs_only_the_c_library(wheel, tmp_path):
     """No libtorch, libcudart, libgomp or libstdc++: nothing that another torch, CUDA or compiler could break."""
     modules = needed(wheel, tmp_path)
@@ -210,6 +213,7 @@ include({ROOT / "cmake/cuda.cmake"})
     assert found[2] == (options and f"--generate-code=arch=compute_{options},code=sm_{options}")
 
 
+@pytest.mark.slow
 def test_wheel_works_without_compiler_or_sources(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
