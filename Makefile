@@ -18,10 +18,13 @@ PYTHON ?= $(VENV)/bin/python
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
 
+# What runs where the tensors are, under a stand-in for a GPU (tests/conftest.py).
+ON_DEVICE = -o python_files='test_device_*.py'
+
 test: $(VENV)/.tested
 	$(PYTHON) -m pytest -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
-	TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q
-	BIPACE_TEST_BACKEND=cuda BIPACE_TWIN=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q
+	TRITON_INTERPRET=1 $(PYTHON) -m pytest $(ON_DEVICE) -m "not slow" --benchmark-disable -n 2 -q
+	BIPACE_TEST_BACKEND=cuda BIPACE_TWIN=1 $(PYTHON) -m pytest $(ON_DEVICE) -m "not slow" --benchmark-disable -n 2 -q
 
 # Trainers pin what else may be installed, so they have an environment of their own.  `MARK=slow`: the long ones (Ray,
 # TransferQueue, ZeRO-3 where DeepSpeed is installed), which `make check` leaves out.  What hangs is stopped.
@@ -43,7 +46,7 @@ $(TRAINERS)/.installed: tests/integrations/requirements.txt pyproject.toml setup
 
 check: $(VENV)/.tested
 	BIPACE_HYPOTHESIS=long $(PYTHON) -m pytest -m slow --benchmark-disable -n 2 --dist loadfile -q
-	TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m slow --benchmark-disable -n 2 -q
+	TRITON_INTERPRET=1 $(PYTHON) -m pytest $(ON_DEVICE) -m slow --benchmark-disable -n 2 -q
 	$(MAKE) resources oldest-triton sanitize fuzz lint
 
 lint: $(VENV)/.linted
@@ -80,11 +83,12 @@ cuda-resources: $(VENV)/.tested
 OLDEST_TRITON = 3.6.0
 OLDEST = $(abspath $(VENV))/triton-$(OLDEST_TRITON)
 # Whole calls go through the same kernels once more, whatever the Triton; the kernels' own tests say what it makes of them.
-KERNELS_ALONE = $(addprefix --ignore=tests/on_device/,test_pipeline.py test_device_epsilon.py test_device_action_clusters.py)
+KERNELS_ALONE = $(addprefix --ignore=tests/,pipeline/test_device_pipeline.py clusters/test_device_epsilon.py \
+  action_keys/test_device_action_clusters.py)
 oldest-triton: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTHON) -c "import triton; assert triton.__version__ == '$(OLDEST_TRITON)', triton.__version__"
-	PYTHONPATH=$(OLDEST) $(PYTHON) -m pytest tests/test_triton_compile.py tests/test_triton_launch.py -n 2 -q
-	PYTHONPATH=$(OLDEST) TRITON_INTERPRET=1 $(PYTHON) -m pytest tests/on_device -m "not slow" --benchmark-disable -n 2 -q \
+	PYTHONPATH=$(OLDEST) $(PYTHON) -m pytest tests/backends/test_triton_compile.py tests/backends/test_triton_launch.py -n 2 -q
+	PYTHONPATH=$(OLDEST) TRITON_INTERPRET=1 $(PYTHON) -m pytest $(ON_DEVICE) -m "not slow" --benchmark-disable -n 2 -q \
 	  -W ignore::DeprecationWarning $(KERNELS_ALONE)
 
 $(OLDEST)/.installed: $(VENV)/.tested

@@ -42,9 +42,9 @@ def expected(backend: str) -> bool:
 
 def dry_cuda() -> None:
     """backend="cuda" on CPU tensors by the kernels' twin, which is a part of the tests: in a checkout, with a compiler."""
-    tests = Path(__file__).resolve().parent.parent / "tests"
-    if (tests / "cuda_twin.py").exists():
-        sys.path.insert(0, str(tests))
+    helpers = Path(__file__).resolve().parent.parent / "tests/helpers"
+    if (helpers / "cuda_twin.py").exists():
+        sys.path.insert(0, str(helpers))
         twin = importlib.import_module("cuda_twin")
         twin.run_on_cpu(twin.of_checkout())
 

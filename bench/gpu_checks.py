@@ -85,8 +85,9 @@ def tests(part: Part, folder: Path, seconds: float, dry: bool, say: Say, backend
     part.lines += [f"- {line}" for line in missing()]
     log = folder / f"{part.name}.log"
     log.unlink(missing_ok=True)
-    here = {"triton": ("tests", "test_available.py"), "cuda": ("tests/on_device", "test_numbering.py")}[backend]
-    where = [f"tests/on_device/{here[1]}"] if dry else ["-m", "gpu", here[0]]
+    short = {"triton": "backends/test_device_triton_available.py", "cuda": "values/test_device_values.py"}[backend]
+    of_stages = ["-o", "python_files=test_device_*.py"] if backend == "cuda" else []
+    where = [f"tests/{short}"] if dry else ["tests", "-m", "gpu", *of_stages]
     more = {"BIPACE_TWIN": "1"} if dry else {"BIPACE_REQUIRE": "gpu"}
     # Most tests are in one file, and compiling takes most of the time: files are not kept together.
     spread = ["-n", str(min(8, all_cores())), "--dist", "load"]

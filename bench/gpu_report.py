@@ -18,8 +18,6 @@ WHOLE = "keys, returns, clustering, means, combination"
 CLUSTERING = "clustering alone"
 STAGE = "clusters: rows, Gram, decisions, numbers"  # clustering as a stage, in one process with the three below
 GRAM = "inside clusters: Gram matrices"
-FUSED = "fused: clusters, values, combine"  # CUDA alone has it
-BY_STAGES = ", stage by stage"  # where one launch would do
 # Other ways than the one that is taken, where groups of four warps feed the tensor cores.
 BY_WARPS, TALL, SQUARE = ", by warps", ", tall tiles", ", square tiles"
 DECISIONS = "inside clusters: decisions, state apart"

@@ -10,7 +10,6 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -97,12 +96,6 @@ def _planted(batch: w.Steps, dtype: torch.dtype) -> torch.Tensor:
     return rows.to(dtype)
 
 
-def stage_by_stage(x: Ragged, config: bk.Config) -> str:
-    """The CUDA kernels that the launch of all stages stands for."""
-    with mock.patch.object(importlib.import_module("bipace_kernels.cuda.fused"), "plan", return_value=None):
-        return x.advantages(config)
-
-
 def by_warps(x: Ragged, config: bk.Config) -> str:
     """Without groups of four warps, as on GPUs whose tensor cores take none."""
     with mock.patch.object(importlib.import_module("bipace_kernels.cuda.gram"), "WARPGROUPS", False):
@@ -141,15 +134,8 @@ def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bo
         ("Config.bipace(), longer groups", lambda: longer.advantages(bk.Config.bipace())),
         ("action_keys", x.keys),
     ]
-    if backend == "cuda":  # long groups, and what one launch stands for
+    if backend == "cuda":
         checks.append(("a sweep of ε, longer groups by blocks of columns", lambda: by_columns(longer)))
-        checks += [
-            (f"{name}, stage by stage", partial(stage_by_stage, longer, config))
-            for name, config in (
-                ("Config.bipace()", bk.Config.bipace()),
-                ("Config.bipace(estimator='diff_peer')", bk.Config.bipace(estimator="diff_peer")),
-            )
-        ]
         checks.append(("Config.bipace(), longer groups, by warps", lambda: by_warps(longer, bk.Config.bipace())))
     if not small:
         single = Ragged(device, backend, dtype=torch.float32)

@@ -16,16 +16,17 @@ import bipace_kernels as bk
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_measure import all_cores
-from .gpu_report import BY_STAGES, BY_WARPS, DECISIONS, FUSED, GRAM, SQUARE, STAGE, TALL
+from .gpu_report import BY_WARPS, DECISIONS, GRAM, SQUARE, STAGE, TALL
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
+_OF_CUDA = ("action_keys", "clusters", "gram", "scan", "values")
 Case = tuple[str, Callable[[], Any], Need, Callable[[Any], str]]
 
 
 def module(backend: str, stem: str) -> Any:
-    """A stage's module in bipace_kernels.triton_kernels or bipace_kernels.cuda."""
-    package = {"triton": "triton_kernels", "cuda": "cuda"}[backend]
+    """A stage's module in bipace_kernels.triton_kernels or bipace_kernels.cuda, which leaves most stages to Triton."""
+    package = "cuda" if backend == "cuda" and stem in _OF_CUDA else "triton_kernels"
     return importlib.import_module(f"bipace_kernels.{package}.{stem}")
 
 
@@ -57,7 +58,7 @@ def check_sweep(x: Batch, found: torch.Tensor, epsilons: torch.Tensor) -> str:
 
 
 def _inside_clusters(x: Batch, backend: str) -> list[Case]:
-    """The three launches inside a clustering; the decisions with their state apart, or a replay would find it changed."""
+    """The launches inside a clustering; the decisions with their state apart, or a replay would find it changed."""
     lay = x.on_device
     rows, gram, numbering = (module(backend, stem) for stem in ("rows", "gram", "numbering"))
     side = -(-lay.longest_group // gram.UNIT) * gram.UNIT
@@ -104,8 +105,8 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
 
         def decide() -> torch.Tensor:
             kernels.decide_groups(
-                products, reciprocal, state, kind, lay.group_offsets, first, lowest, lowest_of, x.fingerprint, lay.order,
-                scale, first_group=0, long_group=beyond,
+                products, reciprocal, state, kind, lay.group_offsets, first, lowest, lowest_of, first_group=0,
+                long_group=beyond,
             )  # fmt: skip
             return first
 
@@ -123,8 +124,9 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
             (GRAM + BY_WARPS, _with(multiply, WARPGROUPS=False), tiles, _nothing),
             (GRAM + way, _with(multiply, TALL_FROM=start), tiles, _nothing),
         ]
+    looked: Case = ("inside clusters: rows looked at", look, Need(bytes=size + 5 * n), _nothing)
     return [
-        ("inside clusters: rows looked at", look, Need(bytes=size + 5 * n), _nothing),
+        *([looked] if backend == "triton" else []),
         *others,
         (GRAM, multiply, tiles, _nothing),
         (DECISIONS, decide, chain, lambda found: x.check_labels(numbering.dense_labels(found)[0])),
@@ -156,7 +158,7 @@ def _with(call: Callable[[], Any], **values: Any) -> Callable[[], Any]:
 
 
 def stages(x: Batch, backend: str) -> list[Case]:
-    """One case per stage, on tensors that lie ready; the chain of `whole` in its order."""
+    """One case per stage that the backend has itself, on tensors that lie ready; the chain of `whole` in its order."""
     lay, n = x.on_device, x.shape.records
     kernels = functools.partial(module, backend)
     trajectories = {"n_trajectories": lay.n_trajectories}
@@ -199,51 +201,23 @@ def stages(x: Batch, backend: str) -> list[Case]:
         return kernels("clusters").scan_rows(x.fingerprint, lay.order)
 
     size = x.fingerprint.numel() * x.fingerprint.element_size()
-    out: list[Case] = [
-        ("scan_rows: finite, not zero", rows, Need(bytes=size + n), _nothing),
-        (STAGE, lambda: clusters(x, backend), x.cluster_need, x.check_labels),
-        ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), _nothing),
-        ("episode", episode, Need(bytes=4 * n), _nothing),
-        ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
-        *_fused(x, backend, returns, episodes),
-        ("combine", combine, Need(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), _nothing),
-    ]
     try:
         need = x.keys_need
     except ImportError:
         need = Need()  # the call says which package is missing
-    out.insert(0, ("action_keys: tags from token ids, hashed", lambda: x.keys(backend), need, x.check_keys))
+    out: list[Case] = [
+        ("action_keys: tags from token ids, hashed", lambda: x.keys(backend), need, x.check_keys),
+        (STAGE, lambda: clusters(x, backend), x.cluster_need, x.check_labels),
+        ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
+    ]
+    if backend == "triton":
+        out += [
+            ("scan_rows: finite, not zero", rows, Need(bytes=size + n), _nothing),
+            ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), _nothing),
+            ("episode", episode, Need(bytes=4 * n), _nothing),
+            ("combine", combine, Need(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), _nothing),
+        ]
     return [*out, *_inside_clusters(x, backend)]
-
-
-def _fused(x: Batch, backend: str, returns: torch.Tensor, episodes: torch.Tensor) -> list[Case]:
-    """clusters, values and combine in one launch, where the backend has one and the groups fit; clusters by several."""
-    if backend != "cuda":
-        return []
-    lay, fused = x.on_device, module(backend, "fused")
-    sizes = lay.n_groups, lay.n_records, lay.longest_group
-    if fused.plan(x.device, *sizes, w.EPSILON) is None:
-        return []
-    taken = torch.ones(lay.n_records, dtype=torch.bool, device=x.device)
-
-    def call() -> torch.Tensor:
-        how = fused.plan(x.device, *sizes, w.EPSILON)
-        out, _ = fused.fused_advantage(
-            how, x.fingerprint, lay.order, lay.group_offsets, lay.source, taken, returns, episodes, x.action_key,
-            n_groups=lay.n_groups, longest_group=lay.longest_group, epsilon=w.EPSILON, estimator="q_style",
-            step_norm="none", delta=1e-6, weight=1.0,
-        )  # fmt: skip
-        labels: torch.Tensor = out[4]
-        return labels
-
-    def by_stages() -> torch.Tensor:
-        with mock.patch.object(fused, "plan", return_value=None):
-            return clusters(x, backend)
-
-    calls = {FUSED: call, STAGE + BY_STAGES: by_stages}
-    if _by_groups(x, backend):
-        calls[FUSED + BY_WARPS] = _with(call, WARPGROUPS=False)
-    return [(name, what, x.cluster_need, x.check_labels) for name, what in calls.items()]
 
 
 def presets(x: Batch, backend: str) -> list[Case]:
@@ -283,9 +257,14 @@ def presets(x: Batch, backend: str) -> list[Case]:
         return "same bits as on the CPU" if torch.equal(found.cpu(), bk.ngram_fingerprint(texts)) else "DIFFERENT"
 
     gigpo, hgpo = bk.Config.gigpo(), bk.Config.hgpo()
-    return [
+    whole: list[Case] = [
         ("Config.gigpo(), observations as codes", preset(gigpo), small, same_as_cpu(gigpo)),
         ("Config.hgpo(), observations as codes", preset(hgpo), small, same_as_cpu(hgpo)),
+    ]
+    if backend != "triton":
+        return whole
+    return [
+        *whole,
         ("clusters of equal rows, ε = 0", lambda: clusters(x, backend, 0.0), Need(bytes=size + 8 * n), lambda _: ""),
         ("ngram_fingerprints, texts on the device", ngrams, Need(bytes=bytes_of_texts + 4 * 4096 * n), same_ngrams),
     ]

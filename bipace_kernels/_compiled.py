@@ -13,12 +13,14 @@ from ._checks import LateCheck, type_name
 from ._handles import handle_of
 from ._inputs import check_config, check_inputs, check_present
 from .config import Config
+from .estimators import name_of
 from .layout import Layout
-from .result import AdvantageResult, DeviceRecords, Records
+from .records import Records, Rows, Unread
+from .result import AdvantageResult
 
 Tensor = torch.Tensor
 
-FLAGS = ("state", "episode_differs", "copy_differs")  # of each row, as in DeviceRecords
+FLAGS = ("state", "episode_differs", "copy_differs")  # of each row, as in Unread
 LATE = 3  # questions about masks, at most
 _untraced: dict[Callable[..., Any], Callable[..., Any]] = {}
 _FIELDS = tuple(field.name for field in fields(Config))
@@ -42,6 +44,11 @@ def advantage(
             raise TypeError(f"{name} must be a tensor under torch.compile, got {type_name(value)}; make one outside.")
     handle = handle_of(cfg)
     # A Config made outside goes by its handle, so that another ε is no new compilation; one made inside is a constant.
+    if not handle and not isinstance(cfg.estimator, str):
+        raise ValueError(
+            f"config with estimator={name_of(cfg.estimator)} must be made outside of the compiled function: a graph holds no "
+            "function."
+        )
     spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
     results = torch.ops.bipace.advantage(
         given["rewards"], given["returns"], given["episode_return"], given["fingerprint"], given["observation"],
@@ -75,22 +82,22 @@ class CompiledRecords:
     flags: Tensor  # [FLAGS, N] uint8, by row
     late: Tensor  # [LATE] bool
 
-    def records(self, result: AdvantageResult) -> Records:
+    def read(self, rows: Rows) -> Records:
         """The records on the CPU; waits for the device.  Raises like check()."""
-        return self._on_device().records(result)
+        return self._unread().read(rows)
 
-    def check(self, cluster: Tensor) -> None:
-        """Raises what a deferred value check found; waits for the device.  cluster: the result's, [N]."""
-        self._on_device().check(cluster)
+    def check(self, rows: Rows) -> None:
+        """Raises what a deferred value check found; waits for the device."""
+        self._unread().check(rows)
 
-    def _on_device(self) -> DeviceRecords:
+    def _unread(self) -> Unread:
         """The flags as the graph left them, the words of errors from the arguments."""
         device = self.flags.device
         x, everyone = check_inputs(self.given, self.layout, self.config, device, deferred=True)
         lay = everyone.once() if self.config.duplicates == "once" else everyone
         state, episode_differs, copy_differs = self.flags
         order, every = lay.on(device).order, everyone.on(device).order
-        return DeviceRecords(
+        return Unread(
             everyone=everyone, layout=lay, config=self.config, rewards=x.rewards, returns=x.returns,
             episode_return=x.episode_return, action_key=x.action_key, action_parsed=x.action_parsed, state=state[order],
             episode_differs=episode_differs[order] != 0, copy_differs=copy_differs[every] != 0,
@@ -104,10 +111,7 @@ def flags_of(result: AdvantageResult) -> tuple[Tensor, Tensor]:
     flags = torch.zeros(len(FLAGS), n, dtype=torch.uint8, device=device)
     late = torch.zeros(LATE, dtype=torch.bool, device=device)
     records = result.records
-    if isinstance(records, Records):
-        if records.usable is not None:
-            flags[0, records.layout.order] = (~records.usable).to(torch.uint8)
-    elif isinstance(records, DeviceRecords):
+    if isinstance(records, Unread):
         order, every = records.layout.on(device).order, records.everyone.on(device).order
         planes = ((records.state, order), (records.episode_differs, order), (records.copy_differs, every))
         for plane, (flag, rows) in zip(flags, planes, strict=True):

@@ -51,22 +51,12 @@ def _why_not_cupy() -> str:
 @functools.cache
 def reason() -> str:
     """Why the CUDA kernels cannot run here; empty where they can."""
-    missing = stages_missing()
-    if missing:
-        return f"this version's CUDA kernels are not complete: {', '.join(missing)} are missing"
     compiled, why = module()
     if compiled is None and (without := _why_not_cupy()):
         return f"{why}, and {without}"
     import torch
 
     return _why_not(compiled, torch)
-
-
-def stages_missing() -> list[str]:
-    """Stages of the device chain that have no CUDA kernels yet."""
-    from . import cuda, triton_kernels
-
-    return sorted(set(triton_kernels.__all__) - set(cuda.__all__))
 
 
 def _why_not(compiled: Any, torch: Any) -> str:

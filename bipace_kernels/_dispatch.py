@@ -1,25 +1,131 @@
-"""Chooses the backend: the argument, then BIPACE_BACKEND, then the device.
+"""Chooses the backend: the argument, then BIPACE_BACKEND, then the device; and binds its stages, by one table.
 
 backend="auto" may fall back, once, with a warning that gives the reason; a backend asked for by name never does.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
-import numbers
-import os
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _cuda_loader, _env, _native_loader, _triton_loader
+from . import _cuda_loader, _env, _native_loader, _triton_loader, stages
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
-_PACKAGES = {"reference": "reference", "cpu": "cpu", "triton": "triton_kernels", "cuda": "cuda"}
+STAGES = (
+    "returns", "episode", "clusters", "observations", "similar", "values", "combine", "action_keys", "ngrams", "pooling",
+)  # fmt: skip
+_HOST = ("similar",)  # stages of texts, on the host whatever the device
+_CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
 _AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by where the tensors are, best first
 _warned: set[str] = set()
+
+
+def package_of(backend: str, stage: str) -> str:
+    """The package whose module runs a stage under a backend: the one table of who does what."""
+    if backend in ("triton", "cuda"):
+        if stage in _HOST:
+            return "reference" if _native_loader.reason() else "cpu"
+        return "cuda" if backend == "cuda" and stage in _CUDA else "triton_kernels"
+    return backend
+
+
+class Backend:
+    """The stages of one backend.  A stage's module is imported when it is first asked for.
+
+    name      "reference" | "cpu" | "triton" | "cuda"
+    deferred  it runs on a device that nobody should wait for: values are not looked at, sizes come from the layout
+    """
+
+    returns: stages.Returns
+    episode: stages.Episode
+    clusters: stages.Clusters
+    observations: stages.Observations
+    similar: stages.Similar
+    values: stages.Values
+    combine: stages.Combine
+    action_keys: stages.ActionKeys
+    ngrams: stages.Ngrams
+    pooling: stages.Pooling
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.deferred = name in ("triton", "cuda")
+
+    def __getattr__(self, stage: str) -> Any:
+        if stage not in STAGES:
+            raise AttributeError(f"backend {self.name!r} has no stage {stage!r}; stages are {', '.join(STAGES)}.")
+        module = importlib.import_module(f"bipace_kernels.{package_of(self.name, stage)}.{stage}")
+        setattr(self, stage, module)
+        return module
+
+    def __repr__(self) -> str:
+        return f"Backend({self.name!r})"
+
+
+@functools.cache
+def _backend(name: str) -> Backend:
+    return Backend(name)
+
+
+if TYPE_CHECKING:  # mypy holds every module against its stage
+    from .cpu import action_keys as cpu_action_keys
+    from .cpu import clusters as cpu_clusters
+    from .cpu import combine as cpu_combine
+    from .cpu import episode as cpu_episode
+    from .cpu import ngrams as cpu_ngrams
+    from .cpu import observations as cpu_observations
+    from .cpu import pooling as cpu_pooling
+    from .cpu import returns as cpu_returns
+    from .cpu import similar as cpu_similar
+    from .cpu import values as cpu_values
+    from .cuda import action_keys as cuda_action_keys
+    from .cuda import clusters as cuda_clusters
+    from .cuda import values as cuda_values
+    from .reference import action_keys as reference_action_keys
+    from .reference import clusters as reference_clusters
+    from .reference import combine as reference_combine
+    from .reference import episode as reference_episode
+    from .reference import ngrams as reference_ngrams
+    from .reference import observations as reference_observations
+    from .reference import pooling as reference_pooling
+    from .reference import returns as reference_returns
+    from .reference import similar as reference_similar
+    from .reference import values as reference_values
+    from .triton_kernels import action_keys as triton_kernels_action_keys
+    from .triton_kernels import clusters as triton_kernels_clusters
+    from .triton_kernels import combine as triton_kernels_combine
+    from .triton_kernels import episode as triton_kernels_episode
+    from .triton_kernels import ngrams as triton_kernels_ngrams
+    from .triton_kernels import observations as triton_kernels_observations
+    from .triton_kernels import pooling as triton_kernels_pooling
+    from .triton_kernels import returns as triton_kernels_returns
+    from .triton_kernels import values as triton_kernels_values
+
+    _RETURNS: tuple[stages.Returns, ...] = (reference_returns, cpu_returns, triton_kernels_returns)
+    _EPISODE: tuple[stages.Episode, ...] = (reference_episode, cpu_episode, triton_kernels_episode)
+    _CLUSTERS: tuple[stages.Clusters, ...] = (reference_clusters, cpu_clusters, triton_kernels_clusters, cuda_clusters)
+    _OBSERVATIONS: tuple[stages.Observations, ...] = (
+        reference_observations,
+        cpu_observations,
+        triton_kernels_observations,
+    )
+    _SIMILAR: tuple[stages.Similar, ...] = (reference_similar, cpu_similar)
+    _VALUES: tuple[stages.Values, ...] = (reference_values, cpu_values, triton_kernels_values, cuda_values)
+    _COMBINE: tuple[stages.Combine, ...] = (reference_combine, cpu_combine, triton_kernels_combine)
+    _ACTION_KEYS: tuple[stages.ActionKeys, ...] = (
+        reference_action_keys,
+        cpu_action_keys,
+        triton_kernels_action_keys,
+        cuda_action_keys,
+    )
+    _NGRAMS: tuple[stages.Ngrams, ...] = (reference_ngrams, cpu_ngrams, triton_kernels_ngrams)
+    _POOLING: tuple[stages.Pooling, ...] = (reference_pooling, cpu_pooling, triton_kernels_pooling)
+    _TEXTS: tuple[stages.Texts, ...] = (reference_action_keys, cpu_action_keys)
 
 
 class BackendError(RuntimeError):
@@ -34,6 +140,7 @@ class BackendStatus:
     available    whether it runs here at all
     reason       why not; empty where available
     taken_for    kinds of tensors, of "cpu" and "cuda", for which backend="auto" takes it (BIPACE_BACKEND counted in)
+    stages       the stages that its own kernels run; others of the same call go to the package that `package_of` names
     detail       versions and devices, where there is something to say
     """
 
@@ -41,24 +148,36 @@ class BackendStatus:
     available: bool
     reason: str
     taken_for: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
     detail: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: available" if self.available else f"{self.name}: not available ({self.reason})"
+        can = "available" if self.available else f"not available ({self.reason})"
+        return f"{self.name}: {can}; runs {', '.join(self.stages)}"
 
 
-def backends() -> dict[str, BackendStatus]:
-    """What would run here, by name, and why not the others.
+class Backends(dict[str, BackendStatus]):
+    """Backends by name; printed, a line each."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.values()))
+
+
+def backends() -> Backends:
+    """What would run here, by name, and why not the others; `print(bk.backends())` shows a line each.
 
     "reference" is plain Python in float64, "cpu" the compiled C++ kernels, "triton" kernels compiled by Triton for
-    tensors on a GPU, "cuda" kernels compiled when the package was built, or by CuPy.
+    tensors on a GPU, "cuda" kernels compiled when the package was built, or by CuPy, for the stages that gain by them,
+    with Triton's for the rest.
     """
     taken = {kind: taken_for(kind)[0] for kind in _AUTO}
-    found = {}
+    found = Backends()
     for name in NAMES[1:]:
         reason = _why_not(name)
         kinds = tuple(kind for kind, choice in taken.items() if choice == name)
-        found[name] = BackendStatus(name, not reason, reason, kinds, _detail(name))
+        package = "triton_kernels" if name == "triton" else name
+        own = tuple(stage for stage in STAGES if package_of(name, stage) == package)
+        found[name] = BackendStatus(name, not reason, reason, kinds, own, _detail(name))
     return found
 
 
@@ -73,8 +192,8 @@ def taken_for(kind: str) -> tuple[str | None, str]:
     return fits, "" if fits else "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
-def choose(backend: str, device: torch.device | None = None) -> Any:
-    """The package (bipace_kernels.reference, .cpu or .triton_kernels) whose modules run the stages.
+def choose(backend: str, device: torch.device | None = None) -> Backend:
+    """The backend whose modules run the stages.
 
     device   where the tensors are; None: there are none, and a name alone decides
     ValueError for an unknown name, BackendError where the named one cannot run here or not on this device.
@@ -95,18 +214,15 @@ def choose(backend: str, device: torch.device | None = None) -> Any:
     reason = "" if device is None else _why_not_on(backend, kind)
     if reason:
         raise BackendError(f"{asked} cannot run on tensors on {device}: {reason}.")
-    return importlib.import_module(f"bipace_kernels.{_PACKAGES[backend]}")
+    return _backend(backend)
 
 
-def defers_checks(kernels: Any) -> bool:
-    """Whether a backend's package runs on a device that nobody should wait for."""
-    return str(kernels.__name__).rpartition(".")[2] in ("triton_kernels", "cuda")
-
-
-def choose_on_host(backend: str) -> Any:
-    """The package for a stage whose inputs are on the host whatever runs later, such as text: never one of a GPU."""
-    kernels = choose(backend)
-    return importlib.import_module(f"bipace_kernels.{_PACKAGES[_auto('cpu')]}") if defers_checks(kernels) else kernels
+def texts(backend: str) -> stages.Texts:
+    """The stage of action keys whose inputs are on the host whatever runs later: never one of a GPU."""
+    chosen = choose(backend)
+    name = _auto("cpu") if chosen.deferred else chosen.name
+    module: stages.Texts = importlib.import_module(f"bipace_kernels.{name}.action_keys")
+    return module
 
 
 def _from_env() -> str:
@@ -143,7 +259,10 @@ def _why_not(name: str) -> str:
         return _native_loader.reason()
     if name == "triton":
         return _triton_loader.reason()
-    return _cuda_loader.reason() if name == "cuda" else ""
+    if name == "cuda":
+        triton = _triton_loader.reason()
+        return _cuda_loader.reason() or (triton and f"Triton runs the stages beside {', '.join(_CUDA)}, and {triton}")
+    return ""
 
 
 def _detail(name: str) -> str:
@@ -177,18 +296,3 @@ def check_name(backend: object) -> None:
     """ValueError unless backend is one of NAMES."""
     if backend not in NAMES:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, got {backend!r}.")
-
-
-def threads(num_threads: Any) -> int:
-    """Threads of the cpu backend: the argument, then BIPACE_NUM_THREADS, then torch.get_num_threads()."""
-    if num_threads is None:
-        from_env = _env.num_threads()
-        return _useful(torch.get_num_threads() if from_env is None else from_env)
-    if isinstance(num_threads, bool) or not isinstance(num_threads, numbers.Integral) or num_threads < 1:
-        raise ValueError(f"num_threads must be None or an int of at least 1, got {num_threads!r}.")
-    return _useful(int(num_threads))
-
-
-def _useful(n: int) -> int:
-    """More threads than cores only wait for each other; results are the same at any count."""
-    return min(n, max(16, os.cpu_count() or 1))

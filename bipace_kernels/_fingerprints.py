@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from . import _checks, _dispatch, _foreign
+from . import _checks, _dispatch, _foreign, _threads
+from ._dispatch import Backend
 from ._transfer import to_device
 from .layout import Layout
 from .layout import layout as make_layout
+from .placed_layout import PlacedLayout
 from .value_checks import check_fingerprint
 
 Tensor = torch.Tensor
@@ -21,36 +23,39 @@ Tensor = torch.Tensor
 class Fingerprints:
     """Rows to be clustered, with one backend's stages for them.
 
-    kernels     bipace_kernels.reference, .cpu or .triton_kernels
+    backend     whose stages run
     layout      who belongs together; its own tensors are on the CPU
     matrix      [N, D] float32 | bfloat16 | float16, where the stages run
     threads     of the cpu backend
-    on_device   the stages are those of a device, which nothing here waits for
     """
 
-    kernels: Any
+    backend: Backend
     layout: Layout
     matrix: Tensor
-    threads: int
-    on_device: bool
+    threads: int | None
 
     def row_states(self) -> Tensor:
         """[M] uint8: 0 fine, 1 holds a non-finite value, 2 is zero."""
-        if self.on_device:
-            state: Tensor = self.kernels.clusters.scan_rows(self.matrix, self._placed.order)
-        else:
-            state = self.kernels.clusters.scan_rows(self.matrix, self.layout.order, num_threads=self.threads)
-        return state
+        with _threads.using(self.threads):
+            return self.backend.clusters.scan_rows(self.matrix, self._placed.order)
 
     def labels(self, epsilon: float, usable: Tensor | None) -> Tensor:
-        """[M] int64 clusters under one ε; usable [M] bool: the others are alone and touch nobody."""
-        found: Tensor = self._stage("cluster_cosine", epsilon, usable)
-        return found
+        """[M] int64 clusters under one ε; usable [M] bool: the others are clusters of their own and touch nobody."""
+        lay = self._placed
+        with _threads.using(self.threads):
+            return self.backend.clusters.cluster_cosine(
+                self.matrix, lay.order, lay.group_offsets, usable, epsilon, n_groups=lay.n_groups,
+                longest_group=lay.longest_group, taken=None,
+            )  # fmt: skip
 
     def sweep(self, epsilons: Sequence[float], usable: Tensor | None) -> Tensor:
         """[E, M] int64 clusters under each ε."""
-        found: Tensor = self._stage("cluster_sweep", list(epsilons), usable)
-        return found
+        lay = self._placed
+        with _threads.using(self.threads):
+            return self.backend.clusters.cluster_sweep(
+                self.matrix, lay.order, lay.group_offsets, usable, list(epsilons), n_groups=lay.n_groups,
+                longest_group=lay.longest_group, taken=None,
+            )  # fmt: skip
 
     def to_rows(self, labels: Tensor) -> Tensor:
         """[..., M] of records -> [..., N] of the caller's rows, −1 for padding."""
@@ -60,17 +65,8 @@ class Fingerprints:
         return labels[..., source.clamp(min=0)].masked_fill_(source < 0, -1)
 
     @property
-    def _placed(self) -> Any:
+    def _placed(self) -> PlacedLayout:
         return self.layout.on(self.matrix.device)
-
-    def _stage(self, name: str, epsilon: Any, usable: Tensor | None) -> Any:
-        stage, lay = getattr(self.kernels.clusters, name), self._placed
-        if not self.on_device:
-            return stage(self.matrix, lay.order, lay.group_offsets, usable, epsilon, num_threads=self.threads)
-        return stage(
-            self.matrix, lay.order, lay.group_offsets, usable, epsilon, n_groups=lay.n_groups,
-            longest_group=lay.longest_group, taken=None,
-        )  # fmt: skip
 
 
 def take_fingerprints(
@@ -85,11 +81,11 @@ def take_fingerprints(
     given = _foreign.all_to_torch({name: fingerprint, "group": group, "trajectory": trajectory, "step": step})
     fingerprint, group, trajectory, step = given.values()
     device = _checks.one_device(given)
-    kernels = _dispatch.choose(backend, device)
-    threads = _dispatch.threads(num_threads)
+    chosen = _dispatch.choose(backend, device)
+    threads = _threads.checked(num_threads)
     lay = _layout(group, trajectory, step, layout)
     matrix = to_device(_checks.fingerprint_matrix(fingerprint, lay.n_rows, name), device, name)
-    return Fingerprints(kernels, lay, matrix, threads, _dispatch.defers_checks(kernels))
+    return Fingerprints(chosen, lay, matrix, threads)
 
 
 def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> Layout:

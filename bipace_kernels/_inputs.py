@@ -14,6 +14,7 @@ from .config import Config
 from .layout import Layout
 from .layout import layout as make_layout
 from .observations import observation_codes
+from .partitions import PARTITIONS
 
 Tensor = torch.Tensor
 
@@ -23,6 +24,7 @@ class Inputs:
     """The arguments of advantage() that its configuration uses, as tensors on one device."""
 
     config: Config
+    device: torch.device
     rewards: Tensor | None  # [N] float64
     returns: Tensor | None  # [N] float64
     episode_return: Tensor | None  # [N] float64
@@ -45,9 +47,9 @@ def check_inputs(
     columns = check_columns(given, layout, config, device, late)
     lay = _layout(given, layout, late)
     codes = None
-    if config.partition in ("exact", "history"):
+    if PARTITIONS[config.partition].by_code:
         codes = to_device(observation_codes(given["observation"], lay), device, "observation")
-    return Inputs(config, **columns, codes=codes, observation=given["observation"], late=late or []), lay
+    return Inputs(config, device, **columns, codes=codes, observation=given["observation"], late=late or []), lay
 
 
 def check_columns(
@@ -67,7 +69,11 @@ def check_columns(
         value = given[name]
         return None if value is None else _checks.real_vector(value, name, n)
 
-    unused = given["returns"] is not None and given["episode_return"] is not None
+    function = not isinstance(config.estimator, str)  # a user's own, which may read any column
+    reads_fingerprint = PARTITIONS[config.partition].argument == "fingerprint" or (
+        function and given["fingerprint"] is not None
+    )
+    unused = not function and given["returns"] is not None and given["episode_return"] is not None
     parsed = given["action_parsed"]
     columns = {
         "rewards": None if unused else real("rewards"),
@@ -75,7 +81,7 @@ def check_columns(
         "episode_return": real("episode_return"),
         "action_key": _keys(given["action_key"], config, n),
         "action_parsed": None if parsed is None else _checks.bool_vector(parsed, "action_parsed", n, late),
-        "fingerprint": _checks.fingerprint_matrix(given["fingerprint"], n) if config.partition == "cosine" else None,
+        "fingerprint": _checks.fingerprint_matrix(given["fingerprint"], n) if reads_fingerprint else None,
     }
     return {name: None if value is None else to_device(value, device, name) for name, value in columns.items()}
 
@@ -114,8 +120,7 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
                 raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
     if given["rewards"] is None and (given["returns"] is None or given["episode_return"] is None):
         raise ValueError("rewards is missing; it may be None only where both returns and episode_return are given.")
-    needs = {"cosine": "fingerprint", "exact": "observation", "history": "observation", "similar": "observation"}
-    argument = needs.get(cfg.partition)
+    argument = PARTITIONS[cfg.partition].argument
     if argument is not None and given[argument] is None:
         raise ValueError(
             f"{argument} is missing; partition={cfg.partition!r} needs one per row, or choose another partition."
@@ -131,7 +136,7 @@ def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
     """[N] int64 keys; where no estimator asks for them they serve the metrics alone, and anything else is ignored."""
     if action_key is None:
         return None
-    if cfg.needs_keys:
+    if cfg.needs_keys or not isinstance(cfg.estimator, str):
         return _checks.integer_vector(action_key, "action_key", n)
     try:
         return _checks.integer_vector(action_key, "action_key", n)

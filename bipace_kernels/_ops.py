@@ -1,206 +1,182 @@
-"""torch.ops.bipace: each stage of the device chain, and the whole chain, as an op that torch.compile sees as opaque.
+"""torch.ops.bipace: each stage, and the whole chain, as an op that torch.compile sees as opaque.
 
-The compiler cannot change what it cannot see, so compiled code gives the same bits.  An op runs the very functions that
-`advantage()` runs: those of triton_kernels/ on a GPU, those of cpu/ behind masks (masked_stages.py) on the CPU.  Calls
-that are not compiled go round the ops.
+The compiler cannot change what it cannot see, so compiled code gives the same bits.  Schemas, fakes and checks of
+arguments are derived from the contract (stages.py), and an op runs the very stage that `advantage()` runs.  Calls that are
+not compiled go round the ops.
 """
 
 from __future__ import annotations
 
 import ast
-import math
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from . import _checks, _compiled, _dispatch, pipeline
+from . import _compiled, _dispatch, pipeline
 from ._handles import find
-from .action_keys import MODES
 from .config import Config
-from .masked_stages import MaskedStages
+from .stages import FINGERPRINT_DTYPES, OPS, OneOf, Range, Size, Spec
 
 Tensor = torch.Tensor
 
-_F32, _F64, _I64, _U8, _BOOL = torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool
+_F32, _I64, _U8, _BOOL = torch.float32, torch.int64, torch.uint8, torch.bool
+_PLAIN = {float: "float", int: "int", str: "str", bool: "bool"}
 
-#: Dtype and shape of each tensor argument: kernels read what they are told lies there.
-_TENSORS: dict[str, tuple[torch.dtype, str]] = {
-    "action_key": (_I64, "M"), "bad_record": (_BOOL, "M"), "branch": (_U8, "M"), "bytes": (_U8, "B"),
-    "codes": (_I64, "M"), "depth_labels": (_I64, "H M"), "episode": (_F32, "M"), "episode_advantage": (_F32, "M"),
-    "episode_return": (_F32, "T"), "group_offsets": (_I64, "G+1"), "group_trajectories": (_I64, "G+1"),
-    "labels": (_I64, "M"), "offsets": (_I64, "S+1"), "order": (_I64, "M"), "returns": (_F32, "M"), "rewards": (_F64, "M"),
-    "row_offsets": (_I64, "R+1"), "source": (_I64, "N"), "spoilt": (_BOOL, "T"), "step": (_I64, "M"),
-    "step_return": (_F32, "M"), "step_term": (_F32, "M"), "table_bytes": (_U8, "B"), "table_offsets": (_I64, "V+1"),
-    "taken": (_BOOL, "M"), "trajectory_offsets": (_I64, "T+1"), "trajectory_return": (_F32, "T"), "usable": (_BOOL, "M"),
-}  # fmt: skip
-#: Words that an argument may be, and ranges of numbers: a kernel takes any other for one of these, or reads astray.
-_WORDS = {
-    "estimator": ("mean", "diff_peer", "q_style"), "lone": ("zero", "raw"), "mode": MODES, "norm": ("none", "std"),
-    "scope": ("trajectory", "step"), "step_norm": ("none", "std"),
-}  # fmt: skip
-_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "alpha": ("finite and at least 0", lambda x: 0 <= x < math.inf),
-    "delta": ("in (0, 1e-2]", lambda x: 0 < x <= 1e-2),
-    "depth": ("at least 1", lambda x: x >= 1),
-    "dim": ("in [1, 2^24]", lambda x: 1 <= x <= 1 << 24),
-    "epsilon": ("0 or in [1e-4, 2]", lambda x: x == 0 or 1e-4 <= x <= 2),
-    "gamma": ("in [0, 1]", lambda x: 0 <= x <= 1),
-    "weight": ("finite and at least 0", lambda x: 0 <= x < math.inf),
-}
-_LARGEST_N = {"hash_token_ids": 1 << 40, "ngram_fingerprints": 1 << 12}
-_SIZES = {"n_groups": "G", "n_records": "M", "n_rows": "N", "n_trajectories": "T"}
 
-_GROUPS = "SymInt n_groups, SymInt longest_group"
-_COSINE = "Tensor fingerprint, Tensor order, Tensor group_offsets, Tensor? usable"
+@dataclass(frozen=True)
+class Argument:
+    """One argument of an op, as its stage's Protocol annotates it."""
+
+    name: str
+    type: str  # of torch's schema
+    keyword: bool
+    spec: Spec | None = None
+    size: Size | None = None
+    range: Range | None = None
+    words: OneOf | None = None
+
+    @property
+    def several(self) -> bool:
+        return self.type.endswith("[]")
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op and the stage that it runs."""
+
+    name: str
+    stage: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Spec, ...]
+
+    @property
+    def schema(self) -> str:
+        words = [f"{a.type} {a.name}" for a in self.arguments]
+        first = next((i for i, a in enumerate(self.arguments) if a.keyword), None)
+        if first is not None:
+            words.insert(first, "*")
+        several = ", ".join("Tensor" for _ in self.results)
+        return f"({', '.join(words)}) -> " + (several if len(self.results) == 1 else f"({several})")
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by name; torch leaves out the last ones where they are None."""
+        given = dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
+        return {a.name: given.get(a.name) for a in self.arguments}
+
+
+def _argument(name: str, hint: Any, keyword: bool) -> Argument:
+    optional = get_origin(hint) in (Union, UnionType)
+    if optional:
+        hint = next(each for each in get_args(hint) if each is not type(None))
+    marks: tuple[Any, ...] = ()
+    if get_origin(hint) is Annotated:
+        hint, *rest = get_args(hint)
+        marks = tuple(rest)
+
+    def mark(kind: type) -> Any:
+        return next((each for each in marks if isinstance(each, kind)), None)
+
+    size = mark(Size)
+    if hint is Tensor:
+        kind = "Tensor?" if optional else "Tensor"
+    elif get_origin(hint) is not None:  # Sequence[float]
+        kind = f"{_PLAIN[get_args(hint)[0]]}[]"
+    else:
+        kind = "SymInt" if size is not None and name != "dim" else _PLAIN[hint]
+    return Argument(name, kind, keyword, mark(Spec), size, mark(Range), mark(OneOf))
+
+
+def _ops() -> dict[str, Op]:
+    """Every method of a stage's Protocol."""
+    found = {}
+    for stage, protocol in OPS.items():
+        for name, method in vars(protocol).items():
+            if name.startswith("_") or not inspect.isfunction(method):
+                continue
+            hints = get_type_hints(method, include_extras=True)
+            back = hints.pop("return")
+            results = get_args(back) if get_origin(back) is tuple else (back,)
+            arguments = tuple(
+                _argument(p.name, hints[p.name], p.kind is p.KEYWORD_ONLY)
+                for p in list(inspect.signature(method).parameters.values())[1:]
+            )
+            found[name] = Op(name, stage, arguments, tuple(get_args(each)[1] for each in results))
+    return found
+
+
+STAGE_OPS = _ops()
+
+
+def _run(op: Op) -> Callable[..., Any]:
+    """What an op runs: its stage, by the backend that the tensors' device takes."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = op.bind(args, kwargs)
+        device = next(value.device for value in given.values() if isinstance(value, Tensor))
+        for a in op.arguments:
+            if isinstance(given[a.name], Tensor):
+                given[a.name] = _tensor(op.name, a, given[a.name], device)
+        check_sizes(op, given)
+        _check_values(op, given)
+        if op.name == "hash_token_ids":
+            _check_ids(op.name, given)
+        chosen = _dispatch.choose("auto", device)
+        positional = [given.pop(a.name) for a in op.arguments if not a.keyword]
+        with torch.no_grad():
+            found = getattr(getattr(chosen, op.stage), op.name)(*positional, **given)
+        if op.name == "hash_token_ids" and not chosen.deferred and int(found[2]) >= 0:
+            raise ValueError(
+                f"bipace::{op.name}: ids must be in the table, got {int(positional[0].flatten()[int(found[2])])} at flat "
+                f"position {int(found[2])}; mask padding out."
+            )
+        return found
+
+    return run
+
+
+def _fake(op: Op) -> Callable[..., Any]:
+    """Results of an op in shape and dtype."""
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        given = op.bind(args, kwargs)
+        like = next(value for value in given.values() if isinstance(value, Tensor))
+        sizes: dict[str, Any] = {"1": 1}
+        for a in op.arguments:
+            value = given[a.name]
+            if a.size is not None:
+                sizes[a.size.letter] = value
+            elif a.several:
+                sizes["E"] = len(value)
+            elif isinstance(value, Tensor) and a.spec is not None:
+                for letter, size in zip(a.spec.shape.split(), value.shape, strict=True):
+                    sizes.setdefault(letter[0], size - 1 if letter.endswith("+1") else size)
+        if op.name == "hash_token_ids":
+            sizes.setdefault("R", given["ids"].shape[0])
+        made = [_new(like, *(sizes[letter] for letter in s.shape.split()), dtype=s.dtypes[0]) for s in op.results]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return fake
 
 
 def _new(like: Tensor, *shape: Any, dtype: torch.dtype) -> Tensor:
     return like.new_empty(shape, dtype=dtype)
 
 
-#: (module of the stage, arguments, what comes back, a fake that gives its shapes and dtypes) of each op.
-_STAGES: dict[str, tuple[str, str, str, Callable[..., Any]]] = {
-    "discounted_returns": (
-        "returns",
-        "Tensor rewards, Tensor? step, Tensor trajectory_offsets, float gamma, *, SymInt n_trajectories",
-        "Tensor",
-        lambda rewards, *_, **__: _new(rewards, rewards.shape[0], dtype=_F32),
-    ),
-    "trajectory_returns": (
-        "returns",
-        "Tensor rewards, Tensor? step, Tensor trajectory_offsets, *, SymInt n_trajectories",
-        "Tensor",
-        lambda rewards, *_, n_trajectories: _new(rewards, n_trajectories, dtype=_F32),
-    ),
-    "spoilt_trajectories": (
-        "returns",
-        "Tensor step_return, Tensor trajectory_return, Tensor? bad_record, Tensor trajectory_offsets, *, "
-        "SymInt n_trajectories",
-        "Tensor",
-        lambda step_return, *_, n_trajectories: _new(step_return, n_trajectories, dtype=_BOOL),
-    ),
-    "episode_advantage": (
-        "episode",
-        "Tensor episode_return, Tensor trajectory_offsets, Tensor group_trajectories, *, SymInt n_groups, "
-        "SymInt n_records, str scope, str norm, str lone, float delta, Tensor? spoilt",
-        "Tensor",
-        lambda episode_return, *_, n_records, **__: _new(episode_return, n_records, dtype=_F32),
-    ),
-    "scan_rows": (
-        "clusters",
-        "Tensor fingerprint, Tensor order",
-        "Tensor",
-        lambda fingerprint, order: _new(order, order.shape[0], dtype=_U8),
-    ),
-    "cluster_cosine": (
-        "clusters",
-        f"{_COSINE}, float epsilon, *, {_GROUPS}, Tensor? taken",
-        "Tensor",
-        lambda fingerprint, order, *_, **__: _new(order, order.shape[0], dtype=_I64),
-    ),
-    "cluster_sweep": (
-        "clusters",
-        f"{_COSINE}, float[] epsilons, *, {_GROUPS}, Tensor? taken",
-        "Tensor",
-        lambda fingerprint, order, offsets, usable, epsilons, **_: _new(
-            order, len(epsilons), order.shape[0], dtype=_I64
-        ),
-    ),
-    "cluster_exact": (
-        "observations",
-        f"Tensor codes, Tensor group_offsets, *, {_GROUPS}, Tensor? taken",
-        "Tensor",
-        lambda codes, *_, **__: _new(codes, codes.shape[0], dtype=_I64),
-    ),
-    "cluster_history": (
-        "observations",
-        "Tensor codes, Tensor? step, Tensor trajectory_offsets, Tensor group_offsets, SymInt depth, *, "
-        f"SymInt n_trajectories, {_GROUPS}, Tensor? taken",
-        "Tensor",
-        lambda codes, step, trajectories, groups, depth, **_: _new(codes, depth, codes.shape[0], dtype=_I64),
-    ),
-    "step_advantage": (
-        "values",
-        f"Tensor returns, Tensor labels, Tensor? action_key, Tensor group_offsets, *, {_GROUPS}, str estimator, "
-        "str step_norm, float delta",
-        "Tensor, Tensor",
-        lambda returns, labels, *_, **__: tuple(_new(labels, labels.shape[0], dtype=d) for d in (_F32, _U8)),
-    ),
-    "hgpo_advantage": (
-        "values",
-        f"Tensor returns, Tensor depth_labels, Tensor episode_advantage, Tensor group_offsets, *, {_GROUPS}, "
-        "str step_norm, float delta, float alpha, bool base_group",
-        "Tensor, Tensor, Tensor",
-        lambda returns, *_, **__: tuple(_new(returns, returns.shape[0], dtype=d) for d in (_F32, _I64, _U8)),
-    ),
-    "combine": (
-        "combine",
-        "Tensor episode, Tensor step_term, Tensor returns, Tensor labels, Tensor branch, Tensor source, Tensor? taken, *, "
-        "float weight, bool total_is_step, SymInt n_rows",
-        "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor",
-        lambda episode, *_, n_rows, **__: tuple(_new(episode, n_rows, dtype=d) for d in (*[_F32] * 4, _I64, _U8)),
-    ),
-    "hash_token_ids": (
-        "action_keys",
-        "Tensor ids, Tensor? row_offsets, Tensor? valid, Tensor? table_offsets, Tensor? table_bytes, *, str mode, int n, "
-        "SymInt longest_row",
-        "Tensor, Tensor, Tensor",
-        lambda ids, row_offsets, *_, **__: (
-            _new(ids, _rows_of(ids, row_offsets), dtype=_I64),
-            _new(ids, _rows_of(ids, row_offsets), dtype=_BOOL),
-            _new(ids, 1, dtype=_I64),
-        ),
-    ),
-    "ngram_fingerprints": (
-        "ngrams",
-        "Tensor bytes, Tensor offsets, *, int n, int dim",
-        "Tensor",
-        lambda data, offsets, *, n, dim: _new(data, offsets.shape[0] - 1, dim, dtype=_F32),
-    ),
-}
-
-
-def _rows_of(ids: Tensor, row_offsets: Tensor | None) -> Any:
-    return ids.shape[0] if row_offsets is None else row_offsets.shape[0] - 1
-
-
-def _stage_op(name: str, module: str, arguments: list[str]) -> Callable[..., Any]:
-    """What the op runs: the stage of the backend that the tensors' device takes."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(arguments, args, strict=False)) | kwargs  # torch leaves the last ones out where they are None
-        device = next(value.device for value in given.values() if isinstance(value, Tensor))
-        given = {k: _tensor(name, k, v, device) if isinstance(v, Tensor) else v for k, v in given.items()}
-        _check_sizes(name, given)
-        _check_values(name, given)
-        if name == "hash_token_ids":
-            _check_ids(name, given)
-        kernels = _dispatch.choose("auto", device)
-        if not _dispatch.defers_checks(kernels):
-            stage = getattr(MaskedStages(kernels, _dispatch.threads(None)), name)
-        else:
-            stage = getattr(getattr(kernels, module), name)
-        if name == "hash_token_ids":
-            if given.get("row_offsets") is not None:  # flat
-                given |= {k: given[k].contiguous() for k in ("ids", "valid") if given.get(k) is not None}
-            offsets, data = given.pop("table_offsets", None), given.pop("table_bytes", None)
-            given["table"] = None if offsets is None else (offsets, data)
-        positional = [given.pop(a) for a in list(given) if a in ("bytes", "offsets")]  # of n-grams: names differ
-        with torch.no_grad():
-            return stage(*positional, **given)
-
-    return run
-
-
-def _tensor(op: str, name: str, value: Tensor, device: torch.device) -> Tensor:
+def _tensor(op: str, a: Argument, value: Tensor, device: torch.device) -> Tensor:
     """A tensor as the kernels take it; TypeError for another dtype, ValueError for another device."""
+    name = a.name
     if value.device != device:
         raise ValueError(
             f"bipace::{op}: all tensors must be on one device, got {name} on {value.device}; move it to {device}."
         )
-    if name == "fingerprint":
-        if value.ndim != 2 or value.dtype not in _checks.FINGERPRINT_DTYPES:
+    if a.spec is None:
+        return value  # token ids and their mask: any integers; any strides where they are [N, L]
+    if a.spec.dtypes == FINGERPRINT_DTYPES:
+        if value.ndim != 2 or value.dtype not in FINGERPRINT_DTYPES:
             got = f"{value.dtype} {list(value.shape)}"
             raise TypeError(
                 f"bipace::{op}: fingerprint must be [N, D] float32, bfloat16 or float16, got {got}; convert it."
@@ -208,70 +184,73 @@ def _tensor(op: str, name: str, value: Tensor, device: torch.device) -> Tensor:
         if value.shape[1] == 0:
             raise ValueError(f"bipace::{op}: fingerprint must have at least one feature, got {list(value.shape)}.")
         return value
-    if name not in _TENSORS:
-        return value  # token ids and their mask: any integers; any strides where they are [N, T]
-    dtype = _TENSORS[name][0]
+    (dtype,) = a.spec.dtypes
     if value.dtype != dtype:
         raise TypeError(f"bipace::{op}: {name} must be {dtype}, got {value.dtype}; convert it with .to({dtype}).")
     return value.contiguous()
 
 
-def _check_sizes(op: str, given: dict[str, Any]) -> None:
+def check_sizes(op: Op, given: dict[str, Any]) -> None:
     """ValueError for lengths that contradict each other."""
-    known = {_SIZES[name]: (value, name) for name, value in given.items() if name in _SIZES}
-    for name, value in given.items():
-        if not isinstance(value, Tensor) or name not in _TENSORS:
+    known = {
+        a.size.letter: (given[a.name], a.name) for a in op.arguments if a.size is not None and a.name.startswith("n_")
+    }
+    for a in op.arguments:
+        value = given.get(a.name)
+        if not isinstance(value, Tensor) or a.spec is None or a.spec.dtypes == FINGERPRINT_DTYPES:
             continue
-        wanted = _TENSORS[name][1].split()
+        wanted = a.spec.shape.split()
         if value.ndim != len(wanted):
-            raise ValueError(f"bipace::{op}: {name} must have shape [{', '.join(wanted)}], got {list(value.shape)}.")
+            raise ValueError(
+                f"bipace::{op.name}: {a.name} must have shape [{', '.join(wanted)}], got {list(value.shape)}."
+            )
         for letter, size in zip(wanted, value.shape, strict=True):
             length = size - 1 if letter.endswith("+1") else size
-            other, where = known.setdefault(letter[0], (length, name))
+            other, where = known.setdefault(letter[0], (length, a.name))
             if length != other:
                 raise ValueError(
-                    f"bipace::{op}: {name} must have shape [{', '.join(wanted)}] with {letter[0]} = {other} as {where} has "
-                    f"it, got {list(value.shape)}; take both from one layout."
+                    f"bipace::{op.name}: {a.name} must have shape [{', '.join(wanted)}] with {letter[0]} = {other} as "
+                    f"{where} has it, got {list(value.shape)}; take both from one layout."
                 )
 
 
-def _check_values(op: str, given: dict[str, Any]) -> None:
+def _check_values(op: Op, given: dict[str, Any]) -> None:
     """ValueError for words and numbers of the host that no stage knows, and for an action key that is missing."""
-    ranges = dict(_RANGES)
-    if op in _LARGEST_N:
-        most = _LARGEST_N[op]
-        ranges["n"] = (f"in [1, {most}]", lambda x: 1 <= x <= most)
-    for name, value in given.items():
-        if name in _WORDS and value not in _WORDS[name]:
-            raise ValueError(f"bipace::{op}: {name} must be one of {', '.join(_WORDS[name])}, got {value!r}.")
-        which = "epsilon" if name == "epsilons" else name
-        for number in value if name == "epsilons" else [value]:
-            if which in ranges and not ranges[which][1](number):
-                raise ValueError(f"bipace::{op}: {name} must be {ranges[which][0]}, got {number!r}.")
-    if op == "step_advantage" and given["estimator"] != "mean" and given.get("action_key") is None:
-        raise ValueError(f"bipace::{op}: action_key is missing; estimator={given['estimator']!r} compares actions.")
+    for a in op.arguments:
+        value = given[a.name]
+        if a.words is not None and value not in a.words.words:
+            raise ValueError(f"bipace::{op.name}: {a.name} must be one of {', '.join(a.words.words)}, got {value!r}.")
+        for number in value if a.several else [value]:
+            if a.range is not None and not a.range.holds(number):
+                raise ValueError(f"bipace::{op.name}: {a.name} must be {a.range.text}, got {number!r}.")
+    if op.name == "step_advantage" and given["estimator"] != "mean" and given["action_key"] is None:
+        raise ValueError(
+            f"bipace::{op.name}: action_key is missing; estimator={given['estimator']!r} compares actions."
+        )
 
 
 def _check_ids(op: str, given: dict[str, Any]) -> None:
     """Errors for token ids, their mask and the table, of what can be seen without looking at values."""
-    ids, flat = given["ids"], given.get("row_offsets") is not None
+    ids, flat = given["ids"], given["row_offsets"] is not None
     if ids.ndim != (1 if flat else 2):
         raise ValueError(f"bipace::{op}: ids must be [N, T], or [E] with row_offsets, got {list(ids.shape)}.")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"bipace::{op}: ids must be of an integer dtype, got {ids.dtype}; convert them.")
-    valid = given.get("valid")
+    valid = given["valid"]
     if valid is not None and valid.shape != ids.shape:
         raise ValueError(f"bipace::{op}: valid must have the shape of ids, {list(ids.shape)}, got {list(valid.shape)}.")
     if valid is not None and (valid.is_floating_point() or valid.is_complex()):
         raise TypeError(f"bipace::{op}: valid must be bool or integers, got {valid.dtype}; compare it.")
     if not flat and given["longest_row"] != ids.shape[1]:
         raise ValueError(f"bipace::{op}: longest_row must be T = {ids.shape[1]}, got {given['longest_row']}.")
-    table = [given.get("table_offsets") is not None, given.get("table_bytes") is not None]
+    table = [given["table_offsets"] is not None, given["table_bytes"] is not None]
     if table[0] != table[1] or not (table[0] or given["mode"] == "first_n"):
         raise ValueError(
             f"bipace::{op}: table_offsets and table_bytes must be given for mode {given['mode']!r}; take both from "
             "token_bytes(tokenizer)."
         )
+    if flat:
+        given |= {k: given[k].contiguous() for k in ("ids", "valid") if given[k] is not None}
 
 
 _CHAIN_TENSORS = (
@@ -333,10 +312,8 @@ def _register() -> Any:
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # run() itself stops gradients
         torch.library.register_fake(f"bipace::{name}", fake, lib=library)
 
-    for name, (module, arguments, results, fake) in _STAGES.items():
-        names = [part.split()[-1] for part in arguments.split(", ") if part != "*"]
-        several = f"({results})" if "," in results else results
-        add(name, f"({arguments}) -> {several}", _stage_op(name, module, names), fake)
+    for op in STAGE_OPS.values():
+        add(op.name, op.schema, _run(op), _fake(op))
     add("advantage", _CHAIN, _advantage, _advantage_fake)
     return library
 

@@ -39,7 +39,7 @@ def action_clusters(
     action_fingerprint   [N, D] float32 | bfloat16 | float16 (float64 is rounded), any length: normalised here
     group                [N] prompt-group id; keys of different groups always differ.  Or the labels of `cluster()`: then
                          actions are clustered among those of one state alone, in row order
-    epsilon              cosine distance, 0 or in [1e-4, 2]; 0 gives equal keys to rows that are equal as given (−0.0
+    epsilon              cosine distance, 0 or in [1e-4, 1]; 0 gives equal keys to rows that are equal as given (−0.0
                          equals 0.0, and a row of zeros is an action like others)
     trajectory           [N] trajectory id or None (the records of a group in row order)
     step                 [N] int or None, order inside the trajectory
@@ -65,7 +65,7 @@ def action_clusters(
         rows = replace(rows, matrix=torch.cat([rows.matrix, one], dim=1))
     state = rows.row_states()
     usable = None
-    if on_invalid == "singleton" or (rows.on_device and check == "auto"):
+    if on_invalid == "singleton" or (rows.backend.deferred and check == "auto"):
         usable = state == 0
     else:
         raise_bad_rows(rows.layout, state, NAME)

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _checks, _dispatch, _transfer
+from . import _checks, _dispatch, _threads, _transfer
+from ._dispatch import Backend
+from .stages import Texts
 from .token_bytes import TokenBytes
 
 MODES = ("action_tag", "first_n", "text")
@@ -67,7 +69,7 @@ def action_keys(
             f"token_bytes must be a TokenBytes or None, got {type(token_bytes).__name__}; make it by "
             "bk.token_bytes(tokenizer)."
         )
-    threads = _dispatch.threads(num_threads)
+    _threads.checked(num_threads)
     if isinstance(responses, np.ndarray) and responses.dtype.kind in "OUS":
         responses = responses.tolist()
     if not isinstance(responses, (list, tuple, np.ndarray, torch.Tensor)):
@@ -76,22 +78,21 @@ def action_keys(
         )
 
     if isinstance(responses, (list, tuple)) and (len(responses) == 0 or isinstance(responses[0], (str, bytes))):
-        host = _dispatch.choose_on_host(backend).action_keys
+        host = _dispatch.texts(backend)
         _check_texts(responses)
         if mask is not None and len(responses):
             raise ValueError("mask must be None for text, which has no tokens to mask; cut the text instead.")
-        keys, parsed = host.hash_texts(tuple(responses), mode=mode, num_threads=threads)
-        return keys, parsed
+        with _threads.using(num_threads):
+            return host.hash_texts(tuple(responses), mode=mode)
 
     given: dict[str, Any] = {"responses": responses, "mask": mask}
     if isinstance(responses, (list, tuple)):
         given = {f"responses[{i}]": row for i, row in enumerate(responses)} | {"mask": mask}
     device = _checks.one_device(given)
-    package = _dispatch.choose(backend, device)
-    stage = package.action_keys
+    chosen = _dispatch.choose(backend, device)
     row_offsets = valid = None
     if isinstance(responses, (list, tuple)):
-        host = _dispatch.choose_on_host(backend).action_keys
+        host = _dispatch.texts(backend)
         ids, row_offsets = _flatten(list(responses), "responses", host, device, bools=False)
         if mask is not None:
             valid = _flat_mask(mask, row_offsets, host, device)
@@ -107,15 +108,12 @@ def action_keys(
             'bk.token_bytes(tokenizer), or use mode "first_n".'
         )
     table = None if token_bytes is None else token_bytes.on(device)
-    options: dict[str, Any] = {"mode": mode, "n": min(int(n), _LARGEST_N)}
-    if _dispatch.defers_checks(package):
-        keys, parsed, first_bad = _hash_on_device(stage, ids, row_offsets, valid, table, options)
-        position = int(first_bad) if check == "now" and table is not None else -1
-        outside = None if position < 0 else _place(position, ids, row_offsets)
-    else:
-        keys, parsed, outside = stage.hash_token_ids(ids, row_offsets, valid, table, num_threads=threads, **options)
-    if outside is not None and token_bytes is not None:
-        row, column, token = outside
+    with _threads.using(num_threads):
+        keys, parsed, first_bad = _hash(chosen, ids, row_offsets, valid, table, mode=mode, n=min(int(n), _LARGEST_N))
+    looks = table is not None and (check == "now" or not chosen.deferred)
+    position = int(first_bad) if looks else -1
+    if position >= 0 and token_bytes is not None:
+        row, column, token = _place(position, ids, row_offsets)
         raise ValueError(
             f"responses must hold token ids from 0 to {token_bytes.vocabulary_size - 1} (vocabulary size "
             f"{token_bytes.vocabulary_size}), got {token} in row {row}, column {column}; mask padding out, or make "
@@ -124,25 +122,30 @@ def action_keys(
     return keys, parsed
 
 
-def _hash_on_device(
-    stage: Any,
+def _hash(
+    backend: Backend,
     ids: torch.Tensor,  # [N, T], or flat [E] with row_offsets
     row_offsets: torch.Tensor | None,  # [N+1] int64, on the CPU
     valid: torch.Tensor | None,  # like ids
     table: tuple[torch.Tensor, torch.Tensor] | None,
-    options: dict[str, Any],
-) -> Any:
-    """keys [N], parsed [N] and outside [1], all on the device of the ids."""
+    *,
+    mode: str,
+    n: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """keys [N], parsed [N] and the first id outside the table [1], all on the device of the ids."""
+    stage = backend.action_keys
     if table is not None and table[1].numel() > stage.LARGEST_TABLE:
         raise ValueError(
             f"token_bytes must hold at most {stage.LARGEST_TABLE} bytes in all for a GPU, got {table[1].numel()}; move "
             "the ids with .cpu()."
         )
+    table_offsets, table_bytes = table or (None, None)
     if row_offsets is None:
-        return stage.hash_token_ids(ids, None, valid, table, longest_row=ids.shape[1], **options)
-    longest = int(row_offsets.diff().max())
-    offsets = _transfer.to_device(row_offsets, ids.device, "responses")
-    return stage.hash_token_ids(ids, offsets, valid, table, longest_row=longest, **options)
+        longest, offsets = ids.shape[1], None
+    else:
+        longest = int(row_offsets.diff().max())
+        offsets = _transfer.to_device(row_offsets, ids.device, "responses")
+    return stage.hash_token_ids(ids, offsets, valid, table_offsets, table_bytes, mode=mode, n=n, longest_row=longest)
 
 
 def _place(position: int, ids: torch.Tensor, row_offsets: torch.Tensor | None) -> tuple[int, int, int]:
@@ -194,7 +197,7 @@ def _matrix_mask(mask: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _flatten(
-    rows: list[Any], name: str, host: Any, device: torch.device, *, bools: bool
+    rows: list[Any], name: str, host: Texts, device: torch.device, *, bools: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of integers (with bools=True also of bool) as flat values [E] int64 on a device, and offsets [N+1] int64.
 
@@ -224,7 +227,7 @@ def _flatten(
     return torch.cat([parts[i] for i in range(len(rows))]), offsets
 
 
-def _flatten_host(rows: dict[int, Any], name: str, host: Any, *, bools: bool) -> torch.Tensor:
+def _flatten_host(rows: dict[int, Any], name: str, host: Texts, *, bools: bool) -> torch.Tensor:
     """Rows of integers on the host, by number, as flat values [E] int64."""
     if rows and all(isinstance(row, (torch.Tensor, np.ndarray)) for row in rows.values()):
         wish = "bool or integers" if bools else "integers"
@@ -246,7 +249,7 @@ def _flatten_host(rows: dict[int, Any], name: str, host: Any, *, bools: bool) ->
     return torch.as_tensor(flat)
 
 
-def _flat_mask(mask: Any, row_offsets: torch.Tensor, host: Any, device: torch.device) -> torch.Tensor:
+def _flat_mask(mask: Any, row_offsets: torch.Tensor, host: Texts, device: torch.device) -> torch.Tensor:
     """The mask of rows, flattened like them; each of its rows as long as theirs."""
     if not isinstance(mask, (list, tuple, np.ndarray, torch.Tensor)) or len(mask) != row_offsets.numel() - 1:
         got = f"{len(mask)} rows" if hasattr(mask, "__len__") else type(mask).__name__

@@ -97,7 +97,7 @@ def calibrate(
     folds = _checks.integer_at_least(folds, "folds", 2)
     min_clusters = _checks.integer_at_least(min_clusters, "min_clusters", 1)
     seed = _checks.integer_at_least(seed, "seed", 0)
-    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 2.0)
+    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 1.0)
     wanted = _candidates(layers, len(find_decoder(model).blocks))
     tapped = tap(model, layers=wanted, pooling=pooling, backend=backend)  # checks the names
     by_depth = sorted(tapped.layers, key=lambda layer: (layer.block, layer.normed))

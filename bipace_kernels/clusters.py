@@ -35,7 +35,7 @@ def cluster(
 
     fingerprint   [N, D] float32 | bfloat16 | float16, any length: normalised here
     group         [N] prompt-group id
-    epsilon       cosine distance, 0 or in [1e-4, 2]; 0 joins rows that are equal as given (−0.0 equals 0.0).  Or a
+    epsilon       cosine distance, 0 or in [1e-4, 1]; 0 joins rows that are equal as given (−0.0 equals 0.0).  Or a
                   vector of E of them (tensor, array, list): all are clustered from one Gram matrix per group
                   (docs/epsilon.md says what that costs).  A tensor on a GPU is waited for; a list is not.
     trajectory    [N] trajectory id or None (the records of a group in row order)
@@ -54,7 +54,7 @@ def cluster(
     rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
     state = rows.row_states()
     usable = None
-    if rows.on_device and check == "auto":
+    if rows.backend.deferred and check == "auto":
         usable = state == 0
     else:
         raise_bad_rows(rows.layout, state)
@@ -80,6 +80,6 @@ def _epsilons(epsilon: Any) -> float | list[float]:
     for e, value in enumerate(values):
         if 0.99999e-4 < value < 1e-4:  # float32's nearest to 1e-4 lies below it
             values[e] = 1e-4
-        elif not (value == 0 or 1e-4 <= value <= 2):
-            raise ValueError(f"epsilon[{e}] must be 0 or in [1e-4, 2], got {value:g}.")
+        elif not (value == 0 or 1e-4 <= value <= 1):
+            raise ValueError(f"epsilon[{e}] must be 0 or in [1e-4, 1], got {value:g}.")
     return values

@@ -5,23 +5,29 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
 from ._handles import Handled
+from .estimators import ESTIMATORS, StepRecords, estimator_of, name_of
+from .partitions import PARTITIONS
+from .stages import DELTA, EPSILON, GAMMA, NOT_NEGATIVE, Range
 
-Partition = Literal["none", "exact", "history", "similar", "cosine"]
-Estimator = Literal["none", "mean", "diff_peer", "q_style", "hgpo"]
-
-PACE_ESTIMATORS = ("diff_peer", "q_style")
+PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
+_NUMBERS = {
+    "gamma": GAMMA, "step_weight": NOT_NEGATIVE, "epsilon": EPSILON, "delta": DELTA, "length_weight_alpha": NOT_NEGATIVE,
+    "similarity": Range("in (0, 1]", lambda x: 0 < x <= 1),
+}  # fmt: skip
 
 
 @functools.cache
 def _choices() -> dict[str, tuple[str, ...]]:
     """Allowed names of each field that takes one of a few names."""
-    return {name: get_args(hint) for name, hint in get_type_hints(Config).items() if get_args(hint)}
+    hints = {name: get_args(hint) for name, hint in get_type_hints(Config).items() if get_origin(hint) is Literal}
+    return {**hints, "partition": tuple(PARTITIONS), "estimator": tuple(ESTIMATORS)}
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,11 @@ class Config(Handled):
     """What `advantage()` computes.  Every field is checked when the object is made: ValueError names the field.
 
     partition            how the steps of one prompt group are put into clusters, each a state (docs/estimator.md, 3)
-    estimator            the step term inside a cluster (docs/estimator.md, 4)
+    estimator            the step term inside a cluster (docs/estimator.md, 4), or a function of the records that take part:
+                         it gets `StepRecords` and returns A_S [M]; one of a module's top level pickles
     gamma                discount γ in [0, 1]
     step_weight          w ≥ 0 of the step term: A = A_ep + w · A_S; not used by "hgpo"
-    epsilon              ε of "cosine": join where 1 − cos ≤ ε; 0 (equal rows) or in [1e-4, 2]
+    epsilon              ε of "cosine": join where 1 − cos ≤ ε; 0 (equal rows) or in [1e-4, 1]
     history_length       observations before the record's own that "history" compares, ≥ 0
     similarity           threshold of "similar" in (0, 1]: difflib's ratio
     step_norm            "std" divides the step term by σ_C + δ; "mean" and "hgpo" only
@@ -46,8 +53,8 @@ class Config(Handled):
     on_invalid           non-finite input: an error, or the row is set aside and counted
     """
 
-    partition: Partition = "cosine"
-    estimator: Estimator = "q_style"
+    partition: str = "cosine"
+    estimator: str | Callable[[StepRecords], torch.Tensor] = "q_style"
     gamma: float = 0.95
     step_weight: float = 1.0
     epsilon: float = 0.10
@@ -70,6 +77,8 @@ class Config(Handled):
         for field in fields(self):
             allowed = _choices().get(field.name, ())
             value = getattr(self, field.name)
+            if field.name == "estimator" and callable(value):
+                continue
             if allowed and (not isinstance(value, str) or value not in allowed):
                 raise ValueError(f"{field.name} must be one of {', '.join(allowed)}, got {value!r}.")
         if not isinstance(self.base_group, bool):
@@ -80,44 +89,44 @@ class Config(Handled):
         if self.history_length < 0:
             raise ValueError(f"history_length must be at least 0, got {self.history_length}.")
         object.__setattr__(self, "history_length", int(length))
-        self._number("gamma", "in [0, 1]", lambda x: 0 <= x <= 1)
-        self._number("step_weight", "finite and at least 0", lambda x: x >= 0)
-        self._number("epsilon", "0 or in [1e-4, 2]", lambda x: x == 0 or 1e-4 <= x <= 2)
-        self._number("similarity", "in (0, 1]", lambda x: 0 < x <= 1)
-        self._number("delta", "in (0, 1e-2]", lambda x: 0 < x <= 1e-2)
-        self._number("length_weight_alpha", "finite and at least 0", lambda x: x >= 0)
+        for name, wish in _NUMBERS.items():
+            self._number(name, wish)
         self._pairs()
 
-    def _number(self, name: str, wish: str, holds: Any) -> None:
+    def _number(self, name: str, wish: Range) -> None:
         value = getattr(self, name)
         if (
             isinstance(value, bool)
             or not isinstance(value, numbers.Real)
             or not math.isfinite(value)
-            or not holds(value)
+            or not wish.holds(value)
         ):
-            raise ValueError(f"{name} must be a number {wish}, got {value!r}.")
+            raise ValueError(f"{name} must be a number {wish.text}, got {value!r}.")
 
     def _pairs(self) -> None:
         """Pairs of fields that make no sense together."""
-        if self.estimator == "hgpo" and self.partition != "history":
-            raise ValueError(f"estimator='hgpo' needs partition='history', got partition={self.partition!r}.")
-        if self.estimator == "none" and self.partition != "none":
+        row, name = estimator_of(self), name_of(self.estimator)
+        if self.partition not in row.partitions:
+            if len(row.partitions) == 1 and self.estimator != "none":
+                raise ValueError(
+                    f"estimator={name!r} needs partition={row.partitions[0]!r}, got partition={self.partition!r}."
+                )
+            if self.estimator == "none":
+                raise ValueError(
+                    f"partition={self.partition!r} has no use under estimator='none'; use partition='none', or keep the "
+                    "partition as a diagnostic with estimator='mean' and step_weight=0."
+                )
+            raise ValueError(f"estimator={name!r} needs a partition, got partition={self.partition!r}.")
+        if self.step_norm not in row.step_norms:
+            able = " or ".join(repr(each.name) for each in ESTIMATORS.values() if self.step_norm in each.step_norms)
             raise ValueError(
-                f"partition={self.partition!r} has no use under estimator='none'; use partition='none', or keep the "
-                "partition as a diagnostic with estimator='mean' and step_weight=0."
-            )
-        if self.partition == "none" and self.estimator != "none":
-            raise ValueError(f"estimator={self.estimator!r} needs a partition, got partition='none'.")
-        if self.step_norm == "std" and self.estimator not in ("mean", "hgpo"):
-            raise ValueError(
-                f"step_norm='std' goes with estimator 'mean' or 'hgpo', got estimator={self.estimator!r}; use step_norm='none'."
+                f"step_norm={self.step_norm!r} goes with estimator {able}, got estimator={name!r}; use step_norm='none'."
             )
 
     @property
     def needs_keys(self) -> bool:
         """Whether the estimator compares actions."""
-        return self.estimator in PACE_ESTIMATORS
+        return "action_key" in estimator_of(self).needs
 
     @classmethod
     def grpo(cls, **changes: Any) -> Config:
@@ -153,7 +162,7 @@ class Config(Handled):
         return cls(**{"partition": "cosine", "estimator": "mean", "epsilon": epsilon, **changes})
 
     @classmethod
-    def bipace(cls, epsilon: float = 0.10, estimator: Estimator = "q_style", **changes: Any) -> Config:
+    def bipace(cls, epsilon: float = 0.10, estimator: str = "q_style", **changes: Any) -> Config:
         """BiPACE: BiGPO's clusters with an action-conditioned baseline inside (paper eq. 6 to 10).
 
         estimator   "q_style": mean of the same action − mean of the cluster; "diff_peer": R − mean of other actions.

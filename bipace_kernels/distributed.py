@@ -20,15 +20,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from . import _checks, _dispatch, _foreign
-from . import value_checks as values
+from . import _checks, _dispatch, _foreign, _threads
 from ._inputs import check_check, check_columns, check_config
 from ._objects import as_sequence, ids_to_int, is_integer, number_objects
 from ._ranks import Ranks
 from ._transfer import to_device, to_host
 from .config import Config
 from .pipeline import run
-from .result import AdvantageResult, Records
+from .records import Records
+from .result import AdvantageResult
+from .value_checks import check_fingerprint
 
 __all__ = ["advantage", "cluster", "plan_owners"]
 
@@ -113,7 +114,7 @@ def cluster(
 
     fingerprint      [N, D] float32 | bfloat16 | float16 of this rank's rows, any length
     group            [N] prompt-group id
-    epsilon          cosine distance, 0 or in [1e-4, 2]
+    epsilon          cosine distance, 0 or in [1e-4, 1]
     process_group    of torch.distributed; None: the default group
     trajectory       [N] trajectory id or None (the records of a group in row order, over the ranks)
     step             [N] int or None, order inside the trajectory
@@ -223,7 +224,7 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
     given = _foreign.all_to_torch(given)
     where = _checks.one_device(given)
     _dispatch.choose(backend, where)
-    _dispatch.threads(num_threads)
+    _threads.checked(num_threads)
     columns = check_columns(given, None, cfg, where, None)
     fingerprint = columns.pop("fingerprint")
     n = _checks.length(given["group"], "group")
@@ -415,7 +416,7 @@ def _records(result: AdvantageResult, cfg: Config, state: Tensor | None) -> Reco
     if state is not None:
         of_records = state[records.layout.order]
         if cfg.on_invalid == "raise":
-            values.check_fingerprint(records.layout, of_records)
+            check_fingerprint(records.layout, of_records)
         usable = of_records == 0
     return replace(records, partition=cfg.partition, usable=usable)
 

@@ -43,7 +43,7 @@ def choose_epsilon(
 
     fingerprint, group, trajectory, step, layout   as in `cluster()`
     band      wanted median size, inclusive; the paper's [4, 8]
-    bounds    of ε, inside [1e-4, 2]; the paper's [0.02, 0.40]
+    bounds    of ε, inside [1e-4, 1]; the paper's [0.02, 0.40]
     probes    at most this many clusterings, ≥ 1
     Where no probe lands inside the band, the one nearest to it is taken, the smaller ε on ties.
     The walk is read off one sweep over all ε it could visit, 63 for six probes, and takes the steps that clustering
@@ -51,7 +51,7 @@ def choose_epsilon(
     (docs/epsilon.md).  Bad rows are a ValueError on every device, which a GPU is waited for.
     Source: the paper's adaptive ε heuristic; it suggests the first training step's batch.
     """
-    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 2.0)
+    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 1.0)
     probes = _checks.integer_at_least(probes, "probes", 1)
     rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
     if rows.layout.n_records == 0:
@@ -87,9 +87,9 @@ def choose_epsilon(
 
 def _sweeps(rows: Fingerprints, levels: int) -> bool:
     """Whether the next levels come from one sweep; probe by probe a GPU would be waited for at each."""
-    if rows.layout.longest_group > rows.kernels.clusters.LONGEST_SWEEP:
+    if rows.layout.longest_group > rows.backend.clusters.LONGEST_SWEEP:
         return False  # without a Gram matrix each node is a clustering
-    return rows.on_device or levels >= FEWEST_LEVELS
+    return rows.backend.deferred or levels >= FEWEST_LEVELS
 
 
 def _tree(low: float, high: float, levels: int) -> list[float]:

@@ -54,7 +54,7 @@ class EpsilonController:
     epsilon     first ε, inside the bounds; `choose_epsilon()` on the first batch is a good one
     objective   "median" | "value_r2"
     band        (a, b) of the median cluster size, ≥ 1; the paper's [4, 8]
-    bounds      of ε, inside [1e-4, 2]; the paper's [0.02, 0.40]
+    bounds      of ε, inside [1e-4, 1]; the paper's [0.02, 0.40]
     max_step    > 1, at most 2   the largest factor of one update
     points      odd, 3 to 63   of the grid
     slack       [0, 1]   how much wider the band is once settled: the hysteresis
@@ -82,7 +82,7 @@ class EpsilonController:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {objective!r}.")
         self.objective = objective
         self.band = pair(band, "band", 1.0, float("inf"))
-        self.bounds = pair(bounds, "bounds", 1e-4, 2.0)
+        self.bounds = pair(bounds, "bounds", 1e-4, 1.0)
         self.max_step = _checks.check_number_in(max_step, "max_step", 1.0, 2.0)
         self.points = _checks.integer_at_least(points, "points", 3)
         if self.points % 2 == 0 or self.points > 63:

@@ -11,7 +11,7 @@ import torch
 from . import _checks, _dispatch, _foreign, _transfer
 from ._handles import Handled
 from ._objects import ids_to_int
-from .device_layout import DeviceLayout, make_device_layout
+from .placed_layout import PlacedLayout
 
 Tensor = torch.Tensor
 
@@ -81,14 +81,7 @@ class Layout(Handled):
 
     def time(self) -> Tensor:
         """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
-        if self.step is not None:
-            return self.step
-        return torch.arange(self.n_records) - self.trajectory_offsets[:-1][self.trajectory_of_record()]
-
-    @property
-    def merges_copies(self) -> bool:
-        """Whether several rows may share a record: a layout that once() made."""
-        return self._source is not None
+        return self.on("cpu").time()
 
     def source(self) -> Tensor:
         """[N] int64 record whose results each row gets: its own, or that of the step it copies; −1 for padding."""
@@ -98,15 +91,43 @@ class Layout(Handled):
         source[self.order] = torch.arange(self.n_records)
         return source
 
-    def on(self, device: torch.device | str) -> DeviceLayout:
+    def on(self, device: torch.device | str) -> PlacedLayout:
         """Its tensors on a device.  The first call copies them there, without waiting; later calls give the same."""
         device = _with_index(torch.device(device))
-        made: DeviceLayout | None = self._kept.get(device)
+        made: PlacedLayout | None = self._kept.get(device)
         if made is None:
             _dispatch.check_device(device)
-            made = self._kept[device] = make_device_layout(self, device)
+            made = self._kept[device] = self._placed(device)
         made.wait()
         return made
+
+    def _placed(self, device: torch.device) -> PlacedLayout:
+        """Its copy on a device: one transfer, from pinned memory.  On the CPU the tensors are its own."""
+        tensors: dict[str, Tensor | None] = {
+            "order": self.order,
+            "group_offsets": self.group_offsets,
+            "trajectory_offsets": self.trajectory_offsets,
+            "group_trajectories": self.group_trajectories,
+            "trajectory_of_record": self.trajectory_of_record(),
+            "source": self.source(),
+            "step": self.step,
+            "first": self.first,
+            "valid": self.valid,
+        }
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        moved = _transfer.to_device_together(list(present.values()), device, "layout")
+        parts: dict[str, Any] = {**dict.fromkeys(tensors), **dict(zip(present, moved, strict=True))}
+        return PlacedLayout(
+            device=device,
+            n_rows=self.n_rows,
+            n_records=self.n_records,
+            n_groups=self.n_groups,
+            n_trajectories=self.n_trajectories,
+            longest_group=self.longest_group,
+            longest_trajectory=self.longest_trajectory,
+            _copied=_transfer.Copied.to(device),
+            **parts,
+        )
 
     def once(self) -> Layout:
         """The layout in which copies of a step (rows with equal group, trajectory and step) count once.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from .records import Records
 from .schema import Branch
-
-if TYPE_CHECKING:
-    from .result import Records
 
 _F1_GROUP = 8  # groups smaller than this say nothing about a collapsed partition
 _warned: set[str] = set()

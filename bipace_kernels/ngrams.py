@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _dispatch, _transfer
+from . import _dispatch, _threads, _transfer
 
 _LONGEST_TEXT = (1 << 31) - (1 << 13)  # bytes: a device counts in int32
 
@@ -41,7 +41,7 @@ def ngram_fingerprint(
     for name, value, most in (("n", n, 1 << 12), ("dim", dim, 1 << 24)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
             raise ValueError(f"{name} must be an int in [1, {most}], got {value!r}.")
-    threads = _dispatch.threads(num_threads)
+    _threads.checked(num_threads)
     if isinstance(texts, np.ndarray) and texts.ndim == 1:
         texts = texts.tolist()
     if not isinstance(texts, (list, tuple)):
@@ -56,14 +56,10 @@ def ngram_fingerprint(
                     f"texts must all be str or bytes, got {type(text).__name__} at index {i}; render it first."
                 )
     place = _device(device)
-    package = _dispatch.choose(backend, place)
-    out: torch.Tensor
-    if _dispatch.defers_checks(package):
-        data, offsets = _encoded(items, place)
-        out = package.ngrams.ngram_fingerprints(data, offsets, n=int(n), dim=int(dim))
-    else:
-        out = package.ngrams.ngram_fingerprints(items, n=int(n), dim=int(dim), num_threads=threads)
-    return out
+    chosen = _dispatch.choose(backend, place)
+    data, offsets = _encoded(items, place)
+    with _threads.using(num_threads):
+        return chosen.ngrams.ngram_fingerprints(data, offsets, n=int(n), dim=int(dim))
 
 
 def _device(device: Any) -> torch.device:
@@ -77,11 +73,11 @@ def _encoded(items: tuple[str | bytes, ...], device: torch.device) -> list[torch
     """The texts' bytes [E] uint8, one after the other, and their offsets [N+1] int64, on a device."""
     parts = [item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item for item in items]
     for i, part in enumerate(parts):
-        if len(part) > _LONGEST_TEXT:
+        if device.type != "cpu" and len(part) > _LONGEST_TEXT:
             raise ValueError(
                 f"texts must be shorter than 2 GiB each on a GPU, got {len(part)} bytes at index {i}; use device=None."
             )
     offsets = torch.tensor([0, *map(len, parts)], dtype=torch.int64).cumsum(0)
     joined = b"".join(parts)
-    data = torch.from_numpy(np.frombuffer(joined, np.uint8).copy()) if joined else torch.empty(0, dtype=torch.uint8)
+    data = torch.frombuffer(bytearray(joined), dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
     return _transfer.to_device_together([data, offsets], device, "texts")

@@ -5,35 +5,32 @@
             belongs                               a state
             together
 
-advantage() checks what it is given and takes one of two chains with these same arrows:
-    host_chain     tensors of the CPU: values are checked before anything is computed, bad rows are taken out;
-    device_chain   tensors of a GPU: nothing waits for the device, so bad rows stay, behind masks, and errors come later.
-Everything between `layout` and the result is in processing order.
+advantage() checks shapes and types, run() chooses a backend, chain() is the arrows: everything between `layout` and the
+result is in processing order, and each arrow is a stage (stages.py) of the backend.  Partition and step term are rows of
+two tables (partitions.py, estimators.py).  Bad rows stay in place behind masks.  On the CPU their errors come from chain(),
+before anything is clustered; on a GPU nothing waits for the device, and errors come when the result is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
-from . import _checks, _compiled, _dispatch, _foreign
-from . import device_stages as device
-from . import host_stages as host
-from . import value_checks as values
+from . import _checks, _compiled, _dispatch, _foreign, _threads
+from ._dispatch import Backend
 from ._inputs import Inputs, check_check, check_config, check_inputs
+from ._masks import out_of_range
+from .batch import Batch
 from .config import Config
-from .device_layout import DeviceLayout
-from .device_stages import Rows
+from .estimators import estimator_of
 from .layout import Layout
-from .observations import similar_on_host
-from .result import AdvantageResult, DeviceRecords, Records
-from .schema import Branch
+from .placed_layout import PlacedLayout
+from .records import Unread
+from .result import AdvantageResult
+from .value_checks import raise_duplicates, unlike_first
 
 Tensor = torch.Tensor
-Similar = Callable[[Tensor], Tensor]
 
 
 def advantage(
@@ -114,132 +111,104 @@ def run(
     _dispatch.check_name(backend)
     check_check(check)
     where = _checks.one_device(given)
-    kernels = _dispatch.choose(backend, where)
-    threads = _dispatch.threads(num_threads)
-    deferred = _dispatch.defers_checks(kernels)
-    x, everyone = check_inputs(given, layout, cfg, where, deferred=deferred)
-    if not deferred:
-        return host_chain(kernels, x, everyone, threads)
-    if everyone.first is not None and cfg.duplicates == "raise":
-        values.raise_duplicates(everyone)
-    lay = everyone.once() if cfg.duplicates == "once" else everyone
-    similar = partial(similar_on_host, x.observation, lay, cfg, threads)
-    rows = device_chain(kernels, x, everyone.on(where), lay.on(where), similar)
-    result = _with_late_checks(rows, x, everyone, lay)
+    chosen = _dispatch.choose(backend, where)
+    with _threads.using(num_threads):
+        x, everyone = check_inputs(given, layout, cfg, where, deferred=chosen.deferred)
+        result = chain(chosen, x, everyone)
     if check == "now":
         result.check()
     return result
 
 
-def _with_late_checks(rows: Rows, x: Inputs, everyone: Layout, lay: Layout) -> AdvantageResult:
-    """The result of rows whose values nobody has looked at yet."""
-    records = DeviceRecords(
+def chain(backend: Backend, x: Inputs, everyone: Layout) -> AdvantageResult:
+    """The arrows.  ValueError for copies of a step that may not be and, on the CPU, for bad values.
+
+    everyone   the layout of all records, copies of a step too
+    """
+    cfg = x.config
+    if everyone.first is not None and cfg.duplicates == "raise":
+        raise_duplicates(everyone)
+    layout = everyone.once() if cfg.duplicates == "once" else everyone
+    lay = layout.on(x.device)
+
+    step_return, trajectory_return = _returns(backend, x, lay)
+    spoilt, unread = _look(backend, x, everyone, layout, step_return, trajectory_return)
+    taken: Tensor | None = ~spoilt[lay.trajectory_of_record]
+    usable = None if unread.state is None else unread.state == 0
+    if unread.checked and not bool(spoilt.any()):
+        taken = None
+    episode = backend.episode.episode_advantage(
+        trajectory_return, lay.trajectory_offsets, lay.group_trajectories, n_groups=lay.n_groups,
+        n_records=lay.n_records, scope=cfg.episode_scope, norm=cfg.episode_norm, lone=cfg.lone_trajectory,
+        delta=cfg.delta, spoilt=None if taken is None else spoilt,
+    )  # fmt: skip
+
+    estimator = estimator_of(cfg)
+    batch = Batch(backend, x, layout, lay, taken, usable, step_return, episode)
+    labels, step_term, branch = estimator.terms(batch)
+    rows = backend.combine.combine(
+        episode, step_term, step_return, labels, branch, lay.source, taken, weight=float(cfg.step_weight),
+        total_is_step=estimator.whole, n_rows=lay.n_rows,
+    )  # fmt: skip
+    return AdvantageResult(*rows, unread)
+
+
+def _returns(backend: Backend, x: Inputs, lay: PlacedLayout) -> tuple[Tensor, Tensor]:
+    """Return-to-go of each record [M] and return of each trajectory [T], float32, rounded once."""
+    rewards = None if x.rewards is None else x.rewards[lay.order]
+    sizes = {"n_trajectories": lay.n_trajectories}
+    if x.returns is not None:
+        step_return = x.returns[lay.order].to(torch.float32)
+    else:
+        assert rewards is not None
+        step_return = backend.returns.discounted_returns(
+            rewards, lay.step, lay.trajectory_offsets, float(x.config.gamma), **sizes
+        )
+    if x.episode_return is not None:
+        return step_return, x.episode_return[lay.order[lay.trajectory_offsets[:-1]]].to(torch.float32)
+    assert rewards is not None
+    return step_return, backend.returns.trajectory_returns(rewards, lay.step, lay.trajectory_offsets, **sizes)
+
+
+def _look(
+    backend: Backend, x: Inputs, everyone: Layout, layout: Layout, step_return: Tensor, trajectory_return: Tensor
+) -> tuple[Tensor, Unread]:
+    """Spoilt trajectories [T] bool, and what is wrong with values, as flags that nobody on a GPU's host reads yet."""
+    lay, every = layout.on(x.device), everyone.on(x.device)
+    bad = episode_differs = copy_differs = state = None
+    if x.episode_return is not None:
+        value = x.episode_return[lay.order]
+        episode_differs = unlike_first(value, value[lay.trajectory_offsets[:-1]][lay.trajectory_of_record])
+        bad = episode_differs | ~value.isfinite()
+    if every.first is not None and x.rewards is not None:
+        reward = x.rewards[every.order]
+        copy_differs = unlike_first(reward, reward[every.first])
+        # Any copy spoils the record that its row gets its results from.
+        hits = torch.zeros(lay.n_records, dtype=torch.int32, device=x.device)
+        hits.index_add_(0, lay.source[every.order], (copy_differs | out_of_range(reward)).to(torch.int32))
+        bad = hits > 0 if bad is None else bad | (hits > 0)
+    spoilt = backend.returns.spoilt_trajectories(
+        step_return, trajectory_return, bad, lay.trajectory_offsets, n_trajectories=lay.n_trajectories
+    )
+    if x.fingerprint is not None:
+        state = backend.clusters.scan_rows(x.fingerprint, lay.order)
+        if not backend.deferred and not bool(state.any()):
+            state = None
+    unread = Unread(
         everyone=everyone,
-        layout=lay,
+        layout=layout,
         config=x.config,
         rewards=x.rewards,
         returns=x.returns,
         episode_return=x.episode_return,
         action_key=x.action_key,
         action_parsed=x.action_parsed,
-        state=rows.state,
-        episode_differs=rows.episode_differs,
-        copy_differs=rows.copy_differs,
+        state=state,
+        episode_differs=episode_differs,
+        copy_differs=copy_differs,
         late=tuple(x.late),
+        checked=not backend.deferred,
     )
-    return AdvantageResult(
-        rows.advantage, rows.step_advantage, rows.episode_advantage, rows.returns, rows.cluster, rows.branch, records
-    )
-
-
-def host_chain(kernels: Any, x: Inputs, everyone: Layout, threads: int) -> AdvantageResult:
-    """The arrows on the CPU.  ValueError for bad values; on_invalid="singleton" takes bad rows out instead."""
-    cfg, lay = x.config, host.records_of(x, everyone)
-    n_checked = lay.n_records
-    step_return, trajectory_return = host.returns(kernels, x, lay, threads)
-    spoilt = host.spoilt_trajectories(x, everyone, lay, step_return, trajectory_return)
-    if spoilt is not None:
-        keep = ~spoilt[lay.trajectory_of_record()]
-        lay, step_return, trajectory_return = lay.restrict(keep), step_return[keep], trajectory_return[~spoilt]
-    usable = host.usable(kernels, x, lay, threads)
-
-    episode = kernels.episode.episode_advantage(
-        trajectory_return, lay.trajectory_offsets, lay.group_trajectories, scope=cfg.episode_scope,
-        norm=cfg.episode_norm, lone=cfg.lone_trajectory, delta=cfg.delta, num_threads=threads,
-    )  # fmt: skip
-    keys = None if x.action_key is None else x.action_key[lay.order]
-    if cfg.estimator == "hgpo":
-        labels, step_term, branch = host.hgpo(kernels, x, lay, step_return, episode, threads)
-        total = step_term
-    else:
-        labels = host.partition(kernels, x, lay, usable, threads)
-        step_term, branch = host.step_term(kernels, cfg, step_return, labels, keys, threads)
-        total = host.combine(episode, step_term, float(cfg.step_weight))
-
-    source = host.source(everyone, lay)
-    records = Records(
-        layout=lay,
-        returns=step_return,
-        labels=labels,
-        branch=branch,
-        advantage=total,
-        action_key=keys,
-        action_parsed=None if x.action_parsed is None else x.action_parsed[lay.order],
-        n_checked=n_checked,
-        usable=usable,
-        partition=cfg.partition,
-    )
-    return AdvantageResult(
-        advantage=host.scatter(total, source, 0.0),
-        step_advantage=host.scatter(step_term, source, 0.0),
-        episode_advantage=host.scatter(episode, source, 0.0),
-        returns=host.scatter(step_return, source, 0.0),
-        cluster=host.scatter(labels, source, -1),
-        branch=host.scatter(branch, source, int(Branch.SINGLETON)),
-        records=records,
-    )
-
-
-def device_chain(
-    kernels: Any, x: Inputs, everyone: DeviceLayout, lay: DeviceLayout, similar: Similar | None = None
-) -> Rows:
-    """The same arrows on a GPU.  Nothing waits: bad rows stay in their places behind `taken` and `usable`.
-
-    lay       `everyone`, or the layout in which copies of a step count once
-    similar   labels [M] of the texts of the records taken [M], for partition "similar"
-    """
-    cfg = x.config
-    step_return, trajectory_return, doubts = device.returns(kernels, x, everyone, lay)
-    spoilt = kernels.returns.spoilt_trajectories(
-        step_return, trajectory_return, doubts.bad_record, lay.trajectory_offsets, n_trajectories=lay.n_trajectories
-    )
-    taken = ~spoilt[lay.trajectory_of_record]
-    episode = kernels.episode.episode_advantage(
-        trajectory_return, lay.trajectory_offsets, lay.group_trajectories, n_groups=lay.n_groups,
-        n_records=lay.n_records, scope=cfg.episode_scope, norm=cfg.episode_norm, lone=cfg.lone_trajectory,
-        delta=cfg.delta, spoilt=spoilt,
-    )  # fmt: skip
-    at_once = device.fused(kernels, x, lay, taken, step_return, episode)
-    if at_once is not None:
-        return Rows(*at_once[0], at_once[1], doubts.episode_differs, doubts.copy_differs)
-
-    state, usable = device.usable(kernels, x, lay)
-    if cfg.estimator == "hgpo":
-        labels, step_term, branch = device.hgpo(kernels, x, lay, taken, step_return, episode)
-    else:
-        if cfg.partition == "similar":
-            assert similar is not None
-            labels = similar(taken)
-        else:
-            labels = device.partition(kernels, x, lay, taken, usable)
-        step_term, branch = device.step_term(kernels, x, lay, step_return, labels)
-
-    combined = kernels.combine.combine(
-        episode, step_term, step_return, labels, branch, lay.source, taken, weight=float(cfg.step_weight),
-        total_is_step=cfg.estimator == "hgpo", n_rows=lay.n_rows,
-    )  # fmt: skip
-    advantage, step_advantage, episode_advantage, returns, cluster, branch = combined
-    return Rows(
-        advantage, step_advantage, episode_advantage, returns, cluster, branch,
-        state, doubts.episode_differs, doubts.copy_differs,
-    )  # fmt: skip
+    if not backend.deferred:
+        unread.raise_now(spoilt)
+    return spoilt, unread

@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
-from . import _checks, _dispatch, _foreign
+from . import _checks, _dispatch, _foreign, _threads
+from ._dispatch import Backend
 from ._inputs import check_check
-from ._transfer import to_device
+from ._masks import out_of_range
+from ._transfer import to_device, to_host
 from .config import Config
 from .layout import Layout
 from .layout import layout as make_layout
-from .value_checks import check_copies, out_of_range, unlike_first
+from .value_checks import check_copies, unlike_first
 
 Tensor = torch.Tensor
 
@@ -47,7 +49,7 @@ def discounted_returns(
     given = _foreign.all_to_torch({"rewards": rewards, "trajectory": trajectory, "step": step})
     rewards, trajectory, step = given.values()
     device = _checks.one_device(given)
-    kernels = _dispatch.choose(backend, device)
+    chosen = _dispatch.choose(backend, device)
     if layout is None:
         if trajectory is None:
             raise ValueError("trajectory is missing; pass one id per row, or a layout made by bipace_kernels.layout().")
@@ -61,19 +63,13 @@ def discounted_returns(
     if rewards is None:
         raise ValueError("rewards is missing; pass one per row.")
     by_row = to_device(_checks.real_vector(rewards, "rewards", lay.n_rows), device, "rewards")
-    if _dispatch.defers_checks(kernels):
-        out, spoilt = _on_device(kernels, by_row, lay, float(gamma))
-        if check == "now":
-            _check_rewards(lay, by_row.cpu())
-            _checks.check_finite(torch.where(spoilt, torch.inf, out).cpu(), "returns (sums of rewards)", None)
-        return out
-    _check_rewards(lay, by_row)
-    out = torch.zeros(lay.n_rows, dtype=torch.float32)
-    out[lay.order] = kernels.returns.discounted_returns(
-        by_row[lay.order], lay.step, lay.trajectory_offsets, float(gamma), num_threads=_dispatch.threads(num_threads)
-    )
-    _checks.check_finite(out, "returns (sums of rewards)", None)
-    return out
+    with _threads.using(num_threads):
+        found, aside = _returns(chosen, by_row, lay, float(gamma))
+    if check == "now" or not chosen.deferred:
+        rewards_here, found_here = to_host([by_row, found])
+        _check_rewards(lay, rewards_here)
+        _checks.check_finite(found_here, "returns (sums of rewards)", None)
+    return found.masked_fill(aside, 0.0)
 
 
 def _check_rewards(lay: Layout, by_row: Tensor) -> None:
@@ -82,19 +78,18 @@ def _check_rewards(lay: Layout, by_row: Tensor) -> None:
     _checks.check_finite(by_row[lay.order], "rewards", lay.order)
 
 
-def _on_device(kernels: Any, by_row: Tensor, lay: Layout, gamma: float) -> tuple[Tensor, Tensor]:
-    """Returns [N] float32 of rewards [N] float64, 0 in spoilt trajectories, and which rows those are [N] bool."""
+def _returns(backend: Backend, by_row: Tensor, lay: Layout, gamma: float) -> tuple[Tensor, Tensor]:
+    """Returns [N] float32 of rewards [N] float64, and which rows are of spoilt trajectories [N] bool."""
     on = lay.on(by_row.device)
     reward, trajectories = by_row[on.order], {"n_trajectories": on.n_trajectories}
     bad = out_of_range(reward)
     if on.first is not None:
         bad |= unlike_first(reward, reward[on.first])
-    found = kernels.returns.discounted_returns(reward, on.step, on.trajectory_offsets, gamma, **trajectories)
+    found = backend.returns.discounted_returns(reward, on.step, on.trajectory_offsets, gamma, **trajectories)
     total = torch.zeros(on.n_trajectories, dtype=torch.float32, device=reward.device)
-    spoilt = kernels.returns.spoilt_trajectories(found, total, bad, on.trajectory_offsets, **trajectories)
-    aside = spoilt[on.trajectory_of_record]
+    spoilt = backend.returns.spoilt_trajectories(found, total, bad, on.trajectory_offsets, **trajectories)
     rows = torch.zeros(lay.n_rows, dtype=torch.float32, device=reward.device)
-    rows[on.order] = found.masked_fill(aside, 0.0)
+    rows[on.order] = found
     marks = torch.zeros(lay.n_rows, dtype=torch.bool, device=reward.device)
-    marks[on.order] = aside
+    marks[on.order] = spoilt[on.trajectory_of_record]
     return rows, marks

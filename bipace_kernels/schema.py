@@ -8,6 +8,9 @@ step advantage, A the total.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
+
+import torch
 
 
 class Branch(IntEnum):
@@ -18,4 +21,14 @@ class Branch(IntEnum):
     LEAVE_ONE_OUT = 2  # the estimator had no peers to compare with: R − mean of the rest of the cluster
 
 
+#: Estimators that stages.Values.step_advantage computes; their places are the kernels' codes (csrc/cpu/values.h).
+KERNELS = ("mean", "diff_peer", "q_style")
 LIMIT = 1e37  # a return beyond it counts as non-finite: differences and sums of two such stay inside float32
+
+
+class Terms(NamedTuple):
+    """What an estimator makes of a batch, in processing order."""
+
+    labels: torch.Tensor  # [M] int64 cluster of each record, numbered over the batch by first appearance; −1: set aside
+    step_term: torch.Tensor  # [M] float32 A_S
+    branch: torch.Tensor  # [M] uint8

@@ -1,7 +1,7 @@
 """Checks of values: masks of what is wrong, on any device, and the errors that name it, on the host.
 
-On the CPU the host chain looks at each mask before it goes on.  On a GPU nobody looks, because that would wait for the
-device: the masks stay with the result, and `AdvantageResult.check()` and `metrics()` raise what the CPU had raised.
+On the CPU chain() looks at the masks before anything is clustered.  On a GPU nobody looks, because that would wait for the
+device: the masks stay with the result, and `AdvantageResult.check()` and `metrics()` raise the same errors.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from . import _checks
+from ._masks import out_of_range
 from .layout import Layout
-from .schema import LIMIT
 
 Tensor = torch.Tensor
 
@@ -18,11 +18,6 @@ SPOILT_CURE = "mend the rows, or set Config(on_invalid='singleton') to set their
 FINGERPRINT_CURE = (
     "mend it, mask it by valid=False, or set Config(on_invalid='singleton') to give each such row a cluster of its own."
 )
-
-
-def out_of_range(values: Tensor) -> Tensor:
-    """Where values are not finite, or beyond ±1e37."""
-    return ~(values.abs() <= LIMIT)
 
 
 def unlike_first(values: Tensor, first: Tensor) -> Tensor:

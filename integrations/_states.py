@@ -14,7 +14,8 @@ import torch
 
 from .. import embedders, pipeline
 from ..epsilon import choose_epsilon
-from ..result import AdvantageResult, Records
+from ..records import Unread
+from ..result import AdvantageResult
 from ._settings import Settings
 
 Tensor = torch.Tensor
@@ -76,9 +77,10 @@ class States:
         if labels is not None:
             config = replace(config, partition="exact")  # of labels: the bits of the clusters that they stand for
         result = run(**given, config=config, check="now")
-        if labels is not None and isinstance(result.records, Records):
-            usable = ~bad[result.records.layout.order]
-            result = replace(result, records=replace(result.records, usable=usable))
+        unread = result.records
+        if labels is not None and isinstance(unread, Unread):
+            state = bad[unread.layout.on(bad.device).order].to(torch.uint8)
+            result = replace(result, records=replace(unread, state=state, checked=True))
         return result, metrics_of(result, used, epsilon, self.settings.method != "grpo")
 
     def fingerprint(self, hidden: Tensor | None, texts: Callable[[], Sequence[Any]], why: str) -> tuple[str, Tensor]:

@@ -1,17 +1,37 @@
-"""Fixtures: every test of behaviour runs on each backend; skips print their reason."""
+"""Fixtures: every test of behaviour runs on each backend; skips print their reason.
+
+Files named test_device_*.py test what runs where the tensors are: on a GPU (they get the mark `gpu`), or on CPU tensors by
+what stands in for one.  `TRITON_INTERPRET=1 pytest tests/*/test_device_*.py` runs the Triton kernels in Triton's
+interpreter; the variable has to stand in the environment before Triton is imported, so that is a run of its own.
+`BIPACE_TEST_BACKEND=cuda` tests the CUDA kernels instead, and with BIPACE_TWIN=1 on the CPU: by their twin
+(tests/native/twin), under several orders of the threads each; BIPACE_TWIN_SANITIZE=1 compiles it with AddressSanitizer and
+UndefinedBehaviorSanitizer (tests/native/sanitize.sh).  test_device_triton_*.py and test_device_cuda_*.py are of one backend.
+Without a stand-in these tests need a GPU and skip where there is none; BIPACE_REQUIRE=gpu makes the skip a failure.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 from unittest.mock import MagicMock
 
 import pytest
 import torch
+from ragged import BACKEND, ON_CPU
 
 import bipace_kernels as bk
+
+if TYPE_CHECKING:
+    from cuda_twin import Twin
+    from stand_ins import Watched
+
+# Helpers that assert for several tests say as much as the tests do.
+pytest.register_assert_rewrite("clustering", "cli_runs", "distributed_ranks")
 
 if importlib.util.find_spec("hypothesis") is None:
     # A machine with a GPU may have torch, pytest and little else.  What draws its data is skipped, the rest runs.
@@ -31,12 +51,36 @@ settings.load_profile(os.environ.get("BIPACE_HYPOTHESIS", "default"))
 # Trainers live in an environment of their own (`make test-integrations`), for they pin what else may be installed.
 _MISSING = [name for name in ("trl", "verl") if importlib.util.find_spec(name) is None]
 _NO_PROGRAM = [name for name in ("typer", "rich", "pyarrow") if importlib.util.find_spec(name) is None]
-collect_ignore_glob = ["integrations"] * bool(_MISSING) + ["test_cli_*.py", "test_epsilon.py"] * bool(_NO_PROGRAM)
+collect_ignore_glob = ["integrations"] * bool(_MISSING) + ["cli", "clusters/test_epsilon.py"] * bool(_NO_PROGRAM)
 
 
 def pytest_report_header() -> list[str]:
     left_out = (("tests/integrations", _MISSING), ("tests of the command line and of ε", _NO_PROGRAM))
     return [f"{what} are left out: no {' and no '.join(missing)} here" for what, missing in left_out if missing]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    other = {"triton": "cuda", "cuda": "triton"}[BACKEND]
+    return True if collection_path.name.startswith(f"test_device_{other}_") else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not ON_CPU and _on_device(item):
+            item.add_marker(pytest.mark.gpu)
+
+
+def _on_device(item: pytest.Item | pytest.Metafunc) -> bool:
+    path = item.path if isinstance(item, pytest.Item) else item.definition.path
+    return path.name.startswith("test_device_")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        why = "needs a GPU: torch sees none here"
+        if os.environ.get("BIPACE_REQUIRE") == "gpu":
+            pytest.fail(f"{why}, and BIPACE_REQUIRE=gpu asks for it")
+        pytest.skip(why)
 
 
 @pytest.fixture(params=["reference", "cpu"])
@@ -47,9 +91,64 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
-        why = "needs a GPU: torch sees none here"
-        if os.environ.get("BIPACE_REQUIRE") == "gpu":
-            pytest.fail(f"{why}, and BIPACE_REQUIRE=gpu asks for it")
-        pytest.skip(why)
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each set of instructions that the clustering kernels are compiled for and the machine has."""
+    from bipace_kernels import _native_loader
+
+    native = _native_loader.load()
+    before = native.isa()
+    native.set_isa(request.param)
+    if native.isa() != request.param:
+        native.set_isa(before)
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    native.set_isa("avx512")
+    if before != "avx512":
+        native.set_isa(before)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tiny models: on a busy machine threads that wait for each other cost far more than they bring."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """backend="triton" runs the masked stages of the CPU, which notice who reads a tensor."""
+    import stand_ins
+
+    return stand_ins.install(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the tensors of test_device_*.py live."""
+    return torch.device("cpu" if ON_CPU else "cuda")
+
+
+if BACKEND == "cuda" and ON_CPU:
+    from cuda_twin import SCHEDULES, of_checkout, run_on_cpu
+
+    @pytest.fixture(scope="session")
+    def twin() -> Twin:
+        return of_checkout(sanitize=os.environ.get("BIPACE_TWIN_SANITIZE") == "1")
+
+    def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+        if _on_device(metafunc):
+            one = getattr(metafunc.module, "ONE_ORDER", False)
+            metafunc.parametrize("schedule", ["random"] if one else sorted(SCHEDULES), indirect=True)
+
+    @pytest.fixture(autouse=True)
+    def schedule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+        """The order of threads and blocks of the test's kernels; nothing for tests of other files."""
+        if not hasattr(request, "param"):
+            return ""
+        twin = request.getfixturevalue("twin")
+        twin.schedule, twin.seed = request.param, 7
+        run_on_cpu(twin, monkeypatch.setattr)
+        return str(request.param)

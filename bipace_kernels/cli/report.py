@@ -143,10 +143,10 @@ def _epsilons(options: Options) -> list[float]:
         values = [float(text) for text in options.epsilons.split(",")]
     except ValueError:
         values = [math.nan]
-    if not all(value == 0 or 1e-4 <= value <= 2 for value in values):
-        raise CliError(f"--epsilons must be numbers 0 or in [1e-4, 2], separated by commas, got {options.epsilons!r}.")
-    if not (options.epsilon == 0 or 1e-4 <= options.epsilon <= 2):
-        raise CliError(f"--epsilon must be 0 or in [1e-4, 2], got {options.epsilon:g}.")
+    if not all(value == 0 or 1e-4 <= value <= 1 for value in values):
+        raise CliError(f"--epsilons must be numbers 0 or in [1e-4, 1], separated by commas, got {options.epsilons!r}.")
+    if not (options.epsilon == 0 or 1e-4 <= options.epsilon <= 1):
+        raise CliError(f"--epsilon must be 0 or in [1e-4, 1], got {options.epsilon:g}.")
     return sorted({*values, options.epsilon})
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .. import _native_loader
+from .. import _native_loader, _threads
 
+LARGEST_TABLE = sys.maxsize  # bytes
 _MODES = {"first_n": 0, "action_tag": 1, "text": 2}
 
 
@@ -28,29 +30,45 @@ def flatten_rows(
 
 
 def hash_token_ids(
-    ids: torch.Tensor,  # [N, T] int32 | int64, any strides, or flat [E] with row_offsets
-    row_offsets: torch.Tensor | None,  # [N+1] int64
-    mask: torch.Tensor | None,  # like ids: bool | int32 | int64, non-zero = valid
-    table: tuple[torch.Tensor, torch.Tensor] | None,  # offsets [V+1] int64, bytes uint8; None: mode "first_n"
+    ids: torch.Tensor,
+    row_offsets: torch.Tensor | None,
+    valid: torch.Tensor | None,
+    table_offsets: torch.Tensor | None,
+    table_bytes: torch.Tensor | None,
     *,
     mode: str,
     n: int,
-    num_threads: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int, int] | None]:
-    """Keys [N] int64, parsed [N] bool, and the first valid id that the table does not hold (or None)."""
+    longest_row: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys [N] int64, parsed [N] bool and the first id outside the table [1] int64; see stages.ActionKeys.
+
+    What follows an id outside the table is not computed.
+    """
+    ids, valid = _native(ids), None if valid is None else _native(valid)
     rows, columns = ids.shape if row_offsets is None else (row_offsets.numel() - 1, 0)
-    keys, parsed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
-    offsets, data = (0, 0) if table is None else (table[0].data_ptr(), table[1].data_ptr())
-    sizes = (0, 0) if table is None else (table[0].numel() - 1, table[1].numel())
+    keys, parsed = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool)
+    offsets, data, sizes = 0, 0, (0, 0)
+    if table_offsets is not None and table_bytes is not None:
+        offsets, data = table_offsets.data_ptr(), table_bytes.data_ptr()
+        sizes = (table_offsets.numel() - 1, table_bytes.numel())
     outside = _native_loader.load().token_keys(
-        _array(ids), None if mask is None else _array(mask), 0 if row_offsets is None else row_offsets.data_ptr(),
-        rows, columns, offsets, data, sizes, _MODES[mode], n, keys.data_ptr(), parsed.data_ptr(), num_threads,
+        _array(ids), None if valid is None else _array(valid), 0 if row_offsets is None else row_offsets.data_ptr(),
+        rows, columns, offsets, data, sizes, _MODES[mode], n, keys.data_ptr(), parsed.data_ptr(), _threads.count(),
     )  # fmt: skip
-    return keys, parsed, outside
+    position = -1
+    if outside is not None:
+        row, column, _ = outside
+        position = column + (row * columns if row_offsets is None else int(row_offsets[row]))
+    return keys, parsed, torch.tensor([position])
 
 
-def hash_texts(texts: Sequence[str], *, mode: str, num_threads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def _native(tensor: torch.Tensor) -> torch.Tensor:
+    """Token ids or their mask in a dtype that the kernel takes."""
+    return tensor if tensor.dtype in (torch.bool, torch.int32, torch.int64) else tensor.to(torch.int64)
+
+
+def hash_texts(texts: Sequence[str], *, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys [N] int64 and parsed [N] bool of the texts' UTF-8 bytes."""
     keys, parsed = torch.empty(len(texts), dtype=torch.int64), torch.empty(len(texts), dtype=torch.bool)
-    _native_loader.load().text_keys(texts, _MODES[mode], keys.data_ptr(), parsed.data_ptr(), num_threads)
+    _native_loader.load().text_keys(texts, _MODES[mode], keys.data_ptr(), parsed.data_ptr(), _threads.count())
     return keys, parsed

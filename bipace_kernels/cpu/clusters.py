@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
+from .. import _threads
+from .._masks import Kept
 from .._native_loader import load
 
 Tensor = torch.Tensor
 
+LONGEST_SWEEP = 4096  # records; longer groups go ε by ε (csrc/cpu/sweep.h)
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -20,59 +23,60 @@ def _rows(fingerprint: Tensor) -> tuple[int, int, int, int, int]:
     return fingerprint.data_ptr(), _DTYPES[fingerprint.dtype], row_stride, column_stride, fingerprint.shape[1]
 
 
-LONGEST_SWEEP = 4096  # records; longer groups go ε by ε (csrc/cpu/sweep.h)
-
-
-def scan_rows(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64 row of the record
-    *,
-    num_threads: int = 1,
-) -> Tensor:  # [M] uint8
-    """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
+def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
+    """[M] uint8: 0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
     state = torch.empty(order.shape[0], dtype=torch.uint8)
-    load().scan_rows(*_rows(fingerprint), order.data_ptr(), order.shape[0], num_threads, state.data_ptr())
+    load().scan_rows(*_rows(fingerprint), order.data_ptr(), order.shape[0], _threads.count(), state.data_ptr())
     return state
 
 
 def cluster_cosine(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64 row of the record, in processing order
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    epsilon: float,  # 0: equal rows
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilon: float,
     *,
-    num_threads: int = 1,
-) -> Tensor:  # [M] int64
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+) -> Tensor:
     """Labels as in reference.clusters, from float32 products summed in one fixed order, decided in float64.
 
     Bits depend on the group's rows, D, dtype and instruction set only.  MemoryError where scratch cannot be had.
     """
+    kept = Kept(taken)
+    order, usable, group_offsets = kept.rows(order), kept.rows(usable), kept.offsets(group_offsets)
     labels = torch.empty(order.shape[0], dtype=torch.int64)
     load().cluster_cosine(
         *_rows(fingerprint), order.data_ptr(), group_offsets.data_ptr(), group_offsets.shape[0] - 1,
-        0 if usable is None else usable.data_ptr(), epsilon, num_threads, labels.data_ptr(),
+        0 if usable is None else usable.data_ptr(), epsilon, _threads.count(), labels.data_ptr(),
     )  # fmt: skip
-    return labels
+    return kept.spread(labels, -1)
 
 
 def cluster_sweep(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64 row of the record, in processing order
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    epsilons: Sequence[float],  # E of them; 0: equal rows
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilons: Sequence[float],
     *,
-    num_threads: int = 1,
-) -> Tensor:  # [E, M] int64
-    """Labels as from cluster_cosine under each ε, read off one Gram matrix per group (float32 of the same products).
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+) -> Tensor:
+    """[E, M] labels as from cluster_cosine under each ε, read off one Gram matrix per group (float32 of the same products).
 
-    Bits depend on the group's rows, D, dtype, instruction set and the ε at hand only.  MemoryError as there.
+    Bits depend on the group's rows, D, dtype, instruction set and its own ε only.  MemoryError as there.
     """
+    kept = Kept(taken)
+    order, usable, group_offsets = kept.rows(order), kept.rows(usable), kept.offsets(group_offsets)
     labels = torch.empty(len(epsilons), order.shape[0], dtype=torch.int64)
     values = torch.tensor(epsilons, dtype=torch.float64)
     load().cluster_sweep(
         *_rows(fingerprint), order.data_ptr(), group_offsets.data_ptr(), group_offsets.shape[0] - 1,
-        0 if usable is None else usable.data_ptr(), values.data_ptr(), len(epsilons), num_threads, labels.data_ptr(),
+        0 if usable is None else usable.data_ptr(), values.data_ptr(), len(epsilons), _threads.count(),
+        labels.data_ptr(),
     )  # fmt: skip
-    return labels
+    return kept.spread(labels, -1)

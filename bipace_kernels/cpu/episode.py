@@ -1,29 +1,40 @@
-"""The episode term by the compiled kernels."""
+"""The episode term by the compiled kernels (csrc/cpu/episode.cpp)."""
 
 from __future__ import annotations
 
 import torch
 
+from .. import _threads
+from .._masks import Kept, run_of
 from .._native_loader import load
 
 Tensor = torch.Tensor
 
 
 def episode_advantage(
-    episode_return: Tensor,  # [T] float32, R(τ)
-    trajectory_offsets: Tensor,  # [T+1] int64
-    group_trajectories: Tensor,  # [G+1] int64
+    episode_return: Tensor,
+    trajectory_offsets: Tensor,
+    group_trajectories: Tensor,
     *,
+    n_groups: int,
+    n_records: int,
     scope: str,
     norm: str,
     lone: str,
     delta: float,
-    num_threads: int = 1,
-) -> Tensor:  # [M] float32
-    """A_ep of each record (paper eq. 1)."""
+    spoilt: Tensor | None,
+) -> Tensor:
+    """A_ep of each record (paper eq. 1); see stages.Episode."""
+    kept = Kept(None if spoilt is None else ~spoilt)
+    records = Kept(None)
+    if kept.positions is not None and spoilt is not None:  # spoilt trajectories are no part of the population
+        records = Kept(~spoilt[run_of(trajectory_offsets)])
+        episode_return, trajectory_offsets = kept.rows(episode_return), records.offsets(trajectory_offsets)
+        group_trajectories = kept.offsets(group_trajectories)
     out = torch.empty(int(trajectory_offsets[-1]), dtype=torch.float32)
     load().episode_advantage(
         episode_return.data_ptr(), trajectory_offsets.data_ptr(), group_trajectories.data_ptr(),
-        group_trajectories.shape[0] - 1, scope == "step", norm == "std", lone == "raw", delta, out.data_ptr(), num_threads,
+        group_trajectories.shape[0] - 1, scope == "step", norm == "std", lone == "raw", delta, out.data_ptr(),
+        _threads.count(),
     )  # fmt: skip
-    return out
+    return records.spread(out, 0.0)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from .. import _native_loader
+from .. import _native_loader, _threads
 
 
-def ngram_fingerprints(texts: Sequence[str | bytes], *, n: int, dim: int, num_threads: int = 1) -> torch.Tensor:
-    """Unit vectors of signed, hashed n-gram counts, [N, dim] float32."""
-    out = torch.empty((len(texts), dim), dtype=torch.float32)
-    _native_loader.load().ngram_fingerprints(texts, n, dim, out.data_ptr(), num_threads)
+def ngram_fingerprints(bytes: torch.Tensor, offsets: torch.Tensor, *, n: int, dim: int) -> torch.Tensor:
+    """Unit vectors of signed, hashed n-gram counts, [S, dim] float32."""
+    out = torch.empty((offsets.shape[0] - 1, dim), dtype=torch.float32)
+    _native_loader.load().ngram_fingerprints(
+        bytes.data_ptr(), offsets.data_ptr(), out.shape[0], n, dim, out.data_ptr(), _threads.count()
+    )
     return out

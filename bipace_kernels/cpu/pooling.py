@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from .. import _threads
 from .._native_loader import load
 
 Tensor = torch.Tensor
@@ -24,7 +25,6 @@ def pool_rows(
     unit: bool,
     dtype: torch.dtype,
     attention: Any = None,  # hidden._attention.Scores
-    num_threads: int = 1,
 ) -> Tensor:  # [n, D]
     """States as in reference.pooling; sums in float64 in the order of the tokens, rounded once."""
     out = torch.empty((batch.shape[0], hidden.shape[2]), dtype=dtype)
@@ -37,7 +37,7 @@ def pool_rows(
     batch, first, last = batch.contiguous(), first.contiguous(), last.contiguous()
     load().pool_rows(
         _tokens(hidden), batch.data_ptr(), first.data_ptr(), last.data_ptr(), batch.shape[0], _POOLING[pooling], scores,
-        unit, num_threads, _DTYPES[dtype], out.data_ptr(),
+        unit, _threads.count(), _DTYPES[dtype], out.data_ptr(),
     )  # fmt: skip
     return out
 

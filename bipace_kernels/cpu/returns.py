@@ -1,52 +1,52 @@
-"""Discounted returns by the compiled kernels."""
+"""Returns by the compiled kernels (csrc/cpu/returns.cpp)."""
 
 from __future__ import annotations
 
 import torch
 
+from .. import _threads
+from .._masks import out_of_range, run_of
 from .._native_loader import load
 
 Tensor = torch.Tensor
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 def discounted_returns(
-    rewards: Tensor,  # [M] float64
-    step: Tensor | None,  # [M] int64; None: neighbours are one step apart
-    trajectory_offsets: Tensor,  # [T+1] int64
-    gamma: float,
-    *,
-    num_threads: int = 1,
-) -> Tensor:  # [M] float32
-    """R_t = Σ_{u≥t} γ^{u−t} r_u in float64, rounded to float32 once."""
+    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, gamma: float, *, n_trajectories: int
+) -> Tensor:
+    """R_t = Σ_{u≥t} γ^{u−t} r_u in float64, rounded to float32 once; see stages.Returns."""
     out = torch.empty(rewards.shape[0], dtype=torch.float32)
-    n_trajectories = trajectory_offsets.shape[0] - 1
     load().discounted_returns(
-        rewards.data_ptr(),
-        _address(step),
-        trajectory_offsets.data_ptr(),
-        n_trajectories,
-        gamma,
-        out.data_ptr(),
-        num_threads,
-    )
+        rewards.data_ptr(), 0 if step is None else step.data_ptr(), trajectory_offsets.data_ptr(), n_trajectories,
+        gamma, out.data_ptr(), _threads.count(),
+    )  # fmt: skip
     return out
 
 
 def trajectory_returns(
-    rewards: Tensor,  # [M] float64
-    step: Tensor | None,  # [M] int64
-    trajectory_offsets: Tensor,  # [T+1] int64
-    *,
-    num_threads: int = 1,
-) -> Tensor:  # [T] float32
+    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, n_trajectories: int
+) -> Tensor:
     """R(τ) = Σ r over the steps of each trajectory, in float64, rounded once."""
-    n_trajectories = trajectory_offsets.shape[0] - 1
     out = torch.empty(n_trajectories, dtype=torch.float32)
     load().trajectory_returns(
-        rewards.data_ptr(), _address(step), trajectory_offsets.data_ptr(), n_trajectories, out.data_ptr(), num_threads
-    )
+        rewards.data_ptr(), 0 if step is None else step.data_ptr(), trajectory_offsets.data_ptr(), n_trajectories,
+        out.data_ptr(), _threads.count(),
+    )  # fmt: skip
     return out
+
+
+def spoilt_trajectories(
+    step_return: Tensor,
+    trajectory_return: Tensor,
+    bad_record: Tensor | None,
+    trajectory_offsets: Tensor,
+    *,
+    n_trajectories: int,
+) -> Tensor:
+    """Trajectories with a return that is not finite or beyond ±1e37, of a step or their own, or with a bad record."""
+    bad, spoilt = out_of_range(step_return), out_of_range(trajectory_return)
+    if bad_record is not None:
+        bad |= bad_record
+    if bool(bad.any()):
+        spoilt[run_of(trajectory_offsets)[bad]] = True
+    return spoilt

@@ -5,19 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _native_loader
+from .. import _native_loader, _threads
 
 
-def cluster_similar(
-    texts: list[str],  # [M] processing order
-    group_offsets: Tensor,  # [G+1] int64
-    similarity: float,
-    *,
-    num_threads: int = 1,
-) -> Tensor:
+def cluster_similar(texts: list[str], group_offsets: Tensor, similarity: float) -> Tensor:
     """Labels [M] int64; see reference.similar.  The same labels as difflib gives, at any thread count."""
     labels = torch.empty(len(texts), dtype=torch.int64)
     _native_loader.load().cluster_similar(
-        texts, group_offsets.data_ptr(), group_offsets.numel() - 1, similarity, num_threads, labels.data_ptr()
+        texts, group_offsets.data_ptr(), group_offsets.numel() - 1, similarity, _threads.count(), labels.data_ptr()
     )
     return labels

@@ -1,28 +1,14 @@
-"""CUDA kernels: the estimator at the speed of its own dependency chain.
+"""CUDA kernels of the stages that take the time: clusters, values and action keys.
 
-The stages have the names of `cpu/`, `reference/` and `triton_kernels/`, and the last one's arguments: nothing here waits
-for the device, so sizes come as ints and rows set aside stay in place behind a mask.  A function here checks nothing and
-computes nothing; it makes the outputs and launches kernels of csrc/cuda/ by name (_launch.py).
-
-`fused` is this backend's own: clusters, values and combine, or clusters alone, in one launch for groups of up to 1,024
-records, with the bits that they have one by one.
+They have the names and arguments of `triton_kernels/`: nothing here waits for the device, so sizes come as ints and rows
+set aside stay in place behind a mask.  A function here checks nothing and computes nothing; it makes the outputs and
+launches kernels of csrc/cuda/ by name (_launch.py).  Every other stage is Triton's.
 """
 
 import importlib
 from types import ModuleType
 
-__all__ = [
-    "action_keys",
-    "clusters",
-    "combine",
-    "episode",
-    "fused",
-    "ngrams",
-    "observations",
-    "pooling",
-    "returns",
-    "values",
-]
+__all__ = ["action_keys", "clusters", "values"]
 
 
 def __getattr__(name: str) -> ModuleType:

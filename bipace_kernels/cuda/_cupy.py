@@ -62,9 +62,6 @@ class CuPy:
     def shared_memory(self, device: torch.device) -> int:
         return self._attribute("MaxSharedMemoryPerBlockOptin", device.index)
 
-    def processors(self, device: torch.device) -> int:
-        return self._attribute("MultiProcessorCount", device.index)
-
     def warpgroups(self, device: torch.device) -> bool:
         return target(torch.cuda.get_device_capability(device)) == "sm_90a"
 

@@ -36,9 +36,6 @@ class Provider(Protocol):
     def shared_memory(self, device: torch.device) -> int:
         """Bytes that a block may ask for."""
 
-    def processors(self, device: torch.device) -> int:
-        """Multiprocessors: blocks that run at once, where each takes a whole one."""
-
     def warpgroups(self, device: torch.device) -> bool:
         """Whether the kernels' code for this GPU has BIPACE_WARPGROUPS (csrc/cuda/intrinsics.h)."""
 

@@ -42,9 +42,6 @@ class Wheel:
     def shared_memory(self, device: torch.device) -> int:
         return int(self._module.shared_memory(torch.cuda.current_device() if device.index is None else device.index))
 
-    def processors(self, device: torch.device) -> int:
-        return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
     def warpgroups(self, device: torch.device) -> bool:
         return "sm_90a" in self._module.built.split() and self._capability(device) == (9, 0)
 

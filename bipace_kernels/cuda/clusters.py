@@ -1,11 +1,11 @@
 """Greedy cosine clusters where the hidden states are (labels of reference.clusters), without a wait for the device.
 
-    one look at the rows (rows.py) ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
-    long groups: the same, a block of columns after the other                 ε = 0: equal rows; ε > 1.87: cluster_wide
+    one look at the rows ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
+    long groups: the same, a block of columns after the other
 
-All after the look is one launch (fused.py) where the groups fit and ε is one.  ε is only a threshold in the scan, so a
-sweep is the same launches with one more grid axis.  A Gram matrix's elements and the scan's decisions depend on a group's
-own records, D, dtype and the GPU's architecture alone, whatever the launch.
+The look, the numbers and equal rows (ε = 0) are Triton's.  ε is only a threshold in the scan, so a sweep is the same
+launches with one more grid axis.  A Gram matrix's elements and the scan's decisions depend on a group's own records, D,
+dtype and the GPU's architecture alone, whatever the launch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from . import fused, gram, rows, scan
+from ..triton_kernels import clusters as triton_clusters
+from . import gram, scan
 from ._launch import launch
-from .numbering import dense_labels
 
 Tensor = torch.Tensor
 
@@ -27,17 +27,8 @@ LONG_GROUP = 8_192  #: groups of at least so many records go by blocks of column
 MIDDLE = 1_024  # groups of at least so many are apart from shorter ones where there are few of them
 COLUMNS = 1_024  # of a block; a multiple of gram.UNIT
 LONGEST_SWEEP = LONG_GROUP - 1  #: records of a group whose ε share a Gram matrix
-_WIDE_THREADS = 256
 
-
-def scan_rows(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64 row of the record
-) -> Tensor:  # [M] uint8
-    """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
-    state = torch.empty(order.shape[0], dtype=torch.uint8, device=order.device)
-    rows.look(fingerprint, order, state=state)
-    return state
+scan_rows = triton_clusters.scan_rows
 
 
 def cluster_cosine(
@@ -79,62 +70,16 @@ def cluster_sweep(
     taken: Tensor | None,  # [M] bool
 ) -> Tensor:  # [E, M] int64
     """cluster_cosine under each ε, with the same bits, from one Gram matrix per group."""
-    n, device = order.shape[0], order.device
-    if len(epsilons) == 1:
-        how = fused.plan(device, n_groups, n, longest_group, epsilons[0])
-        if how is not None:
-            labels = fused.fused_clusters(
-                how, fingerprint, order, group_offsets, usable, epsilons[0], n_groups=n_groups, taken=taken
-            )
-            return labels.view(1, n)
-    first = torch.empty((len(epsilons), n), dtype=torch.int64, device=device)
-    if not first.numel():
-        return first
-    exact = [e for e, epsilon in enumerate(epsilons) if epsilon == 0]
-    wide = [e for e, epsilon in enumerate(epsilons) if epsilon > scan.WIDEST]
-    rest = [e for e, epsilon in enumerate(epsilons) if 0 < epsilon <= scan.WIDEST]
-    kind = torch.empty(n, dtype=torch.uint8, device=device)
-    scale = torch.empty(n, dtype=torch.float32, device=device)
-    row_hash = torch.empty(n, dtype=torch.int64, device=device) if exact else None
-    rows.look(fingerprint, order, kind=kind, scale=scale, row_hash=row_hash, usable=usable, taken=taken)
-    batch = Batch(fingerprint, order, group_offsets, kind, scale, n_groups, longest_group)
-    for e in exact:
-        assert row_hash is not None
-        rows.first_equal(
-            fingerprint,
-            order,
-            group_offsets,
-            kind,
-            row_hash,
-            n_groups=n_groups,
-            longest_group=longest_group,
-            first=first[e],
-        )
-    for e in wide:
-        batch.cluster_wide(epsilons[e], first[e])
-    if rest:
-        found = first if len(rest) == len(epsilons) else torch.empty((len(rest), n), dtype=torch.int64, device=device)
-        batch.cluster([epsilons[e] for e in rest], found)
-        if found is not first:
-            for e, labels in zip(rest, found, strict=True):
-                first[e].copy_(labels)
-    return dense_labels(first)
+    rest = (n_groups, longest_group, taken)
+    return triton_clusters.sweep_with(Batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What every launch below is told of the records; the methods write `first`, the record that began each cluster."""
-
-    fingerprint: Tensor  # [N, D]
-    order: Tensor  # [M] int64
-    group_offsets: Tensor  # [G+1] int64
-    kind: Tensor  # [M] uint8
-    scale: Tensor  # [M] float32
-    n_groups: int
-    longest_group: int
+class Batch(triton_clusters.Batch):
+    """A batch by these kernels; the methods write `first`, the record that began each cluster."""
 
     def cluster(self, epsilons: Sequence[float], first: Tensor) -> None:
-        """first [E, M] of 0 < ε ≤ 1.87: groups with a whole Gram matrix, and long ones, which have none."""
+        """first [E, M] of ε > 0: groups with a whole Gram matrix, and long ones, which have none."""
         lowest = [1.0 - epsilon - scan.BAND for epsilon in epsilons]
         reciprocal = self._empty(self.order.shape[0])
         if self.longest_group >= LONG_GROUP:
@@ -215,20 +160,6 @@ class Batch:
             self.fingerprint, self.order, begins, ends, self.scale, products, reciprocal, first_column=first_column,
             long_group=long_group,
         )  # fmt: skip
-
-    def cluster_wide(self, epsilon: float, first: Tensor) -> None:
-        """first [M] of an ε so wide that opposite rows may join."""
-        dim = self.fingerprint.shape[1]
-        at_once = min(self.n_groups, max(1, scan.ROOM // (2 * self.longest_group * dim)))
-        centroids = self._empty(at_once, self.longest_group, dim, dtype=torch.float64)
-        similar = self._empty(at_once, self.longest_group, dtype=torch.float64)
-        members = self._empty(at_once, 2, self.longest_group, dtype=torch.int64)
-        for g in range(0, self.n_groups, at_once):
-            launch(
-                "cluster_wide", min(at_once, self.n_groups - g), _WIDE_THREADS, *rows.words(self.fingerprint, self.order),
-                self.scale, self.kind, self.group_offsets, g, self.longest_group, 1.0 - epsilon - scan.BAND, centroids, similar,
-                members, first, shared=8 * _WIDE_THREADS // 32, device=first.device,
-            )  # fmt: skip
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.order.device)

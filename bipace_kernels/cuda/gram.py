@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from . import _provider, rows
+from . import _provider
 from ._launch import launch
 
 Tensor = torch.Tensor
 
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # csrc/cuda/elements.h
 UNIT = 128  # sides of matrices are multiples of it, and of tiles
 #: Whether groups of four warps feed the tensor cores of GPUs that have it so (9.0); the bits may differ.
 WARPGROUPS = True
@@ -65,14 +66,9 @@ def words(
     """`GramArgs` of csrc/cuda/gram.h."""
     _, n_rows, columns = gram.shape
     return (
-        *rows.words(fingerprint, order), begins, ends, long_group, first_column, columns, n_rows, gram, reciprocal, scale,
+        fingerprint, order, fingerprint.shape[1], *fingerprint.stride(), DTYPES[fingerprint.dtype], begins, ends, long_group, first_column, columns, n_rows, gram, reciprocal, scale,
         warpgroups(order.device),
     )  # fmt: skip
-
-
-def tiles_before(column: int) -> int:
-    """Tiles of a group's triangle in the columns of tiles before this one."""
-    return column * (column + 1) // 2
 
 
 def warpgroups(device: torch.device) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
+from ..triton_kernels.clusters import on_device
 from . import _provider, gram
 from ._launch import launch
 
@@ -14,10 +13,8 @@ Tensor = torch.Tensor
 MOST_SHARED = 227 << 10  # bytes that a scan asks for at most, where the GPU has them
 ROOM = 1 << 28  # float32 values of the Gram matrices that are made at a time: 1 GiB
 BAND = 1e-5  # τ
-WIDEST = 1.87  #: of ε, for which no two opposite rows join
 PANEL = 32
 _THREADS = 512
-_WRITTEN = 64  # values that one launch writes
 # Bytes of csrc/cuda/scan.h's stages, and of the number of clusters.
 _STAGES, _COUNT = 3 * (64 * 32 * 4 + 4 * 64 * 4), 16
 
@@ -35,14 +32,13 @@ class Scan:
         room: int,  # ≥ records of a group
         columns: int,  # of a launch, at most
         long_group: int,
-        spare: int = 0,  # bytes of shared memory that others of the launch take
     ) -> None:
         device, e, slots = kind.device, len(lowest), begins.shape[0]
         self.kind, self.begins, self.ends, self.reciprocal = kind, begins, ends, reciprocal
         self.lowest, self.room, self.long_group = lowest, room, long_group
-        self.lowest_of = _on_device(lowest, device) if e > 1 else None
+        self.lowest_of = on_device(lowest, device) if e > 1 else None
         self.far_pitch = room + 1
-        self.capacity = capacity(device, room, spare)
+        self.capacity = capacity(device, room)
         self.far_panels = 2 if columns == room else columns // PANEL
         self.similar = None
         if self.capacity < room + 2 * PANEL or self.far_panels > 2:
@@ -75,9 +71,9 @@ class Scan:
         launch("scan_groups", (slots, len(self.lowest)), _THREADS, *arguments, shared=self.shared, device=first.device)
 
 
-def capacity(device: torch.device, room: int, spare: int = 0) -> int:
+def capacity(device: torch.device, room: int) -> int:
     """Clusters whose similarities fit into a block's shared memory; not positive where not even its stages do."""
-    most = min(MOST_SHARED, _provider.current().shared_memory(device)) - spare - _STAGES - _COUNT
+    most = min(MOST_SHARED, _provider.current().shared_memory(device)) - _STAGES - _COUNT
     # Odd, so that neither a record's nor a cluster's similarities share a bank.
     return min((most // (2 * PANEL * 4) - 1) | 1, room + 2 * PANEL + 1)
 
@@ -90,13 +86,3 @@ def shared_bytes(clusters: int) -> int:
 def side_of(n: int) -> int:
     """The next multiple of gram.UNIT, one at least."""
     return max(1, -(-n // gram.UNIT)) * gram.UNIT
-
-
-def _on_device(values: Sequence[float], device: torch.device) -> Tensor:
-    """[E] float32.  A copy from the host would wait, or would have to outlive a captured graph; arguments do neither."""
-    out = torch.empty(len(values), dtype=torch.float32, device=device)
-    for start in range(0, len(values), _WRITTEN):
-        some = values[start : start + _WRITTEN]
-        padded = [*some, *[0.0] * (_WRITTEN - len(some))]
-        launch("write_values", 1, _WRITTEN, out[start:], len(some), *padded, device=device)
-    return out

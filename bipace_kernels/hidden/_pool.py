@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import _checks, _dispatch, reference
+from ..stages import Pooling
 from ._attention import Scores
 
 Tensor = torch.Tensor
@@ -64,17 +65,16 @@ def pool(
     first = spans.first
     if attention is not None and attention.window:
         first = torch.maximum(first, spans.last - attention.window + 1)
-    kernels = reference if hidden.dtype not in _checks.FINGERPRINT_DTYPES else _kernels(backend, hidden.device)
-    rows: Tensor = kernels.pooling.pool_rows(
+    plain = hidden.dtype not in _checks.FINGERPRINT_DTYPES
+    stage: Pooling = reference.pooling if plain else _stage(backend, hidden.device)
+    return stage.pool_rows(
         hidden, spans.batch, first, spans.last, pooling=pooling, unit=normalize, dtype=out, attention=attention,
-        num_threads=_dispatch.threads(None),
     )  # fmt: skip
-    return rows
 
 
-def _kernels(backend: str, device: torch.device) -> Any:
+def _stage(backend: str, device: torch.device) -> Pooling:
     try:
-        return _dispatch.choose(backend, device)
+        return _dispatch.choose(backend, device).pooling
     except _dispatch.BackendError as error:
         if backend != "auto" or device.type == "cpu":
             raise
@@ -83,4 +83,4 @@ def _kernels(backend: str, device: torch.device) -> Any:
             warnings.warn(
                 f"hidden states are pooled by plain torch on {device}, slowly: {error}", RuntimeWarning, stacklevel=3
             )
-        return reference
+        return reference.pooling

@@ -6,6 +6,7 @@ import itertools
 import operator
 import re
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ SEED_FIRST_N, SEED_ACTION_TAG, SEED_TEXT_PREFIX, SEED_TEXT = 1, 2, 3, 4
 TEXT_PREFIX_BYTES = 64
 ACTION_TAG = re.compile(rb"<action>(.*?)</action>", re.DOTALL)
 
-Outside = tuple[int, int, int]  # row, column, id
+LARGEST_TABLE = sys.maxsize  # bytes
 
 
 def _key_of_ids(ids: list[int], n: int) -> int:
@@ -57,44 +58,41 @@ def flatten_rows(
 
 
 def hash_token_ids(
-    ids: torch.Tensor,  # [N, T] int32 | int64, any strides, or flat [E] with row_offsets
-    row_offsets: torch.Tensor | None,  # [N+1] int64
-    mask: torch.Tensor | None,  # like ids: bool | int32 | int64, non-zero = valid
-    table: tuple[torch.Tensor, torch.Tensor] | None,  # offsets [V+1] int64, bytes uint8; None: mode "first_n"
+    ids: torch.Tensor,
+    row_offsets: torch.Tensor | None,
+    valid: torch.Tensor | None,
+    table_offsets: torch.Tensor | None,
+    table_bytes: torch.Tensor | None,
     *,
     mode: str,
     n: int,
-    num_threads: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, Outside | None]:
-    """Keys [N] int64, parsed [N] bool, and the first valid id that the table does not hold (or None)."""
-    if row_offsets is None:
-        rows = ids.tolist()
-        valid = [[True] * ids.shape[1]] * ids.shape[0] if mask is None else mask.ne(0).tolist()
-    else:
-        flat, bounds = ids.tolist(), row_offsets.tolist()
-        flat_valid = [True] * len(flat) if mask is None else mask.ne(0).tolist()
-        rows = [flat[a:b] for a, b in itertools.pairwise(bounds)]
-        valid = [flat_valid[a:b] for a, b in itertools.pairwise(bounds)]
+    longest_row: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys [N] int64, parsed [N] bool and the first id outside the table [1] int64; see stages.ActionKeys."""
+    bounds = [r * ids.shape[1] for r in range(ids.shape[0] + 1)] if row_offsets is None else row_offsets.tolist()
+    flat = ids.flatten().tolist()
+    flat_valid = [True] * len(flat) if valid is None else valid.ne(0).flatten().tolist()
+    rows = [flat[a:b] for a, b in itertools.pairwise(bounds)]
+    counts = [flat_valid[a:b] for a, b in itertools.pairwise(bounds)]
 
     keys = torch.zeros(len(rows), dtype=torch.int64)
     parsed = torch.zeros(len(rows), dtype=torch.bool)
     if mode != "first_n":
-        assert table is not None
-        offsets, data = table[0].tolist(), bytes(table[1].tolist())
-        for r, row in enumerate(rows):
-            for column, token in enumerate(row):
-                if valid[r][column] and not 0 <= token < len(offsets) - 1:
-                    return keys, parsed, (r, column, token)
+        assert table_offsets is not None and table_bytes is not None
+        offsets, data = table_offsets.tolist(), bytes(table_bytes.tolist())
+        for at, (token, counted) in enumerate(zip(flat, flat_valid, strict=True)):
+            if counted and not 0 <= token < len(offsets) - 1:
+                return keys, parsed, torch.tensor([at])
     for r, row in enumerate(rows):
-        tokens = [token for token, is_valid in zip(row, valid[r], strict=True) if is_valid]
+        tokens = [token for token, counted in zip(row, counts[r], strict=True) if counted]
         found = None
         if mode != "first_n":
             found = _key_of_bytes(b"".join(data[offsets[v] : offsets[v + 1]] for v in tokens), mode)
         keys[r], parsed[r] = found or (_key_of_ids(tokens, n), False)
-    return keys, parsed, None
+    return keys, parsed, torch.tensor([-1])
 
 
-def hash_texts(texts: Sequence[str], *, mode: str, num_threads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def hash_texts(texts: Sequence[str], *, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys [N] int64 and parsed [N] bool of the texts' UTF-8 bytes."""
     keys = torch.zeros(len(texts), dtype=torch.int64)
     parsed = torch.zeros(len(texts), dtype=torch.bool)

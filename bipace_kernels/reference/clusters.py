@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._masks import Kept
+
 Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
 
@@ -17,13 +19,8 @@ LONGEST_SWEEP = 0  # records of a group that a sweep serves better than ε by ε
 SMALLEST = 1e-3  # a centroid stays where its new vector would be shorter
 
 
-def scan_rows(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16
-    order: Tensor,  # [M] int64 row of the record
-    *,
-    num_threads: int = 1,
-) -> Tensor:  # [M] uint8
-    """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
+def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
+    """[M] uint8: 0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
     state = torch.zeros(order.shape[0], dtype=torch.uint8)
     for i, row in enumerate(order.tolist()):
         x = fingerprint[row]
@@ -42,15 +39,19 @@ def unit_vector(row: Tensor) -> Floats:
 
 
 def cluster_cosine(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16
-    order: Tensor,  # [M] int64 row of the record, in processing order
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    epsilon: float,  # 0: equal rows
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilon: float,
     *,
-    num_threads: int = 1,
-) -> Tensor:  # [M] int64
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+) -> Tensor:
     """Labels 0..C-1 over the batch by first appearance; a record that is not usable is alone and touches nobody."""
+    kept = Kept(taken)
+    order, usable, group_offsets = kept.rows(order), kept.rows(usable), kept.offsets(group_offsets)
     rows = order.tolist()
     offsets = group_offsets.tolist()
     labels: list[int] = []
@@ -61,22 +62,33 @@ def cluster_cosine(
         group = _equal(x, usable_here) if epsilon == 0 else _greedy(x, usable_here, epsilon)
         labels += [count + label for label in group]
         count += max(group, default=-1) + 1
-    return torch.tensor(labels, dtype=torch.int64)
+    return kept.spread(torch.tensor(labels, dtype=torch.int64), -1)
 
 
 def cluster_sweep(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16
-    order: Tensor,  # [M] int64 row of the record, in processing order
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    epsilons: Sequence[float],  # E of them; 0: equal rows
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilons: Sequence[float],
     *,
-    num_threads: int = 1,
-) -> Tensor:  # [E, M] int64
-    """The labels of cluster_cosine under each ε."""
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+) -> Tensor:
+    """[E, M] the labels of cluster_cosine under each ε."""
     labels = torch.empty(len(epsilons), order.shape[0], dtype=torch.int64)
     for e, epsilon in enumerate(epsilons):
-        labels[e] = cluster_cosine(fingerprint, order, group_offsets, usable, epsilon)
+        labels[e] = cluster_cosine(
+            fingerprint,
+            order,
+            group_offsets,
+            usable,
+            epsilon,
+            n_groups=n_groups,
+            longest_group=longest_group,
+            taken=taken,
+        )
     return labels
 
 

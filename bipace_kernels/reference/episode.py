@@ -16,24 +16,26 @@ def episode_advantage(
     trajectory_offsets: Tensor,
     group_trajectories: Tensor,
     *,
+    n_groups: int,
+    n_records: int,
     scope: str,
     norm: str,
     lone: str,
     delta: float,
-    num_threads: int = 1,
+    spoilt: Tensor | None,
 ) -> Tensor:
-    """A_ep of each record (paper eq. 1); shapes as in cpu/episode.py."""
+    """A_ep of each record (paper eq. 1); see stages.Episode."""
     returns = episode_return.numpy()
     lengths = trajectory_offsets.diff().tolist()
-    out = np.zeros(int(trajectory_offsets[-1]), dtype=np.float32)
-    groups = group_trajectories.tolist()
-    for begin, end in pairwise(groups):
-        population = [
-            (t, returns[t]) for t in range(begin, end) for _ in range(1 if scope == "trajectory" else lengths[t])
-        ]
-        values = [float(r) for _, r in population]
+    out = np.zeros(n_records, dtype=np.float32)
+    counts = [True] * len(lengths) if spoilt is None else (~spoilt).tolist()
+    for begin, end in pairwise(group_trajectories.tolist()):
+        inside = [t for t in range(begin, end) if counts[t]]
+        values = [float(returns[t]) for t in inside for _ in range(1 if scope == "trajectory" else lengths[t])]
+        if not values:
+            continue
         mean, sigma = mean_and_sigma(values, unbiased=True)
-        for t in range(begin, end):
+        for t in inside:
             if len(values) > 1:
                 advantage = centred(returns[t], mean)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -12,12 +12,12 @@ from .xxh64 import xxh64
 SEED_NGRAM = 5
 
 
-def ngram_fingerprints(texts: Sequence[str | bytes], *, n: int, dim: int, num_threads: int = 1) -> torch.Tensor:
-    """Unit vectors of signed, hashed n-gram counts, [N, dim] float32."""
-    out = torch.zeros((len(texts), dim), dtype=torch.float32)
-    for row, text in enumerate(texts):
-        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-        padded = b"\x02" * (n - 1) + data + b"\x03" * (n - 1)
+def ngram_fingerprints(bytes: torch.Tensor, offsets: torch.Tensor, *, n: int, dim: int) -> torch.Tensor:
+    """Unit vectors of signed, hashed n-gram counts, [S, dim] float32."""
+    out = torch.zeros((offsets.shape[0] - 1, dim), dtype=torch.float32)
+    data = bytes.numpy().tobytes()
+    for row, (begin, end) in enumerate(pairwise(offsets.tolist())):
+        padded = b"\x02" * (n - 1) + data[begin:end] + b"\x03" * (n - 1)
         counts: dict[int, int] = {}
         for i in range(len(padded) - n + 1):
             h = xxh64(padded[i : i + n], SEED_NGRAM)

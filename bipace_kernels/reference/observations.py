@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import torch
 
+from .._masks import Kept
+
 Tensor = torch.Tensor
 
 
@@ -19,10 +21,13 @@ def _group_of(group_offsets: Tensor) -> list[int]:
     return torch.repeat_interleave(torch.arange(group_offsets.numel() - 1), group_offsets.diff()).tolist()
 
 
-def cluster_exact(codes: Tensor, group_offsets: Tensor, *, num_threads: int = 1) -> Tensor:
-    """Clusters of equal codes inside each group; shapes as in cpu/observations.py."""
-    keys = list(zip(_group_of(group_offsets), codes.tolist(), strict=True))
-    return torch.tensor(_number(keys), dtype=torch.int64)
+def cluster_exact(
+    codes: Tensor, group_offsets: Tensor, *, n_groups: int, longest_group: int, taken: Tensor | None
+) -> Tensor:
+    """Clusters of equal codes inside each group; see stages.Observations."""
+    kept = Kept(taken)
+    keys = list(zip(_group_of(kept.offsets(group_offsets)), kept.rows(codes).tolist(), strict=True))
+    return kept.spread(torch.tensor(_number(keys), dtype=torch.int64), -1)
 
 
 def cluster_history(
@@ -32,9 +37,15 @@ def cluster_history(
     group_offsets: Tensor,
     depth: int,
     *,
-    num_threads: int = 1,
+    n_trajectories: int,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
 ) -> Tensor:
-    """Clusters of equal tuples of the last k codes, k = 1 … depth; shapes as in cpu/observations.py."""
+    """Clusters of equal tuples of the last k codes, k = 1 … depth; see stages.Observations."""
+    kept = Kept(taken)
+    codes, step = kept.rows(codes), kept.rows(step)
+    trajectory_offsets, group_offsets = kept.offsets(trajectory_offsets), kept.offsets(group_offsets)
     code, group = codes.tolist(), _group_of(group_offsets)
     steps = None if step is None else step.tolist()
     m = len(code)
@@ -52,4 +63,4 @@ def cluster_history(
     for k in range(1, depth + 1):
         tuples = {i: (group[i], (*history[i], code[i])[-k:]) for i in range(m) if len(history[i]) + 1 >= k}
         labels[k - 1, list(tuples)] = torch.tensor(_number(list(tuples.values())), dtype=torch.int64)
-    return labels
+    return kept.spread(labels, -1)

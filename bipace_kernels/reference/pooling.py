@@ -19,7 +19,6 @@ def pool_rows(
     unit: bool,
     dtype: torch.dtype,
     attention: Any = None,  # hidden._attention.Scores
-    num_threads: int = 1,
 ) -> Tensor:  # [n, D]
     """The token itself ("last"), the mean over [first, last], or the mean weighted by the token's own attention.
 

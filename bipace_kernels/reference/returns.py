@@ -6,13 +6,15 @@ from itertools import pairwise
 
 import torch
 
+from ..schema import LIMIT
+
 Tensor = torch.Tensor
 
 
 def discounted_returns(
-    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, gamma: float, *, num_threads: int = 1
+    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, gamma: float, *, n_trajectories: int
 ) -> Tensor:
-    """R_t = Σ_{u≥t} γ^{u−t} r_u in float64, rounded to float32 once; shapes as in cpu/returns.py."""
+    """R_t = Σ_{u≥t} γ^{u−t} r_u in float64, rounded to float32 once; see stages.Returns."""
     r, offsets = rewards.tolist(), trajectory_offsets.tolist()
     steps = None if step is None else step.tolist()
     out = [0.0] * len(r)
@@ -28,7 +30,7 @@ def discounted_returns(
 
 
 def trajectory_returns(
-    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, num_threads: int = 1
+    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, n_trajectories: int
 ) -> Tensor:
     """[T] float32: R(τ) = Σ r over the steps of each trajectory, in float64, rounded once."""
     r, offsets = rewards.tolist(), trajectory_offsets.tolist()
@@ -41,3 +43,21 @@ def trajectory_returns(
                 total += r[i]
         out.append(total)
     return torch.tensor(out, dtype=torch.float64).to(torch.float32)
+
+
+def spoilt_trajectories(
+    step_return: Tensor,
+    trajectory_return: Tensor,
+    bad_record: Tensor | None,
+    trajectory_offsets: Tensor,
+    *,
+    n_trajectories: int,
+) -> Tensor:
+    """[T] bool: a return that is not finite or beyond ±1e37, of a step or its own, or a bad record."""
+    r, own = step_return.tolist(), trajectory_return.tolist()
+    bad = [False] * len(r) if bad_record is None else bad_record.tolist()
+    out = []
+    for t, (begin, end) in enumerate(pairwise(trajectory_offsets.tolist())):
+        steps = range(begin, end)
+        out.append(not abs(own[t]) <= LIMIT or any(bad[i] or not abs(r[i]) <= LIMIT for i in steps))
+    return torch.tensor(out, dtype=torch.bool)

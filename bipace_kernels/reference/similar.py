@@ -9,18 +9,12 @@ import torch
 from torch import Tensor
 
 
-def cluster_similar(
-    texts: list[str],  # [M] processing order
-    group_offsets: Tensor,  # [G+1] int64
-    similarity: float,
-    *,
-    num_threads: int = 1,
-) -> Tensor:
+def cluster_similar(texts: list[str], group_offsets: Tensor, similarity: float) -> Tensor:
     """Labels [M] int64, dense over the batch, numbered by first appearance.
 
     Inside each group a text joins the oldest cluster with
         SequenceMatcher(None, text, first member of the cluster).ratio() >= similarity,
-    else it founds a cluster.  `num_threads` changes nothing here.
+    else it founds a cluster.
     """
     labels: list[int] = []
     n_clusters = 0

@@ -23,23 +23,25 @@ def _mean(values: list[float]) -> float:
 def step_advantage(
     returns: Tensor,
     labels: Tensor,
-    n_clusters: int,
     action_key: Tensor | None,
+    group_offsets: Tensor,
     *,
+    n_groups: int,
+    longest_group: int,
     estimator: str,
     step_norm: str,
     delta: float,
-    num_threads: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """A_S and branch of each record (paper eq. 7 to 9); shapes as in cpu/values.py."""
+    """A_S and branch of each record (paper eq. 7 to 9); see stages.Values."""
     r = returns.numpy()
     keys = None if action_key is None else action_key.tolist()
-    clusters: list[list[int]] = [[] for _ in range(n_clusters)]
+    clusters: dict[int, list[int]] = {}
     for i, label in enumerate(labels.tolist()):
-        clusters[label].append(i)
+        if label >= 0:
+            clusters.setdefault(label, []).append(i)
     step = np.zeros(len(r), dtype=np.float32)
     branch = np.full(len(r), int(Branch.SINGLETON), dtype=np.uint8)
-    for members in clusters:
+    for members in clusters.values():
         if len(members) < 2:
             continue
         values = [float(r[i]) for i in members]
@@ -68,14 +70,16 @@ def hgpo_advantage(
     returns: Tensor,
     depth_labels: Tensor,
     episode_advantage: Tensor,
+    group_offsets: Tensor,
     *,
+    n_groups: int,
+    longest_group: int,
     step_norm: str,
     delta: float,
     alpha: float,
     base_group: bool,
-    num_threads: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """HGPO's aggregate over depths, and each record's deepest depth in company; shapes as in cpu/values.py."""
+    """HGPO's aggregate over depths, and each record's deepest depth in company; see stages.Values."""
     r = returns.numpy()
     depth, m = depth_labels.shape
     items: list[list[tuple[int, float]]] = [[] for _ in range(m)]  # (L_k, a_k) of each record
@@ -85,11 +89,11 @@ def hgpo_advantage(
             if a != 0:
                 items[i].append((1, a))
     for k in range(1, depth + 1):
-        clusters: dict[int, list[int]] = {}
+        at_depth: dict[int, list[int]] = {}
         for i, label in enumerate(depth_labels[k - 1].tolist()):
             if label >= 0:
-                clusters.setdefault(label, []).append(i)
-        for members in clusters.values():
+                at_depth.setdefault(label, []).append(i)
+        for members in at_depth.values():
             if len(members) < 2:
                 continue
             mean, sigma = mean_and_sigma([float(r[i]) for i in members], unbiased=False)

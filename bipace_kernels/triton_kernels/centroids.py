@@ -15,10 +15,7 @@ import triton
 import triton.language as tl
 
 from .gram import UNIT, WIDEN
-from .opposite import STEP as FEW
-from .opposite import _elements as _row_elements
-from .opposite import length_of_mean
-from .scan import CANCELLING, NOWHERE
+from .scan import NOWHERE
 
 #: Records of a block: fewer would mean more launches, more would cost more inside the block.
 BLOCK = UNIT
@@ -199,11 +196,9 @@ def move(
     lengths,  # [room] float32: 1 / ‖c‖, written
     squares,  # [n_slots, B] int64: ‖c‖² so far; zeros before and after
     pieces,  # [n_slots, B] int32: how many pieces are in it; zeros before and after
-    leader,  # [room] int32
     joined,  # [n_slots, B] int32
     change,  # [n_slots, B] float32: d of a join, −1 of a seed
     weight,  # [n_slots, B] float32: w of a join, 1 of a seed
-    OPPOSITE: tl.constexpr,
     ROWS: tl.constexpr,
     PIECE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -238,22 +233,6 @@ def move(
     # A cluster that began in this block has no vector yet.
     length = tl.load(lengths + base + k, mask=keep > 0, other=0.0)
     target = centroids + (base + k) * dim
-    if OPPOSITE:
-        # Two rows that nearly cancelled: their mean is formed anew from the rows, and the block goes on from there.
-        join = tl.max(tl.where(mine & (w > CANCELLING), j, -1), 0)
-        if join >= 0:
-            rows = (x, order, scale, dim, row_stride, column_stride)
-            a = tl.load(leader + base + k)
-            b = begin + join
-            _, share_a, share_b = length_of_mean(rows, a, b)
-            for d in range(start, tl.minimum(start + PIECE, dim), FEW):
-                mean = _row_elements(rows, a, d) * share_a + _row_elements(rows, b, d) * share_b
-                e = d + tl.arange(0, FEW)
-                tl.store(target + e, mean.to(tl.float32), mask=e < dim)
-            tl.debug_barrier()
-            length = 1.0
-            keep = tl.sum(tl.where(j == join, later, 0.0), 0)
-            w = tl.where(j > join, w, 0.0)
     keep *= length
     kept = tl.where(keep > 0, dim, 0)
     share = w * later * tl.load(reciprocal + number * BLOCK + j, mask=mine, other=0.0)
@@ -297,6 +276,6 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         constants |= {"PARTS": parts, "STEP": STEPS[parts]}
         yield similar_to_block, {**common, **own}, {**fixed, **constants}, options
         constants, options = split(MOVE)
-        own = {"squares": "*i64", "pieces": "*i32", "leader": "*i32", "joined": "*i32"}
+        own = {"squares": "*i64", "pieces": "*i32", "joined": "*i32"}
         common |= {**own, "change": "*fp32", "weight": "*fp32"}
-        yield move, common, {**fixed, **constants, "OPPOSITE": False}, options
+        yield move, common, {**fixed, **constants}, options

@@ -81,17 +81,32 @@ def cluster_sweep(
     taken: Tensor | None,  # [M] bool
 ) -> Tensor:  # [E, M] int64
     """cluster_cosine under each ε, with the same bits, from one Gram matrix per group."""
+    rest = (n_groups, longest_group, taken)
+    return sweep_with(Batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
+
+
+def sweep_with(
+    batch_of: type[Batch],  # whose `cluster` does it
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilons: Sequence[float],
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+) -> Tensor:
+    """cluster_sweep(), whichever kernels cluster under ε > 0."""
     n, device = order.shape[0], order.device
     first = torch.empty((len(epsilons), n), dtype=torch.int64, device=device)
     if not first.numel():
         return first
     zero = [e for e, epsilon in enumerate(epsilons) if epsilon == 0]
-    wide = [e for e, epsilon in enumerate(epsilons) if epsilon != 0]
+    rest = [e for e, epsilon in enumerate(epsilons) if epsilon != 0]
     kind = torch.empty(n, dtype=torch.uint8, device=device)
     scale = torch.empty(n, dtype=torch.float32, device=device)
     row_hash = torch.empty(n, dtype=torch.int64, device=device) if zero else None
     rows.look(fingerprint, order, kind=kind, scale=scale, row_hash=row_hash, usable=usable, taken=taken)
-    batch = _Batch(fingerprint, order, group_offsets, kind, scale, n_groups, longest_group)
     if row_hash is not None:
         equal.first_equal(
             fingerprint, order, group_offsets, kind, row_hash, n_groups=n_groups, longest_group=longest_group,
@@ -99,17 +114,18 @@ def cluster_sweep(
         )  # fmt: skip
         for e in zero[1:]:
             first[e].copy_(first[zero[0]])
-    if wide:
-        found = torch.empty((len(wide), n), dtype=torch.int64, device=device) if zero else first
-        _cluster_wide(batch, [epsilons[e] for e in wide], found)
+    if rest:
+        found = torch.empty((len(rest), n), dtype=torch.int64, device=device) if zero else first
+        batch = batch_of(fingerprint, order, group_offsets, kind, scale, n_groups, longest_group)
+        batch.cluster([epsilons[e] for e in rest], found)
         if zero:
-            for e, row in zip(wide, found, strict=True):
+            for e, row in zip(rest, found, strict=True):
                 first[e].copy_(row)
     return dense_labels(first)
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """What every launch below is told of the records."""
 
     fingerprint: Tensor  # [N, D]
@@ -120,40 +136,38 @@ class _Batch:
     n_groups: int
     longest_group: int
 
-
-def _cluster_wide(
-    batch: _Batch,
-    epsilons: Sequence[float],  # E, none of them 0
-    first: Tensor,  # [E, M] int64, written
-) -> None:
-    """The record that began each record's cluster, for ε > 0: groups with a Gram matrix, then those without."""
-    long_group = long_groups.LONG_GROUP
-    side, chunk, sweep = _chunks(min(batch.longest_group, long_group - 1), batch.n_groups, len(epsilons))
-    lowest = [1.0 - epsilon - scan.BAND.value for epsilon in epsilons]
-    with device_guard(first):
-        lowest_of = batch.scale if len(lowest) == 1 else _on_device(lowest, first.device)
-        for group in range(0, batch.n_groups, chunk):
-            groups = min(chunk, batch.n_groups - group)
-            products = torch.empty((groups, side, side), dtype=torch.float32, device=first.device)
-            reciprocal = torch.empty((groups, side), dtype=torch.float32, device=first.device)
-            gram.multiply_groups(
-                batch.fingerprint, batch.order, batch.group_offsets, batch.scale, products, reciprocal,
-                first_group=group, long_group=long_group,
-            )  # fmt: skip
-            for e in range(0, len(lowest), sweep):
-                some = lowest[e : e + sweep]
-                state = products
-                if len(lowest) > 1:
-                    state = torch.empty((len(some), *products.shape), dtype=torch.float32, device=first.device)
-                scan.decide_groups(
-                    products, reciprocal, state, batch.kind, batch.group_offsets, first[e : e + sweep], some,
-                    lowest_of[e:], batch.fingerprint, batch.order, batch.scale, first_group=group,
-                    long_group=long_group,
+    def cluster(
+        self,
+        epsilons: Sequence[float],  # E, none of them 0
+        first: Tensor,  # [E, M] int64, written
+    ) -> None:
+        """The record that began each record's cluster, for ε > 0: groups with a Gram matrix, then those without."""
+        long_group = long_groups.LONG_GROUP
+        side, chunk, sweep = _chunks(min(self.longest_group, long_group - 1), self.n_groups, len(epsilons))
+        lowest = [1.0 - epsilon - scan.BAND.value for epsilon in epsilons]
+        lowest_of = self.scale if len(lowest) == 1 else on_device(lowest, first.device)
+        with device_guard(first):
+            for group in range(0, self.n_groups, chunk):
+                groups = min(chunk, self.n_groups - group)
+                products = torch.empty((groups, side, side), dtype=torch.float32, device=first.device)
+                reciprocal = torch.empty((groups, side), dtype=torch.float32, device=first.device)
+                gram.multiply_groups(
+                    self.fingerprint, self.order, self.group_offsets, self.scale, products, reciprocal,
+                    first_group=group, long_group=long_group,
                 )  # fmt: skip
-    long_groups.cluster_long(
-        batch.fingerprint, batch.order, batch.group_offsets, batch.kind, batch.scale, epsilons,
-        n_groups=batch.n_groups, longest_group=batch.longest_group, first=first, shortest=long_group,
-    )  # fmt: skip
+                for e in range(0, len(lowest), sweep):
+                    some = lowest[e : e + sweep]
+                    state = products
+                    if len(lowest) > 1:
+                        state = torch.empty((len(some), *products.shape), dtype=torch.float32, device=first.device)
+                    scan.decide_groups(
+                        products, reciprocal, state, self.kind, self.group_offsets, first[e : e + sweep], some,
+                        lowest_of[e:], first_group=group, long_group=long_group,
+                    )  # fmt: skip
+        long_groups.cluster_long(
+            self.fingerprint, self.order, self.group_offsets, self.kind, self.scale, epsilons,
+            n_groups=self.n_groups, longest_group=self.longest_group, first=first, shortest=long_group,
+        )  # fmt: skip
 
 
 def _chunks(longest: int, n_groups: int, n_epsilons: int) -> tuple[int, int, int]:
@@ -164,12 +178,13 @@ def _chunks(longest: int, n_groups: int, n_epsilons: int) -> tuple[int, int, int
     return side, min(n_groups, max(matrices // sweep, 1)), sweep
 
 
-def _on_device(values: Sequence[float], device: torch.device) -> Tensor:
+def on_device(values: Sequence[float], device: torch.device) -> Tensor:
     """[E] float32.  A copy from the host would wait, or would have to outlive a captured graph; arguments do neither."""
     out = torch.empty(len(values), dtype=torch.float32, device=device)
-    for start in range(0, len(values), _WRITE):
-        some = [*values[start : start + _WRITE], *[0.0] * _WRITE][:_WRITE]
-        _write[(1,)](out[start:], *some, min(len(values) - start, _WRITE), WRITE=_WRITE, **_WRITE_OPTIONS)
+    with device_guard(out):
+        for start in range(0, len(values), _WRITE):
+            some = [*values[start : start + _WRITE], *[0.0] * _WRITE][:_WRITE]
+            _write[(1,)](out[start:], *some, min(len(values) - start, _WRITE), WRITE=_WRITE, **_WRITE_OPTIONS)
     return out
 
 

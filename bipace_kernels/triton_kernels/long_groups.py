@@ -30,7 +30,7 @@ import triton.language as tl
 from . import gram
 from ._launch import device_guard
 from .centroids import BLOCK, MOVE, PARTS, SIMILAR, STEPS, move, place, similar_to_block, split
-from .scan import BAND, OPPOSED, PANEL, WIDE, apply_panel, apply_with_opposite, decide_panel, gather_panel
+from .scan import BAND, PANEL, apply_panel, decide_panel, gather_panel
 
 Tensor = torch.Tensor
 
@@ -103,14 +103,13 @@ def _cluster_slots(
     pieces = torch.zeros((n, BLOCK), dtype=torch.int32, device=device)
 
     rows = (x, order, scale, dim, *x.stride())
-    decisions = (leader, joined, change, weight)
+    decisions = (joined, change, weight)
     parts = PARTS[x.dtype]
     # Told that strides and D are multiples of this, the compiler loads many elements at once.
     common = {"BLOCK": BLOCK, "ALIGNED": math.gcd(16, dim, x.stride(0))}
     for e, block in itertools.product(range(len(epsilons)), range(n_blocks)):
         where = (places, n, n_blocks, block)
         lowest = 1.0 - epsilons[e] - BAND.value
-        opposite = lowest < OPPOSED.value
         if block > 0:
             tiles = triton.cdiv(min(block * BLOCK, longest), SIMILAR["CLUSTERS"])
             similar_to_block[(tiles, BLOCK // SIMILAR["COLUMNS"], n)](
@@ -118,14 +117,12 @@ def _cluster_slots(
                 PARTS=parts, STEP=STEPS[parts], **SIMILAR, **common, enable_fp_fusion=False,
             )  # fmt: skip
         _scan[(n,)](
-            *where, *rows, kind, first[e], products, reciprocal, state, similar, pitch, members, *decisions, clusters,
-            lowest, OPPOSITE=opposite, PANEL=PANEL, BLOCK=BLOCK,
-            **(WIDE if opposite else _SCAN), enable_fp_fusion=False,
+            *where, kind, first[e], products, reciprocal, state, similar, pitch, members, leader, *decisions, clusters,
+            lowest, PANEL=PANEL, BLOCK=BLOCK, **_SCAN, enable_fp_fusion=False,
         )  # fmt: skip
         if block + 1 < n_blocks:
             move[(triton.cdiv(dim, MOVE["PIECE"]), BLOCK, n)](
-                *where, *rows, reciprocal, centroids, lengths, squares, pieces, *decisions,
-                OPPOSITE=opposite, **MOVE, **common, enable_fp_fusion=False,
+                *where, *rows, reciprocal, centroids, lengths, squares, pieces, *decisions, **MOVE, **common, enable_fp_fusion=False,
             )  # fmt: skip
 
 
@@ -179,12 +176,6 @@ def _scan(
     n_slots,
     n_blocks,
     block,
-    x,  # [N, D], read under OPPOSITE alone, as all of the row
-    order,
-    scale,
-    dim,
-    row_stride,
-    column_stride,
     kind,  # [M] uint8
     first,  # [M] int64, written
     products,  # [blocks, B, B] float32
@@ -199,7 +190,6 @@ def _scan(
     weight,  # [n_slots, B] float32, written
     clusters,  # [n_slots] int32
     lowest,  # 1 − ε − τ
-    OPPOSITE: tl.constexpr,
     CLUSTERS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -225,7 +215,6 @@ def _scan(
     joined += slot * BLOCK
     change += slot * BLOCK
     weight += slot * BLOCK
-    rows = (x, order, scale, dim, row_stride, column_stride)
     record = begin.to(tl.int32)
     count = tl.load(clusters + slot, mask=block > 0, other=0)
     for panel in range(0, n, PANEL):
@@ -235,17 +224,11 @@ def _scan(
         tl.debug_barrier()
         count = decide_panel(
             similar, pitch, row + panel, stride, reciprocal + panel, kind + panel, first + panel, record + panel, width,
-            members, leader, joined + panel, change + panel, weight + panel, count, lowest, CLUSTERS, PANEL, rows, OPPOSITE,
+            members, leader, joined + panel, change + panel, weight + panel, count, lowest, CLUSTERS, PANEL,
         )  # fmt: skip
-        if OPPOSITE:
-            apply_with_opposite(
-                row, state, stride, reciprocal, panel, n, joined + panel, change + panel, weight + panel, leader, record,
-                rows, COLUMNS, PANEL,
-            )  # fmt: skip
-        else:
-            apply_panel(
-                row, state, stride, reciprocal, panel, n, joined + panel, change + panel, weight + panel, COLUMNS, PANEL
-            )
+        apply_panel(
+            row, state, stride, reciprocal, panel, n, joined + panel, change + panel, weight + panel, COLUMNS, PANEL
+        )
         tl.debug_barrier()
     tl.store(clusters + slot, count)
 
@@ -255,12 +238,9 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
     find = {"offsets": "*i64", "places": "*i64", "n_groups": "i32", "n_slots": "i32", "shortest": "i32"}
     yield _find_long, find, *split(_FIND)
     scan = {
-        "places": "*i64", "n_slots": "i32", "n_blocks": "i32", "block": "i32", "x": "*bf16", "order": "*i64",
-        "scale": "*fp32", "dim": "i32", "row_stride": "i32", "kind": "*u8", "first": "*i64", "products": "*fp32",
+        "places": "*i64", "n_slots": "i32", "n_blocks": "i32", "block": "i32", "kind": "*u8", "first": "*i64", "products": "*fp32",
         "reciprocal": "*fp32", "state": "*fp32", "similar": "*fp32", "pitch": "i32", "members": "*i32",
         "leader": "*i32", "joined": "*i32", "change": "*fp32", "weight": "*fp32", "clusters": "*i32", "lowest": "fp32",
     }  # fmt: skip
-    for shape, opposite in ((_SCAN, False), (WIDE, True)):
-        constants, options = split(shape)
-        fixed = {"column_stride": 1, "BLOCK": BLOCK, "PANEL": PANEL, "OPPOSITE": opposite}
-        yield _scan, scan, {**fixed, **constants}, options
+    constants, options = split(_SCAN)
+    yield _scan, scan, {"BLOCK": BLOCK, "PANEL": PANEL, **constants}, options

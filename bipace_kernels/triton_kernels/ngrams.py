@@ -114,7 +114,7 @@ def scale_kernel(
 
 
 def ngram_fingerprints(
-    data: torch.Tensor,  # [E] uint8, the texts one after the other
+    bytes: torch.Tensor,  # [E] uint8, the texts one after the other
     offsets: torch.Tensor,  # [N+1] int64, rising from 0 to E
     *,
     n: int,
@@ -125,12 +125,12 @@ def ngram_fingerprints(
     Counts are int32: a text must be shorter than 2^31 bytes.
     """
     texts = offsets.numel() - 1
-    counts = torch.empty((texts, dim), dtype=torch.int32, device=data.device).zero_()
+    counts = torch.empty((texts, dim), dtype=torch.int32, device=bytes.device).zero_()
     if texts == 0:
         return counts.view(torch.float32)
-    sharers = min(triton.cdiv(ENOUGH_PROGRAMS, texts), triton.cdiv(data.numel() + n, WINDOWS))
-    with device_guard(data):
-        count_kernel[(texts * sharers,)](data, offsets, counts, sharers, N=n, DIM=dim, WINDOWS=WINDOWS, **_OPTIONS)
+    sharers = min(triton.cdiv(ENOUGH_PROGRAMS, texts), triton.cdiv(bytes.numel() + n, WINDOWS))
+    with device_guard(bytes):
+        count_kernel[(texts * sharers,)](bytes, offsets, counts, sharers, N=n, DIM=dim, WINDOWS=WINDOWS, **_OPTIONS)
         scale_kernel[(texts,)](counts, DIM=dim, BUCKETS=BUCKETS, **_OPTIONS)
     return counts.view(torch.float32)
 

@@ -34,7 +34,6 @@ def pool_rows(
     unit: bool,
     dtype: torch.dtype,
     attention: Any = None,  # hidden._attention.Scores
-    num_threads: int = 1,
 ) -> Tensor:  # [n, D]
     """States as in reference.pooling.  Attention weights in float32, everything else in float64, rounded once."""
     n, (batches, tokens, dim) = batch.shape[0], hidden.shape

@@ -28,27 +28,20 @@ import triton
 import triton.language as tl
 
 from .gram import UNIT
-from .opposite import length_of_mean, similar_to_mean
 
 Tensor = torch.Tensor
 
 PANEL = 32  # records of a panel: S of one cluster at all of them is one line of the cache
 
 BAND = tl.constexpr(1e-5)  # τ of the two decisions
-SMALLEST = tl.constexpr(1e-3)  # a centroid whose new vector is shorter stays
 NOWHERE = tl.constexpr(-1)  # in place of a cluster: the record touches nobody
 SEED = tl.constexpr(-1.0)  # d of a record that begins a cluster; no join has it, for a > 0
-# Two rows so far apart leave a mean of length u ≈ 1/4: S would lose its digits.  From m = 3 on, u ≥ 1/3 and w ≤ 1.
-OPPOSED = tl.constexpr(-0.87)
-CANCELLING = tl.constexpr(2.0)  # w of such a join; 1.96 where s = OPPOSED
 
 # Clusters, rows and columns taken at a time.  Up to 1,024 records one warp is quicker, for no maximum waits for another
 # warp; beyond, the records behind the panel need more loads under way than one warp has.
 SHORT: dict[str, Any] = {"CLUSTERS": 128, "ROWS": 32, "COLUMNS": 256, "num_warps": 1}
 MEDIUM: dict[str, Any] = {"CLUSTERS": 1024, "ROWS": 64, "COLUMNS": 1024, "num_warps": 8}
 SHORTEST_MEDIUM = 1_025
-# Where opposite rows may join: rows of the fingerprints take registers beside all that.
-WIDE: dict[str, Any] = {"CLUSTERS": 512, "ROWS": 64, "COLUMNS": 128, "num_warps": 8}
 
 
 def decide_groups(
@@ -60,9 +53,6 @@ def decide_groups(
     first: Tensor,  # [E, M] int64, written
     lowest: Sequence[float],  # E: 1 − ε − τ
     lowest_of: Tensor,  # [E] float32, the same; not read for one ε
-    fingerprint: Tensor,  # [N, D]
-    order: Tensor,  # [M] int64
-    scale: Tensor,  # [M] float32
     *,
     first_group: int,
     long_group: int,
@@ -73,13 +63,11 @@ def decide_groups(
     similar = torch.empty((*programs, PANEL, side), dtype=torch.float32, device=first.device)
     clusters = torch.empty((*programs, 2, side), dtype=torch.int32, device=first.device)
     decisions = torch.empty((*programs, 3, PANEL), dtype=torch.int32, device=first.device)
-    opposite = min(lowest) < OPPOSED.value
-    shape = WIDE if opposite else SHORT if side < SHORTEST_MEDIUM else MEDIUM
+    shape = SHORT if side < SHORTEST_MEDIUM else MEDIUM
     _scan_groups[(groups, len(lowest))](
         gram, state, reciprocal, side // UNIT, kind, group_offsets, similar, clusters, decisions, first,
-        first.stride(0), lowest[0], lowest_of, fingerprint, order, scale, fingerprint.shape[1], *fingerprint.stride(),
-        first_group, long_group, SWEEP=state is not gram, OPPOSITE=opposite, PANEL=PANEL, UNIT=UNIT, **shape,
-        enable_fp_fusion=False,
+        first.stride(0), lowest[0], lowest_of, first_group, long_group, SWEEP=state is not gram, PANEL=PANEL, UNIT=UNIT,
+        **shape, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -136,18 +124,16 @@ def coefficients(
     members,  # m, the record included
     own,  # G[i, i] of the unit row: 1 up to rounding
 ):
-    """(d, w) of a join in float32; (0, 0) where the centroid stays.
+    """(d, w) of a join in float32.
 
     Their relative error of 3e-7 moves a similarity by 3e-7 / m, and later members shrink what earlier ones left, so
     float64, three times as slow here, would gain nothing.
     """
     b = tl.div_rn(1.0, members.to(tl.float32))
     q = 2.0 * (1.0 - b) * b * (1.0 - s) + b * b * (1.0 - own)
-    stay = 1.0 - q < SMALLEST * SMALLEST
-    u = tl.sqrt_rn(tl.where(stay, 1.0, 1.0 - q))
+    u = tl.sqrt_rn(1.0 - q)
     w = tl.div_rn(b, u)
-    d = tl.div_rn(q, u * (1.0 + u)) - w
-    return tl.where(stay, 0.0, d), tl.where(stay, 0.0, w)
+    return tl.div_rn(q, u * (1.0 + u)) - w, w
 
 
 @triton.jit
@@ -187,8 +173,6 @@ def decide_panel(
     lowest,  # 1 − ε − τ
     CLUSTERS: tl.constexpr,
     PANEL: tl.constexpr,
-    rows=None,  # as in opposite.py, for OPPOSITE
-    OPPOSITE: tl.constexpr = False,  # ε is so wide that opposite rows may join: 1 − ε − τ < OPPOSED
 ):
     """Decides the records of one panel in order; clusters at its end.  Barriers stand around every exchange."""
     u = tl.arange(0, PANEL)
@@ -218,16 +202,6 @@ def decide_panel(
             w = tl.where(joins, w, 1.0)
             beginner = tl.where(joins, beginner, begin + t)
             after = moved(before, product, d, w)
-            if OPPOSITE:  # noqa: SIM102  (by itself: without it nothing of the rest is compiled)
-                if (m == 2) & (s < OPPOSED):
-                    length, share_i, share_j = length_of_mean(rows, beginner, begin + t)
-                    stay = length < SMALLEST
-                    w = tl.where(stay, 0.0, tl.div_rn(0.5, length))
-                    d = tl.where(stay, 0.0, w - 1.0)
-                    turned = similar_to_mean(
-                        rows, beginner, begin + t, share_i, share_j, begin + u, later, reciprocal_u
-                    )
-                    after = tl.where(u < tl.where(stay, n, 0), before, turned)
             tl.debug_barrier()  # the cluster's numbers are read by everybody before one thread writes them
             tl.store(similar + u * room + k, after, mask=later)
             tl.store(members + k, m)
@@ -317,43 +291,6 @@ def _decision(joined, change, weight, end):
     return k, tl.load(change), tl.load(weight), tl.where(k >= 0, end, 0)
 
 
-@triton.jit
-def apply_with_opposite(
-    products,  # all as in apply_panel
-    state,
-    stride,
-    reciprocal,
-    panel,
-    n,
-    joined,
-    change,
-    weight,
-    leader,  # [stride] int32: the record that began the cluster
-    begin,  # number of the group's first record in the batch
-    rows,  # as in opposite.py
-    COLUMNS: tl.constexpr,
-    PANEL: tl.constexpr,
-):
-    """apply_panel where two opposite rows may have joined: one decision at a time, and barriers around each, for here a
-    column may be read and written by different threads."""
-    for start in range(panel + PANEL, n, COLUMNS):
-        j = start + tl.arange(0, COLUMNS)
-        reciprocal_j = tl.load(reciprocal + j, mask=j < n, other=0.0)
-        for t in range(0, PANEL):
-            k, d, w, end = _decision(joined + t, change + t, weight + t, n)
-            g = tl.load(products + t * stride + j, mask=j < end, other=0.0)
-            g = unit(g, tl.load(reciprocal + panel + t), reciprocal_j)
-            s = tl.load(state + k * stride + j, mask=j < tl.where(d == SEED, 0, end), other=0.0)
-            s = moved(s, g, d, w)
-            if (w > CANCELLING) & (k >= 0):
-                beginner = tl.load(leader + k)
-                _, share_i, share_j = length_of_mean(rows, beginner, begin + panel + t)
-                s = similar_to_mean(rows, beginner, begin + panel + t, share_i, share_j, begin + j, j < n, reciprocal_j)
-            tl.debug_barrier()
-            tl.store(state + k * stride + j, s, mask=j < end)
-            tl.debug_barrier()
-
-
 @triton.jit(do_not_specialize=["units", "first_stride", "first_group", "long_group"])
 def _scan_groups(
     gram,  # [groups of the launch, stride, stride] float32: x_i · x_j for i ≤ j
@@ -369,16 +306,9 @@ def _scan_groups(
     first_stride,  # M
     lowest,  # float32: 1 − ε − τ, where SWEEP is off
     lowest_of,  # [E] float32, where it is on
-    x,  # [N, D], read under OPPOSITE alone, as all that follows
-    order,  # [M] int64
-    scale,  # [M] float32
-    dim,
-    row_stride,
-    column_stride,
     first_group,
     long_group,  # groups of this length or more are not for this kernel
     SWEEP: tl.constexpr,
-    OPPOSITE: tl.constexpr,
     CLUSTERS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -412,7 +342,6 @@ def _scan_groups(
     weight = (joined + PANEL * 2).to(tl.pointer_type(tl.float32), bitcast=True)
     kind += offset
     first += tl.program_id(1).to(tl.int64) * first_stride + offset
-    rows = (x, order, scale, dim, row_stride, column_stride)
     count = 0
     for panel in range(0, n, PANEL):
         width = tl.minimum(n - panel, PANEL)
@@ -421,14 +350,9 @@ def _scan_groups(
         tl.debug_barrier()
         count = decide_panel(
             similar, stride, products + panel, stride, reciprocal + panel, kind + panel, first + panel, begin + panel,
-            width, members, leader, joined, change, weight, count, lowest, CLUSTERS, PANEL, rows, OPPOSITE,
+            width, members, leader, joined, change, weight, count, lowest, CLUSTERS, PANEL,
         )  # fmt: skip
-        if OPPOSITE:
-            apply_with_opposite(
-                products, state, stride, reciprocal, panel, n, joined, change, weight, leader, begin, rows, COLUMNS, PANEL
-            )  # fmt: skip
-        else:
-            apply_panel(products, state, stride, reciprocal, panel, n, joined, change, weight, COLUMNS, PANEL)
+        apply_panel(products, state, stride, reciprocal, panel, n, joined, change, weight, COLUMNS, PANEL)
         tl.debug_barrier()
 
 
@@ -437,12 +361,9 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
     signature = {
         "gram": "*fp32", "state": "*fp32", "reciprocal": "*fp32", "units": "i32", "kind": "*u8",
         "group_offsets": "*i64", "similar": "*fp32", "clusters": "*i32", "decisions": "*i32", "first": "*i64",
-        "first_stride": "i32", "lowest": "fp32", "lowest_of": "*fp32", "x": "*bf16", "order": "*i64",
-        "scale": "*fp32", "dim": "i32", "row_stride": "i32", "first_group": "i32", "long_group": "i32",
+        "first_stride": "i32", "lowest": "fp32", "lowest_of": "*fp32", "first_group": "i32", "long_group": "i32",
     }  # fmt: skip
-    for shape, sweep, opposite in (
-        (SHORT, False, False), (SHORT, True, False), (MEDIUM, False, False), (MEDIUM, True, False), (WIDE, False, True),
-    ):  # fmt: skip
-        constants = {"column_stride": 1, "SWEEP": sweep, "OPPOSITE": opposite, "PANEL": PANEL, "UNIT": UNIT, **shape}
+    for shape, sweep in ((SHORT, False), (SHORT, True), (MEDIUM, False), (MEDIUM, True)):
+        constants = {"SWEEP": sweep, "PANEL": PANEL, "UNIT": UNIT, **shape}
         warps = constants.pop("num_warps")
         yield _scan_groups, signature, constants, {"num_warps": warps, "enable_fp_fusion": False}

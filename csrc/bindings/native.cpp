@@ -6,7 +6,6 @@ namespace bipace {
 
 void bind_stages(py::module_& m);
 void bind_action_keys(py::module_& m);
-void bind_ngrams(py::module_& m);
 
 namespace {
 
@@ -33,7 +32,6 @@ PYBIND11_MODULE(_native, m) {
   bipace::bind_objects(m);
   bipace::bind_similar(m);
   bipace::bind_action_keys(m);
-  bipace::bind_ngrams(m);
   bipace::bind_clusters(m);
   bipace::bind_pooling(m);
 }

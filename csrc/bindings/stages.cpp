@@ -1,6 +1,7 @@
-// Bindings of the small stages: returns, episode, values, observations.
+// Bindings of the small stages: returns, episode, values, observations, n-grams.
 #include "bindings/bindings.h"
 #include "cpu/episode.h"
+#include "cpu/ngrams.h"
 #include "cpu/observations.h"
 #include "cpu/returns.h"
 #include "cpu/values.h"
@@ -35,16 +36,12 @@ void bind_stages(py::module_& m) {
                           EpisodeRule{over_steps, divide, lone_raw, delta}, pointer<float>(out), threads);
       },
       release);
-  py::enum_<Estimator>(m, "Estimator")
-      .value("mean", Estimator::kMean)
-      .value("diff_peer", Estimator::kDiffPeer)
-      .value("q_style", Estimator::kQStyle);
   m.def(
       "step_advantage",
       [](Address returns, Address labels, int64_t n_records, int64_t n_clusters, Address action_key,
-         Estimator estimator, bool divide, double delta, Address step, Address branch, int threads) {
+         int estimator, bool divide, double delta, Address step, Address branch, int threads) {
         step_advantage(pointer<const float>(returns), pointer<const int64_t>(labels), n_records, n_clusters,
-                       pointer<const int64_t>(action_key), estimator, divide, delta, pointer<float>(step),
+                       pointer<const int64_t>(action_key), static_cast<Estimator>(estimator), divide, delta, pointer<float>(step),
                        pointer<uint8_t>(branch), threads);
       },
       release);
@@ -55,6 +52,13 @@ void bind_stages(py::module_& m) {
         hgpo_advantage(pointer<const float>(returns), pointer<const int64_t>(depth_labels), depth, n_records,
                        pointer<const float>(episode), divide, delta, alpha, base_group, pointer<float>(advantage),
                        pointer<int64_t>(deepest), pointer<uint8_t>(branch), threads);
+      },
+      release);
+  m.def(
+      "ngram_fingerprints",
+      [](Address bytes, Address offsets, int64_t n_rows, int64_t n, int64_t dim, Address out, int threads) {
+        ngram_fingerprints(pointer<const uint8_t>(bytes), pointer<const int64_t>(offsets), n_rows, n, dim,
+                           pointer<float>(out), threads);
       },
       release);
   m.def(

@@ -24,10 +24,8 @@
 namespace bipace {
 namespace {
 
-constexpr double kSmallest = 1e-3;   // a centroid whose new vector is shorter stays
-constexpr double kCancelling = 0.1;  // below this length the rows themselves are added up: S would lose digits
-constexpr double kGuard = 1e-5;      // more than the bounds below can err
-constexpr int kChecks = 3;           // points in D where hopeless products end
+constexpr double kGuard = 1e-5;  // more than the bounds below can err
+constexpr int kChecks = 3;       // points in D where hopeless products end
 
 struct Free {
   void operator()(float* p) const { std::free(p); }
@@ -112,8 +110,7 @@ class GroupClusters {
       }
       if (block_.empty()) break;
       soon_.assign(order + next, order + std::min(n, next + wanted));
-      const int64_t done = run_block(labels);
-      if (done < static_cast<int64_t>(block_.size())) next = position_[static_cast<size_t>(done)];
+      run_block(labels);
     }
     // Clusters are numbered by seed already; rows without a cluster come in between.
     renumber_.assign(clusters_.size(), -1);
@@ -353,11 +350,10 @@ class GroupClusters {
 
   // ---- decisions ---------------------------------------------------------------------------------------------------
 
-  // Returns how many records of the block were decided: all, unless a centroid had to be formed at once.
-  int64_t run_block(int64_t* labels) {
+  void run_block(int64_t* labels) {
     multiply_block();
     while (!take_norms()) {
-      if (block_.empty()) return 0;
+      if (block_.empty()) return;
       multiply_block();
     }
     normalise_block();
@@ -368,19 +364,11 @@ class GroupClusters {
     weight_.assign(block_.size(), 0.0);
     touched_.clear();
     clusters_before_ = static_cast<int64_t>(clusters_.size());
-    int64_t done = n;
-    for (int64_t j = 0; j < n; ++j) {
-      const bool at_once = decide(j, labels[position_[static_cast<size_t>(j)]]);
-      if (at_once) {
-        done = j + 1;
-        break;
-      }
-    }
+    for (int64_t j = 0; j < n; ++j) decide(j, labels[position_[static_cast<size_t>(j)]]);
     move_centroids();
-    return done;
   }
 
-  bool decide(int64_t j, int64_t& label) {
+  void decide(int64_t j, int64_t& label) {
     const int64_t clusters = static_cast<int64_t>(clusters_.size()), n = static_cast<int64_t>(block_.size());
     const double* similar = row_of(j);
     const double best = clusters ? dot_.largest(similar, clusters) : 0.0;
@@ -397,14 +385,12 @@ class GroupClusters {
       label = clusters;
       touched_.push_back(clusters);
       for (int64_t i = j + 1; i < n; ++i) row_of(i)[clusters] = row_of(i)[gram_ + j];
-      return false;
+      return;
     }
     const int64_t k = dot_.first_at_least(similar, clusters, best - kBand);
     Cluster& cluster = clusters_[static_cast<size_t>(k)];
     label = k;
-    const double m = static_cast<double>(++cluster.members), s = similar[k];
-    if (cluster.members == 2 && joined_square(m, s) < kCancelling * kCancelling) return add_opposite(j, cluster);
-    const auto [d, w] = join(m, s);
+    const auto [d, w] = join(1.0 / static_cast<double>(++cluster.members), similar[k], 1.0);
     if (cluster.last < 0) {
       cluster.first = static_cast<int32_t>(j);
       touched_.push_back(k);
@@ -420,46 +406,6 @@ class GroupClusters {
       row[k] += d * row[k] + w * row[gram_ + j];  // a bound stays a bound
       if (bounded && row[k] >= hopeless_ && bounded[i]) row[k] = finish(k, i);
     }
-    return false;
-  }
-
-  // x_j joins a lone row that points almost the other way.  What is left of the two after cancelling decides the new
-  // direction, so the rows are added element by element in float64.  True where the centroid moved.
-  bool add_opposite(int64_t j, Cluster& cluster) {
-    const ScaledRow rows[2] = {cluster.row, block_[static_cast<size_t>(j)]};
-    double squares[2] = {0.0, 0.0};
-    float buffer[2][kPanel];
-    const float* x[2];
-    const auto each_panel = [&](const auto& use) {
-      for (int64_t first = 0; first < rows_.dim; first += panel_) {
-        const int64_t len = std::min(panel_, rows_.dim - first);
-        for (int i = 0; i < 2; ++i) x[i] = read_panel(rows_, dot_, rows[i], first, len, buffer[i]);
-        for (int64_t e = 0; e < len; ++e) use(first + e, static_cast<double>(x[0][e]), static_cast<double>(x[1][e]));
-      }
-    };
-    each_panel([&](int64_t, double p, double q) {
-      squares[0] += p * p;
-      squares[1] += q * q;
-    });
-    const double r[2] = {0.5 / std::sqrt(squares[0]), 0.5 / std::sqrt(squares[1])};
-    double square = 0.0;
-    each_panel([&](int64_t, double p, double q) {
-      const double sum = p * r[0] + q * r[1];
-      square += sum * sum;
-    });
-    const double length = std::sqrt(square);
-    if (length < kSmallest) return false;
-    float* centroid = arena_.next();
-    square = 0.0;
-    each_panel([&](int64_t e, double p, double q) {
-      centroid[e] = static_cast<float>((p * r[0] + q * r[1]) / length);
-      square += static_cast<double>(centroid[e]) * static_cast<double>(centroid[e]);
-    });
-    cluster.centroid = centroid;
-    cluster.reciprocal = 1.0 / std::sqrt(square);
-    std::fill(cluster.rest, cluster.rest + kChecks, 1.0f);  // nothing known: bounds nothing
-    cluster.first = cluster.last = -1;
-    return true;
   }
 
   // ---- the vectors follow the decisions ----------------------------------------------------------------------------

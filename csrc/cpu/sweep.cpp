@@ -18,9 +18,6 @@
 namespace bipace {
 namespace {
 
-// Two rows that nearly cancel leave a centroid that their cosine no longer describes to 1e-5; only a wider epsilon lets
-// such rows meet, and cluster_cosine adds them element by element.
-constexpr double kWidest = 1.9;
 constexpr int64_t kGramFloats = kLongestSweep * kLongestSweep;  // Gram matrices held at a time: 64 MiB
 constexpr int64_t kBlock = 96;  // rows of a task's square of G: two panels of them stay in a cache of 512 KB
 
@@ -155,7 +152,8 @@ class Scan {
       const float* own = group.gram + cluster.first * group.stride;
       std::copy(own + i + 1, own + group.size(), rows_.begin() + cluster.at + i + 1);
     }
-    const Join step = join(static_cast<double>(++cluster.members), similar_[static_cast<size_t>(k)]);
+    const double share = 1.0 / static_cast<double>(++cluster.members);
+    const Join<double> step = join(share, similar_[static_cast<size_t>(k)], 1.0);
     dot.follow(gram + i + 1, step.change, step.weight, group.size() - i - 1, rows_.data() + cluster.at + i + 1);
     return k;
   }
@@ -284,7 +282,7 @@ void cluster_sweep(const Rows& rows, const int64_t* order, const int64_t* group_
   std::vector<double> from_gram;
   std::vector<int64_t> place;  // their e
   for (int64_t e = 0; e < n_epsilons; ++e) {
-    if (epsilons[e] != 0.0 && epsilons[e] <= kWidest) {
+    if (epsilons[e] != 0.0) {
       from_gram.push_back(epsilons[e]);
       place.push_back(e);
     } else {

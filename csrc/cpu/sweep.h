@@ -11,8 +11,8 @@ namespace bipace {
 // matrix of 4,096 records takes 64 MiB already.
 constexpr int64_t kLongestSweep = 4096;
 
-// labels[e] as from cluster_cosine at epsilons[e], up to decisions within 1e-5 of the rule.  An epsilon of 0 or above
-// 1.9 goes through cluster_cosine.  Labels of one epsilon depend on the group's rows and that epsilon only.  Same bits
+// labels[e] as from cluster_cosine at epsilons[e], up to decisions within 1e-5 of the rule.  An epsilon of 0
+// goes through cluster_cosine.  Labels of one epsilon depend on the group's rows and that epsilon only.  Same bits
 // at any thread count, and for a group alone as inside any batch.  Throws std::bad_alloc, nothing else.
 void cluster_sweep(const Rows& rows,
                    const int64_t* order,          // [M] row of the record, in processing order

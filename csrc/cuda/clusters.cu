@@ -17,8 +17,7 @@ BIPACE_KERNEL(scan_groups, ScanArgs, scan::kThreads) {
   if (t == 0) *room.count = before;
   begin_with(room, 0, before, before, t, kThreads);
   gpu::sync_block();
-  Progress at{begin, before};
-  decide_columns(g, room, lowest, begin, end, end, before, at);
+  decide_columns(g, room, lowest, begin, end, before);
   if (t == 0) a.counts[e * slots + slot] = *room.count;
   int64_t* const first = a.first + e * a.first_stride + g.begin;
   for (int i = begin + t; i < end; i += kThreads) {
@@ -50,19 +49,6 @@ BIPACE_KERNEL(similar_to_columns, ScanArgs, scan::kThreads) {
     }
     gpu::sync_block();
   }
-}
-
-constexpr int kWritten = 64;
-
-struct WriteValuesArgs {
-  float* out;  // [n]
-  int64_t n;   // at most kWritten
-  double values[kWritten];
-};
-
-BIPACE_KERNEL(write_values, WriteValuesArgs, kWritten) {
-  const int i = gpu::thread();
-  if (i < a.n) a.out[i] = static_cast<float>(a.values[i]);
 }
 
 struct FindLongArgs {

@@ -38,25 +38,4 @@ BIPACE_DEVICE float value_of(uint32_t bits) {
   return gpu::from_f16(static_cast<uint16_t>(bits));
 }
 
-// Calls body(e, bits) for elements lane, lane + 32, … of a row, many under way at once where the row is aligned; the
-// order in which a lane sees its elements is not to be relied on.
-template <int dtype, typename Body>
-BIPACE_DEVICE void for_elements(const Rows& rows, int64_t row, bool aligned, const Body& body) {
-  constexpr int kSize = dtype == kFloat32 ? 4 : 2, kVector = 16 / kSize;
-  const int64_t vectors = aligned ? rows.dim / kVector : 0;
-#pragma unroll 4
-  for (int64_t v = gpu::lane(); v < vectors; v += gpu::kWarp) {
-    const uint4 words = *reinterpret_cast<const uint4*>(static_cast<const char*>(rows.x) + row * kSize + v * 16);
-    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const uint32_t bits = dtype == kFloat32 ? word[i] : (word[i / 2] >> (16 * (i % 2))) & 0xFFFFu;
-      body(v * kVector + i, bits);
-    }
-  }
-  for (int64_t e = vectors * kVector + gpu::lane(); e < rows.dim; e += gpu::kWarp) {
-    body(e, element_bits<dtype>(rows, row, e));
-  }
-}
-
 }  // namespace bipace

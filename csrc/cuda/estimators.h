@@ -73,33 +73,4 @@ struct Mean {
   }
 };
 
-// A = A_ep + w · A_S, saturating at the largest float32.
-BIPACE_DEVICE float total_advantage(float episode, float step, double weight) {
-  constexpr double kLargestFloat = 3.4028234663852886e38;
-  if (weight == 0.0) return episode;  // adding 0 would turn -0.0 into 0.0
-  const double total = static_cast<double>(episode) + weight * static_cast<double>(step);
-  return static_cast<float>(fmin(fmax(total, -kLargestFloat), kLargestFloat));
-}
-
-// What a caller's row gets; a row without a record gets what `nothing` writes.
-struct RowResults {
-  float* advantage;  // [N], as all that follow
-  float* step;
-  float* episode;
-  float* returns;
-  int64_t* cluster;
-  uint8_t* branch;
-
-  BIPACE_DEVICE void write(int64_t row, float total, float step_term, float episode_term, float value, int64_t label,
-                           uint8_t kind) const {
-    advantage[row] = total;
-    step[row] = step_term;
-    episode[row] = episode_term;
-    returns[row] = value;
-    cluster[row] = label;
-    branch[row] = kind;
-  }
-  BIPACE_DEVICE void nothing(int64_t row) const { write(row, 0.0f, 0.0f, 0.0f, 0.0f, -1, kSingletonBranch); }
-};
-
 }  // namespace bipace

@@ -17,22 +17,17 @@
 #else
 
 #define BIPACE_DEVICE __device__ __forceinline__
-// At most `threads` per block, and `blocks` of them on a multiprocessor at once: the compiler then knows how many
-// registers a thread may take.
-#define BIPACE_ENTRY(name, Args, threads, blocks) \
-  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Args a)
+// At most `threads` per block: the compiler then knows how many registers a thread may take.
+#define BIPACE_ENTRY(name, Args, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name(const Args a)
 #ifdef __CUDACC_RTC__
-#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks) BIPACE_ENTRY(name, Args, threads, blocks)
+#define BIPACE_KERNEL(name, Args, threads) BIPACE_ENTRY(name, Args, threads)
 #else
 #include "cuda/launch.h"
-#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks)                                                            \
-  BIPACE_ENTRY(name, Args, threads, blocks);                                                                           \
+#define BIPACE_KERNEL(name, Args, threads)                                                                             \
+  BIPACE_ENTRY(name, Args, threads);                                                                                   \
   static const bipace::cuda::Kernel kernel_##name(#name, reinterpret_cast<const void*>(&name), sizeof(Args), threads); \
-  BIPACE_ENTRY(name, Args, threads, blocks)
+  BIPACE_ENTRY(name, Args, threads)
 #endif
-#define BIPACE_KERNEL(name, Args, threads) BIPACE_RESIDENT_KERNEL(name, Args, threads, 1)
-// Whose blocks wait for each other: it must come to an end by any number of them, in any order.
-#define BIPACE_SHARING_KERNEL(name, Args, threads) BIPACE_KERNEL(name, Args, threads)
 
 namespace bipace {
 namespace gpu {
@@ -42,7 +37,6 @@ constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
 // ---- where the thread stands ----------------------------------------------------------------------------------------
 BIPACE_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
-BIPACE_DEVICE int threads() { return static_cast<int>(blockDim.x); }
 BIPACE_DEVICE int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 BIPACE_DEVICE int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 BIPACE_DEVICE int64_t block() { return blockIdx.x; }
@@ -78,12 +72,9 @@ BIPACE_DEVICE T shuffle_up(T value, int by) {
 }
 BIPACE_DEVICE bool any(bool value) { return __any_sync(kAllLanes, value) != 0; }
 BIPACE_DEVICE uint32_t ballot(bool value) { return __ballot_sync(kAllLanes, value); }
-// The lanes that have the same value as this one.
-BIPACE_DEVICE uint32_t match(int32_t value) { return __match_any_sync(kAllLanes, value); }
 // One instruction from compute capability 8.0 on.
 BIPACE_DEVICE int32_t warp_max(int32_t value) { return __reduce_max_sync(kAllLanes, value); }
 BIPACE_DEVICE int32_t warp_min(int32_t value) { return __reduce_min_sync(kAllLanes, value); }
-BIPACE_DEVICE uint32_t warp_max(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
 
 // ---- bits of a ballot -----------------------------------------------------------------------------------------------
 BIPACE_DEVICE int count_bits(uint32_t bits) { return __popc(bits); }
@@ -91,31 +82,9 @@ BIPACE_DEVICE int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits
 BIPACE_DEVICE int highest_bit(uint32_t bits) { return 31 - __clz(static_cast<int>(bits)); }
 
 // ---- atomics: on integers alone, where the order of additions changes no bit ----------------------------------------
-BIPACE_DEVICE int32_t atomic_add(int32_t* at, int32_t value) { return atomicAdd(at, value); }
-BIPACE_DEVICE int32_t atomic_min(int32_t* at, int32_t value) { return atomicMin(at, value); }
 BIPACE_DEVICE uint64_t atomic_min(uint64_t* at, uint64_t value) {
   return atomicMin(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value));
 }
-BIPACE_DEVICE int32_t atomic_or(int32_t* at, int32_t value) { return atomicOr(at, value); }
-BIPACE_DEVICE int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t value) {
-  return atomicCAS(at, expected, value);
-}
-
-// ---- between blocks -------------------------------------------------------------------------------------------------
-// What a thread, and those that met it at a barrier before, had written is there for whoever sees the value that it
-// publishes, and for those that meet that one at a barrier after.
-BIPACE_DEVICE void publish(int32_t* at, int32_t value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-BIPACE_DEVICE void publish_one(int32_t* at) {  // adds 1
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(at) : "memory");
-}
-BIPACE_DEVICE int32_t look(const int32_t* at) {
-  int32_t value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-BIPACE_DEVICE void pause() { __nanosleep(64); }  // before another look
 
 // ---- arithmetic whose rounding is meant -----------------------------------------------------------------------------
 BIPACE_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }

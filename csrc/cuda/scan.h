@@ -15,7 +15,8 @@
 // keep, a sweep costs no memory, and only the 32 columns of a panel stand in the chain from one decision to the next.
 #pragma once
 
-#include "cuda/elements.h"
+#include "common/greedy.h"
+#include "cuda/intrinsics.h"
 
 namespace bipace {
 
@@ -49,13 +50,11 @@ namespace scan {
 constexpr int kWarps = 16, kThreads = kWarps * gpu::kWarp;
 constexpr int kWorkers = kWarps - 1, kWorkerThreads = kWorkers * gpu::kWarp;
 constexpr int kWorkerBarrier = 1;
-constexpr int kPanel = 32;          // records decided before others follow: a lane each
-constexpr int kChunk = 64;          // decisions whose rows of G are brought in together
-constexpr float kBand = 1e-5f;      // τ of the two decisions
-constexpr float kSmallest = 1e-3f;  // a centroid whose new vector is shorter stays
-constexpr int kNowhere = -1;        // in place of a cluster: the record touches nobody
-constexpr float kSeed = -1.0f;      // d of a record that begins a cluster; no join has it, for a > 0
-constexpr int kAtOnce = 4;          // similarities of a lane that stay in registers: 128 clusters
+constexpr int kPanel = 32;      // records decided before others follow: a lane each
+constexpr int kChunk = 64;      // decisions whose rows of G are brought in together
+constexpr int kNowhere = -1;    // in place of a cluster: the record touches nobody
+constexpr float kSeed = -1.0f;  // d of a record that begins a cluster; no join has it, for a > 0
+constexpr int kAtOnce = 4;      // similarities of a lane that stay in registers: 128 clusters
 
 // An int32 that compares as the float32 does: a maximum of integers takes one instruction per warp.
 BIPACE_DEVICE int32_t in_order(float value) {
@@ -80,7 +79,7 @@ BIPACE_DEVICE int decide(const float* similar, int count, float lowest) {  // S[
   for (int k = kAtOnce * gpu::kWarp + l; k < count; k += gpu::kWarp) best = max(best, in_order(similar[k]));
   const float most = from_order(gpu::warp_max(best));
   if (!(most >= lowest)) return count;
-  const float near = most - kBand;
+  const float near = most - static_cast<float>(kBand);
   int oldest = 0x7FFFFFFF;
 #pragma unroll
   for (int c = kAtOnce - 1; c >= 0; --c) oldest = kept[c] >= near ? c * gpu::kWarp + l : oldest;
@@ -88,16 +87,6 @@ BIPACE_DEVICE int decide(const float* similar, int count, float lowest) {  // S[
     oldest = similar[k] >= near ? k : oldest;
   }
   return gpu::warp_min(oldest);
-}
-
-// d and w of a join; (0, 0) where the centroid stays.  Their relative error of 3e-7 moves a similarity by 3e-7 / m, and
-// later members shrink what earlier ones left, so float64 would gain nothing.
-BIPACE_DEVICE void coefficients(float s, float b, float own, float& change, float& weight) {
-  const float q = 2.0f * (1.0f - b) * b * (1.0f - s) + b * b * (1.0f - own);
-  const bool stay = 1.0f - q < kSmallest * kSmallest;
-  const float u = gpu::sqrt_rn(stay ? 1.0f : 1.0f - q);
-  weight = stay ? 0.0f : gpu::div_rn(b, u);
-  change = stay ? 0.0f : gpu::div_rn(q, u * (1.0f + u)) - gpu::div_rn(b, u);
 }
 
 // S[k, j] after a decision; `before` is not looked at for a seed.
@@ -235,7 +224,9 @@ BIPACE_DEVICE int decide_panel(const Group& g, int panel, float* similar, int64_
       if (joins) {
         const int m = g.decided.members[k] + 1;
         const float b = g.decided.share[k];
-        coefficients(similar[t * pitch + k], b, gpu::shuffle(product, t), change, weight);
+        const Join<float> step = join(b, similar[t * pitch + k], gpu::shuffle(product, t));
+        change = step.change;
+        weight = step.weight;
         gpu::sync_warp();  // everybody has read before one lane writes
         if (l == 0) {
           g.decided.members[k] = m;
@@ -281,9 +272,6 @@ struct Room {
   }
 };
 
-// Bytes of shared memory that room_of lays out (shared_bytes of bipace_kernels/cuda/scan.py).
-BIPACE_DEVICE int64_t shared_bytes(int64_t capacity) { return 3 * sizeof(Stage) + 2 * kPanel * capacity * 4 + 16; }
-
 BIPACE_DEVICE Room room_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t slots, unsigned char* shared) {
   Stage* const stages = reinterpret_cast<Stage*>(shared);
   float* const near = reinterpret_cast<float*>(stages + 3);
@@ -291,12 +279,6 @@ BIPACE_DEVICE Room room_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t s
   int* const count = reinterpret_cast<int*>(near + 2 * kPanel * a.capacity);
   return {stages, near, far, a.capacity, a.far_panels, a.far_pitch, count};
 }
-
-// How far a group's decisions have come.
-struct Progress {
-  int panel;  // the first record that is not decided
-  int known;  // clusters at the beginning of the panel before it
-};
 
 // S of the first panel as `before` clusters of earlier columns left it; far from here, where similar_to_columns put it.
 BIPACE_DEVICE void begin_with(const Room& room, int turn, int known, int before, int thread, int threads) {
@@ -308,17 +290,15 @@ BIPACE_DEVICE void begin_with(const Room& room, int turn, int known, int before,
   }
 }
 
-// Decides columns [begin, end) of a group, of whose Gram matrix the columns before `ready` are there: as far as they
-// let it, for a panel is decided while S of the next one is made.  By a block, which comes again with more columns.
-BIPACE_DEVICE void decide_columns(const Group& g, const Room& room, float lowest, int begin, int end, int ready,
-                                  int before, Progress& at) {
+// Decides columns [begin, end) of a group, `before` clusters being there: a panel while S of the next one is made.  By
+// a block.
+BIPACE_DEVICE void decide_columns(const Group& g, const Room& room, float lowest, int begin, int end, int before) {
   const int t = gpu::thread(), w = gpu::warp(), l = gpu::lane();
-  while (at.panel < end) {
-    const int panel = at.panel, next = panel + kPanel, turn = (panel - begin) / kPanel;
-    if ((next < end ? next : panel) >= ready) return;
-    const int known = *room.count;
-    float* const now = room.similar(turn, at.known);
-    const int64_t now_pitch = room.pitch(at.known);
+  int known_before = before;  // clusters at the beginning of the panel before
+  for (int panel = begin; panel < end; panel += kPanel) {
+    const int next = panel + kPanel, turn = (panel - begin) / kPanel, known = *room.count;
+    float* const now = room.similar(turn, known_before);
+    const int64_t now_pitch = room.pitch(known_before);
     float* const similar = room.similar(turn + 1, known);
     const int64_t pitch = room.pitch(known);
     const float reciprocal_next = next + l < g.n ? g.reciprocal[next + l] : 0.0f;
@@ -342,7 +322,7 @@ BIPACE_DEVICE void decide_columns(const Group& g, const Room& room, float lowest
       apply(room.stages[2], similar, pitch, reciprocal_next, w, kWarps, 0, 0x7FFFFFFF);
       gpu::sync_block();
     }
-    at = {next, known};
+    known_before = known;
   }
 }
 

@@ -1,4 +1,4 @@
-"""Two processes (gloo): DDP, FSDP 1 and 2, and DeepSpeed ZeRO-3 where it is installed.  The checks are in ranks.py."""
+"""Two processes (gloo): DDP, FSDP 1 and 2, and DeepSpeed ZeRO-3 where it is installed.  The checks are in hidden_ranks.py."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import HELPERS
 
 pytestmark = pytest.mark.slow
-HERE = Path(__file__).resolve().parent
 WRAPPERS = ("ddp", "fsdp1", "fsdp2", "zero3")
 CHECKS = ("tap", "extract", "interrupt")
 
@@ -21,7 +21,7 @@ def run(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
     """The cases on two processes; what each of them found."""
     logs = [(folder / f"{rank}.log").open("w") for rank in range(2)]
     started = [
-        subprocess.Popen([sys.executable, str(HERE / "ranks.py"), str(rank), "2", str(folder), *cases],
+        subprocess.Popen([sys.executable, str(HELPERS / "hidden_ranks.py"), str(rank), "2", str(folder), *cases],
                          stdout=log, stderr=subprocess.STDOUT)
         for rank, log in enumerate(logs)
     ]  # fmt: skip

@@ -14,10 +14,10 @@ pytest.importorskip("trl", reason="TRL is not installed: make test-integrations"
 
 import tiny_trl as tt
 import torch
+from paths import HELPERS
 
 import bipace_kernels as bk
 
-HERE = Path(__file__).parent
 SINGLETON = {"on_invalid": "singleton", "duplicates": "once"}
 
 
@@ -43,7 +43,7 @@ def run(folder, ways, **more):
         "PYTHONPATH": paths,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(HERE / "trl_ranks.py"),
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(HELPERS / "trl_ranks.py"),
          str(folder), json.dumps(ways)],
         env={**os.environ, **environment, **more}, capture_output=True, text=True, timeout=220, check=False,
     )  # fmt: skip

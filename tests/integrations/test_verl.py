@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,22 +19,10 @@ from bipace_kernels.integrations import _steps
 from bipace_kernels.integrations.verl import driver_v0
 from bipace_kernels.integrations.verl.estimator import HIDDEN, Bipace, settings_of
 
-ROOT = Path(__file__).parents[2]
 SEARCH = "hydra.searchpath=[pkg://bipace_kernels.integrations.verl.config]"
 
 
 # -------------------------------------------------------------------------------------------------------- the plugin
-
-
-@pytest.fixture
-def installed(tmp_path):
-    """A folder that tells of this package's entry points, as an installation does."""
-    declared = re.search(r'\[project\.entry-points\."verl\.plugins"\]\n(.*)\n', (ROOT / "pyproject.toml").read_text())
-    info = tmp_path / "bipace_kernels-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bipace-kernels\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[verl.plugins]\n" + declared[1].replace('"', "") + "\n")
-    return {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
 def run(code, env):

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,12 +19,11 @@ import bipace_kernels as bk
 pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 import tiny_trl as tt
-from test_verl import installed  # noqa: F401  # a fixture
+from paths import HELPERS
 
 from bipace_kernels.integrations.verl.estimator import HIDDEN, IDS, LABELS
 
 pytestmark = pytest.mark.slow
-HERE = Path(__file__).parent
 TIMEOUT = 280  # of a run, which takes about a minute of two idle cores
 TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}{% if add_generation_prompt %}:{% endif %}"
 
@@ -75,7 +73,7 @@ def train(start, folder, environment, *changes):
         "ray_kwargs.ray_init.num_cpus=12", "+ray_kwargs.ray_init.num_gpus=3", "+ray_kwargs.ray_init.include_dashboard=False",
         "+ray_kwargs.ray_init.object_store_memory=100000000", *changes,
     ]  # fmt: skip
-    paths = os.pathsep.join([str(HERE), environment["PYTHONPATH"]])
+    paths = os.pathsep.join([str(HELPERS), environment["PYTHONPATH"]])
     environment = {
         **environment, "PYTHONPATH": paths, "VERL_ON_CPU_FOLDER": str(folder), "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
         "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "VERL_ENGINE_VENDOR": "nvidia",
@@ -170,7 +168,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_updates(start, installed, tmp_path, way):  # noqa: F811
+def test_two_updates(start, installed, tmp_path, way):
     train(start, tmp_path, installed, *WAYS[way])
     check(tmp_path, *((2, LABELS) if "workers" in way else ()))
     if "saved" in way:

@@ -9,5 +9,5 @@ seed=${2:-1}
 build_checked fuzz_action_tag
 (cd "$build" && ./fuzz_action_tag "$seconds" "$seed")
 if [ -e "$root/bipace_kernels/cli/rollouts.py" ]; then
-  PYTHONPATH="$root" "$python" "$root/tests/fuzz_jsonl.py" "$seconds" "$seed"
+  PYTHONPATH="$root" "$python" "$root/tests/native/fuzz_jsonl.py" "$seconds" "$seed"
 fi

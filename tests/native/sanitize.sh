@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of native code under AddressSanitizer and UndefinedBehaviorSanitizer.
-#   tests/native/sanitize.sh [PYTEST ARGUMENTS]      e.g. tests/native/sanitize.sh -k ragged tests/test_clusters.py
+#   tests/native/sanitize.sh [PYTEST ARGUMENTS]      e.g. tests/native/sanitize.sh -k ragged tests/clusters/test_clusters.py
 # The sanitized module lives in a copy of the package inside the build folder; the one in use stays as it is.
 # Without arguments the CUDA kernels run too: by their twin, compiled as C++ with the same sanitizers.
 set -euo pipefail
@@ -41,18 +41,20 @@ if [ $# -gt 0 ]; then
   done
 else
   arguments=()
-  for name in action_keys advantage clusters golden inputs layout metrics ngrams objects runtime similar sweep theorems; do
-    [ -e "$root/tests/test_$name.py" ] && arguments+=("$root/tests/test_$name.py")
+  for name in action_keys/test_action_keys backends/test_runtime clusters/test_clusters clusters/test_sweep \
+    embedders/test_ngrams layout/test_layout layout/test_objects metrics/test_metrics observations/test_similar \
+    pipeline/test_golden pipeline/test_inputs pipeline/test_theorems; do
+    arguments+=("$root/tests/$name.py")
   done
-  # x86-64 alone has a twin; clustering takes minutes under sanitizers, but for one batch by the launch of all stages.
+  # x86-64 alone has a twin; clustering takes minutes under sanitizers, but for two small batches.
   # One order of the threads is enough for what is out of bounds in all.
   if [ "$(uname -m)" = x86_64 ]; then
-    for name in combine numbering observations returns; do
-      twin+=("$root/tests/on_device/test_$name.py")
+    twin+=("$root/tests/values/test_device_values.py")
+    for name in a_long_group_alone_has_no_matrix_of_its_own few_long_groups_among_many_short_ones; do
+      twin+=("$root/tests/clusters/test_device_cuda_clusters.py::test_$name")
     done
-    twin+=("$root/tests/on_device/test_fused.py::test_padding_bad_rows_and_rows_of_extreme_length")
     for name in some_columns rows_of_extreme_length rows_of_any_order_and_stride; do
-      twin+=("$root/tests/on_device/test_cuda_gram.py::test_$name")
+      twin+=("$root/tests/clusters/test_device_cuda_gram.py::test_$name")
     done
   fi
 fi

@@ -17,7 +17,7 @@ BIPACE_KERNEL(reverse, ReverseArgs, kThreads) {
   const int t = gpu::thread();
   values[t] = a.in[t];
   if (a.barrier) gpu::sync_block();
-  a.out[t] = values[gpu::threads() - 1 - t];
+  a.out[t] = values[kThreads - 1 - t];
 }
 
 struct BeyondArgs {
@@ -57,14 +57,14 @@ struct SomeArgs {
 // All warps but the first pass their values on among themselves, by a barrier of their own.
 BIPACE_KERNEL(pass_on, SomeArgs, kThreads) {
   int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
-  const int t = gpu::thread(), others = gpu::threads() - gpu::kWarp;
+  const int t = gpu::thread(), others = kThreads - gpu::kWarp;
   if (gpu::warp() == 0) {
     a.out[t] = gpu::lowest_bit(1u << t);
     return;
   }
   values[t - gpu::kWarp] = a.in[t];
   if (a.barrier) gpu::sync_some(1, others);
-  a.out[t] = values[gpu::threads() - 1 - t];
+  a.out[t] = values[kThreads - 1 - t];
 }
 
 struct CopyArgs {
@@ -84,9 +84,8 @@ BIPACE_KERNEL(copy_through, CopyArgs, kThreads) {
 
 struct CollectivesArgs {
   const int32_t* in;  // [32]
-  int32_t*
-      out;  // [9, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot; its bits counted, lowest, highest; match
-  uint64_t* least;  // the least of v as unsigned numbers, and of what stands there
+  int32_t* out;       // [8, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot; its bits counted, lowest, highest
+  uint64_t* least;    // the least of v as unsigned numbers, and of what stands there
 };
 
 BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
@@ -101,7 +100,6 @@ BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
   a.out[160 + l] = gpu::count_bits(before);
   a.out[192 + l] = gpu::lowest_bit(before);
   a.out[224 + l] = gpu::highest_bit(before);
-  a.out[256 + l] = static_cast<int32_t>(gpu::match(v / 4));
   gpu::atomic_min(a.least, static_cast<uint64_t>(static_cast<int64_t>(v)));
 }
 
@@ -183,33 +181,6 @@ BIPACE_KERNEL(multiply_together, ProductArgs, kGroupThreads) {
   const int at_i = t / 32 * 16 + t % 32 / 4, at_j = t % 4 * 2;
   for (int e = 0; e < 32; ++e) a.out[(at_i + e / 2 % 2 * 8) * 64 + at_j + e / 4 * 8 + e % 2] = sums[e];
   gpu::products_wait<0>();
-}
-
-struct RelayArgs {
-  int32_t* passed;   // [blocks + 1]: 1 at 0, zeros else
-  int64_t backward;  // each block waits for the next one
-};
-
-// Each block waits for the one before it.
-BIPACE_SHARING_KERNEL(relay, RelayArgs, kThreads) {
-  const int64_t blocks = gpu::blocks(), mine = a.backward ? blocks - 1 - gpu::block() : gpu::block();
-  if (gpu::thread() == 0) {
-    while (gpu::look(a.passed + mine) == 0) gpu::pause();
-    gpu::publish(a.passed + mine + 1, gpu::look(a.passed + mine) + 1);
-  }
-}
-
-struct SpinArgs {
-  int32_t* seen;  // [2]: what others count, and a count of lanes that went on
-};
-
-// Lanes that look each for themselves may see different values: some go on and the others wait for them.
-BIPACE_SHARING_KERNEL(spin, SpinArgs, kThreads) {
-  if (gpu::warp() == 1) gpu::publish_one(a.seen);
-  if (gpu::warp() != 0) return;
-  while (gpu::look(a.seen) < gpu::kWarp) gpu::pause();
-  gpu::sync_warp();
-  gpu::publish_one(a.seen + 1);
 }
 
 }  // namespace bipace

@@ -52,7 +52,6 @@ constexpr size_t kStack = 256 * 1024;
 constexpr size_t kWidest = 64;  // bytes a lane may leave in an exchange
 constexpr int kWarp = gpu::kWarp;
 constexpr int kBarriers = 16;
-constexpr int64_t kMostPauses = 1 << 20;  // of a launch: whoever waits longer waits for ever
 
 // Where a number of fibres wait for one another; used again and again.
 struct Rendezvous {
@@ -93,7 +92,7 @@ struct Fibre {
   void* fake_stack = nullptr;
   const Rendezvous* waits = nullptr;
   int64_t since = 0;
-  bool done = false, paused = false;
+  bool done = false;
   std::vector<std::vector<Copy>> copies{1};  // groups; the last one is still open
   bool hides = false, begun = false;         // copies from tensor cores; products
   std::vector<std::vector<Product>> products{1};
@@ -129,7 +128,6 @@ struct Run {
   size_t scheduler_size = 0;
   std::string failure;
   bool met = false;  // some fibres that waited can go on
-  int64_t pauses = 0;
 };
 Run* run = nullptr;
 
@@ -210,7 +208,7 @@ enum Schedule { kForward = 0, kReverse = 1, kRandom = 2 };
 
 // Whoever comes first in the order and can go on does, as far as it can: the first warp may be done before the last one
 // begins.  A random order is drawn anew now and then.
-void run_blocks(std::vector<Fibre>& fibres, int schedule, std::mt19937_64& random) {
+void run_block(std::vector<Fibre>& fibres, int schedule, std::mt19937_64& random) {
   std::vector<size_t> order(fibres.size());
   std::iota(order.begin(), order.end(), size_t{0});
   if (schedule == kReverse) std::reverse(order.begin(), order.end());
@@ -220,7 +218,7 @@ void run_blocks(std::vector<Fibre>& fibres, int schedule, std::mt19937_64& rando
     bool moved = false;
     for (size_t i = 0; i < order.size(); ++i) {
       Fibre& fibre = fibres[order[i]];
-      if (fibre.done || fibre.paused || (fibre.waits && fibre.waits->generation == fibre.since)) continue;
+      if (fibre.done || (fibre.waits && fibre.waits->generation == fibre.since)) continue;
       run->met = false;
       resume(fibre);
       moved = true;
@@ -231,12 +229,6 @@ void run_blocks(std::vector<Fibre>& fibres, int schedule, std::mt19937_64& rando
       i = static_cast<size_t>(-1);
     }
     if (!moved) {
-      // Whoever paused looks again once nobody else can go on.
-      for (Fibre& fibre : fibres) {
-        moved = moved || fibre.paused;
-        fibre.paused = false;
-      }
-      if (moved) continue;
       for (const Fibre& fibre : fibres) {
         if (fibre.done || !fibre.waits) continue;
         run->failure = std::string("threads wait for ever at ") + fibre.waits->what + ": " +
@@ -249,8 +241,8 @@ void run_blocks(std::vector<Fibre>& fibres, int schedule, std::mt19937_64& rando
 
 }  // namespace
 
-Kernel::Kernel(const char* kernel, size_t bytes, int threads, bool sharing, Body run_it)
-    : name(kernel), args_bytes(bytes), most_threads(threads), blocks_share(sharing), body(run_it), next(head()) {
+Kernel::Kernel(const char* kernel, size_t bytes, int threads, Body run_it)
+    : name(kernel), args_bytes(bytes), most_threads(threads), body(run_it), next(head()) {
   head() = this;
 }
 
@@ -261,12 +253,6 @@ void fail(const std::string& why) {
       why + " (thread " + std::to_string(place().thread) + " of block " + std::to_string(place().block) + ")";
   to_scheduler(true);
   std::abort();
-}
-
-void pause() {
-  if (++run->pauses > kMostPauses) fail("blocks wait for ever for each other");
-  run->now->paused = true;
-  to_scheduler(false);
 }
 
 void wait_for_block(const char* what) { arrive(*run->now->block, what); }
@@ -450,8 +436,8 @@ void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 
 // Runs a launch to its end.  0: done; else `error` says why not.
 extern "C" int bipace_twin_launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64_t shared,
-                                  const uint64_t* words, int64_t n_words, int schedule, uint64_t seed, int together,
-                                  char* error, int64_t room) {
+                                  const uint64_t* words, int64_t n_words, int schedule, uint64_t seed, char* error,
+                                  int64_t room) {
   using namespace bipace::twin;
   const auto refuse = [&](const std::string& why) {
     std::strncpy(error, why.c_str(), static_cast<size_t>(room) - 1);
@@ -465,7 +451,7 @@ extern "C" int bipace_twin_launch(const char* name, int64_t grid_x, int64_t grid
     return refuse(std::string(name) + " takes " + std::to_string(kernel->args_bytes / 8) + " arguments, got " +
                   std::to_string(n_words));
   }
-  if (threads < 1 || threads > kernel->most_threads || threads % kWarp || grid_x < 1 || grid_y < 1 || together < 1) {
+  if (threads < 1 || threads > kernel->most_threads || threads % kWarp || grid_x < 1 || grid_y < 1) {
     return refuse(std::string(name) + " cannot be launched in blocks of " + std::to_string(threads) + " threads");
   }
   std::mt19937_64 random(seed);
@@ -477,34 +463,26 @@ extern "C" int bipace_twin_launch(const char* name, int64_t grid_x, int64_t grid
   mine.kernel = kernel;
   mine.words = words;
   run = &mine;
-  const size_t at_once = kernel->blocks_share ? static_cast<size_t>(together) : 1;
-  std::vector<Fibre> fibres;
-  for (size_t start = 0; start < order.size() && mine.failure.empty(); start += at_once) {
-    std::vector<std::unique_ptr<Block>> blocks;
-    for (size_t b = start; b < order.size() && b < start + at_once; ++b) {
-      blocks.push_back(std::make_unique<Block>(threads, shared));
-      if (!blocks.back()->memory && shared > 0) return refuse("no memory");
-    }
-    fibres.resize(blocks.size() * static_cast<size_t>(threads));
-    for (size_t f = 0; f < fibres.size(); ++f) {
-      Fibre& fibre = fibres[f];
-      Block& block = *blocks[f / static_cast<size_t>(threads)];
-      const int t = static_cast<int>(f % static_cast<size_t>(threads));
-      const int64_t number = order[start + f / static_cast<size_t>(threads)];
+  std::vector<Fibre> fibres(static_cast<size_t>(threads));
+  for (const int64_t number : order) {
+    Block block(threads, shared);
+    if (!block.memory && shared > 0) return refuse("no memory");
+    for (int t = 0; t < threads; ++t) {
+      Fibre& fibre = fibres[static_cast<size_t>(t)];
       fibre.place = {t, threads, number % grid_x, number / grid_x, grid_x, block.memory.get()};
       fibre.warp = &block.warps[static_cast<size_t>(t / kWarp)];
       fibre.block = block.barriers;
       const size_t group = static_cast<size_t>(t / bipace::gpu::kGroup);
       fibre.group = group < block.groups.size() ? &block.groups[group] : nullptr;
       fibre.hidden = &block.hidden;
-      fibre.hides = fibre.begun = false;
-      fibre.done = fibre.paused = false;
+      fibre.hides = fibre.begun = fibre.done = false;
       fibre.waits = nullptr;
       fibre.copies.assign(1, {});
       fibre.products.assign(1, {});
       prepare(fibre);
     }
-    run_blocks(fibres, schedule, random);
+    run_block(fibres, schedule, random);
+    if (!mine.failure.empty()) break;
   }
   run = nullptr;
   return mine.failure.empty() ? 0 : refuse(std::string(name) + ": " + mine.failure);

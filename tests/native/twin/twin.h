@@ -2,8 +2,7 @@
 // has to wait for others; whose turn comes next is the schedule's choice, so that what is right under one order of the
 // threads only comes out wrong under another.  Stricter than a GPU: a barrier that a thread has left out, by returning
 // or by standing at another one, is an error; shared memory begins as garbage; asynchronous copies arrive as late as
-// they may, and their places hold garbage until then.  Blocks follow one another, but those that wait for each other
-// (BIPACE_SHARING_KERNEL) run side by side, as many as the launch says.
+// they may, and their places hold garbage until then.  Blocks follow one another.
 #pragma once
 
 #include <algorithm>
@@ -26,27 +25,22 @@ struct float4 {
 };
 
 #define BIPACE_DEVICE inline
-#define BIPACE_TWIN_KERNEL(name, Args, threads, sharing)                                                            \
+#define BIPACE_KERNEL(name, Args, threads)                                                                          \
   static void name(const Args& a);                                                                                  \
-  static const bipace::twin::Kernel twin_##name(#name, sizeof(Args), threads, sharing,                              \
+  static const bipace::twin::Kernel twin_##name(#name, sizeof(Args), threads,                                       \
                                                 [](const void* words) { name(*static_cast<const Args*>(words)); }); \
   static void name(const Args& a)
-
-#define BIPACE_KERNEL(name, Args, threads) BIPACE_TWIN_KERNEL(name, Args, threads, false)
-#define BIPACE_RESIDENT_KERNEL(name, Args, threads, blocks) BIPACE_TWIN_KERNEL(name, Args, threads, false)
-#define BIPACE_SHARING_KERNEL(name, Args, threads) BIPACE_TWIN_KERNEL(name, Args, threads, true)
 
 namespace bipace {
 namespace twin {
 
 struct Kernel {
   using Body = void (*)(const void* words);
-  Kernel(const char* kernel, size_t bytes, int threads, bool sharing, Body run);
+  Kernel(const char* kernel, size_t bytes, int threads, Body run);
 
   const char* name;
   size_t args_bytes;
   int most_threads;
-  bool blocks_share;  // they wait for each other
   Body body;
   const Kernel* next;
 };
@@ -71,7 +65,6 @@ void begin_products();
 void start_product(float* sums, int columns, const void* a, const void* b, bool add, bool bf16);
 void commit_products();
 void finish_products(int pending);
-void pause();
 [[noreturn]] void fail(const std::string& why);
 
 }  // namespace twin
@@ -82,7 +75,6 @@ constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
 inline int thread() { return twin::place().thread; }
-inline int threads() { return twin::place().threads; }
 inline int lane() { return thread() % kWarp; }
 inline int warp() { return thread() / kWarp; }
 inline int64_t block() { return twin::place().block; }
@@ -126,12 +118,6 @@ inline uint32_t ballot(bool value) {
   return bits;
 }
 inline bool any(bool value) { return ballot(value) != 0; }
-inline uint32_t match(int32_t value) {
-  const Lanes<int32_t> all = gather("match", value);
-  uint32_t bits = 0;
-  for (int i = 0; i < kWarp; ++i) bits |= static_cast<uint32_t>(all.value[i] == value) << i;
-  return bits;
-}
 template <typename T>
 T warp_max(T value) {
   const Lanes<T> all = gather("warp_max", value);
@@ -148,30 +134,11 @@ inline int lowest_bit(uint32_t bits) { return __builtin_ffs(static_cast<int>(bit
 inline int highest_bit(uint32_t bits) { return bits ? 31 - __builtin_clz(bits) : -1; }
 
 // One fibre runs at a time, so plain arithmetic is atomic.
-inline int32_t atomic_add(int32_t* at, int32_t value) { return (*at += value) - value; }
-template <typename T>
-T atomic_min(T* at, T value) {
-  const T old = *at;
+inline uint64_t atomic_min(uint64_t* at, uint64_t value) {
+  const uint64_t old = *at;
   *at = std::min(old, value);
   return old;
 }
-inline int32_t atomic_or(int32_t* at, int32_t value) {
-  const int32_t old = *at;
-  *at = old | value;
-  return old;
-}
-inline int32_t compare_and_swap(int32_t* at, int32_t expected, int32_t value) {
-  const int32_t old = *at;
-  if (old == expected) *at = value;
-  return old;
-}
-
-// What is written is there for everybody at once: that a publication comes too late for its data, or a look too early,
-// no order of the fibres shows.
-inline void publish(int32_t* at, int32_t value) { *at = value; }
-inline void publish_one(int32_t* at) { ++*at; }
-inline int32_t look(const int32_t* at) { return *at; }
-inline void pause() { twin::pause(); }
 
 inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float div_rn(float a, float b) { return a / b; }

@@ -1,0 +1,59 @@
+"""Rows set aside, for stages that compute over compact rows: they are taken out, and the results put back in place."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import torch
+
+from .schema import LIMIT
+
+Tensor = torch.Tensor
+
+
+class Kept:
+    """The positions of M that a mask leaves.  Without a mask everything passes through as it is.
+
+    taken   [M] bool or None: all
+    """
+
+    def __init__(self, taken: Tensor | None) -> None:
+        self.size = 0 if taken is None else taken.shape[0]
+        self.positions: Tensor | None = None  # [kept] int64, rising; None: all
+        if taken is not None:
+            positions = torch.nonzero(taken).flatten()
+            if positions.shape[0] < self.size:
+                self.positions = positions
+
+    @overload
+    def rows(self, values: Tensor) -> Tensor: ...
+    @overload
+    def rows(self, values: None) -> None: ...
+    def rows(self, values: Tensor | None) -> Tensor | None:
+        """[…, M] -> […, kept]."""
+        return values if values is None or self.positions is None else values[..., self.positions]
+
+    def offsets(self, offsets: Tensor) -> Tensor:
+        """Offsets [S+1] of runs -> those [≤ S+1] of what is left of them; runs left empty go."""
+        if self.positions is None:
+            return offsets
+        left: Tensor = torch.unique_consecutive(torch.searchsorted(self.positions, offsets))
+        return left
+
+    def spread(self, values: Tensor, absent: float) -> Tensor:
+        """[…, kept] -> […, M], with `absent` at the positions set aside."""
+        if self.positions is None:
+            return values
+        out = torch.full((*values.shape[:-1], self.size), absent, dtype=values.dtype)
+        out[..., self.positions] = values
+        return out
+
+
+def run_of(offsets: Tensor) -> Tensor:
+    """[M] int64 number of the run that each position stands in.  offsets: [S+1]."""
+    return torch.repeat_interleave(torch.arange(offsets.shape[0] - 1), offsets.diff())
+
+
+def out_of_range(values: Tensor) -> Tensor:
+    """Where values are not finite, or beyond ±1e37."""
+    return ~(values.abs() <= LIMIT)

@@ -1,0 +1,56 @@
+"""Batch: what the arrows of one call read, in processing order and where the tensors are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ._dispatch import Backend
+from ._inputs import Inputs
+from .config import Config
+from .layout import Layout
+from .placed_layout import PlacedLayout
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The records of a call, after returns, episode term and the look at the fingerprints.
+
+    backend    whose modules run the stages
+    inputs     the arguments that the configuration uses, by row
+    layout     the records that count, on the CPU; placed: the same where the tensors are
+    taken      [M] bool or None: False for records set aside, which take part in nothing; None: all are taken
+    usable     [M] bool or None: False where the fingerprint has no direction; None: all have one, or there are none
+    returns    [M] float32   R, discounted return-to-go
+    episode    [M] float32   A_ep
+    """
+
+    backend: Backend
+    inputs: Inputs
+    layout: Layout
+    placed: PlacedLayout
+    taken: Tensor | None
+    usable: Tensor | None
+    returns: Tensor
+    episode: Tensor
+
+    @property
+    def config(self) -> Config:
+        return self.inputs.config
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Sizes of the prompt groups that stages ask for."""
+        return {"n_groups": self.placed.n_groups, "longest_group": self.placed.longest_group}
+
+    def by_record(self, column: Tensor) -> Tensor:
+        """[N, …] of rows -> [M, …] of records."""
+        return column[self.placed.order]
+
+    @property
+    def action_key(self) -> Tensor | None:
+        """[M] int64 or None."""
+        return None if self.inputs.action_key is None else self.by_record(self.inputs.action_key)

@@ -1,0 +1,179 @@
+"""Step estimators, a row each: what one is called, what it needs, where it may stand, and what it computes.
+
+Config, checks, torch ops, the command line and the adapters read this table.  A new one is a row here, the function below
+it, and its kernel in each backend (docs/development.md walks through one).  A user's own needs none of that:
+`Config(estimator=function)`, see `StepRecords`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .partitions import cluster_histories, histories, labels_of
+from .schema import Branch, Terms
+
+if TYPE_CHECKING:
+    from .batch import Batch
+    from .config import Config
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A row of the table.
+
+    name         as in Config.estimator
+    meaning      one line for tables of the documentation and the command line
+    terms        makes labels, step term and branch of a batch
+    partitions   those that it may stand with
+    needs        arguments of advantage() that it reads beside what its partition needs
+    step_norms   values of Config.step_norm that it knows
+    whole        its step term is the total, instead of A = A_ep + w · A_S
+    pace         what Branch.PACE says of a record
+    """
+
+    name: str
+    meaning: str
+    terms: Callable[[Batch], Terms]
+    partitions: tuple[str, ...] = ("exact", "history", "similar", "cosine")
+    needs: tuple[str, ...] = ()
+    step_norms: tuple[str, ...] = ("none",)
+    whole: bool = False
+    pace: str = "compared with its peers"
+
+
+def _nothing(batch: Batch) -> Terms:
+    labels = labels_of(batch)
+    return Terms(labels, torch.zeros_like(batch.returns), torch.zeros_like(labels, dtype=torch.uint8))  # SINGLETON
+
+
+def _of_clusters(batch: Batch) -> Terms:
+    """mean, diff_peer and q_style: one kernel each, over the clusters of the partition."""
+    cfg, labels = batch.config, labels_of(batch)
+    step_term, branch = batch.backend.values.step_advantage(
+        batch.returns, labels, batch.action_key, batch.placed.group_offsets, **batch.groups,
+        estimator=name_of(cfg.estimator), step_norm=cfg.step_norm, delta=cfg.delta,
+    )  # fmt: skip
+    return Terms(labels, step_term, branch)
+
+
+def _hgpo(batch: Batch) -> Terms:
+    """The aggregate over depths; a record's cluster is that of its deepest depth in company, or of depth 1."""
+    cfg, depths = batch.config, histories(batch)
+    step_term, deepest, branch = batch.backend.values.hgpo_advantage(
+        batch.returns, depths, batch.episode, batch.placed.group_offsets, **batch.groups, step_norm=cfg.step_norm,
+        delta=cfg.delta, alpha=float(cfg.length_weight_alpha), base_group=cfg.base_group,
+    )  # fmt: skip
+    return Terms(cluster_histories(batch, depths, deepest), step_term, branch)
+
+
+@dataclass(frozen=True)
+class StepRecords:
+    """What a user's own estimator gets: the records that take part, in processing order, on their device.
+
+    returns              [M] float32   R, discounted return-to-go
+    rewards              [M] float64 or None
+    episode_advantage    [M] float32   A_ep
+    cluster              [M] int64     cluster by the configuration's partition, dense from 0; "none": one record each
+    group_offsets        [G+1] int64   records of prompt group g are group_offsets[g] : group_offsets[g+1]
+    trajectory_offsets   [T+1] int64   likewise of trajectories, in time order
+    step                 [M] int64     step number inside the trajectory
+    action_key           [M] int64 or None
+    fingerprint          [M, D] or None
+    config               the configuration of the call
+    """
+
+    returns: Tensor
+    rewards: Tensor | None
+    episode_advantage: Tensor
+    cluster: Tensor
+    group_offsets: Tensor
+    trajectory_offsets: Tensor
+    step: Tensor
+    action_key: Tensor | None
+    fingerprint: Tensor | None
+    config: Config
+
+
+def _function(batch: Batch) -> Terms:
+    """Config.estimator as a function.  Records set aside are taken out first, which waits for a GPU once."""
+    labels = labels_of(batch)
+    taken = torch.ones_like(labels, dtype=torch.bool) if batch.taken is None else batch.taken
+    kept = torch.nonzero(taken).flatten()
+    lay = batch.layout.restrict(taken.cpu()).on(labels.device)
+    x, rows = batch.inputs, batch.placed.order[kept]
+
+    def of_rows(column: Tensor | None) -> Tensor | None:
+        return None if column is None else column[rows]
+
+    records = StepRecords(
+        returns=batch.returns[kept], rewards=of_rows(x.rewards), episode_advantage=batch.episode[kept],
+        cluster=labels[kept], group_offsets=lay.group_offsets, trajectory_offsets=lay.trajectory_offsets, step=lay.time(),
+        action_key=of_rows(x.action_key), fingerprint=of_rows(x.fingerprint), config=batch.config,
+    )  # fmt: skip
+    found = _checked(batch.config.estimator(records), records, name_of(batch.config.estimator))  # type: ignore[operator]
+    step_term = torch.zeros_like(batch.returns)
+    step_term[kept] = found
+    return Terms(labels, step_term, torch.where(taken, int(Branch.PACE), int(Branch.SINGLETON)).to(torch.uint8))
+
+
+def _checked(found: Any, records: StepRecords, name: str) -> Tensor:
+    """[M] float32 of what a user's function returned; TypeError or ValueError says what is wrong with it."""
+    like = records.returns
+    if not isinstance(found, Tensor):
+        raise TypeError(f"estimator {name} must return a tensor [M] like records.returns, got {type(found).__name__}.")
+    if found.shape != like.shape or found.device != like.device or not found.dtype.is_floating_point:
+        raise ValueError(
+            f"estimator {name} must return float values of shape {list(like.shape)} on {like.device}, one for each record, "
+            f"got {found.dtype} {list(found.shape)} on {found.device}."
+        )
+    bad = torch.nonzero(~found.isfinite()).flatten()
+    if bad.numel():
+        at = int(bad[0])
+        raise ValueError(
+            f"estimator {name} must return finite values, got {float(found[at]):g} for record {at} and {bad.numel()} such "
+            "values in all; check its divisions."
+        )
+    return found.detach().to(torch.float32)
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    row.name: row
+    for row in (
+        Estimator("none", "no step term", _nothing, partitions=("none",)),
+        Estimator("mean", "R − mean of the cluster", _of_clusters, step_norms=("none", "std"), pace="R − mean of its cluster"),
+        Estimator(
+            "diff_peer", "R − mean of the cluster's other actions", _of_clusters, needs=("action_key",),
+            pace="R − mean of the records with another action",
+        ),
+        Estimator(
+            "q_style", "mean of the same action − mean of the cluster", _of_clusters, needs=("action_key",),
+            pace="its action has two or more records in the cluster",
+        ),
+        Estimator(
+            "hgpo", "R − mean at every depth of the history, weighted", _hgpo, partitions=("history",),
+            step_norms=("none", "std"), whole=True, pace="in company at some depth",
+        ),
+    )
+}  # fmt: skip
+
+#: Of Config(estimator=function).
+FUNCTION = Estimator(
+    "function", "a function of the records", _function, partitions=("none", "exact", "history", "similar", "cosine"),
+    pace="every record that takes part",
+)  # fmt: skip
+
+
+def estimator_of(config: Config) -> Estimator:
+    """The row of a configuration."""
+    return ESTIMATORS[config.estimator] if isinstance(config.estimator, str) else FUNCTION
+
+
+def name_of(estimator: Any) -> str:
+    """A name, also of a function."""
+    return estimator if isinstance(estimator, str) else str(getattr(estimator, "__qualname__", estimator))

@@ -1,0 +1,131 @@
+"""Partitions, a row each: what one is called, which argument it reads, and how it clusters the steps of a prompt group.
+
+Config, checks, the command line and the adapters read this table.  docs/estimator.md, section 3, defines each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ._transfer import to_device, to_host
+from .observations import observation_texts
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A row of the table.
+
+    name       as in Config.partition
+    meaning    one line for tables of the documentation and the command line
+    labels     [M] int64 of a batch: clusters numbered by first appearance, −1 for records set aside
+    argument   of advantage() that it reads; None: none
+    by_code    it compares codes of observations, which are made before anything is computed
+    """
+
+    name: str
+    meaning: str
+    labels: Callable[[Batch], Tensor]
+    argument: str | None = None
+    by_code: bool = False
+
+
+def labels_of(batch: Batch) -> Tensor:
+    """[M] int64 clusters by the configuration's partition."""
+    return PARTITIONS[batch.config.partition].labels(batch)
+
+
+def _none(batch: Batch) -> Tensor:
+    if batch.taken is None:
+        return torch.arange(batch.placed.n_records, device=batch.returns.device)
+    return torch.where(batch.taken, batch.taken.cumsum(0) - 1, -1)
+
+
+def _exact(batch: Batch) -> Tensor:
+    return _equal_codes(batch, batch.by_record(_codes(batch)))
+
+
+def _history(batch: Batch) -> Tensor:
+    depths = histories(batch)
+    return cluster_histories(batch, depths, (depths >= 0).sum(dim=0))
+
+
+def _similar(batch: Batch) -> Tensor:
+    """difflib compares Python texts on the host, and records set aside must not found clusters there: waits for a GPU."""
+    cfg, lay = batch.config, batch.layout
+    if batch.taken is not None:
+        (keep,) = to_host([batch.taken])
+        lay = lay.restrict(keep)
+    texts = observation_texts(batch.inputs.observation, lay)
+    found = batch.backend.similar.cluster_similar(texts, lay.group_offsets, float(cfg.similarity))
+    if batch.taken is not None:
+        labels = torch.full((batch.layout.n_records,), -1, dtype=torch.int64)
+        labels[keep] = found
+        found = labels
+    return to_device(found, batch.returns.device, "observation")
+
+
+def _cosine(batch: Batch) -> Tensor:
+    assert batch.inputs.fingerprint is not None
+    return batch.backend.clusters.cluster_cosine(
+        batch.inputs.fingerprint, batch.placed.order, batch.placed.group_offsets, batch.usable,
+        float(batch.config.epsilon), **batch.groups, taken=batch.taken,
+    )  # fmt: skip
+
+
+def histories(batch: Batch) -> Tensor:
+    """[H, M] int64 clusters by the last 1, 2, … H observations; −1 where a record has fewer, or is set aside.
+
+    H is at most history_length + 1: no record has more behind it than its trajectory is long.
+    """
+    lay = batch.placed
+    return batch.backend.observations.cluster_history(
+        batch.by_record(_codes(batch)), lay.step, lay.trajectory_offsets, lay.group_offsets,
+        min(batch.config.history_length + 1, max(lay.longest_trajectory, 1)), n_trajectories=lay.n_trajectories,
+        **batch.groups, taken=batch.taken,
+    )  # fmt: skip
+
+
+def cluster_histories(batch: Batch, depths: Tensor, depth: Tensor) -> Tensor:
+    """[M] int64 clusters of equal histories of the given depth; those of different length never are equal.
+
+    depths   [H, M] of histories()
+    depth    [M] in 0 … H; 0 counts as 1
+    """
+    if not depths.shape[1]:
+        return depths[0]
+    depth = depth.clamp(min=1)
+    codes = depth * depths.shape[1] + depths.gather(0, (depth - 1).unsqueeze(0)).squeeze(0)
+    return _equal_codes(batch, codes)
+
+
+def _equal_codes(batch: Batch, codes: Tensor) -> Tensor:
+    """[M] int64 clusters of equal codes [M] inside each group."""
+    return batch.backend.observations.cluster_exact(
+        codes, batch.placed.group_offsets, **batch.groups, taken=batch.taken
+    )
+
+
+def _codes(batch: Batch) -> Tensor:
+    assert batch.inputs.codes is not None
+    return batch.inputs.codes
+
+
+PARTITIONS: dict[str, Partition] = {
+    row.name: row
+    for row in (
+        Partition("none", "every step by itself", _none),
+        Partition("exact", "equal observations", _exact, "observation", by_code=True),
+        Partition("history", "equal last observations", _history, "observation", by_code=True),
+        Partition("similar", "similar texts (difflib's ratio)", _similar, "observation"),
+        Partition("cosine", "cosine distance of fingerprints", _cosine, "fingerprint"),
+    )
+}

@@ -1,0 +1,145 @@
+"""The records behind a result: what metrics are read off, and what a late check needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from . import _checks
+from ._checks import LateCheck
+from ._transfer import to_host
+from .config import Config
+from .layout import Layout
+from .value_checks import check_fingerprint, raise_copies, raise_episode_return, raise_spoilt
+
+Tensor = torch.Tensor
+
+
+class Rows(Protocol):
+    """The fields of a result that records are made from, each by row."""
+
+    @property
+    def advantage(self) -> Tensor: ...
+    @property
+    def returns(self) -> Tensor: ...
+    @property
+    def cluster(self) -> Tensor: ...
+    @property
+    def branch(self) -> Tensor: ...
+
+
+class RecordSource(Protocol):
+    """Gives the records of a result; waits for a GPU."""
+
+    def read(self, rows: Rows) -> Records:
+        """The records on the CPU.  Raises like check()."""
+
+    def check(self, rows: Rows) -> None:
+        """Raises what a deferred value check found."""
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The records that took part, in processing order on the CPU."""
+
+    layout: Layout
+    returns: Tensor  # [M] float32
+    labels: Tensor  # [M] int64
+    branch: Tensor  # [M] uint8
+    advantage: Tensor  # [M] float32
+    action_key: Tensor | None  # [M] int64
+    action_parsed: Tensor | None  # [M] bool
+    n_checked: int  # records before any was set aside
+    usable: Tensor | None  # [M] bool: False where a bad fingerprint left the record alone; None: all are
+    partition: str
+
+    @property
+    def n_invalid(self) -> int:
+        """Records set aside, or left alone, because of bad values."""
+        alone = 0 if self.usable is None else int((~self.usable).sum())
+        return self.n_checked - self.layout.n_records + alone
+
+    def read(self, rows: Rows) -> Records:
+        return self
+
+    def check(self, rows: Rows) -> None:
+        """Nothing is left to check."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unread:
+    """What a result needs besides itself to give its records, and the errors that a GPU's host has not looked for yet."""
+
+    everyone: Layout  # all records, copies of a step too
+    layout: Layout  # those that count
+    config: Config
+    rewards: Tensor | None  # [N] float64, as given; likewise the next two: an error names their values
+    returns: Tensor | None
+    episode_return: Tensor | None
+    action_key: Tensor | None  # [N] int64
+    action_parsed: Tensor | None  # [N] bool
+    state: (
+        Tensor | None
+    )  # [M] uint8 of the fingerprints: 0 fine, 1 not finite, 2 zero; None: all fine, or there are none
+    episode_differs: Tensor | None  # [M] bool: not the episode return of its trajectory's first record
+    copy_differs: Tensor | None  # [records of everyone] bool: not the reward of the step that it copies
+    late: tuple[LateCheck, ...]
+    checked: bool = False  # at the call
+
+    def read(self, rows: Rows) -> Records:
+        lay = self.layout
+        cluster, branch, returns, advantage, key, parsed, *flags = to_host(
+            (rows.cluster, rows.branch, rows.returns, rows.advantage, self.action_key, self.action_parsed, *self._flags())
+        )  # fmt: skip
+        self._raise(cluster, flags)
+        state: Tensor | None = flags[0]
+        keep = cluster[lay.order] >= 0  # records that are set aside are in no cluster
+        part = lay if bool(keep.all()) else lay.restrict(keep)
+        at = part.order
+        return Records(
+            layout=part,
+            returns=returns[at],
+            labels=cluster[at],
+            branch=branch[at],
+            advantage=advantage[at],
+            action_key=None if key is None else key[at],
+            action_parsed=None if parsed is None else parsed[at],
+            n_checked=lay.n_records,
+            usable=None if state is None else state[keep] == 0,
+            partition=self.config.partition,
+        )
+
+    def check(self, rows: Rows) -> None:
+        if not self.checked:
+            cluster, *flags = to_host((rows.cluster, *self._flags()))
+            self._raise(cluster, flags)
+
+    def raise_now(self, spoilt: Tensor) -> None:
+        """check() before there is a result.  spoilt: [T] bool.  All tensors are on the CPU."""
+        self._raise_found(spoilt, list(self._flags()))
+
+    def _flags(self) -> tuple[Tensor | None, ...]:
+        return self.state, self.episode_differs, self.copy_differs, *(check.failed for check in self.late)
+
+    def _raise(self, cluster: Tensor, flags: list[Tensor | None]) -> None:
+        if not self.checked:
+            lay = self.layout
+            self._raise_found(cluster[lay.order[lay.trajectory_offsets[:-1]]] < 0, flags)
+
+    def _raise_found(self, spoilt: Tensor, flags: list[Tensor | None]) -> None:
+        """Raises for flags on the CPU, in one order on every device."""
+        state, episode_differs, copy_differs, *late = flags
+        for check, failed in zip(self.late, late, strict=True):
+            assert failed is not None
+            _checks.unless(failed, check.error, check.text, None)
+        if copy_differs is not None and bool(copy_differs.any()):
+            raise_copies(self.everyone, to_host([self.rewards])[0], copy_differs)
+        if episode_differs is not None and bool(episode_differs.any()):
+            raise_episode_return(self.layout, to_host([self.episode_return])[0], episode_differs)
+        if self.config.on_invalid == "raise":
+            if bool(spoilt.any()):
+                raise_spoilt(self.everyone, spoilt, *to_host([self.rewards, self.returns, self.episode_return]))
+            if state is not None:
+                check_fingerprint(self.layout, state)

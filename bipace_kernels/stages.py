@@ -1,0 +1,352 @@
+"""The contract of every stage, once: what goes in, what comes out, in which shape, dtype and unit, and with which errors.
+
+A stage is a Protocol here, a module of the same stem in each backend's package (`reference/`, `cpu/`, `triton_kernels/`,
+`cuda/`), and the torch ops of its methods (`torch.ops.bipace.*`): `_dispatch.py` binds the modules, mypy checks them
+against these signatures, and `_ops.py` derives schemas, fakes and checks of arguments from them.
+
+Shapes are in the letters of schema.py: M records in processing order, N rows of the caller, T trajectories, G prompt
+groups.  "G+1" are offsets: a group's records are offsets[g] : offsets[g+1].  `taken` is False for records set aside, which
+take part in nothing; `usable` is False for records whose fingerprint has no direction: each is a cluster of its own.
+Sizes that a GPU's host would have to wait for come as ints.  A stage computes and checks nothing: values out of these
+bounds are undefined, and no stage reads a tensor back to the host of a GPU.  Same input, same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import torch
+
+from .schema import KERNELS
+
+Tensor = torch.Tensor
+
+# ------------------------------------------------------------------------------------- what an annotation says of it
+
+
+class Spec(NamedTuple):
+    """A tensor's shape, in letters ("H M" is a matrix, "G+1" offsets), and its dtypes."""
+
+    shape: str
+    dtypes: tuple[torch.dtype, ...]
+
+
+class Size(NamedTuple):
+    """A length known to the host, of this letter; "" where no tensor has it."""
+
+    letter: str
+
+
+class Range(NamedTuple):
+    """Numbers that a kernel takes; `holds` says whether a number is one."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+class OneOf(NamedTuple):
+    """Words that a kernel knows."""
+
+    words: tuple[str, ...]
+
+
+FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+F32_M = Annotated[Tensor, Spec("M", (torch.float32,))]
+F32_N = Annotated[Tensor, Spec("N", (torch.float32,))]
+F32_T = Annotated[Tensor, Spec("T", (torch.float32,))]
+F64_M = Annotated[Tensor, Spec("M", (torch.float64,))]
+I64_M = Annotated[Tensor, Spec("M", (torch.int64,))]
+I64_N = Annotated[Tensor, Spec("N", (torch.int64,))]
+I64_EM = Annotated[Tensor, Spec("E M", (torch.int64,))]
+I64_HM = Annotated[Tensor, Spec("H M", (torch.int64,))]
+U8_M = Annotated[Tensor, Spec("M", (torch.uint8,))]
+U8_N = Annotated[Tensor, Spec("N", (torch.uint8,))]
+BOOL_M = Annotated[Tensor, Spec("M", (torch.bool,))]
+BOOL_T = Annotated[Tensor, Spec("T", (torch.bool,))]
+Fingerprint = Annotated[Tensor, Spec("N D", FINGERPRINT_DTYPES)]
+GroupOffsets = Annotated[Tensor, Spec("G+1", (torch.int64,))]
+TrajectoryOffsets = Annotated[Tensor, Spec("T+1", (torch.int64,))]
+
+NGroups = Annotated[int, Size("G")]
+NRecords = Annotated[int, Size("M")]
+NRows = Annotated[int, Size("N")]
+NTrajectories = Annotated[int, Size("T")]
+Longest = Annotated[int, Size("")]
+
+EPSILON = Range("0 or in [1e-4, 1]", lambda x: x == 0 or 1e-4 <= x <= 1)
+GAMMA = Range("in [0, 1]", lambda x: 0 <= x <= 1)
+DELTA = Range("in (0, 1e-2]", lambda x: 0 < x <= 1e-2)
+NOT_NEGATIVE = Range("finite and at least 0", lambda x: 0 <= x < math.inf)
+NORMS = OneOf(("none", "std"))
+
+# ------------------------------------------------------------------------------------------------------------- stages
+
+
+class Returns(Protocol):
+    """What a step was followed by.  docs/estimator.md, section 2."""
+
+    def discounted_returns(
+        self,
+        rewards: F64_M,
+        step: I64_M | None,  # rising in a trajectory; None: neighbours are one step apart
+        trajectory_offsets: TrajectoryOffsets,
+        gamma: Annotated[float, GAMMA],
+        *,
+        n_trajectories: NTrajectories,
+    ) -> F32_M:
+        """R_t = Σ_{u≥t} γ^{u−t} r_u in float64, rounded to float32 once.  Steps of equal number count once."""
+
+    def trajectory_returns(
+        self,
+        rewards: F64_M,
+        step: I64_M | None,
+        trajectory_offsets: TrajectoryOffsets,
+        *,
+        n_trajectories: NTrajectories,
+    ) -> F32_T:
+        """R(τ) = Σ r over the steps of each trajectory, in float64, rounded once."""
+
+    def spoilt_trajectories(
+        self,
+        step_return: F32_M,
+        trajectory_return: F32_T,
+        bad_record: BOOL_M | None,  # records found bad for another reason
+        trajectory_offsets: TrajectoryOffsets,
+        *,
+        n_trajectories: NTrajectories,
+    ) -> BOOL_T:
+        """Trajectories with a return that is not finite or beyond ±1e37, of a step or their own, or with a bad record."""
+
+
+class Episode(Protocol):
+    """The episode term (paper eq. 1)."""
+
+    def episode_advantage(
+        self,
+        episode_return: F32_T,  # R(τ)
+        trajectory_offsets: TrajectoryOffsets,
+        group_trajectories: GroupOffsets,
+        *,
+        n_groups: NGroups,
+        n_records: NRecords,
+        scope: Annotated[str, OneOf(("trajectory", "step"))],
+        norm: Annotated[str, NORMS],
+        lone: Annotated[str, OneOf(("zero", "raw"))],
+        delta: Annotated[float, DELTA],
+        spoilt: BOOL_T | None,
+    ) -> F32_M:
+        """A_ep of each record.  Spoilt trajectories are no part of the population, and get 0."""
+
+
+class Clusters(Protocol):
+    """Greedy cosine clusters inside each prompt group (Algorithm 1 of the paper; docs/estimator.md, section 3)."""
+
+    LONGEST_SWEEP: int  # records of a group that cluster_sweep serves better than ε by ε
+
+    def scan_rows(self, fingerprint: Fingerprint, order: I64_M) -> U8_M:
+        """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
+
+    def cluster_cosine(
+        self,
+        fingerprint: Fingerprint,  # any strides, any length
+        order: I64_M,  # row of each record
+        group_offsets: GroupOffsets,
+        usable: BOOL_M | None,
+        epsilon: Annotated[float, EPSILON],  # 0: equal rows
+        *,
+        n_groups: NGroups,
+        longest_group: Longest,
+        taken: BOOL_M | None,
+    ) -> I64_M:
+        """Labels 0 … C−1 over the batch by first appearance; −1 where not taken."""
+
+    def cluster_sweep(
+        self,
+        fingerprint: Fingerprint,
+        order: I64_M,
+        group_offsets: GroupOffsets,
+        usable: BOOL_M | None,
+        epsilons: Annotated[Sequence[float], EPSILON],
+        *,
+        n_groups: NGroups,
+        longest_group: Longest,
+        taken: BOOL_M | None,
+    ) -> I64_EM:
+        """The labels of cluster_cosine under each of E values of ε."""
+
+
+class Observations(Protocol):
+    """Partitions by what was observed."""
+
+    def cluster_exact(
+        self,
+        codes: I64_M,  # equal where the observations are equal
+        group_offsets: GroupOffsets,
+        *,
+        n_groups: NGroups,
+        longest_group: Longest,
+        taken: BOOL_M | None,
+    ) -> I64_M:
+        """Clusters of equal codes inside each group, numbered over the batch by first appearance; −1 where not taken."""
+
+    def cluster_history(
+        self,
+        codes: I64_M,
+        step: I64_M | None,
+        trajectory_offsets: TrajectoryOffsets,
+        group_offsets: GroupOffsets,
+        depth: Annotated[int, Size("H"), Range("at least 1", lambda x: x >= 1)],
+        *,
+        n_trajectories: NTrajectories,
+        n_groups: NGroups,
+        longest_group: Longest,
+        taken: BOOL_M | None,
+    ) -> I64_HM:
+        """Row k−1: clusters by the last k codes, the record's own included; −1 where it has fewer, or is not taken."""
+
+
+class Similar(Protocol):
+    """Partition "similar", on the host: it compares texts as Python's difflib does."""
+
+    def cluster_similar(self, texts: list[str], group_offsets: Tensor, similarity: float) -> Tensor:
+        """[M] int64: first fit by `difflib.SequenceMatcher(None, text, first member).ratio() >= similarity`."""
+
+
+class Values(Protocol):
+    """The step term inside each cluster (paper eq. 7 to 9; docs/estimator.md, section 4)."""
+
+    def step_advantage(
+        self,
+        returns: F32_M,
+        labels: I64_M,  # −1: set aside
+        action_key: I64_M | None,  # None for "mean"
+        group_offsets: GroupOffsets,
+        *,
+        n_groups: NGroups,
+        longest_group: Longest,
+        estimator: Annotated[str, OneOf(KERNELS)],
+        step_norm: Annotated[str, NORMS],
+        delta: Annotated[float, DELTA],
+    ) -> tuple[F32_M, U8_M]:
+        """A_S and branch of each record; 0 and SINGLETON for records set aside."""
+
+    def hgpo_advantage(
+        self,
+        returns: F32_M,
+        depth_labels: I64_HM,  # −1: fewer observations than the depth, or set aside
+        episode_advantage: F32_M,
+        group_offsets: GroupOffsets,
+        *,
+        n_groups: NGroups,
+        longest_group: Longest,
+        step_norm: Annotated[str, NORMS],
+        delta: Annotated[float, DELTA],
+        alpha: Annotated[float, NOT_NEGATIVE],
+        base_group: bool,
+    ) -> tuple[F32_M, I64_M, U8_M]:
+        """HGPO's aggregate, each record's deepest depth in company (0: none), and its branch."""
+
+
+class Combine(Protocol):
+    """A = A_ep + w · A_S (paper eq. 10), and everything back in the caller's rows."""
+
+    def combine(
+        self,
+        episode: F32_M,
+        step_term: F32_M,
+        returns: F32_M,
+        labels: I64_M,
+        branch: U8_M,
+        source: I64_N,  # the record whose results each row gets; −1: none
+        taken: BOOL_M | None,
+        *,
+        weight: Annotated[float, NOT_NEGATIVE],
+        total_is_step: bool,  # A = A_S
+        n_rows: NRows,
+    ) -> tuple[F32_N, F32_N, F32_N, F32_N, I64_N, U8_N]:
+        """Advantage, step term, episode term, returns, cluster and branch of each row.
+
+        In float64, rounded once, saturating at the largest float32; w = 0 gives A_ep back bit for bit.  Rows without a
+        record, and those of records set aside: 0, cluster −1, SINGLETON.
+        """
+
+
+class ActionKeys(Protocol):
+    """Action keys out of token ids (docs/action_keys.md)."""
+
+    LARGEST_TABLE: int  # bytes of all tokens
+
+    def hash_token_ids(
+        self,
+        ids: Tensor,  # [R, L] any integer dtype and strides, or flat [E] with row_offsets
+        row_offsets: Annotated[Tensor, Spec("R+1", (torch.int64,))] | None,
+        valid: Tensor | None,  # like ids: bool or any integer dtype, non-zero = valid
+        table_offsets: Annotated[Tensor, Spec("V+1", (torch.int64,))] | None,  # None: mode "first_n"
+        table_bytes: Annotated[Tensor, Spec("B", (torch.uint8,))] | None,
+        *,
+        mode: Annotated[str, OneOf(("action_tag", "first_n", "text"))],
+        n: Annotated[int, Range("in [1, 2^40]", lambda x: 1 <= x <= 1 << 40)],
+        longest_row: Longest,  # L, or the length of the longest row
+    ) -> tuple[
+        Annotated[Tensor, Spec("R", (torch.int64,))],
+        Annotated[Tensor, Spec("R", (torch.bool,))],
+        Annotated[Tensor, Spec("1", (torch.int64,))],
+    ]:
+        """Keys, whether each row parsed, and the lowest flat position of a valid id outside the table (−1: none).
+
+        A row with such an id is not parsed and takes its first_n key.
+        """
+
+
+class Texts(Protocol):
+    """Action keys out of what lies on the host."""
+
+    def hash_texts(self, texts: Sequence[str], *, mode: str) -> tuple[Tensor, Tensor]:
+        """Keys [N] int64 and parsed [N] bool of the texts' UTF-8 bytes."""
+
+    def flatten_rows(
+        self, rows: Sequence[Sequence[Any]], row_offsets: Tensor, *, bools: bool
+    ) -> tuple[Tensor, tuple[int, int] | None]:
+        """Flat values [E] int64, and (row, column) of the first item that is no integer of 64 bits (or None)."""
+
+
+class Ngrams(Protocol):
+    """n-gram fingerprints of texts (docs/embedders.md)."""
+
+    def ngram_fingerprints(
+        self,
+        bytes: Annotated[Tensor, Spec("B", (torch.uint8,))],  # the texts one after the other
+        offsets: Annotated[Tensor, Spec("S+1", (torch.int64,))],
+        *,
+        n: Annotated[int, Range("in [1, 4096]", lambda x: 1 <= x <= 1 << 12)],
+        dim: Annotated[int, Size("D"), Range("in [1, 2^24]", lambda x: 1 <= x <= 1 << 24)],
+    ) -> Annotated[Tensor, Spec("S D", (torch.float32,))]:
+        """Unit vectors of signed, hashed n-gram counts.  Counts are int32: a text must be shorter than 2^31 bytes."""
+
+
+class Pooling(Protocol):
+    """One vector per state out of a block's output."""
+
+    def pool_rows(
+        self,
+        hidden: Tensor,  # [B, L, D] float32 | bfloat16 | float16, any strides
+        batch: Tensor,  # [n] int64
+        first: Tensor,  # [n] int64, the first token of the state's prompt
+        last: Tensor,  # [n] int64, the token of the state
+        *,
+        pooling: str,
+        unit: bool,
+        dtype: torch.dtype,
+        attention: Any = None,  # hidden._attention.Scores
+    ) -> Tensor:
+        """[n, D] states; sums in float64 in the order of the tokens, rounded once."""
+
+
+#: Stages whose methods are torch ops, by the stem of their modules.
+OPS: dict[str, type] = {
+    "returns": Returns, "episode": Episode, "clusters": Clusters, "observations": Observations, "values": Values,
+    "combine": Combine, "action_keys": ActionKeys, "ngrams": Ngrams,
+}  # fmt: skip

@@ -1,0 +1,237 @@
+"""Action keys by clustering action vectors: what they are equal to, and where they may stand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bipace_kernels as bk
+
+SEED = 20261121
+ESTIMATORS = ("q_style", "diff_peer")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def batch(n: int = 120, groups: int = 4, actions: int = 6) -> dict[str, np.ndarray]:
+    """Ids, rewards, observations and an action number for each of n records."""
+    rng = np.random.default_rng(SEED)
+    group = np.sort(rng.integers(0, groups, n))
+    trajectory = group * 3 + rng.integers(0, 3, n)
+    return {
+        "group": group, "trajectory": trajectory, "rewards": rng.standard_normal(n),
+        "observation": rng.integers(0, 3, n), "action": rng.integers(0, actions, n),
+    }  # fmt: skip
+
+
+def same_partition(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two rows of keys call the same pairs equal."""
+    return bool(((a[:, None] == a) == (b[:, None] == b)).all())
+
+
+def moves(*degrees: float) -> torch.Tensor:
+    """[N, 2] unit vectors at these angles."""
+    angle = torch.tensor(degrees, dtype=torch.float64).deg2rad()
+    return torch.stack([angle.cos(), angle.sin()], dim=1).float()
+
+
+# ---- what the keys are
+
+
+def test_worked_by_hand(backend):
+    """Group 0: 3° joins 0°, −120° is another action; group 1 has keys of its own; the length of a vector is not seen."""
+    vectors = moves(0, 3, -120, 0, 0) * torch.tensor([1.0, 1.0, 1.0, 1.0, 1000.0])[:, None]
+    keys = bk.action_clusters(vectors, [0, 0, 0, 1, 0], 0.01, backend=backend)
+    assert keys.tolist() == [0, 0, 1, 2, 0]
+    assert keys.dtype == torch.int64
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_keys_at_zero_are_the_partition_into_equal_vectors(data):
+    n = data.draw(st.integers(0, 24))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    entries = st.sampled_from([0.0, -0.0, 1.0, 1.001, -3.5])
+    rows = data.draw(st.lists(st.tuples(entries, entries, entries), min_size=n, max_size=n))
+    group = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
+    vectors = torch.tensor(rows, dtype=dtype).reshape(n, 3)
+    exact: dict[tuple, int] = {}
+    place = sorted(range(n), key=lambda row: group[row])  # stable: processing order
+    for row in place:
+        exact.setdefault((group[row], *(vectors[row] + 0.0).tolist()), len(exact))
+    want = [exact[(group[row], *(vectors[row] + 0.0).tolist())] for row in range(n)]
+    for backend in ("reference", "cpu"):
+        assert bk.action_clusters(vectors, group, 0, backend=backend).tolist() == want
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_one_hot_vectors_at_zero_are_action_ids(backend, estimator):
+    """The advantage by vectors equals that by ids, bit for bit, so PACE loses nothing where actions are few."""
+    x = batch()
+    action = x.pop("action")
+    config = bk.Config(partition="exact", estimator=estimator)
+    lay = bk.layout(x.pop("group"), x.pop("trajectory"), np.arange(len(action)))
+    keys = bk.action_clusters(np.eye(6, dtype=np.float32)[action], epsilon=0, layout=lay, backend=backend)
+    by_vector = bk.advantage(**x, layout=lay, action_key=keys, config=config, backend=backend)
+    by_id = bk.advantage(**x, layout=lay, action_key=action, config=config, backend=backend)
+    assert torch.equal(by_vector.advantage, by_id.advantage)
+    assert torch.equal(by_vector.branch, by_id.branch)
+    assert by_vector.metrics() == by_id.metrics()
+    assert (by_vector.branch == bk.Branch.PACE).any()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.02, 0.3])
+def test_keys_are_the_clusters_of_the_same_vectors(backend, epsilon):
+    x, vectors = batch(), np.random.default_rng(SEED).standard_normal((120, 3)).astype(np.float32)
+    ids = {"trajectory": x["trajectory"], "step": np.arange(120)[::-1].copy()}
+    keys = bk.action_clusters(vectors, x["group"], epsilon, **ids, backend=backend)
+    assert torch.equal(keys, bk.cluster(vectors, x["group"], epsilon, **ids, backend=backend))
+
+
+def test_noise_inside_the_radius_changes_no_key(backend):
+    """A stochastic policy's copies of 5 actions, far apart: one key each per group."""
+    x = batch(actions=5)
+    rng = np.random.default_rng(SEED)
+    centres = np.linalg.qr(rng.standard_normal((8, 8)))[0][:5]
+    vectors = centres[x["action"]] + 0.02 * rng.standard_normal((120, 8))
+    keys = bk.action_clusters(vectors, x["group"], 0.1, backend=backend)
+    assert same_partition(keys, torch.from_numpy(x["group"] * 5 + x["action"]))
+
+
+def test_within_the_states_of_another_partition(backend):
+    """Labels of clusters as the group: keys of different states always differ, those of one state go by its rows."""
+    x = batch()
+    states = bk.cluster(np.eye(3, dtype=np.float32)[x["observation"]], x["group"], 0.1, backend=backend)
+    keys = bk.action_clusters(np.eye(6, dtype=np.float32)[x["action"]], states, 0.1, backend=backend)
+    assert same_partition(keys, states * 6 + torch.from_numpy(x["action"]))
+
+
+# ---- vectors whose length or origin means something
+
+
+def test_a_cosine_alone_merges_what_a_constant_keeps_apart(backend):
+    """Torques of 0.1 and 1.0 along one axis point the same way; with a constant entry their distance counts."""
+    torque = torch.tensor([[0.1], [1.0], [0.12], [-1.0], [0.0]])
+    group = [0] * 5
+    with pytest.raises(ValueError, match="action_fingerprint must have finite, non-zero rows, but row 4 is zero"):
+        bk.action_clusters(torque, group, 0.01, backend=backend)
+    assert bk.action_clusters(torque[:4], group[:4], 0.01, backend=backend).tolist() == [0, 0, 0, 1]
+    c, r = 4.0, 0.15
+    lifted = torch.cat([torque, torch.full((5, 1), c)], dim=1)
+    keys = bk.action_clusters(lifted, group, r**2 / (2 * c**2), backend=backend)
+    assert keys.tolist() == [0, 1, 0, 2, 0]
+
+
+@pytest.mark.parametrize("dim", [1, 3, 12])
+def test_the_constant_turns_the_cosine_into_a_distance(dim):
+    """1 − cos of (a, c) and (b, c) is at most |a − b|²/(2c²), and at least 0.88 of it where no |a| exceeds c/4."""
+    rng = np.random.default_rng(SEED)
+    a, b = rng.uniform(-1, 1, (2, 4000, dim))
+    b[::2] = a[::2] + rng.uniform(-0.05, 0.05, (2000, dim))
+    b = b.clip(-1, 1)
+    c = 4 * math.sqrt(dim)
+    u, v = (np.concatenate([x, np.full((len(x), 1), c)], 1) for x in (a, b))
+    cosine = (u * v).sum(1) / np.linalg.norm(u, axis=1) / np.linalg.norm(v, axis=1)
+    ratio = (1 - cosine) / (((a - b) ** 2).sum(1) / (2 * c**2))
+    assert ratio.max() <= 1 + 1e-9
+    assert ratio.min() >= 0.88
+
+
+def test_features_of_unlike_scale_need_standardising(backend):
+    """A steering angle in radians beside a speed in metres per second: unscaled, the speed alone decides."""
+    rng = np.random.default_rng(SEED)
+    steer, speed = rng.choice([-0.3, 0.3], 60), rng.normal(20, 0.1, 60)
+    raw = np.stack([steer, speed], 1)
+    group = np.zeros(60, int)
+    assert bk.action_clusters(raw, group, 0.05, backend=backend).unique().numel() == 1
+    scaled = np.stack([steer / 0.3, (speed - 20) / 5], 1)
+    keys = bk.action_clusters(scaled, group, 0.05, backend=backend)
+    assert same_partition(keys, torch.from_numpy((steer > 0).astype(np.int64)))
+
+
+# ---- rows that take no part, and bad ones
+
+
+def test_padding_gets_no_key_and_may_hold_anything(backend):
+    x = batch()
+    vectors = np.random.default_rng(SEED).standard_normal((120, 4)).astype(np.float32)
+    valid = np.arange(120) % 3 > 0
+    want = bk.action_clusters(vectors[valid], x["group"][valid], 0.2, backend=backend)
+    vectors[~valid] = np.nan
+    lay = bk.layout(x["group"], x["group"], valid=valid)
+    keys = bk.action_clusters(vectors, epsilon=0.2, layout=lay, backend=backend)
+    assert torch.equal(keys[torch.from_numpy(valid)], want)
+    assert set(keys[torch.from_numpy(~valid)].tolist()) == {-1}
+    config = bk.Config(partition="none", estimator="none")
+    bk.advantage(rewards=x["rewards"], layout=lay, action_key=keys, config=config, backend=backend).check()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.2])
+def test_bad_rows(backend, epsilon):
+    vectors = moves(0, 0, 0, 90, 90, 0)
+    vectors[2], vectors[4] = math.nan, 0
+    group = [0] * 6
+    with pytest.raises(ValueError, match=r"action_fingerprint must have .* but row 2 holds a non-finite value"):
+        bk.action_clusters(vectors, group, epsilon, backend=backend)
+    keys = bk.action_clusters(vectors, group, epsilon, on_invalid="singleton", backend=backend)
+    assert keys.tolist() == [0, 0, 1, 2, 3, 0]
+    vectors[5] = -vectors[4]  # −0.0: at 0 an action like the other row of zeros, else without a direction
+    keys = bk.action_clusters(vectors, group, epsilon, on_invalid="singleton", backend=backend)
+    assert keys.tolist() == [0, 0, 1, 2, 3, 3 if epsilon == 0 else 4]
+    if epsilon == 0:
+        vectors[2] = 0
+        assert bk.action_clusters(vectors, group, 0, backend=backend).tolist() == [0, 0, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.2])
+def test_on_a_device_nothing_is_read(stand_ins, epsilon):
+    x, vectors = batch(), torch.from_numpy(np.random.default_rng(SEED).standard_normal((120, 4)).astype(np.float32))
+    vectors[7], vectors[8] = math.nan, 0
+    lay = bk.layout(x["group"], x["trajectory"])
+    lay.on(vectors.device)
+    want = bk.action_clusters(vectors, epsilon=epsilon, layout=lay, on_invalid="singleton", backend="cpu")
+    for on_invalid in ("raise", "singleton"):
+        with stand_ins.watch():
+            keys = bk.action_clusters(vectors, epsilon=epsilon, layout=lay, on_invalid=on_invalid, backend="triton")
+        assert torch.equal(keys, want)
+    with pytest.raises(ValueError, match="row 7 holds a non-finite value"):
+        bk.action_clusters(vectors, epsilon=epsilon, layout=lay, backend="triton", check="now")
+    vectors[7] = 1
+    if epsilon == 0:
+        bk.action_clusters(vectors, epsilon=epsilon, layout=lay, backend="triton", check="now")
+    else:
+        with pytest.raises(ValueError, match="row 8 is zero"):
+            bk.action_clusters(vectors, epsilon=epsilon, layout=lay, backend="triton", check="now")
+
+
+def test_no_records(backend):
+    assert bk.action_clusters(torch.zeros(0, 3), [], backend=backend).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"action_fingerprint": None}, ValueError, "action_fingerprint is missing; .* embeddings of the actions"),
+        ({"action_fingerprint": torch.ones(4)}, ValueError, r"action_fingerprint must have shape \[N, D\]"),
+        ({"action_fingerprint": torch.ones(3, 2)}, ValueError, "action_fingerprint must have shape .* N = 4"),
+        ({"action_fingerprint": torch.ones(4, 0)}, ValueError, "action_fingerprint must have at least one feature"),
+        ({"action_fingerprint": torch.ones(4, 2).int()}, TypeError, "action_fingerprint must be float32"),
+        ({"action_fingerprint": ["go", "on", "and", "on"]}, TypeError, "action_fingerprint must be real numbers"),
+        ({"group": None}, ValueError, "group is missing"),
+        ({"epsilon": 1e-5}, ValueError, "epsilon"),
+        ({"epsilon": [0.1, 0.2]}, ValueError, "epsilon"),
+        ({"on_invalid": "drop"}, ValueError, 'on_invalid must be "raise" or "singleton", got \'drop\''),
+        ({"check": "later"}, ValueError, "check"),
+        ({"backend": "fast"}, ValueError, "backend"),
+        ({"step": [0, 1, 2, 3]}, ValueError, "trajectory is missing"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_errors_name_the_argument(change, error, text):
+    given = {"action_fingerprint": torch.ones(4, 2), "group": [0, 0, 1, 1], **change}
+    with pytest.raises(error, match=text):
+        bk.action_clusters(given.pop("action_fingerprint"), **given)

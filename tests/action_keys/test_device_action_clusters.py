@@ -1,0 +1,47 @@
+"""Action keys from vectors on a device: the keys that the reference has, without waiting, and advantages by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ragged import BACKEND, nothing_waits, states
+
+import bipace_kernels as bk
+
+ONE_ORDER = True  # of the twin's threads: each stage has its own tests under several
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.35])
+def test_keys_are_those_of_the_reference(device, epsilon):
+    """A zero row is an action like others at ε = 0, and a key of its own above; one that is not finite is so at any ε."""
+    x, group = states()
+    x[[3, 9]] = 0
+    x[7] = np.nan
+    lay = bk.layout(group, group, valid=np.arange(24) != 4)
+    want = bk.action_clusters(x, epsilon=epsilon, layout=lay, on_invalid="singleton", backend="reference")
+    rows = torch.from_numpy(x).to(device)
+    lay.on(rows.device)
+    with nothing_waits(device):
+        found = bk.action_clusters(rows, epsilon=epsilon, layout=lay, backend=BACKEND)
+    assert found.device.type == device.type
+    assert torch.equal(found.cpu(), want)
+    assert want[4] == -1
+    with pytest.raises(ValueError, match=r"action_fingerprint must have .* but row 7 holds a non-finite value"):
+        bk.action_clusters(rows, epsilon=epsilon, layout=lay, backend=BACKEND, check="now")
+
+
+def test_one_hot_vectors_at_zero_are_action_ids(device):
+    rng = np.random.default_rng(2)
+    action = torch.from_numpy(rng.integers(0, 3, 24)).to(device)
+    x, group = states()
+    ids = (group, group * 2 + np.arange(24) % 2, torch.from_numpy(rng.standard_normal(24)).to(device))
+    keys = bk.action_clusters(torch.eye(3, device=device)[action], group, 0, backend=BACKEND)
+    fingerprint = torch.from_numpy(x).to(device)
+    by_vector, by_id = (
+        bk.advantage(*ids, fingerprint=fingerprint, action_key=key, config=bk.Config.bipace(0.35), backend=BACKEND)
+        for key in (keys, action)
+    )
+    assert torch.equal(by_vector.advantage, by_id.advantage)
+    assert torch.equal(by_vector.branch, by_id.branch)

@@ -1,0 +1,198 @@
+"""The CUDA sources compile for every GPU of a release, by nvcc and by NVRTC, and no kernel spills registers."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bipace_kernels.cuda import _cupy
+
+resources = importlib.import_module(
+    "bipace_kernels.bench.cuda_resources"
+    if importlib.util.find_spec("bipace_kernels.bench")
+    else "bench.cuda_resources"
+)
+cuobjdump = importlib.import_module(resources.__name__.replace("cuda_resources", "resources")).cuobjdump
+ROOT = Path(__file__).resolve().parents[2]
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+needs_nvcc = pytest.mark.skipif(
+    NVCC is None, reason="needs nvcc, which is neither on the PATH nor in /usr/local/cuda/bin"
+)
+
+SAID = """ptxas info    : (C7518) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program \
+dependence on compiler-inserted WG.DP in divergent path in the function 'one'
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'one' for 'sm_90a'
+ptxas info    : Function properties for one
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 1 barriers, 4096 bytes smem
+ptxas info    : Compiling entry function 'two' for 'sm_80'
+ptxas info    : Function properties for two
+    64 bytes stack frame, 60 bytes spill stores, 48 bytes spill loads
+ptxas info    : Used 255 registers, used 0 barriers, 400 bytes cmem[0]
+ptxas info    : Function properties for __internal_accurate_pow
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+"""
+
+
+def test_words_of_ptxas_are_read():
+    one, two = resources.parse("x.cu", SAID)
+    assert one == resources.Kernel("x.cu", "one", "90a", 32, 0, 0, 0, 4096, serialized=True)
+    assert two == resources.Kernel("x.cu", "two", "80", 255, 64, 60, 48, 0)
+    assert two.spills and not one.spills
+    assert "2 compiled kernels, 1 with spills" in resources.as_markdown([one, two], "nvcc 13")
+    with pytest.raises(ValueError, match=r"no kernel in x\.cu"):
+        resources.parse("x.cu", "ptxas info    : 0 bytes gmem\n")
+
+
+def test_flags_are_those_of_the_build():
+    """CMake, NVRTC and the report compile alike, for what a release has."""
+    cmake = (ROOT / "cmake/cuda.cmake").read_text()
+    for flags in (resources.FLAGS, _cupy.FLAGS):
+        assert "--fmad=false" in flags and "-std=c++17" in flags
+    assert ">:--fmad=false>" in cmake and "CUDA_STANDARD 17" in cmake
+    assert '"^90a?$" "90a"' in cmake and _cupy.target((9, 0)) == "sm_90a" and _cupy.target((8, 6)) == "sm_86"
+    release = re.search(r"bipace_cuda_release ([\d ]+)\)", cmake)[1]
+    assert list(map(int, release.split())) == sorted(resources.SHARED_LIMIT)
+
+
+@needs_nvcc
+def test_a_planted_spill_is_seen(tmp_path):
+    source = tmp_path / "planted.cu"
+    source.write_text("""
+extern "C" __global__ void planted(float* x) {
+  float kept[64];
+  for (int i = 0; i < 64; ++i) kept[i] = x[i * 32 + threadIdx.x];
+  __syncthreads();
+  for (int i = 0; i < 64; ++i) x[(63 - i) * 32 + threadIdx.x] = kept[i] * kept[63 - i];
+}""")
+    (plain,) = resources.compile_source(source, 90)
+    (capped,) = resources.compile_source(source, 90, (*resources.FLAGS, "-maxrregcount=24"))
+    assert not plain.spills
+    assert capped.spills and capped.stack > 0
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", sorted(resources.SHARED_LIMIT))
+def test_no_kernel_spills(arch):
+    rows = resources.compile_all([arch], jobs=2)
+    assert {row.kernel for row in rows} == set(_cupy.sources())
+    assert not [row for row in rows if row.spills or row.serialized]
+
+
+def nvrtc() -> ctypes.CDLL | None:
+    """NVRTC out of the toolkit, or out of a package nvidia-cuda-nvrtc, whose library does not find its other half alone."""
+    names = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]
+    spec = importlib.util.find_spec("nvidia")
+    for folder in [] if spec is None else list(spec.submodule_search_locations or []):
+        for path in sorted(Path(folder).glob("*/lib/libnvrtc.so.1?")):
+            names += [str(other) for other in path.parent.glob("libnvrtc-builtins.so*")] + [str(path)]
+    for name in names:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        if hasattr(library, "nvrtcCreateProgram"):
+            return library
+    return None
+
+
+class Nvrtc:
+    """The calls of `cupy.cuda.nvrtc` that we use, over the library itself."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def call(self, name, *args):
+        status = getattr(self.library, name)(*args)
+        if status:
+            raise RuntimeError(f"{name}: status {status}")
+
+    def createProgram(self, text, name, headers, names):
+        program = ctypes.c_void_p()
+        self.call("nvrtcCreateProgram", ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
+        return program
+
+    def compileProgram(self, program, options):
+        words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        self.call("nvrtcCompileProgram", program, len(options), words)
+
+    def getCUBIN(self, program):
+        return self._bytes("nvrtcGetCUBIN", program)
+
+    def getProgramLog(self, program):
+        return self._bytes("nvrtcGetProgramLog", program).decode()
+
+    def destroyProgram(self, program):
+        self.call("nvrtcDestroyProgram", ctypes.byref(program))
+
+    def _bytes(self, name, program):
+        size = ctypes.c_size_t()
+        self.call(f"{name}Size", program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.call(name, program, buffer)
+        return buffer.raw
+
+
+@pytest.mark.slow
+def test_nvrtc_compiles_every_source():
+    """As CuPy does at first use, without headers of the host: NVRTC has none."""
+    library = nvrtc()
+    if library is None:
+        pytest.skip(
+            "needs NVRTC, which is neither in a CUDA toolkit here nor installed (pip install nvidia-cuda-nvrtc)"
+        )
+    for source in sorted(set(_cupy.sources().values())):
+        cubin = _cupy.compile_source(Nvrtc(library), source, "sm_90a")
+        assert cubin.startswith(b"\x7fELF"), source
+        for name, path in _cupy.sources().items():
+            assert (f".text.{name}\0".encode() in cubin) == (path == source), name
+
+
+def test_words_of_nvrtc_are_told(tmp_path):
+    library = nvrtc()
+    if library is None:
+        pytest.skip(
+            "needs NVRTC, which is neither in a CUDA toolkit here nor installed (pip install nvidia-cuda-nvrtc)"
+        )
+    source = tmp_path / "wrong.cu"
+    source.write_text("__global__ void wrong() { nonsense; }")
+    with pytest.raises(RuntimeError, match=r'does not compile wrong\.cu for sm_90a.*\n.*"nonsense" is undefined'):
+        _cupy.compile_source(Nvrtc(library), source, "sm_90a")
+
+
+def instructions(cubin: Path) -> dict[str, str]:
+    """The machine code of each kernel, by its name."""
+    done = subprocess.run([cuobjdump(), "--dump-sass", str(cubin)], capture_output=True, text=True, check=True)
+    return dict(re.findall(r"Function : (\w+)\n(.*?)(?=Function : |\Z)", done.stdout, re.DOTALL))
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_hopper_gets_its_own_tensor_cores(tmp_path):
+    """By nvcc and by NVRTC alike; no other architecture has their instructions."""
+    pytest.importorskip("triton")  # whose cuobjdump serves where the toolkit has none
+    code = {}
+    source = resources.SOURCES / "cuda/gram.cu"
+    for arch in ("90a", "100"):
+        target = tmp_path / f"{arch}.cubin"
+        command = [NVCC, *resources.FLAGS, f"-I{resources.SOURCES}", "--cubin", f"-arch=sm_{arch}", str(source)]
+        subprocess.run([*command, "-o", str(target)], check=True, capture_output=True)
+        code |= {(kernel, arch): text for kernel, text in instructions(target).items()}
+    library = nvrtc()
+    if library is not None:
+        target = tmp_path / "nvrtc.cubin"
+        target.write_bytes(_cupy.compile_source(Nvrtc(library), _cupy.SOURCES / "cuda/gram.cu", _cupy.target((9, 0))))
+        code |= {(kernel, "NVRTC"): text for kernel, text in instructions(target).items()}
+    with_them = {key for key, text in code.items() if "HGMMA" in text}
+    assert with_them == {key for key in code if key[0] in ("gram_half", "gram_tall") and key[1] != "100"}
+    assert len(with_them) == (2 if library is None else 4)
+    assert ("gram_half", "100") in {key for key, text in code.items() if "HMMA" in text}

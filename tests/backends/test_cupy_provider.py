@@ -1,0 +1,197 @@
+"""Kernels compiled by CuPy: what CuPy and NVRTC are asked for, as a stand-in for both writes it down; on a GPU they themselves."""
+
+from __future__ import annotations
+
+import re
+import struct
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from batches import CONFIGS, OUTPUTS, make_batch
+
+import bipace_kernels as bk
+from bipace_kernels.cuda import _cupy, _launch, _provider
+
+DEVICE = torch.device("cuda", 1)
+STREAM = 0x5EED
+
+
+class Function:
+    """Stands in for cupy.RawKernel."""
+
+    def __init__(self, cupy, path, name):
+        self.cupy, self.path, self.name = cupy, path, name
+        self.allowed = []
+
+    def __setattr__(self, name, value):
+        if name == "max_dynamic_shared_size_bytes":
+            self.allowed.append(value)
+        super().__setattr__(name, value)
+
+    def __call__(self, grid, block, args, *, shared_mem):
+        if self.cupy.fails:
+            raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
+        self.cupy.launched.append((self.name, grid, block, args, shared_mem, self.cupy.stream, self))
+
+
+class Nvrtc:
+    """Stands in for cupy.cuda.nvrtc."""
+
+    def __init__(self):
+        self.compiled = []
+
+    getVersion = staticmethod(lambda: (13, 0))
+    destroyProgram = staticmethod(lambda program: None)
+
+    def createProgram(self, text, name, headers, names):
+        return text, name
+
+    def compileProgram(self, program, options):
+        self.compiled.append((program[1], options))
+
+    def getCUBIN(self, program):
+        return b"machine code of " + program[1].encode()
+
+
+class CuPy:
+    """Stands in for the module cupy."""
+
+    def __init__(self, newest):
+        self.launched, self.fails, self.stream = [], False, None
+        streams = (
+            SimpleNamespace(from_external=lambda s: self.on(s.__cuda_stream__()[1])) if newest else SimpleNamespace()
+        )
+        self.cuda = SimpleNamespace(
+            nvrtc=Nvrtc(), Stream=streams, Device=lambda index: nullcontext(),
+            ExternalStream=lambda address, index: self.on(address, index),
+        )  # fmt: skip
+
+    def on(self, address, index=None):
+        self.stream = address
+        return nullcontext()
+
+    def RawModule(self, *, path):
+        return SimpleNamespace(get_function=lambda name: Function(self, path, name))
+
+
+@pytest.fixture(params=[True, False], ids=["cupy14", "cupy13"])
+def cupy(request, monkeypatch, tmp_path):
+    found = CuPy(request.param)
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(_cupy.importlib, "import_module", lambda name: {"cupy": found}[name])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=STREAM))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    return found
+
+
+def launch(provider, shared=0):
+    words = _launch.pack((torch.arange(3), None, 7, 0.5, True))
+    provider.launch("step_mean", (4, 2), 32, shared, words, DEVICE)
+    return words
+
+
+def test_a_launch_passes_the_struct_by_value_on_torchs_stream(cupy):
+    words = launch(_cupy.CuPy())
+    ((name, grid, block, args, shared, stream, function),) = cupy.launched
+    assert (name, grid, block, shared, stream) == ("step_mean", (4, 2), (32,), 0, STREAM)
+    (struct_,) = args
+    # CuPy passes a NumPy array by value if it has one element, whatever that is (cupy/cuda/function.pyx, _pointer).
+    assert isinstance(struct_, np.ndarray) and struct_.size == 1 and struct_.itemsize == len(words)
+    assert struct_.tobytes() == words
+    assert struct.unpack("<qqdq", words[8:]) == (0, 7, 0.5, 1)
+    assert function.allowed == []
+
+
+def test_a_source_is_compiled_once_by_the_flags_of_the_build_and_kept(cupy):
+    launch(provider := _cupy.CuPy())
+    launch(provider)
+    launch(_cupy.CuPy())
+    ((name, options),) = cupy.cuda.nvrtc.compiled
+    assert name == "values.cu"
+    assert options == ("-std=c++17", "--fmad=false", "-DNDEBUG", "-arch=sm_90a", f"-I{_cupy.SOURCES}")
+    function = cupy.launched[0][-1]
+    with open(function.path, "rb") as file:
+        assert file.read() == b"machine code of values.cu"
+    assert cupy.launched[1][-1] is function
+
+
+def test_a_changed_header_compiles_anew(cupy, monkeypatch):
+    launch(_cupy.CuPy())
+    monkeypatch.setattr(_cupy, "_texts", lambda: ("another",))
+    launch(_cupy.CuPy())
+    assert len(cupy.cuda.nvrtc.compiled) == 2
+
+
+def test_shared_memory_beyond_48_kib_is_asked_for_once(cupy):
+    provider = _cupy.CuPy()
+    for shared in (49152, 60000, 50000, 60000, 70000):
+        launch(provider, shared)
+    assert cupy.launched[0][-1].allowed == [60000, 70000]
+
+
+def test_what_a_block_may_ask_for_is_what_the_gpu_says(cupy):
+    gpu = {"MaxSharedMemoryPerBlock": 49152, "MaxSharedMemoryPerBlockOptin": 232448}
+    cupy.cuda.Device = lambda index: SimpleNamespace(attributes={3: gpu}[index])
+    assert _cupy.CuPy().shared_memory(torch.device("cuda", 3)) == 232448
+
+
+def test_errors_name_the_kernel_and_its_shape(cupy):
+    provider = _cupy.CuPy()
+    cupy.fails = True
+    with pytest.raises(RuntimeError, match=r"step_mean of 4 × 2 blocks of 32 threads, 64 bytes.*ILLEGAL_ADDRESS"):
+        launch(provider, 64)
+    with pytest.raises(RuntimeError, match=r"no CUDA kernel is named nobody; there are .*step_mean"):
+        provider.launch("nobody", (1, 1), 32, 0, bytes(8), DEVICE)
+
+
+def test_words_of_the_compiler_are_told(cupy):
+    def refuse(program, options):
+        raise RuntimeError("NVRTC_ERROR_COMPILATION")
+
+    cupy.cuda.nvrtc.compileProgram = refuse
+    cupy.cuda.nvrtc.getProgramLog = lambda program: "line 1: no such thing"
+    with pytest.raises(
+        RuntimeError, match=r"does not compile values\.cu for sm_90a: NVRTC_ERROR_COMPILATION\nline 1: no such"
+    ):
+        launch(_cupy.CuPy())
+
+
+def test_every_kernel_is_found_and_no_name_stands_twice():
+    """Names are C symbols of one library."""
+    texts = {path.name: path.read_text() for path in (_cupy.SOURCES / "cuda").glob("*.cu")}
+    names = [name for text in texts.values() for name in re.findall(r"KERNEL\((\w+)", text)]
+    assert sorted(names) == sorted(_cupy.sources())
+    launched = {
+        name
+        for path in (_cupy.SOURCES.parent / "cuda").glob("*.py")
+        for name in re.findall(r'launch\(\s*"(\w+)"', path.read_text())
+    }
+    assert launched <= set(names)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["bipace", "hgpo"])
+def test_on_a_gpu(name, monkeypatch, tmp_path):
+    """From the sources to the advantages, without nvcc; a second process would find the machine code in the cache."""
+    pytest.importorskip("cupy", reason="needs CuPy")
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    given = {n: torch.as_tensor(value).cuda() if n in ("rewards", "fingerprint", "action_key") else value
+             for n, value in make_batch(3).arguments().items()}  # fmt: skip
+    monkeypatch.setattr(_provider, "stand_in", None)
+    compiled = bk.advantage(config=CONFIGS[name], backend="cuda", **given)
+    provider = _cupy.CuPy()
+    monkeypatch.setattr(_provider, "stand_in", provider)
+    want = {field: getattr(compiled, field).clone() for field in OUTPUTS}
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            got = bk.advantage(config=CONFIGS[name], backend="cuda", **given)
+        torch.cuda.synchronize()
+        for field in OUTPUTS:
+            assert torch.equal(getattr(got, field), want[field]), field
+    assert {path.suffix for path in tmp_path.iterdir()} == {".cubin"}
+    with pytest.raises(RuntimeError, match="CUDA kernel step_mean of 1 × 1 blocks of 4096 threads"):
+        provider.launch("step_mean", (1, 1), 4096, 0, bytes(104), torch.device("cuda", 0))

@@ -1,0 +1,242 @@
+"""Backends, environment variables, threads, forks, imports."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from batches import CONFIGS, make_batch
+from paths import HELPERS
+
+import bipace_kernels as bk
+from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _triton_loader
+
+BATCH = make_batch(2, groups=8)
+WANT = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        timeout=120,
+        check=False,
+    )
+
+
+def test_backends_say_why_not():
+    status = bk.backends()
+    assert list(status) == ["reference", "cpu", "triton", "cuda"]
+    assert status["reference"].available
+    assert status["cpu"].available
+    if not torch.cuda.is_available():
+        # torch before 2.10 brings a Triton that is too old, and builds for the CPU alone bring none
+        why = r"torch sees no GPU|Triton 3\.[2-5]\.\d+ is older than 3\.6|Triton is not installed: .*"
+        assert re.fullmatch(rf"triton: not available \(({why})\)", str(status["triton"]))
+    assert str(status["cpu"]) == "cpu: available"
+
+
+CUDA = torch.device("cuda", 0)
+
+
+def test_what_auto_takes(monkeypatch):
+    """CUDA tensors: cuda if it is there, else triton; CPU tensors: cpu, else reference."""
+    monkeypatch.setattr(_triton_loader, "reason", lambda: "")
+    monkeypatch.setattr(_triton_loader, "interpreted", lambda: False)
+    status = bk.backends()
+    assert status["cpu"].taken_for == ("cpu",)
+    assert status["triton"].taken_for == ("cuda",)
+    assert _dispatch.choose("auto", CUDA).__name__ == "bipace_kernels.triton_kernels"
+    assert _dispatch.choose("auto", torch.device("cpu")).__name__ == "bipace_kernels.cpu"
+    assert _dispatch.choose("triton").__name__ == "bipace_kernels.triton_kernels"
+    monkeypatch.setenv("BIPACE_BACKEND", "cpu")
+    assert _dispatch.taken_for("cpu") == ("cpu", "")
+    assert _dispatch.taken_for("cuda")[0] is None
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_a_name_never_moves_tensors(name, monkeypatch):
+    with pytest.raises(bk.BackendError, match=rf"backend='{name}' cannot run on tensors on cuda:0: .*\.cpu\(\)"):
+        _dispatch.choose(name, CUDA)
+    monkeypatch.setenv("BIPACE_BACKEND", name)
+    with pytest.raises(bk.BackendError, match=rf"'{name}' \(from BIPACE_BACKEND\) cannot run on tensors on cuda:0"):
+        _dispatch.choose("auto", CUDA)
+
+
+def test_triton_on_cpu_tensors_needs_its_interpreter(monkeypatch):
+    monkeypatch.setattr(_triton_loader, "reason", lambda: "")
+    monkeypatch.setattr(_triton_loader, "interpreted", lambda: False)
+    with pytest.raises(bk.BackendError, match=r"'triton' cannot run on tensors on cpu.*\.cuda\(\).*TRITON_INTERPRET=1"):
+        bk.advantage(config=CONFIGS["bipace"], backend="triton", **BATCH.arguments())
+    monkeypatch.setattr(_triton_loader, "interpreted", lambda: True)
+    assert _dispatch.choose("triton", torch.device("cpu")).__name__ == "bipace_kernels.triton_kernels"
+
+
+def test_an_old_triton_is_told_and_nothing_more(monkeypatch):
+    """torch 2.6 brings Triton 3.2, which has no knobs."""
+    cached = (_triton_loader.reason, _triton_loader.detail, _triton_loader.interpreted)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.2.0"))
+    for function in cached:
+        function.cache_clear()
+    try:
+        status = bk.backends()["triton"]
+        assert not status.available and status.reason == "Triton 3.2.0 is older than 3.6" and "3.2.0" in status.detail
+    finally:
+        for function in cached:
+            function.cache_clear()
+
+
+def test_no_backend_for_a_gpu_says_why_and_what_to_do(monkeypatch):
+    monkeypatch.setattr(_cuda_loader, "reason", lambda: "no NVIDIA driver was found")
+    monkeypatch.setattr(_triton_loader, "reason", lambda: "Triton 2.0 is older than 3.6")
+    with pytest.raises(bk.BackendError, match=r"cuda: no NVIDIA driver.*triton: Triton 2\.0.*\.cpu\(\)"):
+        _dispatch.choose("auto", CUDA)
+    with pytest.raises(bk.BackendError, match=r"backend='triton' cannot run here: Triton 2\.0"):
+        _dispatch.choose("triton", CUDA)
+
+
+def test_the_cpu_never_loads_triton():
+    code = f"""
+import sys; sys.path.insert(0, {str(HELPERS)!r})
+from batches import CONFIGS, make_batch
+import bipace_kernels as bk
+bk.advantage(config=CONFIGS["bipace"], **make_batch(2).arguments())
+assert "triton" not in sys.modules
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_environment_replaces_auto_and_counts_as_a_name(monkeypatch):
+    monkeypatch.setenv("BIPACE_BACKEND", "reference")
+    assert _dispatch.choose("auto").__name__ == "bipace_kernels.reference"
+    assert _dispatch.choose("cpu").__name__ == "bipace_kernels.cpu"
+    monkeypatch.setenv("BIPACE_BACKEND", "cuda")
+    monkeypatch.setattr(_cuda_loader, "reason", lambda: "torch sees no GPU")
+    with pytest.raises(
+        bk.BackendError, match=r"backend='cuda' \(from BIPACE_BACKEND\) cannot run here: torch sees no GPU"
+    ):
+        _dispatch.choose("auto")
+    monkeypatch.setenv("BIPACE_BACKEND", "fast")
+    with pytest.raises(ValueError, match="BIPACE_BACKEND must be one of"):
+        _dispatch.choose("auto")
+
+
+def test_auto_falls_back_once_with_the_reason_and_a_name_never_does(monkeypatch):
+    monkeypatch.setattr(_native_loader, "_import", lambda: (None, "no such file"))
+    monkeypatch.setattr(_dispatch, "_warned", set())
+    with pytest.warns(RuntimeWarning, match="falls back to backend='reference'.*no such file"):
+        result = bk.advantage(config=CONFIGS["bipace_exact"], **BATCH.arguments())
+    assert torch.equal(result.cluster, bk.advantage(config=CONFIGS["bipace_exact"], **BATCH.arguments()).cluster)
+    with pytest.raises(bk.BackendError, match="backend='cpu' cannot run here: no such file"):
+        bk.advantage(config=CONFIGS["bipace"], backend="cpu", **BATCH.arguments())
+    with pytest.raises(ImportError, match="pip install -e"):
+        _native_loader.load()
+
+
+def test_threads(monkeypatch):
+    assert _dispatch.threads(3) == 3
+    assert _dispatch.threads(None) == torch.get_num_threads()
+    monkeypatch.setenv("BIPACE_NUM_THREADS", "5")
+    assert _dispatch.threads(None) == 5
+    assert _dispatch.threads(1) == 1
+    monkeypatch.setenv("BIPACE_NUM_THREADS", "many")
+    with pytest.raises(ValueError, match="BIPACE_NUM_THREADS must be a positive integer, got 'many'"):
+        _dispatch.threads(None)
+
+
+def test_pool_runs_every_task_once():
+    native = _native_loader.load()
+    for threads in (1, 2, 7, 64):
+        assert native.parallel_squares(1000, threads) == [i * i for i in range(1000)]
+
+
+def test_calls_from_several_threads_at_once():
+    results: list[torch.Tensor] = []
+
+    def work() -> None:
+        for _ in range(5):
+            results.append(bk.advantage(config=CONFIGS["bipace"], num_threads=3, **BATCH.arguments()).advantage)
+
+    workers = [threading.Thread(target=work) for _ in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(results) == 30
+    assert all(torch.equal(r, WANT.advantage) for r in results)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, as DataLoader and Ray use it")
+def test_safe_after_fork():
+    """The parent's pool threads do not exist in the child; a pool that waited for them would hang."""
+    code = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from bipace_kernels import _native_loader
+native = _native_loader.load()
+want = [i * i for i in range(500)]
+assert native.parallel_squares(500, 4) == want
+for _ in range(20):
+    pid = os.fork()
+    if pid == 0:
+        ok = native.parallel_squares(500, 4) == want and native.parallel_squares(500, 2) == want
+        os._exit(0 if ok else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert native.parallel_squares(500, 4) == want
+print("fine")
+"""
+    done = python(code)
+    assert done.stdout.strip() == "fine", done.stderr
+
+
+def test_same_bits_in_another_process():
+    code = f"""
+import sys; sys.path.insert(0, {str(HELPERS)!r})
+from batches import CONFIGS, make_batch
+import bipace_kernels as bk, hashlib
+r = bk.advantage(config=CONFIGS["bipace"], **make_batch(2, groups=8).arguments())
+print(hashlib.sha256(r.advantage.numpy().tobytes() + r.cluster.numpy().tobytes()).hexdigest())
+"""
+    import hashlib
+
+    want = hashlib.sha256(WANT.advantage.numpy().tobytes() + WANT.cluster.numpy().tobytes()).hexdigest()
+    for env in ({}, {"BIPACE_NUM_THREADS": "1"}, {"PYTHONHASHSEED": "7"}):
+        done = python(code, **env)
+        assert done.stdout.strip() == want, done.stderr
+
+
+def test_import_is_light_and_pure():
+    """No compiled module, no transformers, no file, no thread: nothing but torch and NumPy."""
+    code = """
+import sys, threading, torch, numpy
+before = set(sys.modules)
+import bipace_kernels
+new = {name.split(".")[0] for name in set(sys.modules) - before}
+heavy = new & {"transformers", "tokenizers", "pyarrow", "matplotlib", "typer", "rich", "pandas", "triton", "subprocess"}
+assert not heavy, heavy
+assert "bipace_kernels._native" not in sys.modules
+assert threading.active_count() == 1
+print(len(new))
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_results_do_not_depend_on_torchs_flags():
+    torch.set_float32_matmul_precision("medium")
+    try:
+        again = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(again.advantage, WANT.advantage)
+    np.testing.assert_array_equal(again.cluster.numpy(), WANT.cluster.numpy())

@@ -1,0 +1,101 @@
+"""Every Triton kernel compiles ahead for each architecture, spills nothing and fits into shared memory; no GPU needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+
+import pytest
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+resources = importlib.import_module(
+    "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
+)
+
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled", allow_module_level=True)
+
+LAUNCHES = resources.launches()
+
+
+def _cases(*archs):
+    """Each configuration with each architecture that launches it."""
+    return [
+        pytest.param(launch, arch, id=f"{launch.module}.{launch.name}-{i}-sm_{arch}")
+        for i, launch in enumerate(LAUNCHES) for arch in archs if launch.runs_on(arch)
+    ]  # fmt: skip
+
+
+@triton.jit
+def _sorted_copy(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.sort(tl.load(x + i, mask=i < n, other=0.0)), mask=i < n)
+
+
+def _launch(**options):
+    signature = {"x": "*fp32", "y": "*fp32", "n": "i64"}
+    return resources.Launch("own", _sorted_copy, signature, {"BLOCK": 512}, {"enable_fp_fusion": False, **options})
+
+
+def _check(launch, arch):
+    assert isinstance(launch.options.get("enable_fp_fusion"), bool), f"{launch.name}: enable_fp_fusion must be given"
+    found = resources.compile_ahead(launch, arch)
+    where = f"{found.kernel} on sm_{arch} with {found.variant}"
+    assert not found.spills, f"{where} spills: {found.stack} bytes of stack, {found.local} of local memory per thread"
+    assert found.shared <= found.limit, f"{where} needs {found.shared} bytes of shared memory, there are {found.limit}"
+    assert 0 < found.registers <= 255, where
+
+
+@pytest.mark.parametrize(("launch", "arch"), _cases(90))
+def test_compiles_for_sm_90(launch, arch):
+    _check(launch, arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launch", "arch"), _cases(80, 100))
+def test_compiles_for_the_other_architectures(launch, arch):
+    _check(launch, arch)
+
+
+@pytest.mark.parametrize("launch", [
+    pytest.param(x, id=f"{x.module}-{i}") for i, x in enumerate(LAUNCHES)
+    if x.name in ("_scan_groups", "_scan")
+])  # fmt: skip
+def test_a_column_stays_with_its_thread(launch):
+    """apply_panel reads what it wrote, with no barrier between: one layout, in which every column has one thread."""
+    text, columns = resources.build(launch, 90).asm["ttgir"], launch.constexprs["COLUMNS"]
+    layouts = set(re.findall(rf"tt\.(?:load|store) .*tensor<{columns}x!tt\.ptr<f32>, (#\w+)>", text))
+    (layout,) = [dict(re.findall(r"(\w+) = \[(\d+)\]", line)) for line in text.splitlines()
+                 if line.split(" = ")[0] in layouts]  # fmt: skip
+    threads = int(layout["threadsPerWarp"]) * int(layout["warpsPerCTA"])
+    assert columns % (threads * int(layout["sizePerThread"])) == 0
+
+
+def test_resources_are_read():
+    """The numbers come from the compiled code: sorting needs registers, and shared memory between warps."""
+    found = resources.compile_ahead(_launch(num_warps=4), 90)
+    assert (found.kernel, found.arch, found.warps, found.variant) == ("_sorted_copy", 90, 4, "BLOCK=512, *fp32")
+    assert found.registers > 8
+    assert 0 < found.shared <= found.limit
+    assert not found.spills
+
+
+def test_spills_are_seen():
+    found = resources.compile_ahead(_launch(num_warps=1, maxnreg=16), 90)
+    assert found.spills and found.stack > 0
+
+
+def test_report(tmp_path):
+    """JSON and Markdown say which Triton compiled, and count what spills."""
+    rows = [resources.compile_ahead(_launch(num_warps=1, **o), 90) for o in ({}, {"maxnreg": 16})]
+    document, page = resources.write(tmp_path, rows, version=triton.__version__)
+    found = json.loads(document.read_text())
+    assert found["triton"] == triton.__version__
+    assert [r["kernel"] for r in found["rows"]] == ["_sorted_copy"] * 2
+    text = page.read_text()
+    assert f"Triton {triton.__version__}" in text
+    assert "2 compiled configurations, 1 with spills" in text

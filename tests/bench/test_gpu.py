@@ -1,0 +1,415 @@
+"""The GPU benchmarks as far as no GPU is needed: pages, targets, logs, the micro-kernel; and the micro-kernel on one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from paths import HELPERS, ROOT
+
+PACKAGE = "bipace_kernels.bench" if importlib.util.find_spec("bipace_kernels.bench") else "bench"
+pytest.importorskip(f"{PACKAGE}.gpu", reason="a wheel has no GPU benchmarks")
+chain = importlib.import_module(f"{PACKAGE}.chain")
+cases = importlib.import_module(f"{PACKAGE}.gpu_cases")
+checks = importlib.import_module(f"{PACKAGE}.gpu_checks")
+gpu = importlib.import_module(f"{PACKAGE}.gpu")
+measure = importlib.import_module(f"{PACKAGE}.gpu_measure")
+report = importlib.import_module(f"{PACKAGE}.gpu_report")
+rows = importlib.import_module(f"{PACKAGE}.gpu_rows")
+stages = importlib.import_module(f"{PACKAGE}.stages")
+
+SCRIPT = ROOT / "bench" / "gpu.sh"
+TESTS = HELPERS.parent
+
+
+# ---------------------------------------------------------------------------------------------------- the micro-kernel
+
+
+def test_variants_of_the_micro_kernel():
+    assert len(chain.variants()) == len(set(chain.variants())) > 8
+    assert chain.fitting(20) == [(32, 1)]
+    assert set(chain.fitting(512)) == {(32, 16), (64, 8), (128, 4), (256, 2), (512, 1)}
+    for k in chain.SIZES:
+        assert all(threads * per >= k for threads, per in chain.fitting(k))
+    with pytest.raises(ValueError, match="at most 2048"):
+        chain.fitting(2049)
+
+
+def test_what_the_micro_kernel_must_compute():
+    held, checksum = chain.expected(np.array([1.0, 3.0, 3.0], np.float32), 3)
+    # 3 at place 1, the older of two; then 3 at place 2; then 1.25 at place 1.
+    assert held.tolist() == [1.0, 0.375, 1.25]
+    assert checksum == (1 * 31 + 2) * 31 + 1
+
+
+@pytest.mark.parametrize("arch", [90, *(pytest.param(arch, marks=pytest.mark.slow) for arch in (80, 100, 120))])
+def test_micro_kernel_compiles_and_spills_nothing(arch, tmp_path):
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not on the PATH")
+    argv = [
+        "nvcc",
+        "-std=c++17",
+        "-O3",
+        f"-arch=sm_{arch}",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        "-o",
+        str(tmp_path / "chain.cubin"),
+    ]
+    done = subprocess.run([*argv, str(chain.SOURCE)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("0 bytes stack frame, 0 bytes spill stores") == len(chain.variants())
+
+
+def test_micro_kernel_without_a_gpu_says_why():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(chain.NotAvailable, match=r"CuPy: .*; nvcc: "):
+        chain.measure()
+
+
+@pytest.mark.gpu
+def test_every_variant_of_the_micro_kernel_on_the_gpu():
+    launch = chain.launcher()
+    for threads, per in chain.variants():
+        k = threads * per - 3
+        values = torch.rand(k, device="cuda", generator=torch.Generator("cuda").manual_seed(k))
+        held, checksum = chain.run(launch, (threads, per), values, 500)
+        want, want_checksum = chain.expected(values.cpu().numpy(), 500)
+        assert checksum == want_checksum, (threads, per)
+        assert np.array_equal(held.cpu().numpy(), want), (threads, per)
+    for step in chain.measure((16, 128), rounds=3):
+        assert 0 < step.ns < 10_000
+
+
+# ------------------------------------------------------------------------------------------------------ rows and pages
+
+
+def _part(name="short", *measured, status="done"):
+    about = {"cpu": "c", "cores": 2, "memory_gib": 4, "system": "s", "package": "0", "commit": "x", "torch": "t",
+             "python": "3", "numpy": "2", "blas": "b", "date": "2026-01-01 00:00 UTC"}  # fmt: skip
+    device = {**measure.gpu().asdict(), "name": "a GPU", "capability": "9.0"}
+    part = rows.Part(name, about, device, "2026-01-01 00:00 UTC", status=status)
+    bench = rows.Bench(part, measure.DryClock(), CEILINGS, {20: 100.0}, seconds=100, save=lambda: None, say=print)
+    for row in measured:
+        row(bench)
+    return part.asdict()
+
+
+CEILINGS = measure.GpuCeilings(copy_gb_s=1000.0, gemm_tflop_s=100.0, empty_us=5.0, copy_bytes=1, gemm_size=1)
+
+
+def _fixed(workload, name, ms, how=rows.REPLAY, kind="ours"):
+    row = rows.GpuRow(workload, name, kind, how, median_ms=ms, iqr_ms=0.0, rounds=1)
+    return lambda bench: bench._keep(row)
+
+
+def test_floors_are_bytes_operations_and_chain():
+    need = rows.Need(bytes=2_000_000, flop=300_000_000, steps=400, clusters=20)
+    part = _part("short", lambda bench: bench.row("w", "n", lambda: None, need=need))
+    (row,) = part["rows"]
+    assert row["floor_bytes_ms"] == pytest.approx(0.002)
+    assert row["floor_flop_ms"] == pytest.approx(0.003)
+    assert row["floor_chain_ms"] == pytest.approx(0.040)
+    assert row["floor_ms"] == row["floor_chain_ms"]
+    assert row["over_floor"] == pytest.approx(row["median_ms"] / 0.040)
+
+
+def test_a_failing_row_spoils_nothing_but_itself():
+    def broken():
+        raise RuntimeError("out of\nluck")
+
+    def absent():
+        raise ImportError("No module named 'x'")
+
+    kept = []
+    part = _part("short", lambda b: b.row("w", "bad", broken), lambda b: kept.append(b.row("w", "good", lambda: 3)),
+                 lambda b: b.row("w", "missing", absent), lambda b: kept.append(b.failures))  # fmt: skip
+    assert [r["kind"] for r in part["rows"]] == ["failed", "ours", "not available"]
+    assert part["rows"][0]["note"] == "RuntimeError: out of luck"
+    assert kept[1] == 1
+    assert "FAILED" not in report.as_markdown([_part("short", _fixed("w", "n", 1.0))])
+    assert "| failed |" in report.as_markdown([part])
+
+
+def test_a_result_that_differs_counts_as_a_failure():
+    kept = []
+    _part("short", lambda b: b.row("w", "n", lambda: 3, check=lambda _: "DIFFERENT: 2 clusters"),
+          lambda b: kept.append(b.failures))  # fmt: skip
+    assert kept == [1]
+
+
+def _by(backend, workload, name, ms, how=rows.REPLAY, **floors):
+    row = rows.GpuRow(workload, report.by(backend, name), "ours", how, median_ms=ms, iqr_ms=0.0, rounds=1, **floors)
+    return lambda bench: bench._keep(row)
+
+
+def test_targets_are_met_or_missed():
+    at, big, one = "16x400, K = 20", "64x2048, K = 64", "1x32768, K = 512"
+    part = _part(
+        "short",
+        _by("triton", at, report.WHOLE, 0.45), _by("triton", at, report.WHOLE, 1.7, rows.EAGER),
+        _by("triton", at, report.CLUSTERING, 0.2), _by("triton", at, report.SWEEP, 0.6),
+        _by("triton", big, report.WHOLE, 11.0), _by("triton", big, report.CLUSTERING, 7.0),
+        _by("cuda", at, report.WHOLE, 0.15), _by("cuda", at, report.CLUSTERING, 0.13),
+        _by("cuda", at, report.GRAM, 0.04), _by("cuda", at, report.DECISIONS, 0.06, floor_chain_ms=0.04),
+        _by("cuda", at, report.STAGE, 0.12),
+        _by("cuda", big, report.CLUSTERING, 2.5), _by("cuda", big, report.GRAM, 2.0, floor_flop_ms=1.0),
+        _by("cuda", big, report.STAGE, 3.6), _by("cuda", big, report.DECISIONS, 1.0, floor_chain_ms=0.4),
+        *(_by("cuda", f"1x2048, K = {k:,}", report.DECISIONS, ns * 2048e-6)
+          for k, ns in ((2048, 900.0), (16, 90.0), (128, 160.0))),
+        _by("cuda", one, report.WHOLE, 39.0),
+        _fixed(at, stages.NUMPY, 40.0, "wall", "competitor"), _fixed(at, stages.NUMPY_POOL, 18.0, "wall", "competitor"),
+        _fixed(big, stages.NUMPY, 3000.0, "wall", "competitor"), _fixed(at, report.LOOP, 500.0, "wall", "competitor"),
+    )  # fmt: skip
+    part["chain"] = [{"k": 16, "ns": 40.0, "threads": 32}]  # the micro-kernel's, which is no figure of ours
+    met = {t.name: (pytest.approx(t.value) if t.value else None, t.met) for t in report.targets([part])}
+    assert met["triton: 16 × 400 × 3,584, whole chain"] == (0.45, True)
+    assert met["triton: the same, eager with a layout"] == (1.7, False)
+    assert met["triton: 64 × 2,048 × 3,584, whole chain"] == (11.0, False)
+    assert met["triton: clustering of 16 × 400 against the NumPy/BLAS loop, all cores"] == (90.0, False)
+    assert met["triton: clustering of 16 × 400 against the torch loop on the GPU"] == (2500.0, True)
+    assert met["triton: clustering of 16 × 400 against community_detection"] == (None, None)
+    assert met["triton: sweep of 32 ε at 16 × 400 over one clustering"] == (3.0, True)
+    assert met["cuda: 16 × 400 × 3,584, whole chain"] == (0.15, True)
+    assert met["cuda: the same, eager with a layout"] == (None, None)
+    assert met["cuda: 16 × 400 × 3,584, clustering"] == (0.13, False)
+    assert met["cuda: 1 × 32,768 × 3,584, whole chain"] == (39.0, True)
+    assert met["cuda: clustering of 64 × 2048 against the NumPy/BLAS loop, all cores"] == (1200.0, True)
+    assert met["cuda: clustering of 16 × 400 over Gram matrices alone + decisions alone"] == (1.2, True)
+    assert met["cuda: clustering of 64 × 2,048 over Gram matrices alone + decisions alone"] == (1.2, True)
+    assert met["cuda: decisions of 64 × 2,048 alone over their chain"] == (2.5, False)
+    assert met["cuda: decisions of 16 × 400 alone over their chain"] == (1.5, True)
+    assert met["cuda: one decision in a group of 2,048 at K ≤ 128"] == (160.0, False)
+    assert met["cuda: Gram matrices of 64 × 2,048, triangles alone, of the measured product's rate"] == (0.5, False)
+    assert met["cuda: 16 × 400 × 3,584, whole chain: Triton's time over it"] == (3.0, True)
+    page = report.as_markdown([part])
+    assert f"| {at} | {report.WHOLE} | graph replay | 0.45 | 0.15 | 3.00× |" in page
+    assert page.count(" over CUDA |") == 1
+    assert "clusters grow from 0 to K: 90 ns at K = 16, 160 ns at K = 128, 900 ns at K = 2,048." in page
+    assert "| 0.45 ms | yes |" in page and "| 1.7 ms | NO |" in page and "not measured" in page
+
+
+def test_a_dry_run_reaches_no_target():
+    part = _part("short", _by("cuda", "16x400, K = 20", report.WHOLE, 0.1), status="dry run")
+    assert all(t.value is None for t in report.targets([part]))
+    assert "no figure on this page is a measurement" in report.as_markdown([part])
+
+
+def test_pages_of_several_runs_become_one(tmp_path, capsys):
+    report.write(tmp_path / "a", [_part("short", _fixed("w", "n", 1.0)), _part("long")])
+    report.write(tmp_path / "b", [_part("short", _fixed("w", "n", 2.0))])
+    assert gpu.main(["--merge", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "c")]) == 0
+    found = json.loads((tmp_path / "c" / "gpu.json").read_text())
+    assert [p["name"] for p in found["parts"]] == ["short", "long"]
+    assert found["parts"][0]["rows"][0]["median_ms"] == 2.0
+    assert "wrote" in capsys.readouterr().out
+    assert not list((tmp_path / "c").glob("*.json.*"))
+
+
+def test_figures_of_two_gpus_are_not_mixed(tmp_path):
+    ours, other = _part("short"), _part("stages")
+    other["gpu"]["name"] = "another GPU"
+    for folder, part in (("a", ours), ("b", other)):
+        report.write(tmp_path / folder, [part])
+    with pytest.raises(ValueError, match="one kind of GPU, got a GPU, another GPU"):
+        gpu.main(["--merge", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "c")])
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="one kind of GPU, got a GPU, none"):
+            gpu._run("ceilings", gpu._parser().parse_args(["--out", str(tmp_path / "a")]))
+
+
+def test_a_page_of_another_schema_is_refused(tmp_path):
+    (tmp_path / "gpu.json").write_text('{"schema": 0, "parts": []}')
+    with pytest.raises(ValueError, match="another folder"):
+        report.load(tmp_path / "gpu.json")
+
+
+# ------------------------------------------------------------------------------------------------------------ programs
+
+
+def test_without_a_gpu_it_says_not_measured(tmp_path, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert gpu.main(["--out", str(tmp_path)]) == 0
+    assert gpu.main(["short", "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("not measured") == 2
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit):
+        gpu.main(["nonsense"])
+
+
+def by_the_twin(code):
+    """What a process prints that has the CUDA kernels by their twin, and Triton's by its interpreter."""
+    lines = f"from {PACKAGE} import gpu, gpu_cases, gpu_smoke\ngpu_cases.dry_cuda()\n{code}"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False, timeout=600,
+                          env={**os.environ, "TRITON_INTERPRET": "1"})  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_rows_of_the_cuda_kernels(tmp_path):
+    """By the twin: every row is right, and has the name by which the targets look for it."""
+    parts = ("short", "sweep", "stages", "others")
+    by_the_twin(
+        f"gpu.BACKENDS = ('cuda',)\nraise SystemExit(gpu.main([*{parts}, '--dry', '--out', {str(tmp_path)!r}]))"
+    )
+    names = {r["name"] for part in report.load(tmp_path / "gpu.json") for r in part["rows"] if r["kind"] == "ours"}
+    wanted = (
+        report.WHOLE,
+        report.CLUSTERING,
+        report.SWEEP,
+        report.GRAM,
+        report.GRAM + report.BY_WARPS,
+        report.GRAM + report.TALL,
+        report.DECISIONS,
+    )
+    assert {report.by("cuda", what) for what in wanted} <= names
+    assert sum(name.startswith("cuda: inside clusters") for name in names) == 4
+
+
+def test_the_smoke_run_of_the_cuda_kernels():
+    """By the twin: it puts its own sizes into modules of the package, which have to have them."""
+    by_the_twin("raise SystemExit(gpu_smoke.main(['--small', '--backend', 'cuda']))")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smoke", "tests-cuda", "short", "sweep", "stages", "others", "sanitize-cuda"])
+def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
+    argv = [sys.executable, "-m", PACKAGE, "gpu", name, "--dry", "--out", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (part,) = report.load(tmp_path / "gpu.json")
+    ours = [r["name"].partition(": ") for r in part["rows"] if r["kind"] == "ours"]
+    names = {backend: {what for of, _, what in ours if of == backend} for backend in cases.BACKENDS}
+    own = {
+        report.GRAM + report.BY_WARPS,
+        report.GRAM + report.TALL,
+    }
+    assert names["cuda"] - names["triton"] == (own if name == "stages" else set())
+    if name not in ("stages", "others"):  # most stages are Triton's alone
+        assert names["triton"] <= names["cuda"]
+    assert bool(names["triton"]) == (name in gpu.PARTS)
+
+
+# What neither the measurements nor most tests on a GPU may need, though parts of the package do.
+OTHERS = ["rich", "typer", "pyarrow", "matplotlib", "tqdm", *(set(checks.OPTIONAL) - {"pytest"})]
+
+
+def without_others(module, *arguments):
+    """`python -m module` where none of them is installed."""
+    code = f"import runpy, sys; sys.modules |= dict.fromkeys({OTHERS}); runpy.run_module({module!r}, None, '__main__', True)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=200,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_torch_and_numpy_are_enough_to_measure(tmp_path):
+    without_others(PACKAGE, "gpu", "ceilings", "--dry", "--out", str(tmp_path))
+    assert (tmp_path / "gpu.md").exists()
+
+
+def test_tests_on_a_gpu_need_pytest_alone():
+    """Those that draw their data say so; modules that need more are left out, and none breaks the collection."""
+    told = without_others("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only", str(TESTS))
+    assert "clusters/test_device_clusters.py" in told and "error" not in told.splitlines()[-1]
+    assert "hypothesis is not installed" in without_others(
+        "pytest", "-p", "no:cacheprovider", f"{TESTS / 'pipeline/test_theorems.py'}"
+    )
+
+
+def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch):
+    smoke = importlib.import_module(f"{PACKAGE}.gpu_smoke")
+    monkeypatch.setattr(smoke, "absent", lambda backend: f"no {backend}")
+    for should in (False, True):
+        monkeypatch.setattr(smoke, "expected", lambda _, should=should: should)
+        assert smoke.run(torch.device("cpu"), ["cuda"]) == (["cuda: not available: no cuda"], not should)
+
+
+def test_both_programs_answer_help():
+    for name in ("gpu", "resources"):
+        done = subprocess.run(
+            [sys.executable, "-m", PACKAGE, name, "--help"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"bench {name}" in done.stdout
+
+
+def test_outcomes_are_read_from_both_kinds_of_log():
+    log = """
+tests/a.py::test_one PASSED                                     [ 10%]
+tests/a.py::test_two[a b-1] FAILED                              [ 20%]
+[gw1] [ 30%] PASSED tests/b.py::test_three
+[gw0] [ 40%] SKIPPED tests/b.py::test_four
+tests/c.py::test_five ERROR                                     [ 50%]
+SKIPPED [1] tests/b.py:7: needs two GPUs
+FAILED tests/a.py::test_two[a b-1] - assert 0
+ERROR tests/d.py - ImportError
+"""
+    found = checks.outcomes(log)
+    assert found["PASSED"] == ["tests/a.py::test_one", "tests/b.py::test_three"]
+    assert found["FAILED"] == ["tests/a.py::test_two[a b-1]"]
+    assert found["ERROR"] == ["tests/c.py::test_five", "tests/d.py"]
+    assert found["SKIPPED"] == ["tests/b.py::test_four"]
+    assert found["reasons"] == ["tests/b.py:7: needs two GPUs"]
+
+
+def test_counters_are_read_from_ncus_csv():
+    names = ",".join(f'"{m}"' for m in checks.METRICS)
+    log = f"""==PROF== Connected to process 1
+"ID","Process ID","Kernel Name",{names}
+"","","",{",".join('"ns"' for _ in checks.METRICS)}
+"0","1","scan",{",".join('"12,345"' for _ in checks.METRICS)}
+==PROF== Disconnected
+"""
+    (row,) = checks.counters(log)
+    assert row[0] == "`scan`"
+    assert set(row[1:]) == {"1.234e+04"}
+    assert checks.counters("==ERROR== no counters") == []
+
+
+@pytest.mark.parametrize("backend", cases.BACKENDS)
+@pytest.mark.parametrize("failing", ["memcheck", "racecheck", "initcheck"])
+def test_what_the_sanitizer_finds(failing, backend, tmp_path, monkeypatch):
+    """Triton's wide loads of scratch memory are reported, and are no failure; whatever else is found is one."""
+    ran = []
+    monkeypatch.setattr(checks, "absent", lambda _: "")
+    monkeypatch.setattr(checks, "find_tool", lambda name: name)
+    monkeypatch.setattr(checks, "run_to_end", lambda argv, *_, **__: ran.append(argv) or 99 * (failing in argv))
+    part = rows.Part("sanitize", {}, {}, "2026-01-01 00:00 UTC")
+    fine = (failing, backend) == ("initcheck", "triton")
+    assert checks.sanitize(part, tmp_path, 60.0, False, lambda _: None, backend) is fine
+    assert any("no failure" in line for line in part.lines) is fine
+    assert [argv[-2:] for argv in ran[1:]] == [["--backend", backend]] * 3  # the first is one line
+    assert [line.startswith(f"- {failing}: status 99") for line in part.lines].count(True) == 1
+    assert sum("nothing found" in line for line in part.lines) == 2
+
+
+def test_a_program_that_hangs_is_stopped(tmp_path):
+    log = tmp_path / "log"
+    argv = [sys.executable, "-c", "import time; print('began', flush=True); time.sleep(60)"]
+    assert checks.run_to_end(argv, log, seconds=3) is None
+    assert "began" in log.read_text()
+    assert checks.run_to_end([sys.executable, "-c", "raise SystemExit(3)"], log, seconds=30) == 3
+    assert checks.tail(log).endswith("raise SystemExit(3)")
+
+
+def test_script_is_sound():
+    assert subprocess.run(["bash", "-n", str(SCRIPT)], check=False).returncode == 0
+    done = subprocess.run(["bash", str(SCRIPT), "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    for name in (*gpu.PARTS, *gpu.CHECKS, "build", "WHEELS", "COMMIT"):
+        assert name in done.stdout
+    assert subprocess.run(["bash", str(SCRIPT)], capture_output=True, check=False).returncode == 2

@@ -1,0 +1,600 @@
+"""`bipace advantage`: a table worked by hand, every option, all formats, and nothing half-written left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from cli_runs import GOLDEN, direct, fail, observations, record, run, write
+from typer.testing import CliRunner
+
+import bipace_kernels as bk
+from bipace_kernels.cli import advantage, output, rollouts, states
+from bipace_kernels.cli._console import CliError
+from bipace_kernels.cli.program import app
+
+ROOT = Path(__file__).resolve().parents[2]
+COLUMNS = [
+    "file", "line", "task_id", "rollout", "step", "cluster", "branch", "return", "episode_advantage", "step_advantage",
+    "advantage",
+]  # fmt: skip
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    return write(tmp_path / "rollouts.jsonl", GOLDEN)
+
+
+def table(path: Path) -> dict[str, Any]:
+    return dict(pq.read_table(path).to_pydict())
+
+
+# γ = 0.5: returns 0.5 1 | 0 0 | 0 0.  Returns of the trajectories 1 0 0: μ = 1/3, σ = √(1/3).
+HIGH, LOW = (1 - 1 / 3) / (3**-0.5 + 1e-6), (-1 / 3) / (3**-0.5 + 1e-6)
+
+
+def test_golden_table(golden: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    result = run("advantage", golden, "--out", out, "--partition", "exact", "--gamma", 0.5)
+    assert result.exit_code == 0, result.output
+    read = table(out)
+    assert list(read) == COLUMNS
+    assert read["file"] == [str(golden)] * 6 and read["line"] == [1, 2, 3, 4, 5, 6]
+    assert read["task_id"] == ["key"] * 6 and read["rollout"] == [0, 0, 1, 1, 2, 2] and read["step"] == [0, 1] * 3
+    assert read["cluster"] == [0, 1, 0, 2, 0, 1]
+    # room: "go" twice (mean 1/4), "wait" once: leave-one-out 0 − 1/4; mean 1/6.  hall: "take" twice, mean of both.
+    assert read["branch"] == ["pace", "pace", "pace", "singleton", "leave_one_out", "pace"]
+    assert read["return"] == [0.5, 1, 0, 0, 0, 0]
+    np.testing.assert_allclose(read["step_advantage"], [1 / 12, 0, 1 / 12, 0, -0.25, 0], atol=1e-7)
+    np.testing.assert_allclose(read["episode_advantage"], [HIGH, HIGH, LOW, LOW, LOW, LOW], rtol=1e-6)
+    total = np.add(read["episode_advantage"], read["step_advantage"])
+    np.testing.assert_allclose(read["advantage"], total, rtol=1e-6)
+    for text in ("records", "singleton clusters", "33.3%", "66.7%", "16.7%", "mean |A|", "value R²"):
+        assert text in result.output
+
+
+def test_metadata_tells_how_the_table_was_made(golden: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    run("advantage", golden, "--out", out, "--epsilon", 0.3)
+    meta = json.loads(pq.read_schema(out).metadata[b"bipace"])
+    assert meta["version"] == bk.__version__ and meta["config"] == dataclasses.asdict(bk.Config.bipace(0.3))
+    assert meta["inputs"][0]["path"] == str(golden) and meta["inputs"][0]["records"] == 6
+    assert len(meta["inputs"][0]["sha256"]) == 64
+    assert meta["state"] == "observation" and meta["fingerprint"] == "ngram"
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl", ".jsonl.gz"])
+def test_formats_hold_the_same_table(golden: Path, tmp_path: Path, suffix: str) -> None:
+    base, out = tmp_path / "base.parquet", tmp_path / f"out{suffix}"
+    for path in (base, out):
+        assert run("advantage", golden, "--out", path).exit_code == 0
+    if suffix == ".parquet":
+        read = table(out)
+    elif suffix == ".csv":
+        read = pyarrow.csv.read_csv(out).to_pydict()
+    else:
+        data = gzip.decompress(out.read_bytes()) if suffix.endswith(".gz") else out.read_bytes()
+        rows = [json.loads(line) for line in data.splitlines()]
+        read = {name: [row[name] for row in rows] for name in rows[0]}
+    expected = table(base)
+    assert list(read) == list(expected)
+    for name in COLUMNS:
+        if name in ("return", "episode_advantage", "step_advantage", "advantage"):
+            assert np.array_equal(np.float32(read[name]), np.float32(expected[name])), name  # same float32, bit for bit
+        else:
+            assert read[name] == expected[name], name
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl.gz"])
+def test_the_same_run_gives_the_same_bytes(golden: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"out{suffix}"
+    bytes_of = []
+    for _ in range(2):
+        run("advantage", golden, "--out", out)
+        bytes_of.append(out.read_bytes())
+        time.sleep(0.01)
+    assert bytes_of[0] == bytes_of[1]
+
+
+PRESETS = {
+    "grpo": bk.Config.grpo(),
+    "gigpo": bk.Config.gigpo(),
+    "hgpo": bk.Config.hgpo(),
+    "bigpo": bk.Config.bigpo(0.25),
+    "bipace": bk.Config.bipace(0.25),
+}
+
+
+@pytest.mark.parametrize("preset", advantage.PRESETS)
+def test_presets(games: Path, tmp_path: Path, preset: str) -> None:
+    out = tmp_path / "out.parquet"
+    assert run("advantage", games, "--out", out, "--preset", preset).exit_code == 0
+    config = PRESETS[preset]
+    seen = observations(games)
+    expected = direct(games, config, observation=seen, fingerprint=bk.ngram_fingerprint(seen))
+    read = table(out)
+    assert read["cluster"] == expected.cluster.tolist()
+    assert read["branch"] == [advantage.BRANCHES[branch] for branch in expected.branch.tolist()]
+    for name, column in (("advantage", "advantage"), ("returns", "return"), ("episode_advantage", "episode_advantage")):
+        assert np.array_equal(np.float32(read[column]), getattr(expected, name).numpy())
+
+
+OPTIONS_TOGETHER: list[dict[str, Any]] = [  # each has an effect beside the others
+    {
+        "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "similarity": 0.7,
+        "step_norm": "std", "episode_norm": "none", "episode_scope": "step", "lone_trajectory": "raw", "delta": 1e-3,
+        "duplicates": "count", "on_invalid": "singleton",
+    },
+    {"partition": "history", "estimator": "hgpo", "history_length": 3, "length_weight_alpha": 0.5, "base_group": True},
+    {"partition": "cosine", "epsilon": 0.4},
+]  # fmt: skip
+WITHOUT_EFFECT = {
+    "epsilon": (["--partition", "exact", "--epsilon", 0.3], "partition exact", "choose --partition cosine"),
+    "history_length": (["--history-length", 2], "partition cosine", "choose --partition history"),
+    "similarity": (["--similarity", 0.9], "partition cosine", "choose --partition similar"),
+    "length_weight_alpha": (["--length-weight-alpha", 1], "estimator q_style", "choose --preset hgpo"),
+    "base_group": (["--base-group"], "estimator q_style", "choose --preset hgpo"),
+    "no_base_group": (["--preset", "gigpo", "--no-base-group"], "estimator mean", "choose --preset hgpo"),
+    "step_weight": (["--preset", "grpo", "--step-weight", 1], "estimator none", "other than grpo and hgpo"),
+    "step_weight ": (["--preset", "hgpo", "--step-weight", 1], "estimator hgpo", "other than grpo and hgpo"),
+    "step_norm": (["--step-norm", "none"], "estimator q_style", "choose --estimator mean"),
+    "delta": (["--episode-norm", "none", "--delta", 1e-4], "estimator q_style", "choose --episode-norm std"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_an_option_without_effect_is_refused(golden: Path, tmp_path: Path, name: str) -> None:
+    options, where, cure = WITHOUT_EFFECT[name]
+    message = fail("advantage", golden, "--out", tmp_path / "out.parquet", *options)
+    flag = "" if name == "no_base_group" else f"--{name.strip().replace('_', '-')} "
+    assert message.startswith(f"error: {flag or '--base-group '}") and "it has no effect with" in message
+    assert where in message and cure in message
+
+
+def test_action_mode_where_no_action_is_looked_at(golden: Path, tmp_path: Path) -> None:
+    args = ["advantage", golden, "--out", tmp_path / "o.csv", "--preset", "grpo", "--action-mode", "first_n"]
+    assert "--action-mode has no effect" in fail(*args)
+
+
+def test_errors_of_the_package_name_file_line_and_option(tmp_path: Path) -> None:
+    """Each reward is within the limit, their sum is not; and a huge one is named when it is read."""
+    rows = [record(0, 0, "a", "x"), record(1, 0, "a", "x", 9e36), record(1, 1, "b", "y", 9e36)]
+    path, out = write(tmp_path / "a.jsonl", [rows[0], *rows[1:]]), tmp_path / "out.parquet"
+    for command in (["advantage", path, "--out", out], ["report", path, "--out", tmp_path / "report"]):
+        message = fail(*command, "--gamma", 1)
+        assert f"{path}, line 2 and {path}, line 3 do not" in message and "rows 1" not in message
+        assert "set --on-invalid singleton to set" in message and "Config(" not in message
+    assert run("advantage", path, "--out", out, "--on-invalid", "singleton").exit_code == 0
+    huge = write(tmp_path / "b.jsonl", [rows[0], record(0, 1, "a", "x", 1e300)])
+    assert f'{huge}, line 2, field "reward": wanted a finite number within ±1e37' in fail(
+        "advantage", huge, "--out", out
+    )
+
+
+def test_words_of_the_package() -> None:
+    records = rollouts.Rollouts(sources=[rollouts.Source("f", "", 9, "row")], file=[0] * 9, line=list(range(1, 10)))
+    for given, wanted in {
+        "got nan at row 3; mend it": "got nan at f, row 4; mend it",
+        "rows 0 and 2 share": "f, row 1 and f, row 3 share",
+        "row 0, 2 and 17 more is": "f, row 1 and f, row 3 and 17 more is",
+        "row 12 of 4": "row 12 of 4",
+        "set Config(step_norm='none') or Config(epsilon=0.1).": "set --step-norm none or --epsilon 0.1.",
+    }.items():
+        assert advantage.in_the_users_words(records, given) == wanted
+
+
+def test_huge_hidden_states_from_a_column(tmp_path: Path) -> None:
+    rows = [{**row, "hidden": [1.0, 1.0 if i else 10**400]} for i, row in enumerate(GOLDEN)]
+    path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
+    args = ["advantage", path, "--out", out, "--fingerprint-column", "hidden"]
+    assert f'{path}, line 1, field "hidden": wanted a list of numbers that fit float32' in fail(*args)
+    assert run(*args, "--on-invalid", "singleton").exit_code == 0
+
+
+def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
+    from bipace_kernels.cli._console import number
+    from bipace_kernels.value_r2 import ValueR2
+
+    given = {(-0.0881, ".3f"): "−0.088", (-0.0001, ".3f"): "0.000", (-0.0, ".1%"): "0.0%", (-1234.0, ",.0f"): "−1,234"}
+    for (value, form), text in given.items():
+        assert number(value, form) == text
+    assert advantage.format_r2(ValueR2(r2=-0.0001, stderr=0.02, coverage=0.9)) == "0.000 ± 0.020 (90%)"
+    assert advantage.format_r2(ValueR2(r2=-0.088, stderr=None, coverage=1.0)) == "−0.088 (100%)"
+
+
+@pytest.mark.parametrize("options", OPTIONS_TOGETHER, ids=lambda options: options["partition"])
+def test_every_field_of_the_configuration_has_an_option(golden: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    assert {name for together in OPTIONS_TOGETHER for name in together} == {
+        f.name for f in dataclasses.fields(bk.Config)
+    }
+    args: list[Any] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        args += [flag] if value is True else [flag, value]
+    out = tmp_path / "out.parquet"
+    result = run("advantage", golden, "--out", out, *args)
+    assert result.exit_code == 0, result.output
+    config = json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
+    assert {name: config[name] for name in options} == options
+    assert run("advantage", golden, "--out", out, "--preset", "hgpo", "--no-base-group").exit_code == 0
+
+
+@pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
+def test_gigpo_mode(golden: Path, tmp_path: Path, mode: str) -> None:
+    out = tmp_path / "out.parquet"
+    assert run("advantage", golden, "--out", out, "--preset", "gigpo", "--gigpo-mode", mode).exit_code == 0
+    config = json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
+    assert config == dataclasses.asdict(bk.Config.gigpo(mode))
+
+
+def test_help_names_every_choice() -> None:
+    """The choices in the help are those of Config."""
+    import dataclasses
+    import inspect
+    from typing import get_args, get_type_hints
+
+    from bipace_kernels.cli import program
+
+    source = inspect.getsource(program)
+    hints = get_type_hints(bk.Config)
+    for name in (field.name for field in dataclasses.fields(bk.Config)):
+        if get_args(hints[name]):
+            flag = "--" + name.replace("_", "-")
+            line = source[source.index(f'"{flag}"') :].split("\n")[0]
+            for choice in get_args(hints[name]):
+                assert choice in line, (flag, choice)
+
+
+def test_state_history_of_an_exact_partition_is_the_history_partition(games: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    run("advantage", games, "--out", one, "--partition", "exact", "--state", "history:2")
+    run("advantage", games, "--out", two, "--partition", "history", "--history-length", 2)
+    assert table(one)["advantage"] == table(two)["advantage"] and table(one)["cluster"] == table(two)["cluster"]
+
+
+def test_state_texts() -> None:
+    """Histories go by step inside a trajectory; padding takes no part; a repeated step counts once."""
+    records = rollouts.Rollouts(
+        file=[0] * 7, line=list(range(7)), task=["t"] * 7, rollout=[0, 0, 0, 1, 0, 0, 1], step=[2, 0, 1, 0, 1, 9, 4],
+        observation=list("cabxBpy"), reward=[0.0] * 7, valid=[True] * 5 + [False, True],
+    )  # fmt: skip
+    records.number()
+    two = states.State.parse("history:2")
+    assert states.observations(records, two) == [
+        ("a", "b", "c"), ("a",), ("a", "b"), ("x",), ("a", "B"), ("p",), ("x", "y"),
+    ]  # fmt: skip
+    assert states.texts(records, states.State.parse("history:1")) == [
+        "b\x1ec", "a", "a\x1eb", "x", "a\x1eB", "p", "x\x1ey",
+    ]  # fmt: skip
+    assert states.texts(records, states.State.parse("observation")) == list("cabxBpy")
+    assert str(two) == "history:2" and str(states.State.parse("history:0")) == "observation"
+
+
+def test_cosine_of_histories(games: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    assert run("advantage", games, "--out", out, "--state", "history:1").exit_code == 0
+    records = rollouts.read([str(games)])
+    texts = states.texts(records, states.State(1))
+    expected = direct(games, bk.Config.bipace(0.25), fingerprint=bk.ngram_fingerprint(texts))
+    assert table(out)["cluster"] == expected.cluster.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_hidden_states_from_a_file(games: Path, tmp_path: Path, dtype: Any) -> None:
+    n = len(observations(games))
+    hidden = np.random.default_rng(0).normal(size=(n, 8)).astype(dtype)
+    np.save(tmp_path / "hidden.npy", hidden)
+    out = tmp_path / "out.parquet"
+    result = run("advantage", games, "--out", out, "--fingerprint", tmp_path / "hidden.npy")
+    assert result.exit_code == 0, result.output
+    expected = direct(games, bk.Config.bipace(), fingerprint=hidden)  # ε of hidden states: 0.10
+    assert table(out)["cluster"] == expected.cluster.tolist()
+    assert json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]["epsilon"] == 0.10
+
+
+def test_hidden_states_from_a_column(tmp_path: Path) -> None:
+    rows = [{**row, "hidden": [1.0, float(i % 2)]} for i, row in enumerate(GOLDEN)]
+    path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
+    assert run("advantage", path, "--out", out, "--fingerprint-column", "hidden").exit_code == 0
+    assert table(out)["cluster"] == [0, 1, 0, 1, 0, 1]
+
+
+def test_bad_hidden_states(golden: Path, tmp_path: Path) -> None:
+    npy, out = tmp_path / "h.npy", tmp_path / "out.parquet"
+
+    def message(array: Any) -> str:
+        np.save(npy, array, allow_pickle=True)
+        return fail("advantage", golden, "--out", out, "--fingerprint", npy)
+
+    assert "N = 6, got [5, 3]" in message(np.ones((5, 3), np.float32))
+    assert "N = 6, got [6]" in message(np.ones(6, np.float32))
+    assert "N = 6, got [6, 0]" in message(np.ones((6, 0), np.float32))
+    assert "got int64" in message(np.ones((6, 3), np.int64))
+    assert "cannot be read as a .npy file" in message(np.array([{}], dtype=object))
+    bad = np.ones((6, 3), np.float32)
+    bad[4, 1] = np.nan
+    assert f"{golden}, line 5" in message(bad)
+    bad[4] = 0
+    assert f"{golden}, line 5" in message(bad) and "zero norm" in message(bad)
+    npy.write_bytes(b"junk")
+    assert "cannot be read as a .npy file" in fail("advantage", golden, "--out", out, "--fingerprint", npy)
+    assert "cannot be read" in fail("advantage", golden, "--out", out, "--fingerprint", tmp_path / "none.npy")
+    assert not out.exists()
+    np.save(npy, np.zeros((6, 3), np.float32))
+    result = run("advantage", golden, "--out", out, "--fingerprint", npy, "--on-invalid", "singleton")
+    assert result.exit_code == 0 and "set aside as invalid" in result.output
+
+
+def test_nonfinite_rewards_set_aside(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [*GOLDEN[:-1], {**GOLDEN[-1], "reward": float("nan")}])
+    out = tmp_path / "out.parquet"
+    assert 'line 6, field "reward": wanted a finite number, got NaN' in fail("advantage", path, "--out", out)
+    assert run("advantage", path, "--out", out, "--on-invalid", "singleton").exit_code == 0
+    assert table(out)["advantage"][4:] == [0, 0]
+
+
+def test_padding(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{**row, "real": i != 3} for i, row in enumerate(GOLDEN)])
+    out = tmp_path / "out.parquet"
+    assert run("advantage", path, "--out", out, "--valid-column", "real").exit_code == 0
+    assert table(out)["cluster"][3] == -1 and table(out)["advantage"][3] == 0
+
+
+def test_duplicated_records(tmp_path: Path) -> None:
+    path, out = write(tmp_path / "a.jsonl", [*GOLDEN, GOLDEN[0]]), tmp_path / "out.parquet"
+    assert f"{path}, line 7" in fail("advantage", path, "--out", out)
+    for rule in ("once", "count"):
+        assert run("advantage", path, "--out", out, "--duplicates", rule, "--partition", "exact").exit_code == 0
+        read = table(out)
+        assert read["advantage"][6] == read["advantage"][0] and len(read["line"]) == 7
+
+
+def test_action_column_and_mode(tmp_path: Path) -> None:
+    rows = [{**row, "response": f"hm {i} <action> {row['action']} </action>"} for i, row in enumerate(GOLDEN)]
+    path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
+    base = [path, "--out", out, "--partition", "exact"]
+    run("advantage", *base)
+    from_actions = table(out)
+    assert run("advantage", *base, "--action-column", "response", "--action-mode", "action_tag").exit_code == 0
+    assert table(out) == from_actions
+    assert run("advantage", *base, "--action-column", "response").exit_code == 0
+    assert "pace" not in table(out)["branch"]  # the whole responses differ everywhere
+    assert run("advantage", *base, "--action-mode", "first_n").exit_code == 0
+
+
+def test_actions_are_needed_only_by_pace(tmp_path: Path) -> None:
+    rows = [{name: value for name, value in row.items() if name != "action"} for row in GOLDEN]
+    path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
+    assert '"action" is missing; name its column with --action-column' in fail("advantage", path, "--out", out)
+    for preset in ("grpo", "gigpo", "hgpo", "bigpo"):
+        assert run("advantage", path, "--out", out, "--preset", preset).exit_code == 0
+
+
+def test_columns_and_files(tmp_path: Path) -> None:
+    names = {"task_id": "q", "rollout": "r", "step": "s", "observation": "o", "reward": "w", "action": "a"}
+    rows = [{names[name]: value for name, value in row.items()} for row in GOLDEN]
+    one, two, out = write(tmp_path / "1.jsonl", rows), write(tmp_path / "2.jsonl", rows), tmp_path / "out.parquet"
+    flags: list[Any] = []
+    for name, flag in (
+        ("q", "task"),
+        ("r", "rollout"),
+        ("s", "step"),
+        ("o", "observation"),
+        ("w", "reward"),
+        ("a", "action"),
+    ):
+        flags += [f"--{flag}-column", name]
+    assert run("advantage", one, two, "--out", out, "--partition", "exact", *flags).exit_code == 0
+    assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1, 3, 4, 3, 5, 3, 4]  # each file has groups of its own
+    assert run("advantage", one, two, "--out", out, "--partition", "exact", "--merge-files", *flags).exit_code == 0
+    assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1] * 2
+    assert table(out)["file"] == [str(one)] * 6 + [str(two)] * 6
+
+
+def test_shuffled_lines_change_nothing(games: Path, tmp_path: Path) -> None:
+    """Integer rollouts and steps are ordered by their numbers, wherever their lines stand."""
+    lines = games.read_text().splitlines()
+    order = np.random.default_rng(3).permutation(len(lines))
+    shuffled = tmp_path / "shuffled.jsonl"
+    shuffled.write_text("".join(lines[i] + "\n" for i in order))
+    for name, path in (("a", games), ("b", shuffled)):
+        assert run("advantage", path, "--out", tmp_path / f"{name}.parquet").exit_code == 0
+    a, b = table(tmp_path / "a.parquet"), table(tmp_path / "b.parquet")
+    for name in ("advantage", "step_advantage", "branch", "return"):
+        assert [a[name][i] for i in order] == b[name]
+    pairs = set(zip([a["cluster"][i] for i in order], b["cluster"], strict=True))
+    assert len(pairs) == len({one for one, _ in pairs}) == len({two for _, two in pairs})  # the same up to numbering
+
+
+def test_backends_and_threads(golden: Path, tmp_path: Path) -> None:
+    tables = []
+    for more in (["--backend", "reference"], ["--backend", "cpu"], ["--backend", "cpu", "--threads", 1]):
+        out = tmp_path / "out.parquet"
+        assert run("advantage", golden, "--out", out, *more).exit_code == 0
+        tables.append(table(out))
+    assert tables[0]["cluster"] == tables[1]["cluster"] and tables[1] == tables[2]
+    np.testing.assert_allclose(tables[0]["advantage"], tables[1]["advantage"], atol=2e-5)
+
+
+def test_tables_read_back_as_input(golden: Path, tmp_path: Path) -> None:
+    """Ids may be strings; a Parquet file of records is read like JSON lines."""
+    import pyarrow as pa
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist([{**row, "rollout": f"r{row['rollout']}"} for row in GOLDEN]), path)
+    out = tmp_path / "out.parquet"
+    assert run("advantage", path, "--out", out).exit_code == 0
+    assert table(out)["rollout"] == ["r0", "r0", "r1", "r1", "r2", "r2"]
+    assert run("advantage", golden, "--out", tmp_path / "b.parquet").exit_code == 0
+    assert table(out)["advantage"] == table(tmp_path / "b.parquet")["advantage"]
+
+
+BAD_OPTIONS = {
+    "preset": (["--preset", "ppo"], "--preset must be one of grpo, gigpo, hgpo, bigpo, bipace, got 'ppo'"),
+    "partition": (["--partition", "fuzzy"], "partition must be one of none, exact, history, similar, cosine"),
+    "estimator": (["--estimator", "td"], "estimator must be one of"),
+    "epsilon": (["--epsilon", "3"], "epsilon must be"),
+    "epsilon is nan": (["--epsilon", "nan"], "epsilon must be"),
+    "gamma": (["--gamma", "1.5"], "gamma must be"),
+    "step weight": (["--step-weight", "-1"], "step_weight must be"),
+    "similarity": (["--similarity", "0"], "similarity must be"),
+    "delta": (["--delta", "0"], "delta must be"),
+    "history length": (["--history-length", "-1"], "history_length must be"),
+    "pair": (["--estimator", "hgpo"], "needs partition='history'"),
+    "no partition": (["--preset", "grpo", "--partition", "exact"], "has no use under estimator='none'"),
+    "step norm": (["--step-norm", "std"], "step_norm='std' goes with"),
+    "gigpo mode": (["--preset", "gigpo", "--gigpo-mode", "x"], "mode must be"),
+    "gigpo mode alone": (["--gigpo-mode", "mean_norm"], "--gigpo-mode goes with --preset gigpo"),
+    "state": (["--state", "memory"], "--state must be observation or history:K"),
+    "state depth": (["--state", "history:-1"], "--state must be"),
+    "state of nothing": (["--preset", "grpo", "--state", "history:2"], "leave it away"),
+    "state of history": (["--preset", "hgpo", "--state", "history:2"], "use --history-length"),
+    "state of hidden": (["--state", "history:2", "--fingerprint", "x.npy"], "leave --state away"),
+    "hidden off cosine": (["--partition", "exact", "--fingerprint", "x.npy"], "go with --partition cosine"),
+    "two sources": (["--fingerprint", "x.npy", "--fingerprint-column", "h"], "give one of them"),
+    "action mode": (["--action-mode", "emoji"], "--action-mode must be one of"),
+    "backend": (["--backend", "abacus"], "backend must be one of"),
+    "absent backend": (["--backend", "cuda"], "cannot run here"),
+    "suffix": (["--out", "table.xlsx"], "must end in one of .parquet"),
+    "unknown option": (["--frobnicate"], "No such option"),
+    "first n": (["--first-n", "3"], "No such option"),  # of token ids; actions are texts here
+    "not a number": (["--gamma", "high"], "--gamma"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_bad_options(golden: Path, tmp_path: Path, name: str) -> None:
+    options, part = BAD_OPTIONS[name]
+    before = set(tmp_path.iterdir())
+    message = fail("advantage", golden, "--out", tmp_path / "out.parquet", *options)
+    assert part in message
+    assert "Traceback" not in message
+    assert set(tmp_path.iterdir()) == before
+
+
+# ---- whole or not at all
+
+
+def test_output_path(golden: Path, tmp_path: Path) -> None:
+    assert "is a folder" in fail("advantage", golden, "--out", (tmp_path / "d.csv").mkdir() or tmp_path / "d.csv")
+    assert "is one of the inputs" in fail("advantage", golden, "--out", golden)
+    assert "is not a folder" in fail("advantage", golden, "--out", golden / "x.csv")
+    out = tmp_path / "new" / "folder" / "out.csv"
+    assert run("advantage", golden, "--out", out).exit_code == 0 and out.exists()
+    assert out.stat().st_mode & 0o777 == 0o666 & ~output._umask()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_read_only_folder(golden: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o555)
+    assert "is not writable" in fail("advantage", golden, "--out", folder / "out.csv")
+
+
+def test_a_folder_refused_by_the_system(golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root has it: access() is told no, or the file cannot be made although access() said yes."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "is not writable" in fail("advantage", golden, "--out", tmp_path / "out.csv")
+    monkeypatch.undo()
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(output.tempfile, "mkstemp", refuse)
+    assert "cannot be written: Permission denied" in fail("advantage", golden, "--out", tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_a_failure_in_the_middle(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, suffix: str
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    out.write_text("the table of yesterday")
+    before = {path.name for path in tmp_path.iterdir()}
+
+    def half(path: Path, *_: object) -> None:
+        path.write_text("half")
+        raise error
+
+    monkeypatch.setattr(output, "write_table", half)
+    result = CliRunner().invoke(app, ["advantage", str(golden), "--out", str(out)])
+    assert result.exit_code == {OSError: 2, KeyboardInterrupt: 130, MemoryError: 1}[type(error)]
+    if isinstance(error, OSError):
+        assert "No space left on device" in result.output
+    assert {path.name for path in tmp_path.iterdir()} == before
+    assert out.read_text() == "the table of yesterday"
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from bipace_kernels.cli import main, output
+def half(path, *_):
+    path.write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+output.write_table = half
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_while_writing(golden: Path, tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "out.parquet"
+    out.write_text("the table of yesterday")
+    before = {path.name for path in tmp_path.iterdir()}
+    command = [sys.executable, "-c", KILLED, "advantage", str(golden), "--out", str(out), "--preset", "gigpo"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(number)
+        errors = process.stderr.read()
+    assert "Traceback" not in errors
+    assert out.read_text() == "the table of yesterday"
+    if number != signal.SIGKILL:  # nobody can tidy up after that one, but the table of yesterday stands
+        assert process.returncode == 130 and "stopped" in errors
+        assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_bad_line_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(GOLDEN[0]) + "\n{}\n")
+    message = fail("advantage", path, "--out", tmp_path / "new" / "out.csv")
+    assert message.startswith(f"error: {path}, line 2")
+    assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl"}
+
+
+def test_a_note_where_the_partition_looks_degenerate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from bipace_kernels import metrics
+
+    monkeypatch.setattr(metrics, "_warned", set())
+    rows = [record(r, s, "always the same", "go", float(r == 0 and s == 9)) for r in range(2) for s in range(10)]
+    result = run("advantage", write(tmp_path / "a.jsonl", rows), "--out", tmp_path / "o.csv", "--partition", "exact")
+    assert result.exit_code == 0
+    assert "note:" in result.output and "one single cluster" in result.output and "RuntimeWarning" not in result.output
+
+
+def test_make_config_is_what_the_presets_are() -> None:
+    assert advantage.make_config("bipace", {}, ngrams=False) == bk.Config.bipace()
+    assert advantage.make_config("bigpo", {}, ngrams=True) == bk.Config.bigpo(states.NGRAM_EPSILON)
+    assert advantage.make_config("bigpo", {"partition": "exact"}, ngrams=True).epsilon == bk.Config().epsilon
+    with pytest.raises(CliError, match="options of the estimator: gamma"):
+        advantage.make_config("grpo", {"gamma": 2.0}, ngrams=True)

@@ -1,0 +1,154 @@
+"""The embedders of `bipace report`: each at its own ε, with the numbers of a direct computation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_runs import direct, fail, observations, record, run, write
+
+import bipace_kernels as bk
+from bipace_kernels import embedders
+from bipace_kernels.cli import figures
+
+PLAIN = ("--epsilons", "0.25", "--no-similar")
+
+
+class Letters:
+    """An encoder: how often each of 64 characters stands in a text."""
+
+    device = torch.device("cpu")
+
+    def eval(self) -> Letters:
+        return self
+
+    def encode(self, texts, *, batch_size=32, convert_to_tensor, show_progress_bar):
+        rows = [np.bincount(np.frombuffer(f"{text} ".encode(), np.uint8) % 64, minlength=64) for text in texts]
+        return torch.tensor(np.array(rows), dtype=torch.float32)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the figure of the embedders gets; nothing is drawn."""
+    given: list[Any] = []
+    for name in ("size_histograms", "epsilon_curve", "timeline"):
+        monkeypatch.setattr(figures, name, lambda *_: None)
+    monkeypatch.setattr(figures, "embedders", lambda path, *rest: given.append(rest))
+    monkeypatch.setattr(embedders, "_load", lambda model, device: Letters())
+    return given
+
+
+def test_each_at_its_own_epsilon(games: Path, tmp_path: Path, drawn: list[Any]) -> None:
+    seen = observations(games)
+    hidden = np.random.default_rng(3).standard_normal((len(seen), 5)).astype(np.float16)
+    np.save(tmp_path / "hidden.npy", hidden)
+    out = tmp_path / "out"
+    args = ("--sentence", "/somewhere/some/encoder", "--fingerprint", tmp_path / "hidden.npy", "--out", out)
+    shown = run("report", games, *PLAIN, *args).output
+    (section,) = json.loads((out / "report.json").read_text())["sections"]
+    found = section["embedders"]
+    fingerprints = {
+        "identity": embedders.Identity().embed(seen), "ngram": bk.ngram_fingerprint(seen),
+        "sentence": embedders.Sentence(Letters()).embed(seen), "actor_hidden": hidden,
+    }  # fmt: skip
+    assert list(found) == list(fingerprints)
+    lay = direct(games, bk.Config(partition="exact", estimator="q_style"), observation=seen)._records().layout
+    for name, fingerprint in fingerprints.items():
+        entry = found[name]
+        if name == "identity":
+            assert entry["epsilon"] == 0 and entry["epsilon_probes"] == []
+        else:
+            choice = bk.choose_epsilon(fingerprint, layout=lay)
+            assert (entry["epsilon"], entry["epsilon_reason"]) == (choice.epsilon, choice.reason)
+            assert entry["epsilon_probes"] == [list(probe) for probe in choice.probes]
+        result = direct(games, bk.Config.bipace(entry["epsilon"]), fingerprint=fingerprint)
+        assert entry["metrics"] == {key.removeprefix("bipace/"): value for key, value in result.metrics().items()}
+        r2 = result.value_r2()
+        assert entry["value_r2"] == {"r2": r2.r2, "stderr": r2.stderr, "coverage": r2.coverage}
+        assert entry["value_r2_interval95"] == pytest.approx([r2.r2 - 1.96 * r2.stderr, r2.r2 + 1.96 * r2.stderr])
+    for field in ("metrics", "value_r2"):
+        assert found["identity"][field] == section["partitions"]["exact"][field]
+    text = (out / "report.md").read_text()
+    assert "![Embedders](games_embedders.png)" in text
+    assert "Sentence encoder: `some/encoder`." in text
+    ((title, rows, band),) = drawn
+    assert title == "games.jsonl"
+    assert band == (4, 8)
+    for label, entry, row in zip(
+        ("identity", "n-grams", "sentence encoder", "hidden states"), found.values(), rows, strict=True
+    ):
+        assert row.label == f"{label}\nε = {entry['epsilon']:.3g}"
+        assert (row.median, row.r2) == (entry["metrics"]["median_cluster_size"], entry["value_r2"]["r2"])
+        numbers = f" {entry['metrics']['singleton_cluster_fraction']:.1%} | {row.median:g}"
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {label} |")]
+        assert numbers in line
+        assert ("*" in line) == (not 4 <= row.median <= 8)
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"│ {label} ")]
+        assert f"{row.r2:.3f}".replace("-", "−") in line
+
+
+def test_hidden_states_by_section_and_from_a_column(tmp_path: Path, drawn: list[Any]) -> None:
+    """A file of all records is cut by section; a column of the same numbers gives the same."""
+    rng = np.random.default_rng(5)
+    hidden = rng.standard_normal((24, 3)).round(3).astype(np.float32)
+    rows = [
+        record(i % 12 // 4, i % 4, f"seen {i % 5}", "go", float(i % 12 == 3), hidden=hidden[i].tolist())
+        for i in range(24)
+    ]
+    paths = [write(tmp_path / f"{name}.jsonl", rows[begin : begin + 12]) for name, begin in (("a", 0), ("b", 12))]
+    np.save(tmp_path / "hidden.npy", hidden)
+    sides = []
+    for args in (("--fingerprint", tmp_path / "hidden.npy"), ("--fingerprint-column", "hidden")):
+        assert run("report", *paths, *PLAIN, *args, "--out", tmp_path / "out").exit_code == 0
+        sections = json.loads((tmp_path / "out" / "report.json").read_text())["sections"]
+        sides.append([section["embedders"]["actor_hidden"] for section in sections])
+    assert sides[0] == sides[1]
+    for begin, entry in zip((0, 12), sides[0], strict=True):
+        rollout = [row["rollout"] for row in rows[:12]]
+        lay = bk.layout([0] * 12, rollout, [row["step"] for row in rows[:12]])
+        assert entry["epsilon"] == bk.choose_epsilon(hidden[begin : begin + 12], layout=lay).epsilon
+    both = ("--fingerprint", tmp_path / "hidden.npy", "--fingerprint-column", "hidden")
+    assert "give one of them" in fail("report", *paths, *PLAIN, *both, "--out", tmp_path / "out")
+
+
+def test_bad_hidden_states(games: Path, tmp_path: Path, drawn: list[Any]) -> None:
+    hidden = np.random.default_rng(3).standard_normal((len(observations(games)), 4)).astype(np.float32)
+    hidden[5], hidden[6] = np.nan, 0
+    file = tmp_path / "hidden.npy"
+    np.save(file, hidden)
+    args = ("report", games, *PLAIN, "--fingerprint", file, "--out", tmp_path / "out")
+    message = fail(*args)
+    assert "line 6: its fingerprint (row 5) has a value that is not finite" in message
+    assert run(*args, "--on-invalid", "singleton").exit_code == 0
+    np.save(file, np.zeros_like(hidden))
+    assert run(*args, "--on-invalid", "singleton").exit_code == 0
+    (section,) = json.loads((tmp_path / "out" / "report.json").read_text())["sections"]
+    entry = section["embedders"]["actor_hidden"]
+    assert entry["metrics"]["singleton_cluster_fraction"] == 1
+    assert entry["epsilon_reason"] == "no record to choose from"
+    np.save(file, hidden[:-1])
+    assert "one row per record" in fail(*args)
+
+
+def test_an_encoder_that_cannot_be_had(games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    message = fail("report", games, *PLAIN, "--sentence", "somewhere", "--out", tmp_path / "out")
+    assert "--sentence somewhere: the sentence embedder needs the package sentence-transformers" in message
+    assert 'pip install "bipace-kernels[sentence]"' in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_figure_takes_what_does_not_exist(tmp_path: Path) -> None:
+    """No interval with one group, no value R² where returns do not differ, $ in a name."""
+    rows = [
+        figures.Embedded("identity", 1.0, 1.0, None, None), figures.Embedded("$a_b$\nε = 0.1", 0.0, 900.0, -0.2, None),
+        figures.Embedded("n-grams", 0.4, 4.5, 0.1, (-0.05, 0.25)),
+    ]  # fmt: skip
+    figures.embedders(tmp_path / "a.png", "title", rows, (4, 8))
+    figures.embedders(tmp_path / "b.png", "title", rows, (4, 8))
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

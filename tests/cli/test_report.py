@@ -1,0 +1,338 @@
+"""`bipace report`: its numbers are those of the package's functions, its files come whole, its figures are drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_runs import GOLDEN, direct, fail, observations, record, run, write
+
+import bipace_kernels as bk
+from bipace_kernels.cli import figures, output, report, rollouts, states
+
+PNG = b"\x89PNG\r\n\x1a\n"
+CURVE = "0.1,0.25"
+
+
+@pytest.fixture(scope="module")
+def made(games: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A report's folder and what the terminal showed."""
+    folder = tmp_path_factory.mktemp("report") / "out"
+    result = run("report", games, "--out", folder, "--epsilons", CURVE)
+    assert result.exit_code == 0, result.output
+    return folder, result.output
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures as empty files: drawing is most of a report's time."""
+    for name in ("size_histograms", "epsilon_curve", "embedders", "timeline"):
+        monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(PNG))
+
+
+def test_files(made: tuple[Path, str]) -> None:
+    folder, shown = made
+    figures = {"games_sizes.png", "games_epsilon.png", "games_embedders.png", "games_timeline.png"}
+    names = {"report.md", "report.json", *figures}
+    assert {path.name for path in folder.iterdir()} == names
+    text = (folder / "report.md").read_text()
+    for name in names - {"report.md", "report.json"}:
+        assert (folder / name).read_bytes().startswith(PNG)
+        assert f"]({name})" in text
+    for name in names:
+        assert str(folder / name) in shown.replace("\n", "")
+
+
+def test_json_is_a_direct_computation(made: tuple[Path, str], games: Path) -> None:
+    content = json.loads((made[0] / "report.json").read_text())
+    (section,) = content["sections"]
+    seen = observations(games)
+    assert section["records"] == len(seen) and section["groups"] == 4 and section["trajectories"] == 32
+    records = rollouts.read([str(games)])
+    ngrams = {
+        "observation": bk.ngram_fingerprint(seen),
+        "history": bk.ngram_fingerprint(states.texts(records, states.State(2))),
+    }
+    q_style = {"estimator": "q_style"}
+    expected = {
+        "exact": direct(games, bk.Config(partition="exact", **q_style), observation=seen),
+        "history": direct(games, bk.Config(partition="history", **q_style), observation=seen),
+        "similar": direct(games, bk.Config(partition="similar", **q_style), observation=seen),
+        "cosine_observation": direct(games, bk.Config.bipace(0.25), fingerprint=ngrams["observation"]),
+        "cosine_history": direct(games, bk.Config.bipace(0.25), fingerprint=ngrams["history"]),
+    }
+    assert list(section["partitions"]) == list(expected)
+    for name, result in expected.items():
+        check(section["partitions"][name], result)
+    for name, curve in section["epsilon_curve"].items():
+        assert [point["epsilon"] for point in curve] == [0.1, 0.25]
+        for point in curve:
+            check(point, direct(games, bk.Config.bipace(point["epsilon"]), fingerprint=ngrams[name]))
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("rule", ["once", "count"])
+def test_the_curve_of_records_that_do_not_all_take_part(tmp_path: Path, rule: str) -> None:
+    """Copies of steps and rollouts set aside: one sweep gives what a clustering of the rest gives at each ε."""
+    rng = np.random.default_rng(0)
+    words = ["a long hall", "a long hall!", "a short hall", "a garden", "the garden"]
+    rows = [
+        record(r, s, words[rng.integers(5)], f"go {rng.integers(2)}", float("nan") if r == 2 and s else float(r % 2))
+        for r in range(6)
+        for s in (0, 1, 2, 3)
+    ]
+    rows += [dict(rows[i]) for i in (1, 6, 8, 20)]  # copies of a step, one of a rollout set aside
+    path = write(tmp_path / "a.jsonl", rows)
+    options = ["--epsilons", "0,0.1,0.3", "--duplicates", rule, "--on-invalid", "singleton", "--no-similar"]
+    assert run("report", path, "--out", tmp_path / "out", *options).exit_code == 0
+    (section,) = json.loads((tmp_path / "out" / "report.json").read_text())["sections"]
+    fields = {"duplicates": rule, "on_invalid": "singleton"}
+    records = rollouts.read([str(path)], duplicates=rule, allow_nonfinite=True)
+    for name, state in (("observation", states.State()), ("history", states.State(2))):
+        fingerprint = states.ngram_fingerprints(states.texts(records, state))
+        for point in section["epsilon_curve"][name]:
+            check(point, direct(path, bk.Config.bipace(point["epsilon"], **fields), fingerprint=fingerprint))
+
+
+def check(entry: dict[str, Any], result: Any) -> None:
+    assert entry["metrics"] == {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
+    r2 = result.value_r2()
+    assert entry["value_r2"] == {"r2": r2.r2, "stderr": r2.stderr, "coverage": r2.coverage}
+
+
+def test_markdown_and_terminal_hold_the_numbers(made: tuple[Path, str]) -> None:
+    folder, shown = made
+    (section,) = json.loads((folder / "report.json").read_text())["sections"]
+    text = (folder / "report.md").read_text()
+    for entry in section["partitions"].values():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {entry['label']} |")]
+        metrics = entry["metrics"]
+        assert f"| {metrics['singleton_cluster_fraction']:.1%} |" in row and f"| {metrics['pairs']:,.0f} |" in row
+        r2 = f"{entry['value_r2']['r2']:.3f}".replace("-", "−")
+        assert f"| {r2} ± {entry['value_r2']['stderr']:.3f} (" in row
+        first, second = [line for line in shown.splitlines() if f" {entry['label']} " in line]
+        assert f"{r2} ±" in first and f" {metrics['mean_cluster_size']:.1f} " in first
+        for name in ("pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction"):
+            assert f" {metrics[name]:.1%} " in second
+        assert f" {metrics['mean_delta_t']:.1f} " in second and f" {metrics['mean_unique_actions']:.2f} " in second
+    assert max(len(line) for line in shown.splitlines() if line[:1] in "┃│") <= 100
+
+
+def test_the_same_run_gives_the_same_bytes(made: tuple[Path, str], games: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    assert run("report", games, "--out", again, "--epsilons", CURVE).exit_code == 0
+    for path in made[0].iterdir():
+        assert path.read_bytes() == (again / path.name).read_bytes(), path.name
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_sections_and_merged_files(games: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    other = tmp_path / "a" / "games.jsonl"  # the same name in another folder
+    other.write_bytes(games.read_bytes())
+    args = ["report", games, other, "--epsilons", "0.25", "--no-similar"]
+    assert run(*args, "--out", tmp_path / "apart").exit_code == 0
+    apart = json.loads((tmp_path / "apart" / "report.json").read_text())
+    assert [section["name"] for section in apart["sections"]] == ["games.jsonl", "games.jsonl"]
+    assert "similar" not in apart["sections"][0]["partitions"]
+    assert (tmp_path / "apart" / "games_2_timeline.png").exists()
+    one, two = apart["sections"]
+    assert one["partitions"] == two["partitions"]
+    assert run(*args, "--out", tmp_path / "merged", "--merge-files").exit_code == 0
+    (merged,) = json.loads((tmp_path / "merged" / "report.json").read_text())["sections"]
+    assert merged["groups"] == 4 and merged["trajectories"] == 64
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_actions_or_outcomes(tmp_path: Path) -> None:
+    """No action, no success column, one step per rollout, all returns equal: tables and figures still come."""
+    rows = [{k: v for k, v in record(i, 0, f"o{i % 3}$", "x").items() if k != "action"} for i in range(5)]
+    out = tmp_path / "out"
+    assert run("report", write(tmp_path / "a.jsonl", rows), "--out", out).exit_code == 0
+    (section,) = json.loads((out / "report.json").read_text())["sections"]
+    assert section["partitions"]["exact"]["value_r2"] == {"r2": None, "stderr": None, "coverage": 1 - 1 / 5}
+    (row,) = [line for line in (out / "report.md").read_text().splitlines() if line.startswith("| exact")]
+    assert row.endswith("| – |") and row.count("–") == 4
+    assert (out / "a_timeline.png").read_bytes().startswith(PNG)
+
+
+def test_one_record(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("report", write(tmp_path / "a.jsonl", GOLDEN[:1]), "--out", out, "--epsilons", "0").exit_code == 0
+    assert (out / "a_epsilon.png").exists()
+
+
+def test_similar_runs_by_itself_only_where_it_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = rollouts.Rollouts(observation=["abc", "abc", "de"])
+    options = report.Options(out="x")
+    monkeypatch.setattr(report, "CHEAP_SIMILAR", 5)
+    assert report._runs_similar(records, options)
+    monkeypatch.setattr(report, "CHEAP_SIMILAR", 4)
+    assert not report._runs_similar(records, options)
+    assert report._runs_similar(records, report.Options(out="x", similar=True))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_timeline_shows_the_group_asked_for(games: Path, tmp_path: Path) -> None:
+    task = json.loads(games.read_text().splitlines()[-1])["task_id"]
+    out = tmp_path / "out"
+    assert run("report", games, "--out", out, "--group", task, "--epsilons", "0.25").exit_code == 0
+    (section,) = json.loads((out / "report.json").read_text())["sections"]
+    assert section["timeline"]["task"] == task and section["timeline"]["rollouts"] == 8
+
+
+def test_pick_group() -> None:
+    """The group whose rollouts end differently and meet in states with a step advantage."""
+    rows = [
+        ("same", 0, 0.0), ("same", 1, 0.0), ("apart", 0, 1.0), ("apart", 1, 0.0), ("meets", 0, 1.0), ("meets", 1, 0.0),
+    ]  # fmt: skip
+    records = rollouts.Rollouts(
+        file=[0] * 6, line=list(range(6)), task=[row[0] for row in rows], rollout=[row[1] for row in rows],
+        step=[0] * 6, observation=[""] * 6, reward=[row[2] for row in rows],
+    )  # fmt: skip
+    records.number()
+    cluster = np.array([0, 0, 1, 2, 3, 3])
+    assert report.pick_group(records, cluster, np.array([0.9, 0.9, 0.5, 0.5, 0.1, 0.1])) == 2
+
+
+def test_records_set_aside_share_nothing() -> None:
+    """Cluster −1 is no state: it draws no group, heads no legend, and a NaN sum is no outcome."""
+    nan = float("nan")
+    records = rollouts.Rollouts(
+        file=[0] * 6, line=list(range(6)), task=["bad"] * 4 + ["good"] * 2, rollout=[0, 1, 2, 3, 0, 1], step=[0] * 6,
+        observation=list("abcdef"), reward=[nan, 1e300, nan, 0.0, 1.0, 0.0],
+    )  # fmt: skip
+    records.number()
+    cluster = np.array([-1, -1, -1, 0, 1, 1])
+    assert report.pick_group(records, cluster, np.array([9.0, 9.0, 9.0, 9.0, 0.1, 0.1])) == 1
+    assert report._largest_clusters(cluster, range(6)) == [(1, [4, 5])]
+    assert [report._succeeded(records, [row]) for row in range(6)] == [None, None, None, False, True, False]
+
+
+def rows_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: list[dict[str, Any]], *args: object) -> Any:
+    """The rows and names that the timeline gets."""
+    drawn: list[Any] = []
+    for name in ("size_histograms", "epsilon_curve", "embedders"):
+        monkeypatch.setattr(figures, name, lambda *_: None)
+    monkeypatch.setattr(figures, "timeline", lambda *given: drawn.append(given[3:]))
+    path = write(tmp_path / "a.jsonl", rows)
+    result = run("report", path, "--out", tmp_path / "out", "--epsilons", "0.25", "--no-similar", *args)
+    assert result.exit_code == 0, result.output
+    return drawn[0]
+
+
+def test_the_timeline_of_records_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [record(r, s, "same old room", "x", float("nan") if r < 2 else 1.0) for r in range(4) for s in (1, 3)]
+    drawn, names = rows_drawn(monkeypatch, tmp_path, rows, "--on-invalid", "singleton")
+    assert [row.success for row in drawn] == [None, None, True, True]
+    assert [row.cluster for row in drawn] == [[-1, -1]] * 2 + [[0, 0]] * 2
+    assert [row.step for row in drawn] == [[1, 3]] * 4 and list(names) == [0]
+
+
+@pytest.mark.parametrize("rule", ["once", "count"])
+def test_copies_of_a_step_share_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    rows = [record(r, s, f"room {r}", "x", float(r)) for r in range(2) for s in (0, 1, 1)]
+    drawn, names = rows_drawn(monkeypatch, tmp_path, rows, "--duplicates", rule)
+    assert [row.step for row in drawn] == [[0, 1] if rule == "once" else [0, 1, 1]] * 2
+    assert all(
+        name.startswith("2×" if rule == "once" else "6×" if len(names) == 1 else "3×") for name in names.values()
+    )
+    places, columns, first, label = figures._places(drawn)
+    assert places == [{0: 0, 1: 1}] * 2 and (columns, first, label) == (2, 0, "step of the rollout")
+
+
+def test_cells_stand_at_their_steps() -> None:
+    def row(*steps: int) -> figures.Row:
+        return figures.Row("r", steps, [0] * len(steps), [0.0] * len(steps), None)
+
+    places, columns, first, label = figures._places([row(1, 3, 5), row(2, 3), row(5, 4, 4)])
+    assert places == [{0: 0, 1: 2, 2: 4}, {0: 1, 1: 2}, {1: 3, 0: 4}]
+    assert (columns, first, label) == (5, 1, "step of the rollout")
+    places, columns, first, label = figures._places([row(0, 1, 1000), row(10**15)])  # too far apart to be drawn so
+    assert places == [{0: 0, 1: 1, 2: 2}, {0: 0}]
+    assert (columns, first, label) == (3, 1, "record of the rollout, in order of steps")
+
+
+def test_the_legend_tells_of_records_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[set[str]] = []
+
+    def save(figure: Any, path: Path) -> None:
+        texts.append({text.get_text() for text in figure.legends[0].get_texts()})
+
+    monkeypatch.setattr(figures, "_save", save)
+    for cluster in ([0, 0, -1, -1], [0, 0, 1, 2]):
+        row = figures.Row("r", range(4), cluster, [0.5, -0.5, 0.0, 0.0], None)
+        figures.timeline(tmp_path / "a.png", "t", "s", [row], {0: "room"})
+    assert texts == [{"A  room", "set aside: bad values"}, {"A  room", "singletons: step advantage 0"}]
+
+
+BAD = {
+    "similarity of nothing": (["--no-similar", "--similarity", "0.9"], "--similarity has no effect with --no-similar"),
+    "epsilons": (["--epsilons", "0.1,x"], "--epsilons must be numbers"),
+    "epsilons range": (["--epsilons", "3"], "--epsilons must be numbers 0 or in [1e-4, 2]"),
+    "epsilon": (["--epsilon", "5"], "--epsilon"),
+    "gamma": (["--gamma", "2"], "gamma must be"),
+    "group": (["--group", "nowhere"], "no record has this task id"),
+    "similarity": (["--similarity", "2"], "similarity must be"),
+    "action mode": (["--action-mode", "x"], "--action-mode must be one of"),
+    "duplicates": (["--duplicates", "x"], "duplicates must be one of"),
+    "on invalid": (["--on-invalid", "x"], "on_invalid must be one of"),
+    "backend": (["--backend", "x"], "backend must be one of"),
+    "history": (["--history-length", "0"], "--history-length"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "a.jsonl", GOLDEN)
+    options, part = BAD[name]
+    assert part in fail("report", path, "--out", tmp_path / "out", *options)
+    assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl"}
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.usefixtures("undrawn")
+def test_a_failure_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
+    """The old report stands, and nothing new is there."""
+    path, out = write(tmp_path / "a.jsonl", GOLDEN), tmp_path / "out"
+    if exists:
+        out.mkdir()
+        (out / "report.md").write_text("yesterday")
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figures, "timeline", fails)
+    assert "No space left on device" in fail("report", path, "--out", out, "--epsilons", "0.25")
+    assert {p.name for p in tmp_path.iterdir()} == ({"a.jsonl", "out"} if exists else {"a.jsonl"})
+    if exists:
+        assert {p.name: p.read_text() for p in out.iterdir()} == {"report.md": "yesterday"}
+
+
+def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with output.atomic_folder(str(out)) as folder:
+        (folder / "report.md").write_text("new")
+    assert {p.name: p.read_text() for p in out.iterdir()} == {"notes.txt": "mine", "report.md": "new"}
+    assert "is not a folder" in fail("report", write(tmp_path / "a.jsonl", GOLDEN), "--out", out / "notes.txt")
+
+
+def test_figures_of_extremes(tmp_path: Path) -> None:
+    """Huge and no clusters, no advantage at all, long texts with the characters matplotlib reads as mathematics."""
+    sizes = [figures.Sizes(f"p{i}", np.full(3, 10 ** (2 * i))) for i in range(3)]
+    sizes.append(figures.Sizes("empty", np.zeros(0, np.int64)))
+    figures.size_histograms(tmp_path / "a.png", "$x_1$ and _y_^z", sizes)
+    nothing = figures.Curve("c", [1.0], [1.0], [1.0], [1.0], [None], [None])
+    figures.epsilon_curve(tmp_path / "b.png", "t", [0.1], [nothing], [figures.Level("l", 1.0, 1.0, None)], 0.1)
+    rows = [
+        figures.Row(f"rollout {i}", list(range(70)), list(range(70)), [0.0] * 70, [True, False, None][i])
+        for i in range(3)
+    ]
+    figures.timeline(tmp_path / "c.png", "$" * 200, "s", rows, dict.fromkeys(range(9), "word $ " * 50))
+    for name in "abc":
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)

@@ -1,0 +1,524 @@
+"""Greedy cosine clusters: the compiled kernels against the float64 reference, and against themselves bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+import torch
+from certificate import BAND, Centroids, replay, unit_rows
+from clustering import (
+    DTYPES,
+    ODD_DIMS,
+    TOLERANCE,
+    bit_case,
+    check_instruction_sets,
+    check_layouts,
+    check_partition,
+    cosine,
+    in_process,
+    mixture,
+    offsets_of,
+    sample,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bipace_kernels import _native_loader
+from bipace_kernels.cpu import clusters as cpu
+from bipace_kernels.reference import clusters as reference
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
+
+
+def test_worked_by_hand():
+    """Unit vectors at 0°, 20°, 40° and 90°, ε of 21°: a chain that joins while the centroid follows."""
+    angle = np.deg2rad([0, 20, 40, 90, 10])
+    x = torch.tensor(np.stack([np.cos(angle), np.sin(angle)], 1), dtype=torch.float32) * 3
+    epsilon = float(1 - np.cos(np.deg2rad(21)))
+    # The centroid of 0° and 20° is 10°: 40° is 30° away and seeds; 90° is alone; 10° joins the first.
+    assert cosine(x, epsilon=epsilon).tolist() == [0, 0, 1, 2, 0]
+    # In another order 20°, 0° -> 10°, 40° seeds still; but 20°, 40° -> 30°, and 0° is 30° away.
+    assert cosine(x[[1, 2, 0]], epsilon=epsilon).tolist() == [0, 0, 1]
+
+
+def test_threshold_is_banded():
+    """cos = 0.6 and 0.8 exactly: at ε = 1 − cos the record joins, whatever the rounding."""
+    x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    y = torch.tensor([[1.0, 0.0], [4.0, 3.0]])
+    for rows, distance in ((x, 0.4), (y, 0.2)):
+        assert cosine(rows, epsilon=distance).tolist() == [0, 0]
+        assert cosine(rows, epsilon=distance - 0.9e-5).tolist() == [0, 0]
+        assert cosine(rows, epsilon=distance - 1.1e-5).tolist() == [0, 1]
+
+
+def test_ties_go_to_the_oldest():
+    """A record midway between two centroids, nearer to the younger by less than the band."""
+    x = np.array([[1, 0], [0, 1], [1, 1 + 1e-5]])
+    for repeat in (1, 40):
+        rows = torch.tensor(np.concatenate([x[:2], np.repeat(x[2:], repeat, 0)]), dtype=torch.float32)
+        assert cosine(rows[:3], epsilon=0.3).tolist() == [0, 1, 0]
+    nearer = torch.tensor([[1, 0], [0, 1], [1, 1 + 4e-5]], dtype=torch.float32)
+    assert cosine(nearer, epsilon=0.3).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("dim", ODD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equals_reference(dim: int, dtype: torch.dtype, isa: str):
+    sizes = [60, 0, 1, 33, 2, 0]
+    x = mixture(dim, sum(sizes), dim, 7).to(dtype)
+    for epsilon in (0.05, 0.3, 1.0):
+        labels = cosine(x, sizes, epsilon)
+        order, offsets = torch.arange(len(x)), offsets_of(sizes)
+        if check_partition(x, sizes, epsilon, labels):
+            assert torch.equal(labels, reference.cluster_cosine(x, order, offsets, None, epsilon))
+
+
+def test_shapes_of_partitions(isa: str):
+    """One cluster, all singletons, no records, no groups, only empty groups."""
+    x = mixture(1, 300, 64, 1, noise=0.01)
+    assert cosine(x, [300]).max() == 0
+    assert cosine(torch.eye(200)).tolist() == list(range(200))
+    assert cosine(torch.eye(200), epsilon=1.0).max() == 0
+    assert cosine(torch.empty(0, 5), [0, 0]).tolist() == []
+    assert cosine(torch.empty(0, 5), []).tolist() == []
+    assert cpu.scan_rows(torch.empty(0, 5), torch.empty(0, dtype=torch.int64)).tolist() == []
+
+
+def test_many_clusters_and_blocks(isa: str):
+    """Singletons, clusters born and joined inside a block and over blocks, at three numbers of clusters."""
+    for clusters, n in ((5, 260), (60, 400), (400, 600)):
+        x = mixture(clusters, n, 96, clusters, noise=0.4, common=0.3)
+        sizes = [n // 2, n - n // 2]
+        check_partition(x, sizes, 0.1, cosine(x, sizes, 0.1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_long_clusters_do_not_drift(dtype: torch.dtype):
+    """4,096 records around 12 directions, cosines above 0.97 inside a cluster."""
+    x = mixture(3, 4096, 256, 12, noise=0.25, common=1.0).to(dtype)
+    check_partition(x, [4096], 0.03, cosine(x, epsilon=0.03))
+
+
+@pytest.mark.parametrize("kind", ["noise", "drift", "constant"])
+def test_similarities_within_three_millionths(kind: str, isa: str):
+    """After a cluster of 4,000 members, probes 3e-6 on either side of the threshold: the kernels see which side."""
+    rng = np.random.default_rng(17)
+    n, dim, epsilon = 4000, 700, 0.1
+    base = np.where(np.arange(dim) < 300, 1.0, 0.7) * (1.0 if kind == "constant" else rng.uniform(0.5, 1.5, dim))
+    noise = {"noise": 0.1, "drift": 1e-6, "constant": 0.0}[kind] * rng.standard_normal((n, dim))
+    drift = (
+        {"noise": 0.0, "drift": 0.05, "constant": 0.0}[kind] * np.linspace(0, 1, n)[:, None] * rng.standard_normal(dim)
+    )
+    x = ((base + drift) * rng.uniform(0.5, 2, (n, 1)) + noise).astype(np.float32)
+    centroid = Centroids(dim)
+    for i, row in enumerate(unit_rows(x)):
+        centroid.join(0, row) if i else centroid.seed(row)
+    c = centroid.room[0] / np.linalg.norm(centroid.room[0])
+    wrong = 0
+    for probe in range(40):
+        side = rng.standard_normal(dim)
+        side -= (side @ c) * c
+        above = probe % 2 == 0
+        cos = 1 - epsilon - BAND + (3e-6 if above else -3e-6)
+        row = cos * c + np.sqrt(1 - cos**2) * side / np.linalg.norm(side)
+        labels = cosine(torch.from_numpy(np.concatenate([x, row[None].astype(np.float32)])), epsilon=epsilon)
+        wrong += int(labels[-1] == 0) != above
+        assert not labels[:n].any()
+    assert wrong == 0
+
+
+def test_repeated_rows_and_constant_rows():
+    """Equal rows share a cosine of 1 and constant rows are where rounding is most one-sided."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((9, 500)).astype(np.float32)[rng.integers(0, 9, 200)]
+    check_partition(torch.from_numpy(x), [200], 1e-4, cosine(torch.from_numpy(x), epsilon=1e-4))
+    constant = np.outer(rng.uniform(0.1, 10, 60), np.ones(3584)).astype(np.float32)
+    constant[::2, ::2] *= np.float32(1.7)
+    check_partition(torch.from_numpy(constant), [60], 0.01, cosine(torch.from_numpy(constant), epsilon=0.01))
+
+
+def test_count_vectors_that_meet_epsilon():
+    """Small integer counts: many cosines equal 1 − ε or each other exactly."""
+    rng = np.random.default_rng(5)
+    for epsilon in (0.25, 0.2, 0.5):
+        x = torch.from_numpy(rng.integers(-1, 3, (400, 16)).astype(np.float32))
+        x[:, 0] = 1
+        labels = cosine(x, [100] * 4, epsilon)
+        check_partition(x, [100] * 4, epsilon, labels)
+        assert torch.equal(labels, reference.cluster_cosine(x, torch.arange(400), offsets_of([100] * 4), None, epsilon))
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_products_that_end_early(windows: bool, isa: str):
+    """D and clusters enough for products to be given up halfway; joins then lift some of them to where they decide.
+
+    `windows`: rows whose weight lies in one part of D, so that what is left of a norm differs from row to row.
+    """
+    rng = np.random.default_rng(29)
+    dim, poles, n = 1900, 48, 160
+    pole = np.linalg.qr(rng.standard_normal((dim, poles)))[0].T
+    rows = list(pole)
+    for _ in range(n):
+        k, l = rng.integers(0, poles, 2)
+        side = rng.standard_normal(dim) / np.sqrt(dim)
+        near = pole[k] + 0.9 * side  # joins pole k at ε = 0.3 and pulls its centroid towards `side`
+        rows += [
+            near,
+            0.55 * pole[k] + 0.85 * side + 0.2 * pole[l],
+            pole[k] + 0.3 * rng.standard_normal(dim) / np.sqrt(dim),
+        ]
+    x = np.array(rows)
+    if windows:
+        start = rng.integers(0, dim, len(x))
+        x *= 0.02 + (np.abs(np.arange(dim) - start[:, None]) < rng.integers(200, 2000, len(x))[:, None])
+    for epsilon in (0.1, 0.3, 0.5):
+        for dtype in (torch.float32, torch.bfloat16):
+            batch = torch.from_numpy(x.astype(np.float32)).to(dtype)
+            labels = cosine(batch, epsilon=epsilon)
+            check_partition(batch, [len(x)], epsilon, labels)
+            assert torch.equal(cosine(batch, epsilon=epsilon, num_threads=1), labels)
+    batch = mixture(31, 500, dim, 90, noise=0.8, common=1.0)
+    for epsilon in (0.05, 0.15, 0.25):
+        check_partition(batch, [300, 200], epsilon, cosine(batch, [300, 200], epsilon))
+
+
+# ---- what rows may hold ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1e30, 3e38, 1e-25, 1e-30, 1e-38, 3e-43], ids=str)
+def test_huge_and_tiny_rows(scale: float, isa: str):
+    x = mixture(2, 120, 70, 5).numpy().astype(np.float64)
+    x /= np.abs(x).max(axis=1, keepdims=True)
+    x[::3] *= scale
+    rows = torch.from_numpy(x.astype(np.float32))
+    assert bool((cpu.scan_rows(rows, torch.arange(120)) == 0).all())
+    check_partition(rows, [120], 0.1, cosine(rows, epsilon=0.1))
+    if scale < 1e-3:
+        wide = rows.to(torch.bfloat16)
+        if bool((reference.scan_rows(wide, torch.arange(120)) == 0).all()):
+            check_partition(wide, [120], 0.1, cosine(wide, epsilon=0.1))
+
+
+def test_flush_to_zero_changes_nothing():
+    x = mixture(2, 120, 70, 5) * 1e-40
+    expected = cosine(x, epsilon=0.1)
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this machine cannot flush denormals")
+        for threads in (1, 2):
+            assert torch.equal(cosine(x, epsilon=0.1, num_threads=threads), expected)
+            assert not bool(cpu.scan_rows(x, torch.arange(120), num_threads=threads).any())
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_more_than_two_to_the_31_elements():
+    """Rows far apart in a tensor of 4.3 GB, of which only the rows in use are ever touched."""
+    dim, n = 64, 40
+    step = (2**31 + 2**27) // (n * dim) * dim
+    x = mixture(3, n, dim, 4).to(torch.bfloat16)
+    try:
+        far = torch.empty(step * n, dtype=torch.bfloat16).as_strided((n, dim), (step, 1))
+    except RuntimeError:
+        pytest.skip("this machine does not lend 4.3 GB of addresses")
+    far[:] = x
+    assert far.stride(0) * (n - 1) > 2**31
+    for epsilon in (0.0, 0.1):
+        assert torch.equal(cosine(far, epsilon=epsilon), cosine(x, epsilon=epsilon))
+    assert torch.equal(cpu.scan_rows(far, torch.arange(n)), torch.zeros(n, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scan_rows(dtype: torch.dtype, isa: str):
+    for dim in (1, 7, 16, 33, 600):
+        x = torch.ones(9, dim).to(dtype)
+        x[1] = 0
+        x[2] = -0.0
+        x[3, dim - 1] = torch.inf
+        x[4, dim // 2] = torch.nan
+        x[5, 0] = -torch.inf
+        x[6] = 0
+        x[6, dim - 1] = torch.finfo(dtype).tiny / 4
+        x[7] = 0
+        x[7, 0] = -torch.nan
+        order = torch.tensor([8, 7, 6, 5, 4, 3, 2, 1, 0, 0])
+        for rows in (x, x.T.contiguous().T, torch.cat([x, x], 1)[:, ::2] if dim == 1 else x):
+            state = cpu.scan_rows(rows, order)
+            assert state.tolist() == [0, 1, 0, 1, 1, 1, 2, 2, 0, 0]
+            assert torch.equal(state, reference.scan_rows(rows, order))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+def test_unusable_rows_are_alone(epsilon: float):
+    x = mixture(8, 90, 20, 3)
+    x[::4] = x[0].clone()
+    usable = torch.from_numpy(np.random.default_rng(1).random(90) < 0.6)
+    sizes = [30, 1, 59]
+    order = torch.arange(90)
+    expected = reference.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon)
+    wild = x.clone()
+    wild[~usable] = torch.nan  # what they hold reaches nobody
+    for rows in (x, wild):
+        labels = cosine(rows, sizes, epsilon, usable=usable)
+        assert torch.equal(labels, expected)
+    counts = torch.bincount(labels)
+    assert bool((counts[labels[~usable]] == 1).all())
+    nobody = torch.zeros(90, dtype=torch.bool)
+    assert cosine(x, sizes, epsilon, usable=nobody).tolist() == list(range(90))
+
+
+def test_rows_without_direction_are_alone_even_unannounced():
+    x = mixture(8, 90, 20, 3)
+    usable = torch.ones(90, dtype=torch.bool)
+    for row, value in ((0, 0.0), (5, torch.nan), (6, torch.inf), (7, 0.0), (60, -torch.inf), (89, 0.0)):
+        x[row] = value
+        usable[row] = False
+    assert torch.equal(cosine(x), cosine(x, usable=usable))
+    assert cosine(torch.zeros(5, 3)).tolist() == [0, 1, 2, 3, 4]
+
+
+# ---- ε = 0 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_zero_epsilon_is_equality(dtype: torch.dtype, isa: str):
+    rng = np.random.default_rng(4)
+    for dim in (1, 3, 17, 300):
+        base = torch.from_numpy(rng.standard_normal((12, dim)).astype(np.float32)).to(dtype)
+        base[1] = base[0] * 2  # the same direction, another row
+        base[2, dim - 1] = 0.0
+        codes = torch.from_numpy(rng.integers(0, 12, 150))
+        x = base[codes]
+        x[::2] = torch.where(x[::2] == 0, torch.full_like(x[::2], -0.0), x[::2])
+        base[7] = base[8].clone()
+        x[codes == 7] = base[8]
+        x[2::3] = torch.where(x[2::3] == 0, torch.full_like(x[2::3], -0.0), x[2::3])
+        codes[codes == 7] = 8
+        sizes = [70, 0, 1, 79]
+        expected, seen, begin = [], 0, 0
+        for size in sizes:
+            first: dict[int, int] = {}
+            for code in codes[begin : begin + size].tolist():
+                expected.append(first.setdefault(code, seen + len(first)))
+            seen += len(first)
+            begin += size
+        for rows in (x, x.T.contiguous().T):
+            labels = cosine(rows, sizes, 0.0)
+            assert labels.tolist() == expected
+            assert torch.equal(labels, reference.cluster_cosine(rows, torch.arange(150), offsets_of(sizes), None, 0.0))
+
+
+def test_zero_epsilon_sees_signs_and_last_bits():
+    """Rows that differ in one or two signs, in one bit, or by the order of their elements are different."""
+    x = torch.ones(6, 64)
+    x[1, 5] = -1
+    x[2, [5, 21]] = -1  # two signs in one of the hash's lanes
+    x[3, 40] = 1 + 2**-23
+    x[4, 0], x[4, 1] = 2, 3
+    x[5, 0], x[5, 1] = 3, 2
+    assert cosine(x, epsilon=0.0).tolist() == list(range(6))
+
+
+def test_zero_epsilon_compares_what_hashes_alike():
+    """Rows made to collide in the hash of csrc/cpu/dot_kernels.h: element 16 undoes in its lane what element 0 did."""
+
+    def lane_after(word: int) -> int:
+        x = 0x9E3779B1 ^ word
+        return (((x << 13) | (x >> 19)) & 0xFFFFFFFF) * 0x85EBCA77 & 0xFFFFFFFF
+
+    words = np.random.default_rng(2).integers(0x3F000000, 0x40000000, (200, 32), dtype=np.uint32)
+    twin = words.copy()
+    twin[:, 0] ^= 0x5A5A
+    for row, other in zip(words, twin, strict=True):
+        other[16] ^= lane_after(int(row[0])) ^ lane_after(int(other[0]))
+    fine = np.isfinite(twin.view(np.float32)).all(axis=1) & (twin[:, 16] & 0x7FFFFFFF != 0)
+    rows = torch.from_numpy(np.concatenate([words[fine], twin[fine]]).view(np.float32))
+    assert len(rows) > 300
+    assert cosine(rows, epsilon=0.0).tolist() == list(range(len(rows)))
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+def test_threads_and_repetitions():
+    x, sizes = bit_case()
+    expected = cosine(x, sizes, 0.40, num_threads=1)
+    assert 20 < int(expected.max()) < 600
+    for threads in range(1, 9):
+        assert torch.equal(cosine(x, sizes, 0.40, num_threads=threads), expected)
+    for _ in range(50):
+        assert torch.equal(cosine(x, sizes, 0.40), expected)
+
+
+def test_threads_inside_one_group():
+    """One long group: the block's products and sums are split over threads, not the groups."""
+    for dtype in DTYPES:
+        x = mixture(6, 500, 2000, 150, noise=0.5, common=0.5).to(dtype)
+        expected = cosine(x, [480, 20], 0.12, num_threads=1)
+        for threads in (2, 3, 8):
+            assert torch.equal(cosine(x, [480, 20], 0.12, num_threads=threads), expected)
+
+
+def test_alone_as_in_a_batch():
+    x, sizes = bit_case()
+    labels = cosine(x, sizes, 0.40)
+    begin = before = 0
+    for size in sizes:
+        alone = cosine(x[begin : begin + size], [size], 0.40)
+        assert torch.equal(alone + before, labels[begin : begin + size])
+        before += int(alone.max()) + 1 if size else 0
+        begin += size
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layouts_and_alignments(dtype: torch.dtype, isa: str):
+    check_layouts(lambda x, sizes, order=None: cosine(x, sizes, 0.40, order=order), dtype)
+    one = bit_case()[0][:1].to(dtype).expand(20, -1)
+    assert cosine(one).max() == 0
+
+
+def test_powers_of_two_change_nothing():
+    """Rows inside and outside the range that is read in place: scaling by powers of two is exact."""
+    x, sizes = bit_case(64)
+    factor = torch.from_numpy(np.ldexp(1.0, np.random.default_rng(0).integers(-100, 100, (len(x), 1)))).float()
+    assert torch.equal(cosine(x * factor, sizes, 0.40), cosine(x, sizes, 0.40))
+
+
+def test_avx2_equals_avx512():
+    check_instruction_sets(lambda x, sizes: cosine(x, sizes, 0.40))
+
+
+def test_dot_products(isa: str):
+    """Error, tile independence and symmetry of the kernel itself; AVX2 and AVX-512 to the bit."""
+    native = _native_loader.load()
+    rng = np.random.default_rng(0)
+    for dim in (1, 15, 16, 17, 100, 256, 257, 1000, 3584):
+        for kind in range(3):
+            x = rng.standard_normal((11, dim)) if kind == 0 else rng.uniform(0.1, 1, (11, 1)) * np.ones((11, dim))
+            if kind == 2:
+                x = x + rng.integers(0, 2, x.shape)
+            x = x.astype(np.float32)
+            out = native.dot_products(x.ctypes.data, 11, dim)
+            out = np.array(out).reshape(11, 11)
+            exact = x.astype(np.float64) @ x.astype(np.float64).T
+            scale = np.sqrt(np.outer(exact.diagonal(), exact.diagonal()))
+            assert np.abs((out - exact) / scale).max() < 1e-6
+            np.testing.assert_array_equal(out, out.T)
+            assert native.dot_products(x[3:5].ctypes.data, 2, dim) == out[3:5, 3:5].reshape(-1).tolist()
+            if isa == "avx2":
+                native.set_isa("avx512")
+                if native.isa() == "avx512":
+                    assert native.dot_products(x.ctypes.data, 11, dim) == out.reshape(-1).tolist()
+                native.set_isa("avx2")
+
+
+SCRIPT = """
+import hashlib, sys, torch
+from clustering import bit_case, cosine
+x, sizes = bit_case()
+print(hashlib.sha256(cosine(x, sizes, 0.40, num_threads=int(sys.argv[1])).numpy().tobytes()).hexdigest())
+"""
+
+
+def test_across_processes():
+    x, sizes = bit_case()
+    here = hashlib.sha256(cosine(x, sizes, 0.40).numpy().tobytes()).hexdigest()
+    for threads, env in (("1", {}), ("3", {"BIPACE_ISA": "avx2"})):
+        if env and _native_loader.load().isa() != "avx512":
+            continue
+        done = in_process(SCRIPT, threads, **env)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == here
+
+
+def test_out_of_memory_is_an_error():
+    """Scratch that cannot be had is a MemoryError, from the caller's thread and from the pool's."""
+    if "asan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("AddressSanitizer needs more addresses than the limit leaves")
+    code = """
+import resource, sys, torch
+from clustering import cosine
+torch.set_num_threads(1)
+x = torch.randn(3000, 8192)
+x[1::2] = x[::2]
+cosine(x[:64], num_threads=2)
+with open("/proc/self/statm") as f:
+    used = int(f.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (12 << 20), resource.RLIM_INFINITY))
+for sizes in ([3000], [1500, 1500]):
+    try:
+        cosine(x, sizes, num_threads=2)
+    except MemoryError:
+        continue
+    sys.exit("no MemoryError")
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+print("ok", int(cosine(x[:64], num_threads=2).max()))
+"""
+    done = in_process(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ok", "31"]
+
+
+def test_set_isa_names():
+    native = _native_loader.load()
+    assert native.isa() in ("baseline", "avx2", "avx512")
+    with pytest.raises(ValueError, match="baseline, avx2, avx512"):
+        native.set_isa("sse9")
+
+
+# ---- anything --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    dim=st.integers(1, 40),
+    kind=st.sampled_from(["normal", "counts", "few", "mixture"]),
+    epsilon=st.sampled_from([1e-4, 0.02, 0.1, 0.25, 0.5, 0.9, 1.0]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_ragged_batch(sizes: list[int], dim: int, kind: str, epsilon: float, dtype: torch.dtype, seed: int):
+    x = sample(kind, sum(sizes), dim, seed).to(dtype)
+    labels = cosine(x, sizes, epsilon)
+    check_partition(x, sizes, epsilon, labels)
+    assert torch.equal(cosine(x, sizes, epsilon, num_threads=1), labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_million_decisions(dtype: torch.dtype):
+    """Every decision within 1e-5 of the banded rule on 10⁶ records over the three dtypes."""
+    rng = np.random.default_rng(99)
+    decided = 0
+    while decided < 335_000:
+        kind = int(rng.integers(0, 4))
+        n, dim = int(rng.integers(200, 1500)), int(rng.choice([16, 64, 200, 512]))
+        if kind == 0:
+            x = mixture(int(rng.integers(1 << 30)), n, dim, int(rng.integers(1, 120)), noise=float(rng.uniform(0.1, 1)))
+            epsilon = float(rng.choice([0.02, 0.1, 0.3]))
+        elif kind == 1:  # character n-grams: sparse signed counts of shared pieces
+            pieces = rng.integers(-1, 2, (30, dim)) * (rng.random((30, dim)) < 0.1)
+            x = rng.integers(0, 3, (n, 30)) @ pieces + (np.arange(dim) == 0)
+            epsilon = float(rng.choice([0.2, 0.25]))
+        elif kind == 2:  # integer counts that meet ε exactly
+            x = rng.integers(-1, 3, (n, 16))
+            x[:, 0] = 1
+            epsilon = float(rng.choice([0.25, 0.5]))
+        else:  # at the threshold: cos to one of five poles within 3e-5 of 1 − ε
+            epsilon = 0.1
+            poles = np.linalg.qr(rng.standard_normal((dim, 5)))[0].T
+            side = rng.standard_normal((n, dim))
+            side -= (side @ poles.T) @ poles
+            side /= np.linalg.norm(side, axis=1, keepdims=True)
+            cos = 1 - epsilon - 1e-5 + rng.uniform(-3e-5, 3e-5, (n, 1))
+            x = cos * poles[rng.integers(0, 5, n)] + np.sqrt(1 - cos**2) * side
+            x[:5] = poles
+        rows = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).to(dtype)
+        labels = cosine(rows, [n], epsilon).numpy()
+        worst = replay(rows.to(torch.float64).numpy(), labels, epsilon)
+        assert worst.excess <= TOLERANCE, (worst, kind, n, dim, epsilon)
+        decided += n

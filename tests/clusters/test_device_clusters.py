@@ -1,0 +1,434 @@
+"""Greedy cosine clusters on devices: against the float64 rule, against the reference, and against themselves bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from certificate import BAND, Centroids, margins, replay, unit_rows
+from clustering import DTYPES, EPSILONS, TOLERANCE, mixture, offsets_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ragged import BACKEND, ON_CPU, same_bits, sentinels, stage
+
+import bipace_kernels as bk
+from bipace_kernels.reference import clusters as reference
+
+clusters, gram, rows = stage("clusters"), stage("gram"), stage("rows")
+scan = stage("scan")
+equal = stage("equal")
+if BACKEND == "triton":
+    long_groups, limits = stage("long_groups"), clusters
+    TILES, SHAPES = ["LARGE", "SMALL", "FLOAT32"], ["SHORT", "MEDIUM"]
+else:
+    long_groups, limits = clusters, scan
+    TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+
+def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, order=None):
+    """Labels [E, M] on the CPU, every output and scratch between sentinels."""
+    order = torch.arange(x.shape[0]) if order is None else order
+    sizes = [order.shape[0]] if sizes is None else sizes
+    masks = {"usable": usable, "taken": taken}
+    masks = {name: None if mask is None else mask.to(device) for name, mask in masks.items()}
+    with sentinels():
+        found = clusters.cluster_sweep(
+            x.to(device), order.to(device), offsets_of(sizes).to(device), masks["usable"], epsilons, n_groups=len(sizes),
+            longest_group=max(sizes, default=0), taken=masks["taken"],
+        )  # fmt: skip
+    return found.cpu()
+
+
+def run(device, x, sizes=None, epsilon=0.1, **others):
+    return sweep(device, x, sizes, [epsilon], **others)[0]
+
+
+def check(x, sizes, epsilon, labels, usable=None, taken=None) -> bool:
+    """Labels equal the float64 rule's where its margins allow, else the certificate holds; True where all are equal.
+
+    Records that are alone, or not taken, are looked at by themselves.
+    """
+    before, begin, equal_labels = 0, 0, True
+    for size in sizes:
+        group = slice(begin, begin + size)
+        begin += size
+        takes_part = np.ones(size, bool) if taken is None else taken[group].numpy()
+        good = takes_part if usable is None else takes_part & usable[group].numpy()
+        own = labels[group].numpy()
+        assert (own[~takes_part] == -1).all()
+        present = own[takes_part] - before
+        _, appearance = np.unique(present, return_index=True)
+        assert (present[np.sort(appearance)] == np.arange(len(appearance))).all(), "numbered by first appearance"
+        before += len(appearance)
+        single = own[takes_part & ~good]
+        assert len(set(single.tolist())) == len(single)
+        assert not set(single.tolist()) & set(own[good].tolist()), "a record that is not usable has company"
+        values = x[group].to(torch.float64).numpy()[good]
+        _, first, inverse = np.unique(own[good], return_index=True, return_inverse=True)
+        among = np.argsort(np.argsort(first))[inverse].astype(np.int64)
+        expected, margin = margins(values, epsilon)
+        if margin > TOLERANCE:
+            np.testing.assert_array_equal(among, expected, err_msg=f"margin {margin:.2e}, {size}, epsilon {epsilon}")
+        else:
+            worst = replay(values, among, epsilon)
+            assert worst.excess <= TOLERANCE, (worst, margin, size, epsilon)
+            equal_labels = equal_labels and bool((among == expected).all())
+    return equal_labels
+
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
+
+
+def test_worked_by_hand(device):
+    """Unit vectors at 0°, 20°, 40° and 90°: a chain that joins while the centroid follows."""
+    angle = np.deg2rad([0, 20, 40, 90, 10])
+    x = torch.tensor(np.stack([np.cos(angle), np.sin(angle)], 1), dtype=torch.float32) * 3
+    epsilons = [float(1 - np.cos(np.deg2rad(degrees))) for degrees in (21, 9, 60)]
+    assert sweep(device, x, epsilons=epsilons).tolist() == [[0, 0, 1, 2, 0], [0, 1, 2, 3, 4], [0, 0, 0, 1, 0]]
+    assert run(device, x, epsilon=epsilons[0], order=torch.tensor([1, 2, 0])).tolist() == [0, 0, 1]
+
+
+def test_threshold_and_ties_are_banded(device):
+    x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    assert sweep(device, x, epsilons=[0.4, 0.4 - 0.9e-5, 0.4 - 1.1e-5]).tolist() == [[0, 0], [0, 0], [0, 1]]
+    tie = torch.tensor([[1, 0], [0, 1], [1, 1 + 1e-5]])
+    assert run(device, tie, epsilon=0.3).tolist() == [0, 1, 0]
+    tie[2, 1] = 1 + 4e-5
+    assert run(device, tie, epsilon=0.3).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("dim", [1, 3, 17, 64, 130])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ragged_groups_follow_the_rule(device, dtype, dim):
+    sizes = [60, 0, 1, 33, 2, 0]
+    x = mixture(dim, sum(sizes), dim, 7).to(dtype)
+    for epsilon in (0.05, 1.0):
+        labels = run(device, x, sizes, epsilon)
+        if check(x, sizes, epsilon, labels):
+            order, offsets = torch.arange(len(x)), offsets_of(sizes)
+            assert torch.equal(labels, reference.cluster_cosine(x, order, offsets, None, epsilon))
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_groups_of_several_tiles_and_long_rows(device, tile, monkeypatch):
+    if BACKEND == "triton":
+        monkeypatch.setattr(gram, "tile_for", lambda fingerprint: getattr(gram, tile))
+        monkeypatch.setattr(gram, "FLOAT32", getattr(gram, tile))
+    sizes = [129, 1, 20]
+    x = mixture(2, sum(sizes), 1029, 12).to(torch.float32 if tile.lower() == "float32" else torch.bfloat16)
+    check(x, sizes, 0.1, run(device, x, sizes))
+
+
+def test_shapes_of_partitions(device):
+    """One cluster; all singletons, so K beyond what a step takes at a time; nothing at all."""
+    assert run(device, mixture(1, 140, 40, 1, noise=0.01)).tolist() == [0] * 140
+    assert sweep(device, torch.eye(200), epsilons=[0.1, 1.0]).tolist() == [list(range(200)), [0] * 200]
+    assert sweep(device, torch.eye(7), epsilons=[]).shape == (0, 7)
+    for sizes in ([], [0, 0]):
+        assert sweep(device, torch.empty(0, 5), sizes, [0.0, 0.1]).shape == (2, 0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_many_clusters(device, shape, monkeypatch):
+    """K beyond what a step takes at a time, and clusters that are found again behind that border."""
+    if BACKEND == "triton":
+        monkeypatch.setitem(getattr(scan, shape), "CLUSTERS", 32)
+        monkeypatch.setitem(getattr(scan, shape), "COLUMNS", 64)
+        monkeypatch.setattr(scan, "SHORTEST_MEDIUM", 1 if shape == "MEDIUM" else 1025)
+    elif shape == "far":
+        monkeypatch.setattr(scan, "MOST_SHARED", 50_000)  # room for 87 clusters
+    x = mixture(5, 170, 48, 90, common=0.5)
+    labels = run(device, x, [150, 20], 0.2)
+    check(x, [150, 20], 0.2, labels)
+    assert labels[:150].max() > 64
+
+
+def test_similarities_within_three_millionths(device):
+    """After a cluster of 500 members, probes 3e-6 on either side of the threshold: the kernels see which side."""
+    rng = np.random.default_rng(17)
+    n, dim, epsilon = 500, 300, 0.1
+    x = (rng.uniform(0.5, 1.5, dim) * rng.uniform(0.5, 2, (n, 1)) + 0.1 * rng.standard_normal((n, dim))).astype(
+        np.float32
+    )
+    centroid = Centroids(dim)
+    for i, row in enumerate(unit_rows(x)):
+        centroid.join(0, row) if i else centroid.seed(row)
+    c = centroid.room[0] / np.linalg.norm(centroid.room[0])
+    probes = []
+    for shift in (-3e-6, 3e-6):  # the first begins a cluster and so leaves that of the others as it is
+        side = rng.standard_normal(dim)
+        side -= (side @ c) * c
+        cos = 1 - epsilon - BAND + shift
+        probes.append(cos * c + np.sqrt(1 - cos**2) * side / np.linalg.norm(side))
+    labels = run(device, torch.from_numpy(np.concatenate([x, np.array(probes, np.float32)])), epsilon=epsilon)
+    assert labels.tolist() == [0] * n + [1, 0]
+
+
+def test_count_vectors_that_meet_epsilon(device):
+    """Small integer counts: many cosines equal 1 − ε or each other exactly."""
+    rng = np.random.default_rng(5)
+    x = torch.from_numpy(rng.integers(0, 3, (120, 12)).astype(np.float32))
+    x[:, 0] += 1
+    for epsilon in (0.1, 0.25, 0.5):
+        check(x, [120], epsilon, run(device, x, epsilon=epsilon))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_huge_and_tiny_rows(device, dtype):
+    """Powers of two scale rows without a rounding, so the labels are those of the ordinary rows."""
+    x = mixture(8, 140, 33, 6).to(dtype)
+    x /= x.abs().amax(1, keepdim=True)
+    plain = run(device, x)
+    far = x.clone()
+    far[::3] *= 2.0**120
+    far[1::3] *= 2.0**-100
+    assert torch.equal(run(device, far), plain)
+    far[::3] *= 2.0**7  # the largest values; the smallest are subnormal and have lost digits, so the rule decides
+    far[1::3] *= 2.0**-30
+    if dtype == torch.float32 or not ON_CPU:  # Triton's interpreter misreads subnormal bfloat16
+        check(far, [140], 0.1, run(device, far))
+
+
+def test_tiny_float16_rows(device):
+    x = (mixture(9, 90, 40, 5) * 2.0**-20).to(torch.float16)  # mostly denormal
+    x[:, 0] = 2.0**-24
+    check(x, [90], 0.1, run(device, x))
+
+
+# ---- which records take part -----------------------------------------------------------------------------------------
+
+
+def test_records_set_aside(device):
+    """Records that are not usable are alone, those not taken have no cluster; NaN and zeros in them reach nobody."""
+    rng = np.random.default_rng(7)
+    x = mixture(7, 190, 40, 8)
+    usable, taken = torch.from_numpy(rng.random(190) < 0.8), torch.from_numpy(rng.random(190) < 0.8)
+    taken[64:96] = False  # a whole panel
+    sizes = [10, 120, 30, 30]
+    usable[130:160], taken[160:] = False, False  # whole groups
+    x[~usable], x[~taken] = float("nan"), float("inf")
+    x[5], x[100] = 0.0, float("-inf")  # no direction, whatever the masks say
+    found = sweep(device, x, sizes, [0.0, 0.1], usable=usable, taken=taken)
+    one = run(device, x, sizes, 0.1, usable=usable, taken=taken)
+    usable[[5, 100]] = False
+    check(x, sizes, 0.1, found[1], usable, taken)
+    assert torch.equal(found[1], one)
+    kept = torch.arange(190)[taken]
+    left = [int(taken[a:b].sum()) for a, b in zip([0, 10, 130, 160], [10, 130, 160, 190], strict=True)]
+    expected = reference.cluster_cosine(x, kept, offsets_of(left), usable[taken], 0.0)
+    assert torch.equal(found[0][taken], expected) and bool((found[0][~taken] == -1).all())
+
+
+@OF_TRITON
+def test_scan_rows(device):
+    x = torch.ones(7, 1030)
+    x[1, 1029], x[2, 3], x[3], x[4] = float("nan"), float("-inf"), 0.0, -0.0
+    x[5, 1:] = 0.0
+    x[5, 0] = 1e-45
+    order = torch.tensor([6, 5, 4, 3, 2, 1, 0, 0])
+    for dtype in DTYPES:
+        with sentinels():
+            found = clusters.scan_rows(x.to(device, dtype), order.to(device)).cpu()
+        assert torch.equal(found, reference.scan_rows(x.to(dtype), order))
+        assert clusters.scan_rows(x.to(device, dtype), order[:0].to(device)).shape == (0,)
+
+
+# ---- ε = 0 -----------------------------------------------------------------------------------------------------------
+
+
+@OF_TRITON
+@pytest.mark.parametrize("bits", [64, 1, 0.5], ids=["hash", "collisions", "one hash"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equal_rows(device, dtype, bits, monkeypatch):
+    """Rows as given: 2x is another row, −0.0 is 0.0; rows whose hashes agree are compared all the same."""
+    monkeypatch.setattr(rows, "HASH_BITS", max(int(bits), 1))
+    if bits < 1:
+        monkeypatch.setattr(equal, "first_equal", _with_one_hash(equal.first_equal))
+    rng = np.random.default_rng(3)
+    pool = torch.from_numpy(rng.integers(-1, 2, (9, 70)).astype(np.float32))
+    pool[1] = 2 * pool[0]
+    pool[2] = pool[0]
+    pool[2, 69] += 1  # differs in its last element alone
+    x = pool[rng.integers(0, 9, 110)]
+    x[rng.random(x.shape) < 0.5] *= -0.0
+    x[::2] = x[::2] + 0.0
+    x[3], x[50] = 0.0, float("nan")  # alone each
+    sizes = [1, 70, 0, 39]
+    usable = torch.from_numpy(reference.scan_rows(x, torch.arange(110)).numpy() == 0)
+    labels = run(device, x.to(dtype), sizes, 0.0, usable=usable)
+    assert torch.equal(labels, reference.cluster_cosine(x.to(dtype), torch.arange(110), offsets_of(sizes), usable, 0.0))
+
+
+def _with_one_hash(real):
+    def first_equal(x, order, group_offsets, kind, row_hash, **others):
+        real(x, order, group_offsets, kind, torch.zeros_like(row_hash), **others)
+
+    return first_equal
+
+
+# ---- ε as an axis ----------------------------------------------------------------------------------------------------
+
+
+def test_each_of_a_sweep_is_its_own_clustering(device):
+    """Zeros among them, more values than one launch writes."""
+    sizes = [9, 0, 40, 1]
+    x = mixture(4, sum(sizes), 21, 6).to(torch.bfloat16)
+    epsilons = [0.3, 0.0, 0.05, 0.9, 0.0, 0.1, 0.12, 0.14, 0.16, 0.18, 1.0]
+    found = sweep(device, x, sizes, epsilons)
+    for epsilon, labels in zip(epsilons, found, strict=True):
+        assert torch.equal(labels, run(device, x, sizes, epsilon)), epsilon
+        if epsilon:
+            check(x, sizes, epsilon, labels)
+
+
+def test_a_batch_in_parts(device, monkeypatch):
+    """Groups, and ε, take turns where their matrices do not fit at once."""
+    sizes = [10, 3, 0, 20, 5]
+    x = mixture(6, sum(sizes), 19, 6)
+    together = sweep(device, x, sizes)
+    for matrices in (1, 3, 14):
+        monkeypatch.setattr(limits, "ROOM", matrices * gram.UNIT**2)
+        assert torch.equal(sweep(device, x, sizes), together)
+        assert torch.equal(run(device, x, sizes, EPSILONS[2]), together[2])
+
+
+def test_long_groups_among_the_others(device, monkeypatch):
+    monkeypatch.setattr(long_groups, "LONG_GROUP", 100)
+    monkeypatch.setattr(long_groups, "COLUMNS", 128, raising=False)
+    sizes = [30, 140, 99, 0, 100]
+    x = mixture(10, sum(sizes), 24, 7)
+    found = sweep(device, x, sizes, [0.0, 0.1, 0.2])
+    for epsilon, labels in zip((0.1, 0.2), found[1:], strict=True):
+        check(x, sizes, epsilon, labels)
+        assert torch.equal(labels, run(device, x, sizes, epsilon))
+    assert torch.equal(found[0], reference.cluster_cosine(x, torch.arange(len(x)), offsets_of(sizes), None, 0.0))
+
+
+def test_public_calls(device):
+    """cluster() under one ε and several, and the search over all nodes of its tree, as on the CPU."""
+    status = bk.backends()[BACKEND]
+    if not status.available:
+        pytest.skip(str(status))
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (12, 9)).astype(np.float32)).to(device)
+    group = [0] * 8 + [1] * 4
+    for epsilon in (0.3, 0.0, torch.tensor([0.0, 0.1, 0.3])):
+        found = bk.cluster(x, group, epsilon, backend=BACKEND)
+        assert torch.equal(found.cpu(), bk.cluster(x.cpu(), group, epsilon, backend="cpu"))
+    found = bk.choose_epsilon(x[8:], group[8:], backend=BACKEND)
+    assert found == bk.choose_epsilon(x[8:].cpu(), group[8:], backend="cpu")
+
+
+# ---- bits ------------------------------------------------------------------------------------------------------------
+
+
+def products(device, x, sizes, wanted):
+    """Gram matrix of group `wanted` and 1/‖x‖ of its rows, bits as they are."""
+    side = -(-max(sizes) // gram.UNIT) * gram.UNIT
+    n, order, offsets = len(x), torch.arange(len(x), device=device), offsets_of(sizes).to(device)
+    kind, scale = torch.empty(n, dtype=torch.uint8, device=device), torch.empty(n, device=device)
+    rows.look(x.to(device), order, kind=kind, scale=scale)
+    matrices = torch.empty(len(sizes), side, side, device=device)
+    size, begin = sizes[wanted], sum(sizes[:wanted])
+    if BACKEND == "triton":
+        lengths = torch.empty(len(sizes), side, device=device)
+        gram.multiply_groups(x.to(device), order, offsets, scale, matrices, lengths, first_group=0, long_group=8192)
+        own = lengths[wanted, :size]
+    else:
+        lengths = torch.empty(n, device=device)
+        gram.multiply(
+            x.to(device), order, offsets[:-1], offsets[1:], scale, matrices, lengths, first_column=0, long_group=8192
+        )
+        own = lengths[begin : begin + size]
+    return matrices[wanted, :size, :size].triu().contiguous(), own.contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_group_alone_is_the_group_in_any_batch(device, dtype):
+    sizes = [20, 70, 129, 1]
+    x = mixture(12, sum(sizes), 50, 9).to(dtype)
+    if dtype != torch.float16:
+        x[25] *= 2.0**90
+        x[200] *= 2.0**90
+    for got, alone in zip(products(device, x, sizes, 1), products(device, x[20:90], [70], 0), strict=True):
+        assert same_bits(got, alone)
+    labels = sweep(device, x, sizes, [0.0, 0.1])[:, 20:90]
+    alone = sweep(device, x[20:90], [70], [0.0, 0.1])
+    assert torch.equal(labels - labels[:, :1], alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_strides_and_order(device, dtype):
+    """Rows are read where they are; what lies between them is never touched."""
+    values = mixture(13, 90, 21, 6).to(dtype)
+    order = torch.from_numpy(np.random.default_rng(13).permutation(130)[:90])
+    room = torch.full((130, 3, 50), float("nan"), dtype=dtype)
+    room[order, 1, 4:46:2] = values
+    turned = torch.full((25, 130), float("nan"), dtype=dtype)
+    turned[2:23, order] = values.T
+    plain = sweep(device, values, [40, 50], [0.0, 0.1])
+    for strided in (room.to(device)[:, 1, 4:46:2], turned.to(device)[2:23].T):
+        assert torch.equal(sweep(device, strided, [40, 50], [0.0, 0.1], order=order), plain)
+
+
+def test_one_row_many_times(device):
+    """An expanded row has a stride of 0."""
+    x = mixture(14, 1, 33, 1).expand(70, 33)
+    assert sweep(device, x.to(device), [30, 40], [0.0, 0.1]).tolist() == [[0] * 30 + [1] * 40] * 2
+
+
+@pytest.mark.skipif(BACKEND != "triton", reason="the CUDA kernels number their tiles by exact steps")
+def test_tiles_are_numbered_column_by_column():
+    """As the device counts them: tile t of the triangle is (i, j) with j (j + 1) / 2 + i = t, far beyond any group."""
+    tile = torch.cat([torch.arange(70_000), 2**24 + torch.arange(-2000, 2000)]).to(torch.int32)
+    j = ((torch.sqrt(8.0 * tile.to(torch.float32) + 1.0) - 1.0) * 0.5).to(torch.int32)
+    exact = torch.tensor([int((8 * t + 1) ** 0.5 - 1) // 2 for t in tile.tolist()])
+    assert bool(((j - exact).abs() <= 1).all()), "one step to either side is what the kernel corrects"
+
+
+@pytest.mark.skipif(ON_CPU, reason="a CPU has no device to wait for")
+def test_never_waits_for_the_device():
+    device = torch.device("cuda")
+    x, order = mixture(16, 300, 64, 9).to(device, torch.bfloat16), torch.arange(300, device=device)
+    offsets = offsets_of([20, 280]).to(device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        clusters.cluster_sweep(x, order, offsets, None, [0.0, 0.1, 0.2], n_groups=2, longest_group=280, taken=None)
+        clusters.scan_rows(x, order)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- any batch -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def batches(draw):
+    """Sizes, dtype, D, seed and ε of a batch; sometimes with ties, records set aside, or a long group."""
+    sizes = draw(st.lists(st.sampled_from([0, 1, 2, 5, 31, 33, 70]), min_size=1, max_size=3))
+    dim = draw(st.integers(1, 70))
+    counts = draw(st.sampled_from([1, 3, 12, 200]))
+    epsilons = draw(st.lists(st.sampled_from([0.0, 1e-4, 0.03, 0.1, 0.25, 0.9, 1.0]), min_size=1, max_size=2))
+    return sizes, dim, counts, epsilons, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**20)), draw(st.booleans())
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(batch=batches())
+def test_any_batch(batch):
+    sizes, dim, counts, epsilons, dtype, seed, ties = batch
+    device = torch.device("cpu" if ON_CPU else "cuda")
+    rng = np.random.default_rng(seed)
+    n = sum(sizes)
+    x = mixture(seed, n, dim, counts)
+    if ties:
+        x = torch.from_numpy(rng.integers(-1, 3, (n, dim)).astype(np.float32))  # zero rows among them
+    x = x.to(dtype)
+    usable, taken = torch.from_numpy(rng.random(n) < 0.9), torch.from_numpy(rng.random(n) < 0.9)
+    found = sweep(device, x, sizes, epsilons, usable=usable, taken=taken)
+    usable &= x.any(1)
+    for epsilon, labels in zip(epsilons, found, strict=True):
+        assert torch.equal(labels, run(device, x, sizes, epsilon, usable=usable, taken=taken))
+        if epsilon:
+            check(x, sizes, epsilon, labels, usable, taken)

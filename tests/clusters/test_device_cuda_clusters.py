@@ -1,0 +1,116 @@
+"""The CUDA scan: whatever the cut of the columns and the room for S, the same labels; and no drift over many members."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from certificate import margins, replay
+from ragged import sentinels, stage
+
+clusters, scan = stage("clusters"), stage("scan")
+
+EPSILONS = [0.01, 0.05, 0.3]
+SIZES = [40, 300, 3, 257, 128]
+
+
+def mixture(seed: int, n: int, dim: int, count: int, noise: float) -> torch.Tensor:
+    """[n, dim] bfloat16 around `count` directions with a strong common one."""
+    rng = np.random.default_rng(seed)
+    centre = 2 * rng.standard_normal(dim) + 1.5 * rng.standard_normal((count, dim))
+    x = centre[rng.integers(0, count, n)] + noise * rng.standard_normal((n, dim))
+    return torch.from_numpy(x.astype(np.float32)).to(torch.bfloat16)
+
+
+def sweep(device, x, sizes, epsilons=EPSILONS):
+    order, offsets = torch.arange(len(x), device=device), torch.tensor([0, *np.cumsum(sizes)], device=device)
+    with sentinels():
+        found = clusters.cluster_sweep(
+            x.to(device), order, offsets, None, epsilons, n_groups=len(sizes), longest_group=max(sizes), taken=None
+        )
+    return found.cpu()
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, torch.Tensor]:
+    """Labels of the first run, which had a whole Gram matrix and room for all of S."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("long_group", "columns", "shared"),
+    [(8192, 1024, 227 << 10), (8192, 1024, 46_000), (128, 128, 227 << 10), (257, 256, 46_000), (200, 384, 99 << 10)],
+    ids=["whole", "whole-far", "blocks", "blocks-far", "one block"],
+)
+def test_labels_depend_on_no_cut(device, monkeypatch, whole, long_group, columns, shared):
+    """Groups by blocks of columns and at once, S near and far: every record the same cluster, in any batch."""
+    monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
+    monkeypatch.setattr(clusters, "COLUMNS", columns)
+    monkeypatch.setattr(scan, "MOST_SHARED", shared)
+    x = mixture(1, sum(SIZES), 48, 60, 0.9)
+    found = sweep(device, x, SIZES)
+    assert int(found[0].max()) > 400 and int(found[2].max()) > 20  # singletons, and clusters with many members
+    assert torch.equal(found, whole.setdefault("labels", found))
+    alone = sweep(device, x[40:340], [300])
+    assert torch.equal(found[:, 40:340] - found[:, 40:41], alone)
+
+
+def test_groups_take_turns(device, monkeypatch):
+    """Where matrices, or S of a sweep, have no room at once."""
+    x = mixture(2, sum(SIZES), 32, 12, 0.4)
+    together = sweep(device, x, SIZES)
+    for room in (1, 384 * 384 * 2, 5 * 70 * 384 * 2):
+        monkeypatch.setattr(scan, "ROOM", room)
+        assert torch.equal(sweep(device, x, SIZES), together)
+
+
+@pytest.mark.parametrize("long_group", [8192, pytest.param(512, id="blocks")])
+def test_many_members_do_not_drift(device, monkeypatch, long_group):
+    """Cosines of 0.97 and more in a few clusters with hundreds of members: every decision within 1e-5 of the rule."""
+    monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
+    monkeypatch.setattr(clusters, "COLUMNS", 256)
+    n = 900
+    x = mixture(17, n, 64, 3, 0.35)
+    labels = sweep(device, x, [n], [0.05])[0].numpy()
+    assert labels.max() < 12
+    values = x.to(torch.float64).numpy()
+    expected, margin = margins(values, 0.05)
+    if margin > 1e-5:
+        np.testing.assert_array_equal(labels, expected)
+    else:
+        assert replay(values, labels, 0.05).excess <= 1e-5
+
+
+@pytest.mark.parametrize("long_group", [8192, pytest.param(64, id="blocks")])
+def test_more_radii_than_one_launch_writes(device, monkeypatch, long_group):
+    monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
+    monkeypatch.setattr(clusters, "COLUMNS", 128)
+    x, epsilons = mixture(5, 90, 16, 8, 0.6), [0.004 * e for e in range(1, 71)]
+    found = sweep(device, x, [20, 70], epsilons)
+    for e in (0, 23, 46, 63, 64, 69):
+        assert torch.equal(found[e], sweep(device, x, [20, 70], [epsilons[e]])[0])
+    assert len({tuple(row.tolist()) for row in found}) > 5
+
+
+@pytest.mark.parametrize("long_group", [8192, 250])
+def test_few_long_groups_among_many_short_ones(device, monkeypatch, long_group):
+    """Matrices of two sizes, or blocks of columns besides: the labels of one size for all."""
+    sizes = [3, 1, 130, 2, 5, 300, 4, 1, 1, 6, 128, 2, 7, 1, 257, 3]
+    x = mixture(8, sum(sizes), 48, 12, 0.5)
+    want = sweep(device, x, sizes)
+    made, real = [], clusters.Batch._cluster_whole
+    monkeypatch.setattr(
+        clusters.Batch, "_cluster_whole", lambda self, *args: (made.append(args[2:4]), real(self, *args))
+    )
+    monkeypatch.setattr(clusters, "MIDDLE", 128)
+    monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
+    monkeypatch.setattr(clusters, "COLUMNS", 128)
+    assert torch.equal(sweep(device, x, sizes), want)
+    assert made == [(127, 128), (min(300, long_group - 1), long_group)]
+
+
+def test_a_long_group_alone_has_no_matrix_of_its_own(device, monkeypatch):
+    monkeypatch.setattr(clusters, "LONG_GROUP", 128)
+    monkeypatch.setattr(clusters, "COLUMNS", 128)
+    monkeypatch.setattr(clusters.Batch, "_cluster_whole", lambda *_: pytest.fail("there is no short group"))
+    sweep(device, mixture(9, 200, 16, 5, 0.5), [200])

@@ -1,0 +1,162 @@
+"""Many ε at once on a device: the clusters of each, the search, and the ε that follows the policy, as the reference has them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from ragged import BACKEND, nothing_waits, stage, states
+
+import bipace_kernels as bk
+from bipace_kernels import _sizes
+
+clusters = stage("clusters")
+long_groups = stage("long_groups") if BACKEND == "triton" else clusters
+ONE_ORDER = True  # of the twin's threads: each stage has its own tests under several
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+EPSILONS = [0.1, 0.0, 0.35, 1.0]
+
+
+def cluster(device, x, epsilon, **rest):
+    found = bk.cluster(torch.as_tensor(x).to(device), epsilon=epsilon, backend=BACKEND, **rest)
+    assert found.device.type == device.type
+    return found.cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_each_entry_is_its_own_clustering(device, dtype):
+    x, group = states()
+    rows = torch.from_numpy(x).to(dtype)
+    found = cluster(device, rows, EPSILONS, group=group)
+    assert found.shape == (4, 24)
+    for epsilon, labels in zip(EPSILONS, found, strict=True):
+        assert torch.equal(labels, cluster(device, rows, epsilon, group=group))
+        assert torch.equal(labels, bk.cluster(rows, group, epsilon, backend="reference"))
+
+
+def test_entries_as_a_tensor_where_the_rows_are(device):
+    x, group = states()
+    want = cluster(device, x, EPSILONS, group=group)
+    assert torch.equal(
+        cluster(device, x, torch.tensor(EPSILONS, dtype=torch.float64, device=device), group=group), want
+    )
+    assert cluster(device, x, [], group=group).shape == (0, 24)
+    assert cluster(device, np.zeros((0, 3), np.float32), EPSILONS, group=[]).shape == (4, 0)
+
+
+def test_zero_among_others_compares_rows_as_given(device):
+    """Twice a row has its direction, but is not equal to it; −0.0 is 0.0."""
+    x = np.array([[1, 0], [2, 0], [1, -0.0], [0, 1]], np.float32)
+    found = cluster(device, x, [0.1, 0.0, 1e-4], group=[0] * 4)
+    assert found.tolist() == [[0, 0, 0, 1], [0, 1, 0, 2], [0, 0, 0, 1]]
+
+
+def test_padding_copies_and_row_order_without_a_wait(device):
+    x, group = states()
+    rng = np.random.default_rng(3)
+    rows, valid = rng.permutation(24), rng.random(24) < 0.8
+    lay = bk.layout(group[rows], (group * 10 + np.arange(24) % 3)[rows], (np.arange(24) // 6)[rows], valid)
+    assert lay.n_duplicates
+    x = torch.from_numpy(x)[rows].to(device)
+    want = bk.cluster(x.cpu(), epsilon=EPSILONS, layout=lay, backend="reference")
+    bk.cluster(x, epsilon=EPSILONS, layout=lay, backend=BACKEND)  # compiles, and copies the layout there
+    with nothing_waits(device):
+        found = bk.cluster(x, epsilon=EPSILONS, layout=lay, backend=BACKEND)
+    assert torch.equal(found.cpu(), want)
+    assert bool(((want == -1) == torch.from_numpy(~valid)).all())
+
+
+def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
+    x, group = states()
+    trajectory = np.arange(24) // 4
+    x = torch.from_numpy(x).to(device)
+    found = bk.cluster(x, group, EPSILONS, trajectory=trajectory, backend=BACKEND)
+    for epsilon, labels in zip(EPSILONS, found, strict=True):
+        result = bk.advantage(
+            group, trajectory, np.ones(24), fingerprint=x, config=bk.Config.bigpo(epsilon), backend=BACKEND
+        )
+        assert torch.equal(result.cluster, labels)
+
+
+def test_long_groups_have_no_gram_matrix_and_the_search_probes_them(device, monkeypatch):
+    monkeypatch.setattr(long_groups, "LONG_GROUP", 10)
+    monkeypatch.setattr(clusters, "LONGEST_SWEEP", 9)
+    taken = []
+    if BACKEND == "triton":
+        real = long_groups.cluster_long
+
+        def counted(*args, longest_group, shortest, **rest):
+            if longest_group >= shortest:
+                taken.append(args[5])
+            return real(*args, longest_group=longest_group, shortest=shortest, **rest)
+
+        monkeypatch.setattr(long_groups, "cluster_long", counted)
+    x, _ = states()
+    group = np.r_[np.zeros(13, int), np.ones(6, int), np.full(5, 2)]
+    want = bk.cluster(x, group, EPSILONS, backend="reference")
+    assert torch.equal(cluster(device, x, EPSILONS, group=group), want)
+    assert taken == ([[0.1, 0.35, 1.0]] if BACKEND == "triton" else [])
+    choice = bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND, probes=3)
+    assert choice == bk.choose_epsilon(x, group, backend="reference", probes=3)
+    if BACKEND == "triton":
+        assert taken[1:] == [[epsilon] for epsilon, _ in choice.probes]
+
+
+def test_bad_rows_are_alone_unless_asked_for(device):
+    x, group = states()
+    x[7], x[8] = 0, np.nan
+    found = cluster(device, x, EPSILONS, group=group)
+    for labels in found:
+        sizes = np.bincount(labels.numpy())
+        assert sizes[labels[7]] == sizes[labels[8]] == 1
+    with pytest.raises(ValueError, match="row 8 holds a non-finite value"):
+        cluster(device, x, EPSILONS, group=group, check="now")
+
+
+@pytest.mark.parametrize("probes", [1, 6])
+def test_the_search_is_that_of_the_reference(device, probes):
+    x, group = states()
+    rows = torch.from_numpy(x).to(device)
+    want = bk.choose_epsilon(x, group, band=(1, 1.2), probes=probes, backend="reference")
+    assert len(want.probes) > probes // 2
+    assert bk.choose_epsilon(rows, group, band=(1, 1.2), probes=probes, backend=BACKEND) == want
+    x[3] = 0
+    with pytest.raises(ValueError, match="row 3 is zero"):
+        bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND)
+
+
+@pytest.mark.parametrize("objective", ["median", "value_r2"])
+def test_the_controller_goes_as_on_the_reference(device, objective):
+    paths = []
+    for backend in ("reference", BACKEND):
+        rng = np.random.default_rng(5)
+        controller = bk.EpsilonController(0.05, objective=objective, max_step=1.6, points=5, band=(2, 4))
+        path = []
+        for step in range(5):
+            x, group = states(step)
+            x[step] = np.nan
+            x = torch.from_numpy(x + np.float32(2 * (step > 2)))
+            controller.update(
+                x.to(device) if backend == BACKEND else x, group, trajectory=np.arange(24) // 4,
+                returns=rng.normal(size=24), backend=backend,
+            )  # fmt: skip
+            path.append(json.dumps(controller.state_dict()))
+        paths.append(path)
+    assert paths[0] == paths[1]
+    assert len({json.loads(line)["epsilon"] for line in paths[0]}) == 4
+
+
+def test_sizes_are_counted_where_the_labels_are(device):
+    labels = torch.tensor([[0, 1, 1, 2, 2, 2, -1], [-1] * 7, [0, 0, 0, 3, 3, 1, -1]])
+    want = _sizes.measure_sizes(labels)
+    there, before = labels.to(device), torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.use_deterministic_algorithms(True)
+        with nothing_waits(device):
+            table = _sizes.size_table(there)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert _sizes._from_table(table) == want == _sizes.measure_sizes(there)

@@ -1,0 +1,266 @@
+"""ε as a vector, ε by search, ε that follows the policy."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from batches import spread_out
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bipace_kernels as bk
+from bipace_kernels import _sizes
+from bipace_kernels.cli import rollouts, states
+from bipace_kernels.cpu import clusters as cpu
+
+SAMPLE = Path(__file__).resolve().parents[2] / "examples/data/webshop_llm.jsonl.gz"
+EPSILONS = [0.1, 0.0, 0.35, 1.0]
+
+
+# ---- a vector of ε ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        EPSILONS,
+        tuple(EPSILONS),
+        np.array(EPSILONS),
+        torch.tensor(EPSILONS, dtype=torch.float64),
+        torch.tensor(EPSILONS),
+    ],
+    ids=["list", "tuple", "array", "float64", "float32"],
+)
+def test_a_vector_gives_a_row_for_each(backend, vector):
+    x, group = spread_out()
+    found = bk.cluster(x, group, vector, backend=backend)
+    assert found.shape == (4, len(x))
+    for epsilon, labels in zip(EPSILONS, found, strict=True):
+        assert torch.equal(labels, bk.cluster(x, group, epsilon, backend=backend))
+
+
+def test_zero_among_others_compares_rows_as_given(backend):
+    """Twice a row has its direction, but is not equal to it; −0.0 is 0.0."""
+    x = np.array([[1, 0], [2, 0], [1, -0.0], [0, 1]], np.float32)
+    found = bk.cluster(x, [0] * 4, [0.1, 0.0, 1e-4], backend=backend)
+    assert found.tolist() == [[0, 0, 0, 1], [0, 1, 0, 2], [0, 0, 0, 1]]
+
+
+def test_a_group_too_long_for_a_gram_matrix():
+    rng = np.random.default_rng(0)
+    centre = rng.normal(size=(9, 4))
+    x = (centre[rng.integers(0, 9, cpu.LONGEST_SWEEP + 20)] + 0.1).astype(np.float32)
+    group = np.r_[np.zeros(cpu.LONGEST_SWEEP + 1, int), np.ones(19, int)]
+    for epsilon, labels in zip(EPSILONS, bk.cluster(x, group, EPSILONS), strict=True):
+        assert torch.equal(labels, bk.cluster(x, group, epsilon))
+
+
+def test_a_plain_number_gives_a_vector_of_labels(backend):
+    x, group = spread_out(n=60)
+    want = bk.cluster(x, group, 0.1, backend=backend)
+    assert want.shape == (60,)
+    for number in (np.float64(0.1), np.array(0.1), torch.tensor(0.1, dtype=torch.float64)):
+        assert torch.equal(bk.cluster(x, group, number, backend=backend), want)
+    assert bk.cluster(x, group, [], backend=backend).shape == (0, 60)
+    assert bk.cluster(x, group, torch.empty(0), backend=backend).shape == (0, 60)
+    assert bk.cluster(np.zeros((0, 3)), [], EPSILONS, backend=backend).shape == (4, 0)
+
+
+def test_padding_copies_and_row_order(backend):
+    x, group = spread_out(n=60)
+    rng = np.random.default_rng(3)
+    rows, valid = rng.permutation(60), rng.random(60) < 0.8
+    trajectory, step = group * 10 + np.arange(60) % 3, np.arange(60) // 6  # steps come twice
+    lay = bk.layout(group[rows], trajectory[rows], step[rows], valid)
+    assert lay.n_duplicates
+    found = bk.cluster(x[rows], epsilon=EPSILONS, layout=lay, backend=backend)
+    for epsilon, labels in zip(EPSILONS, found, strict=True):
+        assert torch.equal(labels, bk.cluster(x[rows], epsilon=epsilon, layout=lay, backend=backend))
+        assert bool(((labels == -1) == torch.from_numpy(~valid)).all())
+    nobody = bk.layout(group, trajectory, step, np.zeros(60, bool))
+    assert bool((bk.cluster(x, epsilon=EPSILONS, layout=nobody, backend=backend) == -1).all())
+
+
+def test_the_smallest_epsilon_as_float32():
+    """float32's nearest to 1e-4 is below it and means it."""
+    x, group = spread_out(n=60)
+    assert torch.equal(bk.cluster(x, group, torch.tensor([1e-4]))[0], bk.cluster(x, group, 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "error", "words"),
+    [
+        ([0.1, 5e-5], ValueError, r"epsilon\[1\] must be 0 or in \[1e-4, 2\], got 5e-05"),
+        ([0.1, 0.2, 2.1], ValueError, r"epsilon\[2\].*got 2.1"),
+        (torch.tensor([-0.1]), ValueError, r"epsilon\[0\].*got -0.1"),
+        (np.array([0.1, math.nan]), ValueError, r"epsilon\[1\].*got nan"),
+        ([[0.1]], ValueError, r"epsilon must be one number, or a vector of them of shape \[E\], got shape \[1, 1\]"),
+        (torch.tensor([True]), TypeError, "entries of torch.bool"),
+        (torch.tensor([1j]), TypeError, "entries of torch.complex64"),
+        (["a"], TypeError, "epsilon must be one number, or a vector"),
+        (3, ValueError, r"epsilon must be a number 0 or in \[1e-4, 2\], got 3"),
+        (None, ValueError, "epsilon must be a number"),
+    ],
+)
+def test_bad_epsilons(epsilon, error, words):
+    x, group = spread_out(n=60)
+    with pytest.raises(error, match=words):
+        bk.cluster(x, group, epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, [0.1, 0.2]], ids=str)
+def test_bad_rows_raise_on_the_cpu(backend, epsilon):
+    x, group = spread_out(n=60)
+    x[7] = 0
+    for check in ("auto", "now"):
+        with pytest.raises(ValueError, match="row 7 is zero"):
+            bk.cluster(x, group, epsilon, backend=backend, check=check)
+    with pytest.raises(ValueError, match="check must be 'auto' or 'now', got 'later'"):
+        bk.cluster(x, group, epsilon, backend=backend, check="later")
+
+
+@given(
+    labels=st.integers(0, 30).flatmap(
+        lambda m: st.lists(st.lists(st.integers(-1, max(m - 1, -1)), min_size=m, max_size=m), min_size=1, max_size=4)
+    )
+)
+def test_sizes_are_measured_alike_on_both_sides(labels):
+    """What a GPU counts equals NumPy's medians and shares."""
+    tensor = torch.tensor(labels, dtype=torch.int64)
+    measured = _sizes.measure_sizes(tensor)
+    assert _sizes._from_table(_sizes.size_table(tensor)) == measured
+    for row, found in zip(labels, measured, strict=True):
+        sizes = [row.count(c) for c in set(row) - {-1}]
+        assert found.clusters == len(sizes)
+        if sizes:
+            assert (found.median, found.singletons) == (np.median(sizes), np.mean([s == 1 for s in sizes]))
+
+
+# ---- choose_epsilon --------------------------------------------------------------------------------------------------
+
+
+def probe_by_probe(x, low_size=4.0, high_size=8.0, low=0.02, high=0.40, probes=6, **arguments):
+    """The paper's search, one clustering at a time."""
+    tried = []
+    for _ in range(probes):
+        epsilon = (low + high) / 2
+        labels = bk.cluster(x, epsilon=epsilon, **arguments)
+        size = float(np.median(np.bincount(labels.numpy())))
+        tried.append((epsilon, size))
+        if low_size <= size <= high_size:
+            return epsilon, tuple(tried)
+        low, high = (epsilon, high) if size < low_size else (low, epsilon)
+    best = min(tried, key=lambda probe: (max(low_size - probe[1], probe[1] - high_size), probe[0]))
+    return best[0], tuple(tried)
+
+
+@pytest.mark.parametrize("probes", [1, 2, 3, 6, 8, 14])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_walk_off_a_sweep_is_that_of_single_probes(seed, probes):
+    x, group = spread_out(seed, n=180)
+    for band in ((4, 8), (1, 1.5), (4.9, 5.1), (50, 60), (7, 7)):
+        choice = bk.choose_epsilon(x, group, band=band, probes=probes)
+        want = probe_by_probe(x, *band, probes=probes, group=group)
+        assert (choice.epsilon, choice.probes) == want
+
+
+def test_the_walk_on_recorded_rollouts():
+    records = rollouts.read([str(SAMPLE)])
+    x = states.ngram_fingerprints(states.texts(records, states.State()))
+    lay = bk.layout(records.group, records.trajectory, np.array(records.step))
+    for band, lengths in (((4, 8), {6}), ((1, 2), {1, 2, 3, 4, 5}), ((20, 30), {2, 3, 4, 5, 6})):
+        choice = bk.choose_epsilon(x, layout=lay, band=band)
+        assert (choice.epsilon, choice.probes) == probe_by_probe(x, *band, layout=lay)
+        assert len(choice.probes) in lengths
+
+
+@pytest.fixture
+def sweeps(monkeypatch):
+    """How many ε each sweep of the CPU took."""
+    taken = []
+    real = cpu.cluster_sweep
+
+    def counted(x, order, offsets, usable, epsilons, **rest):
+        taken.append(len(epsilons))
+        return real(x, order, offsets, usable, epsilons, **rest)
+
+    monkeypatch.setattr(cpu, "cluster_sweep", counted)
+    return taken
+
+
+@pytest.mark.parametrize(("probes", "wanted"), [(2, []), (3, [7]), (6, [63]), (10, [63, 15]), (7, [63])])
+def test_six_probes_take_one_sweep(sweeps, probes, wanted):
+    x, group = spread_out(n=60)
+    choice = bk.choose_epsilon(x, group, band=(1000, 2000), probes=probes)
+    assert len(choice.probes) == probes
+    assert sweeps == wanted
+
+
+def test_no_sweep_where_a_group_is_too_long_for_it(sweeps):
+    x = np.ones((cpu.LONGEST_SWEEP + 1, 2), np.float32)
+    assert len(bk.choose_epsilon(x, np.zeros(len(x), int), band=(1, 2), probes=4).probes) == 4
+    assert sweeps == []
+    bk.choose_epsilon(x[1:], np.zeros(len(x) - 1, int), band=(1, 2), probes=4)
+    assert sweeps == [15]
+
+
+# ---- on a device, with stand-ins for its stages ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def epsilons_read(monkeypatch):
+    """A list of ε goes through a tensor of the host, which the watch cannot tell from one of a device."""
+    monkeypatch.setattr(importlib.import_module("bipace_kernels.clusters"), "_epsilons", lambda epsilon: epsilon)
+
+
+@pytest.mark.usefixtures("epsilons_read")
+def test_clusters_on_a_device_without_reading_a_tensor(stand_ins):
+    x, group = spread_out(n=60)
+    valid = np.arange(60) % 5 > 0
+    lay = bk.layout(group, group, valid=valid)
+    rows = torch.from_numpy(x)
+    lay.on(rows.device)  # copied there once
+    for epsilon in (0.1, EPSILONS):
+        want = bk.cluster(x, epsilon=epsilon, layout=lay, backend="cpu")
+        with stand_ins.watch():
+            found = bk.cluster(rows, epsilon=epsilon, layout=lay, backend="triton")
+        assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, [0.1, 0.0]], ids=str)
+@pytest.mark.usefixtures("epsilons_read")
+def test_bad_rows_on_a_device_are_alone_unless_asked_for(stand_ins, epsilon):
+    x, group = spread_out(n=60)
+    clean = bk.cluster(np.delete(x, [7, 8], 0), np.delete(group, [7, 8]), epsilon)
+    x[7], x[8] = 0, np.nan
+    lay, rows = bk.layout(group, group), torch.from_numpy(x)
+    lay.on(rows.device)
+    with stand_ins.watch():
+        found = bk.cluster(rows, epsilon=epsilon, layout=lay, backend="triton")
+    for labels, others in zip(torch.atleast_2d(found), torch.atleast_2d(clean), strict=True):
+        sizes = np.bincount(labels.numpy())
+        assert sizes[labels[7]] == sizes[labels[8]] == 1
+        rest = torch.from_numpy(np.delete(labels.numpy(), [7, 8]))
+        assert torch.equal(torch.unique(rest, return_inverse=True)[1], others)
+    with pytest.raises(ValueError, match="row 8 holds a non-finite value"):
+        bk.cluster(x, group, epsilon, backend="triton", check="now")
+
+
+@pytest.mark.parametrize("probes", [1, 6, 8])
+def test_the_search_on_a_device_takes_one_sweep(stand_ins, probes):
+    x, group = spread_out(n=180)
+    for band in ((4, 8), (1, 1.5), (50, 60)):
+        want = probe_by_probe(x, *band, probes=probes, group=group, backend="cpu")
+        stand_ins.calls.clear()
+        choice = bk.choose_epsilon(x, group, band=band, probes=probes, backend="triton")
+        assert (choice.epsilon, choice.probes) == want
+        one = "cluster_cosine" if probes == 1 else "cluster_sweep"
+        assert stand_ins.calls == ["scan_rows", one, one][: 3 if len(choice.probes) > 6 else 2]
+    x[3] = 0
+    with pytest.raises(ValueError, match="row 3 is zero"):
+        bk.choose_epsilon(x, group, backend="triton")

@@ -1,0 +1,300 @@
+"""Sweeps of ε: many clusterings from one Gram matrix, against the clustering of each ε and against themselves."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from certificate import BAND, Centroids, unit_rows
+from clustering import (
+    DTYPES,
+    EPSILONS,
+    ODD_DIMS,
+    bit_case,
+    check_instruction_sets,
+    check_layouts,
+    check_partition,
+    in_process,
+    mixture,
+    offsets_of,
+    sample,
+    sweep,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bipace_kernels import _native_loader
+from bipace_kernels.cpu import clusters as cpu
+from bipace_kernels.reference import clusters as reference
+
+
+def one(x: torch.Tensor, sizes: list[int], epsilon: float, usable: torch.Tensor | None = None) -> torch.Tensor:
+    return cpu.cluster_cosine(x, torch.arange(len(x)), offsets_of(sizes), usable, epsilon, num_threads=2)
+
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
+
+
+def test_worked_by_hand():
+    """0°, 20°, 40°, 90°, 10°: at 21° the chain of test_clusters, at 9° pairs of equals only, at 60° all but one."""
+    angle = np.deg2rad([0, 20, 40, 90, 10])
+    x = torch.tensor(np.stack([np.cos(angle), np.sin(angle)], 1), dtype=torch.float32) * 3
+    epsilons = [float(1 - np.cos(np.deg2rad(degrees))) for degrees in (21, 9, 60)]
+    assert sweep(x, epsilons=epsilons).tolist() == [[0, 0, 1, 2, 0], [0, 1, 2, 3, 4], [0, 0, 0, 1, 0]]
+
+
+def test_threshold_and_ties_are_banded():
+    x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    assert sweep(x, epsilons=[0.4, 0.4 - 0.9e-5, 0.4 - 1.1e-5]).tolist() == [[0, 0], [0, 0], [0, 1]]
+    tie = torch.tensor([[1, 0], [0, 1], [1, 1 + 1e-5]])
+    assert sweep(tie, epsilons=[0.3]).tolist() == [[0, 1, 0]]
+    tie[2, 1] = 1 + 4e-5
+    assert sweep(tie, epsilons=[0.3]).tolist() == [[0, 1, 1]]
+
+
+@pytest.mark.parametrize("dim", ODD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_each_follows_the_rule(dim: int, dtype: torch.dtype, isa: str):
+    sizes = [60, 0, 1, 133, 2, 0]
+    x = mixture(dim, sum(sizes), dim, 7).to(dtype)
+    for epsilon, labels in zip(EPSILONS, sweep(x, sizes), strict=True):
+        if check_partition(x, sizes, epsilon, labels):
+            order = torch.arange(len(x))
+            assert torch.equal(labels, reference.cluster_cosine(x, order, offsets_of(sizes), None, epsilon))
+
+
+def test_the_reference_sweep_is_its_clustering_of_each():
+    x, sizes = mixture(4, 50, 12, 5), [20, 0, 30]
+    order, usable = torch.arange(50), torch.arange(50) % 7 > 0
+    found = reference.cluster_sweep(x, order, offsets_of(sizes), usable, [0.0, 0.1, 0.5])
+    for epsilon, labels in zip([0.0, 0.1, 0.5], found, strict=True):
+        assert torch.equal(labels, reference.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon))
+    assert reference.cluster_sweep(x, order, offsets_of(sizes), None, []).shape == (0, 50)
+
+
+def test_shapes(isa: str):
+    assert sweep(torch.eye(200), epsilons=[0.1, 1.0]).tolist() == [list(range(200)), [0] * 200]
+    assert sweep(torch.eye(7), epsilons=[]).shape == (0, 7)
+    assert sweep(torch.empty(0, 5), [0, 0]).shape == (len(EPSILONS), 0)
+    assert sweep(torch.empty(0, 5), []).shape == (len(EPSILONS), 0)
+
+
+@pytest.mark.parametrize("kind", ["noise", "drift", "constant"])
+def test_similarities_within_three_millionths(kind: str):
+    """After a cluster of 1,500 members, probes 3e-6 on either side of the threshold: the sweep sees which side."""
+    rng = np.random.default_rng(17)
+    n, dim, epsilon = 1500, 700, 0.1
+    base = np.where(np.arange(dim) < 300, 1.0, 0.7) * (1.0 if kind == "constant" else rng.uniform(0.5, 1.5, dim))
+    noise = {"noise": 0.1, "drift": 1e-6, "constant": 0.0}[kind] * rng.standard_normal((n, dim))
+    drift = (0.05 if kind == "drift" else 0.0) * np.linspace(0, 1, n)[:, None] * rng.standard_normal(dim)
+    x = ((base + drift) * rng.uniform(0.5, 2, (n, 1)) + noise).astype(np.float32)
+    centroid = Centroids(dim)
+    for i, row in enumerate(unit_rows(x)):
+        centroid.join(0, row) if i else centroid.seed(row)
+    c = centroid.room[0] / np.linalg.norm(centroid.room[0])
+    for probe in range(12):
+        side = rng.standard_normal(dim)
+        side -= (side @ c) * c
+        above = probe % 2 == 0
+        cos = 1 - epsilon - BAND + (3e-6 if above else -3e-6)
+        row = cos * c + np.sqrt(1 - cos**2) * side / np.linalg.norm(side)
+        labels = sweep(torch.from_numpy(np.concatenate([x, row[None].astype(np.float32)])), epsilons=[epsilon])[0]
+        assert int(labels[-1] == 0) == above
+        assert not labels[:n].any()
+
+
+def test_a_centroid_that_moves_by_less_than_a_rounding():
+    """One member, then 3,000 copies of another: steps below float32's grid that together decide."""
+    rng = np.random.default_rng(2)
+    dim, epsilon = 64, 0.1
+    b, side = np.linalg.qr(rng.standard_normal((dim, 2)))[0].T
+    a = 0.92 * b + np.sqrt(1 - 0.92**2) * side
+    x = np.concatenate([a[None], np.repeat(b[None], 3000, 0)]).astype(np.float32)
+    centroid = Centroids(dim)
+    for i, row in enumerate(unit_rows(x)):
+        centroid.join(0, row) if i else centroid.seed(row)
+    c = centroid.room[0] / np.linalg.norm(centroid.room[0])
+    towards = side - (side @ c) * c
+    for sign in (1, -1):
+        for offset in (3e-6, -3e-6):
+            cos = 1 - epsilon - BAND + offset
+            probe = cos * c + sign * np.sqrt(1 - cos**2) * towards / np.linalg.norm(towards)
+            labels = sweep(torch.from_numpy(np.concatenate([x, probe[None].astype(np.float32)])), epsilons=[epsilon])[0]
+            assert int(labels[-1]) == (0 if offset > 0 else 1)
+            assert not labels[:-1].any()
+
+
+def test_long_clusters_do_not_drift():
+    x = mixture(3, 4096, 64, 12, noise=0.25, common=1.0)
+    for epsilon, labels in zip((0.03, 0.06), sweep(x, epsilons=[0.03, 0.06]), strict=True):
+        check_partition(x, [4096], epsilon, labels)
+
+
+# ---- what goes through cluster_cosine --------------------------------------------------------------------------------
+
+
+def test_zero_among_others():
+    """ε = 0 compares rows as given, wherever it stands."""
+    base = np.random.default_rng(11).standard_normal((6, 40))
+    rows, sizes = torch.from_numpy(np.concatenate([base, 2 * base, -base, base]).astype(np.float32)), [20, 4]
+    zero, found, again = sweep(rows, sizes, [0.0, 0.1, 0.0])
+    assert torch.equal(zero, one(rows, sizes, 0.0)) and torch.equal(again, zero)
+    check_partition(rows, sizes, 0.1, found)
+
+
+def test_groups_too_long_for_a_gram_matrix():
+    longest = _native_loader.load().longest_sweep
+    sizes = [30, longest + 1, 0, longest, 17]
+    x = mixture(5, sum(sizes), 9, 6)
+    epsilons = [0.05, 0.0, 0.2]
+    found = sweep(x, sizes, epsilons)
+    for epsilon, labels in zip(epsilons, found, strict=True):
+        assert torch.equal(labels, one(x, sizes, epsilon))
+    usable = torch.arange(len(x)) % 5 > 0
+    for epsilon, labels in zip(epsilons, sweep(x, sizes, epsilons, usable=usable), strict=True):
+        assert torch.equal(labels, one(x, sizes, epsilon, usable))
+
+
+def test_more_gram_matrices_than_fit_at_a_time():
+    sizes = [2500, 3000, 40, 3900, 1]
+    x = mixture(6, sum(sizes), 8, 5)
+    assert torch.equal(sweep(x, sizes, [0.1])[0], one(x, sizes, 0.1))
+
+
+# ---- what rows may hold ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1e30, 3e38, 1e-25, 1e-30, 1e-38, 3e-43], ids=str)
+def test_huge_and_tiny_rows(scale: float, isa: str):
+    x = mixture(2, 120, 70, 5).numpy().astype(np.float64)
+    x /= np.abs(x).max(axis=1, keepdims=True)
+    x[::3] *= scale
+    rows = torch.from_numpy(x.astype(np.float32))
+    for epsilon, labels in zip((0.1, 0.3), sweep(rows, epsilons=[0.1, 0.3]), strict=True):
+        check_partition(rows, [120], epsilon, labels)
+
+
+def test_powers_of_two_change_nothing():
+    x, sizes = bit_case(64)
+    factor = torch.from_numpy(np.ldexp(1.0, np.random.default_rng(0).integers(-100, 100, (len(x), 1)))).float()
+    assert torch.equal(sweep(x * factor, sizes), sweep(x, sizes))
+
+
+def test_rows_that_touch_nobody():
+    """Not usable, or without a direction: alone, numbered where they stand, and no other record sees them."""
+    x = mixture(8, 90, 20, 3)
+    x[::4] = x[0].clone()
+    usable = torch.from_numpy(np.random.default_rng(1).random(90) < 0.6)
+    sizes, epsilons = [30, 1, 59], [0.0, 0.1, 0.5, 1.0]
+    wild = x.clone()
+    wild[~usable] = torch.nan
+    for rows in (x, wild):
+        for epsilon, labels in zip(epsilons, sweep(rows, sizes, epsilons, usable=usable), strict=True):
+            assert torch.equal(
+                labels, reference.cluster_cosine(x, torch.arange(90), offsets_of(sizes), usable, epsilon)
+            )
+    for row, value in ((1, 0.0), (5, torch.nan), (6, torch.inf), (33, 0.0), (89, -torch.inf)):
+        x[row] = value
+    usable[:] = x.isfinite().all(dim=1) & x.any(dim=1)
+    assert torch.equal(sweep(x, sizes), sweep(x, sizes, usable=usable))
+    assert sweep(torch.zeros(5, 3)).tolist() == [[0, 1, 2, 3, 4]] * len(EPSILONS)
+
+
+def test_flush_to_zero_changes_nothing():
+    x = mixture(2, 120, 70, 5) * 1e-40
+    expected = sweep(x)
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this machine cannot flush denormals")
+        for threads in (1, 2):
+            assert torch.equal(sweep(x, num_threads=threads), expected)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+NEAR = [0.36, 0.38, 0.4, 0.42, 0.0]
+
+
+def test_threads_and_repetitions():
+    x, sizes = bit_case()
+    expected = sweep(x, sizes, NEAR, num_threads=1)
+    assert 20 < int(expected[2].max()) < 600
+    for threads in (2, 3, 8):
+        for _ in range(10):
+            assert torch.equal(sweep(x, sizes, NEAR, num_threads=threads), expected)
+
+
+def test_alone_as_in_a_batch_and_among_other_epsilons():
+    x, sizes = bit_case()
+    found = sweep(x, sizes, NEAR)
+    for e, epsilon in enumerate(NEAR):
+        assert torch.equal(sweep(x, sizes, [epsilon])[0], found[e])
+        begin = before = 0
+        for size in sizes:
+            alone = sweep(x[begin : begin + size], [size], [epsilon])[0]
+            assert torch.equal(alone + before, found[e, begin : begin + size])
+            before += int(alone.max()) + 1 if size else 0
+            begin += size
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layouts_and_alignments(dtype: torch.dtype, isa: str):
+    check_layouts(lambda x, sizes, order=None: sweep(x, sizes, NEAR, order=order), dtype)
+
+
+def test_avx2_equals_avx512():
+    check_instruction_sets(lambda x, sizes: sweep(x, sizes, NEAR))
+
+
+def test_out_of_memory_is_an_error():
+    if "asan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("AddressSanitizer needs more addresses than the limit leaves")
+    code = """
+import resource, sys, torch
+from clustering import sweep
+torch.set_num_threads(1)
+x = torch.randn(3000, 64)
+sweep(x[:64])
+with open("/proc/self/statm") as f:
+    used = int(f.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (12 << 20), resource.RLIM_INFINITY))
+for sizes in ([3000], [1500, 1500]):
+    try:
+        sweep(x, sizes, [0.1])
+    except MemoryError:
+        continue
+    sys.exit("no MemoryError")
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+print("ok", sweep(x[:64]).shape[0])
+"""
+    done = in_process(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ok", str(len(EPSILONS))]
+
+
+# ---- anything --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    dim=st.integers(1, 40),
+    kind=st.sampled_from(["normal", "counts", "few", "mixture"]),
+    epsilons=st.lists(st.sampled_from([0.0, 1e-4, 0.02, 0.1, 0.25, 0.5, 0.9, 1.0]), max_size=4),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_ragged_batch(sizes: list[int], dim: int, kind: str, epsilons: list[float], dtype: torch.dtype, seed: int):
+    x = sample(kind, sum(sizes), dim, seed).to(dtype)
+    found = sweep(x, sizes, epsilons)
+    assert found.shape == (len(epsilons), sum(sizes))
+    for epsilon, labels in zip(epsilons, found, strict=True):
+        if epsilon == 0:
+            assert torch.equal(labels, one(x, sizes, 0.0))
+        else:
+            check_partition(x, sizes, epsilon, labels)
+    assert torch.equal(sweep(x, sizes, epsilons, num_threads=1), found)

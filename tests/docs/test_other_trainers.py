@@ -1,0 +1,201 @@
+"""The code of docs/other_trainers.md on made-up batches of the fields that its trainers have (stand-ins of their modules)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from trained_tokenizers import byte_level
+from transformers import PreTrainedTokenizerFast
+
+import bipace_kernels as bk
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/other_trainers.md").read_text()
+ACTIONS = ("go to the apple", "open drawer 2", "take a red mug")
+
+
+class TrainingInputBatch(dict):
+    """SkyRL's: tensors by name, and metadata."""
+
+
+class Rollouts:
+    """Two prompt groups of three trajectories: which room, which action; the last step has the reward."""
+
+    def __init__(self, tokenizer):
+        rng = np.random.default_rng(0)
+        self.group, self.trajectory, self.step, self.reward, self.room, self.action = [], [], [], [], [], []
+        for t in range(6):
+            length = int(rng.integers(2, 4))
+            for i in range(length):
+                self.group.append(t // 3)
+                self.trajectory.append(t)
+                self.step.append(i)
+                self.reward.append(float(rng.integers(1, 9)) if i + 1 == length else 0.0)
+                self.room.append(f"You are in room {'abc'[rng.integers(3)]}.")
+                self.action.append(f"<action>{ACTIONS[rng.integers(3)]}</action>")
+        self.prompts = [tokenizer.encode(room) for room in self.room]
+        self.responses = [tokenizer.encode(action) for action in self.action]
+        self.last = [i + 1 == len(self.step) or self.step[i + 1] == 0 for i in range(len(self.step))]
+
+    def advantage(self, keys=None):
+        keys = bk.action_keys(self.action)[0] if keys is None else keys
+        return bk.advantage(
+            self.group, self.trajectory, self.reward, step=self.step, fingerprint=bk.ngram_fingerprint(self.room),
+            action_key=keys, config=bk.Config.bipace(0.25),
+        ).advantage  # fmt: skip
+
+    def padded(self, left, right, pad):
+        """[N, P + T] ids and the mask of responses, prompts on the left."""
+        p, t = max(map(len, left)), max(map(len, right))
+        ids = torch.full((len(left), p + t), pad)
+        mask = torch.zeros(len(left), p + t, dtype=torch.int64)
+        for i, (a, b) in enumerate(zip(left, right, strict=True)):
+            ids[i, p - len(a) : p] = torch.tensor(a)
+            ids[i, p : p + len(b)] = torch.tensor(b)
+            mask[i, p : p + len(b)] = 1
+        return ids, mask, p
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return PreTrainedTokenizerFast(tokenizer_object=byte_level(), pad_token="<|endoftext|>")
+
+
+@pytest.fixture
+def rollouts(tokenizer):
+    return Rollouts(tokenizer)
+
+
+@pytest.fixture
+def run(tokenizer, monkeypatch):
+    """The names that a section's code defines, with the trainer's modules stood in for."""
+
+    def section(title, **modules):
+        for name, contents in modules.items():
+            parts = name.replace("__", ".").split(".")
+            for i in range(1, len(parts) + 1):
+                monkeypatch.setitem(sys.modules, ".".join(parts[:i]), ModuleType(".".join(parts[:i])))
+            vars(sys.modules[".".join(parts)]).update(contents)
+        codes = re.findall(r"```python\n(.*?)```", PAGE.split(f"## {title}\n")[1].split("\n## ")[0], re.DOTALL)
+        names = {"tokenizer": tokenizer}
+        exec(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0], names)
+        exec(codes[0], names)
+        return names
+
+    return section
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_roll(run, rollouts, tokenizer, newer):
+    pipeline = SimpleNamespace(
+        compute_response_level_rewards=lambda batch, pipeline_config: (batch, {}) if newer else batch
+    )
+    run("ROLL", roll__pipeline__agentic={"agentic_pipeline": pipeline})
+    ids, mask, _ = rollouts.padded(rollouts.prompts, rollouts.responses, tokenizer.pad_token_id)
+    total = dict.fromkeys(rollouts.trajectory, 0.0)
+    for t, r in zip(rollouts.trajectory, rollouts.reward, strict=True):
+        total[t] += r
+    returns = bk.discounted_returns(rollouts.reward, rollouts.trajectory, 0.95, step=rollouts.step)
+    copies = list(range(len(ids))) + [3, 1]
+    rows = {
+        "traj_group_id": [f"g{g}" for g in rollouts.group], "traj_id": [f"t{t}" for t in rollouts.trajectory],
+        "step": rollouts.step, "episode_scores": [total[t] for t in rollouts.trajectory],
+    }  # fmt: skip
+    batch = SimpleNamespace(
+        non_tensor_batch={k: np.array(v, dtype=object)[copies] for k, v in rows.items()},
+        batch={"input_ids": ids[copies], "response_mask": mask[copies], "step_rewards": returns[copies]},
+    )
+    pipeline.compute_response_level_rewards(batch=batch, pipeline_config=None)
+    torch.testing.assert_close(batch.batch["response_level_rewards"], rollouts.advantage()[copies], atol=1e-6, rtol=0)
+
+
+def test_skyrl(run, rollouts, tokenizer):
+    class RayPPOTrainer:
+        def compute_advantages_and_returns(self, data):
+            return data
+
+    names = run("SkyRL", skyrl__train__trainer={"RayPPOTrainer": RayPPOTrainer})
+    trainer = names["BiPACETrainer"]()
+    trainer.tokenizer, trainer.all_metrics = tokenizer, {}
+    ids, mask, p = rollouts.padded(rollouts.prompts, rollouts.responses, tokenizer.pad_token_id)
+    rewards = torch.zeros(mask[:, p:].shape)
+    rewards[:, 0] = torch.tensor(rollouts.reward)
+    extra = [*range(len(ids)), 0]  # a row of padding
+    data = TrainingInputBatch(sequences=ids[extra], response_mask=mask[extra, p:], rewards=rewards[extra])
+    data.metadata = {
+        "uids": [f"g{rollouts.group[i]}" for i in extra], "is_last_step": [*rollouts.last, True], "pad_size": 1
+    }  # fmt: skip
+    data = trainer.compute_advantages_and_returns(data)
+    wanted = bk.to_tokens(torch.cat([rollouts.advantage(), torch.zeros(1)]), data["response_mask"])
+    torch.testing.assert_close(data["advantages"], wanted, atol=1e-6, rtol=0)
+    assert trainer.all_metrics["bipace/cluster_count"] > 1
+
+
+def test_slime(run, rollouts):
+    samples = [
+        SimpleNamespace(
+            group_index=g, response=action, metadata={"trajectory": t % 3, "step": s, "observation": room},
+            get_reward_value=lambda args, r=r: r,
+        )
+        for g, t, s, r, room, action in zip(
+            rollouts.group, rollouts.trajectory, rollouts.step, rollouts.reward, rollouts.room, rollouts.action,
+            strict=True,
+        )
+    ]  # fmt: skip
+    raw, advantage = run("slime")["rewards"](None, samples)
+    assert raw == rollouts.reward
+    torch.testing.assert_close(torch.tensor(advantage), rollouts.advantage(), atol=1e-6, rtol=0)
+
+
+def test_rllm(run, rollouts):
+    names = run("rLLM", rllm__trainer__algorithms__advantage={"register_adv_estimator": lambda name: lambda fn: fn})
+    steps = [
+        SimpleNamespace(prompt_ids=p, response_ids=r) for p, r in zip(rollouts.prompts, rollouts.responses, strict=True)
+    ]
+    trajectories = [
+        SimpleNamespace(steps=[s for s, t in zip(steps, rollouts.trajectory, strict=True) if t == wanted])
+        for wanted in range(6)
+    ]
+    rewards = np.array([r for r, last in zip(rollouts.reward, rollouts.last, strict=True) if last])
+    groups = [SimpleNamespace(trajectories=trajectories[:3]), SimpleNamespace(trajectories=trajectories[3:])]
+    names["bipace"]([rewards[:3], rewards[3:]], None, traj_groups=groups)
+    assert names["bipace"].writes_step_advantages
+    assert [len(s.advantage) for s in steps] == [len(r) for r in rollouts.responses]
+    torch.testing.assert_close(torch.tensor([s.advantage[0] for s in steps]), rollouts.advantage(), atol=1e-6, rtol=0)
+
+
+def test_areal(run, rollouts, tokenizer):
+    class PPOActor:
+        def _compute_advantages(self, data, meta=None):
+            return {**data, "loss_mask": data["loss_mask"].float().roll(-1, 1)}
+
+    names = run("AReaL", areal__trainer__ppo__actor={"PPOActor": PPOActor})
+    rows, masks = [[] for _ in range(6)], [[] for _ in range(6)]
+    for t, prompt, response in zip(rollouts.trajectory, rollouts.prompts, rollouts.responses, strict=True):
+        rows[t] += prompt + response
+        masks[t] += [0] * len(prompt) + [1] * len(response)
+    width = max(map(len, rows)) + 2
+    data = {
+        "input_ids": torch.tensor([r + [0] * (width - len(r)) for r in rows]),
+        "loss_mask": torch.tensor([m + [0] * (width - len(m)) for m in masks]),
+        "rewards": torch.tensor([r for r, last in zip(rollouts.reward, rollouts.last, strict=True) if last]),
+    }
+    out = names["BiPACEActor"]()._compute_advantages(data, SimpleNamespace(traj_group_sizes=[3, 3]))
+    mask = out["loss_mask"].bool()
+    assert torch.equal(out["advantages"] != 0, mask & (out["advantages"] != 0))
+    begins = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+    texts, seen = [], {}
+    for t, prompt, response in zip(rollouts.trajectory, rollouts.prompts, rollouts.responses, strict=True):
+        texts.append(tokenizer.decode(seen.get(t, []) + prompt))
+        seen[t] = seen.get(t, []) + prompt + response
+    keys, _ = bk.action_keys(rollouts.responses, mode="first_n")
+    wanted = bk.advantage(
+        rollouts.group, rollouts.trajectory, rollouts.reward, step=rollouts.step, action_key=keys,
+        fingerprint=bk.ngram_fingerprint(texts), config=bk.Config.bipace(0.25),
+    )  # fmt: skip
+    torch.testing.assert_close(out["advantages"][begins], wanted.advantage, atol=1e-6, rtol=0)

@@ -1,0 +1,120 @@
+"""The TextCraft example's environment against recorded episodes and its own rules; the planner; fixed facts of the data."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+from environment import Recipes, Task, TextCraft, all_recipes, published
+from planner import plan, stray
+
+RECORDED = Path(__file__).resolve().parents[2] / "examples/data/textcraft_scripted.jsonl.gz"
+
+
+def holding(goal: str, lines: list[str], **held: int) -> TextCraft:
+    env = TextCraft(Task("test", goal, 1, tuple(lines)))
+    env.inventory = {name.replace("_", " "): n for name, n in held.items()}
+    return env
+
+
+def test_every_recorded_step_replays():
+    """8,270 steps: the recorded command gives the recorded observation, reward and end."""
+    tasks = {task.task_id: task for task in published()}
+    with gzip.open(RECORDED, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    assert len(rows) == 8270
+    env, observation = None, ""
+    for row in rows:
+        if row["step"] == 0:
+            env = TextCraft(tasks[row["task_id"]])
+            observation = env.task.text
+        assert observation == row["observation"], (row["task_id"], row["rollout"], row["step"])
+        observation, reward, done = env.step(row["action"])
+        assert (reward, done) == (row["reward"], row["done"]), (row["task_id"], row["rollout"], row["step"])
+
+
+def test_what_is_published():
+    tasks = published()
+    recipes = all_recipes()
+    assert len(tasks) == 200 == len({task.goal for task in tasks})
+    assert sum(map(len, recipes.printed.values())) == 533 and len(recipes.printed) == 473
+    assert {depth: sum(task.depth == depth for task in tasks) for depth in (2, 3, 4)} == {2: 77, 3: 112, 4: 11}
+    assert len(recipes.members["planks"]) == 8 and len(recipes.members["wool"]) == 16
+
+
+@pytest.mark.parametrize("task", published(), ids=lambda task: task.task_id)
+def test_the_planner_solves_every_task(task):
+    """From the printed lines alone, without a command that fails, and from where strays have led it."""
+    env = TextCraft(task)
+    for _ in range(40):
+        observation, reward, done = env.step(plan(env))
+        assert not observation.startswith("Could not")
+        if done:
+            break
+    assert done and reward == 1.0
+    env, rng = TextCraft(task), random.Random(0)
+    for _ in range(5):
+        if not env.done:
+            env.step(stray(env, rng))
+    for _ in range(40):
+        if not env.done:
+            env.step(plan(env))
+    assert env.done
+
+
+@pytest.mark.parametrize(
+    ("command", "observation", "after"),
+    [
+        ("get 3 string", "Got 3 string", {"string": 4, "oak planks": 4}),
+        ("get 1 stick", "Could not find stick", None),  # a recipe makes it
+        ("get 1 planks", "Could not find planks", None),  # a class
+        ("get 1 unicorn", "Could not find unicorn", None),
+        ("get string", "Could not execute get string", None),
+        ("look", "Could not execute look", None),
+        ("inventory", "Inventory: [oak planks] (4) [string] (1)", None),
+        ("craft 4 stick using 2 oak planks", "Crafted 4 minecraft:stick", {"oak planks": 2, "string": 1, "stick": 4}),
+        ("craft 9 stick using 2 oak planks", "Crafted 4 minecraft:stick", {"oak planks": 2, "string": 1, "stick": 4}),
+        ("craft stick using 2 oak planks", "Crafted 4 minecraft:stick", {"oak planks": 2, "string": 1, "stick": 4}),
+        ("craft 4 stick using 2 planks", "Could not find enough items to craft minecraft:stick", None),
+        ("craft 4 stick using 3 oak planks", "Could not find a valid recipe for minecraft:stick", None),
+        ("craft 4 stick using 2 oak planks, 1 string", "Could not find a valid recipe for minecraft:stick", None),
+        ("craft 4 stick using 1 oak planks, 1 birch planks", "Could not find enough items to craft minecraft:stick", None),
+        ("craft 1 crafting table using 4 oak planks", "Crafted 1 minecraft:crafting_table", {"string": 1, "crafting table": 1}),
+        ("craft 4 stick using 2 oak planks, 2 oak planks", "Could not find a valid recipe for minecraft:stick", None),
+        ("craft 4 stick using oak planks", "Wrong item format", None),
+    ],
+)  # fmt: skip
+def test_rules(command, observation, after):
+    """Commands that fail change nothing; a count before the output says nothing; what is used up is gone."""
+    before = {"oak planks": 4, "string": 1}
+    env = holding("beacon", [], oak_planks=4, string=1)
+    assert env.step(command) == (observation, 0.0, False)
+    assert env.inventory == (before if after is None else after)
+
+
+def test_a_class_slot_takes_one_member_in_its_full_count():
+    env = holding("chest", [], oak_planks=4, birch_planks=8)
+    assert env.step("craft 1 chest using 4 oak planks, 4 birch planks")[0] == (
+        "Could not find a valid recipe for minecraft:chest"
+    )
+    assert env.step("craft 1 chest using 8 birch planks") == ("Crafted 1 minecraft:chest", 1.0, True)
+
+
+def test_the_goal_ends_the_episode():
+    env = holding("stick", [], oak_planks=4)
+    assert env.step("craft 4 stick using 2 oak planks") == ("Crafted 4 minecraft:stick", 1.0, True)
+    with pytest.raises(RuntimeError, match="over"):
+        env.step("inventory")
+
+
+def test_an_empty_inventory_says_so():
+    assert TextCraft(published()[0]).step("inventory")[0] == "Inventory: You are not carrying anything."
+
+
+@pytest.mark.parametrize("line", ["craft stick using 2 planks", "get 1 stick", "craft 4 stick using planks"])
+def test_a_line_that_is_no_recipe_is_refused(line):
+    with pytest.raises(ValueError, match="a recipe must read"):
+        Recipes([line])

@@ -1,0 +1,124 @@
+"""Arguments of bk.advantage() that it must refuse, with the error and its words."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from batches import make_batch
+
+import bipace_kernels as bk
+
+BATCH = make_batch(0)
+N = BATCH.n
+
+
+def at(values, index, value, dtype=None):
+    out = np.array(values, dtype=dtype or np.asarray(values).dtype)
+    out[index] = value
+    return out
+
+
+BAD = {
+    # argument: (value, exception, words of the message)
+    "group": [
+        (None, ValueError, "group is missing"),
+        (3, TypeError, "group must be"),
+        ("abc", TypeError, "group must be"),
+        (torch.zeros(N, dtype=torch.int64).to_sparse(), TypeError, "group must be a dense tensor, got a torch.sparse"),
+        (BATCH.group[:-1], ValueError, "trajectory must have one entry per row"),
+        (at(BATCH.group, -1, 99), ValueError, r"trajectory must lie in one group.*trajectory_ids"),
+        (torch.tensor(3), ValueError, "group must have one entry per row, got a scalar"),
+    ],
+    "trajectory": [
+        (None, ValueError, "trajectory is missing"),
+        (BATCH.trajectory[:-1], ValueError, f"trajectory must have one entry per row, N = {N}"),
+        (np.zeros(N, dtype=np.int64), ValueError, "trajectory must lie in one group"),
+    ],
+    "step": [
+        (BATCH.step[:-1], ValueError, f"step must have one entry per row, N = {N}"),
+        (BATCH.step[:, None], ValueError, r"step must have shape \[N\]"),
+        (BATCH.step.astype(float), TypeError, "step must have an integer dtype"),
+        (at(BATCH.step, 0, -1), ValueError, r"step must be at least 0, got step\[0\] = -1"),
+        (np.zeros(N, dtype=np.int64), ValueError, r"step must be unique inside a trajectory.*duplicates='once'"),
+        (["a"] * N, TypeError, "step must be integers"),
+    ],
+    "rewards": [
+        (None, ValueError, "rewards is missing"),
+        (BATCH.rewards[:-1], ValueError, f"rewards must have one entry per row, N = {N}"),
+        (BATCH.rewards[:, None], ValueError, r"rewards must have shape \[N\]"),
+        (["x"] * N, TypeError, "rewards must be real numbers"),
+        ([[1.0], [2.0, 3.0]] * N, ValueError, "rewards must have one entry per row"),
+        (torch.zeros(N, dtype=torch.complex64), TypeError, "rewards must be real"),
+        (torch.ones(N).to_sparse(), TypeError, "rewards must be a dense tensor, got a torch.sparse_coo one"),
+        (at(BATCH.rewards, 3, math.nan), ValueError, r"rewards must be finite.*nan at row 3.*on_invalid='singleton'"),
+        (at(BATCH.rewards, 3, math.inf), ValueError, "rewards must be finite.*inf at row 3"),
+        (at(BATCH.rewards, 3, 1e38), ValueError, "rewards must be finite .*1e37.*row 3"),
+        (np.full(N, 9e36), ValueError, "rewards must sum to finite returns"),
+    ],
+    "returns": [
+        (BATCH.rewards[:-1], ValueError, "returns must have one entry per row"),
+        (at(BATCH.rewards, 5, math.nan), ValueError, "returns must be finite.*row 5"),
+    ],
+    "episode_return": [
+        (BATCH.rewards[:-1], ValueError, "episode_return must have one entry per row"),
+        (np.arange(N, dtype=float), ValueError, "episode_return must be one value per trajectory, but rows"),
+        (np.full(N, -math.inf), ValueError, "episode_return must be finite"),
+    ],
+    "fingerprint": [
+        (None, ValueError, "fingerprint is missing; partition='cosine'"),
+        (BATCH.fingerprint[:-1], ValueError, f"fingerprint must have one entry per row, N = {N}"),
+        (BATCH.fingerprint[:, 0], ValueError, r"fingerprint must have shape \[N, D\]"),
+        (BATCH.fingerprint[:, None, :], ValueError, r"fingerprint must have shape \[N, D\].*flatten"),
+        (BATCH.fingerprint[:, :0], ValueError, "fingerprint must have at least one feature"),
+        (BATCH.fingerprint.astype(np.int64), TypeError, "fingerprint must be float32, bfloat16, float16 or float64"),
+        (torch.zeros(N, 3, dtype=torch.complex64), TypeError, "fingerprint must be float32"),
+        (
+            at(BATCH.fingerprint, (4, 2), math.nan),
+            ValueError,
+            "fingerprint must have finite, non-zero rows, but row 4 holds",
+        ),
+        (at(BATCH.fingerprint, (4, 2), -math.inf), ValueError, "row 4 holds a non-finite value"),
+        (at(BATCH.fingerprint, 6, 0.0), ValueError, "row 6 is zero"),
+        (["text"] * N, TypeError, "fingerprint must be real numbers"),
+        (torch.ones(N, 3).to_sparse(), TypeError, "fingerprint must be a dense tensor"),
+        ([torch.ones(3)] * (N - 1) + [torch.ones(4)], ValueError, "fingerprint must be .* got tensors of 2 shapes"),
+    ],
+    "action_key": [
+        (None, ValueError, "action_key is missing; estimator='q_style'.*action_keys"),
+        (BATCH.action_key[:-1], ValueError, "action_key must have one entry per row"),
+        (BATCH.action_key.astype(float), TypeError, "action_key must have an integer dtype"),
+        (["go"] * N, TypeError, "action_key must be integers"),
+    ],
+    "action_parsed": [
+        ([True], ValueError, "action_parsed must have one entry per row"),
+        (np.full(N, 0.5), TypeError, "action_parsed must be bool"),
+    ],
+    "valid": [
+        ([True], ValueError, "valid must have one entry per row"),
+        (np.full(N, 2), TypeError, "valid must be bool"),
+    ],
+    "observation": [(["o"], ValueError, "observation must have one entry per row")],
+    "config": [({"epsilon": 0.1}, TypeError, "config must be a bipace_kernels.Config")],
+    "backend": [
+        ("gpu", ValueError, "backend must be one of auto, reference, cpu, triton, cuda, got 'gpu'"),
+        ("triton", bk.BackendError, "backend='triton' cannot run here"),
+        ("cuda", bk.BackendError, "backend='cuda' cannot run here"),
+        (None, ValueError, "backend must be one of"),
+    ],
+    "check": [("later", ValueError, "check must be 'auto' or 'now'")],
+    "num_threads": [
+        (0, ValueError, "num_threads must be None or an int of at least 1"),
+        (True, ValueError, "num_threads must be"),
+        (1.5, ValueError, "num_threads must be"),
+    ],
+    "layout": [
+        ("layout", TypeError, "layout must come from bipace_kernels.layout"),
+        (
+            bk.layout(BATCH.group, BATCH.trajectory, BATCH.step),
+            ValueError,
+            "group must be None where a layout is given",
+        ),
+    ],
+}

@@ -1,0 +1,68 @@
+"""The program as the tests of the command line run it, and records for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+import bipace_kernels as bk
+from bipace_kernels.cli import app
+
+
+def run(*args: object) -> Result:
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def fail(*args: object) -> str:
+    """The message of a run that must end with exit status 2, on one line."""
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    return " ".join(result.output.split())
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def record(rollout: int, step: int, observation: str, action: str, reward: float = 0.0, **more: Any) -> dict[str, Any]:
+    ids = {"task_id": "key", "rollout": rollout, "step": step}
+    return {**ids, "observation": observation, "action": action, "reward": reward, **more}
+
+
+GOLDEN = [
+    record(0, 0, "room", "go"),
+    record(0, 1, "hall", "take", 1.0),
+    record(1, 0, "room", "go"),
+    record(1, 1, "roof", "look"),
+    record(2, 0, "room", "WAIT "),
+    record(2, 1, "hall", " take"),
+]
+
+
+def direct(path: Path, config: bk.Config, **arguments: Any) -> Any:
+    """The same records through the package's functions."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    group = [row["task_id"] for row in rows]
+    numbers = {task: number for number, task in enumerate(dict.fromkeys(group))}
+    keys, parsed = bk.action_keys([row["action"] for row in rows], mode="text")
+    return bk.advantage(
+        [numbers[task] for task in group],
+        bk.trajectory_ids([numbers[task] for task in group], [row["rollout"] for row in rows]),
+        [row["reward"] for row in rows],
+        step=[row["step"] for row in rows],
+        action_key=keys,
+        action_parsed=parsed,
+        config=config,
+        **arguments,
+    )
+
+
+def observations(path: Path) -> list[str]:
+    return [json.loads(line)["observation"] for line in path.read_text().splitlines()]

@@ -1,0 +1,163 @@
+"""Greedy cosine clusters: rows to be clustered, the compiled kernels on them, and what must hold of their labels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from certificate import margins, replay
+from paths import HELPERS, ROOT
+
+from bipace_kernels import _native_loader
+from bipace_kernels.cpu import clusters as cpu
+
+TOLERANCE = 1e-5
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ODD_DIMS = (1, 3, 15, 16, 17, 255, 257, 513, 3584)
+EPSILONS = [1e-4, 0.05, 0.1, 0.3, 1.0, 1.6, 1.9]
+
+
+def mixture(seed: int, n: int, dim: int, clusters: int, *, noise: float = 0.3, common: float = 2.0) -> torch.Tensor:
+    """[n, dim] float32: directions around a strong common one, as hidden states are, with lengths that vary."""
+    rng = np.random.default_rng(seed)
+    centre = common * rng.standard_normal(dim) + 1.5 * rng.standard_normal((clusters, dim))
+    x = centre[rng.integers(0, clusters, n)] + noise * rng.standard_normal((n, dim))
+    return torch.from_numpy((x * np.exp(rng.standard_normal((n, 1)))).astype(np.float32))
+
+
+def offsets_of(sizes: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int64)
+
+
+def sample(kind: str, n: int, dim: int, seed: int) -> torch.Tensor:
+    """[n, dim] float32 rows of a kind: "normal", "counts", "few" or "mixture"."""
+    rng = np.random.default_rng(seed)
+    if kind == "normal":
+        x = rng.standard_normal((n, dim))
+    elif kind == "counts":
+        x = rng.integers(-2, 3, (n, dim)).astype(np.float64)
+    elif kind == "few":
+        x = rng.standard_normal((4, dim))[rng.integers(0, 4, n)]
+    else:
+        return mixture(seed, n, dim, 5)
+    x[(x == 0).all(axis=1), 0] = 1
+    return torch.from_numpy(x.astype(np.float32))
+
+
+def bit_case(dim: int = 300) -> tuple[torch.Tensor, list[int]]:
+    """Near-threshold data: a change of the last bit anywhere is likely to move a label."""
+    rng = np.random.default_rng(21)
+    sizes = [130, 1, 77, 0, 400, 12, 60]
+    x = rng.integers(-1, 3, (sum(sizes), dim)).astype(np.float32)
+    x[:, : dim // 2] += 1
+    return torch.from_numpy(x + 1e-4 * rng.standard_normal(x.shape).astype(np.float32)), sizes
+
+
+def cosine(
+    x: torch.Tensor,
+    sizes: list[int] | None = None,
+    epsilon: float = 0.10,
+    *,
+    usable: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    num_threads: int = 2,
+) -> torch.Tensor:
+    """Labels [M] by the compiled kernels."""
+    order = torch.arange(x.shape[0]) if order is None else order
+    sizes = [order.shape[0]] if sizes is None else sizes
+    return cpu.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon, num_threads=num_threads)
+
+
+def sweep(
+    x: torch.Tensor,
+    sizes: list[int] | None = None,
+    epsilons: list[float] = EPSILONS,
+    *,
+    usable: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    num_threads: int = 2,
+) -> torch.Tensor:
+    """Labels [E, M] by the compiled kernels."""
+    order = torch.arange(x.shape[0]) if order is None else order
+    sizes = [order.shape[0]] if sizes is None else sizes
+    return cpu.cluster_sweep(x, order, offsets_of(sizes), usable, epsilons, num_threads=num_threads)
+
+
+def check_partition(x: torch.Tensor, sizes: list[int], epsilon: float, labels: torch.Tensor) -> bool:
+    """Labels equal the float64 rule's where its margins allow, else the certificate holds; True where all are equal."""
+    before, begin, equal = 0, 0, True
+    rows = x.to(torch.float64).numpy()
+    for size in sizes:
+        own = labels[begin : begin + size].numpy() - before
+        assert own.min(initial=0) == 0
+        expected, margin = margins(rows[begin : begin + size], epsilon)
+        if margin > TOLERANCE:
+            np.testing.assert_array_equal(
+                own, expected, err_msg=f"margin {margin:.2e}, group of {size}, epsilon {epsilon}"
+            )
+        else:
+            worst = replay(rows[begin : begin + size], own, epsilon)
+            assert worst.excess <= TOLERANCE, (worst, margin, size, epsilon)
+            equal = equal and bool((own == expected).all())
+        before += int(own.max(initial=-1)) + 1
+        begin += size
+    return equal
+
+
+def check_layouts(labels: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    """The same values at any address and stride give the same labels, and nothing outside them is read into them.
+
+    labels(x, sizes, order=None)   of the kernel under test
+    """
+    for dim in (37, 300):
+        x, sizes = bit_case(dim)
+        x = x.to(dtype)
+        n = len(x)
+        expected = labels(x, sizes)
+        shuffled = torch.from_numpy(np.random.default_rng(0).permutation(n))
+        back = torch.empty_like(shuffled)
+        back[shuffled] = torch.arange(n)
+        views = [x.T.contiguous().T]
+        for step in (2, 3):
+            wide = torch.full((2 * n, step * dim + 5), torch.nan, dtype=dtype)
+            wide[::2, 5::step] = x
+            views.append(wide[::2, 5::step])
+        for offset in range(16):
+            flat = torch.full((offset + n * dim + 16,), torch.nan, dtype=dtype)
+            flat[offset : offset + n * dim] = x.reshape(-1)
+            views.append(flat[offset : offset + n * dim].view(n, dim))
+        for view in views:
+            assert torch.equal(labels(view, sizes), expected)
+        assert torch.equal(labels(x[shuffled], sizes, order=back), expected)
+
+
+def check_instruction_sets(labels: Callable[..., torch.Tensor]) -> None:
+    """The same labels(x, sizes) by AVX2 as by AVX-512."""
+    native = _native_loader.load()
+    before = native.isa()
+    if before != "avx512":
+        pytest.skip("this machine has no avx512")
+    x, sizes = bit_case()
+    found = {}
+    for name in ("avx512", "avx2"):
+        native.set_isa(name)
+        found[name] = [labels(x[:, :dim].contiguous(), sizes) for dim in (*range(30, 50), 255, 256, 300)]
+        native.set_isa(before)
+    for a, b in zip(found["avx512"], found["avx2"], strict=True):
+        assert torch.equal(a, b)
+
+
+def in_process(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Python code in a process of its own, which can import this module."""
+    path = os.pathsep.join([str(ROOT), str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, **env},
+    )

@@ -1,0 +1,115 @@
+"""The CPU twin as a provider of kernels: csrc/cuda/*.cu compiled as C++, threads as fibres in a chosen order."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bipace_kernels import _dispatch
+from bipace_kernels.cuda import _provider
+
+ROOT = Path(__file__).resolve().parents[2]
+TWIN = ROOT / "tests/native/twin"
+SCHEDULES = {"forward": 0, "reverse": 1, "random": 2}
+FLAGS = ["-std=c++17", "-g", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-DBIPACE_TWIN", "-Wno-unknown-pragmas"]
+
+
+class TwinError(RuntimeError):
+    """What the twin found wrong with a kernel or its launch."""
+
+
+def build(sources: Sequence[Path], out: Path, *, sanitize: bool = False) -> Path:
+    """A shared library of these kernels and the twin's scheduler; objects newer than their sources are kept."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise TwinError("the twin needs g++ or clang++, and there is neither")
+    flags = [*FLAGS, "-O1" if sanitize else "-O2", f"-I{ROOT / 'csrc'}", f"-I{TWIN}"]
+    flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"] if sanitize else []
+    out.mkdir(parents=True, exist_ok=True)
+    headers = [
+        *ROOT.glob("csrc/common/*.h"),
+        *ROOT.glob("csrc/cuda/*.h"),
+        *ROOT.glob("csrc/cuda/*.cuh"),
+        TWIN / "twin.h",
+    ]
+    newest = max(path.stat().st_mtime for path in headers)
+    objects = []
+    for source in [TWIN / "twin.cpp", *sources]:
+        target = out / f"{source.stem}.o"
+        if not target.exists() or target.stat().st_mtime < max(newest, source.stat().st_mtime):
+            _run([compiler, *flags, "-x", "c++", "-c", str(source), "-o", str(target)])
+        objects.append(str(target))
+    library = out / "libtwin.so"
+    if not library.exists() or library.stat().st_mtime < max(os.path.getmtime(o) for o in objects):
+        _run([compiler, *flags, "-shared", *objects, "-o", str(library)])
+    return library
+
+
+def of_checkout(*, sanitize: bool = False) -> Twin:
+    """The twin of this checkout's kernels; processes of pytest-xdist build one each."""
+    folder = ROOT / "build" / ("twin-sanitize" if sanitize else "twin") / os.environ.get("PYTEST_XDIST_WORKER", "main")
+    return Twin.load(build(sorted((ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize))
+
+
+def run_on_cpu(twin: Twin, put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """From here on backend="cuda" runs, by the twin and on CPU tensors."""
+    put(_provider, "stand_in", twin)
+    for name in ("_why_not", "_why_not_on"):
+        real = getattr(_dispatch, name)
+        put(_dispatch, name, lambda backend, *of, real=real: "" if backend == "cuda" else real(backend, *of))
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TwinError(f"{' '.join(command)}\n{done.stderr[-3000:]}")
+
+
+@dataclass
+class Twin:
+    """Provider of bipace_kernels.cuda._launch; `schedule` is the order of the threads, and of the blocks."""
+
+    library: ctypes.CDLL
+    schedule: str = "forward"
+    seed: int = 0
+    shared: int = 227 << 10  # bytes that a block may have: those of compute capability 9.0
+    groups: bool = True  # whether groups of four warps feed the tensor cores, as on compute capability 9.0
+
+    @classmethod
+    def load(cls, path: Path) -> Twin:
+        library = ctypes.CDLL(str(path))
+        library.bipace_twin_launch.argtypes = [
+            ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64,
+            ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_int64,
+        ]  # fmt: skip
+        return cls(library)
+
+    def launch(
+        self,
+        kernel: str,
+        grid: tuple[int, int],
+        threads: int,
+        shared: int,
+        words: bytes,
+        device: torch.device,
+    ) -> None:
+        error = ctypes.create_string_buffer(1000)
+        if self.library.bipace_twin_launch(
+            kernel.encode(), *grid, threads, shared, words, len(words) // 8, SCHEDULES[self.schedule], self.seed,
+            error, len(error),
+        ):  # fmt: skip
+            raise TwinError(error.value.decode())
+
+    def shared_memory(self, device: torch.device) -> int:
+        return self.shared
+
+    def warpgroups(self, device: torch.device) -> bool:
+        return self.groups

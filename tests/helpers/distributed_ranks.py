@@ -1,0 +1,345 @@
+"""What a rank checks: `python distributed_ranks.py RANK FOLDER CASE...` writes FOLDER/RANK.json, a dict by case.
+
+Four processes, and in them a process group for each number of ranks; a rank's number in its group is not its own.
+Every rank makes the batch of all ranks from the seed, computes it alone, and compares what the group gave for its rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from batches import CONFIGS, OUTPUTS, make_batch
+
+import bipace_kernels as bk
+from bipace_kernels import distributed
+
+WORLD = 4
+TIMEOUT = datetime.timedelta(seconds=300)  # a rank that is in few groups waits for those in many
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def take(value: Any, rows: Any) -> Any:
+    """Some rows of an argument of any kind."""
+    if value is None:
+        return None
+    return [value[i] for i in rows] if isinstance(value, list) else value[rows]
+
+
+def split(rng: np.random.Generator, group: Any, trajectory: Any, size: int) -> list[Any]:
+    """The rows of each rank: by row, trajectory, group or in one cut through the order; some ranks get nothing."""
+    n = len(group)
+    share = rng.dirichlet(np.ones(size)) * (rng.random(size) < 0.9)
+    share = share / share.sum() if share.sum() > 0 else np.eye(size)[int(rng.integers(size))]
+    how = rng.integers(4)
+    if how == 3:
+        rank = np.sort(rng.choice(size, n, p=share))
+    else:
+        by = (np.arange(n), group, trajectory)[how]
+        _, number = np.unique(by, return_inverse=True)
+        rank = rng.choice(size, n + 1, p=share)[number]
+    return [np.flatnonzero(rank == r) for r in range(size)]
+
+
+def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Config]:
+    """The arguments of all rows in rank order, the rows of each rank, and a configuration."""
+    rng = np.random.default_rng(seed)
+    config = list(CONFIGS.values())[int(rng.integers(len(CONFIGS)))]
+    batch = make_batch(seed, groups=int(rng.integers(0, 7)), trajectories=5, longest=9, dim=int(rng.integers(1, 40)))
+    rows = np.arange(batch.n)
+    changes: dict[str, Any] = {"duplicates": str(rng.choice(["raise", "once", "count"]))}
+    changes["on_invalid"] = str(rng.choice(["raise", "singleton", "singleton"]))
+    if rng.random() < 0.4 and batch.n:  # copies of steps
+        rows = np.concatenate([rows, rng.integers(0, batch.n, int(rng.integers(1, 6)))])
+        changes["duplicates"] = str(rng.choice(["raise", "once", "once", "count", "count"]))
+    rng.shuffle(rows)
+    batch = batch.take(rows)
+    n = batch.n
+    fingerprint = torch.from_numpy(batch.fingerprint).to(DTYPES[int(rng.integers(3))])
+    given = batch.arguments(
+        fingerprint=fingerprint, action_parsed=rng.random(n) < 0.7 if rng.random() < 0.5 else None, valid=None,
+        returns=None, episode_return=None,
+    )  # fmt: skip
+    given["group"] = given["group"] * int(rng.choice([1, -3, 2**40])) + 5
+    if rng.random() < 0.3:  # uuids: numbered over the ranks
+        given["group"] = [f"prompt {g}" for g in given["group"]]
+        given["trajectory"] = [f"rollout {t}" for t in given["trajectory"]]
+    if rng.random() < 0.3:
+        given["valid"] = rng.random(n) < 0.8
+    if rng.random() < 0.3 and n:
+        bad = rng.integers(0, n, 2)
+        given["fingerprint"][bad[0]] = float(rng.choice([0.0, np.nan, np.inf]))
+        if rng.random() < 0.5:
+            given["rewards"][bad[1]] = np.nan
+    if rng.random() < 0.2:
+        _, number = np.unique(np.asarray(given["trajectory"]), return_inverse=True)
+        given["episode_return"] = rng.normal(size=n + 1)[number]
+        given["returns"] = rng.normal(size=n)
+        if rng.random() < 0.5:
+            given["rewards"] = None
+    how = rng.integers(3)
+    if config.partition in ("exact", "history") and how:
+        _, code = np.unique(np.asarray(given["observation"], dtype=object).astype(str), return_inverse=True)
+        images = np.stack([code, code], axis=1).astype(np.float32)
+        given["observation"] = code if how == 1 else images if seed % 2 else torch.from_numpy(images)
+    if rng.random() < 0.2:
+        given["step"] = None
+        changes["duplicates"] = "raise"
+    parts = split(rng, np.asarray(given["group"]), np.asarray(given["trajectory"]), size)
+    order = np.concatenate(parts).astype(np.int64)
+    ends = np.cumsum([len(part) for part in parts])
+    whole = {name: take(value, order) for name, value in given.items()}
+    return (
+        whole,
+        [np.arange(end - len(part), end) for end, part in zip(ends, parts, strict=True)],
+        bk_replace(config, changes),
+    )
+
+
+def bk_replace(config: bk.Config, changes: dict[str, Any]) -> bk.Config:
+    return bk.Config(**{**{f: getattr(config, f) for f in config.__dataclass_fields__}, **changes})
+
+
+def outcome(call: Any) -> tuple[Any, str]:
+    try:
+        return call(), ""
+    except (ValueError, TypeError) as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def bits(value: torch.Tensor) -> torch.Tensor:
+    return value.view(torch.int32) if value.dtype == torch.float32 else value
+
+
+def check_advantage(group: Any, seed: int) -> str:
+    """Empty where the group's bits, metrics and errors are those of one process; else what differs."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    whole, parts, config = random_batch(seed, size)
+    mine = {name: take(value, parts[rank]) for name, value in whole.items()}
+    want, wanted_error = outcome(lambda: bk.advantage(**whole, config=config))
+    got, error = outcome(lambda: distributed.advantage(**mine, config=config, process_group=group))
+    if want is None or got is None:
+        return (
+            "" if wanted_error and error.startswith(wanted_error) else f"seed {seed}: {error!r}, not {wanted_error!r}"
+        )
+    for name in OUTPUTS:
+        if not torch.equal(bits(getattr(got, name)), bits(getattr(want, name)[parts[rank]])):
+            return f"seed {seed}: {name} differs under {config}"
+    if got.metrics() != want.metrics() or got.value_r2() != want.value_r2():
+        return f"seed {seed}: metrics differ under {config}: {got.metrics()} not {want.metrics()}"
+    return ""
+
+
+def case_advantage(group: Any, first: int, last: int) -> list[str]:
+    return [text for seed in range(first, last) if (text := check_advantage(group, seed))]
+
+
+def clustered(seed: int, size: int) -> tuple[dict[str, Any], list[Any]]:
+    """Arguments of a batch for clustering, with copies of steps and padding, and the rows of each rank."""
+    rng = np.random.default_rng(seed)
+    batch = make_batch(seed, groups=5, trajectories=5, longest=9, dim=24)
+    rows = np.concatenate([np.arange(batch.n), rng.integers(0, batch.n, 5)])
+    rng.shuffle(rows)
+    parts = split(rng, batch.group[rows], batch.trajectory[rows], size)
+    batch = batch.take(rows[np.concatenate(parts)])
+    fingerprint = torch.from_numpy(batch.fingerprint).to(DTYPES[seed % 3])
+    ends = np.cumsum([len(part) for part in parts])
+    given = batch.arguments(fingerprint=fingerprint, valid=rng.random(batch.n) < 0.9)
+    return given, [np.arange(end - len(part), end) for end, part in zip(ends, parts, strict=True)]
+
+
+def case_cluster(group: Any, first: int, last: int) -> list[str]:
+    """distributed.cluster() is cluster() of the whole, and its labels in the controller's hands are as good as states."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    wrong = []
+    for seed in range(first, last):
+        whole, parts = clustered(seed, size)
+        mine = {name: take(value, parts[rank]) for name, value in whole.items()}
+        lay = bk.layout(whole["group"], whole["trajectory"], whole["step"], whole["valid"])
+        want = bk.cluster(whole["fingerprint"], epsilon=0.2, layout=lay)
+        ids = {name: mine[name] for name in ("trajectory", "step", "valid")}
+        got = distributed.cluster(mine["fingerprint"], mine["group"], 0.2, **ids, process_group=group)
+        if not torch.equal(got, want[parts[rank]]):
+            wrong.append(f"seed {seed}: labels")
+        plain = distributed.cluster(mine["fingerprint"], mine["group"], 0.2, process_group=group)
+        if not torch.equal(plain, bk.cluster(whole["fingerprint"], whole["group"], 0.2)[parts[rank]]):
+            wrong.append(f"seed {seed}: labels in row order")
+        for duplicates in ("count", "once"):
+            config = bk.Config.bipace(0.2, duplicates=duplicates)
+            labels = distributed.cluster(
+                mine["fingerprint"], mine["group"], 0.2, **ids, duplicates=duplicates, process_group=group
+            )
+            every: list[Any] = [None] * size
+            dist.all_gather_object(every, labels, group=group)
+            known = {**whole, "fingerprint": None, "observation": torch.cat(every)}
+            controller = bk.advantage(**known, config=replace(config, partition="exact"))
+            states = bk.advantage(**whole, config=config)
+            same = all(torch.equal(bits(getattr(controller, x)), bits(getattr(states, x))) for x in OUTPUTS)
+            if not same or controller.metrics() != states.metrics():
+                wrong.append(f"seed {seed}: controller, {duplicates}")
+    return wrong
+
+
+def small(rank: int, dim: int = 6) -> dict[str, Any]:
+    """Three rows of one prompt group that straddles the ranks."""
+    rng = np.random.default_rng(rank)
+    return {
+        "group": [7, 7, 7], "trajectory": [rank] * 3, "step": [0, 1, 2], "rewards": [0.0, 0.0, float(rank)],
+        "fingerprint": torch.from_numpy(rng.normal(size=(3, dim)).astype(np.float32)), "action_key": [1, 2, 3],
+        "observation": ["a", "b", "c"],
+    }  # fmt: skip
+
+
+SAME = "must be the same on all ranks, got"
+
+#: What the last rank of three does wrong, and what all of them then say.
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "length": ({"rewards": [0.0]}, "ValueError: rank 2: rewards must have one entry per row, N = 3 like group, got 1"),
+    "missing": ({"fingerprint": None}, "ValueError: rank 2: fingerprint is missing"),
+    "float ids": ({"group": np.zeros(3)}, "TypeError: rank 2: group must hold ids"),
+    "kinds of ids": ({"group": ["x"] * 3}, f"ValueError: group {SAME} integers on rank 0 and other ids on rank 2"),
+    "extra": ({"action_parsed": [True] * 3}, f"ValueError: action_parsed {SAME} None on rank 0 and an argument on rank 2"),
+    "width": ({"fingerprint": torch.ones(3, 5)}, f"ValueError: fingerprint {SAME} [N, 6] torch.float32 on rank 0"),
+    "dtype": ({"fingerprint": torch.ones(3, 6).half()}, f"ValueError: fingerprint {SAME} [N, 6] torch.float32 on rank 0"),
+    "config": ({"config": bk.Config.bipace(0.3)}, f"ValueError: config.epsilon {SAME} 0.1 on rank 0 and 0.3 on rank 2"),
+    "no config": ({"config": "bipace"}, "TypeError: rank 2: config must be a bipace_kernels.Config"),
+    "backend": ({"backend": "cuda"}, "RuntimeError: rank 2: backend='cuda' cannot run here"),
+    "value": ({"rewards": [0.0, 0.0, float("nan")]}, "ValueError: rewards must be finite (and within ±1e37), got nan at row 8;"),
+    "state": ({"fingerprint": torch.zeros(3, 6)}, "ValueError: fingerprint must have finite, non-zero rows, but row 6, 7, 8"),
+    "twice": ({"step": [0, 1, 1]}, "ValueError: step must be unique inside a trajectory, but rows 7 and 8 share"),
+    "two groups": ({"group": [7, 7, 8]}, "ValueError: trajectory must lie in one group, but rows 6 and 8 hold"),
+    "pickle": ({"observation": [lambda: 0] * 3}, "TypeError: rank 2: observation must hold values that pickle"),
+    "text": ({"observation": [1, 2, 3]}, "TypeError: rank 2: observation must hold str for partition='similar'"),
+}  # fmt: skip
+CONFIGURED = {"pickle": bk.Config.gigpo(), "text": bk.Config.gigpo(partition="similar")}
+
+
+def told(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def case_errors(group: Any) -> dict[str, str]:
+    """What each rank is told when the last one does something wrong; the group works afterwards."""
+    rank, said = dist.get_rank(group), {}
+    for name, (change, _) in WRONG.items():
+        given = {**small(rank), "config": CONFIGURED.get(name)}
+        if rank == dist.get_world_size(group) - 1:
+            given.update(change)
+        said[name] = told(lambda given=given: distributed.advantage(**given, process_group=group))
+    said["after"] = check_advantage(group, 3)
+    return said
+
+
+def case_owner(group: Any) -> str:
+    """A failure in the middle of one owner's work is told to all."""
+    work = distributed._cluster
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    plan = distributed.plan_owners(torch.full((3, 1), 3))
+    if dist.get_rank(group) == int(plan[0]):
+        distributed._cluster = fail
+    said = told(lambda: distributed.advantage(**small(dist.get_rank(group)), process_group=group))
+    distributed._cluster = work
+    return said
+
+
+@contextlib.contextmanager
+def counted(sent: dict[str, int]) -> Iterator[None]:
+    """Counts the bytes of tensors that this rank hands to torch.distributed for other ranks."""
+    to_owners, to_all = dist.all_to_all_single, dist.all_gather
+
+    def count_owners(out: Any, mine: Any, receive: Any, send: Any, group: Any) -> Any:
+        rows = sum(send) - send[dist.get_rank(group)]
+        sent["owners"] += rows * mine.shape[1] * mine.element_size()
+        return to_owners(out, mine, receive, send, group=group)
+
+    def count_all(parts: Any, mine: Any, group: Any) -> Any:
+        sent["all"] += mine.numel() * mine.element_size()
+        return to_all(parts, mine, group=group)
+
+    dist.all_to_all_single, dist.all_gather = count_owners, count_all
+    try:
+        yield
+    finally:
+        dist.all_to_all_single, dist.all_gather = to_owners, to_all
+
+
+def case_bytes(group: Any) -> list[list[int]]:
+    """[bytes to owners, bytes to all] where every group straddles all ranks, and where every rank holds whole groups."""
+    rank, size, n = dist.get_rank(group), dist.get_world_size(group), 40
+    found = []
+    for groups in ([g for g in range(4) for _ in range(10)], [rank] * n):
+        trajectory = [rank * 10 + g for g in groups]
+        sent = {"owners": 0, "all": 0}
+        with counted(sent):
+            distributed.advantage(
+                groups, trajectory, [0.0] * n, step=list(range(n)), fingerprint=torch.randn(n, 512).bfloat16(),
+                action_key=[1] * n, process_group=group,
+            )  # fmt: skip
+        found.append([sent["owners"], sent["all"], size])
+    return found
+
+
+def case_silent(group: Any) -> Any:
+    """The last rank does not call: the others are told within the group's timeout."""
+    late = dist.new_group(list(range(WORLD)), timeout=datetime.timedelta(seconds=2))
+    began = time.monotonic()
+    if dist.get_rank() == WORLD - 1:
+        time.sleep(6)
+        return ["", 0.0]
+    said = told(lambda: distributed.advantage(**small(dist.get_rank()), process_group=late))
+    return [said, time.monotonic() - began]
+
+
+def case_dies(group: Any) -> Any:
+    """The last rank ends in the middle of a call: the others are told at once."""
+    if dist.get_rank() == WORLD - 1:
+        distributed._check_own = lambda *_: os._exit(7)
+    began = time.monotonic()
+    said = told(lambda: distributed.advantage(**small(dist.get_rank()), process_group=group))
+    return [said, time.monotonic() - began]
+
+
+def main() -> None:
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", RuntimeWarning)  # of metrics() on batches made to look odd
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=TIMEOUT)
+    groups = {size: dist.new_group(list(range(WORLD - size, WORLD)), timeout=TIMEOUT) for size in range(1, WORLD + 1)}
+    found: dict[str, Any] = {}
+    for case in sys.argv[3:]:
+        name, *numbers = case.split(":")
+        size, *rest = map(int, numbers)
+        if rank < WORLD - size:
+            continue
+        try:
+            found[case] = globals()[f"case_{name}"](groups[size], *rest)
+        except Exception:
+            found[case] = {"failed": traceback.format_exc()}
+        (folder / f"{rank}.json").write_text(json.dumps(found))
+        if isinstance(found[case], dict) and "failed" in found[case]:
+            break  # the others are elsewhere
+    os._exit(0)  # without a word to ranks that are gone
+
+
+if __name__ == "__main__":
+    main()

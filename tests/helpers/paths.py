@@ -1,0 +1,8 @@
+"""Folders of the checkout, for tests that read its files or start programs on its helpers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HELPERS = Path(__file__).resolve().parent
+ROOT = HELPERS.parents[1]

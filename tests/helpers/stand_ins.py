@@ -1,0 +1,114 @@
+"""The masked stages of the cpu backend in the place of bipace_kernels/triton_kernels.
+
+They let the device chain be tested without Triton and without a GPU: what the chain does around its stages, whatever
+the stages are.  `Watched` makes every reading of a tensor outside a stage an error, as a GPU's would be that waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bipace_kernels import _dispatch, _ops, cpu
+from bipace_kernels.masked_stages import MaskedStages
+
+_AT = torch.ops.aten
+_READING = {
+    _AT._local_scalar_dense, _AT.nonzero, _AT.equal, _AT.is_nonzero, _AT.masked_select, _AT.unique_dim, _AT._unique2,
+    _AT.unique_consecutive,
+}  # fmt: skip
+
+
+class Watched:
+    """The stages as a backend's package; inside watch() a tensor may be read in a stage and nowhere else."""
+
+    __name__ = "bipace_kernels.triton_kernels"
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.calls: list[str] = []
+        masked = MaskedStages(cpu)
+        for stage, names in {
+            "returns": ("discounted_returns", "trajectory_returns", "spoilt_trajectories"),
+            "episode": ("episode_advantage",),
+            "clusters": ("scan_rows", "cluster_cosine", "cluster_sweep"),
+            "observations": ("cluster_exact", "cluster_history"),
+            "values": ("step_advantage", "hgpo_advantage"),
+            "combine": ("combine",),
+        }.items():
+            setattr(self, stage, SimpleNamespace(**{name: self._watched(getattr(masked, name)) for name in names}))
+        self.clusters.LONGEST_SWEEP = 1000
+
+    def _watched(self, function):
+        @functools.wraps(function)
+        def run(*args, **kwargs):
+            self.calls.append(function.__name__)
+            with self.stage():
+                given = inspect.signature(function).bind(*args, **kwargs).arguments
+                _ops._check_sizes(function.__name__, given)
+                if "longest_group" in given:
+                    sizes = given["group_offsets"].diff()
+                    assert given["longest_group"] == (int(sizes.max()) if sizes.numel() else 0)
+                return function(*args, **kwargs)
+
+        return run
+
+    @contextlib.contextmanager
+    def stage(self):
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+    @contextlib.contextmanager
+    def watch(self):
+        """Every reading of a tensor on the host raises, outside a stage."""
+        with pytest.MonkeyPatch.context() as patch, _Reading(self):
+            for name in ("tolist", "numpy", "cpu", "__array__"):  # no operator of torch is called for these on the CPU
+                patch.setattr(torch.Tensor, name, self._refusing(name, getattr(torch.Tensor, name)))
+            yield
+
+    def _refusing(self, name, function):
+        @functools.wraps(function)
+        def read(*args, **kwargs):
+            if not self.inside:
+                raise AssertionError(f"{name} reads a tensor and waits for the device")
+            return function(*args, **kwargs)
+
+        return read
+
+
+class _Reading(TorchDispatchMode):
+    """Refuses the operators that would wait for a GPU: those that read values, or whose shape depends on them."""
+
+    def __init__(self, stages: Watched) -> None:
+        super().__init__()
+        self.stages = stages
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        op = func.overloadpacket
+        masked = op in (_AT.index, _AT.index_put, _AT.index_put_) and any(
+            i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+        )
+        repeated = op is _AT.repeat_interleave and kwargs.get("output_size") is None
+        if not self.stages.inside and (op in _READING or masked or repeated):
+            raise AssertionError(f"{func} reads a tensor and waits for the device")
+        return func(*args, **kwargs)
+
+
+def install(patch: pytest.MonkeyPatch) -> Watched:
+    """backend="triton" runs the stand-ins."""
+    package = Watched()
+    choose = _dispatch.choose
+    patch.setattr(
+        _dispatch, "choose", lambda backend, where=None: package if backend == "triton" else choose(backend, where)
+    )
+    return package

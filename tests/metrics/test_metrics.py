@@ -1,0 +1,192 @@
+"""Metrics, value R², the choice of ε: definitions restated naively."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from batches import CONFIGS, make_batch, spread_out
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bipace_kernels as bk
+from bipace_kernels import metrics as metrics_module
+
+KEYS = {
+    "singleton_cluster_fraction", "mean_cluster_size", "p90_cluster_size", "median_cluster_size", "cluster_count", "pairs",
+    "mean_delta_t", "pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction", "invalid_row_fraction",
+    "mean_advantage", "multi_action_cluster_fraction", "mean_unique_actions", "action_parse_rate",
+}  # fmt: skip
+
+
+@given(seed=st.integers(0, 10**6), name=st.sampled_from([n for n in CONFIGS if not n.startswith("grpo")]))
+def test_metrics_by_their_definitions(seed, name):
+    batch = make_batch(seed)
+    parsed = np.arange(batch.n) % 3 > 0
+    result = bk.advantage(config=CONFIGS[name], action_parsed=parsed, **batch.arguments())
+    got = result.metrics()
+    assert set(got) == {f"bipace/{key}" for key in KEYS}
+    assert all(type(value) is float for value in got.values())
+    clusters = [np.flatnonzero(result.cluster.numpy() == c) for c in range(int(result.cluster.max()) + 1)]
+    sizes = [len(c) for c in clusters]
+    pairs = [(i, j) for c in clusters for i, j in itertools.combinations(c, 2)]
+    companies = [c for c in clusters if len(c) > 1]
+    unique = [len(set(batch.action_key[c])) for c in companies]
+    want = {
+        "singleton_cluster_fraction": np.mean([s == 1 for s in sizes]),
+        "mean_cluster_size": np.mean(sizes),
+        "p90_cluster_size": np.quantile(sizes, 0.9),
+        "median_cluster_size": np.median(sizes),
+        "cluster_count": len(sizes),
+        "pairs": len(pairs),
+        "mean_delta_t": np.mean([abs(int(batch.step[i]) - int(batch.step[j])) for i, j in pairs]) if pairs else 0.0,
+        "pace_row_fraction": np.mean(result.branch.numpy() == bk.Branch.PACE),
+        "leave_one_out_row_fraction": np.mean(result.branch.numpy() == bk.Branch.LEAVE_ONE_OUT),
+        "singleton_row_fraction": np.mean(result.branch.numpy() == bk.Branch.SINGLETON),
+        "invalid_row_fraction": 0.0,
+        "mean_advantage": float(result.advantage.double().mean()),
+        "multi_action_cluster_fraction": np.mean([u >= 2 for u in unique]) if unique else 0.0,
+        "mean_unique_actions": np.mean(unique) if unique else 0.0,
+        "action_parse_rate": parsed.mean(),
+    }
+    for key, value in want.items():
+        assert got[f"bipace/{key}"] == pytest.approx(float(value), abs=1e-12), key
+
+
+def test_ranks_log_the_same_keys():
+    batch = make_batch(0)
+    for name, config in CONFIGS.items():
+        full = bk.advantage(config=config, **batch.arguments()).metrics()
+        empty = bk.advantage(config=config, valid=np.zeros(batch.n, dtype=bool), **batch.arguments()).metrics()
+        assert full.keys() == empty.keys(), name
+
+
+def test_warnings_once_per_process(monkeypatch):
+    monkeypatch.setattr(metrics_module, "_warned", set())
+    n = 64
+    group = np.arange(n) // 16
+    arguments = {"trajectory": np.arange(n) // 4, "rewards": np.ones(n), "config": bk.Config.gigpo()}
+    collapsed = bk.advantage(group, observation=["same"] * n, **arguments)
+    with pytest.warns(RuntimeWarning, match="one single cluster.*Lower epsilon"):
+        collapsed.metrics()
+    with pytest.warns(RuntimeWarning, match="alone in their cluster.*Raise epsilon"):
+        bk.advantage(group, observation=[str(i) for i in range(n)], **arguments).metrics()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collapsed.metrics()
+
+
+def naive_value_r2(result, batch):
+    """The definition, row by row."""
+    r, cluster = result.returns.double().numpy(), result.cluster.numpy()
+    group, trajectory = batch.group, batch.trajectory
+    error, spread, covered, rows = {}, {}, 0, 0
+    for i in range(batch.n):
+        others = [j for j in range(batch.n) if group[j] == group[i] and trajectory[j] != trajectory[i]]
+        if not others:
+            continue
+        rows += 1
+        base = np.mean(r[others])
+        peers = [j for j in others if cluster[j] == cluster[i]]
+        covered += bool(peers)
+        prediction = np.mean(r[peers]) if peers else base
+        error[group[i]] = error.get(group[i], 0.0) + (r[i] - prediction) ** 2
+        spread[group[i]] = spread.get(group[i], 0.0) + (r[i] - base) ** 2
+    if sum(spread.values()) == 0:
+        return None, covered / rows if rows else 0.0, None
+    r2 = 1 - sum(error.values()) / sum(spread.values())
+    without = [
+        1 - sum(v for k, v in error.items() if k != g) / sum(v for k, v in spread.items() if k != g)
+        for g in error
+        if sum(v for k, v in spread.items() if k != g) > 0
+    ]
+    n = len(error)
+    stderr = (
+        None
+        if len(without) < 2 or len(without) < n
+        else math.sqrt((n - 1) / n * np.sum((without - np.mean(without)) ** 2))
+    )
+    return r2, covered / rows, stderr
+
+
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(list(CONFIGS)))
+def test_value_r2_by_its_definition(seed, name):
+    batch = make_batch(seed)
+    result = bk.advantage(config=CONFIGS[name], **batch.arguments())
+    got, (r2, coverage, stderr) = result.value_r2(), naive_value_r2(result, batch)
+    assert got.coverage == pytest.approx(coverage)
+    assert got.r2 == (None if r2 is None else pytest.approx(r2, abs=1e-9))
+    assert got.stderr == (None if stderr is None else pytest.approx(stderr, rel=1e-5, abs=1e-9))
+
+
+def test_value_r2_by_hand():
+    """Two trajectories of two steps; state u predicts 1, v predicts 0 across trajectories, the group mean 0.5."""
+    result = bk.advantage(
+        [0] * 4, [0, 0, 1, 1], None, returns=[1.0, 0.0, 1.0, 0.0], episode_return=[1.0] * 4,
+        observation=list("uvuv"), config=bk.Config.gigpo(),
+    )  # fmt: skip
+    assert result.value_r2() == bk.ValueR2(r2=1.0, coverage=1.0, stderr=None)
+    wrong = bk.advantage(
+        [0] * 4, [0, 0, 1, 1], None, returns=[1.0, 0.0, 1.0, 0.0], episode_return=[1.0] * 4,
+        observation=list("uvvu"), config=bk.Config.gigpo(),
+    )  # fmt: skip
+    assert wrong.value_r2().r2 == -3.0  # every prediction is off by 1, the group mean by 0.5
+
+
+def test_value_r2_undefined_where_returns_do_not_vary():
+    result = bk.advantage([0] * 4, [0, 0, 1, 1], [0.0] * 4, observation=list("uvuv"), config=bk.Config.gigpo())
+    assert result.value_r2() == bk.ValueR2(r2=None, coverage=1.0, stderr=None)
+    alone = bk.advantage([0] * 2, [0, 0], [0.0, 1.0], observation=list("uv"), config=bk.Config.gigpo())
+    assert alone.value_r2() == bk.ValueR2(r2=None, coverage=0.0, stderr=None)
+
+
+def test_choose_epsilon_walks_as_the_paper_does(backend):
+    x, group = spread_out()
+    choice = bk.choose_epsilon(x, group, backend=backend)
+    low, high = 0.02, 0.40
+    for epsilon, size in choice.probes:
+        assert epsilon == (low + high) / 2
+        assert size == np.median(np.bincount(bk.cluster(x, group, epsilon, backend=backend).numpy()))
+        if size < 4:
+            low = epsilon
+        elif size > 8:
+            high = epsilon
+    assert choice.epsilon == choice.probes[-1][0]
+    assert 4 <= choice.probes[-1][1] <= 8
+    assert "inside the band" in choice.reason
+
+
+def test_choose_epsilon_takes_the_nearest_where_none_is_inside():
+    x, group = spread_out(n=60)
+    choice = bk.choose_epsilon(x, group, band=(1000, 2000), probes=3)
+    assert len(choice.probes) == 3
+    best = min(choice.probes, key=lambda p: (1000 - p[1], p[0]))
+    assert choice.epsilon == best[0]
+    assert "no probe lands inside" in choice.reason
+    same = torch.ones(8, 3)
+    tie = bk.choose_epsilon(same, [0] * 8, band=(1, 2), probes=4)  # every probe gives one cluster of 8
+    assert tie.epsilon == min(e for e, _ in tie.probes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"band": (8, 4)}, "band must be in order"),
+        ({"band": 4}, "band must be a pair"),
+        ({"bounds": (0.0, 0.4)}, r"bounds\[0\] must be a number in"),
+        ({"bounds": (0.1, 3)}, r"bounds\[1\] must be a number in"),
+        ({"probes": 0}, "probes must be an int of at least 1"),
+        ({"group": None}, "group is missing"),
+        ({"step": [0] * 60}, "trajectory is missing"),
+        ({"fingerprint": np.zeros((60, 3))}, "row 0, 1, 2, 3, 4 and 55 more is zero"),
+        ({"fingerprint": np.zeros((0, 3)), "group": []}, "at least one row"),
+    ],
+)
+def test_choose_epsilon_refuses(changes, words):
+    x, group = spread_out(n=60)
+    with pytest.raises(ValueError, match=words):
+        bk.choose_epsilon(**{"fingerprint": x, "group": group, **changes})

@@ -1,0 +1,295 @@
+"""The wheel: what is inside, what it needs, and that it works where neither a compiler nor the sources are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+resources = importlib.import_module(
+    "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
+)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build_wheel(folder: Path, **environment: str) -> Path:
+    """`pip wheel .` under build isolation, from a copy of what git tracks: the build sees neither torch nor this folder."""
+    source, out = folder / "source", folder / "wheel"
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    for name in filter(None, tracked.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(out), str(source)],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONNOUSERSITE": "1", **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Without CUDA kernels, whatever this machine has."""
+    return build_wheel(tmp_path_factory.mktemp("plain"), BIPACE_CUDA="0")
+
+
+@pytest.fixture(scope="module")
+def cuda_wheel(tmp_path_factory) -> Path:
+    """With CUDA kernels of a release."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc, which is not on the PATH here")
+    return build_wheel(tmp_path_factory.mktemp("cuda"), BIPACE_CUDA="1")
+
+
+def test_wheel_holds_our_packages_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert len(tops) == 2
+    assert tops - {"bipace_kernels"} == {"-".join(wheel.name.split("-")[:2]) + ".dist-info"}
+    assert "bipace_kernels/py.typed" in names
+    assert "bipace_kernels/integrations/__init__.py" in names
+    bench = {name.removeprefix("bipace_kernels/bench/") for name in names if name.startswith("bipace_kernels/bench/")}
+    on_a_gpu = {path.name for form in ("gpu*.py", "chain.*") for path in ROOT.glob(f"bench/{form}")}
+    assert "gpu.py" in on_a_gpu
+    assert bench == {path.name for path in ROOT.glob("bench/*.py")} - on_a_gpu, "no results, data or GPU scripts"
+    assert "bipace_kernels/triton_kernels/__init__.py" in names
+    assert sum(name.endswith(".so") for name in names) == 1
+    kernels = {f"bipace_kernels/{p.relative_to(ROOT)}" for p in ROOT.glob("csrc/c*/*") if p.suffix in (".cu", ".cuh")}
+    assert kernels | {"bipace_kernels/csrc/common/hd.h", "bipace_kernels/csrc/cuda/intrinsics.h"} <= set(names)
+    sources = {str(p.relative_to(ROOT)) for p in (ROOT / "bipace_kernels").rglob("*.py")}
+    sources |= {
+        f"bipace_kernels/{p.relative_to(ROOT)}"
+        for form in ("py", "yaml")
+        for p in ROOT.glob(f"integrations/**/*.{form}")
+    }
+    assert sources <= set(names)
+    assert wheel.stat().st_size < 5e6
+
+
+def test_wheel_metadata(wheel):
+    archive = zipfile.ZipFile(wheel)
+    metadata = archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
+    requires = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    assert {line for line in requires if "extra ==" not in line} == {"torch>=2.6", "numpy>=1.26"}
+    assert "Requires-Python: >=3.10" in metadata
+    triton = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: triton")]
+    assert triton and all("extra ==" in line for line in triton), "nobody on the CPU is made to install Triton"
+    assert "License-Expression: Apache-2.0" in metadata
+    entry_points = archive.read(next(n for n in archive.namelist() if n.endswith("entry_points.txt"))).decode()
+    assert "bipace = bipace_kernels.cli:main" in entry_points
+
+
+def needed(wheel: Path, folder: Path) -> dict[str, set[str]]:
+    """Shared libraries that each compiled module of a wheel asks for, which is unpacked into the folder."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    found = {}
+    for path in sorted(folder.glob("bipace_kernels/*.so")):
+        dump = subprocess.run(["readelf", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+        assert "RPATH" not in dump
+        assert "RUNPATH" not in dump
+        found[path.name.partition(".")[0]] = set(re.findall(r"NEEDED.*\[(.+?)\]", dump))
+    return found
+
+
+C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
+
+
+def test_compiled_module_needs_only_the_c_library(wheel, tmp_path):
+    """No libtorch, libcudart, libgomp or libstdc++: nothing that another torch, CUDA or compiler could break."""
+    modules = needed(wheel, tmp_path)
+    assert list(modules) == ["_native"]
+    assert modules["_native"] <= C_LIBRARY, modules
+
+
+@pytest.mark.slow
+def test_a_wheel_with_cuda_kernels(cuda_wheel, tmp_path):
+    """Small, no libcudart and no driver in what it needs, machine code for every GPU of a release."""
+    assert cuda_wheel.stat().st_size < 25e6
+    modules = needed(cuda_wheel, tmp_path)
+    assert list(modules) == ["_cuda", "_native"]
+    for name, libraries in modules.items():
+        assert libraries <= C_LIBRARY, (name, libraries)
+    (path,) = tmp_path.glob("bipace_kernels/_cuda*.so")
+    archs = subprocess.run(
+        [resources.cuobjdump(), "--list-elf", "--list-ptx", str(path)], capture_output=True, text=True, check=True
+    )
+    assert set(re.findall(r"\.sm_(\d+\w?)\.cubin", archs.stdout)) == {"80", "86", "89", "90a", "100", "120"}
+    assert set(re.findall(r"\.(?:sm|compute)_(\d+\w?)\.ptx", archs.stdout)) == {"120"}
+
+
+@pytest.mark.slow
+def test_a_wheel_with_cuda_kernels_serves_where_no_driver_is(cuda_wheel, tmp_path):
+    with zipfile.ZipFile(cuda_wheel) as archive:
+        archive.extractall(tmp_path)
+    code = """
+import sys, bipace_kernels as bk
+from bipace_kernels import _cuda_loader
+assert "bipace_kernels._cuda" not in sys.modules
+r = bk.advantage([0] * 4, [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], observation=list("abab"), config=bk.Config.gigpo(), backend="cpu")
+assert r.cluster.tolist() == [0, 1, 0, 1]
+_cuda_loader.stages_missing = list
+status = bk.backends()["cuda"]
+assert "sm_80 sm_86 sm_89 sm_90a sm_100 sm_120 compute_120" in status.detail and "driver needed: CUDA 1" in status.detail, status
+from bipace_kernels import _cuda
+if _cuda.versions()[0] == 0:
+    assert status.reason.startswith("no NVIDIA driver was found"), status
+    try:
+        bk.advantage([0] * 2, [0, 1], [0.0, 1.0], observation=list("aa"), config=bk.Config.gigpo(), backend="cuda")
+    except bk.BackendError as error:
+        assert "backend='cuda' cannot run here: no NVIDIA driver was found" in str(error)
+    else:
+        raise AssertionError("it ran")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PATH": "", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake, which is not on the PATH here")
+def test_cuda_that_is_asked_for_and_missing_fails_the_build(tmp_path):
+    """The decision alone: no language, nothing is compiled, and programs are looked for where none are."""
+    (tmp_path / "CMakeLists.txt").write_text(
+        f"cmake_minimum_required(VERSION 3.22)\nproject(p LANGUAGES NONE)\ninclude({ROOT / 'cmake/cuda.cmake'})\n"
+    )
+
+    def configure(wish: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / wish), f"-DBIPACE_CUDA={wish}", "-G", "Unix Makefiles",
+             "-DCMAKE_MAKE_PROGRAM=true", f"-DCMAKE_FIND_ROOT_PATH={tmp_path}", "-DCMAKE_FIND_ROOT_PATH_MODE_PROGRAM=ONLY"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    done = configure("1")
+    assert done.returncode != 0
+    assert "BIPACE_CUDA=1 needs nvcc" in " ".join(done.stderr.split())
+    done = configure("auto")
+    assert done.returncode == 0, done.stderr
+    assert "no CUDA kernels: nvcc was not found when this was built (BIPACE_CUDA=auto)" in done.stdout
+    assert configure("0").returncode == 0
+    assert "BIPACE_CUDA must be auto, 0 or 1, got 'yes'" in configure("yes").stderr
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake, which is not on the PATH here")
+@pytest.mark.parametrize(
+    ("wish", "architectures", "options"),
+    [
+        ("90", "90-virtual", "90a"),
+        ("90a;120;80", "80-real;120-real;120-virtual", "90a"),
+        ("80", "80-real;80-virtual", ""),
+    ],
+)
+def test_architectures_with_a_letter_are_options_of_nvcc(wish, architectures, options, tmp_path):
+    """Every CMake since 3.22 takes such a list; 3.24 refuses one with a letter.  CUDA itself is not looked for."""
+    (tmp_path / "CMakeLists.txt").write_text(f"""
+cmake_minimum_required(VERSION 3.22)
+project(p LANGUAGES NONE)
+macro(enable_language language)
+  message(FATAL_ERROR "<${{CMAKE_CUDA_ARCHITECTURES}}> <${{bipace_cuda_lettered}}>")
+endmacro()
+include({ROOT / "cmake/cuda.cmake"})
+""")
+    done = subprocess.run(
+        ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build"), "-DBIPACE_CUDA=1", f"-DBIPACE_CUDA_ARCHS={wish}",
+         "-DBIPACE_NVCC=nvcc", "-G", "Unix Makefiles", "-DCMAKE_MAKE_PROGRAM=true"],
+        capture_output=True, text=True, check=False, env={**os.environ, "CUDACXX": "nvcc"},
+    )  # fmt: skip
+    found = re.search(r"<(.*?)>\s+<(.*?)>", done.stderr)
+    assert found, done.stderr
+    assert found[1] == architectures
+    assert found[2] == (options and f"--generate-code=arch=compute_{options},code=sm_{options}")
+
+
+def test_wheel_works_without_compiler_or_sources(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = """
+import bipace_kernels as bk, bipace_kernels.integrations, bipace_kernels.bench
+assert bk.backends()["cpu"].available, bk.backends()["cpu"]
+r = bk.advantage([0] * 4, [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], observation=list("abab"), config=bk.Config.gigpo(), backend="cpu")
+assert r.cluster.tolist() == [0, 1, 0, 1]
+print(bk.__file__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PATH": "", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().startswith(str(tmp_path))
+
+
+def test_the_program_of_the_wheel(wheel, tmp_path):
+    """`bipace info` and the benchmarks from the wheel's files, away from the checkout."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+
+    def bipace(*words: str) -> subprocess.CompletedProcess[str]:
+        code = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if not getattr(f, "__module__", "").startswith("__editable__")]
+from bipace_kernels.cli import main
+main(sys.argv[1:])
+"""  # no checkout that is installed as editable stands in for what the wheel lacks
+        return subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},
+        )  # fmt: skip
+
+    done = bipace("bench", "ngrams", "--quick", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.json", "bench.md", "bench.png"}
+    assert "bipace_kernels" in bipace("info", "--json").stdout
+    done = bipace("bench", "gpu")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: bench gpu needs a checkout of the repository; run `make gpu` there\n",
+    )
+    assert "there is no" in bipace("bench", "drift").stderr, "its sample of rollouts stays in the repository"
+
+
+def test_build_files_name_no_torch_and_no_network():
+    setup = (ROOT / "setup.py").read_text()
+    assert not re.search(r"import torch|urllib|requests|http", setup)
+    requires = re.search(r"requires = \[(.*?)\]", (ROOT / "pyproject.toml").read_text())[1]
+    assert "torch" not in requires
+    sources = [path for form in ("h", "cuh", "cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{form}")]
+    for path in [*sources, ROOT / "CMakeLists.txt", ROOT / "cmake/cuda.cmake"]:
+        text = path.read_text()
+        assert not re.search(r"#include <(torch|ATen|c10)|march=native|fopenmp", text), path
+
+
+def test_everything_names_the_same_pythons():
+    """Classifiers, the wheels of a release, the oldest that is asked for and linted for, README and the page of releases."""
+    project = (ROOT / "pyproject.toml").read_text()
+    minors = [int(minor) for minor in re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', project)]
+    first, last = minors[0], minors[-1]
+    assert minors == list(range(first, last + 1))
+    assert [int(minor) for minor in re.findall(r'"cp3(\d+)-manylinux_x86_64"', project)] == minors
+    for oldest in (
+        f'requires-python = ">=3.{first}"',
+        f'target-version = "py3{first}"',
+        f'python_version = "3.{first}"',
+    ):
+        assert oldest in project
+    release = (ROOT / "docs/release.md").read_text()
+    assert f"Python 3.{first} to 3.{last}" in (ROOT / "README.md").read_text()
+    assert f"CPython (3.{first} to 3.{last}" in release
+    assert [int(minor) for minor in re.findall(r"^\| 3\.(\d+)\.\d+ \|", release, re.MULTILINE)] == minors
+
+
+def test_native_code_below_bindings_is_free_of_python():
+    for folder in ("common", "cpu", "cuda"):
+        for path in (ROOT / "csrc" / folder).iterdir():
+            assert not re.search(r"#include <(pybind11|Python)", path.read_text()), path

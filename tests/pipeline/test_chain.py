@@ -1,0 +1,235 @@
+"""The device chain around its stages: the host chain's results, without reading a tensor; errors when someone asks.
+
+The stages are stand-ins (stand_ins.py), so labels and sums are those of the cpu backend and all must be equal to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from bad_inputs import BAD, BATCH, N
+from batches import CONFIGS, OUTPUTS
+
+import bipace_kernels as bk
+
+IDS = {"group": None, "trajectory": None, "step": None}
+
+pytestmark = pytest.mark.usefixtures("stand_ins")
+
+
+def both(config, **arguments):
+    """The result on the CPU and that of the device chain."""
+    given = BATCH.arguments(**arguments)
+    return bk.advantage(config=config, backend="cpu", **given), bk.advantage(config=config, backend="triton", **given)
+
+
+def assert_same(host, device, *, metrics=True):
+    for name in OUTPUTS:
+        assert torch.equal(getattr(device, name), getattr(host, name)), name
+        assert getattr(device, name).dtype == getattr(host, name).dtype
+    if metrics:
+        assert device.metrics() == host.metrics()
+        assert device.value_r2() == host.value_r2()
+
+
+def bad_values(kind):
+    rewards, fingerprint = BATCH.rewards.copy(), BATCH.fingerprint.copy()
+    if kind == "all":
+        rewards[:] = np.nan
+        fingerprint[:] = np.nan
+    elif kind.startswith("reward"):
+        rewards[[2, N - 1]] = {"reward_nan": np.nan, "reward_inf": -np.inf, "reward_huge": 1e300}[kind]
+    elif kind != "none":
+        fingerprint[[2, N - 1]] = np.nan if kind == "fingerprint_nan" else 0.0
+    return {"rewards": rewards, "fingerprint": fingerprint, "action_parsed": np.arange(N) % 3 > 0}
+
+
+KINDS = ["none", "reward_nan", "reward_inf", "reward_huge", "fingerprint_nan", "fingerprint_zero", "all"]
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_host_chain(name, kind):
+    host, device = both(replace(CONFIGS[name], on_invalid="singleton"), **bad_values(kind))
+    assert_same(host, device)
+    device.check()
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_any_row_order_with_padding(name):
+    rng = np.random.default_rng(1)
+    batch = BATCH.take(rng.permutation(N))
+    valid = rng.random(N) < 0.8
+    batch.rewards[~valid] = np.nan
+    batch.fingerprint[~valid] = np.nan
+    given = batch.arguments(valid=valid)
+    host, device = (bk.advantage(config=CONFIGS[name], backend=b, **given) for b in ("cpu", "triton"))
+    assert_same(host, device)
+
+
+@pytest.mark.parametrize("duplicates", ["once", "count"])
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_copies_of_a_step(name, duplicates):
+    batch = BATCH.take(np.concatenate((np.arange(N), [0, 5, 5, N - 1])))
+    config = replace(CONFIGS[name], duplicates=duplicates, on_invalid="singleton")
+    for spoil in (False, True):
+        if spoil:
+            batch.rewards[-1] = np.nan  # a copy that may not count spoils its trajectory all the same
+        host, device = (bk.advantage(config=config, backend=b, **batch.arguments()) for b in ("cpu", "triton"))
+        assert_same(host, device)
+    with pytest.raises(ValueError, match=r"step must be unique"):  # known from the ids: said at the call
+        bk.advantage(config=CONFIGS[name], backend="triton", **batch.arguments())
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_given_returns_and_no_rows(name):
+    returns = np.linspace(-1, 1, N)
+    episode = BATCH.trajectory.astype(float)
+    config = replace(CONFIGS[name], on_invalid="singleton")
+    for changes in (
+        {"returns": returns},
+        {"episode_return": episode},
+        {"returns": returns, "episode_return": episode, "rewards": None},
+    ):
+        assert_same(*both(config, **changes))
+        for argument in ("returns", "episode_return"):
+            if argument in changes:
+                worse = changes[argument].copy()
+                worse[[1, N - 2]] = np.inf
+                assert_same(*both(config, **{**changes, argument: worse}))
+    nothing = {"group": [], "trajectory": [], "rewards": [], "fingerprint": [], "observation": [], "action_key": []}
+    assert_same(*(bk.advantage(config=config, backend=b, **nothing) for b in ("cpu", "triton")))
+    assert_same(*both(config, valid=np.zeros(N, dtype=bool)))
+
+
+@pytest.mark.parametrize("name", [n for n in CONFIGS if n != "bipace_similar"])
+@pytest.mark.parametrize("duplicates", ["raise", "once", "count"])
+def test_reads_no_tensor(name, duplicates, stand_ins):
+    """With a layout and tensors, nothing waits: not the checks, not the chain, not the result."""
+    batch = BATCH if duplicates == "raise" else BATCH.take(np.concatenate((np.arange(N), [0, 5])))
+    lay = bk.layout(batch.group, batch.trajectory, batch.step, np.arange(batch.n) % 5 > 0)
+    codes = torch.tensor([hash(o) for o in batch.observation])
+    given = {
+        "rewards": torch.from_numpy(batch.rewards).float(), "fingerprint": torch.from_numpy(batch.fingerprint),
+        "observation": codes, "action_key": torch.from_numpy(batch.action_key),
+        "action_parsed": torch.ones(batch.n, dtype=torch.uint8), "valid": torch.arange(batch.n) % 5 > 0,
+        "episode_return": torch.from_numpy(batch.trajectory).float(),
+    }  # fmt: skip
+    config = replace(CONFIGS[name], duplicates=duplicates)
+    bk.advantage(layout=lay, config=config, backend="triton", **given)  # the first call moves the layout
+    stand_ins.calls.clear()
+    with stand_ins.watch():
+        result = bk.advantage(layout=lay, config=config, backend="triton", **given)
+    assert "combine" in stand_ins.calls
+    assert_same(bk.advantage(layout=lay, config=config, backend="cpu", **given), result)
+    with stand_ins.watch(), pytest.raises(AssertionError, match="waits for the device"):
+        result.metrics()
+
+
+LATE = [
+    (name, value, error)
+    for name, cases in BAD.items()
+    for value, error, words in cases
+    if name in ("rewards", "returns", "episode_return", "fingerprint")
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error"), LATE)
+def test_errors_have_the_words_of_the_cpu(name, value, error):
+    """At the call for shapes and dtypes; for values at check() and metrics(), or at the call with check="now"."""
+    given = {"config": CONFIGS["bipace"], **BATCH.arguments(**{name: value})}
+    with pytest.raises(error) as want:
+        bk.advantage(backend="cpu", **given)
+    for ask in ("check", "metrics", "value_r2", "now"):
+        with pytest.raises(error) as got:  # noqa: PT012
+            result = bk.advantage(backend="triton", check="now" if ask == "now" else "auto", **given)
+            getattr(result, ask)()
+        assert str(got.value) == str(want.value)
+
+
+def test_what_contradicts_itself_is_an_error_in_both_modes():
+    doubled = BATCH.take(np.concatenate((np.arange(N), [3, 7])))
+    doubled.rewards[N:] += 1
+    episode = BATCH.trajectory.astype(float)
+    episode[2] += 1
+    for mode in ("raise", "singleton"):
+        for row, given in ((3, doubled.arguments()), (2, BATCH.arguments(episode_return=episode))):
+            config = replace(CONFIGS["gigpo"], duplicates="once", on_invalid=mode)
+            with pytest.raises(ValueError, match=r"must agree|one value per trajectory") as want:
+                bk.advantage(config=config, backend="cpu", **given)
+            result = bk.advantage(config=config, backend="triton", **given)
+            assert torch.isfinite(result.advantage).all()
+            assert result.cluster[row] == -1, "its trajectory is set aside until someone asks"
+            for ask in (result.check, result.metrics):
+                with pytest.raises(ValueError) as got:
+                    ask()
+                assert str(got.value) == str(want.value)
+
+
+def test_masks_are_questions_for_later():
+    lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
+    other = np.arange(N) > 0
+    for changes, error in (
+        ({"valid": other}, ValueError),
+        ({"valid": np.full(N, 2)}, TypeError),
+        ({"action_parsed": np.full(N, 2)}, TypeError),
+    ):
+        given = {"layout": lay, "config": CONFIGS["bipace"], **BATCH.arguments(**IDS, **changes)}
+        with pytest.raises(error) as want:
+            bk.advantage(backend="cpu", **given)
+        result = bk.advantage(backend="triton", **given)
+        with pytest.raises(error) as got:
+            result.check()
+        assert str(got.value) == str(want.value)
+    both(CONFIGS["bipace"], valid=np.ones(N, dtype=np.int64))[1].check()
+
+
+def test_a_value_changed_since_is_still_an_error():
+    """The flag stays with the result, even where the words can no longer tell the value."""
+    rewards = torch.from_numpy(BATCH.rewards.copy())
+    rewards[4] = math.nan
+    result = bk.advantage(config=CONFIGS["gigpo"], backend="triton", **BATCH.arguments(rewards=rewards))
+    rewards[4] = 0.0
+    with pytest.raises(ValueError, match="rewards must sum to finite returns"):
+        result.check()
+
+
+def test_results_pickle():
+    for name, config in CONFIGS.items():
+        result = both(config, action_parsed=np.ones(N, dtype=bool))[1]
+        again = pickle.loads(pickle.dumps(result))
+        assert torch.equal(again.advantage, result.advantage), name
+        assert again.metrics() == result.metrics()
+        assert again.value_r2() == result.value_r2()
+        again.check()
+
+
+def test_on_the_cpu_nothing_is_left_to_check():
+    assert both(CONFIGS["bipace"])[0].check() is None
+
+
+READINGS = {
+    "item": lambda t: t[0].item(),
+    "bool": lambda t: bool(t[1] > 0),
+    "mask": lambda t: t[t > 2],
+    "assign by mask": lambda t: t.__setitem__(t > 2, 0),
+    "list": lambda t: t.tolist(),
+    "cpu": lambda t: t.cpu(),
+    "nonzero": lambda t: t.nonzero(),
+    "equal": lambda t: torch.equal(t, t),
+    "repeat": lambda t: torch.repeat_interleave(t, t),
+    "unique": lambda t: t.unique(),
+}
+
+
+@pytest.mark.parametrize("name", list(READINGS))
+def test_a_reading_would_be_seen(name, stand_ins):
+    tensor = torch.arange(5)
+    with stand_ins.watch(), pytest.raises(AssertionError, match="waits for the device"):
+        READINGS[name](tensor)
+    READINGS[name](tensor)

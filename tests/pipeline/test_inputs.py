@@ -1,0 +1,378 @@
+"""Bad input, alone and with others: an error names argument, wish, fact and cure, or the result is finite."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from bad_inputs import BAD, BATCH, N
+from batches import CONFIGS, make_batch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bipace_kernels as bk
+from bipace_kernels import _checks
+
+FLOATS = ("advantage", "step_advantage", "episode_advantage", "returns")
+
+
+def run(config=None, **changes):
+    return bk.advantage(config=config or CONFIGS["bipace"], **BATCH.arguments(**changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "words"),
+    [pytest.param(name, *case, id=f"{name}{i}") for name, cases in BAD.items() for i, case in enumerate(cases)],
+)
+def test_bad_argument(name, value, error, words):
+    with pytest.raises(error, match=words):
+        run(**{name: value})
+
+
+def test_missing_observation():
+    for name in ("gigpo", "hgpo", "bipace_similar"):
+        with pytest.raises(ValueError, match="observation is missing"):
+            run(CONFIGS[name], observation=None)
+    with pytest.raises(TypeError, match="observation must hold str for partition='similar', got int at row 0"):
+        run(CONFIGS["bipace_similar"], observation=list(range(N)))
+    with pytest.raises(TypeError, match="observation"):
+        run(CONFIGS["gigpo"], observation=[["un", "hashable"]] * N)
+
+
+def test_an_unordered_observation_is_refused():
+    """The order of a set differs from process to process."""
+    for name in ("gigpo", "bipace_similar"):
+        for value in ({str(i) for i in range(N)}, {str(i): i for i in range(N)}):
+            with pytest.raises(TypeError, match="observation must be a list, tuple, array or tensor"):
+                run(CONFIGS[name], observation=value)
+
+
+def test_padding_may_hold_anything(backend):
+    valid = np.arange(N) % 4 > 0
+    group, trajectory = BATCH.group.tolist(), BATCH.trajectory.tolist()
+    observation = list(BATCH.observation)
+    for i in np.flatnonzero(~valid):
+        group[i] = trajectory[i] = None
+        observation[i] = {"not": "hashable"}
+    rest = BATCH.take(np.flatnonzero(valid))
+    for name in ("gigpo", "hgpo", "bipace_similar"):
+        got = run(
+            CONFIGS[name], group=group, trajectory=trajectory, observation=observation, valid=valid, backend=backend
+        )
+        want = bk.advantage(config=CONFIGS[name], backend=backend, **rest.arguments())
+        assert torch.equal(got.advantage[valid], want.advantage)
+        assert torch.equal(got.cluster[valid], want.cluster)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 30.0, 700.0, 1e4, 1e300])
+def test_no_weight_of_hgpo_overflows(alpha, backend):
+    config = bk.Config.hgpo(3, length_weight_alpha=alpha)
+    result = run(config, backend=backend)
+    assert torch.isfinite(result.advantage).all()
+    torch.testing.assert_close(result.advantage, run(config, backend="reference").advantage, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hgpo", "bipace_history"])
+def test_a_history_longer_than_any_rollout_is_the_longest_one(name, backend):
+    longest = int(BATCH.step.max())
+    huge, enough = (run(replace(CONFIGS[name], history_length=h), backend=backend) for h in (10**9, longest))
+    assert torch.equal(huge.advantage, enough.advantage)
+    assert torch.equal(huge.cluster, enough.cluster)
+
+
+def test_more_threads_than_cores_are_no_use_and_no_harm():
+    batch = make_batch(1, groups=400, trajectories=2, longest=3)
+    want = bk.advantage(config=CONFIGS["bipace"], num_threads=1, **batch.arguments())
+    for threads in (10**9, np.int64(5)):
+        got = bk.advantage(config=CONFIGS["bipace"], num_threads=threads, **batch.arguments())
+        assert torch.equal(got.advantage, want.advantage)
+
+
+def test_a_bad_copy_of_a_step_spoils_its_trajectory(backend):
+    """NaN in one copy, counted or not: the trajectory is set aside, the run goes on."""
+    arguments = {"group": [0] * 5, "trajectory": [0, 0, 0, 1, 1], "step": [0, 0, 1, 0, 1], "observation": list("aabab")}
+    for rewards in ([math.nan, 1, 0, 1, 0], [1, math.nan, 0, 1, 0], [math.nan, math.nan, 0, 1, 0]):
+        for duplicates in ("once", "count"):
+            config = bk.Config.gigpo(duplicates=duplicates)
+            with pytest.raises(ValueError, match=r"rewards must be finite.*nan at row"):
+                bk.advantage(rewards=rewards, config=config, backend=backend, **arguments)
+            result = bk.advantage(
+                rewards=rewards, config=replace(config, on_invalid="singleton"), backend=backend, **arguments
+            )
+            assert result.cluster.tolist() == [-1, -1, -1, 0, 1]
+            assert not result.advantage[:3].any()
+            assert torch.isfinite(result.advantage).all()
+
+
+def test_discounted_returns_refuse_copies_that_disagree(backend):
+    with pytest.raises(ValueError, match="rewards of one step must agree, but rows 0 and 1"):
+        bk.discounted_returns([1.0, 2.0, 3.0], [0, 0, 0], 0.5, step=[0, 0, 1], backend=backend)
+    assert bk.discounted_returns([2.0, 2.0, 3.0], [0] * 3, 0.5, step=[0, 0, 1], backend=backend).tolist() == [
+        3.5,
+        3.5,
+        3.0,
+    ]
+
+
+def test_rewards_that_are_not_used_are_ignored():
+    run(CONFIGS["bigpo"], rewards=["x"] * N, returns=np.ones(N), episode_return=np.ones(N))
+
+
+def test_weight_zero_keeps_the_sign_of_zero(backend):
+    result = bk.advantage(
+        [0],
+        [0],
+        [0.0],
+        episode_return=[-0.0],
+        observation=["a"],
+        config=bk.Config.gigpo("mean_norm", step_weight=0),
+        backend=backend,
+    )
+    assert math.copysign(1, result.episode_advantage) == math.copysign(1, result.advantage) == -1
+
+
+def test_to_tokens_refuses():
+    for value, words in (
+        ([math.nan], "advantage must be finite"),
+        ([1j], "advantage must be real"),
+        ([[1.0]], "shape"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            bk.to_tokens(value, [[1]])
+    with pytest.raises(ValueError, match=r"mask must have shape \[B, T\] with B = 1"):
+        bk.to_tokens([1.0], [1, 1])
+    with pytest.raises(ValueError, match="0 and 1 only"):
+        bk.to_tokens([1.0], [[0.5]])
+
+
+def test_ids_on_a_gpu_are_refused_with_the_cure():
+    ids = torch.zeros(3, dtype=torch.int64, device="meta")
+    for call in (lambda: bk.layout(ids, ids), lambda: bk.trajectory_ids(ids, ids)):
+        with pytest.raises(bk.BackendError, match=r"tensors on meta.*\.cpu\(\)"):
+            call()
+
+
+def test_lists_of_tensors_and_unsigned_integers():
+    x = torch.from_numpy(BATCH.fingerprint).requires_grad_(True)
+    want = run()
+    assert torch.equal(run(fingerprint=list(x)).advantage, want.advantage)
+    small = torch.from_numpy(BATCH.step).to(torch.uint16)
+    assert torch.equal(run(step=small).advantage, want.advantage)
+    assert bk.cluster([[1, 2], [2, 4], [3, -1]], [0, 0, 0], 0.1).tolist() == [0, 0, 1]
+
+
+def test_unsigned_integers_of_a_gpu_are_read_without_a_look(monkeypatch):
+    """There the largest is not known without waiting; on the CPU these become int64 before."""
+    monkeypatch.setattr(_checks, "to_tensor", lambda value, *_: value)
+    keys = torch.tensor([0, 7, 7, 2**64 - 1], dtype=torch.uint64)
+    assert _checks.integer_vector(keys, "action_key", 4).tolist() == [0, 7, 7, -1]
+    late = []
+    assert _checks.bool_vector(keys[:2], "valid", 2, late).tolist() == [False, True]
+    assert [bool(check.failed) for check in late] == [True]
+
+
+def test_first_error_wins_in_a_fixed_order():
+    """Shapes and names before values: a NaN reward does not hide a wrong length."""
+    with pytest.raises(ValueError, match="action_key must have one entry per row"):
+        run(rewards=np.full(N, np.nan), action_key=[1])
+    with pytest.raises(ValueError, match="fingerprint must have shape"):
+        run(rewards=np.full(N, np.nan), fingerprint=np.zeros((N, 2, 2)))
+
+
+def test_unused_arguments_are_checked_for_length_only():
+    run(CONFIGS["gigpo"], fingerprint=["anything"] * N, action_key=["no key"] * N)
+    run(CONFIGS["bigpo"], observation=[object()] * N)
+    with pytest.raises(ValueError, match="fingerprint must have one entry per row"):
+        run(CONFIGS["gigpo"], fingerprint=["anything"])
+
+
+def test_devices_must_agree():
+    with pytest.raises(ValueError, match=r"all tensors must be on one device, got .*\.to\(device\)"):
+        run(rewards=torch.zeros(N), fingerprint=torch.zeros(N, 4, device="meta"))
+    with pytest.raises(bk.BackendError, match=r"tensors on meta.*\.cpu\(\)"):
+        run(fingerprint=torch.zeros(N, 4, device="meta"))
+
+
+def test_layout_and_valid():
+    valid = np.arange(N) % 3 > 0
+    lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step, valid)
+    ids = {"group": None, "trajectory": None, "step": None}
+    run(layout=lay, valid=valid, **ids)
+    with pytest.raises(ValueError, match="valid must be None or the mask that the layout was made with"):
+        run(layout=lay, valid=~valid, **ids)
+    with pytest.raises(ValueError, match="rewards must have one entry per row"):
+        run(layout=lay, **{**ids, "rewards": BATCH.rewards[:-1]})
+
+
+def test_duplicate_rewards_must_agree():
+    rows = [0, 0, 1]
+    batch = BATCH.take(rows)
+    batch.rewards = np.array([0.0, 1.0, 0.0])
+    for duplicates in ("once", "count"):
+        with pytest.raises(ValueError, match=r"rewards of one step must agree, but rows 0 and 1"):
+            bk.advantage(config=replace(CONFIGS["gigpo"], duplicates=duplicates), **batch.arguments())
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize(
+    "kind", ["reward_nan", "reward_inf", "reward_huge", "fingerprint_nan", "fingerprint_zero", "all"]
+)
+def test_singleton_mode_gives_finite_results_and_a_metric(name, kind, backend):
+    config = replace(CONFIGS[name], on_invalid="singleton")
+    rewards, fingerprint = BATCH.rewards.copy(), BATCH.fingerprint.copy()
+    if kind == "all":
+        rewards[:] = np.nan
+        fingerprint[:] = np.nan
+    elif kind.startswith("reward"):
+        rewards[2] = {"reward_nan": np.nan, "reward_inf": -np.inf, "reward_huge": 1e300}[kind]
+    else:
+        fingerprint[2] = np.nan if kind == "fingerprint_nan" else 0.0
+    result = run(config, rewards=rewards, fingerprint=fingerprint, backend=backend)
+    for field in FLOATS:
+        assert torch.isfinite(getattr(result, field)).all()
+    metrics = result.metrics()
+    assert all(math.isfinite(v) for v in metrics.values())
+    spoilt = BATCH.trajectory == BATCH.trajectory[2]
+    if kind.startswith("reward"):
+        assert metrics["bipace/invalid_row_fraction"] == spoilt.sum() / N
+        for field in FLOATS:
+            assert not getattr(result, field)[spoilt].any()
+        # The rest is as if the trajectory had never been there.
+        rest = np.flatnonzero(~spoilt)
+        without = bk.advantage(config=CONFIGS[name], backend=backend, **BATCH.take(rest).arguments())
+        assert torch.equal(result.advantage[rest], without.advantage)
+        assert torch.equal(result.cluster[rest], without.cluster)
+    elif kind == "all":
+        assert metrics["bipace/invalid_row_fraction"] == 1.0
+        assert not result.advantage.any()
+    elif config.partition == "cosine":
+        assert metrics["bipace/invalid_row_fraction"] == 1 / N
+        assert int((result.cluster == result.cluster[2]).sum()) == 1
+        assert result.branch[2] == bk.Branch.SINGLETON
+        assert result.advantage[2] == result.episode_advantage[2]
+        assert torch.equal(result.episode_advantage, run(config).episode_advantage)
+    else:
+        assert metrics["bipace/invalid_row_fraction"] == 0.0
+
+
+def test_one_bad_episode_return_spoils_its_trajectory_only(backend):
+    episode_return = BATCH.trajectory.astype(float)
+    last = np.flatnonzero(BATCH.trajectory == BATCH.trajectory[0])[-1]
+    episode_return[last] = np.nan
+    config = replace(CONFIGS["grpo"], on_invalid="singleton")
+    result = run(config, episode_return=episode_return, backend=backend)
+    spoilt = BATCH.trajectory == BATCH.trajectory[0]
+    assert result.metrics()["bipace/invalid_row_fraction"] == spoilt.sum() / N
+    with pytest.raises(ValueError, match=f"episode_return must be finite.*row {last}"):
+        run(CONFIGS["grpo"], episode_return=episode_return, backend=backend)
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_no_rows(name, backend):
+    result = bk.advantage(
+        [], [], [], fingerprint=[], observation=[], action_key=[], config=CONFIGS[name], backend=backend
+    )
+    assert result.advantage.shape == (0,)
+    assert result.cluster.dtype == torch.int64
+    assert all(v == 0.0 for v in result.metrics().values())
+    assert result.value_r2().r2 is None
+    everything_padded = bk.advantage(
+        valid=np.zeros(N, dtype=bool), config=CONFIGS[name], backend=backend, **BATCH.arguments()
+    )
+    assert not everything_padded.advantage.any()
+    assert (everything_padded.cluster == -1).all()
+
+
+def test_every_container_and_dtype_gives_the_same(backend):
+    want = run(backend=backend)
+    for convert in (
+        lambda a: a,
+        lambda a: torch.from_numpy(np.ascontiguousarray(a)),
+        lambda a: a.tolist(),
+        lambda a: np.repeat(a, 2, axis=0)[::2],
+        lambda a: torch.from_numpy(np.ascontiguousarray(a[::-1])).flip(0),
+        lambda a: a[::-1].copy()[::-1],  # negative strides
+    ):
+        got = bk.advantage(
+            convert(BATCH.group), convert(BATCH.trajectory), convert(BATCH.rewards), step=convert(BATCH.step),
+            fingerprint=convert(BATCH.fingerprint), action_key=convert(BATCH.action_key), config=CONFIGS["bipace"], backend=backend,
+        )  # fmt: skip
+        assert torch.equal(got.advantage, want.advantage)
+        assert torch.equal(got.cluster, want.cluster)
+    for dtype in (np.float64, np.float32, np.float16):
+        rewards = np.round(BATCH.rewards * 4).astype(dtype)
+        assert torch.equal(run(rewards=rewards).returns, run(rewards=np.round(BATCH.rewards * 4)).returns)
+    objects = np.array(BATCH.rewards.tolist(), dtype=object)  # as verl-agent keeps them
+    assert torch.equal(run(rewards=objects).returns, want.returns)
+    read_only = BATCH.rewards.copy()
+    read_only.setflags(write=False)
+    assert torch.equal(run(rewards=read_only).returns, want.returns)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fingerprint_strides_and_dtypes(dtype, backend):
+    x = torch.from_numpy(BATCH.fingerprint).to(dtype)
+    want = run(fingerprint=x, backend=backend)
+    padded = torch.full((N, x.shape[1] + 5), float("nan"), dtype=dtype)
+    padded[:, 3:-2] = x
+    for view in (x.t().contiguous().t(), padded[:, 3:-2], x.repeat_interleave(2, dim=1)[:, ::2], x.repeat(1, 1)[:N]):
+        assert torch.equal(run(fingerprint=view, backend=backend).cluster, want.cluster)
+
+
+def test_the_callers_tensors_are_never_changed(backend):
+    arguments = BATCH.arguments()
+    tensors = {k: torch.from_numpy(v.copy()) for k, v in arguments.items() if isinstance(v, np.ndarray)}
+    tensors["rewards"].requires_grad_(True)
+    tensors["fingerprint"].requires_grad_(True)
+    before = {k: v.detach().clone() for k, v in tensors.items()}
+    for name, config in CONFIGS.items():
+        result = bk.advantage(
+            **{**arguments, **tensors}, config=replace(config, on_invalid="singleton"), backend=backend
+        )
+        assert not result.advantage.requires_grad, name
+    for k, v in tensors.items():
+        assert torch.equal(v, before[k])
+
+
+def test_results_pickle():
+    for config in CONFIGS.values():
+        result = run(config, action_parsed=np.ones(N, dtype=bool))
+        again = pickle.loads(pickle.dumps(result))
+        assert torch.equal(again.advantage, result.advantage)
+        assert again.metrics() == result.metrics()
+        assert again.value_r2() == result.value_r2()
+        assert pickle.loads(pickle.dumps(config)) == config
+    lay = pickle.loads(pickle.dumps(bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)))
+    assert torch.equal(run(layout=lay, group=None, trajectory=None, step=None).advantage, run().advantage)
+
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.integers(-3, 3),
+    st.text(max_size=3),
+    st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=2), st.none(), st.booleans()), max_size=6),
+    st.sampled_from(
+        [np.zeros((3, 3)), np.zeros(4, dtype=complex), torch.zeros(3, 2), np.array(["a", None, 1], dtype=object), {}]
+    ),
+)
+
+
+@given(
+    arguments=st.fixed_dictionaries(
+        {},
+        optional=dict.fromkeys(set(BAD) - {"config", "backend", "check", "num_threads", "layout"}, ANYTHING),
+    ),
+    name=st.sampled_from(list(CONFIGS)),
+    invalid=st.sampled_from(["raise", "singleton"]),
+)
+def test_anything_gives_a_clear_error_or_a_finite_result(arguments, name, invalid):
+    try:
+        result = bk.advantage(**arguments, config=replace(CONFIGS[name], on_invalid=invalid), backend="cpu")
+    except (ValueError, TypeError) as error:
+        assert any(argument in str(error) for argument in (*BAD, "tensors")), error  # noqa: PT017
+    else:
+        assert torch.isfinite(result.advantage).all()
