@@ -17,7 +17,7 @@ from typing import Any
 import griffe
 
 # A short first column, two blanks, the rest.  Two blanks follow a full stop in prose too.
-ROW = re.compile(r"^(?P<name>\S(?:[^\S\n]?\S){0,30}?)(?P<gap>\s{2,})(?P<rest>\S.*)$")
+ROW = re.compile(r"^(?P<name>[^\s|](?:[^\S\n]?\S){0,30}?)(?P<gap>\s{2,})(?P<rest>\S.*)$")
 CODE = re.compile(r"\bbk\.|^(from|import|with) ", re.MULTILINE)
 BACKTICKS = re.compile(r"(`[^`]*`)")
 

@@ -15,7 +15,7 @@ import pytest
 import bipace_kernels as bk
 from bipace_kernels import _optional
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples/data/textcraft_scripted.jsonl.gz"
 EVERYTHING = (
     "typer", "click", "rich", "pyarrow", "matplotlib", "PIL", "sklearn", "scipy", "threadpoolctl", "pandas", "transformers",
