@@ -1,0 +1,171 @@
+"""A plain installation has torch and NumPy: the estimator works on them, and what needs more names the extra that brings it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bipace_kernels as bk
+from bipace_kernels import _optional
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "examples/data/textcraft_scripted.jsonl.gz"
+EVERYTHING = (
+    "typer", "click", "rich", "pyarrow", "matplotlib", "PIL", "sklearn", "scipy", "threadpoolctl", "pandas", "transformers",
+    "sentence_transformers", "tokenizers", "xxhash", "packaging", "yaml", "tqdm",
+)  # fmt: skip
+BLOCK = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run(code: str, *blocked: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own, in which these packages are not installed."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK.format(blocked=blocked) + code], capture_output=True, text=True, check=False,
+        cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def command(*words: object, blocked: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """The program `bipace` in such a process."""
+    return run(f"from bipace_kernels.cli import main\nmain({[str(word) for word in words]!r})", *blocked)
+
+
+def sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of stderr of a program that ended with status 2."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+def extras() -> dict[str, list[str]]:
+    text = (ROOT / "pyproject.toml").read_text()
+    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    return {
+        name: [re.split(r"[<>=]", entry)[0] for entry in ast.literal_eval(value)]
+        for name, value in re.findall(r"^(\w+) = (\[.*?\])$", section, re.MULTILINE)
+    }
+
+
+def test_dependencies_and_extras_are_those_of_the_project():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert re.search(r"^dependencies = (.*)$", text, re.MULTILINE)[1] == '["torch>=2.6", "numpy>=1.26"]'
+    found = extras()
+    for package, extra in _optional.PACKAGES.values():
+        assert package in found[extra], (package, extra)
+    assert set(found["cli"]) == {"bipace-kernels[parquet]", "typer", "rich", "matplotlib", "scikit-learn"}
+    assert "bipace-kernels[cli]" in found["test"]
+
+
+def test_the_estimator_needs_torch_and_numpy_alone():
+    code = """
+import sys, json
+import bipace_kernels as bk, bipace_kernels.integrations
+group, trajectory, rewards = [0] * 4, [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0]
+texts = list("abab")
+more = {"observation": texts, "fingerprint": bk.ngram_fingerprint(texts), "action_key": bk.action_keys(texts, mode="text")[0]}
+found = {}
+for backend in ("reference", "cpu"):
+    for name in ("grpo", "gigpo", "hgpo", "bigpo", "bipace"):
+        result = bk.advantage(group, trajectory, rewards, config=getattr(bk.Config, name)(), backend=backend, **more)
+        result.metrics()
+        found[f"{backend} {name}"] = result.cluster.tolist()
+bk.choose_epsilon(more["fingerprint"], group)
+bk.hidden.turn_positions
+bk.distributed.plan_owners
+bk.embedders.named("ngram").embed(texts)
+try:
+    bk.embedders.Sentence("somewhere")
+except ImportError as error:
+    found["error"] = str(error)
+print(json.dumps(found))
+"""
+    done = run(code, *EVERYTHING)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("error") == (
+        "the sentence embedder needs the package sentence-transformers, which is not installed: "
+        'pip install "bipace-kernels[sentence]"'
+    )
+    assert len(found) == 10
+    assert found["cpu bipace"] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("words", [["info"], ["--help"], []])
+def test_the_program_without_its_packages(words):
+    assert sentence(command(*words, blocked=EVERYTHING)) == (
+        'the program bipace needs the package typer, which is not installed: pip install "bipace-kernels[cli]"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "subject"), [("bipace_kernels.cli", "the program bipace"), ("bench", "bench")], ids=["cli", "bench"]
+)
+def test_modules_that_are_programs(module, subject):
+    code = (
+        f"import runpy, sys\nsys.argv = ['program']\nrunpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    said = sentence(run(code, *EVERYTHING))
+    assert said.startswith(f"{subject} needs the package ")
+    assert said.endswith('pip install "bipace-kernels[cli]"')
+
+
+def test_commands_that_need_one_package_more(tmp_path):
+    """Said before anything is read or computed; what does not need the package goes on working."""
+    plots, tables = ("matplotlib", "sklearn"), ("pyarrow",)
+    said = sentence(command("report", SAMPLE, "--out", tmp_path / "report", blocked=plots))
+    assert (
+        said == 'bipace report needs the package matplotlib, which is not installed: pip install "bipace-kernels[cli]"'
+    )
+    parquet = 'a Parquet file needs the package pyarrow, which is not installed: pip install "bipace-kernels[parquet]"'
+    assert sentence(command("advantage", SAMPLE, "--out", tmp_path / "out.parquet", blocked=tables)) == parquet
+    (tmp_path / "in.parquet").write_bytes(b"")
+    assert (
+        sentence(command("advantage", tmp_path / "in.parquet", "--out", tmp_path / "o.csv", blocked=tables)) == parquet
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"in.parquet"}
+    done = command("advantage", SAMPLE, "--out", tmp_path / "out.csv", blocked=plots + tables)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.csv").read_text().count("\n") == 8271
+
+
+def test_a_package_that_is_there_and_broken_says_why(monkeypatch, tmp_path):
+    """Not "not installed": its own error, which names what it misses."""
+    (tmp_path / "sentence_transformers.py").write_text("import something_else_that_is_missing")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "sentence_transformers", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="something_else_that_is_missing") as error:
+        bk.embedders.Sentence("somewhere")
+    assert not isinstance(error.value, _optional.MissingPackageError)
+
+
+def test_bars_without_rich(monkeypatch):
+    """One that is asked for says what is missing; the one that a terminal gets by itself stays away."""
+    from bipace_kernels import embedders
+    from bipace_kernels.hidden import extract
+
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    calibrate_bars, extract_bar = sys.modules["bipace_kernels.calibrate"]._bars, sys.modules[extract.__module__]._bar
+    for ask in (lambda: calibrate_bars(True), lambda: extract_bar(True, 3), lambda: embedders._shown(True, 3)):
+        with pytest.raises(ImportError, match=r'a progress bar needs the package rich.*"bipace-kernels\[cli\]"'), ask():
+            pass
+    with calibrate_bars(None) as bar:
+        bar("clusters", 3)
+    with extract_bar(None, 3) as advance:
+        advance()
