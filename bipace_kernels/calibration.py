@@ -140,7 +140,7 @@ class Calibration:
         lines += [
             f"## Pooling {shown[0].pooling}, ε = {shown[0].epsilon:g}",
             "",
-            *_table(HEADINGS, self._cells(shown)),
+            *markdown_table(HEADINGS, self._cells(shown)),
             "",
         ]
         if image:
@@ -151,7 +151,7 @@ class Calibration:
             "In each ε column: clusters · singleton clusters · median size. † does not qualify: fewer than "
             f"{self.min_clusters} clusters, or 95 % of the prompts in the largest cluster, or 95 % alone.",
             "",
-            *_table(*self._whole()),
+            *markdown_table(*self._whole()),
             "",
         ]
         return "\n".join(lines)
@@ -198,6 +198,8 @@ def layer_value(layer: Layer) -> int | str:
     return layer.block - layer.n_blocks
 
 
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table; every column but the first is aligned to the right."""
     rule = ["---", *["---:"] * (len(headings) - 1)]
-    return ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *lines)]
+    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (headings, rule, *rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in escaped]

@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 import bipace_kernels as bk
 from bipace_kernels.cli import advantage, app, output, rollouts, states
 from bipace_kernels.cli._console import CliError
+from bipace_kernels.cli.outcomes import format_r2
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = [
@@ -279,8 +280,8 @@ def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
     given = {(-0.0881, ".3f"): "−0.088", (-0.0001, ".3f"): "0.000", (-0.0, ".1%"): "0.0%", (-1234.0, ",.0f"): "−1,234"}
     for (value, form), text in given.items():
         assert number(value, form) == text
-    assert advantage.format_r2(ValueR2(r2=-0.0001, stderr=0.02, coverage=0.9)) == "0.000 ± 0.020 (90%)"
-    assert advantage.format_r2(ValueR2(r2=-0.088, stderr=None, coverage=1.0)) == "−0.088 (100%)"
+    assert format_r2(ValueR2(r2=-0.0001, stderr=0.02, coverage=0.9)) == "0.000 ± 0.020 (90%)"
+    assert format_r2(ValueR2(r2=-0.088, stderr=None, coverage=1.0)) == "−0.088 (100%)"
 
 
 @pytest.mark.parametrize("options", OPTIONS_TOGETHER, ids=lambda options: options["partition"])
@@ -528,9 +529,9 @@ BAD_OPTIONS = {
     "gigpo mode alone": (["--gigpo-mode", "mean_norm"], "--gigpo-mode goes with --preset gigpo"),
     "state": (["--state", "memory"], "--state must be observation or history:K"),
     "state depth": (["--state", "history:-1"], "--state must be"),
-    "state of nothing": (["--preset", "grpo", "--state", "history:2"], "leave it away"),
+    "state of nothing": (["--preset", "grpo", "--state", "history:2"], "leave it out"),
     "state of history": (["--preset", "hgpo", "--state", "history:2"], "use --history-length"),
-    "state of hidden": (["--state", "history:2", "--fingerprint", "x.npy"], "leave --state away"),
+    "state of hidden": (["--state", "history:2", "--fingerprint", "x.npy"], "leave --state out"),
     "hidden off cosine": (["--partition", "exact", "--fingerprint", "x.npy"], "go with --partition cosine"),
     "two sources": (["--fingerprint", "x.npy", "--fingerprint-column", "h"], "give one of them"),
     "action mode": (["--action-mode", "emoji"], "--action-mode must be one of"),

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-BAD_INPUT = 2  # exit status of every error that the user can mend
+BAD_INPUT = 2  # exit status of every error that the user can correct
 INTERRUPTED = 130  # as shells report SIGINT
 
 
 class CliError(Exception):
-    """An error that the user can mend: shown as one paragraph, without a traceback, with exit status 2."""
+    """An error that the user can correct: shown as one paragraph, without a traceback, with exit status 2."""
 
 
 def stdout() -> Console:
@@ -36,6 +37,19 @@ def number(value: float, form: str) -> str:
     if text.startswith("-") and not text.strip("-0.,%"):
         text = text[1:]
     return text.replace("-", "−")
+
+
+def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", *, numbers: bool = True) -> Table:
+    """A table for the terminal.
+
+    numbers   every column but the first holds numbers, and is aligned to the right
+    """
+    table = Table(title=title or None, title_justify="left", show_header=any(headings))
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if numbers and place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 @contextmanager

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..calibration import HEADINGS, row_cells
 from . import output
-from ._console import INTERRUPTED, CliError, notes, number, stderr, stdout
-
-POOLINGS = {"last": "last token", "mean": "mean over the prompt", "attention": "attention-weighted"}
+from ._console import INTERRUPTED, CliError, grid, notes, number, stderr, stdout
 
 
 @dataclass(frozen=True)
@@ -194,66 +193,19 @@ def _write(found: Any, options: Options) -> None:
         (folder / "calibration.md").write_text(found.markdown("calibration.png"), encoding="utf-8")
         text = json.dumps({"label": options.label, **found.as_json()}, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / "calibration.json").write_text(text + "\n", encoding="utf-8")
-        draw(found, folder / "calibration.png", figures)
+        figures.heat_map(folder / "calibration.png", found)
         if found.choice is not None:
             (folder / "calibration.yaml").write_text(found.yaml(), encoding="utf-8")
     if found.choice is None:  # one of an earlier run would say what this one does not
         (Path(options.out) / "calibration.yaml").unlink(missing_ok=True)
 
 
-def draw(found: Any, path: Path, figures: Any) -> None:
-    """The heat map of a calibration."""
-    layers = list(dict.fromkeys(row.layer for row in found.scan))
-    epsilons = sorted({row.epsilon for row in found.scan})
-    poolings = list(dict.fromkeys(row.pooling for row in found.scan))
-    at = {(row.layer, row.pooling, row.epsilon): row for row in found.scan}
-    panels = []
-    for how in poolings:
-        rows = [[at[layer, how, epsilon] for epsilon in epsilons] for layer in layers]
-        panels.append(
-            figures.Heat(
-                label=POOLINGS[how],
-                accuracy=[row[0].accuracy for row in rows],
-                clusters=[[cell.clusters for cell in row] for row in rows],
-                singletons=[[cell.singletons for cell in row] for row in rows],
-                qualifies=[[cell.qualifies for cell in row] for row in rows],
-            )
-        )
-    chosen = None
-    if found.choice is not None:
-        c = found.choice
-        chosen = (
-            poolings.index(c.pooling),
-            layers.index(c.layer),
-            f"{c.layer}, {POOLINGS[c.pooling]}, ε = {c.epsilon:.4g}",
-        )
-    figures.heat_map(path, found.model, [_short(layer) for layer in layers], epsilons, panels, chosen, found.majority)
-
-
-def _short(layer: Any) -> str:
-    """A layer where there is little room: "block 16 [−12]"."""
-    if layer.normed:
-        return f"block {layer.block}, norm [−1]"
-    back = layer.n_blocks - layer.block
-    return f"block {layer.block} [−{back}]" if back > 1 else f"block {layer.block}"
-
-
 def _show(found: Any, options: Options) -> None:
-    from rich.table import Table
-
-    from ..calibration import HEADINGS, row_cells
-
     console = stdout()
     rows: Sequence[Any] = found.slice()
-    shown = Table(
-        title=f"{found.model}: {found.n_prompts:,} prompts, pooling {rows[0].pooling}, ε = {rows[0].epsilon:g}",
-        title_justify="left",
-    )
-    for heading in HEADINGS:
-        shown.add_column(heading, justify="left" if heading == "layer" else "right")
-    for row in rows:
-        shown.add_row(*row_cells(row), style="bold" if found.is_chosen(row) else None)
-    console.print(shown)
+    title = f"{found.model}: {found.n_prompts:,} prompts, pooling {rows[0].pooling}, ε = {rows[0].epsilon:g}"
+    cells = [[f"[bold]{c}[/]" if found.is_chosen(row) else c for c in row_cells(row)] for row in rows]
+    console.print(grid(HEADINGS, cells, title))
     if found.choice is not None:
         c = found.choice
         text = f"chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}\n{found.reason}"
