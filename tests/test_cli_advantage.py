@@ -558,12 +558,13 @@ def test_bad_options(golden: Path, tmp_path: Path, name: str) -> None:
 
 
 def test_output_path(golden: Path, tmp_path: Path) -> None:
+    os.umask(umask := os.umask(0))
     assert "is a folder" in fail("advantage", golden, "--out", (tmp_path / "d.csv").mkdir() or tmp_path / "d.csv")
     assert "is one of the inputs" in fail("advantage", golden, "--out", golden)
     assert "is not a folder" in fail("advantage", golden, "--out", golden / "x.csv")
     out = tmp_path / "new" / "folder" / "out.csv"
     assert run("advantage", golden, "--out", out).exit_code == 0 and out.exists()
-    assert out.stat().st_mode & 0o777 == 0o666 & ~output._umask()
+    assert out.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -582,7 +583,7 @@ def test_a_folder_refused_by_the_system(golden: Path, tmp_path: Path, monkeypatc
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(output.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(output.tempfile, "mkdtemp", refuse)
     assert "cannot be written: Permission denied" in fail("advantage", golden, "--out", tmp_path / "out.csv")
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..embedders import EMBEDDERS, Ngram
 from . import output, rollouts, states
-from ._console import CliError, grid, notes, progress, stage, stdout
+from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .outcomes import format_r2
 
 if TYPE_CHECKING:
@@ -59,8 +59,12 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
         raise CliError(f"options of the estimator: {error}") from None
 
 
-def run(paths: Sequence[str], columns: rollouts.Columns, changes: dict[str, Any], options: Options) -> None:
-    """The whole command."""
+def run(given: Mapping[str, Any]) -> None:
+    """The whole command, on its options by name."""
+    import bipace_kernels as bk
+
+    paths, columns, options = given["rollouts"], rollouts.Columns.of(given), pick(Options, given)
+    changes = {field.name: given[field.name] for field in fields(bk.Config) if field.name in given}
     state = states.State.parse(options.state)
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     config = make_config(options.preset, changes, ngrams=not from_file, gigpo_mode=options.gigpo_mode)
@@ -83,7 +87,7 @@ def run(paths: Sequence[str], columns: rollouts.Columns, changes: dict[str, Any]
         summary = summarise(records, config, result)
         value_r2 = result.value_r2() if config.partition != "none" else None
     with output.atomic(options.out) as temporary:
-        output.write_table(temporary, options.out, table(records, result), metadata(records, config, state, options))
+        output.write_table(temporary, table(records, result), metadata(records, config, state, options))
     _print_summary(records, config, summary, value_r2, options)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..calibration import HEADINGS, row_cells
 from . import output
-from ._console import INTERRUPTED, CliError, grid, notes, number, stderr, stdout
+from ._console import INTERRUPTED, CliError, grid, notes, number, pick, stderr, stdout
+from .rollouts import json_lines
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Options:
 
     out: str
     label: str = "task_type"
-    prompt: str = "prompt"
+    prompt_column: str = "prompt"
     group: str | None = None
     layers: str | None = None
-    poolings: str = "last,mean,attention"
+    pooling: str = "last,mean,attention"
     epsilons: str = "0.05,0.1,0.15,0.2"
     folds: int = 5
     min_clusters: int = 5
@@ -37,21 +37,22 @@ class Options:
     backend: str = "auto"
 
 
-def run(model_dir: str, prompts_path: str, options: Options) -> None:
-    """The whole command."""
+def run(given: Mapping[str, Any]) -> None:
+    """The whole command, on its options by name."""
     import typer
 
     import bipace_kernels as bk
 
+    options = pick(Options, given)
     radii, layers = _numbers(options.epsilons), _layers(options.layers)
     output.check_folder(options.out, "--out")
-    rows = read_prompts(prompts_path, options)
+    rows = read_prompts(given["prompts"], options)
     try:
         with notes():
-            model, tokenizer = load_model(model_dir, options)
+            model, tokenizer = load_model(given["model_dir"], options)
             found = bk.calibrate(
                 model, rows.prompts, rows.labels, tokenizer=tokenizer, layers=layers,
-                pooling=[item.strip() for item in options.poolings.split(",")], epsilons=radii, group=rows.groups,
+                pooling=[item.strip() for item in options.pooling.split(",")], epsilons=radii, group=rows.groups,
                 folds=options.folds, min_clusters=options.min_clusters, seed=options.seed, out=options.out,
                 restart=options.restart, token_budget=options.token_budget, backend=options.backend,
             )  # fmt: skip
@@ -83,32 +84,20 @@ class Prompts:
 def read_prompts(path: str, options: Options) -> Prompts:
     """Prompts, labels and groups of a .jsonl or .jsonl.gz file; CliError names the line and the field."""
     found = Prompts([], [], [] if options.group is not None else None)
-    file = Path(path)
-    if not file.is_file():
+    if not Path(path).is_file():
         raise CliError(f"{path} is not a file; give a .jsonl or .jsonl.gz file with one prompt per line.")
-    try:
-        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else open(file, encoding="utf-8") as lines:
-            for line, text in enumerate(lines, 1):
-                if text.strip():
-                    _take(found, text, f"{path}, line {line}", options)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise CliError(f"{path} cannot be read: {error}.") from None
+    for line, record in json_lines(path):
+        _take(found, record, f"{path}, line {line}", options)
     if not found.prompts:
         raise CliError(f"{path} holds no prompts; give a file with one JSON object per line.")
     return found
 
 
-def _take(found: Prompts, text: str, where: str, options: Options) -> None:
-    try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise CliError(f"{where}: wanted a JSON object, got text that is none ({error}).") from None
-    if not isinstance(record, dict):
-        raise CliError(f"{where}: wanted a JSON object, got {type(record).__name__}.")
-    prompt = _field(record, options.prompt, "--prompt-column", where)
+def _take(found: Prompts, record: dict[str, Any], where: str, options: Options) -> None:
+    prompt = _field(record, options.prompt_column, "--prompt-column", where)
     if not isinstance(prompt, (str, list)) or not prompt:
         raise CliError(
-            f'{where}, field "{options.prompt}": wanted a text, chat messages or token ids, got {json.dumps(prompt)[:40]}.'
+            f'{where}, field "{options.prompt_column}": wanted a text, chat messages or token ids, got {json.dumps(prompt)[:40]}.'
         )
     found.prompts.append([{"role": "user", "content": prompt}] if options.chat and isinstance(prompt, str) else prompt)
     found.labels.append(_id(record, options.label, "--label", where))
@@ -167,7 +156,7 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise CliError(f"--epsilons must be numbers with commas between them, e.g. 0.05,0.1, got {text!r}.") from None
+        raise CliError(f"--epsilons must be numbers separated by commas, e.g. 0.05,0.1, got {text!r}.") from None
 
 
 def _layers(text: str | None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -49,10 +50,10 @@ def gather() -> dict[str, Any]:
     }
 
 
-def run(*, as_json: bool) -> None:
-    """The whole command."""
+def run(given: Mapping[str, Any]) -> None:
+    """The whole command, on its options by name."""
     found = gather()
-    if as_json:
+    if given["as_json"]:
         typer.echo(json.dumps(found, indent=1))
         return
     _print(found)

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..calibration import markdown_table
 from ..embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
 from ..schema import LIMIT
 from . import output, rollouts, states
-from ._console import CliError, grid, notes, progress, stage, stdout
+from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .advantage import ACTION_MODES, in_the_users_words
 from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, table_rows
 
@@ -70,8 +70,9 @@ class Section:
     timeline: dict[str, Any] = field(default_factory=dict)
 
 
-def run(paths: Sequence[str], columns: rollouts.Columns, options: Options) -> None:
-    """The whole command."""
+def run(given: Mapping[str, Any]) -> None:
+    """The whole command, on its options by name."""
+    paths, columns, options = given["rollouts"], rollouts.Columns.of(given), pick(Options, given)
     epsilons = _epsilons(options)
     if options.action_mode not in ACTION_MODES:
         raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
