@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -88,19 +88,10 @@ class Calibration:
             "groups": self.n_groups, "labels": self.n_labels, "majority": self.majority, "folds": self.folds,
             "min_clusters": self.min_clusters, "seed": self.seed, "reason": self.reason,
             "choice": choice and {
-                "layer": layer_value(choice.layer), "name": str(choice.layer), "pooling": choice.pooling,
-                "epsilon": choice.epsilon, "accuracy": choice.accuracy, "clusters": choice.clusters,
-                "singletons": choice.singletons, "median_size": choice.median_size,
-                "epsilon_probes": [list(probe) for probe in choice.probes],
+                **_layer_json(choice.layer), **_plain_fields(choice), "epsilon_probes": list(map(list, choice.probes)),
             },
             "scan": [
-                {
-                    "layer": layer_value(row.layer), "name": str(row.layer), "block": row.layer.block,
-                    "pooling": row.pooling, "epsilon": row.epsilon, "clusters": row.clusters,
-                    "singletons": row.singletons, "median_size": row.median_size, "largest": row.largest,
-                    "accuracy": row.accuracy, "stderr": row.stderr, "qualifies": row.qualifies,
-                }
-                for row in self.scan
+                {**_layer_json(row.layer), "block": row.layer.block, **_plain_fields(row)} for row in self.scan
             ],
         }  # fmt: skip
 
@@ -196,6 +187,14 @@ def layer_value(layer: Layer) -> int | str:
     if layer.block == layer.n_blocks - 1:
         return f"block {layer.block}"
     return layer.block - layer.n_blocks
+
+
+def _layer_json(layer: Layer) -> dict[str, Any]:
+    return {"layer": layer_value(layer), "name": str(layer)}
+
+
+def _plain_fields(row: Scanned | Chosen) -> dict[str, Any]:
+    return {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("layer", "probes")}
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
