@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from . import _checks, _optional
+from ._progress import progress_bar
 from .ngrams import ngram_fingerprint
 
 Tensor = torch.Tensor
@@ -192,7 +193,7 @@ class Sentence:
     device       of the encoder, and so of the fingerprints; None: that of the model given, else what
                  sentence-transformers chooses
     epsilon      0.20: a start, for encoders differ
-    progress     True: a bar on stderr (needs rich, extra cli); or a function told how many texts each batch has done
+    progress     True: a bar on stderr; or a function that is called with the number of texts after each batch
 
     Distinct texts are encoded once, long ones first, without gradients, and scaled to unit length in float32.  Encoders
     cut what is beyond their own limit (often 256 tokens), and keep the beginning: put what tells states apart first.
@@ -294,16 +295,11 @@ def _load(model: str, device: str | torch.device | None) -> Any:
 
 @contextlib.contextmanager
 def _shown(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
-    """A function to be told of texts done: the caller's, one that moves a bar on stderr, or one that does nothing."""
-    if progress is False or progress is None:
-        yield lambda done: None
-    elif progress is not True:
+    """A function to call with the number of texts done: the caller's, one that moves a bar, or one that does nothing."""
+    if callable(progress):
         yield progress
+    elif not progress:
+        yield lambda done: None
     else:
-        _optional.need("rich", "a progress bar")
-        from rich.console import Console
-        from rich.progress import Progress as Bar
-
-        with Bar(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("encoding", total=total)
-            yield lambda done: bar.advance(task, done)
+        with progress_bar(True, "encoding", total) as bar:
+            yield bar.update

@@ -161,8 +161,7 @@ def test_half_an_emoji_reaches_the_encoder_as_valid_text():
     assert encoder.asked == [["?!"]]
 
 
-def test_a_bar_is_shown_on_stderr_if_asked_for(capfd, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich draws for terminals alone
+def test_a_bar_is_shown_on_stderr_if_asked_for(capfd):
     Sentence(Counting()).embed(TEXTS)
     assert capfd.readouterr() == ("", "")
     Sentence(Counting(), progress=True).embed(TEXTS)
