@@ -1,6 +1,6 @@
 """The stages of the cpu backend in the place of a GPU's.
 
-They let the device chain be tested without Triton and without a GPU: what the chain does around its stages, whatever
+They let the chain be tested as a GPU runs it, without Triton and without one: what it does around its stages, whatever
 the stages are.  `Watched` makes every reading of a tensor outside a stage an error, as a GPU's would be that waits.
 """
 
