@@ -1,7 +1,7 @@
 # make demo   sets everything up and runs BiPACE on real agent rollouts
-# make test   sets everything up and runs the tests
+# make test   sets everything up and runs the tests; make test-quick those that take least
 # make docs   builds the documentation into out/site and checks every link of it
-# make check  sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
+# make check  lint, sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
 # make test-integrations   the adapters with the real trainers, in an environment of their own
 # make textcraft   trains a small model by every method on TextCraft (hours of two cores; goes on where it was stopped)
 # make gpu    checks and measures on this machine's GPU
@@ -13,18 +13,18 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 
-.PHONY: demo docs test test-integrations textcraft check lint format build bench gpu wheel clean sanitize fuzz resources cuda-resources oldest-triton
+.PHONY: demo docs test test-quick test-integrations textcraft check environments all-environments lint format build bench gpu wheel clean sanitize fuzz resources cuda-resources oldest-triton
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
 
-# What runs where the tensors are, under a stand-in for a GPU (tests/conftest.py).
-ON_DEVICE = -o python_files='test_device_*.py'
-
+# Parts side by side, one summary at the end (tests/run.py).  ARGS go to pytest: `make test ARGS="-k sweep"`.
+ARGS ?=
 test: $(VENV)/.tested
-	$(PYTHON) -m pytest -m "not slow" --benchmark-disable -n 2 --dist loadfile -q
-	TRITON_INTERPRET=1 $(PYTHON) -m pytest $(ON_DEVICE) -m "not slow" --benchmark-disable -n 2 -q
-	BIPACE_TEST_BACKEND=cuda BIPACE_TWIN=1 $(PYTHON) -m pytest $(ON_DEVICE) -m "not slow" --benchmark-disable -n 2 -q
+	$(PYTHON) tests/run.py test $(ARGS)
+
+test-quick: $(VENV)/.tested
+	$(PYTHON) tests/run.py quick $(ARGS)
 
 # Trainers pin what else may be installed, so they have an environment of their own.  `MARK=slow`: the long ones (Ray,
 # TransferQueue, ZeRO-3 where DeepSpeed is installed), which `make check` leaves out.  What hangs is stopped.
@@ -44,10 +44,18 @@ $(TRAINERS)/.installed: tests/integrations/requirements.txt pyproject.toml setup
 	$(TRAINERS)/bin/python -m pip install -q -e ".[cli]"
 	@touch $@
 
-check: $(VENV)/.tested
-	BIPACE_HYPOTHESIS=long $(PYTHON) -m pytest -m slow --benchmark-disable -n 2 --dist loadfile -q
-	TRITON_INTERPRET=1 $(PYTHON) -m pytest $(ON_DEVICE) -m slow --benchmark-disable -n 2 -q
-	$(MAKE) resources oldest-triton sanitize fuzz lint
+# The oldest Triton that is supported, in a folder that goes before the newest one; with a NumPy of its day, for its
+# interpreter takes one-element arrays for numbers, which NumPy 2.4 refuses.
+OLDEST_TRITON = 3.6.0
+OLDEST = $(abspath $(VENV))/triton-$(OLDEST_TRITON)
+
+check: environments
+	$(PYTHON) tests/run.py check $(ARGS)
+
+# What the parts of `make check`, and of .ci/run, stand in before they run side by side.
+environments: $(VENV)/.linted $(VENV)/.checked $(OLDEST)/.installed
+
+all-environments: environments $(TRAINERS)/.installed
 
 lint: $(VENV)/.linted
 	$(VENV)/bin/ruff check .
@@ -78,18 +86,15 @@ resources: $(VENV)/.tested
 cuda-resources: $(VENV)/.tested
 	$(PYTHON) -m bench cuda_resources --out out/resources
 
-# The oldest Triton that is supported, in a folder that goes before the newest one; with a NumPy of its day, for its
-# interpreter takes one-element arrays for numbers, which NumPy 2.4 refuses.
-OLDEST_TRITON = 3.6.0
-OLDEST = $(abspath $(VENV))/triton-$(OLDEST_TRITON)
-# Whole calls go through the same kernels once more, whatever the Triton; the kernels' own tests say what it makes of them.
+# Whole calls go through the same kernels once more, whatever the Triton; the kernels' own tests say what the oldest one
+# makes of them.
 KERNELS_ALONE = $(addprefix --ignore=tests/,pipeline/test_device_pipeline.py clusters/test_device_epsilon.py \
   action_keys/test_device_action_clusters.py)
 oldest-triton: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTHON) -c "import triton; assert triton.__version__ == '$(OLDEST_TRITON)', triton.__version__"
 	PYTHONPATH=$(OLDEST) $(PYTHON) -m pytest tests/backends/test_triton_compile.py tests/backends/test_triton_launch.py -n 2 -q
-	PYTHONPATH=$(OLDEST) TRITON_INTERPRET=1 $(PYTHON) -m pytest $(ON_DEVICE) -m "not slow" --benchmark-disable -n 2 -q \
-	  -W ignore::DeprecationWarning $(KERNELS_ALONE)
+	PYTHONPATH=$(OLDEST) TRITON_INTERPRET=1 $(PYTHON) -m pytest -o python_files='test_device_*.py' -m "not slow" \
+	  --benchmark-disable -n 2 -q -W ignore::DeprecationWarning $(KERNELS_ALONE)
 
 $(OLDEST)/.installed: $(VENV)/.tested
 	$(VENV)/bin/python -m pip install -q --no-deps --upgrade --target $(OLDEST) triton==$(OLDEST_TRITON) "numpy<2.4"

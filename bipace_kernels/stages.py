@@ -288,7 +288,7 @@ class ActionKeys(Protocol):
         table_bytes: Annotated[Tensor, Spec("B", (torch.uint8,))] | None,
         *,
         mode: Annotated[str, OneOf(("action_tag", "first_n", "text"))],
-        n: Annotated[int, Range("in [1, 2^40]", lambda x: 1 <= x <= 1 << 40)],
+        n: Annotated[int, Range(f"in [1, {1 << 40}]", lambda x: 1 <= x <= 1 << 40)],
         longest_row: Longest,  # L, or the length of the longest row
     ) -> tuple[
         Annotated[Tensor, Spec("R", (torch.int64,))],

@@ -102,7 +102,8 @@ class Batch(triton_clusters.Batch):
         places = torch.zeros((2, self.order.shape[0] // shortest), dtype=torch.int64, device=self.order.device)
         launch(
             "find_long_groups", -(-self.n_groups // 256), 256,
-            self.group_offsets, self.n_groups, shortest, places[0], places[1], device=self.order.device,
+            group_offsets=self.group_offsets, n_groups=self.n_groups, shortest=shortest, begins=places[0], ends=places[1],
+            device=self.order.device,
         )  # fmt: skip
         return places[0], places[1]
 

@@ -12,6 +12,7 @@ which stays in the L1 cache.  A row is read up to three times:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,16 +32,33 @@ LESS_THAN, SLASH, BLANK = tl.constexpr(0x3C), tl.constexpr(0x2F), tl.constexpr(0
 NAME = tl.constexpr(int.from_bytes(b"action>", "little"))  # follows "<" or "</"
 NAME_SIZE, OPEN_SIZE, CLOSE_SIZE = tl.constexpr(7), tl.constexpr(8), tl.constexpr(9)
 
+
 # One warp a row: nothing is reduced across warps, and rows of any mixture of lengths do not wait for each other.  64
 # tokens are some 300 bytes of text; wider tiles or more columns cost registers (sm_90 spills at COLUMNS 8).  The ring
 # holds a tile of ids (8 · TILE bytes), or new bytes beside at most 31 not yet done with.
-ROWS, TILE, COLUMNS, LOOK, CAPACITY = 1, 64, 4, 128, 2048
+@dataclass(frozen=True)
+class Cut:
+    """How rows are cut among programs and what they take at a time; no key depends on it."""
+
+    rows: int = 1  # of a program
+    tile: int = 64  # tokens of a row
+    columns: int = 4  # bytes of a token
+    look: int = 128  # bytes of text
+    capacity: int = 2048  # bytes of a ring
+    programs: int = 8192  # at most: more than run at a time anywhere; each goes on to further rows.  16 MiB of rings
+
+    def constants(self) -> dict[str, int]:
+        return {
+            "ROWS": self.rows, "TILE": self.tile, "COLUMNS": self.columns, "LOOK": self.look, "CAPACITY": self.capacity,
+        }  # fmt: skip
+
+
+CUT = Cut()
 # Left to itself, ptxas spills 8 to 16 bytes of flat ids on sm_90; told that there are 128 registers it needs no stack for
 # ids of any kind on sm_80, sm_90 and sm_100, by Triton 3.6 and 3.9.  Triton for AMD does not know the option.
 _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False, **({"maxnreg": 128} if torch.version.hip is None else {})}
-INTERPRETED_ROWS = 256  # the interpreter's time goes by operations, not by their size
-LARGEST_TABLE = (2**31 - 1) // TILE  # bytes: the text of a tile is measured in int32
-MOST_PROGRAMS = 8192  # more than run at a time anywhere; each goes on to further rows.  16 MiB of rings
+INTERPRETED_ROWS = 256  # of a program: the interpreter's time goes by operations, not by their size
+LARGEST_TABLE = (2**31 - 1) // CUT.tile  # bytes: the text of a tile is measured in int32
 
 
 @triton.jit
@@ -341,17 +359,20 @@ def hash_token_ids(
     ids: torch.Tensor,  # [N, T] any integer dtype and strides, or flat [E] with row_offsets
     row_offsets: torch.Tensor | None,  # [N+1] int64
     valid: torch.Tensor | None,  # like ids: bool or any integer dtype, non-zero = valid
-    table: tuple[torch.Tensor, torch.Tensor] | None,  # offsets [V+1] int64, bytes uint8; None: mode "first_n"
+    table_offsets: torch.Tensor | None,  # [V+1] int64; None, as table_bytes: mode "first_n"
+    table_bytes: torch.Tensor | None,  # [B] uint8
     *,
     mode: str,
     n: int,
     longest_row: int,
+    cut: Cut | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Keys [N] int64, parsed [N] bool and `outside` [1] int64, all on the device of the ids; nothing waits for it.
 
     outside  lowest flat position (row · T + column, or that in the flat ids) of a valid id that the table does not
              hold, −1 where there is none.  A row with such an id is not parsed and takes its first_n key.
     longest_row  T, or the length of the longest row
+    cut          None: as measured on GPUs, and programs of many rows in the interpreter
     """
     flat = row_offsets is not None
     n_rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
@@ -362,18 +383,20 @@ def hash_token_ids(
         return keys, parsed, outside
     if valid is not None and valid.dtype == torch.bool:
         valid = valid.view(torch.uint8)
-    rows = min(INTERPRETED_ROWS, triton.next_power_of_2(n_rows)) if _triton_loader.interpreted() else ROWS
-    programs = min(triton.cdiv(n_rows, rows), MOST_PROGRAMS)
-    rings = torch.empty(programs * rows * CAPACITY // 8, dtype=torch.int64, device=ids.device)
-    offsets, data = (keys, parsed) if table is None else table
+    if cut is None:
+        many = _triton_loader.interpreted()
+        cut = replace(CUT, rows=min(INTERPRETED_ROWS, triton.next_power_of_2(n_rows))) if many else CUT
+    programs = min(triton.cdiv(n_rows, cut.rows), cut.programs)
+    rings = torch.empty(programs * cut.rows * cut.capacity // 8, dtype=torch.int64, device=ids.device)
+    offsets = keys if table_offsets is None else table_offsets
+    data = parsed if table_bytes is None else table_bytes
     mask = ids if valid is None else valid
     with device_guard(ids):
         key_kernel[(programs,)](
             ids, mask, row_offsets if flat else keys, offsets, data, rings, keys, parsed, outside,
             n_rows, 0 if flat else ids.shape[1], longest_row, offsets.numel() - 1, n,
             0 if flat else ids.stride(0), ids.stride(-1), 0 if flat else mask.stride(0), mask.stride(-1),
-            MODE=_MODES[mode], FLAT=flat, HAS_VALID=valid is not None, ROWS=rows, TILE=TILE, COLUMNS=COLUMNS,
-            LOOK=LOOK, CAPACITY=CAPACITY, **_OPTIONS,
+            MODE=_MODES[mode], FLAT=flat, HAS_VALID=valid is not None, **cut.constants(), **_OPTIONS,
         )  # fmt: skip
     return keys, parsed, outside
 
@@ -388,6 +411,6 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
     for mode, flat in ((0, False), (1, False), (2, False), (0, True), (1, True), (2, True)):
         constants = {
             "id_column_stride": 1, "valid_column_stride": 1, "MODE": mode, "FLAT": flat, "HAS_VALID": True,
-            "ROWS": ROWS, "TILE": TILE, "COLUMNS": COLUMNS, "LOOK": LOOK, "CAPACITY": CAPACITY,
+            **CUT.constants(),
         }  # fmt: skip
         yield key_kernel, {**signature, "valid": "*i64"} if flat else signature, constants, _OPTIONS

@@ -122,7 +122,8 @@ def _cluster_slots(
         )  # fmt: skip
         if block + 1 < n_blocks:
             move[(triton.cdiv(dim, MOVE["PIECE"]), BLOCK, n)](
-                *where, *rows, reciprocal, centroids, lengths, squares, pieces, *decisions, **MOVE, **common, enable_fp_fusion=False,
+                *where, *rows, reciprocal, centroids, lengths, squares, pieces, *decisions, **MOVE, **common,
+                enable_fp_fusion=False,
             )  # fmt: skip
 
 

@@ -119,18 +119,21 @@ def ngram_fingerprints(
     *,
     n: int,
     dim: int,
+    windows: int = WINDOWS,
+    enough_programs: int = ENOUGH_PROGRAMS,
 ) -> torch.Tensor:
     """Unit vectors of signed, hashed n-gram counts, [N, dim] float32 on the device of the texts.
 
-    Counts are int32: a text must be shorter than 2^31 bytes.
+    Counts are int32: a text must be shorter than 2^31 bytes.  How many windows a program takes at a time, and how many
+    programs there are at least, changes no bit.
     """
     texts = offsets.numel() - 1
     counts = torch.empty((texts, dim), dtype=torch.int32, device=bytes.device).zero_()
     if texts == 0:
         return counts.view(torch.float32)
-    sharers = min(triton.cdiv(ENOUGH_PROGRAMS, texts), triton.cdiv(bytes.numel() + n, WINDOWS))
+    sharers = min(triton.cdiv(enough_programs, texts), triton.cdiv(bytes.numel() + n, windows))
     with device_guard(bytes):
-        count_kernel[(texts * sharers,)](bytes, offsets, counts, sharers, N=n, DIM=dim, WINDOWS=WINDOWS, **_OPTIONS)
+        count_kernel[(texts * sharers,)](bytes, offsets, counts, sharers, N=n, DIM=dim, WINDOWS=windows, **_OPTIONS)
         scale_kernel[(texts,)](counts, DIM=dim, BUCKETS=BUCKETS, **_OPTIONS)
     return counts.view(torch.float32)
 

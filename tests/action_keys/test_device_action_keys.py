@@ -17,6 +17,7 @@ import trained_tokenizers
 from action_texts import GOLDEN_IDS, MODES, TABLE, key, spelt
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import slow
 from ragged import BACKEND, room, sentinels
 from ragged import stage as stage_of
 
@@ -35,6 +36,16 @@ def ours(responses: Any, device: torch.device, **options: Any) -> Keys:
     keys, parsed = bk.action_keys(responses, backend=BACKEND, **options)
     assert keys.dtype == torch.int64 and parsed.dtype == torch.bool
     assert keys.device.type == parsed.device.type == device.type
+    return keys.tolist(), parsed.tolist()
+
+
+def by_the_kernels(ids, mask, table: bk.TokenBytes, device: torch.device, mode: str, **how: Any) -> Keys:
+    """The stage itself, which takes how its work is cut; ids [N, T] and mask."""
+    with sentinels():
+        keys, parsed, outside = stage.hash_token_ids(
+            ids.to(device), None, mask.to(device), table.on(device), mode=mode, n=64, longest_row=ids.shape[1], **how
+        )
+    assert outside.item() == -1
     return keys.tolist(), parsed.tolist()
 
 
@@ -78,7 +89,7 @@ def test_text_of_every_length(device):
     assert got == ([key(row, 4) for row in rows], [n > 0 for n in range(300)])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["action_tag", slow("first_n"), slow("text")])
 def test_thousands_of_adversarial_rows(device, mode):
     rows = random_rows(2000, 9, seed=11)
     ids, mask = padded(rows)
@@ -113,7 +124,7 @@ def test_any_rows_equal_the_reference_bit_for_bit(device, rows, mode, n, masked)
     assert ours(matrix.to(device), device, mask=real.to(device), **options) == (keys.tolist(), parsed.tolist())
 
 
-@pytest.mark.parametrize("name", ["byte_level", "llama", "gemma"])
+@pytest.mark.parametrize("name", [slow("byte_level"), slow("llama"), "gemma"])
 def test_rows_of_real_tokenizers(device, name):
     tokenizer = trained_tokenizers.all_tokenizers()[name]
     table = bk.token_bytes(tokenizer)
@@ -132,23 +143,19 @@ def test_rows_of_real_tokenizers(device, name):
 
 
 @pytest.mark.skipif(BACKEND != "triton", reason="every row has a warp of its own")
-@pytest.mark.parametrize("mode", MODES)
-def test_one_row_a_program_as_on_a_gpu_and_programs_with_many_rows(device, mode, monkeypatch):
+@pytest.mark.parametrize("mode", ["action_tag", "first_n", slow("text")])
+def test_one_row_a_program_as_on_a_gpu_and_programs_with_many_rows(device, mode):
     rows = [*random_rows(9, 12, seed=3), spelt("z" * 90 + "<action> A </action>"), []]
     ids, mask = padded(rows)
     want = wanted(ids, mask=mask, mode=mode, token_bytes=TABLE)
-    for rows_each, programs in ((stage.ROWS, 8192), (4, 2)):
-        monkeypatch.setattr(stage, "ROWS", rows_each)
-        monkeypatch.setattr(stage, "INTERPRETED_ROWS", rows_each)
-        monkeypatch.setattr(stage, "MOST_PROGRAMS", programs)
-        got = ours(ids.to(device), device, mask=mask.to(device), mode=mode, token_bytes=TABLE)
-        assert got == want, (rows_each, programs)
+    for cut in (stage.CUT, stage.Cut(rows=4, programs=2)):
+        assert by_the_kernels(ids, mask, TABLE, device, mode, cut=cut) == want, cut
 
 
-def test_tags_across_every_seam(device, monkeypatch):
-    """Both tags at every place relative to the end of a tile of tokens and to the end of a round of bytes."""
-    if BACKEND == "triton":
-        monkeypatch.setattr(stage, "COLUMNS", 64)  # fewer steps for the interpreter
+@pytest.mark.parametrize("of", ["tile", slow("round")])
+def test_tags_across_every_seam(device, of):
+    """Both tags at every place relative to the end of a tile of tokens, or to the end of a round of bytes."""
+    how = {"cut": stage.Cut(rows=256, columns=64)} if BACKEND == "triton" else {}  # fewer steps for the interpreter
     tile = [
         spelt("." * before + "<action>" + "B" * body + "</action>tail")
         for before in range(TILE - 20, TILE + 4)
@@ -159,21 +166,17 @@ def test_tags_across_every_seam(device, monkeypatch):
     rounds = [
         [256 + i, *spelt("<action> "), *[257] * twice, *spelt("Z </action>.")] for i in range(24) for twice in (0, 1, 2)
     ]
-    for rows in (tile, rounds):
-        ids, mask = padded(rows)
-        want = wanted(ids, mask=mask, token_bytes=table)
-        assert all(want[1])
-        assert ours(ids.to(device), device, mask=mask.to(device), token_bytes=table) == want
+    ids, mask = padded({"tile": tile, "round": rounds}[of])
+    want = wanted(ids, mask=mask, token_bytes=table)
+    assert all(want[1])
+    assert by_the_kernels(ids, mask, table, device, "action_tag", **how) == want
 
 
-@pytest.mark.parametrize("mode", ["action_tag", "text"])
-def test_long_tokens_long_bodies_and_blank_stretches(device, mode, monkeypatch):
-    longer = 1
+@pytest.mark.parametrize("mode", ["action_tag", slow("text")])
+def test_long_tokens_long_bodies_and_blank_stretches(device, mode):
+    longer, how = 4, {}
     if BACKEND == "triton":  # so that the long is not too long for the interpreter
-        for name, value in {"TILE": 16, "COLUMNS": 64, "CAPACITY": 512}.items():
-            monkeypatch.setattr(stage, name, value)
-    else:
-        longer = 4
+        longer, how = 1, {"cut": stage.Cut(rows=64, tile=16, columns=64, capacity=512)}
     parts = [b" " * 700 * longer, b"Long" * 400 * longer, b"<action>", b"</action>", b"a", b"\n", b""]
     rng = random.Random(8)
     rows = [[rng.randrange(7) for _ in range(rng.randrange(14))] for _ in range(40)]
@@ -189,7 +192,7 @@ def test_long_tokens_long_bodies_and_blank_stretches(device, mode, monkeypatch):
     ids, mask = padded(rows)
     table = table_of(parts)
     want = wanted(ids, mask=mask, mode=mode, token_bytes=table)
-    assert ours(ids.to(device), device, mask=mask.to(device), mode=mode, token_bytes=table) == want
+    assert by_the_kernels(ids, mask, table, device, mode, **how) == want
 
 
 @pytest.mark.parametrize(("ids", "want"), GOLDEN_IDS)
@@ -198,7 +201,7 @@ def test_golden_ids(device, ids, want):
     assert ours(matrix, device, mode="first_n") == ([want], [False])
 
 
-@pytest.mark.parametrize("n", [1, 3, 4, 100, 255, 256, 257, 1000, 2**62])
+@pytest.mark.parametrize("n", [1, slow(3), 4, slow(100), slow(255), 256, 257, slow(1000), 2**62])
 def test_first_n_beyond_a_tile_and_beyond_the_ring(device, n):
     generator = torch.Generator().manual_seed(n % 97)
     ids = torch.randint(-(2**63), 2**63 - 1, (12, 400), generator=generator)
@@ -211,7 +214,7 @@ def test_first_n_beyond_a_tile_and_beyond_the_ring(device, n):
 MATRIX = torch.tensor([spelt(f"x<action>Go {i:02d} </action>") for i in range(20)])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["action_tag", "first_n", slow("text")])
 def test_every_dtype_and_stride(device, mode):
     options = {"mode": mode, "token_bytes": TABLE}
     want = wanted(MATRIX, **options)
@@ -236,7 +239,7 @@ def test_every_dtype_and_stride(device, mode):
             kind,
             None,
             torch.ones(kind.shape, dtype=torch.int16, device=device),
-            TABLE.on(device),
+            *TABLE.on(device),
             mode=mode,
             n=8,
             longest_row=kind.shape[1],
@@ -244,7 +247,7 @@ def test_every_dtype_and_stride(device, mode):
         assert (keys.tolist(), parsed.tolist()) == want
 
 
-@pytest.mark.parametrize("name", ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16"])
+@pytest.mark.parametrize("name", ["bool", *map(slow, ("uint8", "int8", "int16", "int32", "uint16")), "int64"])
 def test_mask_of_every_dtype_and_stride(device, name):
     dtype = getattr(torch, name)
     ids = MATRIX.clone()
@@ -284,8 +287,8 @@ def test_empty_table(device):
     assert ours(ids, device, token_bytes=table_of([b""] * 4)) == ([key(struct.pack("<q", 3), 1)], [False])
 
 
-@pytest.mark.parametrize("mode", ["action_tag", "text"])
-@pytest.mark.parametrize("bad", [-1, 260, 2**62, -(2**63)])
+@pytest.mark.parametrize("mode", ["action_tag", slow("text")])
+@pytest.mark.parametrize("bad", [-1, 260, slow(2**62), -(2**63)])
 def test_id_outside_the_table(device, mode, bad):
     ids = torch.full((300, 90), 65)
     ids[:, :2] = torch.tensor([257, 258])  # parsed at once: the rest of the row is checked all the same
@@ -314,11 +317,11 @@ def test_outside_is_the_lowest_flat_position(device):
     table = TABLE.on(device)
     ids = torch.full((20, 300), 65, device=device)
     options = {"mode": "text", "n": 8}
-    assert stage.hash_token_ids(ids, None, None, table, longest_row=300, **options)[2].tolist() == [-1]
+    assert stage.hash_token_ids(ids, None, None, *table, longest_row=300, **options)[2].tolist() == [-1]
     ids[17, 0] = ids[9, 299] = ids[9, 130] = 999
-    assert stage.hash_token_ids(ids, None, None, table, longest_row=300, **options)[2].tolist() == [9 * 300 + 130]
+    assert stage.hash_token_ids(ids, None, None, *table, longest_row=300, **options)[2].tolist() == [9 * 300 + 130]
     offsets = torch.tensor([0, 2000, 2000, 6000], device=device)
-    flat = stage.hash_token_ids(ids.flatten(), offsets, None, table, longest_row=4000, **options)
+    flat = stage.hash_token_ids(ids.flatten(), offsets, None, *table, longest_row=4000, **options)
     assert flat[2].tolist() == [9 * 300 + 130]
     assert flat[1].tolist() == [True, False, False]
 
@@ -359,7 +362,7 @@ def test_more_than_two_to_the_31_ids(device, mode):
     options = {"mode": mode, "n": 8, "longest_row": columns}
 
     def run(ids, offsets=None, mask=None, table=TABLE):
-        return [out.tolist() for out in stage.hash_token_ids(ids, offsets, mask, table.on(device), **options)]
+        return [out.tolist() for out in stage.hash_token_ids(ids, offsets, mask, *table.on(device), **options)]
 
     for ids in (lent.as_strided((rows, columns), (far, 1)), lent.as_strided((rows, columns), (1, wide))):
         ids.copy_(near)
@@ -418,10 +421,13 @@ def test_text_stays_on_the_host(device):
     assert bk.action_keys(np.array(texts, object), backend=BACKEND)[0].tolist() == wanted(texts)[0]
 
 
-def test_table_too_large_for_a_device_is_refused(device, monkeypatch):
-    monkeypatch.setattr(stage, "LARGEST_TABLE", 10)
-    with pytest.raises(ValueError, match="token_bytes must hold at most 10 bytes"):
-        bk.action_keys(MATRIX.to(device), token_bytes=TABLE, backend=BACKEND)
+def test_table_too_large_for_a_device_is_refused(device):
+    most = stage.LARGEST_TABLE
+    table = bk.TokenBytes(torch.tensor([0, most + 1]), torch.zeros(most + 1, dtype=torch.uint8))
+    with pytest.raises(
+        ValueError, match=f"token_bytes must hold at most {most} bytes in all for a GPU, got {most + 1}"
+    ):
+        bk.action_keys(MATRIX.to(device), token_bytes=table, backend=BACKEND)
 
 
 def test_rows_of_device_and_host_are_joined_in_order(device, monkeypatch):

@@ -49,6 +49,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     return out, json.loads((out / "bench.json").read_text())
 
 
+@pytest.mark.slow
 def test_all_stages_run_and_no_result_differs(everything: tuple[Path, dict[str, Any]]) -> None:
     out, found = everything
     assert set(stages.STAGES) - {"scaling", "memory"} == {row["stage"] for row in found["rows"]}
@@ -60,6 +61,7 @@ def test_all_stages_run_and_no_result_differs(everything: tuple[Path, dict[str, 
         assert row["side"] in page
 
 
+@pytest.mark.slow
 def test_json_schema(everything: tuple[Path, dict[str, Any]]) -> None:
     _, found = everything
     assert set(found) == {"schema", "machine", "ceilings", "rows", "scaling", "growth", "memory", "targets"}
@@ -218,6 +220,7 @@ def test_high_water_sees_memory_that_was_given_back() -> None:
     assert 30 << 20 < measure.high_water(run_) < 80 << 20
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
     peak = memory.measure(memory.cases(quick=True)[0], quick=True, threads=1)
     assert 0 <= peak.peak_bytes < peak.allowed_bytes

@@ -257,6 +257,7 @@ def by_the_twin(code):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_rows_of_the_cuda_kernels(tmp_path):
     """By the twin: every row is right, and has the name by which the targets look for it."""
     parts = ("short", "sweep", "stages", "others")
@@ -270,11 +271,10 @@ def test_rows_of_the_cuda_kernels(tmp_path):
         report.SWEEP,
         report.GRAM,
         report.GRAM + report.BY_WARPS,
-        report.GRAM + report.TALL,
         report.DECISIONS,
     )
     assert {report.by("cuda", what) for what in wanted} <= names
-    assert sum(name.startswith("cuda: inside clusters") for name in names) == 4
+    assert sum(name.startswith("cuda: inside clusters") for name in names) == 3
 
 
 def test_the_smoke_run_of_the_cuda_kernels():
@@ -291,10 +291,7 @@ def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
     (part,) = report.load(tmp_path / "gpu.json")
     ours = [r["name"].partition(": ") for r in part["rows"] if r["kind"] == "ours"]
     names = {backend: {what for of, _, what in ours if of == backend} for backend in cases.BACKENDS}
-    own = {
-        report.GRAM + report.BY_WARPS,
-        report.GRAM + report.TALL,
-    }
+    own = {report.GRAM + report.BY_WARPS}
     assert names["cuda"] - names["triton"] == (own if name == "stages" else set())
     if name not in ("stages", "others"):  # most stages are Triton's alone
         assert names["triton"] <= names["cuda"]
@@ -321,6 +318,7 @@ def test_torch_and_numpy_are_enough_to_measure(tmp_path):
     assert (tmp_path / "gpu.md").exists()
 
 
+@pytest.mark.slow
 def test_tests_on_a_gpu_need_pytest_alone():
     """Those that draw their data say so; modules that need more are left out, and none breaks the collection."""
     told = without_others("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only", str(TESTS))
@@ -338,13 +336,12 @@ def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch):
         assert smoke.run(torch.device("cpu"), ["cuda"]) == (["cuda: not available: no cuda"], not should)
 
 
-def test_both_programs_answer_help():
-    for name in ("gpu", "resources"):
-        done = subprocess.run(
-            [sys.executable, "-m", PACKAGE, name, "--help"], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"bench {name}" in done.stdout
+@pytest.mark.parametrize("name", ["gpu", "resources"])
+def test_both_programs_answer_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"{PACKAGE}.__main__").main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"bench {name}" in capsys.readouterr().out
 
 
 def test_outcomes_are_read_from_both_kinds_of_log():

@@ -17,6 +17,7 @@ hidden = importlib.import_module(f"{PACKAGE}.hidden")
 SAMPLE = Path(__file__).resolve().parents[2] / "examples/data/alfworld_scripted.jsonl.gz"
 
 
+@pytest.mark.slow
 def test_writes_what_it_shows_and_both_ways_see_the_same_states(tmp_path, capsys):
     assert hidden.main(["--quick", "--threads", "1", "--rollouts", str(SAMPLE), "--out", str(tmp_path)]) == 0
     document = json.loads((tmp_path / "hidden.json").read_text())

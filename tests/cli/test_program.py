@@ -60,15 +60,6 @@ def test_bench_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 2 and "has no benchmarks" in result.output
 
 
-def test_the_program_imports_little_before_a_command_runs() -> None:
-    code = (
-        "import sys, bipace_kernels as bk; before = set(sys.modules); import bipace_kernels.cli.program;"
-        "print([m for m in ('pyarrow', 'matplotlib', 'pandas') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_quickstart_runs() -> None:
     path = ROOT / "examples" / "quickstart.py"
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=ROOT, check=True,

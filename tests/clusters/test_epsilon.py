@@ -95,7 +95,7 @@ def test_the_smallest_epsilon_as_float32():
 @pytest.mark.parametrize(
     ("epsilon", "error", "words"),
     [
-        ([0.1, 5e-5], ValueError, r"epsilon\[1\] must be 0 or in \[1e-4, 2\], got 5e-05"),
+        ([0.1, 5e-5], ValueError, r"epsilon\[1\] must be 0 or in \[1e-4, 1\], got 5e-05"),
         ([0.1, 0.2, 2.1], ValueError, r"epsilon\[2\].*got 2.1"),
         (torch.tensor([-0.1]), ValueError, r"epsilon\[0\].*got -0.1"),
         (np.array([0.1, math.nan]), ValueError, r"epsilon\[1\].*got nan"),
@@ -103,7 +103,7 @@ def test_the_smallest_epsilon_as_float32():
         (torch.tensor([True]), TypeError, "entries of torch.bool"),
         (torch.tensor([1j]), TypeError, "entries of torch.complex64"),
         (["a"], TypeError, "epsilon must be one number, or a vector"),
-        (3, ValueError, r"epsilon must be a number 0 or in \[1e-4, 2\], got 3"),
+        (3, ValueError, r"epsilon must be a number 0 or in \[1e-4, 1\], got 3"),
         (None, ValueError, "epsilon must be a number"),
     ],
 )
@@ -171,7 +171,7 @@ def test_the_walk_off_a_sweep_is_that_of_single_probes(seed, probes):
 
 def test_the_walk_on_recorded_rollouts():
     records = rollouts.read([str(SAMPLE)])
-    x = states.ngram_fingerprints(states.texts(records, states.State()))
+    x = bk.embedders.Ngram().embed(states.texts(records, states.State()))
     lay = bk.layout(records.group, records.trajectory, np.array(records.step))
     for band, lengths in (((4, 8), {6}), ((1, 2), {1, 2, 3, 4, 5}), ((20, 30), {2, 3, 4, 5, 6})):
         choice = bk.choose_epsilon(x, layout=lay, band=band)

@@ -101,6 +101,7 @@ def test_links_lead_somewhere(page):
         assert (ROOT / target).exists(), f"{page.name} names {target}"
 
 
+@pytest.mark.slow
 def test_the_page_on_gpus_runs_anywhere():
     code = "\n".join(re.findall(r"```python\n(.*?)```", GPU, re.DOTALL))
     exec(compile(code, "docs/gpu.md", "exec"), {"__name__": "page"})

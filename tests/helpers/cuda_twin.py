@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import subprocess
@@ -54,14 +55,25 @@ def build(sources: Sequence[Path], out: Path, *, sanitize: bool = False) -> Path
 
 
 def of_checkout(*, sanitize: bool = False) -> Twin:
-    """The twin of this checkout's kernels; processes of pytest-xdist build one each."""
-    folder = ROOT / "build" / ("twin-sanitize" if sanitize else "twin") / os.environ.get("PYTEST_XDIST_WORKER", "main")
-    return Twin.load(build(sorted((ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize))
+    """The twin of this checkout's kernels; of several processes the first one builds it and the others wait."""
+    folder = ROOT / "build" / ("twin-sanitize" if sanitize else "twin")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        library = build(sorted((ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize)
+    return Twin.load(library)
+
+
+# The other stages of a call with emulated kernels: those of the CPU.
+_LIGHT = {"triton_kernels": "cpu"}
 
 
 def run_on_cpu(twin: Twin, put: Callable[[Any, str, Any], None] = setattr) -> None:
     """From here on backend="cuda" runs, by the twin and on CPU tensors."""
     put(_provider, "stand_in", twin)
+    real_package = _dispatch.package_of
+    put(_dispatch, "package_of", lambda backend, stage: _LIGHT.get(found := real_package(backend, stage), found))
+    _dispatch._backend.cache_clear()
     for name in ("_why_not", "_why_not_on"):
         real = getattr(_dispatch, name)
         put(_dispatch, name, lambda backend, *of, real=real: "" if backend == "cuda" else real(backend, *of))

@@ -59,7 +59,7 @@ else
   fi
 fi
 under_sanitizers -m pytest -q -p no:cacheprovider --capture=sys -c "$root/pyproject.toml" --rootdir "$root" \
-  -m "not slow and not gpu and not timing" "${arguments[@]}"
+  -m "not slow and not gpu" "${arguments[@]}"
 if [ ${#twin[@]} -gt 0 ]; then
   # Every fibre would have a stack of its own for what detect_stack_use_after_return watches: minutes.
   export ASAN_OPTIONS=$ASAN_OPTIONS:detect_stack_use_after_return=0

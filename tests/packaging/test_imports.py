@@ -1,0 +1,76 @@
+"""What a process has imported: after `import bipace_kernels`, after a call on the CPU, with the program and hidden states."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from paths import HELPERS
+
+CODE = f"""
+import json, sys, threading, torch, numpy
+sys.path.insert(0, {str(HELPERS)!r})
+found, before = {{}}, set(sys.modules)
+def look(when):
+    found[when] = sorted(set(sys.modules) - before)
+import bipace_kernels as bk
+torch.ops.bipace.advantage.default
+look("import")
+found["threads"] = threading.active_count()
+from batches import CONFIGS, make_batch
+bk.advantage(config=CONFIGS["bipace"], backend="cpu", **make_batch(2).arguments())
+look("call")
+bk.hidden.tap, bk.hidden.vllm.Extraction
+look("hidden")
+if {importlib.util.find_spec("typer") is not None}:
+    import bipace_kernels.cli
+    look("program")
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """Modules that were not there with torch and NumPy, at each point; threads after the import."""
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def tops(names: list[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def test_the_import_takes_torch_and_numpy_and_nothing_else(found):
+    """No other package, no compiled module of ours, no compiler of torch's, no process, no thread: it costs little."""
+    new = found["import"]
+    assert "bipace_kernels" in new
+    assert tops(new) - sys.stdlib_module_names <= {"bipace_kernels", "torch", "numpy"}
+    assert not [name for name in new if name.startswith(("torch._dynamo", "torch._inductor", "subprocess"))]
+    ours = {name for name in new if name.startswith("bipace_kernels.")}
+    later = ("_native", "_cuda", "cuda", "triton_kernels", "reference", "hidden", "distributed", "cli", "integrations")
+    assert not ours & {f"bipace_kernels.{name}" for name in later}
+    assert found["threads"] == 1
+
+
+def test_a_call_on_the_cpu_loads_no_gpu_backend(found):
+    new = found["call"]
+    assert "bipace_kernels._native" in new
+    assert not tops(new) & {"triton", "cupy"}
+    assert not [name for name in new if name.startswith(("bipace_kernels.cuda", "bipace_kernels.triton_kernels"))]
+    assert "bipace_kernels._cuda" not in new
+
+
+def test_hidden_states_bring_no_model_library(found):
+    assert "bipace_kernels.hidden.vllm" in found["hidden"]
+    assert not tops(found["hidden"]) & {"transformers", "vllm", "safetensors", "tokenizers"}
+
+
+def test_the_program_imports_little_before_a_command_runs(found):
+    if "program" not in found:
+        pytest.skip("needs typer, which is not installed")
+    assert not tops(found["program"]) & {"pyarrow", "matplotlib", "pandas"}
