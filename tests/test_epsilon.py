@@ -162,7 +162,7 @@ def probe_by_probe(x, low_size=4.0, high_size=8.0, low=0.02, high=0.40, probes=6
 
 @pytest.mark.parametrize("probes", [1, 2, 3, 6, 8, 14])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_walk_off_a_sweep_is_that_of_single_probes(seed, probes):
+def test_the_search_is_the_papers(seed, probes):
     x, group = spread_out(seed, n=180)
     for band in ((4, 8), (1, 1.5), (4.9, 5.1), (50, 60), (7, 7)):
         choice = bk.choose_epsilon(x, group, band=band, probes=probes)
@@ -178,36 +178,6 @@ def test_the_walk_on_recorded_rollouts():
         choice = bk.choose_epsilon(x, layout=lay, band=band)
         assert (choice.epsilon, choice.probes) == probe_by_probe(x, *band, layout=lay)
         assert len(choice.probes) in lengths
-
-
-@pytest.fixture
-def sweeps(monkeypatch):
-    """How many ε each sweep of the CPU took."""
-    taken = []
-    real = cpu.cluster_sweep
-
-    def counted(x, order, offsets, usable, epsilons, **rest):
-        taken.append(len(epsilons))
-        return real(x, order, offsets, usable, epsilons, **rest)
-
-    monkeypatch.setattr(cpu, "cluster_sweep", counted)
-    return taken
-
-
-@pytest.mark.parametrize(("probes", "wanted"), [(2, []), (3, [7]), (6, [63]), (10, [63, 15]), (7, [63])])
-def test_six_probes_take_one_sweep(sweeps, probes, wanted):
-    x, group = spread_out(n=60)
-    choice = bk.choose_epsilon(x, group, band=(1000, 2000), probes=probes)
-    assert len(choice.probes) == probes
-    assert sweeps == wanted
-
-
-def test_no_sweep_where_a_group_is_too_long_for_it(sweeps):
-    x = np.ones((cpu.LONGEST_SWEEP + 1, 2), np.float32)
-    assert len(bk.choose_epsilon(x, np.zeros(len(x), int), band=(1, 2), probes=4).probes) == 4
-    assert sweeps == []
-    bk.choose_epsilon(x[1:], np.zeros(len(x) - 1, int), band=(1, 2), probes=4)
-    assert sweeps == [15]
 
 
 # ---- on a device, with stand-ins for its stages ----------------------------------------------------------------------
@@ -253,15 +223,14 @@ def test_bad_rows_on_a_device_are_alone_unless_asked_for(stand_ins, epsilon):  #
 
 
 @pytest.mark.parametrize("probes", [1, 6, 8])
-def test_the_search_on_a_device_takes_one_sweep(stand_ins, probes):  # noqa: F811
+def test_the_search_on_a_device(stand_ins, probes):  # noqa: F811
     x, group = spread_out(n=180)
     for band in ((4, 8), (1, 1.5), (50, 60)):
         want = probe_by_probe(x, *band, probes=probes, group=group, backend="cpu")
         stand_ins.calls.clear()
         choice = bk.choose_epsilon(x, group, band=band, probes=probes, backend="triton")
         assert (choice.epsilon, choice.probes) == want
-        one = "cluster_cosine" if probes == 1 else "cluster_sweep"
-        assert stand_ins.calls == ["scan_rows", one, one][: 3 if len(choice.probes) > 6 else 2]
+        assert stand_ins.calls == ["scan_rows", *["cluster_cosine"] * len(choice.probes)]
     x[3] = 0
     with pytest.raises(ValueError, match="row 3 is zero"):
         bk.choose_epsilon(x, group, backend="triton")
