@@ -38,7 +38,6 @@ class Watched(_dispatch.Backend):
             names = [op.name for op in _ops.STAGE_OPS.values() if op.stage == stage]
             real = getattr(cpu, stage)
             setattr(self, stage, SimpleNamespace(**{name: self._watched(getattr(real, name)) for name in names}))
-        self.clusters.LONGEST_SWEEP = 1000
 
     def _watched(self, function):
         @functools.wraps(function)
