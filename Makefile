@@ -1,5 +1,6 @@
 # make demo   sets everything up and runs BiPACE on real agent rollouts
 # make test   sets everything up and runs the tests; make test-quick those that take least
+# make docs   builds the documentation into out/site and checks every link of it
 # make check  lint, sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
 # make test-integrations   the adapters with the real trainers, in an environment of their own
 # make textcraft   trains a small model by every method on TextCraft (hours of two cores; goes on where it was stopped)
@@ -12,7 +13,7 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 
-.PHONY: demo test test-quick test-integrations textcraft check environments all-environments lint format build bench gpu wheel clean sanitize fuzz resources cuda-resources oldest-triton
+.PHONY: demo docs test test-quick test-integrations textcraft check environments all-environments lint format build bench gpu wheel clean sanitize fuzz resources cuda-resources oldest-triton
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
@@ -99,6 +100,10 @@ $(OLDEST)/.installed: $(VENV)/.tested
 	$(VENV)/bin/python -m pip install -q --no-deps --upgrade --target $(OLDEST) triton==$(OLDEST_TRITON) "numpy<2.4"
 	@touch $@
 
+# Strict: a warning is an error.  mkdocs.yml.
+docs: $(VENV)/.documented
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build -q
+
 # Needs a GPU; `bench/gpu.sh --help` lists the parts.
 OUT ?= out/gpu
 gpu:
@@ -137,6 +142,10 @@ $(VENV)/.checked: $(VENV)/.tested
 
 $(VENV)/.linted: $(VENV)/.tested
 	$(call extra,lint)
+	@touch $@
+
+$(VENV)/.documented: $(VENV)/.installed
+	$(call extra,docs)
 	@touch $@
 
 clean:

@@ -114,7 +114,7 @@ setup(
     package_data={
         "bipace_kernels": ["py.typed", "*.pyi"],
         "bipace_kernels.csrc.common": ["*.h"],
-        "bipace_kernels.csrc.cuda": ["*.cu", "*.cuh", "*.h"],
+        "bipace_kernels.csrc.cuda": ["*.cu", "*.h", "flags.txt"],
         "bipace_kernels.integrations": ["**/*.yaml"],
     },
     # Optional: a build without CUDA kernels has no such file.

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bipace_kernels.cuda._cupy import target
+from bipace_kernels.cuda._sources import SOURCES, flags
 
 from .resources import SHARED_LIMIT
 
-SOURCES = Path(__file__).resolve().parent.parent / "csrc"
-FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "--fmad=false")  # those of cmake/cuda.cmake
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'\n(.*?)Used (\d+) registers([^\n]*)", re.DOTALL)
 # What makes ptxas wait for each product of a group of warps; it tells of it before the kernel.
 _SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized .* in the function '(\w+)'")
@@ -73,11 +72,12 @@ def nvcc() -> str:
     return found
 
 
-def compile_source(source: Path, arch: int, flags: Sequence[str] = FLAGS) -> list[Kernel]:
+def compile_source(source: Path, arch: int, more: Sequence[str] = ()) -> list[Kernel]:
     """Compiles a source for sm_<arch> and reads what its kernels need.  RuntimeError with the compiler's words."""
     command = [
         nvcc(),
-        *flags,
+        *flags(),
+        *more,
         f"-I{SOURCES}",
         "-Xptxas",
         "-v",

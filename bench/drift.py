@@ -148,7 +148,7 @@ def recorded(settings: Settings, path: Path) -> Iterator[Batch]:
     from bipace_kernels.cli import rollouts, states
 
     records = rollouts.read([str(path)])
-    everyone = states.ngram_fingerprints(states.texts(records, states.State())).numpy()
+    everyone = bk.embedders.Ngram().embed(states.texts(records, states.State())).numpy()
     group, trajectory, step = (np.asarray(part) for part in (records.group, records.trajectory, records.step))
     returns = bk.discounted_returns(np.array(records.reward), trajectory, step=step).double().numpy()
     groups = int(group.max()) + 1

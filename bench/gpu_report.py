@@ -18,8 +18,7 @@ WHOLE = "keys, returns, clustering, means, combination"
 CLUSTERING = "clustering alone"
 STAGE = "clusters: rows, Gram, decisions, numbers"  # clustering as a stage, in one process with the three below
 GRAM = "inside clusters: Gram matrices"
-# Other ways than the one that is taken, where groups of four warps feed the tensor cores.
-BY_WARPS, TALL, SQUARE = ", by warps", ", tall tiles", ", square tiles"
+BY_WARPS = ", by warps"  # another way than the one that is taken, where groups of four warps feed the tensor cores
 DECISIONS = "inside clusters: decisions, state apart"
 SWEEP = "32 ε from 0.02 to 0.40"
 LOOP = "torch loop on the GPU, one record at a time"

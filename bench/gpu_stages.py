@@ -16,7 +16,7 @@ import bipace_kernels as bk
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_measure import all_cores
-from .gpu_report import BY_WARPS, DECISIONS, GRAM, SQUARE, STAGE, TALL
+from .gpu_report import BY_WARPS, DECISIONS, GRAM, STAGE
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
@@ -118,12 +118,7 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     tiles = Need(bytes=size + 4 * triangles, flop=2 * d * triangles)
     others: list[Case] = []
     if _by_groups(x, backend):
-        tall = side >= gram.TALL_FROM
-        way, start = (SQUARE, side + 1) if tall else (TALL, 1)
-        others = [
-            (GRAM + BY_WARPS, _with(multiply, WARPGROUPS=False), tiles, _nothing),
-            (GRAM + way, _with(multiply, TALL_FROM=start), tiles, _nothing),
-        ]
+        others = [(GRAM + BY_WARPS, _by_warps(multiply), tiles, _nothing)]
     looked: Case = ("inside clusters: rows looked at", look, Need(bytes=size + 5 * n), _nothing)
     return [
         *([looked] if backend == "triton" else []),
@@ -147,11 +142,11 @@ def _by_groups(x: Batch, backend: str) -> bool:
     return backend == "cuda" and bool(module(backend, "gram").warpgroups(x.device))
 
 
-def _with(call: Callable[[], Any], **values: Any) -> Callable[[], Any]:
-    """The call under other values of bipace_kernels.cuda.gram."""
+def _by_warps(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call without groups of four warps."""
 
     def called() -> Any:
-        with mock.patch.multiple(module("cuda", "gram"), **values):
+        with mock.patch.object(module("cuda", "gram"), "WARPGROUPS", False):
             return call()
 
     return called

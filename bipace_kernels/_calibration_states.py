@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from . import _checks
+from ._progress import progress_bar
 from .hidden._prompts import Prompts, budget_of, prompts_of
 from .hidden.extract import extract_layers
 from .hidden.layers import Decoder, Layer, find_decoder
@@ -97,29 +98,22 @@ class States:
             return torch.from_numpy(np.load(self.folder / f"{stem}.npy"))
         return torch.from_numpy(self._kept[stem])
 
-    def compute(
-        self, pairs: Sequence[Pair], token_budget: int | None, backend: str, begin: Callable[[int, int], None],
-        advance: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        """The states that are missing, out of shared forwards; kept after each of them.
-
-        begin     told how many distinct prompts there are, and how many are done already
-        advance   told how many each forward has done
-        """
+    def compute(self, pairs: Sequence[Pair], token_budget: int | None, backend: str, progress: bool | None) -> None:
+        """The states that are missing, out of shared forwards; kept after each of them."""
         done = min(self._done.get(stem_of(*pair), 0) for pair in pairs)
         self.reused = int((self.prompts.of_state < done).sum())
-        begin(self.n_distinct, done)
         budget = budget_of(token_budget, find_decoder(self.model).device)
-        for batch in _batches(self.prompts.tokens, done, budget):
-            missing = [pair for pair in pairs if self._done.get(stem_of(*pair), 0) < batch.stop]
-            layers: list[Any] = list(dict.fromkeys(layer for layer, _ in missing))
-            found = extract_layers(
-                self.model, self.prompts.tokens[batch.start : batch.stop], None, layers,
-                pooling=list(dict.fromkeys(how for _, how in missing)), token_budget=budget, progress=False,
-                backend=backend,
-            )  # fmt: skip
-            self._keep(batch, {pair: found[pair] for pair in missing})
-            advance(len(batch))
+        with progress_bar(progress, "hidden states", self.n_distinct, done) as bar:
+            for batch in _batches(self.prompts.tokens, done, budget):
+                missing = [pair for pair in pairs if self._done.get(stem_of(*pair), 0) < batch.stop]
+                layers: list[Any] = list(dict.fromkeys(layer for layer, _ in missing))
+                found = extract_layers(
+                    self.model, self.prompts.tokens[batch.start : batch.stop], None, layers,
+                    pooling=list(dict.fromkeys(how for _, how in missing)), token_budget=budget, progress=False,
+                    backend=backend,
+                )  # fmt: skip
+                self._keep(batch, {pair: found[pair] for pair in missing})
+                bar.update(len(batch))
 
     def remembered(self, pair: Pair, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """What was measured on this pair's states under the same settings."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import _checks, _dispatch, _foreign, _threads
+from . import _checks, _dispatch, _interop, _threads
 from ._dispatch import Backend
 from ._transfer import to_device
 from .layout import Layout
@@ -78,7 +78,7 @@ def take_fingerprints(
         example = "hidden states or ngram_fingerprint(texts)" if name == "fingerprint" else "embeddings of the actions"
         raise ValueError(f"{name} is missing; pass [N, D] features, e.g. {example}.")
     _dispatch.check_name(backend)
-    given = _foreign.all_to_torch({name: fingerprint, "group": group, "trajectory": trajectory, "step": step})
+    given = _interop.all_to_torch({name: fingerprint, "group": group, "trajectory": trajectory, "step": step})
     fingerprint, group, trajectory, step = given.values()
     device = _checks.one_device(given)
     chosen = _dispatch.choose(backend, device)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,8 @@ import numpy as np
 import torch
 
 from . import _checks, _dispatch, _optional
-from ._objects import number_objects
+from ._ids import number_objects
+from ._progress import progress_bar
 from ._sizes import measure_sizes
 from .calibration import Calibration, Chosen, Scanned
 from .clusters import _epsilons, cluster
@@ -59,7 +58,7 @@ def calibrate(
 
     model         a Hugging Face decoder on one device or several, not sharded over processes
     prompts       [N] texts, chat messages (their template's generation prompt is added) or token ids without padding
-    labels        [N] what a linear probe shall tell from the states: the task's type
+    labels        [N] what a linear probe predicts from the states: the task's type
     tokenizer     of the model; not needed for token ids
     layers        indices into hidden_states or "block 16", as in tap(); "all"; None: about seven over the depth and the last
                   block before the norm, on 28 blocks the paper's 4, 8, 12, 16, 20, 24, 27
@@ -113,14 +112,11 @@ def calibrate(
         "epsilons": radii, "folds": folds, "seed": seed, "labels": _digest(numbers), "group": _digest(groups),
     }  # fmt: skip
     seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
-    with _bars(progress) as bar:
-        start = time.perf_counter()
-        states.compute(
-            pairs, token_budget, backend, lambda n, done: bar("hidden states", n, done), lambda n: bar(None, n)
-        )
-        seconds["states"] = time.perf_counter() - start
-        bar("clusters and probes", len(pairs), 0)
-        measured: dict[Pair, Mapping[str, Any]] = {}
+    start = time.perf_counter()
+    states.compute(pairs, token_budget, backend, progress)
+    seconds["states"] = time.perf_counter() - start
+    measured: dict[Pair, Mapping[str, Any]] = {}
+    with progress_bar(progress, "clusters and probes", len(pairs)) as bar:
         for item in pairs:
             found = states.remembered(item, settings)
             if found is None:
@@ -131,7 +127,7 @@ def calibrate(
                 }
                 states.remember(item, settings, found)
             measured[item] = found
-            bar(None, 1)
+            bar.update()
     scan = tuple(_scanned(item, measured[item], e, min_clusters) for item in pairs for e in range(len(radii)))
     choice, reason = _choose(scan, states, groups, band, bounds, min_clusters, backend)
     _, counts = np.unique(numbers.numpy(), return_counts=True)
@@ -305,28 +301,3 @@ def _name(model: Any) -> str:
 
     causal: Any = find_decoder(model).causal
     return Path(str(getattr(causal.config, "_name_or_path", "") or "")).name or type(causal).__name__
-
-
-@contextmanager
-def _bars(progress: bool | None) -> Iterator[Callable[..., None]]:
-    """bar(description, total, done) begins another bar, bar(None, n) goes on by n."""
-    if progress is None:
-        progress = sys.stderr.isatty() and not _optional.missing("rich")
-    if not progress:
-        yield lambda *_: None
-        return
-    _optional.need("rich", "a progress bar")
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-
-    console = Console(stderr=True)
-    tasks: list[TaskID] = []
-    with Progress(console=console, transient=console.is_terminal) as shown:
-
-        def bar(description: str | None, n: int, done: int = 0) -> None:
-            if description is None:
-                shown.advance(tasks[-1], n)
-            else:
-                tasks.append(shown.add_task(description, total=n, completed=done))
-
-        yield bar

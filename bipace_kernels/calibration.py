@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -88,19 +88,10 @@ class Calibration:
             "groups": self.n_groups, "labels": self.n_labels, "majority": self.majority, "folds": self.folds,
             "min_clusters": self.min_clusters, "seed": self.seed, "reason": self.reason,
             "choice": choice and {
-                "layer": layer_value(choice.layer), "name": str(choice.layer), "pooling": choice.pooling,
-                "epsilon": choice.epsilon, "accuracy": choice.accuracy, "clusters": choice.clusters,
-                "singletons": choice.singletons, "median_size": choice.median_size,
-                "epsilon_probes": [list(probe) for probe in choice.probes],
+                **_layer_json(choice.layer), **_plain_fields(choice), "epsilon_probes": list(map(list, choice.probes)),
             },
             "scan": [
-                {
-                    "layer": layer_value(row.layer), "name": str(row.layer), "block": row.layer.block,
-                    "pooling": row.pooling, "epsilon": row.epsilon, "clusters": row.clusters,
-                    "singletons": row.singletons, "median_size": row.median_size, "largest": row.largest,
-                    "accuracy": row.accuracy, "stderr": row.stderr, "qualifies": row.qualifies,
-                }
-                for row in self.scan
+                {**_layer_json(row.layer), "block": row.layer.block, **_plain_fields(row)} for row in self.scan
             ],
         }  # fmt: skip
 
@@ -140,7 +131,7 @@ class Calibration:
         lines += [
             f"## Pooling {shown[0].pooling}, ε = {shown[0].epsilon:g}",
             "",
-            *_table(HEADINGS, self._cells(shown)),
+            *markdown_table(HEADINGS, self._cells(shown)),
             "",
         ]
         if image:
@@ -151,7 +142,7 @@ class Calibration:
             "In each ε column: clusters · singleton clusters · median size. † does not qualify: fewer than "
             f"{self.min_clusters} clusters, or 95 % of the prompts in the largest cluster, or 95 % alone.",
             "",
-            *_table(*self._whole()),
+            *markdown_table(*self._whole()),
             "",
         ]
         return "\n".join(lines)
@@ -198,6 +189,16 @@ def layer_value(layer: Layer) -> int | str:
     return layer.block - layer.n_blocks
 
 
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+def _layer_json(layer: Layer) -> dict[str, Any]:
+    return {"layer": layer_value(layer), "name": str(layer)}
+
+
+def _plain_fields(row: Scanned | Chosen) -> dict[str, Any]:
+    return {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("layer", "probes")}
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table; every column but the first is aligned to the right."""
     rule = ["---", *["---:"] * (len(headings) - 1)]
-    return ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *lines)]
+    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (headings, rule, *rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in escaped]

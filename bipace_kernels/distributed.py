@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from . import _checks, _dispatch, _foreign, _threads
+from . import _checks, _dispatch, _interop, _threads
+from ._ids import as_sequence, ids_to_int, is_integer, number_objects
 from ._inputs import check_check, check_columns, check_config
-from ._objects import as_sequence, ids_to_int, is_integer, number_objects
 from ._ranks import Ranks
 from ._transfer import to_device, to_host
 from .config import Config
@@ -92,7 +92,7 @@ def advantage(
         return _check_own(given, check_config(config), backend, num_threads)
 
     result = _run(process_group, prepare, num_threads)
-    back = _foreign.way_back(given)
+    back = _interop.from_dlpack_of(given)
     return result if back is None else result.as_arrays(back)
 
 
@@ -221,7 +221,7 @@ class _Own:
 def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None) -> _Own:
     """The rows of this rank.  Whatever can fail here fails before the others wait for data."""
     _dispatch.check_name(backend)
-    given = _foreign.all_to_torch(given)
+    given = _interop.all_to_torch(given)
     where = _checks.one_device(given)
     _dispatch.choose(backend, where)
     _threads.checked(num_threads)

@@ -1,16 +1,9 @@
-"""Embedders: states in, fingerprints out.  The estimator sees fingerprints alone, whatever made them.
+"""Embedders: states in, fingerprints out.  The estimator sees only fingerprints, whatever made them.
 
     embedder = bk.embedders.Sentence("path/to/a/sentence/encoder")
     result = bk.advantage(..., fingerprint=embedder.embed(texts), config=bk.Config.bipace(embedder.epsilon))
 
-| embedder    | states                       | fingerprints                                            |
-| ActorHidden | hidden states, a tap, prompts | as they are: the paper's, from the policy that acted   |
-| Ngram       | texts                        | counts of hashed byte n-grams: the paper's control      |
-| Identity    | texts                        | a code of the text: equal states alone share a cluster  |
-| Sentence    | texts                        | unit vectors of a frozen sentence encoder               |
-
-Texts are str, or bytes where the table of the embedder says so; equal ones get equal rows.  To add another, write a class
-with `name`, `epsilon` and `embed`: nothing has to be registered.
+EMBEDDERS has a row for each.  An embedder of your own is a class with `name`, `epsilon` and `embed`; it needs no row.
 """
 
 from __future__ import annotations
@@ -28,10 +21,70 @@ import numpy as np
 import torch
 
 from . import _checks, _optional
+from ._progress import progress_bar
 from .ngrams import ngram_fingerprint
 
 Tensor = torch.Tensor
 Progress = bool | Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class EmbedderRow:
+    """What configurations, adapters, the command line and the documentation know of an embedder.
+
+    name           in a configuration; "NAME:MODEL" where it takes a model
+    label          in tables and figures
+    states         what it embeds: "hidden states" or "texts"
+    fingerprints   what it makes of them
+    epsilon        its own ε, used where none is set: each embedder has its own geometry
+    make           the embedder, from the MODEL of the configuration ("" where it takes none)
+    takes_model    whether a configuration must name a model
+    fixed          only equal states share a cluster, so no other ε is set or chosen
+    """
+
+    name: str
+    label: str
+    states: str
+    fingerprints: str
+    epsilon: float
+    make: Callable[[str], Embedder]
+    takes_model: bool = False
+    fixed: bool = False
+
+    @property
+    def written(self) -> str:
+        """The name as a configuration has it."""
+        return f"{self.name}:MODEL" if self.takes_model else self.name
+
+
+EMBEDDERS = {
+    row.name: row
+    for row in (
+        EmbedderRow("actor_hidden", "hidden states", "hidden states", "as they are", 0.10, lambda _: ActorHidden()),
+        EmbedderRow("ngram", "n-grams", "texts", "counts of hashed byte n-grams", 0.25, lambda _: Ngram()),
+        EmbedderRow("identity", "identity", "texts", "codes of the texts", 0.0, lambda _: Identity(), fixed=True),
+        EmbedderRow(
+            "sentence", "sentence encoder", "texts", "unit vectors of a frozen sentence encoder", 0.20,
+            lambda model: Sentence(model), takes_model=True,
+        ),
+    )
+}  # fmt: skip
+
+
+def find(text: Any) -> tuple[EmbedderRow, str]:
+    """The row of a name in a configuration, such as "ngram" or "sentence:MODEL", and its model; ValueError for others."""
+    name, colon, model = text.partition(":") if isinstance(text, str) else ("", "", "")
+    row = EMBEDDERS.get(name)
+    if row is None or bool(colon) != row.takes_model or bool(model) != row.takes_model:
+        names = [row.written for row in EMBEDDERS.values()]
+        raise ValueError(f"an embedder must be one of {', '.join(names[:-1])} or {names[-1]}, got {text!r}.")
+    return row, model
+
+
+def named(text: str) -> Embedder:
+    """The embedder of a name in a configuration: "actor_hidden", "ngram", "identity" or "sentence:MODEL"."""
+    row, model = find(text)
+    return row.make(model)
 
 
 @runtime_checkable
@@ -39,7 +92,7 @@ class Embedder(Protocol):
     """What makes fingerprints of states.
 
     name      for tables and logs
-    epsilon   a radius to start from; `choose_epsilon()` finds one that suits the data
+    epsilon   ε to start from; `choose_epsilon()` finds one that suits the data
     """
 
     @property
@@ -65,7 +118,7 @@ class ActorHidden:
     gives, with "input_ids" and "attention_mask".
     """
 
-    epsilon: float = 0.10
+    epsilon: float = EMBEDDERS["actor_hidden"].epsilon
     name: str = "actor_hidden"
     model: Any = field(default=None, repr=False, compare=False)
     options: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
@@ -99,7 +152,7 @@ class Ngram:
 
     n: int = 3
     dim: int = 4096
-    epsilon: float = 0.25
+    epsilon: float = EMBEDDERS["ngram"].epsilon
     backend: str = "auto"
     num_threads: int | None = None
     name: str = "ngram"
@@ -121,7 +174,7 @@ class Identity:
     near right angles (the standard deviation of their cosine is 0.09), so a radius of up to 0.25 changes nothing either.
     """
 
-    epsilon: float = 0.0
+    epsilon: float = EMBEDDERS["identity"].epsilon
     name: str = "identity"
 
     def embed(self, states: Any) -> Tensor:
@@ -140,7 +193,7 @@ class Sentence:
     device       of the encoder, and so of the fingerprints; None: that of the model given, else what
                  sentence-transformers chooses
     epsilon      0.20: a start, for encoders differ
-    progress     True: a bar on stderr (needs rich, extra cli); or a function told how many texts each batch has done
+    progress     True: a bar on stderr; or a function that is called with the number of texts after each batch
 
     Distinct texts are encoded once, long ones first, without gradients, and scaled to unit length in float32.  Encoders
     cut what is beyond their own limit (often 256 tokens), and keep the beginning: put what tells states apart first.
@@ -153,7 +206,7 @@ class Sentence:
         *,
         batch_size: int = 32,
         device: str | torch.device | None = None,
-        epsilon: float = 0.20,
+        epsilon: float = EMBEDDERS["sentence"].epsilon,
         progress: Progress = False,
     ) -> None:
         self.batch_size = _checks.integer_at_least(batch_size, "batch_size", 1)
@@ -194,17 +247,6 @@ class Sentence:
         place = torch.empty(len(distinct), dtype=torch.int64)
         place[torch.tensor(by_length)] = torch.arange(len(distinct))
         return torch.cat(found)[place[number].to(found[0].device)]
-
-
-def named(text: str) -> Embedder:
-    """The embedder of a name in a configuration: "actor_hidden", "ngram", "identity" or "sentence:MODEL"."""
-    kind, colon, model = text.partition(":") if isinstance(text, str) else (None, "", "")
-    if kind == "sentence" and model:
-        return Sentence(model)
-    plain: dict[str, Callable[[], Embedder]] = {"actor_hidden": ActorHidden, "ngram": Ngram, "identity": Identity}
-    if colon or kind not in plain:
-        raise ValueError(f"an embedder must be one of {', '.join(plain)} or sentence:MODEL, got {text!r}.")
-    return plain[kind]()
 
 
 def _distinct(states: Any, kinds: tuple[type, ...]) -> tuple[list[Any], Tensor]:
@@ -253,16 +295,11 @@ def _load(model: str, device: str | torch.device | None) -> Any:
 
 @contextlib.contextmanager
 def _shown(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
-    """A function to be told of texts done: the caller's, one that moves a bar on stderr, or one that does nothing."""
-    if progress is False or progress is None:
-        yield lambda done: None
-    elif progress is not True:
+    """A function to call with the number of texts done: the caller's, one that moves a bar, or one that does nothing."""
+    if callable(progress):
         yield progress
+    elif not progress:
+        yield lambda done: None
     else:
-        _optional.need("rich", "a progress bar")
-        from rich.console import Console
-        from rich.progress import Progress as Bar
-
-        with Bar(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("encoding", total=total)
-            yield lambda done: bar.advance(task, done)
+        with progress_bar(True, "encoding", total) as bar:
+            yield bar.update

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _checks, _dispatch, _foreign, _transfer
+from . import _checks, _dispatch, _interop, _transfer
 from ._handles import Handled
-from ._objects import ids_to_int
+from ._ids import ids_to_int
 from .placed_layout import PlacedLayout
 
 Tensor = torch.Tensor
@@ -183,7 +183,7 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     ValueError for a trajectory in two groups (`trajectory_ids(group, rollout)` makes unique ids) and negative steps.
     Definition: docs/estimator.md, section 2.
     """
-    given = _foreign.all_to_torch({"group": group, "trajectory": trajectory, "step": step, "valid": valid})
+    given = _interop.all_to_torch({"group": group, "trajectory": trajectory, "step": step, "valid": valid})
     device = _checks.one_device(given)
     _dispatch.check_device(device)
     group, trajectory, step, valid = _transfer.to_host(tuple(given.values()))

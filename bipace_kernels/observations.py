@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from . import _checks
-from ._objects import as_sequence, is_integer, number_objects
+from ._ids import as_sequence, is_integer, number_objects
 from ._transfer import to_host
 from .layout import Layout
 

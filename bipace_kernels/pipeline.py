@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import _checks, _compiled, _dispatch, _foreign, _threads
+from . import _checks, _compiled, _dispatch, _interop, _threads
 from ._dispatch import Backend
 from ._inputs import Inputs, check_check, check_config, check_inputs
 from ._masks import out_of_range
@@ -92,9 +92,9 @@ def advantage(
     if torch.compiler.is_compiling():
         return _compiled.advantage(given, layout, config, backend, check, num_threads)
     result: AdvantageResult = _compiled.untraced(run)(
-        _foreign.all_to_torch(given), layout, config, backend, check, num_threads
+        _interop.all_to_torch(given), layout, config, backend, check, num_threads
     )
-    back = _foreign.way_back(given)
+    back = _interop.from_dlpack_of(given)
     return result if back is None else result.as_arrays(back)
 
 

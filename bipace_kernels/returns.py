@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import _checks, _dispatch, _foreign, _threads
+from . import _checks, _dispatch, _interop, _threads
 from ._dispatch import Backend
 from ._inputs import check_check
 from ._masks import out_of_range
@@ -46,7 +46,7 @@ def discounted_returns(
     Config(gamma=gamma)  # checks the range and names the field
     _dispatch.check_name(backend)
     check_check(check)
-    given = _foreign.all_to_torch({"rewards": rewards, "trajectory": trajectory, "step": step})
+    given = _interop.all_to_torch({"rewards": rewards, "trajectory": trajectory, "step": step})
     rewards, trajectory, step = given.values()
     device = _checks.one_device(given)
     chosen = _dispatch.choose(backend, device)

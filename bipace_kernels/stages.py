@@ -144,8 +144,6 @@ class Episode(Protocol):
 class Clusters(Protocol):
     """Greedy cosine clusters inside each prompt group (Algorithm 1 of the paper; docs/estimator.md, section 3)."""
 
-    LONGEST_SWEEP: int  # records of a group that cluster_sweep serves better than ε by ε
-
     def scan_rows(self, fingerprint: Fingerprint, order: I64_M) -> U8_M:
         """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
 
@@ -288,7 +286,7 @@ class ActionKeys(Protocol):
         table_bytes: Annotated[Tensor, Spec("B", (torch.uint8,))] | None,
         *,
         mode: Annotated[str, OneOf(("action_tag", "first_n", "text"))],
-        n: Annotated[int, Range("in [1, 2^40]", lambda x: 1 <= x <= 1 << 40)],
+        n: Annotated[int, Range(f"in [1, {1 << 40}]", lambda x: 1 <= x <= 1 << 40)],
         longest_row: Longest,  # L, or the length of the longest row
     ) -> tuple[
         Annotated[Tensor, Spec("R", (torch.int64,))],

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import _checks, _foreign
+from . import _checks, _interop
 
 Tensor = torch.Tensor
 
@@ -19,7 +19,7 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
     Returns [B, T] float32.  ValueError for advantages that are not finite and masks of other numbers, on the CPU; on a GPU
     nobody looks, because that would wait for it.
     """
-    given = _foreign.all_to_torch({"advantage": advantage, "mask": mask})
+    given = _interop.all_to_torch({"advantage": advantage, "mask": mask})
     advantage, mask = given.values()
     device = _checks.one_device(given)
     n = _checks.length(advantage, "advantage")

@@ -96,10 +96,10 @@ if(bipace_cuda)
   add_library(bipace_cuda OBJECT ${bipace_cuda_sources} csrc/cuda/launch.cpp)
   target_include_directories(bipace_cuda PRIVATE csrc ${CUDAToolkit_INCLUDE_DIRS})
   set_target_properties(bipace_cuda PROPERTIES
-    CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_VISIBILITY_PRESET hidden)
-  # --fmad=false as -ffp-contract=off on the CPU: a fused multiply-add where the source says so and nowhere else.
+    CUDA_VISIBILITY_PRESET hidden)
+  file(STRINGS csrc/cuda/flags.txt bipace_cuda_flags REGEX "^-")
   target_compile_options(bipace_cuda PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>
+    "$<$<COMPILE_LANGUAGE:CUDA>:${bipace_cuda_flags}>"
     "$<$<COMPILE_LANGUAGE:CUDA>:${bipace_cuda_lettered}>"
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xfatbin -compress-all>"
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow>)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from ..config import Config
+from ..embedders import EMBEDDERS, find
 
 Method = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace"]
 OF_METHOD = {
     "gigpo_mode": "gigpo", "history_length": "hgpo", "length_weight_alpha": "hgpo", "base_group": "hgpo",
 }  # fmt: skip
-NGRAM_EPSILON = 0.25  # the n-gram fingerprints' own radius; that of hidden states means nothing to them
 
 
 def check_fields(settings: Any, where: str = "") -> None:
@@ -45,8 +45,9 @@ class Settings:
 
     method           a preset of bipace_kernels.Config
     estimator        "q_style" | "diff_peer", for method "bipace"
-    epsilon          ε of the hidden states' clusters; "auto": chosen on the first training step by choose_epsilon(), and kept
-    ngram_epsilon    ε where n-grams of the observation stand in for hidden states
+    epsilon          ε of the clusters; "auto": chosen on the first training step by choose_epsilon(), and kept; None: the
+                     embedder's own, 0.10 for hidden states and 0.20 for a sentence encoder
+    ngram_epsilon    ε of n-grams, which may stand in for hidden states where `epsilon` was set for those
     embedder         "actor_hidden" | "ngram" | "identity" | "sentence:MODEL"; "auto": hidden states, or n-grams with one
                      warning where no forward gives any
     layer            of the actor, as in bipace_kernels.hidden.tap()
@@ -56,8 +57,8 @@ class Settings:
 
     method: Method = "bipace"
     estimator: Literal["q_style", "diff_peer"] = "q_style"
-    epsilon: float | Literal["auto"] = 0.10
-    ngram_epsilon: float = NGRAM_EPSILON
+    epsilon: float | Literal["auto"] | None = None
+    ngram_epsilon: float = EMBEDDERS["ngram"].epsilon
     embedder: str = "auto"
     layer: int | str = -8
     action_key_mode: Literal["action_tag", "first_n", "text"] = "action_tag"
@@ -78,22 +79,23 @@ class Settings:
     def __post_init__(self) -> None:
         check_fields(self)
         epsilon: Any = self.epsilon
-        if epsilon != "auto" and (isinstance(epsilon, bool) or not isinstance(epsilon, numbers.Real)):
+        is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
+        if epsilon not in (None, "auto") and not is_number:
             raise ValueError(f"epsilon must be a number or 'auto', got {epsilon!r}.")
         for name, method in OF_METHOD.items():
             if getattr(self, name) is not None and self.method != method:
                 raise ValueError(
                     f"{name} is a setting of method {method}, and method is {self.method}: leave one of them out."
                 )
-        kind, colon, model = self.embedder.partition(":")
-        if not (
-            (kind == "sentence" and model) or (not colon and kind in ("auto", "actor_hidden", "ngram", "identity"))
-        ):
-            raise ValueError(
-                f"embedder must be one of auto, actor_hidden, ngram, identity or sentence:MODEL, got {self.embedder!r}."
-            )
+        if self.embedder != "auto":
+            try:
+                find(self.embedder)
+            except ValueError as error:
+                raise ValueError(
+                    str(error).replace("an embedder must be one of", "embedder must be one of auto,")
+                ) from None
         self.config(self.ngram_epsilon)
-        self.config(0.1 if self.epsilon == "auto" else self.epsilon)
+        self.config(epsilon if is_number else None)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "") -> Settings:
@@ -109,25 +111,26 @@ class Settings:
 
     def config(self, epsilon: float | None = None) -> Config:
         """The estimator's own configuration, at this ε where the method has one."""
-        changes: dict[str, Any] = {
-            "gamma": self.gamma, "on_invalid": self.on_invalid, "duplicates": self.duplicates,
-            "step_norm": self.step_norm, "episode_norm": self.episode_norm, "episode_scope": self.episode_scope,
-            "lone_trajectory": self.lone_trajectory,
-        }  # fmt: skip
-        if self.method != "grpo":
-            changes["step_weight"] = self.step_weight
-        if self.method == "hgpo":
-            for name in ("history_length", "length_weight_alpha", "base_group"):
-                changes[name] = getattr(self, name)
-        if self.needs_fingerprint:
-            changes["epsilon"] = epsilon
-        if self.method == "bipace":
-            changes["estimator"] = self.estimator
+        changes: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Config) if hasattr(self, f.name)}
+        changes |= {
+            "epsilon": epsilon if self.needs_fingerprint else None,
+            "estimator": self.estimator if self.method == "bipace" else None,
+            "step_weight": self.step_weight if self.method != "grpo" else None,
+        }
         if self.method == "gigpo":
             changes["mode"] = self.gigpo_mode
         preset = getattr(Config, self.method)
         config: Config = preset(**{k: v for k, v in changes.items() if v is not None})
         return config
+
+    def epsilon_of(self, embedder: str) -> float | None:
+        """ε for the fingerprints of this row of EMBEDDERS: what was set for them, else their own; None: "auto" chooses it."""
+        row = EMBEDDERS[embedder]
+        if embedder == "ngram":
+            return self.ngram_epsilon
+        if row.fixed or self.epsilon is None:
+            return row.epsilon
+        return None if self.epsilon == "auto" else float(self.epsilon)
 
     @property
     def needs_fingerprint(self) -> bool:

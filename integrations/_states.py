@@ -14,6 +14,8 @@ import torch
 
 from .. import embedders, pipeline
 from ..epsilon import choose_epsilon
+from ..hidden.layers import find_decoder, layer_of
+from ..hidden.tap import Tap, tap
 from ..records import Unread
 from ..result import AdvantageResult
 from ._settings import Settings
@@ -26,12 +28,14 @@ class States:
     """Of one training run; keeps what was chosen on its way.
 
     where     what goes before the settings' names in messages, such as "algorithm.bipace."
-    epsilon   ε of the hidden states; None until "auto" has chosen it
+    epsilon   ε of the configured embedder, of hidden states under embedder=auto; None until "auto" has chosen it
     """
 
     def __init__(self, settings: Settings, where: str = "") -> None:
         self.settings, self.where = settings, where
-        self.epsilon = None if settings.epsilon == "auto" else float(settings.epsilon)
+        self.epsilon = settings.epsilon_of(
+            "actor_hidden" if settings.embedder == "auto" else embedders.find(settings.embedder)[0].name
+        )
         self._embedder: Any = None
 
     @property
@@ -101,14 +105,13 @@ class States:
             kind = "ngram"
         if self._embedder is None:
             self._embedder = embedders.named(kind)
-        return kind.partition(":")[0], self._embedder.embed(texts())
+        return embedders.find(kind)[0].name, self._embedder.embed(texts())
 
     def radius(self, used: str, records: Columns, gather: Callable[[Columns], Columns]) -> float:
         """ε of the embedder in use; "auto" is chosen here once, from steps that have a direction, copies counted once."""
-        if used == "ngram":
-            return self.settings.ngram_epsilon
-        if used == "identity":
-            return 0.0
+        epsilon = self.settings.epsilon_of(used)
+        if epsilon is not None:
+            return epsilon
         if self.epsilon is None:
             names = ("fingerprint", "group", "trajectory", "step", "valid")
             rows = {k: v.cpu() for k, v in gather({k: records[k] for k in names if k in records}).items()}
@@ -150,6 +153,29 @@ def no_hidden(where: str, why: str) -> ValueError:
         f"{where}embedder=actor_hidden has no hidden states: {why}; take {where}embedder=auto, which falls back to n-grams of "
         "the observations, or embedder=ngram."
     )
+
+
+def tap_of(model: Any, layer: int | str, key: str) -> Tap:
+    """hidden.tap() of the layer that the trainer's configuration names under this key; errors name it."""
+    try:
+        return tap(model, layer)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{key}={layer}: {error}") from error
+
+
+def no_hidden_states(model: Any, states: States) -> str:
+    """Why the model gives no hidden states; empty where it gives some.  An error where it lacks the layer asked for."""
+    try:
+        decoder = find_decoder(model)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    if decoder.compiled:
+        return f"{decoder.compiled} is compiled as a whole and calls no hooks"
+    try:
+        layer_of(states.settings.layer, len(decoder.blocks))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{states.where}{error}") from error
+    return ""
 
 
 def metrics_of(

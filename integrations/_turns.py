@@ -1,13 +1,19 @@
-"""Turns: where the model speaks in each row of a batch, and a step's advantage back on its tokens."""
+"""Turns: where the model writes in each row of a batch, what each turn answers and does, and its advantage on its tokens."""
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from ..action_keys import action_keys
 from ..hidden.positions import Positions, mask_matrix
+from ..token_bytes import TokenBytes, token_bytes
 
 Tensor = torch.Tensor
 
@@ -85,3 +91,87 @@ class Turns:
     def on_last(self, reward: Tensor) -> Tensor:
         """[n] float64 rewards of the steps where each row has one reward [B], given at its end."""
         return torch.where(self.last, reward.double().cpu()[self.row], 0.0)
+
+    def tokens(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids [n, longest turn] of each turn out of ids [B, T], and a mask of those that there are."""
+        length = (self.stop - self.start).to(ids.device)
+        column = torch.arange(max(1, int(length.max())) if len(self) else 1, device=ids.device)
+        place = (self.start.to(ids.device)[:, None] + column).clamp(max=max(0, self.shape[1] - 1))
+        return ids[self.row.to(ids.device)[:, None], place], column < length[:, None]
+
+    def observation_texts(self, prompts: Sequence[Tensor], ids: Tensor, tokenizer: Any) -> list[str]:
+        """[n] text of the tokens between the turn before and this one; of the first turn of a row its prompt.
+
+        prompts  B rows of token ids, without padding;  ids  [B, T]
+        """
+        before = torch.cat([self.stop.new_zeros(1), self.stop[:-1]])
+        spans = zip(*(x.tolist() for x in (self.row, self.step, before, self.start)), strict=True)
+        ids = ids.cpu()
+        texts = [(prompts[row] if step == 0 else ids[row, begin:end]).tolist() for row, step, begin, end in spans]
+        return list(tokenizer.batch_decode(texts, skip_special_tokens=True))
+
+    def field(
+        self, rows: Sequence[Any], name: str, fill: Any, *, mask: str, spare: int = 0, valid: Any = None
+    ) -> list[Any]:
+        """[n] values out of B rows, each with a list of one entry per turn, or in a row of one turn the entry itself.
+
+        fill    of padding, of a row without a turn whose list is empty, and of a last turn that has no entry
+        mask    what the trainer calls the mask of the model's tokens
+        spare   1: a list may have one entry more, which is left out; −1: one fewer
+        valid   [B] bool   False: padding; None: there is none
+        """
+        found: list[Any] = []
+        empty = set(self.row[self.stop == self.start].tolist())
+        for row, (value, n) in enumerate(zip(rows, self.counts.tolist(), strict=True)):
+            if valid is not None and not valid[row]:
+                found += [fill] * n
+                continue
+            several = isinstance(value, (list, tuple, np.ndarray, Tensor)) and np.ndim(value) > 0
+            values = [] if value is None else list(value) if several else [value]
+            if row not in empty and len(values) not in (n, n + spare):
+                raise ValueError(
+                    f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a turn is a "
+                    f"run of ones in {mask}, which must be 0 on what others wrote in between."
+                )
+            found += [*values[:n], fill][:n]
+        return found
+
+
+def keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> dict[str, Tensor]:
+    """`action_key` and, where the mode parses anything, `action_parsed` of responses: ids and mask [n, T]; on their device.
+
+    Made of the tokens' bytes.  Those of a tokenizer that has no table of bytes are made of its decoded text, with one warning:
+    equal actions have equal keys either way.
+    """
+    table = None if mode == "first_n" else _byte_table(tokenizer)
+    if mode == "first_n" or table is not None:
+        keys, parsed = action_keys(ids, mode=mode, n=n, mask=mask, token_bytes=table, check="now")
+    else:
+        rows = [row[kept != 0].tolist() for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)]
+        keys, parsed = action_keys(tokenizer.batch_decode(rows, skip_special_tokens=True), mode=mode, n=n)
+    found = {"action_key": keys.to(ids.device), "action_parsed": parsed.to(ids.device)}
+    return {"action_key": found["action_key"]} if mode == "first_n" else found
+
+
+def start_mask(lists: Sequence[Any], shape: Sequence[int], name: str) -> Tensor:
+    """[B, T] int64 of B lists of columns: 1 there, 0 elsewhere."""
+    found = torch.zeros(tuple(shape), dtype=torch.int64)
+    for row, columns in enumerate(lists):
+        if not all(0 <= int(column) < shape[1] for column in columns):
+            raise ValueError(f"{name} must be columns below {shape[1]}, got {list(columns)} in row {row}.")
+        found[row, torch.as_tensor(columns, dtype=torch.int64)] = 1
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _byte_table(tokenizer: Any) -> TokenBytes | None:
+    """None, after a warning, for a tokenizer that can have no table."""
+    try:
+        return token_bytes(tokenizer)
+    except (TypeError, ValueError) as error:
+        warnings.warn(
+            f"action keys are made from decoded text, for the tokenizer's tokens have no bytes of their own: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None

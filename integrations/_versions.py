@@ -1,4 +1,4 @@
-"""What is told where a trainer's release is none that an adapter was run with."""
+"""Warnings and errors for releases of a trainer that the adapters were not run with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 # Oldest and newest release of each trainer that the adapters were run with; integrations/README.md has the dates.
 RUN_WITH = {"trl": ("1.0.0", "1.16.0"), "verl": ("0.9.0", "0.9.1")}
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def check_version(trainer: str) -> None:
@@ -23,9 +23,9 @@ def check_version(trainer: str) -> None:
         found, public = "a checkout without a version", None
     except InvalidVersion:
         public = None
-    if trainer in _told or (public is not None and Version(oldest) <= public <= Version(newest)):
+    if trainer in _warned or (public is not None and Version(oldest) <= public <= Version(newest)):
         return
-    _told.add(trainer)
+    _warned.add(trainer)
     warnings.warn(
         f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, and this is {found}: compare a first "
         f"batch's advantages with bipace_kernels.advantage(), or install {trainer}=={newest}.",

@@ -54,14 +54,23 @@ _NO_PROGRAM = [name for name in ("typer", "rich", "pyarrow") if importlib.util.f
 collect_ignore_glob = ["integrations"] * bool(_MISSING) + ["cli", "clusters/test_epsilon.py"] * bool(_NO_PROGRAM)
 
 
+# Files of stages that CUDA leaves to Triton: its run tests them.
+OF_TRITON = [
+    f"test_device_{name}.py"
+    for name in ("combine", "episode", "ngrams", "numbering", "observations", "pooling", "returns")
+]
+
+
 def pytest_report_header() -> list[str]:
     left_out = (("tests/integrations", _MISSING), ("tests of the command line and of ε", _NO_PROGRAM))
     return [f"{what} are left out: no {' and no '.join(missing)} here" for what, missing in left_out if missing]
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    name = collection_path.name
     other = {"triton": "cuda", "cuda": "triton"}[BACKEND]
-    return True if collection_path.name.startswith(f"test_device_{other}_") else None
+    left_to_triton = BACKEND == "cuda" and name in OF_TRITON
+    return True if left_to_triton or name.startswith(f"test_device_{other}_") else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

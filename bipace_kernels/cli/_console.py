@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from types import FrameType
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from .._optional import MissingPackageError
 
-BAD_INPUT = 2  # exit status of every error that the user can mend
+T = TypeVar("T")
+BAD_INPUT = 2  # exit status of every error that the user can correct
 INTERRUPTED = 130  # as shells report SIGINT
 
 
 class CliError(Exception):
-    """An error that the user can mend: shown as one paragraph, without a traceback, with exit status 2."""
+    """An error that the user can correct: shown as one paragraph, without a traceback, with exit status 2."""
+
+
+def pick(cls: type[T], given: Mapping[str, Any]) -> T:
+    """A dataclass of options from those that have the names of its fields."""
+    return cls(**{field.name: given[field.name] for field in fields(cls)})  # type: ignore[arg-type]  # a dataclass
 
 
 def stdout() -> Console:
@@ -38,6 +47,19 @@ def number(value: float, form: str) -> str:
     if text.startswith("-") and not text.strip("-0.,%"):
         text = text[1:]
     return text.replace("-", "−")
+
+
+def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", *, numbers: bool = True) -> Table:
+    """A table for the terminal.
+
+    numbers   every column but the first holds numbers, and is aligned to the right
+    """
+    table = Table(title=title or None, title_justify="left", show_header=any(headings))
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if numbers and place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 @contextmanager

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..embedders import EMBEDDERS, Ngram
 from . import output, rollouts, states
-from ._console import CliError, notes, number, progress, stage, stdout
+from ._console import CliError, grid, notes, pick, progress, stage, stdout
+from .outcomes import format_r2
 
 if TYPE_CHECKING:
     import bipace_kernels as bk
@@ -38,7 +40,7 @@ class Options:
 def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mode: str | None = None) -> bk.Config:
     """The Config of a preset with the options that were given; CliError where they make no sense.
 
-    ngrams   whether the fingerprints are n-grams, whose ε is 0.25 where the user gives none
+    ngrams   whether the fingerprints are n-grams, whose own ε holds where the user gives none
     """
     import bipace_kernels as bk
 
@@ -51,14 +53,18 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
         config = bk.Config.gigpo(gigpo_mode) if preset == "gigpo" else getattr(bk.Config, preset)()
         partition = given.get("partition", config.partition)
         if partition == "cosine" and ngrams:
-            given.setdefault("epsilon", states.NGRAM_EPSILON)
+            given.setdefault("epsilon", EMBEDDERS["ngram"].epsilon)
         return replace(config, **given)
     except (TypeError, ValueError) as error:
         raise CliError(f"options of the estimator: {error}") from None
 
 
-def run(paths: Sequence[str], columns: rollouts.Columns, changes: dict[str, Any], options: Options) -> None:
-    """The whole command."""
+def run(given: Mapping[str, Any]) -> None:
+    """The whole command, on its options by name."""
+    import bipace_kernels as bk
+
+    paths, columns, options = given["rollouts"], rollouts.Columns.of(given), pick(Options, given)
+    changes = {field.name: given[field.name] for field in fields(bk.Config) if field.name in given}
     state = states.State.parse(options.state)
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     config = make_config(options.preset, changes, ngrams=not from_file, gigpo_mode=options.gigpo_mode)
@@ -81,7 +87,7 @@ def run(paths: Sequence[str], columns: rollouts.Columns, changes: dict[str, Any]
         summary = summarise(records, config, result)
         value_r2 = result.value_r2() if config.partition != "none" else None
     with output.atomic(options.out) as temporary:
-        output.write_table(temporary, options.out, table(records, result), metadata(records, config, state, options))
+        output.write_table(temporary, table(records, result), metadata(records, config, state, options))
     _print_summary(records, config, summary, value_r2, options)
 
 
@@ -116,21 +122,21 @@ def _check_options(
         if changes.get(name) is not None and not has_effect(config):
             raise CliError(
                 f"--{name.replace('_', '-')} {what}, so it has no effect with partition {config.partition} and "
-                f"estimator {config.estimator}; leave it away, or choose {cure}."
+                f"estimator {config.estimator}; leave it out, or choose {cure}."
             )
     if options.action_mode not in ACTION_MODES:
         raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
     if options.action_mode != "text" and config.partition == "none":
-        raise CliError("--action-mode has no effect with partition none, which looks at no action; leave it away.")
+        raise CliError("--action-mode has no effect with partition none, which looks at no action; leave it out.")
     if options.fingerprint is not None and columns.fingerprint is not None:
         raise CliError("--fingerprint and --fingerprint-column both name fingerprints; give one of them.")
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     if from_file and config.partition != "cosine":
         raise CliError(f"fingerprints go with --partition cosine, got --partition {config.partition}.")
     if state.depth and from_file:
-        raise CliError("--state makes the n-gram fingerprints, and these come from a file; leave --state away.")
+        raise CliError("--state makes the n-gram fingerprints, and these come from a file; leave --state out.")
     if state.depth and config.partition in ("none", "history"):
-        cure = "leave it away" if config.partition == "none" else "use --history-length"
+        cure = "leave it out" if config.partition == "none" else "use --history-length"
         raise CliError(f"--state {state} has no use with --partition {config.partition}; {cure}.")
 
 
@@ -186,7 +192,7 @@ def _fingerprints(records: rollouts.Rollouts, config: bk.Config, state: states.S
     elif records.fingerprint is not None:
         loaded = np.array(records.fingerprint, np.float32)
     else:
-        return states.ngram_fingerprints(states.texts(records, state))
+        return Ngram().embed(states.texts(records, state))
     if config.on_invalid == "raise":
         states.check_fingerprints(records, loaded)
     return loaded
@@ -246,44 +252,24 @@ def summarise(records: rollouts.Rollouts, config: bk.Config, result: Any) -> dic
 def _print_summary(
     records: rollouts.Rollouts, config: bk.Config, summary: dict[str, float], value_r2: Any, options: Options
 ) -> None:
-    from rich.table import Table
-
-    console = stdout()
-    shown = Table(
-        title=f"{options.preset}: partition {config.partition}, estimator {config.estimator}", title_justify="left"
+    clusters, keys = config.partition != "none", config.needs_keys
+    size = "{mean_cluster_size:.1f} / {p90_cluster_size:.1f}"
+    lines = (
+        (True, "records", "{records:,.0f}"),
+        (True, "trajectories", "{trajectories:,.0f}"),
+        (True, "prompt groups", "{groups:,.0f}"),
+        (clusters, "clusters", "{cluster_count:,.0f}"),
+        (clusters, "singleton clusters", "{singleton_cluster_fraction:.1%}"),
+        (clusters, "cluster size, mean / P90", size),
+        (clusters, f"records: {'PACE' if keys else 'with peers'}", "{pace_row_fraction:.1%}"),
+        (keys, "records: leave-one-out", "{leave_one_out_row_fraction:.1%}"),
+        (clusters, "records: singleton (step term 0)", "{singleton_row_fraction:.1%}"),
+        (summary.get("invalid_row_fraction"), "records set aside as invalid", "{invalid_row_fraction:.1%}"),
+        (True, "mean |A|", "{mean_absolute_advantage:.3f}"),
+        (value_r2 is not None, "value R² ± stderr (coverage)", format_r2(value_r2) if value_r2 is not None else ""),
     )
-    shown.add_column("quantity")
-    shown.add_column("value", justify="right")
-
-    def share(name: str) -> str:
-        return f"{summary[name]:.1%}"
-
-    shown.add_row("records", f"{summary['records']:,.0f}")
-    shown.add_row("trajectories", f"{summary['trajectories']:,.0f}")
-    shown.add_row("prompt groups", f"{summary['groups']:,.0f}")
-    if config.partition != "none":
-        shown.add_row("clusters", f"{summary['cluster_count']:,.0f}")
-        shown.add_row("singleton clusters", share("singleton_cluster_fraction"))
-        shown.add_row(
-            "cluster size, mean / P90", f"{summary['mean_cluster_size']:.1f} / {summary['p90_cluster_size']:.1f}"
-        )
-        name = "PACE" if config.needs_keys else "with peers"
-        shown.add_row(f"records: {name}", share("pace_row_fraction"))
-        if config.needs_keys:
-            shown.add_row("records: leave-one-out", share("leave_one_out_row_fraction"))
-        shown.add_row("records: singleton (step term 0)", share("singleton_row_fraction"))
-    if summary.get("invalid_row_fraction"):
-        shown.add_row("records set aside as invalid", share("invalid_row_fraction"))
-    shown.add_row("mean |A|", f"{summary['mean_absolute_advantage']:.3f}")
-    if value_r2 is not None:
-        shown.add_row("value R² ± stderr (coverage)", format_r2(value_r2))
-    console.print(shown)
+    rows = [(name, text.format(**summary)) for shown, name, text in lines if shown]
+    title = f"{options.preset}: partition {config.partition}, estimator {config.estimator}"
+    console = stdout()
+    console.print(grid(("quantity", "value"), rows, title))
     console.print(f"wrote {len(records):,} rows to {options.out}", markup=False, highlight=False, soft_wrap=True)
-
-
-def format_r2(value_r2: Any) -> str:
-    """'0.083 ± 0.021 (92 %)'; '–' where returns do not differ."""
-    if value_r2.r2 is None:
-        return "–"
-    error = "" if value_r2.stderr is None else f" ± {value_r2.stderr:.3f}"
-    return f"{number(value_r2.r2, '.3f')}{error} ({value_r2.coverage:.0%})"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import typer
 
@@ -12,7 +13,7 @@ from ._console import CliError
 MODULE = "bipace_kernels.bench.__main__"
 
 
-def run(args: Sequence[str]) -> None:
+def run(given: Mapping[str, Any]) -> None:
     """Runs the benchmarks' main(args); its exit status becomes the program's."""
     try:
         module = importlib.import_module(MODULE)
@@ -23,4 +24,4 @@ def run(args: Sequence[str]) -> None:
             "this installation has no benchmarks (bipace_kernels.bench); install the wheel, or run `python -m bench` "
             "in a checkout."
         ) from None
-    raise typer.Exit(module.main(list(args)) or 0)
+    raise typer.Exit(module.main(list(given["args"])) or 0)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import _optional
+from ..calibration import HEADINGS, row_cells
 from . import output
-from ._console import INTERRUPTED, CliError, notes, number, stderr, stdout
-
-POOLINGS = {"last": "last token", "mean": "mean over the prompt", "attention": "attention-weighted"}
+from ._console import INTERRUPTED, CliError, grid, notes, number, pick, stderr, stdout
+from .rollouts import json_lines
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,10 @@ class Options:
 
     out: str
     label: str = "task_type"
-    prompt: str = "prompt"
+    prompt_column: str = "prompt"
     group: str | None = None
     layers: str | None = None
-    poolings: str = "last,mean,attention"
+    pooling: str = "last,mean,attention"
     epsilons: str = "0.05,0.1,0.15,0.2"
     folds: int = 5
     min_clusters: int = 5
@@ -38,23 +37,24 @@ class Options:
     backend: str = "auto"
 
 
-def run(model_dir: str, prompts_path: str, options: Options) -> None:
-    """The whole command."""
+def run(given: Mapping[str, Any]) -> None:
+    """The whole command, on its options by name."""
     import typer
 
     import bipace_kernels as bk
 
+    options = pick(Options, given)
     radii, layers = _numbers(options.epsilons), _layers(options.layers)
     output.check_folder(options.out, "--out")
     for package in ("matplotlib", "sklearn", "transformers"):
         _optional.need(package, "bipace calibrate")
-    rows = read_prompts(prompts_path, options)
+    rows = read_prompts(given["prompts"], options)
     try:
         with notes():
-            model, tokenizer = load_model(model_dir, options)
+            model, tokenizer = load_model(given["model_dir"], options)
             found = bk.calibrate(
                 model, rows.prompts, rows.labels, tokenizer=tokenizer, layers=layers,
-                pooling=[item.strip() for item in options.poolings.split(",")], epsilons=radii, group=rows.groups,
+                pooling=[item.strip() for item in options.pooling.split(",")], epsilons=radii, group=rows.groups,
                 folds=options.folds, min_clusters=options.min_clusters, seed=options.seed, out=options.out,
                 restart=options.restart, token_budget=options.token_budget, backend=options.backend,
             )  # fmt: skip
@@ -86,32 +86,20 @@ class Prompts:
 def read_prompts(path: str, options: Options) -> Prompts:
     """Prompts, labels and groups of a .jsonl or .jsonl.gz file; CliError names the line and the field."""
     found = Prompts([], [], [] if options.group is not None else None)
-    file = Path(path)
-    if not file.is_file():
+    if not Path(path).is_file():
         raise CliError(f"{path} is not a file; give a .jsonl or .jsonl.gz file with one prompt per line.")
-    try:
-        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else open(file, encoding="utf-8") as lines:
-            for line, text in enumerate(lines, 1):
-                if text.strip():
-                    _take(found, text, f"{path}, line {line}", options)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise CliError(f"{path} cannot be read: {error}.") from None
+    for line, record in json_lines(path):
+        _take(found, record, f"{path}, line {line}", options)
     if not found.prompts:
         raise CliError(f"{path} holds no prompts; give a file with one JSON object per line.")
     return found
 
 
-def _take(found: Prompts, text: str, where: str, options: Options) -> None:
-    try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise CliError(f"{where}: wanted a JSON object, got text that is none ({error}).") from None
-    if not isinstance(record, dict):
-        raise CliError(f"{where}: wanted a JSON object, got {type(record).__name__}.")
-    prompt = _field(record, options.prompt, "--prompt-column", where)
+def _take(found: Prompts, record: dict[str, Any], where: str, options: Options) -> None:
+    prompt = _field(record, options.prompt_column, "--prompt-column", where)
     if not isinstance(prompt, (str, list)) or not prompt:
         raise CliError(
-            f'{where}, field "{options.prompt}": wanted a text, chat messages or token ids, got {json.dumps(prompt)[:40]}.'
+            f'{where}, field "{options.prompt_column}": wanted a text, chat messages or token ids, got {json.dumps(prompt)[:40]}.'
         )
     found.prompts.append([{"role": "user", "content": prompt}] if options.chat and isinstance(prompt, str) else prompt)
     found.labels.append(_id(record, options.label, "--label", where))
@@ -165,7 +153,7 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise CliError(f"--epsilons must be numbers with commas between them, e.g. 0.05,0.1, got {text!r}.") from None
+        raise CliError(f"--epsilons must be numbers separated by commas, e.g. 0.05,0.1, got {text!r}.") from None
 
 
 def _layers(text: str | None) -> Any:
@@ -191,66 +179,19 @@ def _write(found: Any, options: Options) -> None:
         (folder / "calibration.md").write_text(found.markdown("calibration.png"), encoding="utf-8")
         text = json.dumps({"label": options.label, **found.as_json()}, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / "calibration.json").write_text(text + "\n", encoding="utf-8")
-        draw(found, folder / "calibration.png", figures)
+        figures.heat_map(folder / "calibration.png", found)
         if found.choice is not None:
             (folder / "calibration.yaml").write_text(found.yaml(), encoding="utf-8")
     if found.choice is None:  # one of an earlier run would say what this one does not
         (Path(options.out) / "calibration.yaml").unlink(missing_ok=True)
 
 
-def draw(found: Any, path: Path, figures: Any) -> None:
-    """The heat map of a calibration."""
-    layers = list(dict.fromkeys(row.layer for row in found.scan))
-    epsilons = sorted({row.epsilon for row in found.scan})
-    poolings = list(dict.fromkeys(row.pooling for row in found.scan))
-    at = {(row.layer, row.pooling, row.epsilon): row for row in found.scan}
-    panels = []
-    for how in poolings:
-        rows = [[at[layer, how, epsilon] for epsilon in epsilons] for layer in layers]
-        panels.append(
-            figures.Heat(
-                label=POOLINGS[how],
-                accuracy=[row[0].accuracy for row in rows],
-                clusters=[[cell.clusters for cell in row] for row in rows],
-                singletons=[[cell.singletons for cell in row] for row in rows],
-                qualifies=[[cell.qualifies for cell in row] for row in rows],
-            )
-        )
-    chosen = None
-    if found.choice is not None:
-        c = found.choice
-        chosen = (
-            poolings.index(c.pooling),
-            layers.index(c.layer),
-            f"{c.layer}, {POOLINGS[c.pooling]}, ε = {c.epsilon:.4g}",
-        )
-    figures.heat_map(path, found.model, [_short(layer) for layer in layers], epsilons, panels, chosen, found.majority)
-
-
-def _short(layer: Any) -> str:
-    """A layer where there is little room: "block 16 [−12]"."""
-    if layer.normed:
-        return f"block {layer.block}, norm [−1]"
-    back = layer.n_blocks - layer.block
-    return f"block {layer.block} [−{back}]" if back > 1 else f"block {layer.block}"
-
-
 def _show(found: Any, options: Options) -> None:
-    from rich.table import Table
-
-    from ..calibration import HEADINGS, row_cells
-
     console = stdout()
     rows: Sequence[Any] = found.slice()
-    shown = Table(
-        title=f"{found.model}: {found.n_prompts:,} prompts, pooling {rows[0].pooling}, ε = {rows[0].epsilon:g}",
-        title_justify="left",
-    )
-    for heading in HEADINGS:
-        shown.add_column(heading, justify="left" if heading == "layer" else "right")
-    for row in rows:
-        shown.add_row(*row_cells(row), style="bold" if found.is_chosen(row) else None)
-    console.print(shown)
+    title = f"{found.model}: {found.n_prompts:,} prompts, pooling {rows[0].pooling}, ε = {rows[0].epsilon:g}"
+    cells = [[f"[bold]{c}[/]" if found.is_chosen(row) else c for c in row_cells(row)] for row in rows]
+    console.print(grid(HEADINGS, cells, title))
     if found.choice is not None:
         c = found.choice
         text = f"chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}\n{found.reason}"

@@ -1,4 +1,4 @@
-"""The figures of `bipace report`.  They take plain numbers and texts and know nothing of rollouts or estimators.
+"""The figures of `bipace report` and `bipace calibrate`.
 
 Colours are the Okabe-Ito set, which stays apart under the common kinds of colour blindness; no figure tells two things
 apart by colour alone.  No pyplot: nothing global is touched, and the same numbers give the same bytes.
@@ -7,10 +7,10 @@ apart by colour alone.  No pyplot: nothing global is touched, and the same numbe
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,43 +23,20 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
 
+from ._console import number
+
+if TYPE_CHECKING:
+    from ..calibration import Calibration
+    from ..hidden import Layer
+    from .outcomes import Outcome
+
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
 CLUSTER_COLOURS = (ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE)
 OTHER, EDGE, DARK = "#E4E4E4", "#B0B0B0", "#333333"
 ASIDE: dict[str, Any] = {"facecolor": "white", "edgecolor": "#8A8A8A", "hatch": "/////", "linewidth": 0.6}
 DPI = 150
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Cluster sizes of one partition."""
-
-    label: str
-    sizes: npt.NDArray[np.int64]  # [C]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One kind of state over ε: K values each; None where a value does not exist."""
-
-    label: str
-    singleton: Sequence[float]  # share of clusters
-    mean: Sequence[float]
-    median: Sequence[float]
-    p90: Sequence[float]
-    r2: Sequence[float | None]
-    stderr: Sequence[float | None]
-
-
-@dataclass(frozen=True)
-class Level:
-    """A partition without an ε, drawn as a line across the panels of the ε curve."""
-
-    label: str
-    singleton: float
-    mean: float
-    r2: float | None
+POOLINGS = {"last": "last token", "mean": "mean over the prompt", "attention": "attention-weighted"}
 
 
 @dataclass(frozen=True)
@@ -73,29 +50,7 @@ class Row:
     success: bool | None
 
 
-@dataclass(frozen=True)
-class Embedded:
-    """One embedder's clusters at its own ε."""
-
-    label: str
-    singleton: float  # share of clusters
-    median: float  # cluster size
-    r2: float | None
-    interval: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class Heat:
-    """One pooling of a calibration: L layers from shallow to deep, E radii."""
-
-    label: str
-    accuracy: Sequence[float]  # [L]
-    clusters: Sequence[Sequence[int]]  # [L][E]
-    singletons: Sequence[Sequence[float]]  # [L][E] share of clusters
-    qualifies: Sequence[Sequence[bool]]  # [L][E]
-
-
-def size_histograms(path: Path, title: str, partitions: Sequence[Sizes]) -> None:
+def size_histograms(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
     """Small multiples: how many clusters of each size, on shared logarithmic axes."""
     columns = min(3, len(partitions))
     rows = -(-len(partitions) // columns)
@@ -159,31 +114,33 @@ def _size_summary(sizes: npt.NDArray[np.int64]) -> str:
 
 
 def epsilon_curve(
-    path: Path, title: str, epsilons: Sequence[float], curves: Sequence[Curve], levels: Sequence[Level], marked: float
+    path: Path, title: str, curves: Mapping[str, Sequence[Outcome]], levels: Sequence[Outcome], marked: float
 ) -> None:
     """Three panels over ε: share of singletons, cluster sizes, value R² with a band of ± one standard error.
 
+    curves   by the kind of state, the outcomes of the same radii
+    levels   partitions without an ε, drawn as lines across the panels
     marked   the ε of the report's tables, drawn as a vertical line
     """
     figure, axes = _figure(8.6, 8.4, 3, 1, sharex=True)
     singles, sizes, r2 = axes[:, 0]
-    x = np.asarray(epsilons)
-    for curve, colour, marker in zip(curves, (BLUE, ORANGE), ("o", "s"), strict=False):
+    x = np.array([outcome.settings["epsilon"] for outcome in next(iter(curves.values()))])
+    for (label, curve), colour, marker in zip(curves.items(), (BLUE, ORANGE), ("o", "s"), strict=False):
         style = {"color": colour, "marker": marker, "markersize": 5}
-        singles.plot(x, curve.singleton, label=f"cosine n-grams, {curve.label}", **style)
-        sizes.plot(x, curve.p90, **{**style, "linestyle": ":", "alpha": 0.9})
-        sizes.plot(x, curve.mean, **style)
-        sizes.plot(x, curve.median, **{**style, "linestyle": "--", "alpha": 0.9})
-        centre = _floats(curve.r2)
-        spread = np.nan_to_num(_floats(curve.stderr))
+        singles.plot(x, _metric(curve, "singleton_cluster_fraction"), label=f"cosine n-grams, {label}", **style)
+        sizes.plot(x, _metric(curve, "p90_cluster_size"), **{**style, "linestyle": ":", "alpha": 0.9})
+        sizes.plot(x, _metric(curve, "mean_cluster_size"), **style)
+        sizes.plot(x, _metric(curve, "median_cluster_size"), **{**style, "linestyle": "--", "alpha": 0.9})
+        centre = np.array([outcome.value_r2.r2 for outcome in curve], np.float64)  # None: nan, which is not drawn
+        spread = np.nan_to_num(np.array([outcome.value_r2.stderr for outcome in curve], np.float64))
         r2.fill_between(x, centre - spread, centre + spread, color=colour, alpha=0.2, linewidth=0)
         r2.plot(x, centre, **style)
     for level, colour, dash in zip(levels, (DARK, PURPLE), ((0, (5, 2)), (0, (1, 1.5))), strict=False):
         line = {"color": colour, "linewidth": 1.4, "linestyle": dash}
-        singles.axhline(level.singleton, label=level.label, **line)
-        sizes.axhline(level.mean, **line)
-        if level.r2 is not None:
-            r2.axhline(level.r2, **line)
+        singles.axhline(level.metrics["singleton_cluster_fraction"], label=level.label, **line)
+        sizes.axhline(level.metrics["mean_cluster_size"], **line)
+        if level.value_r2.r2 is not None:
+            r2.axhline(level.value_r2.r2, **line)
     for axis in axes[:, 0]:
         axis.axvline(marked, color="#999999", linewidth=1, zorder=0)
     singles.annotate(
@@ -210,7 +167,7 @@ def epsilon_curve(
     sizes.set_ylabel("cluster size\n(records, log scale)")
     r2.set_ylabel("value R²\n(band: ± standard error)")
     r2.set_xlabel("ε: largest cosine distance at which a record joins a cluster")
-    r2.set_xticks(x, [f"{value:g}" for value in epsilons])
+    r2.set_xticks(x, [f"{value:g}" for value in x])
     margin = 0.02 * max(float(x[-1] - x[0]), 0.01)
     r2.set_xlim(float(x[0]) - margin, float(x[-1]) + margin)
     _title(figure, f"Radius of the cosine clusters: {title}")
@@ -218,7 +175,7 @@ def epsilon_curve(
     _save(figure, path)
 
 
-def embedders(path: Path, title: str, rows: Sequence[Embedded], band: tuple[float, float]) -> None:
+def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float, float]) -> None:
     """Three panels beside each other, a row per embedder: singletons, median size, value R² with its interval.
 
     band   wanted median size, shaded
@@ -226,29 +183,34 @@ def embedders(path: Path, title: str, rows: Sequence[Embedded], band: tuple[floa
     figure, axes = _figure(11.0, 1.5 + 0.62 * len(rows), 1, 3, sharey=True)
     singles, sizes, r2 = axes[0]
     y = np.arange(len(rows))
-    singles.barh(y, [row.singleton for row in rows], color=VERMILLION, height=0.5)
+    shares, medians = _metric(rows, "singleton_cluster_fraction"), _metric(rows, "median_cluster_size")
     sizes.axvspan(*band, color=GREEN, alpha=0.15, linewidth=0, label=f"wanted: {band[0]:g} to {band[1]:g}")
-    sizes.barh(y, [row.median for row in rows], color=BLUE, height=0.5)
+    for axis, values, colour, form in ((singles, shares, VERMILLION, "{:.0%}"), (sizes, medians, BLUE, "{:g}")):
+        axis.bar_label(
+            axis.barh(y, values, color=colour, height=0.5), fmt=form.format, padding=3, fontsize=8, color=DARK
+        )
     r2.axvline(0, color="#999999", linewidth=0.8)
     for place, row in enumerate(rows):
-        _beside(singles, row.singleton, place, f"{row.singleton:.0%}")
-        _beside(sizes, row.median, place, f"{row.median:g}")
-        if row.r2 is None:
-            _beside(r2, 0.0, place, "undefined: returns do not differ")
+        if row.value_r2.r2 is None:
+            r2.annotate(
+                "undefined: returns do not differ", (0.0, place), xytext=(3, 0), textcoords="offset points", fontsize=8,
+                color=DARK, va="center",
+            )  # fmt: skip
             continue
-        if row.interval is not None:
-            r2.plot(row.interval, [place, place], color=DARK, linewidth=1.6, solid_capstyle="butt")
-        r2.plot(row.r2, place, marker="o", markersize=7, color=DARK)
+        interval = row.interval()
+        if interval is not None:
+            r2.plot(interval, [place, place], color=DARK, linewidth=1.6, solid_capstyle="butt")
+        r2.plot(row.value_r2.r2, place, marker="o", markersize=7, color=DARK)
         r2.annotate(
-            f"{row.r2:.3f}".replace("-", "−"), (row.r2, place), xytext=(0, 6), textcoords="offset points", fontsize=8,
+            number(row.value_r2.r2, ".3f"), (row.value_r2.r2, place), xytext=(0, 6), textcoords="offset points", fontsize=8,
             color=DARK, ha="center",
         )  # fmt: skip
-    singles.set_yticks(y, [row.label for row in rows])
+    singles.set_yticks(y, [row.label.replace(", ", "\n") for row in rows])
     singles.set_ylim(len(rows) - 0.5, -0.6)  # the first on top
     singles.set_xlim(0, 1.12)  # room for a number beside a full bar
     singles.set_xticks(np.arange(0, 1.01, 0.2))
     singles.xaxis.set_major_formatter(PercentFormatter(1.0))
-    sizes.set_xlim(0, 1.15 * max(band[1], *(row.median for row in rows)))
+    sizes.set_xlim(0, 1.15 * max(band[1], *medians))
     for axis, text in zip(
         (singles, sizes, r2),
         ("singletons (share of clusters)", "median cluster size (records)", "value R² (line: 95 % interval)"),
@@ -262,13 +224,8 @@ def embedders(path: Path, title: str, rows: Sequence[Embedded], band: tuple[floa
     _save(figure, path)
 
 
-def _beside(axis: Any, x: float, y: float, text: str) -> None:
-    """A number to the right of a bar's end."""
-    axis.annotate(text, (x, y), xytext=(3, 0), textcoords="offset points", fontsize=8, color=DARK, va="center")
-
-
-def _floats(values: Sequence[float | None]) -> npt.NDArray[np.float64]:
-    return np.array([np.nan if value is None else value for value in values], np.float64)
+def _metric(outcomes: Sequence[Outcome], name: str) -> list[float]:
+    return [outcome.metrics[name] for outcome in outcomes]
 
 
 def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: dict[int, str]) -> None:
@@ -404,55 +361,69 @@ def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Software": None})  # else the bytes depend on matplotlib's version string
 
 
-def heat_map(
-    path: Path, title: str, layers: Sequence[str], epsilons: Sequence[float], panels: Sequence[Heat],
-    chosen: tuple[int, int, str] | None, chance: float,
-) -> None:  # fmt: skip
-    """A panel per pooling, a row per layer: the probe's accuracy as colour, clusters and singletons of each ε beside it.
-
-    chosen   panel, layer, and what to say of it; None where nothing was
-    chance   accuracy of always saying the most frequent label
-    """
+def heat_map(path: Path, found: Calibration) -> None:
+    """A panel per pooling, a row per layer: the probe's accuracy as colour, clusters and singletons of each ε beside it."""
+    layers = list(dict.fromkeys(row.layer for row in found.scan))
+    epsilons = sorted({row.epsilon for row in found.scan})
+    poolings = list(dict.fromkeys(row.pooling for row in found.scan))
     n, e = len(layers), len(epsilons)
-    figure, axes = _figure(2.3 + len(panels) * (1.1 + 0.85 * e), 1.9 + 0.36 * n, 1, len(panels), sharey=True)
-    values = [value for panel in panels for value in panel.accuracy]
+    figure, axes = _figure(2.3 + len(poolings) * (1.1 + 0.85 * e), 1.9 + 0.36 * n, 1, len(poolings), sharey=True)
+    values = [row.accuracy for row in found.scan]
     low, high = min(values), max(values)
     scale = Normalize(low, high if high > low else low + 1e-3)
-    most = max((count for panel in panels for row in panel.clusters for count in row), default=1)
-    count_scale = LogNorm(1, max(most, 2))
+    count_scale = LogNorm(1, max(2, *(row.clusters for row in found.scan)))
     blues, greys = colormaps["Blues"], colormaps["Oranges"]
-    for axis, panel in zip(axes[0], panels, strict=True):
-        for y in range(n):
-            _cell(axis, 0, y, blues(0.1 + 0.75 * scale(panel.accuracy[y])), f"{panel.accuracy[y]:.3f}", bold=True)
-            for x in range(e):
-                text = f"{panel.clusters[y][x]:,} · {panel.singletons[y][x]:.0%}"
-                fine = panel.qualifies[y][x]
-                _cell(axis, x + 1.15, y, greys(0.05 + 0.5 * count_scale(panel.clusters[y][x])) if fine else None, text)
+    panels = dict(zip(poolings, axes[0], strict=True))
+    for row in found.scan:
+        axis, y, x = panels[row.pooling], layers.index(row.layer), epsilons.index(row.epsilon)
+        if x == 0:
+            _cell(axis, 0, y, blues(0.1 + 0.75 * scale(row.accuracy)), f"{row.accuracy:.3f}", bold=True)
+        colour = greys(0.05 + 0.5 * count_scale(row.clusters)) if row.qualifies else None
+        _cell(axis, x + 1.15, y, colour, f"{row.clusters:,} · {row.singletons:.0%}")
+    for pooling, axis in panels.items():
         axis.set_xlim(-0.55, e + 0.7)
         axis.set_ylim(n - 0.45, -0.55)  # the first layer on top
         axis.set_xticks(
             [0, *(x + 1.15 for x in range(e))], ["probe\naccuracy", *(f"ε = {value:g}" for value in epsilons)]
         )
-        axis.set_yticks(range(n), layers)
-        axis.set_title(f"pooling: {panel.label}", loc="left", fontsize=10, fontweight="bold")
+        axis.set_yticks(range(n), [_short_layer(layer) for layer in layers])
+        axis.set_title(f"pooling: {POOLINGS[pooling]}", loc="left", fontsize=10, fontweight="bold")
         axis.grid(False)
         axis.tick_params(length=0)
         axis.spines[["left", "bottom"]].set_visible(False)
+    chosen = found.choice
     if chosen is not None:
-        axes[0][chosen[0]].add_patch(
-            Rectangle((-0.5, chosen[1] - 0.5), e + 1.15, 1, fill=False, edgecolor=BLACK, linewidth=2, zorder=5)
+        panels[chosen.pooling].add_patch(
+            Rectangle(
+                (-0.5, layers.index(chosen.layer) - 0.5),
+                e + 1.15,
+                1,
+                fill=False,
+                edgecolor=BLACK,
+                linewidth=2,
+                zorder=5,
+            )
         )
-    probe = f"probe accuracy: darker is better, {low:.3f} to {high:.3f} (most frequent label: {chance:.3f})"
+    probe = f"probe accuracy: darker is better, {low:.3f} to {high:.3f} (most frequent label: {found.majority:.3f})"
     handles = [
         Patch(facecolor=blues(0.7), label=probe),
         Patch(facecolor=greys(0.4), label="clusters · share of singleton clusters: darker is more clusters"),
         Patch(**ASIDE, label="does not qualify: too few clusters, one giant, or nearly all alone"),
     ]  # fmt: skip
     if chosen is not None:
-        handles.append(Patch(facecolor="white", edgecolor=BLACK, linewidth=2, label=f"chosen: {_short(chosen[2], 90)}"))
-    _title(figure, f"Calibration: {title}")
+        label = f"chosen: {chosen.layer}, {POOLINGS[chosen.pooling]}, ε = {chosen.epsilon:.4g}"
+        handles.append(Patch(facecolor="white", edgecolor=BLACK, linewidth=2, label=label))
+    _title(figure, f"Calibration: {found.model}")
     figure.legend(handles=handles, loc="outside lower left", ncols=1, frameon=False, fontsize=8)
     _save(figure, path)
+
+
+def _short_layer(layer: Layer) -> str:
+    """A layer where there is little room: "block 16 [−12]"."""
+    if layer.normed:
+        return f"block {layer.block}, norm [−1]"
+    back = layer.n_blocks - layer.block
+    return f"block {layer.block} [−{back}]" if back > 1 else f"block {layer.block}"
 
 
 def _cell(axis: Any, x: float, y: float, colour: Any, text: str, *, bold: bool = False) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 import typer
 
 from .. import _dispatch
-from ._console import stdout
+from ._console import grid, stdout
 
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "typer", "rich", "matplotlib", "scikit-learn")
 
@@ -49,10 +50,10 @@ def gather() -> dict[str, Any]:
     }
 
 
-def run(*, as_json: bool) -> None:
-    """The whole command."""
+def run(given: Mapping[str, Any]) -> None:
+    """The whole command, on its options by name."""
     found = gather()
-    if as_json:
+    if given["as_json"]:
         typer.echo(json.dumps(found, indent=1))
         return
     _print(found)
@@ -87,34 +88,28 @@ def _instruction_set() -> str:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich.table import Table
-
+    cpu, cuda = found["cpu"], found["cuda"]
+    places = (("cpu", "the CPU"), ("cuda", "a GPU"))
+    auto = {where: found["auto"][kind] for kind, where in places}
+    rows = [
+        ("Python", f"{found['python']} on {found['platform']}"),
+        *((name, version or "not installed") for name, version in found["packages"].items()),
+        ("CPU", f"{cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable"),
+        ("instruction set in use", cpu["instruction_set"]),
+        ("threads", str(cpu["threads"])),
+        ("CUDA of torch", f"{cuda['built_for'] or 'none'}, {len(cuda['devices'])} devices"),
+        *((f"cuda:{index}", device) for index, device in enumerate(cuda["devices"])),
+        *(
+            (f"tensors on {where} take", taken["backend"] or f"no backend ({taken['reason']})")
+            for where, taken in auto.items()
+        ),
+        *found["environment"].items(),
+    ]
     console = stdout()
-    shown = Table(title=f"bipace-kernels {found['bipace_kernels']}", title_justify="left", show_header=False)
-    shown.add_column("name")
-    shown.add_column("value", overflow="fold")
-    shown.add_row("Python", f"{found['python']} on {found['platform']}")
-    for name, version in found["packages"].items():
-        shown.add_row(name, version or "not installed")
-    cpu = found["cpu"]
-    shown.add_row("CPU", f"{cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable")
-    shown.add_row("instruction set in use", cpu["instruction_set"])
-    shown.add_row("threads", str(cpu["threads"]))
-    cuda = found["cuda"]
-    shown.add_row("CUDA of torch", f"{cuda['built_for'] or 'none'}, {len(cuda['devices'])} devices")
-    for index, device in enumerate(cuda["devices"]):
-        shown.add_row(f"cuda:{index}", device)
-    for kind, where in (("cpu", "the CPU"), ("cuda", "a GPU")):
-        auto = found["auto"][kind]
-        shown.add_row(f"tensors on {where} take", auto["backend"] or f"no backend ({auto['reason']})")
-    for name, value in found["environment"].items():
-        shown.add_row(name, value)
-    console.print(shown)
-    backends = Table(title="Backends", title_justify="left")
-    backends.add_column("backend")
-    backends.add_column("available")
-    backends.add_column("why not", overflow="fold")
-    backends.add_column("versions and devices", overflow="fold")
-    for name, status in found["backends"].items():
-        backends.add_row(name, "yes" if status["available"] else "no", status["reason"], status["detail"])
-    console.print(backends)
+    console.print(grid(("", ""), rows, f"bipace-kernels {found['bipace_kernels']}", numbers=False))
+    backends = [
+        (name, "yes" if status["available"] else "no", status["reason"], status["detail"])
+        for name, status in found["backends"].items()
+    ]
+    headings = ("backend", "available", "why not", "versions and devices")
+    console.print(grid(headings, backends, "Backends", numbers=False))

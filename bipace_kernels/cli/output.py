@@ -1,13 +1,16 @@
-"""Writes results so that a reader never sees half a file: a temporary file in the same folder, then one rename."""
+"""Writes results so that a reader never sees half a file: a temporary folder on the same file system, then renames."""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import gzip
+import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,75 +50,61 @@ def check_folder(folder: str, option: str) -> None:
 
 @contextmanager
 def atomic(path: str) -> Iterator[Path]:
-    """A temporary path in the folder of `path`, moved over it at the end, or removed where the block fails."""
+    """A temporary path of the same name, moved to `path` at the end, or removed where the block fails."""
     target = Path(path)
-    temporary: Path | None = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-        temporary = Path(name)
-        os.close(handle)
-        yield temporary
-        _publish(temporary, target)
-        temporary = None
-    except OSError as error:
-        raise CliError(f"{path} cannot be written: {error.strerror or error}.") from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-
-
-def _publish(temporary: Path, target: Path) -> None:
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files for the owner's eyes only
-    os.replace(temporary, target)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with atomic_folder(str(target.parent), path) as folder:
+        yield folder / target.name
 
 
 @contextmanager
-def atomic_folder(folder: str) -> Iterator[Path]:
+def atomic_folder(folder: str, shown: str | None = None) -> Iterator[Path]:
     """A temporary folder whose files are moved into `folder` at the end, or removed where the block fails.
 
     Other files of an existing folder stay.
+
+    shown   what an error names in place of the folder
     """
     target = Path(folder)
     temporary: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         inside = target if target.is_dir() else target.parent  # on the same file system either way
-        temporary = Path(tempfile.mkdtemp(dir=inside, prefix=f".{target.name}.", suffix=".tmp"))
+        temporary = Path(tempfile.mkdtemp(dir=inside, prefix=".bipace.", suffix=".tmp"))
         yield temporary
         target.mkdir(exist_ok=True)
         for file in sorted(temporary.iterdir()):
-            _publish(file, target / file.name)
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+            os.replace(file, target / file.name)
     except OSError as error:
-        raise CliError(f"{folder} cannot be written: {error.strerror or error}.") from None
+        raise CliError(f"{shown or folder} cannot be written: {error.strerror or error}.") from None
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_table(path: Path, suffix_of: str, columns: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Writes columns (name -> NumPy array or list, all of one length) in the format that `suffix_of` names.
+def write_table(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Writes columns (name -> NumPy array or list, all of one length) in the format that the suffix names.
 
     metadata   JSON-able; Parquet keeps it under the key "bipace", the text formats have no place for it.
     """
-    name = suffix_of.lower()
+    name = path.name.lower()
     if name.endswith(PARQUET_SUFFIXES):
         _write_parquet(path, columns, metadata)
-    elif name.endswith(".csv"):
-        _write_text(path, lambda write: _csv(write, columns))
-    elif name.endswith(".gz"):
-        with open(path, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:  # no name, no time inside
-            _jsonl(lambda text: file.write(text.encode()), columns)
-    else:
-        _write_text(path, lambda write: _jsonl(write, columns))
+        return
+    rows = zip(*map(_plain, columns.values()), strict=True)
+    with contextlib.ExitStack() as stack:
+        file: Any = stack.enter_context(open(path, "wb"))
+        if name.endswith(".gz"):  # no name, no time inside
+            file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
+        text = stack.enter_context(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+        if name.endswith(".csv"):
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(rows)
+            return
+        for row in rows:
+            text.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _write_parquet(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -> None:
@@ -126,28 +115,6 @@ def _write_parquet(path: Path, columns: dict[str, Any], metadata: dict[str, Any]
     table = pa.table(columns)
     table = table.replace_schema_metadata({"bipace": json.dumps(metadata, sort_keys=True)})
     pq.write_table(table, path, compression="zstd")
-
-
-def _write_text(path: Path, write_rows: Callable[[Callable[[str], Any]], None]) -> None:
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        write_rows(file.write)
-
-
-def _csv(write: Callable[[str], Any], columns: dict[str, Any]) -> None:
-    import csv
-
-    class Sink:
-        def write(self, text: str) -> Any:
-            return write(text)
-
-    writer = csv.writer(Sink(), lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*(_plain(values) for values in columns.values()), strict=True))
-
-
-def _jsonl(write: Callable[[str], Any], columns: dict[str, Any]) -> None:
-    for row in zip(*(_plain(values) for values in columns.values()), strict=True):
-        write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _plain(values: Any) -> list[Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated, Any
 
 import typer
 
+from ..embedders import EMBEDDERS
 from . import _console
 
 app = typer.Typer(
@@ -32,6 +34,12 @@ def _program(
     ] = False,
 ) -> None:
     pass
+
+
+def _run(command: str, given: dict[str, Any]) -> None:
+    """Runs the module of a command, imported only now, on the options by their names in the signature below."""
+    with _console.user_errors():
+        importlib.import_module(f".{command}", __package__).run(given)
 
 
 # ---- options that several commands share.  Names are checked where they are used, so that every mistake gets the same
@@ -94,7 +102,9 @@ Fingerprint = Annotated[
 ]
 Partition = Annotated[str | None, _field("--partition", "NAME", "none, exact, history, similar or cosine.")]
 Estimator = Annotated[str | None, _field("--estimator", "NAME", "none, mean, diff_peer, q_style or hgpo.")]
-Epsilon = Annotated[float | None, _field("--epsilon", "ε", "Radius of cosine clusters; 0.25 for n-grams.")]
+Epsilon = Annotated[
+    float | None, _field("--epsilon", "ε", f"Radius of cosine clusters; {EMBEDDERS['ngram'].epsilon:g} for n-grams.")
+]
 Gamma = Annotated[float | None, _field("--gamma", "γ", "Discount of the returns.")]
 StepWeight = Annotated[float | None, _field("--step-weight", "W", "Weight of the step term.")]
 HistoryLength = Annotated[int | None, _field("--history-length", "K", "Depth of the history partition.")]
@@ -151,26 +161,7 @@ def _advantage(
     threads: Threads = None,
 ) -> None:
     """Compute cluster, branch, returns and advantages of every record."""
-    with _console.user_errors():
-        from . import advantage as command
-        from .rollouts import Columns
-
-        changes = {
-            "partition": partition, "estimator": estimator, "epsilon": epsilon, "gamma": gamma,
-            "step_weight": step_weight, "history_length": history_length, "similarity": similarity,
-            "step_norm": step_norm, "episode_norm": episode_norm, "episode_scope": episode_scope,
-            "lone_trajectory": lone_trajectory, "delta": delta, "length_weight_alpha": length_weight_alpha,
-            "base_group": base_group, "duplicates": duplicates, "on_invalid": on_invalid,
-        }  # fmt: skip
-        columns = Columns(
-            task=task_column, rollout=rollout_column, step=step_column, observation=observation_column,
-            reward=reward_column, action=action_column, valid=valid_column, fingerprint=fingerprint_column,
-        )  # fmt: skip
-        options = command.Options(
-            out=out, preset=preset, gigpo_mode=gigpo_mode, state=state, fingerprint=fingerprint,
-            action_mode=action_mode, backend=backend, threads=threads, merge_files=merge_files,
-        )  # fmt: skip
-        command.run(rollouts, columns, changes, options)
+    _run("advantage", locals())
 
 
 @app.command("report")
@@ -179,7 +170,9 @@ def _report(
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of report.md, report.json and the figures.")],
     gamma: Annotated[float, typer.Option(metavar="γ", help="Discount of the returns.")] = 0.95,
     history_length: Annotated[int, typer.Option("--history-length", min=1, metavar="K", help="Depth of history.")] = 2,
-    epsilon: Annotated[float, typer.Option(metavar="ε", help="Radius of the cosine rows and of the timeline.")] = 0.25,
+    epsilon: Annotated[
+        float, typer.Option(metavar="ε", help="Radius of the cosine rows and of the timeline.")
+    ] = EMBEDDERS["ngram"].epsilon,
     epsilons: Annotated[
         str, typer.Option(metavar="ε,ε,...", help="Radii of the ε curve.")
     ] = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4",
@@ -216,23 +209,7 @@ def _report(
     threads: Threads = None,
 ) -> None:
     """Compare partitions on the same rollouts: tables and figures."""
-    with _console.user_errors():
-        from . import report as command
-        from .rollouts import Columns
-
-        columns = Columns(
-            task=task_column, rollout=rollout_column, step=step_column, observation=observation_column,
-            reward=reward_column, action=action_column, valid=valid_column, success=success_column,
-            fingerprint=fingerprint_column,
-        )  # fmt: skip
-        options = command.Options(
-            out=out, gamma=gamma, history_length=history_length, epsilon=epsilon, epsilons=epsilons,
-            similarity=similarity, similar=similar, group=group, duplicates=duplicates or "raise",
-            on_invalid=on_invalid or "raise", action_mode=action_mode, sentence=sentence, fingerprint=fingerprint,
-            merge_files=merge_files,
-            backend=backend, threads=threads,
-        )  # fmt: skip
-        command.run(rollouts, columns, options)
+    _run("report", locals())
 
 
 @app.command("calibrate")
@@ -244,7 +221,9 @@ def _calibrate(
     out: Annotated[
         str, typer.Option("--out", metavar="DIR", help="Folder of the tables, the heat map and the states.")
     ],
-    label: Annotated[str, typer.Option(metavar="NAME", help="Column that the probe shall tell.")] = "task_type",
+    label: Annotated[
+        str, typer.Option(metavar="NAME", help="Column of the label that the probe predicts.")
+    ] = "task_type",
     prompt_column: Annotated[
         str, typer.Option("--prompt-column", metavar="NAME", help="Column of the text, chat messages or token ids.")
     ] = "prompt",
@@ -258,9 +237,11 @@ def _calibrate(
     pooling: Annotated[str, typer.Option(metavar="P,P,...", help="last, mean, attention.")] = "last,mean,attention",
     epsilons: Annotated[str, typer.Option(metavar="ε,ε,...", help="Radii of the scan.")] = "0.05,0.1,0.15,0.2",
     folds: Annotated[int, typer.Option(min=2, help="Of the probe's cross-validation.")] = 5,
-    min_clusters: Annotated[int, typer.Option("--min-clusters", min=1, help="A partition needs so many.")] = 5,
+    min_clusters: Annotated[
+        int, typer.Option("--min-clusters", min=1, help="Fewest clusters of a partition that is chosen.")
+    ] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Of the folds.")] = 0,
-    restart: Annotated[bool, typer.Option("--restart", help="Forget the states in --out.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Compute the states in --out anew.")] = False,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="Else a GPU where there is one.")] = None,
     dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")] = "auto",
     token_budget: Annotated[
@@ -270,24 +251,13 @@ def _calibrate(
     backend: Backend = "auto",
 ) -> None:
     """Choose layer, pooling and ε for a model: linear probes and clusters over layers × poolings × ε."""
-    with _console.user_errors():
-        from . import calibrate as command
-
-        options = command.Options(
-            out=out, label=label, prompt=prompt_column, group=group, layers=layers, poolings=pooling,
-            epsilons=epsilons, folds=folds, min_clusters=min_clusters, seed=seed, chat=chat, restart=restart,
-            device=device, dtype=dtype, token_budget=token_budget, backend=backend,
-        )  # fmt: skip
-        command.run(model_dir, prompts, options)
+    _run("calibrate", locals())
 
 
 @app.command("info")
-def _info(json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def _info(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Show versions, instruction set and backends, and why one is not available."""
-    with _console.user_errors():
-        from . import info as command
-
-        command.run(as_json=json)
+    _run("info", locals())
 
 
 @app.command(
@@ -297,7 +267,4 @@ def _info(json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
 )
 def _bench(context: typer.Context) -> None:
     """Measure the kernels on this machine: the same as python -m bipace_kernels.bench; --help shows its options."""
-    with _console.user_errors():
-        from . import bench as command
-
-        command.run(context.args)
+    _run("bench", {"args": context.args})

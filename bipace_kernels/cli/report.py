@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+
+import bipace_kernels as bk
 
 from .. import _optional
+from ..calibration import markdown_table
+from ..embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
 from ..schema import LIMIT
-from . import embedders, output, rollouts, states
-from ._console import CliError, notes, number, progress, stage, stdout
-from .advantage import ACTION_MODES, format_r2, in_the_users_words
+from . import output, rollouts, states
+from ._console import CliError, grid, notes, pick, progress, stage, stdout
+from .advantage import ACTION_MODES, in_the_users_words
+from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, table_rows
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-    import bipace_kernels as bk
 
 CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs unasked
 NAMED_CLUSTERS = 7  # clusters of the timeline that get a colour of their own
@@ -36,7 +42,7 @@ class Options:
     out: str
     gamma: float = 0.95
     history_length: int = 2
-    epsilon: float = states.NGRAM_EPSILON
+    epsilon: float = EMBEDDERS["ngram"].epsilon
     epsilons: str = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4"
     similarity: float = 0.95
     similar: bool | None = None
@@ -51,32 +57,6 @@ class Options:
     threads: int | None = None
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One partition of the records of a section."""
-
-    key: str  # its name in report.json
-    label: str
-    settings: dict[str, Any]  # what differs between partitions: partition, state, epsilon ...
-    metrics: dict[str, float]  # without the prefix "bipace/"
-    value_r2: Any
-    result: Any = field(repr=False)
-
-    def sizes(self) -> Any:
-        """[C] records of each cluster."""
-        cluster = self.result.cluster.numpy()
-        return np.bincount(cluster[cluster >= 0])
-
-    def as_json(self) -> dict[str, Any]:
-        r2 = self.value_r2
-        return {
-            "label": self.label,
-            **self.settings,
-            "metrics": self.metrics,
-            "value_r2": {"r2": r2.r2, "stderr": r2.stderr, "coverage": r2.coverage},
-        }
-
-
 @dataclass
 class Section:
     """Everything about the records of one file (or of all files, merged)."""
@@ -87,17 +67,18 @@ class Section:
     table: list[Outcome] = field(default_factory=list)
     curves: dict[str, list[Outcome]] = field(default_factory=dict)  # by state
     sentence: Any = None  # [N, D] fingerprints of the sentence encoder
-    compared: list[embedders.Entry] = field(default_factory=list)
+    compared: list[Outcome] = field(default_factory=list)  # embedders, each at its own ε
     timeline: dict[str, Any] = field(default_factory=dict)
 
 
-def run(paths: Sequence[str], columns: rollouts.Columns, options: Options) -> None:
-    """The whole command."""
+def run(given: Mapping[str, Any]) -> None:
+    """The whole command, on its options by name."""
+    paths, columns, options = given["rollouts"], rollouts.Columns.of(given), pick(Options, given)
     epsilons = _epsilons(options)
     if options.action_mode not in ACTION_MODES:
         raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
     if options.similar is False and options.similarity != Options.similarity:
-        raise CliError("--similarity has no effect with --no-similar; leave one of them away.")
+        raise CliError("--similarity has no effect with --no-similar; leave one of them out.")
     if options.fingerprint is not None and columns.fingerprint is not None:
         raise CliError("--fingerprint and --fingerprint-column both name fingerprints; give one of them.")
     _base_config(options, actions=True)
@@ -183,13 +164,13 @@ def _tasks(records: rollouts.Rollouts) -> set[str]:
 
 def _compare(section: Section, options: Options, epsilons: Sequence[float], advance: Callable[[], None]) -> None:
     """Fills the section's table and curves."""
-    import bipace_kernels as bk
-
     records = section.records
     shared = _shared_arguments(records, options)
     base = _base_config(options, actions=records.action is not None)
 
-    def outcome(key: str, label: str, settings: dict[str, Any], **arguments: Any) -> Outcome:
+    def outcome(
+        key: str, label: str, settings: dict[str, Any], choice: bk.EpsilonChoice | None = None, **arguments: Any
+    ) -> Outcome:
         fields = {name: value for name, value in settings.items() if name not in ("state", "embedder")}
         if "codes" in arguments:  # clusters found already: records of equal code share one
             fields, arguments = {"partition": "exact"}, {"observation": arguments["codes"]}
@@ -199,7 +180,11 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
             warnings.simplefilter("ignore", RuntimeWarning)
             metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
         advance()
-        return Outcome(key, label, settings, metrics, result.value_r2(), result)
+        cluster = result.cluster.numpy()
+        sizes = np.bincount(cluster[cluster >= 0])
+        return Outcome(
+            key, label, settings, metrics, result.value_r2(), sizes, result, records.action is not None, choice
+        )
 
     @contextmanager
     def refused(label: str) -> Iterator[None]:
@@ -219,7 +204,7 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
         section.table.append(outcome("similar", f"similar {options.similarity:g}", similar, observation=seen))
     taking_part = section.table[0].result._records().layout  # without copies that do not count and rows set aside
     for name, state in (("observation", states.State()), ("history", states.State(depth))):
-        fingerprint = states.ngram_fingerprints(states.texts(records, state))
+        fingerprint = Ngram().embed(states.texts(records, state))
         of = "" if name == "observation" else f" of history {depth}"
         with refused(f"cosine n-grams{of}"):
             swept = bk.cluster(
@@ -231,19 +216,53 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
             curve.append(outcome(f"cosine_{name}", f"cosine n-grams{of}, ε {epsilon:g}", settings, codes=codes))
         section.curves[name] = curve
         section.table.append(curve[list(epsilons).index(options.epsilon)])
-    for made in embedders.make(records, section.sentence, options.on_invalid):
-        with refused(made.label):
-            choice = embedders.choose(made, taking_part, options.backend, options.threads)
-        settings = {"partition": "cosine", "state": "observation", "embedder": made.key, "epsilon": choice.epsilon}
-        found = outcome(made.key, f"{made.label}, ε {choice.epsilon:.3g}", settings, fingerprint=made.fingerprint)
-        section.compared.append(embedders.Entry(made.label, choice, found))
+    for name, fingerprint in _fingerprints(section, seen, options).items():
+        row = EMBEDDERS[name]
+        with refused(row.label):
+            choice = _choose(row, fingerprint, taking_part, options)
+        settings = {"partition": "cosine", "state": "observation", "embedder": name, "epsilon": choice.epsilon}
+        label = f"{row.label}, ε {choice.epsilon:.3g}"
+        section.compared.append(outcome(name, label, settings, choice, fingerprint=fingerprint))
+
+
+def _fingerprints(section: Section, observations: list[str], options: Options) -> dict[str, torch.Tensor]:
+    """[N, D] by embedder: always identity and n-grams; a sentence encoder's and hidden states where given."""
+    found = {"identity": Identity().embed(observations), "ngram": Ngram().embed(observations)}
+    if section.sentence is not None:
+        found["sentence"] = section.sentence
+    if section.records.fingerprint is not None:
+        hidden = np.asarray(section.records.fingerprint)
+        hidden = hidden if hidden.dtype in (np.float16, np.float32) else hidden.astype(np.float32)
+        if options.on_invalid == "raise":
+            states.check_fingerprints(section.records, hidden)
+        found["actor_hidden"] = torch.as_tensor(hidden)
+    return found
+
+
+def _choose(row: EmbedderRow, fingerprint: torch.Tensor, layout: Any, options: Options) -> bk.EpsilonChoice:
+    """ε for these fingerprints by the median cluster size, over the records [M] of a layout that have a direction."""
+    if row.fixed:
+        return bk.EpsilonChoice(row.epsilon, (), "only equal states share a cluster")
+    good = fingerprint.isfinite().all(dim=1) & (fingerprint != 0).any(dim=1)
+    usable = layout.restrict(good[layout.order])
+    if usable.n_records == 0:
+        return bk.EpsilonChoice(row.epsilon, (), "no record to choose from")
+    backend, threads = options.backend, options.threads
+    return bk.choose_epsilon(fingerprint, layout=usable, band=BAND, backend=backend, num_threads=threads)
 
 
 def _encode(sections: Sequence[Section], model: str, bar: Progress) -> None:
     """Fingerprints of the observations of all sections by a sentence encoder."""
     stage(bar, "loading the encoder")
     distinct = sum(len(set(section.records.observation)) for section in sections)
-    encoder = embedders.load_encoder(model, lambda done: bar.advance(task, done))
+    with contextlib.suppress(ImportError):  # Sentence() says what is missing
+        logging: Any = importlib.import_module("transformers.utils.logging")
+        logging.disable_progress_bar()  # the program shows its own
+        logging.set_verbosity_error()
+    try:
+        encoder = Sentence(model, progress=lambda done: bar.advance(task, done))
+    except (ImportError, ValueError) as error:
+        raise CliError(f"--sentence {model}: {error}") from None
     task = stage(bar, "encoding", distinct)
     for section in sections:
         section.sentence = encoder.embed(section.records.observation).cpu()
@@ -251,8 +270,6 @@ def _encode(sections: Sequence[Section], model: str, bar: Progress) -> None:
 
 def _base_config(options: Options, *, actions: bool) -> bk.Config:
     """What the configurations of all partitions share."""
-    import bipace_kernels as bk
-
     shared: dict[str, Any] = {
         "gamma": options.gamma,
         "duplicates": options.duplicates,
@@ -266,8 +283,6 @@ def _base_config(options: Options, *, actions: bool) -> bk.Config:
 
 def _shared_arguments(records: rollouts.Rollouts, options: Options) -> dict[str, Any]:
     """The arguments of `bipace_kernels.advantage()` that all partitions share."""
-    import bipace_kernels as bk
-
     try:
         layout = bk.layout(
             records.group,
@@ -366,44 +381,15 @@ def _succeeded(records: rollouts.Rollouts, path: Sequence[int]) -> bool | None:
 def _draw(section: Section, options: Options, folder: Path) -> None:
     from . import figures
 
-    shown = [figures.Sizes(outcome.label, outcome.sizes()) for outcome in section.table]
-    figures.size_histograms(folder / f"{section.slug}_sizes.png", section.name, shown)
-    names = {
-        "observation": "state: the observation",
-        "history": f"state: the last {options.history_length + 1} observations",
+    start = f"{section.slug}_"
+    figures.size_histograms(folder / f"{start}sizes.png", section.name, section.table)
+    curves = {
+        "state: the observation": section.curves["observation"],
+        f"state: the last {options.history_length + 1} observations": section.curves["history"],
     }
-    curves = [
-        figures.Curve(
-            label=names[name],
-            singleton=[o.metrics["singleton_cluster_fraction"] for o in curve],
-            mean=[o.metrics["mean_cluster_size"] for o in curve],
-            median=[o.metrics["median_cluster_size"] for o in curve],
-            p90=[o.metrics["p90_cluster_size"] for o in curve],
-            r2=[o.value_r2.r2 for o in curve],
-            stderr=[o.value_r2.stderr for o in curve],
-        )
-        for name, curve in section.curves.items()
-    ]
-    levels = [
-        figures.Level(o.label, o.metrics["singleton_cluster_fraction"], o.metrics["mean_cluster_size"], o.value_r2.r2)
-        for o in section.table
-        if o.key in ("exact", "history")
-    ]
-    epsilons = [outcome.settings["epsilon"] for outcome in section.curves["observation"]]
-    figures.epsilon_curve(
-        folder / f"{section.slug}_epsilon.png", section.name, epsilons, curves, levels, options.epsilon
-    )  # fmt: skip
-    compared = [
-        figures.Embedded(
-            f"{entry.label}\nε = {entry.choice.epsilon:.3g}",
-            entry.outcome.metrics["singleton_cluster_fraction"],
-            entry.outcome.metrics["median_cluster_size"],
-            entry.outcome.value_r2.r2,
-            entry.interval(),
-        )
-        for entry in section.compared
-    ]
-    figures.embedders(folder / f"{section.slug}_embedders.png", section.name, compared, embedders.BAND)
+    levels = [outcome for outcome in section.table if outcome.key in ("exact", "history")]
+    figures.epsilon_curve(folder / f"{start}epsilon.png", section.name, curves, levels, options.epsilon)
+    figures.embedders(folder / f"{start}embedders.png", section.name, section.compared, BAND)
     _draw_timeline(section, options, folder)
 
 
@@ -464,50 +450,8 @@ def _largest_clusters(cluster: Any, rows: Sequence[int]) -> list[tuple[int, list
 
 # ---- writing
 
-COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("singleton clusters", "singleton_cluster_fraction", ".1%"),
-    ("clusters", "cluster_count", ",.0f"),
-    ("mean size", "mean_cluster_size", ".1f"),
-    ("P90 size", "p90_cluster_size", ".1f"),
-    ("matched pairs", "pairs", ",.0f"),
-    ("mean Δt", "mean_delta_t", ".1f"),
-    ("PACE rows", "pace_row_fraction", ".1%"),
-    ("leave-one-out rows", "leave_one_out_row_fraction", ".1%"),
-    ("singleton rows", "singleton_row_fraction", ".1%"),
-    ("actions per cluster", "mean_unique_actions", ".2f"),
-)
-HEADINGS = (*(title for title, _, _ in COLUMNS), "value R² (coverage)")
-# The same columns at the terminal, as two tables that fit into 100 characters; @ breaks a heading's line.
-TERMINAL: tuple[dict[str, str], ...] = (
-    {
-        "singleton@clusters": "singleton clusters",
-        "mean@size": "mean size",
-        "P90@size": "P90 size",
-        "matched@pairs": "matched pairs",
-        "value R² ± stderr@(coverage)": "value R² (coverage)",
-    },
-    {
-        "PACE@rows": "PACE rows",
-        "leave-one-out@rows": "leave-one-out rows",
-        "singleton@rows": "singleton rows",
-        "mean@Δt": "mean Δt",
-        "actions per@cluster": "actions per cluster",
-    },
-)
-PACE_COLUMNS = ("pace_row_fraction", "leave_one_out_row_fraction", "mean_unique_actions")
-
-
-def _cells(outcome: Outcome, actions: bool) -> list[str]:
-    cells = []
-    for _, name, form in COLUMNS:
-        known = name in outcome.metrics and (actions or name not in PACE_COLUMNS)
-        cells.append(number(outcome.metrics[name], form) if known else "–")
-    return [*cells, format_r2(outcome.value_r2)]
-
 
 def _json(sections: Sequence[Section], options: Options) -> str:
-    import bipace_kernels as bk
-
     def counts(records: rollouts.Rollouts) -> dict[str, int]:
         rows = [row for row in range(len(records)) if records.is_valid(row)]
         return {
@@ -529,7 +473,7 @@ def _json(sections: Sequence[Section], options: Options) -> str:
                 **counts(section.records),
                 "partitions": {outcome.key: outcome.as_json() for outcome in section.table},
                 "epsilon_curve": {name: [o.as_json() for o in curve] for name, curve in section.curves.items()},
-                "embedders": {entry.outcome.key: entry.as_json() for entry in section.compared},
+                "embedders": {o.key: o.as_json() for o in section.compared},
                 "timeline": section.timeline or None,
             }
             for section in sections
@@ -539,8 +483,6 @@ def _json(sections: Sequence[Section], options: Options) -> str:
 
 
 def _markdown(sections: Sequence[Section], options: Options) -> str:
-    import bipace_kernels as bk
-
     lines = [
         "# Partitions compared on the same rollouts",
         "",
@@ -559,51 +501,27 @@ def _markdown(sections: Sequence[Section], options: Options) -> str:
 def _markdown_section(section: Section, options: Options) -> list[str]:
     records = section.records
     rows = [row for row in range(len(records)) if records.is_valid(row)]
-    actions = records.action is not None
-    header = ["partition", *HEADINGS]
     groups, trajectories = len(np.unique(records.group[rows])), len(np.unique(records.trajectory[rows]))
     lines = [
         f"## {section.name}",
         "",
         f"{len(rows):,} records of {trajectories:,} rollouts in {groups:,} prompt groups.",
         "",
-        _row(header),
-        _row(["---"] + ["---:"] * (len(header) - 1)),
-        *(_row([outcome.label, *_cells(outcome, actions)]) for outcome in section.table),
+        *markdown_table(PARTITIONS, table_rows(PARTITIONS, section.table)),
         "",
         f"![Cluster sizes]({section.slug}_sizes.png)",
         "",
         "### ε of the cosine partition",
         "",
-    ]
-    curve_header = ["state", "ε", "singleton clusters", "median size", "mean size", "P90 size", "value R² (coverage)"]
-    lines += [_row(curve_header), _row(["---"] + ["---:"] * (len(curve_header) - 1))]
-    for curve in section.curves.values():
-        for o in curve:
-            m = o.metrics
-            lines.append(
-                _row(
-                    [
-                        o.settings["state"],
-                        f"{o.settings['epsilon']:g}",
-                        f"{m['singleton_cluster_fraction']:.1%}",
-                        f"{m['median_cluster_size']:.1f}",
-                        f"{m['mean_cluster_size']:.1f}",
-                        f"{m['p90_cluster_size']:.1f}",
-                        format_r2(o.value_r2),
-                    ]
-                )
-            )
-    lines += ["", f"![ε curve]({section.slug}_epsilon.png)", ""]
-    header = ["embedder", *embedders.HEADINGS]
-    lines += [
+        *markdown_table(CURVE, table_rows(CURVE, [o for curve in section.curves.values() for o in curve])),
+        "",
+        f"![ε curve]({section.slug}_epsilon.png)",
+        "",
         "### Embedders, each at its own ε",
         "",
-        embedders.explanation(section.compared, options.sentence),
+        _explanation(section.compared, options.sentence),
         "",
-        _row(header),
-        _row(["---"] + ["---:"] * (len(header) - 1)),
-        *(_row([entry.label, *embedders.cells(entry)]) for entry in section.compared),
+        *markdown_table(EMBEDDED, table_rows(EMBEDDED, section.compared)),
         "",
         f"![Embedders]({section.slug}_embedders.png)",
         "",
@@ -618,34 +536,29 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
     return lines
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
+    """What the table of embedders shows, as a paragraph."""
+    text = (
+        "What makes the fingerprint of a state, here of the observation. Each embedder has a geometry, so each has its own "
+        f"ε: the paper's search for a median cluster size from {BAND[0]} to {BAND[1]} (`bk.choose_epsilon`). Identity "
+        "joins only equal states. The interval is 1.96 standard errors over prompt groups to both sides."
+    )
+    if sentence is not None:
+        text += f" Sentence encoder: `{'/'.join(Path(sentence).parts[-2:])}`."
+    if not all(outcome.in_band for outcome in compared):
+        text += f" \\*: the median lies outside {BAND[0]} to {BAND[1]}."
+    return text
 
 
 def _print_summary(sections: Sequence[Section], options: Options, figures: Sequence[str]) -> None:
-    from rich.table import Table
-
     console = stdout()
     for section in sections:
-        actions = section.records.action is not None
         title = f"{section.name}: {len(section.records):,} records"
-        for columns in TERMINAL:
-            shown = Table(title=title, title_justify="left")
-            shown.add_column("partition")
-            for heading in columns:
-                shown.add_column(heading.replace("@", "\n"), justify="right")
-            for outcome in section.table:
-                cells = dict(zip(HEADINGS, _cells(outcome, actions), strict=True))
-                shown.add_row(outcome.label, *(cells[name] for name in columns.values()))
-            console.print(shown)
+        shown = (TERMINAL[0], section.table), (TERMINAL[1], section.table), (EMBEDDED, section.compared)
+        for headings, outcomes in shown:
+            broken = ["\n".join(heading.rsplit(" ", 1)) for heading in headings]
+            console.print(grid(broken, table_rows(headings, outcomes), title))
             title = ""
-        compared = Table()
-        for heading in ("embedder", *embedders.HEADINGS):
-            compared.add_column(heading.replace(" clusters", "\nclusters"), justify="right")
-        compared.columns[0].justify = "left"
-        for entry in section.compared:
-            compared.add_row(entry.label, *embedders.cells(entry))
-        console.print(compared)
     folder = Path(options.out)
     for name in ("report.md", "report.json", *figures):
         console.print(str(folder / name), markup=False, highlight=False, soft_wrap=True)

@@ -12,11 +12,11 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from gzip import BadGzipFile, GzipFile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Ints = npt.NDArray[np.int64]
-Advance = Callable[[int], None]  # told of each chunk of bytes read
+Advance = Callable[[int], None]  # called with the number of bytes read since the last call
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Columns:
     valid: str = "valid"
     success: str = "success"
     fingerprint: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Columns:
+        """From the options --NAME-column."""
+        return cls(**{f.name: given[f"{f.name}_column"] for f in fields(cls) if f"{f.name}_column" in given})
 
 
 REQUIRED = ("task", "rollout", "step", "observation", "reward")
@@ -95,24 +100,11 @@ class Rollouts:
     def select(self, rows: Sequence[int]) -> Rollouts:
         """Some of the records, numbered anew."""
 
-        def some(values: list[Any] | None) -> Any:
-            return None if values is None else [values[row] for row in rows]
-
-        part = Rollouts(
-            sources=self.sources,
-            file=some(self.file),
-            line=some(self.line),
-            task=some(self.task),
-            rollout=some(self.rollout),
-            step=some(self.step),
-            observation=some(self.observation),
-            reward=some(self.reward),
-            action=some(self.action),
-            valid=some(self.valid),
-            success=some(self.success),
-            fingerprint=some(self.fingerprint),
-            merged=self.merged,
-        )
+        columns = {
+            name: values for name, values in vars(self).items() if isinstance(values, list) and name != "sources"
+        }
+        chosen: dict[str, Any] = {name: [values[row] for row in rows] for name, values in columns.items()}
+        part = replace(self, **chosen)
         part.number()
         return part
 
@@ -166,9 +158,13 @@ def read(
     for index, path in enumerate(paths):
         parser = _Parser(rollouts, index, path, columns, needed, optional, allow_nonfinite)
         if Path(path).suffix.lower() in PARQUET_SUFFIXES:
-            source = _read_parquet(parser, advance)
+            _read_parquet(parser, advance)
         else:
-            source = _read_jsonl(parser, advance)
+            for line, record in json_lines(path, advance):
+                if not parser.fields:
+                    parser.start(record.__contains__)
+                parser.add(record, line)
+        source = Source(path, _sha256(path), parser.records, parser.unit)
         rollouts.sources.append(source)
         found |= parser.found
         if source.records == 0:
@@ -432,26 +428,6 @@ def _shown(value: Any) -> str:
 # ---- JSON lines
 
 
-class _Tap(io.RawIOBase):
-    """A file that tells what is read of it: to the checksum and to the progress bar."""
-
-    def __init__(self, raw: BinaryIO, advance: Advance | None) -> None:
-        self._raw = raw
-        self._advance = advance
-        self.sha256 = hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        chunk = self._raw.read(len(buffer))
-        buffer[: len(chunk)] = chunk
-        self.sha256.update(chunk)
-        if self._advance is not None:
-            self._advance(len(chunk))
-        return len(chunk)
-
-
 class _Repeated(ValueError):
     """A JSON object that holds a key twice."""
 
@@ -467,39 +443,31 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _read_jsonl(parser: _Parser, advance: Advance | None) -> Source:
-    path = parser.path
-    line = 0
+def json_lines(path: str, advance: Advance | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number, counted from 1, and object of each line that is not blank, of a file that may be gzipped; CliError names the line."""
+    line = read = 0
     try:
         with open(path, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"  # by content: a renamed file still reads
             raw.seek(0)
-            tap = _Tap(raw, advance)
-            stream: Any = io.BufferedReader(tap, 1 << 16)
-            if zipped:
-                stream = io.BufferedReader(GzipFile(fileobj=stream), 1 << 16)
-            for line, text in _lines(stream):
-                _add_line(parser, text, line)
+            stream: Any = io.BufferedReader(GzipFile(fileobj=raw), 1 << 16) if zipped else raw
+            for line, text in enumerate(stream, 1):
+                if advance is not None and raw.tell() - read >= 1 << 16:
+                    advance(raw.tell() - read)
+                    read = raw.tell()
+                if line == 1:
+                    text = text.removeprefix(b"\xef\xbb\xbf")  # a byte-order mark, as some editors write
+                if text.strip(b" \t\r\n"):
+                    yield line, _json_object(text, line, f"{path}, line {line}")
     except (EOFError, BadGzipFile, zlib.error) as error:
         raise CliError(
             f"{path} breaks off or is damaged after line {line}: {str(error).rstrip('.')}. Copy or compress it again."
         ) from None
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror or error}.") from None
-    return Source(path, tap.sha256.hexdigest(), parser.records, "line")
 
 
-def _lines(stream: Any) -> Iterator[tuple[int, bytes]]:
-    """Number, counted from 1, and bytes of each line that is not blank."""
-    for number, text in enumerate(stream, 1):
-        if number == 1 and text.startswith(b"\xef\xbb\xbf"):
-            text = text[3:]  # a byte-order mark, as some editors write
-        if text.strip(b" \t\r\n"):
-            yield number, text
-
-
-def _add_line(parser: _Parser, raw: bytes, line: int) -> None:
-    here = f"{parser.path}, line {line}"
+def _json_object(raw: bytes, line: int, here: str) -> dict[str, Any]:
     if line == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise CliError(f"{here}: the file is UTF-16; wanted UTF-8. Convert it, e.g. with iconv -f UTF-16 -t UTF-8.")
     try:
@@ -525,22 +493,19 @@ def _add_line(parser: _Parser, raw: bytes, line: int) -> None:
     if type(record) is not dict:
         cure = " Write one record per line, not one list of records." if isinstance(record, list) else ""
         raise CliError(f"{here}: wanted one JSON object, got {_shown(record)}.{cure}")
-    if not parser.fields:
-        parser.start(lambda column: column in record)
-    parser.add(record, line)
+    return record
 
 
 # ---- Parquet
 
 
-def _read_parquet(parser: _Parser, advance: Advance | None) -> Source:
+def _read_parquet(parser: _Parser, advance: Advance | None) -> None:
     _optional.need("pyarrow", "a Parquet file")
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     path = parser.path
     try:
-        digest = _sha256(path)
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             parser.start(lambda column: column in names)
@@ -555,7 +520,6 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> Source:
         raise CliError(f"{path} cannot be read as Parquet: {reason}.") from None
     except UnicodeDecodeError:
         raise CliError(f"{path} cannot be read: after row {parser.records} a text is not UTF-8.") from None
-    return Source(path, digest, parser.records, "row")
 
 
 def _add_batches(parser: _Parser, file: Any, advance: Advance | None) -> None:
@@ -563,7 +527,7 @@ def _add_batches(parser: _Parser, file: Any, advance: Advance | None) -> None:
     stored = file.schema_arrow.names
     columns = list(dict.fromkeys(column for _, column, _ in parser.fields if column in stored))
     row = 0
-    told = 0
+    shown = 0
     for batch in file.iter_batches(batch_size=4096, columns=columns):
         values = [batch.column(column).to_pylist() for column in columns]
         for record in zip(*values, strict=True):
@@ -571,8 +535,8 @@ def _add_batches(parser: _Parser, file: Any, advance: Advance | None) -> None:
             parser.add(dict(zip(columns, record, strict=True)), row)
         if advance is not None:
             share = size * row // max(1, file.metadata.num_rows)
-            advance(share - told)
-            told = share
+            advance(share - shown)
+            shown = share
 
 
 def _sha256(path: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,7 @@ import numpy.typing as npt
 from ._console import CliError
 from .rollouts import Rollouts
 
-if TYPE_CHECKING:
-    import torch
-
 SEPARATOR = "\x1e"
-NGRAM_EPSILON = 0.25  # ε for n-gram fingerprints; the presets' 0.10 is meant for hidden states
 
 
 @dataclass(frozen=True)
@@ -77,17 +73,6 @@ def _histories(rollouts: Rollouts, depth: int) -> list[tuple[str, ...]]:
                 behind.append(rollouts.observation[row])
                 last = rollouts.step[row]
     return histories
-
-
-def ngram_fingerprints(state_texts: Sequence[str]) -> torch.Tensor:
-    """[N, 4096] float32 n-gram fingerprints; equal texts are counted once."""
-    import torch
-
-    import bipace_kernels as bk
-
-    unique: dict[str, int] = {}
-    number = [unique.setdefault(text, len(unique)) for text in state_texts]
-    return bk.ngram_fingerprint(list(unique))[torch.tensor(number, dtype=torch.int64)]
 
 
 def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:

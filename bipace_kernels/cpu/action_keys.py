@@ -46,7 +46,7 @@ def hash_token_ids(
     """
     ids, valid = _native(ids), None if valid is None else _native(valid)
     rows, columns = ids.shape if row_offsets is None else (row_offsets.numel() - 1, 0)
-    keys, parsed = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool)
+    keys, parsed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
     offsets, data, sizes = 0, 0, (0, 0)
     if table_offsets is not None and table_bytes is not None:
         offsets, data = table_offsets.data_ptr(), table_bytes.data_ptr()
@@ -58,6 +58,8 @@ def hash_token_ids(
     position = -1
     if outside is not None:
         row, column, _ = outside
+        keys.zero_()
+        parsed.zero_()
         position = column + (row * columns if row_offsets is None else int(row_offsets[row]))
     return keys, parsed, torch.tensor([position])
 

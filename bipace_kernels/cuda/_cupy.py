@@ -12,7 +12,6 @@ import functools
 import hashlib
 import importlib
 import os
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-SOURCES = Path(__file__).resolve().parent.parent / "csrc"
-FLAGS = ("-std=c++17", "--fmad=false", "-DNDEBUG")  # those of cmake/cuda.cmake
-_KERNEL = re.compile(r"^BIPACE_(?:\w+_)?KERNEL\((\w+),", re.MULTILINE)
+from ._sources import SOURCES, flags, kernels
+
 _SHARED_WITHOUT_ASKING = 48 * 1024
 
 
@@ -82,10 +80,7 @@ class CuPy:
     def _function(self, kernel: str, index: int) -> Any:
         found = self._functions.get((kernel, index))
         if found is None:
-            source = sources().get(kernel)
-            if source is None:
-                raise RuntimeError(f"no CUDA kernel is named {kernel}; there are {', '.join(sorted(sources()))}.")
-            path = self._compiled(source, target(torch.cuda.get_device_capability(index)))
+            path = self._compiled(kernels()[kernel].source, target(torch.cuda.get_device_capability(index)))
             found = self._cupy.RawModule(path=str(path)).get_function(kernel)
             self._functions[kernel, index] = found
         return found
@@ -93,7 +88,7 @@ class CuPy:
     def _compiled(self, source: Path, arch: str) -> Path:
         """The machine code of a source file, compiled unless it lies in the cache."""
         version = self._cupy.cuda.nvrtc.getVersion()
-        key = hashlib.sha256(repr((version, arch, FLAGS, source.name, _texts())).encode()).hexdigest()
+        key = hashlib.sha256(repr((version, arch, flags(), source.name, _texts())).encode()).hexdigest()
         folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy/kernel_cache")
         path = folder / f"bipace_{source.stem}_{key[:32]}.cubin"
         if not path.exists():
@@ -125,7 +120,7 @@ def compile_source(nvrtc: Any, source: Path, arch: str) -> bytes:
     program = nvrtc.createProgram(source.read_text(encoding="utf-8"), source.name, (), ())
     try:
         try:
-            nvrtc.compileProgram(program, (*FLAGS, f"-arch={arch}", f"-I{SOURCES}"))
+            nvrtc.compileProgram(program, (*flags(), f"-arch={arch}", f"-I{SOURCES}"))
         except RuntimeError as error:
             log = nvrtc.getProgramLog(program)
             raise RuntimeError(f"NVRTC does not compile {source.name} for {arch}: {error}\n{log}") from error
@@ -135,17 +130,7 @@ def compile_source(nvrtc: Any, source: Path, arch: str) -> bytes:
 
 
 @functools.cache
-def sources() -> dict[str, Path]:
-    """The source file of each kernel, by its name."""
-    return {
-        name: path
-        for path in sorted((SOURCES / "cuda").glob("*.cu"))
-        for name in _KERNEL.findall(path.read_text(encoding="utf-8"))
-    }
-
-
-@functools.cache
 def _texts() -> tuple[str, ...]:
     """Every source and header: a change of any compiles all anew."""
-    paths = sorted(path for path in SOURCES.glob("c*/*") if path.suffix in (".cu", ".cuh", ".h"))
+    paths = sorted(path for path in SOURCES.glob("c*/*") if path.suffix in (".cu", ".h"))
     return tuple(path.read_text(encoding="utf-8") for path in paths)

@@ -1,17 +1,16 @@
-"""launch(): one CUDA kernel by name, whoever compiled it.
+"""launch(): one CUDA kernel by name, its arguments by theirs, whoever compiled it.
 
-A kernel's one argument is a struct of 8-byte fields (csrc/cuda/intrinsics.h), so a launch is a name, a shape and words:
-tensors give their address, None gives 0, ints and bools are int64 and floats are double.
+A kernel's one argument is a struct of 8-byte fields (csrc/cuda/intrinsics.h), which is packed here: tensors give their
+address, None gives 0, ints and bools are int64_t and floats are double.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import Protocol
+from collections.abc import Mapping
 
 import torch
 
-from . import _provider
+from . import _provider, _sources
 
 Tensor = torch.Tensor
 Word = Tensor | int | float | None
@@ -19,49 +18,44 @@ Word = Tensor | int | float | None
 WARP = 32
 
 
-class Provider(Protocol):
-    """What has compiled kernels and can launch them."""
-
-    def launch(
-        self,
-        kernel: str,
-        grid: tuple[int, int],
-        threads: int,  # of a block, a multiple of 32
-        shared: int,  # bytes of a block
-        words: bytes,
-        device: torch.device,
-    ) -> None:
-        """Puts the kernel on the device's current stream.  RuntimeError names the kernel, its shape and the cause."""
-
-    def shared_memory(self, device: torch.device) -> int:
-        """Bytes that a block may ask for."""
-
-    def warpgroups(self, device: torch.device) -> bool:
-        """Whether the kernels' code for this GPU has BIPACE_WARPGROUPS (csrc/cuda/intrinsics.h)."""
-
-
 def launch(
     kernel: str,
     grid: int | tuple[int, int],
     threads: int,
-    *args: Word,
+    /,
+    *,
     device: torch.device,
     shared: int = 0,
+    **arguments: Word,
 ) -> None:
-    """Launches where the tensors are; an empty grid launches nothing."""
+    """Launches where the tensors are; an empty grid launches nothing.
+
+    arguments   the fields of the kernel's struct.  TypeError names the one that is missing, unknown or of another kind.
+    """
     x, y = grid if isinstance(grid, tuple) else (grid, 1)
+    found = _sources.kernels().get(kernel)
+    if found is None:
+        raise RuntimeError(f"no CUDA kernel is named {kernel}; there are {', '.join(sorted(_sources.kernels()))}.")
+    words = pack(kernel, found, arguments)
     if x and y:
-        _provider.current().launch(kernel, (x, y), threads, shared, pack(args), device)
+        _provider.current().launch(kernel, (x, y), threads, shared, words, device)
 
 
-def pack(args: tuple[Word, ...]) -> bytes:
+def pack(name: str, kernel: _sources.Kernel, arguments: Mapping[str, Word]) -> bytes:
     """The kernel's struct."""
-    form, words = [], []
-    for arg in args:
-        if isinstance(arg, float):
-            form.append("d")
-            words.append(arg)
+    fields = kernel.fields
+    if arguments.keys() != fields.keys():
+        missing, unknown = [*(fields.keys() - arguments.keys())], [*(arguments.keys() - fields.keys())]
+        raise TypeError(f"CUDA kernel {name}: missing arguments {sorted(missing)}, unknown ones {sorted(unknown)}.")
+    words: list[int | float] = []
+    for field, kind in fields.items():
+        value = arguments[field]
+        if kind is _sources.POINTER:
+            if value is not None and not isinstance(value, Tensor):
+                raise TypeError(f"CUDA kernel {name}: {field} must be a tensor or None, got {value!r}.")
+            words.append(0 if value is None else value.data_ptr())
+        elif isinstance(value, int) or (isinstance(value, float) and kind == _sources.REAL):
+            words.append(value)
         else:
-            form.append("q")
-            words.append(0 if arg is None else arg.data_ptr() if isinstance(arg, Tensor) else int(arg))
-    return struct.pack("<" + "".join(form), *words)
+            raise TypeError(f"CUDA kernel {name}: {field} must be {kind}, got {value!r}.")
+    return kernel.form.pack(*words)

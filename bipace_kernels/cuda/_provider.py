@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from .. import _cuda_loader
 
-if TYPE_CHECKING:
-    from ._launch import Provider
+
+class Provider(Protocol):
+    """What has compiled kernels and can launch them."""
+
+    def launch(
+        self,
+        kernel: str,
+        grid: tuple[int, int],
+        threads: int,  # of a block, a multiple of 32
+        shared: int,  # bytes of a block
+        words: bytes,
+        device: torch.device,
+    ) -> None:
+        """Puts the kernel on the device's current stream.  RuntimeError names the kernel, its shape and the cause."""
+
+    def shared_memory(self, device: torch.device) -> int:
+        """Bytes that a block may ask for."""
+
+    def warpgroups(self, device: torch.device) -> bool:
+        """Whether the kernels' code for this GPU has BIPACE_WARPGROUPS (csrc/cuda/intrinsics.h)."""
 
 
 class Wheel:

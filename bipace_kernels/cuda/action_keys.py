@@ -19,7 +19,8 @@ def hash_token_ids(
     ids: torch.Tensor,  # [N, T] any integer dtype and strides, or flat [E] with row_offsets
     row_offsets: torch.Tensor | None,  # [N+1] int64
     valid: torch.Tensor | None,  # like ids: bool or any integer dtype, non-zero = valid
-    table: tuple[torch.Tensor, torch.Tensor] | None,  # offsets [V+1] int64, bytes uint8; None: mode "first_n"
+    table_offsets: torch.Tensor | None,  # [V+1] int64; None, as table_bytes: mode "first_n"
+    table_bytes: torch.Tensor | None,  # [B] uint8
     *,
     mode: str,
     n: int,
@@ -36,14 +37,15 @@ def hash_token_ids(
     keys = torch.empty(n_rows, dtype=torch.int64, device=ids.device)
     parsed = torch.empty(n_rows, dtype=torch.bool, device=ids.device)
     outside = torch.full((1,), -1, dtype=torch.int64, device=ids.device)
-    offsets, data = (None, None) if table is None else table
     mask = ids if valid is None else valid
     rows = _THREADS // WARP
     launch(
         "action_keys", -(-n_rows // rows), _THREADS,
-        ids, valid, row_offsets, offsets, data, keys, parsed, outside, n_rows, 0 if flat else ids.shape[1],
-        0 if offsets is None else offsets.numel() - 1, n, 0 if flat else ids.stride(0), ids.stride(-1),
-        0 if flat else mask.stride(0), mask.stride(-1), ids.itemsize, ids.dtype.is_signed, mask.itemsize, _MODES[mode],
+        ids=ids, valid=valid, row_offsets=row_offsets, table_offsets=table_offsets, table_bytes=table_bytes, keys=keys,
+        parsed=parsed, outside=outside, n_rows=n_rows, n_columns=0 if flat else ids.shape[1],
+        vocabulary=0 if table_offsets is None else table_offsets.numel() - 1, n=n, id_row_stride=0 if flat else ids.stride(0),
+        id_column_stride=ids.stride(-1), valid_row_stride=0 if flat else mask.stride(0), valid_column_stride=mask.stride(-1),
+        id_bytes=ids.itemsize, id_signed=ids.dtype.is_signed, valid_bytes=mask.itemsize, mode=_MODES[mode],
         device=ids.device, shared=rows * _RING,
     )  # fmt: skip
     return keys, parsed, outside

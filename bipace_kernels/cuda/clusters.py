@@ -26,7 +26,6 @@ Tensor = torch.Tensor
 LONG_GROUP = 8_192  #: groups of at least so many records go by blocks of columns: a whole matrix would take 256 MB
 MIDDLE = 1_024  # groups of at least so many are apart from shorter ones where there are few of them
 COLUMNS = 1_024  # of a block; a multiple of gram.UNIT
-LONGEST_SWEEP = LONG_GROUP - 1  #: records of a group whose ε share a Gram matrix
 
 scan_rows = triton_clusters.scan_rows
 
@@ -102,7 +101,8 @@ class Batch(triton_clusters.Batch):
         places = torch.zeros((2, self.order.shape[0] // shortest), dtype=torch.int64, device=self.order.device)
         launch(
             "find_long_groups", -(-self.n_groups // 256), 256,
-            self.group_offsets, self.n_groups, shortest, places[0], places[1], device=self.order.device,
+            group_offsets=self.group_offsets, n_groups=self.n_groups, shortest=shortest, begins=places[0], ends=places[1],
+            device=self.order.device,
         )  # fmt: skip
         return places[0], places[1]
 

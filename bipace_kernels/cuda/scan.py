@@ -6,7 +6,7 @@ import torch
 
 from ..triton_kernels.clusters import on_device
 from . import _provider, gram
-from ._launch import launch
+from ._launch import Word, launch
 
 Tensor = torch.Tensor
 
@@ -48,27 +48,36 @@ class Scan:
         self.counts = torch.empty((e, slots), dtype=torch.int32, device=device)
         self.shared = shared_bytes(self.capacity)
 
-    def words(
-        self, products: Tensor, first_column: int, first: Tensor | None
-    ) -> tuple[Tensor | int | float | None, ...]:
-        """`ScanArgs` of csrc/cuda/scan.h."""
-        return (
-            self.begins, self.ends, self.long_group, first_column, products.shape[2], products, products.shape[1],
-            self.reciprocal, self.kind, self.lowest_of, float(self.lowest[0]), self.capacity, self.similar,
-            self.far_panels, self.far_pitch, self.decisions, self.room, self.counts, first,
-            0 if first is None else first.stride(0),
-        )  # fmt: skip
-
     def run(self, products: Tensor, first_column: int, first: Tensor) -> None:
         """The launch's columns; those before them have been decided."""
-        slots, _, columns = products.shape
-        arguments = self.words(products, first_column, first)
+        slots, rows, columns = products.shape
+        arguments: dict[str, Word] = {
+            "begins": self.begins,
+            "ends": self.ends,
+            "long_group": self.long_group,
+            "first_column": first_column,
+            "columns": columns,
+            "gram": products,
+            "rows": rows,
+            "reciprocal": self.reciprocal,
+            "kind": self.kind,
+            "lowest": self.lowest_of,
+            "only_lowest": float(self.lowest[0]),
+            "capacity": self.capacity,
+            "similar": self.similar,
+            "far_panels": self.far_panels,
+            "far_pitch": self.far_pitch,
+            "decisions": self.decisions,
+            "room": self.room,
+            "counts": self.counts,
+            "first": first,
+            "first_stride": first.stride(0),
+        }
+        shared, device = self.shared, first.device
         if first_column:
-            launch(
-                "similar_to_columns", (columns // PANEL, slots), _THREADS, *arguments, shared=self.shared,
-                device=first.device,
-            )  # fmt: skip
-        launch("scan_groups", (slots, len(self.lowest)), _THREADS, *arguments, shared=self.shared, device=first.device)
+            grid = columns // PANEL, slots
+            launch("similar_to_columns", grid, _THREADS, shared=shared, device=device, **arguments)
+        launch("scan_groups", (slots, len(self.lowest)), _THREADS, shared=shared, device=device, **arguments)
 
 
 def capacity(device: torch.device, room: int) -> int:

@@ -63,8 +63,8 @@ def hgpo_advantage(
     deepest = torch.empty(m, dtype=torch.int64, device=returns.device)
     launch(
         "aggregate_depths", -(-m // _THREADS), _THREADS,
-        term, company, episode_advantage if base_group else None, advantage, deepest, branch, depth, m, float(delta),
-        float(alpha), device=returns.device,
+        term=term, company=company, episode_advantage=episode_advantage if base_group else None, advantage=advantage,
+        deepest=deepest, branch=branch, depth=depth, m=m, delta=float(delta), alpha=float(alpha), device=returns.device,
     )  # fmt: skip
     return advantage, deepest, branch
 
@@ -94,7 +94,8 @@ def _step_rows(
     blocks = -(-longest_group // _THREADS)
     launch(
         f"step_{estimator}", rows * segments * blocks, _THREADS,
-        returns, labels, action_key, order, group_offsets, step, branch, m, segments, blocks, float(delta), divide,
-        unbiased, device=returns.device, shared=_SHARED,
+        returns=returns, labels=labels, action_key=action_key, order=order, group_offsets=group_offsets, step=step,
+        branch=branch, m=m, segments=segments, blocks=blocks, delta=float(delta), divide=divide, unbiased=unbiased,
+        device=returns.device, shared=_SHARED,
     )  # fmt: skip
     return step, branch

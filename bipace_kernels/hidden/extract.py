@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from .. import _optional
+from .._progress import progress_bar
 from . import _shortened
 from ._prompts import Batch, Prompts, budget_of, packed_batch, padded_batch, prompts_of
 from .layers import Decoder, Layer, attention_of
@@ -132,13 +131,13 @@ def extract_layers(
         _shortened.shortened(decoder, n_blocks, norm=any(item.normed for item in tapped.layers)) as called,
         _shortened.no_gradients(decoder.model),
         tapped,
-        _bar(progress, n_forwards) as advance,
+        progress_bar(progress if n_forwards > 1 else bool(progress), "hidden states", n_forwards) as bar,
     ):
         for i in range(n_forwards):
             tapped.enabled = i < len(batches)
             batch = batches[i] if tapped.enabled else _ONE_TOKEN  # so that no rank waits
             _forward(called, tapped, batch, packing, masked, device, given)
-            advance()
+            bar.update()
     return {(layer, how): _rows(tapped, layer, how, prompts, decoder, dtype, device)
             for layer in tapped.layers for how in tapped._poolings}  # fmt: skip
 
@@ -206,21 +205,3 @@ def _forwards(n: int, failure: Exception | None, group: Any, device: torch.devic
     if failed and failure is None:
         raise RuntimeError("another rank could not make its prompts ready for extract(); its own error says why.")
     return int(count)
-
-
-@contextmanager
-def _bar(progress: bool | None, n_forwards: int) -> Iterator[Any]:
-    """A function to call after each forward."""
-    if progress is None:
-        progress = n_forwards > 1 and sys.stderr.isatty() and not _optional.missing("rich")
-    if not progress:
-        yield lambda: None
-        return
-    _optional.need("rich", "a progress bar")
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=console.is_terminal) as bar:
-        task = bar.add_task("hidden states", total=n_forwards)
-        yield lambda: bar.advance(task)

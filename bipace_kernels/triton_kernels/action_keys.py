@@ -359,7 +359,8 @@ def hash_token_ids(
     ids: torch.Tensor,  # [N, T] any integer dtype and strides, or flat [E] with row_offsets
     row_offsets: torch.Tensor | None,  # [N+1] int64
     valid: torch.Tensor | None,  # like ids: bool or any integer dtype, non-zero = valid
-    table: tuple[torch.Tensor, torch.Tensor] | None,  # offsets [V+1] int64, bytes uint8; None: mode "first_n"
+    table_offsets: torch.Tensor | None,  # [V+1] int64; None, as table_bytes: mode "first_n"
+    table_bytes: torch.Tensor | None,  # [B] uint8
     *,
     mode: str,
     n: int,
@@ -387,7 +388,8 @@ def hash_token_ids(
         cut = replace(CUT, rows=min(INTERPRETED_ROWS, triton.next_power_of_2(n_rows))) if many else CUT
     programs = min(triton.cdiv(n_rows, cut.rows), cut.programs)
     rings = torch.empty(programs * cut.rows * cut.capacity // 8, dtype=torch.int64, device=ids.device)
-    offsets, data = (keys, parsed) if table is None else table
+    offsets = keys if table_offsets is None else table_offsets
+    data = parsed if table_bytes is None else table_bytes
     mask = ids if valid is None else valid
     with device_guard(ids):
         key_kernel[(programs,)](

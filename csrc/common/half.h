@@ -2,29 +2,20 @@
 // static: a source built for another instruction set keeps its own copy, or the linker might choose that one for all.
 #pragma once
 
-#include "common/hd.h"
-
-#ifndef __CUDACC_RTC__
+#include <cstdint>
 #include <cstring>
-#endif
 
 namespace bipace {
 
-BIPACE_HD static inline float float_from_bits(uint32_t bits) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(bits);
-#else
+static inline float float_from_bits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
-#endif
 }
 
-BIPACE_HD static inline float bf16_to_float(uint16_t bits) {
-  return float_from_bits(static_cast<uint32_t>(bits) << 16);
-}
+static inline float bf16_to_float(uint16_t bits) { return float_from_bits(static_cast<uint32_t>(bits) << 16); }
 
-BIPACE_HD static inline float f16_to_float(uint16_t bits) {
+static inline float f16_to_float(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
   const uint32_t exponent = (bits >> 10) & 0x1Fu;
   uint32_t mantissa = bits & 0x3FFu;
@@ -36,25 +27,21 @@ BIPACE_HD static inline float f16_to_float(uint16_t bits) {
   return float_from_bits(sign | ((113 - shift) << 23) | ((mantissa & 0x3FFu) << 13));
 }
 
-BIPACE_HD static inline uint32_t float_bits(float value) {
-#ifdef __CUDA_ARCH__
-  return __float_as_uint(value);
-#else
+static inline uint32_t float_bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
-#endif
 }
 
 // To the nearest, ties to even; NaN stays NaN.
-BIPACE_HD static inline uint16_t float_to_bf16(float value) {
+static inline uint16_t float_to_bf16(float value) {
   const uint32_t bits = float_bits(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
   return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
 // To the nearest, ties to even; beyond 65,504 and its rounding comes infinity, NaN stays NaN.
-BIPACE_HD static inline uint16_t float_to_f16(float value) {
+static inline uint16_t float_to_f16(float value) {
   const uint32_t bits = float_bits(value), magnitude = bits & 0x7FFFFFFFu;
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u);

@@ -5,6 +5,9 @@
 
 namespace bipace {
 
+// What a step term came from: no one else in the cluster, its estimator's mean, or the mean of all others.
+enum Branch : uint8_t { kSingleton = 0, kPace = 1, kLeaveOneOut = 2 };
+
 // R − mean as a float32 difference, the mean rounded to float32 once: equal returns give exactly 0.
 BIPACE_HD inline float centred(float value, double mean) { return value - static_cast<float>(mean); }
 

@@ -5,12 +5,20 @@
 #include <cstring>
 #include <vector>
 
-#include "common/ngrams.h"
 #include "common/xxh64.h"
 #include "cpu/parallel.h"
 
 namespace bipace {
 namespace {
+
+// Which bytes surround a text, and which bucket an n-gram adds to.
+constexpr uint64_t kSeedNgram = 5;
+constexpr uint8_t kNgramBefore = 0x02, kNgramAfter = 0x03;
+
+uint64_t ngram_bucket(uint64_t hash, uint64_t buckets) {
+  return (buckets & (buckets - 1)) == 0 ? (hash >> 1) & (buckets - 1) : (hash >> 1) % buckets;
+}
+int32_t ngram_sign(uint64_t hash) { return hash & 1 ? -1 : 1; }
 
 struct Scratch {
   std::vector<int64_t> counts;   // [dim], zero between rows

@@ -1,12 +1,11 @@
 // The step advantage A_S: means over clusters and over equal actions inside them.
 #pragma once
 
-#include <cstdint>
+#include "common/mean.h"
 
 namespace bipace {
 
 enum class Estimator { kMean, kDiffPeer, kQStyle };
-enum Branch : uint8_t { kSingleton = 0, kPace = 1, kLeaveOneOut = 2 };
 
 void step_advantage(const float* returns,   // [M]
                     const int64_t* labels,  // [M] cluster of each record, in [0, C)

@@ -7,8 +7,6 @@
 
 namespace bipace {
 
-enum Branch : uint8_t { kSingletonBranch = 0, kPaceBranch = 1, kLeaveOneOutBranch = 2 };
-
 BIPACE_DEVICE double mean_of(double total, int64_t n) { return total / static_cast<double>(n > 1 ? n : 1); }
 
 // Against the mean of the records with another action; where there is none, against that of all other records.
@@ -25,7 +23,7 @@ struct DiffPeer {
     others += other ? value : 0.0;
     rest += same && !self ? value : 0.0;
   }
-  BIPACE_DEVICE uint8_t branch() const { return n_others > 0 ? kPaceBranch : kLeaveOneOutBranch; }
+  BIPACE_DEVICE uint8_t branch() const { return n_others > 0 ? kPace : kLeaveOneOut; }
   BIPACE_DEVICE float term(float value) const {
     return centred(value, n_others > 0 ? mean_of(others, n_others) : mean_of(rest, n - 1));
   }
@@ -45,7 +43,7 @@ struct QStyle {
     alike += take ? value : 0.0;
     rest += same && !self ? value : 0.0;
   }
-  BIPACE_DEVICE uint8_t branch() const { return n_alike > 1 ? kPaceBranch : kLeaveOneOutBranch; }
+  BIPACE_DEVICE uint8_t branch() const { return n_alike > 1 ? kPace : kLeaveOneOut; }
   BIPACE_DEVICE float term(float value) const {
     if (n_alike > 1) return centred(static_cast<float>(mean_of(alike, n_alike)), mean_of(total, n));
     return centred(value, mean_of(rest, n - 1));

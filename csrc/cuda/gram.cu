@@ -23,10 +23,8 @@ BIPACE_DEVICE gram::TileOf<high> tile_of(const GramArgs& a) {
     const int64_t columns = a.columns / gram::kTile;
     tile.block_i = static_cast<int>(gpu::block() / columns);
     tile.block_j = static_cast<int>(a.first_column / gram::kTile + gpu::block() % columns);
-  } else if (high == gram::kTile) {
-    gram::triangle(gpu::block(), tile.block_i, tile.block_j);
   } else {
-    gram::tall_triangle(gpu::block(), tile.block_i, tile.block_j);
+    gram::triangle<high>(gpu::block(), tile.block_i, tile.block_j);
   }
   return tile;
 }
@@ -36,7 +34,12 @@ BIPACE_DEVICE gram::TileOf<high> tile_of(const GramArgs& a) {
 // Blocks of all: (tiles of the longest group, slots).
 BIPACE_KERNEL(gram_half, GramArgs, gram::kThreads) {
   const gram::Tile tile = tile_of<gram::kTile>(a);
-  if (is_there(tile)) gram::multiply_tile_half(tile);
+  if (!is_there(tile)) return;
+  if (a.rows.dtype == kBfloat16) {
+    gram::multiply_tile<kBfloat16>(tile);
+  } else {
+    gram::multiply_tile<kFloat16>(tile);
+  }
 }
 
 BIPACE_KERNEL(gram_single, GramArgs, gram::kThreads) {
@@ -44,7 +47,7 @@ BIPACE_KERNEL(gram_single, GramArgs, gram::kThreads) {
   if (is_there(tile)) gram::multiply_tile<kFloat32>(tile);
 }
 
-// 16-bit rows of long groups, by groups of warps: a tall tile takes fewer bytes from the L2 cache for each product.
+// 16-bit rows by groups of warps: a tall tile takes fewer bytes from the L2 cache for each product than a square one.
 BIPACE_KERNEL(gram_tall, GramArgs, gram::kTallThreads) {
 #if BIPACE_WARPGROUPS
   const auto tile = tile_of<gram::kTall>(a);

@@ -22,7 +22,6 @@ struct GramArgs {
   float* gram;            // [slots, n_rows, columns], written for i ≤ j, and wherever a tile reaches
   float* reciprocal;      // [M], written at the launch's columns: 1 / ‖x_i‖
   const float* scale;     // [M] powers of two, 1 for nearly all: the others over- or underflow as they are
-  int64_t warpgroups;     // whether groups of four warps feed the tensor cores; where the code has BIPACE_WARPGROUPS
 };
 
 namespace gram {
@@ -31,46 +30,26 @@ constexpr int kThreads = 512, kTallThreads = 384;  // of a tile
 constexpr int kTile = 128;                         // rows and columns; a tall one has 192 rows
 constexpr int kTall = 192;
 constexpr int kDepth = 64;  // 16-bit elements of D of a stage: 128 bytes of a row, eight copies of 16
-constexpr int kStages = 3;
-constexpr int kGroupStages = 4;  // of groups of warps: two are multiplied, two are on their way
-constexpr int kSum = 2;          // stages of one sum
+constexpr int kSum = 2;     // stages of one sum
 constexpr int kRowBytes = kDepth * 2;
 constexpr int kSingleDepth = 16, kSinglePitch = kTile + 4;  // of float32 rows
 constexpr int64_t kOutside = -1;                            // in place of a row: there is no such record
 
-// What a tile of so many rows takes.
+// What a tile of so many rows takes.  Stages of a tall one: two are multiplied, two are on their way.
 template <int high>
 struct Cut {
+  static constexpr int kStages = high == kTile ? 3 : 4;
   static constexpr int kThreads = high == kTile ? gram::kThreads : kTallThreads, kWarps = kThreads / gpu::kWarp;
   static constexpr int kRows = high + kTile;  // of a stage: the tile's rows, then its columns
   static constexpr int kStageBytes = kRows * kRowBytes;
   // Where its rows begin, and which of them are scaled.
   static constexpr int64_t kAbout = kRows * 8 + kRows / 8;
 };
-// Bytes of shared memory of a tile: that after stages of 16-bit rows (those of float32 rows are smaller).  It begins at
-// a multiple of 1,024.
-constexpr int64_t kShared = kStages * Cut<kTile>::kStageBytes + Cut<kTile>::kAbout;
-
-BIPACE_DEVICE int stages_of(const GramArgs& a) { return a.warpgroups ? kGroupStages : kStages; }
-BIPACE_DEVICE int64_t shared_bytes(const GramArgs& a) {
-  return stages_of(a) * Cut<kTile>::kStageBytes + Cut<kTile>::kAbout;
-}
-
-BIPACE_DEVICE int64_t tiles_before(int64_t column_block) { return column_block * (column_block + 1) / 2; }
-
 // Tile of a group's triangle: columns of blocks, one after another, each from row block 0 down to the diagonal.
+template <int high>
 BIPACE_DEVICE void triangle(int64_t tile, int& block_i, int& block_j) {
-  int64_t c = static_cast<int64_t>((sqrtf(8.0f * static_cast<float>(tile) + 1.0f) - 1.0f) * 0.5f);
-  while (c > 0 && tiles_before(c) > tile) --c;
-  while (tiles_before(c + 1) <= tile) ++c;
-  block_j = static_cast<int>(c);
-  block_i = static_cast<int>(tile - tiles_before(c));
-}
-
-// The same of tall tiles: in each column of blocks as many as reach down to the diagonal.
-BIPACE_DEVICE void tall_triangle(int64_t tile, int& block_i, int& block_j) {
   for (block_j = 0;; ++block_j) {
-    const int64_t rows = ((block_j + 1) * kTile + kTall - 1) / kTall;
+    const int64_t rows = ((block_j + 1) * kTile + high - 1) / high;
     if (tile < rows) break;
     tile -= rows;
   }
@@ -89,8 +68,8 @@ struct TileOf {
   float* length;  // [n] 1 / ‖x‖
   unsigned char* room;
 
-  // [kRows], and a bit each.
-  BIPACE_DEVICE int64_t* row() const { return reinterpret_cast<int64_t*>(room + stages_of(a) * Cut::kStageBytes); }
+  // [kRows], and a bit each; after the stages, of which those of float32 rows are smaller.
+  BIPACE_DEVICE int64_t* row() const { return reinterpret_cast<int64_t*>(room + Cut::kStages * Cut::kStageBytes); }
   BIPACE_DEVICE uint32_t* scaled() const { return reinterpret_cast<uint32_t*>(row() + Cut::kRows); }
   BIPACE_DEVICE bool is_scaled(int r) const { return (scaled()[r / gpu::kWarp] >> (r % gpu::kWarp)) & 1u; }
   // The record of a row of a stage.
@@ -203,6 +182,7 @@ BIPACE_DEVICE void each(const Body& body) {
 // 16-bit rows, on tensor cores: sixteen warps of 32 × 32.
 template <int dtype>
 BIPACE_DEVICE void multiply_by_warps(const Tile& tile) {
+  constexpr int kStages = Cut<kTile>::kStages;
   const Feed<dtype, kTile> feed(tile, 1);
   const int warp_i = gpu::warp() % 4 * 32, warp_j = gpu::warp() / 4 * 32, l = gpu::lane();
   // Warps below the diagonal or beyond the last record bring rows in for the others, and have nothing to multiply.
@@ -257,20 +237,18 @@ BIPACE_DEVICE void multiply_by_warps(const Tile& tile) {
 }
 
 #if BIPACE_WARPGROUPS
-// 16-bit rows, on tensor cores that read shared memory by themselves: groups of four warps with 64 rows each, of 64
-// columns, or all 128 of a tall tile.  While products of one stage are under way the next is brought in.
-template <int dtype, int high>
-BIPACE_DEVICE void multiply_by_groups(const TileOf<high>& tile) {
-  constexpr int kRows = 64, kParts = high / kRows;
-  constexpr int kColumns = kTile * kParts / (Cut<high>::kThreads / gpu::kGroup);
-  constexpr int kMine = kRows * kColumns / gpu::kGroup;  // elements of a thread
-  constexpr int kAhead = kGroupStages - 2;
-  const Feed<dtype, high> feed(tile, kSum);
-  const int group_i = gpu::group() % kParts * kRows, group_j = gpu::group() / kParts * kColumns;
+// 16-bit rows, on tensor cores that read shared memory by themselves: groups of four warps with 64 rows each.  While
+// products of one stage are under way the next is brought in.
+template <int dtype>
+BIPACE_DEVICE void multiply_by_groups(const TileOf<kTall>& tile) {
+  constexpr int kRows = 64, kMine = kRows * kTile / gpu::kGroup;  // elements of a thread
+  constexpr int kStages = Cut<kTall>::kStages, kAhead = kStages - 2;
+  const Feed<dtype, kTall> feed(tile, kSum);
+  const int group_i = gpu::group() * kRows;
   // Groups below the diagonal or beyond the last record bring rows in for the others, and have nothing to multiply; so
   // no tall tile reaches beyond the matrix.
-  const int first_i = tile.record(group_i), first_j = tile.record(high + group_j);
-  const bool busy = gpu::shuffle(first_i < tile.n && first_j < tile.n && first_i < first_j + kColumns, 0);
+  const int first_i = tile.record(group_i), first_j = tile.record(kTall);
+  const bool busy = gpu::shuffle(first_i < tile.n && first_j < tile.n && first_i < first_j + kTile, 0);
   float total[kMine], part[kMine];
 #pragma unroll
   for (int e = 0; e < kMine; ++e) total[e] = part[e] = 0.0f;
@@ -290,16 +268,15 @@ BIPACE_DEVICE void multiply_by_groups(const TileOf<high>& tile) {
       gpu::show_tensor_cores();
       gpu::products_wait<1>();  // of the step before the last: its stage is loaded next
       gpu::sync_block();        // the stage is whole, and everybody is done with that one
-      feed.load(step + kAhead, (step + kAhead) % kGroupStages);
+      feed.load(step + kAhead, (step + kAhead) % kStages);
       if (s == 0) flush();  // the sum before, zeros at first
       if (busy) {
-        const unsigned char* const stage = tile.room + step % kGroupStages * Cut<high>::kStageBytes;
+        const unsigned char* const stage = tile.room + step % kStages * Cut<kTall>::kStageBytes;
         gpu::products_begin(part);
 #pragma unroll
         for (int k = 0; k < kDepth / 16; ++k) {
           gpu::multiply_group<dtype == kBfloat16>(part, stage + group_i * kRowBytes + k * 32,
-                                                  stage + (feed.side_j() + group_j) * kRowBytes + k * 32,
-                                                  s > 0 || k > 0);
+                                                  stage + kTall * kRowBytes + k * 32, s > 0 || k > 0);
         }
         gpu::products_commit();
       }
@@ -314,17 +291,6 @@ BIPACE_DEVICE void multiply_by_groups(const TileOf<high>& tile) {
   for (int e = 0; e < kMine; ++e) tile.write(at_i + e / 2 % 2 * 8, at_j + e / 4 * 8 + e % 2, total[e]);
 }
 #endif
-
-template <int dtype>
-BIPACE_DEVICE void multiply_half(const Tile& tile) {
-#if BIPACE_WARPGROUPS
-  if (tile.a.warpgroups) {
-    multiply_by_groups<dtype, kTile>(tile);
-    return;
-  }
-#endif
-  multiply_by_warps<dtype>(tile);
-}
 
 // Float32 rows, outside the tensor cores: eight rows by four columns to a thread.
 BIPACE_DEVICE void multiply_single(const Tile& tile) {
@@ -414,18 +380,9 @@ BIPACE_DEVICE void multiply_tile(const Tile& tile) {
   if constexpr (dtype == kFloat32) {
     multiply_single(tile);
   } else {
-    multiply_half<dtype>(tile);
+    multiply_by_warps<dtype>(tile);
   }
   mend<dtype>(tile);
-}
-
-// 16-bit rows of either kind.
-BIPACE_DEVICE void multiply_tile_half(const Tile& tile) {
-  if (tile.a.rows.dtype == kBfloat16) {
-    multiply_tile<kBfloat16>(tile);
-  } else {
-    multiply_tile<kFloat16>(tile);
-  }
 }
 
 #if BIPACE_WARPGROUPS

@@ -7,7 +7,7 @@
 //               which they run is the test's to choose.
 //
 // A kernel is  BIPACE_KERNEL(name, NameArgs, threads) { … a.field … }  with one argument `a`, a struct of 8-byte
-// fields: pointers, int64_t and double.  So whoever launches it packs words and needs no declaration.
+// fields: pointers, int64_t and double.  Whoever launches it packs them, by the names that stand in these sources.
 #pragma once
 
 #include "common/hd.h"
@@ -176,34 +176,10 @@ BIPACE_DEVICE uint64_t described(const void* shared) {
   return 0x4000004000010000ull | ((at & 0x3FFFFu) >> 4);
 }
 
-// c (+)= a · b for a of 64 rows and b of 64 or 128, of 16 elements each (`described`), spread over the group as PTX
-// lays down for wgmma.m64n64k16 and m64n128k16; without `add` c is written.  All warps of the group together; c changes
+// c (+)= a · b for a of 64 rows and b of 128, of 16 elements each (`described`), spread over the group as PTX lays down
+// for wgmma.m64n128k16; without `add` c is written.  All warps of the group together; c changes
 // until products_wait.
-#define BIPACE_MULTIPLY_64(kind)                                                                                    \
-  asm volatile(                                                                                                     \
-      "{.reg .pred p;\n"                                                                                            \
-      "setp.ne.b32 p, %34, 0;\n"                                                                                    \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." kind "." kind                                                   \
-      " {"                                                                                                          \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                           \
-      "%32, %33, p, 1, 1, 0, 0;}\n"                                                                                 \
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), \
-        "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),      \
-        "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),     \
-        "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])                   \
-      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(add))                                            \
-      : "memory")
-template <bool bf16>
-BIPACE_DEVICE void multiply_group(float (&c)[32], const void* a, const void* b, bool add) {
-  if (bf16) {
-    BIPACE_MULTIPLY_64("bf16");
-  } else {
-    BIPACE_MULTIPLY_64("f16");
-  }
-}
-#undef BIPACE_MULTIPLY_64
-#define BIPACE_MULTIPLY_128(kind)                                                                                   \
+#define BIPACE_MULTIPLY(kind)                                                                                       \
   asm volatile(                                                                                                     \
       "{.reg .pred p;\n"                                                                                            \
       "setp.ne.b32 p, %66, 0;\n"                                                                                    \
@@ -227,12 +203,12 @@ BIPACE_DEVICE void multiply_group(float (&c)[32], const void* a, const void* b, 
 template <bool bf16>
 BIPACE_DEVICE void multiply_group(float (&c)[64], const void* a, const void* b, bool add) {
   if (bf16) {
-    BIPACE_MULTIPLY_128("bf16");
+    BIPACE_MULTIPLY("bf16");
   } else {
-    BIPACE_MULTIPLY_128("f16");
+    BIPACE_MULTIPLY("f16");
   }
 }
-#undef BIPACE_MULTIPLY_128
+#undef BIPACE_MULTIPLY
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 }  // namespace gpu

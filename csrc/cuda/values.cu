@@ -131,7 +131,7 @@ struct Walk {
     const bool alone = n < 2 || label < 0;
     const int64_t at = labels - a.labels + record;
     a.step[at] = alone ? 0.0f : term;
-    a.branch[at] = alone ? kSingletonBranch : kind;
+    a.branch[at] = alone ? kSingleton : kind;
   }
 };
 
@@ -156,7 +156,7 @@ BIPACE_KERNEL(step_mean, StepTermArgs, kThreads) {
     walk.over([&](int64_t, bool same, double value, int64_t) { sums.add_square(same, value, mean); });
     term = sums.scaled_term(walk.value, a.delta, a.unbiased);
   }
-  walk.write(sums.n, term, kPaceBranch);
+  walk.write(sums.n, term, kPace);
 }
 
 BIPACE_KERNEL(step_diff_peer, StepTermArgs, kThreads) { step_of_actions<DiffPeer>(a); }
@@ -181,13 +181,13 @@ BIPACE_KERNEL(aggregate_depths, AggregateDepthsArgs, kThreads) {
   if (i >= a.m) return;
   int64_t deepest = 0;
   for (int64_t k = 1; k <= a.depth; ++k) {
-    if (a.company[(k - 1) * a.m + i] != kSingletonBranch) deepest = k;
+    if (a.company[(k - 1) * a.m + i] != kSingleton) deepest = k;
   }
   a.advantage[i] = hgpo_aggregate(a.depth, a.delta, a.alpha, [&](int64_t k) {
     return k > 0 ? a.term[(k - 1) * a.m + i] : a.episode_advantage ? a.episode_advantage[i] : 0.0f;
   });
   a.deepest[i] = deepest;
-  a.branch[i] = deepest > 0 ? kPaceBranch : kSingletonBranch;
+  a.branch[i] = deepest > 0 ? kPace : kSingleton;
 }
 
 }  // namespace bipace

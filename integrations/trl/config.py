@@ -28,7 +28,8 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
     )
     bipace_estimator: Literal["q_style", "diff_peer"] = _setting("estimator", "step term of method bipace.")
     bipace_epsilon: float | str | None = _setting(
-        "epsilon", "radius of the hidden states' clusters, or auto: chosen on the first training batch and kept."
+        "epsilon",
+        "radius of the clusters, or auto: chosen on the first training batch and kept; None: the embedder's own.",
     )
     bipace_ngram_epsilon: float = _setting("ngram_epsilon", "radius where n-grams of the observation are clustered.")
     bipace_embedder: str = _setting(
@@ -61,7 +62,7 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
             elif isinstance(value, str):
                 with contextlib.suppress(ValueError):  # "auto", "block 16", or a word that Settings refuses by name
                     setattr(self, name, number(value))
-        self.settings  # noqa: B018  wrong ones are told before a model is loaded
+        self.settings  # noqa: B018  wrong ones are errors before a model is loaded
 
     @property
     def settings(self) -> Settings:

@@ -13,9 +13,8 @@ from accelerate.utils import gather_object
 import bipace_kernels as bk
 
 from ..._ranks import Ranks
-from .._states import States
-from .._steps import heard, keys_of, marks, no_hidden_states, per_turn, turn_tokens
-from .._turns import Turns
+from .._states import States, no_hidden_states
+from .._turns import Turns, keys_of, start_mask
 
 Tensor = torch.Tensor
 
@@ -78,7 +77,7 @@ def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | No
     mask = completion_mask.cpu().clone()
     for row, written in enumerate(() if tool_mask is None else tool_mask):
         mask[row, : len(written)] *= torch.as_tensor(written, dtype=mask.dtype).cpu()
-    return Turns.of(mask, None if starts is None else marks(starts, mask.shape, "turn_starts"))
+    return Turns.of(mask, None if starts is None else start_mask(starts, mask.shape, "turn_starts"))
 
 
 def _records(
@@ -89,7 +88,7 @@ def _records(
     settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
     ids, tokenizer = output["completion_ids"], trainer.processing_class
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
-    turns = turns_of(output["completion_mask"], output.get("tool_mask"), _told(trainer, inputs, "turn_starts"))
+    turns = turns_of(output["completion_mask"], output.get("tool_mask"), _rollout_field(trainer, inputs, "turn_starts"))
     b = turns.shape[0]
     # An environment sees calls: of a last turn that makes none it knows nothing, and behind a last call it has a state more.
     of_function = getattr(trainer, "rollout_func", None) is not None
@@ -112,13 +111,13 @@ def _records(
     own = rewards[first : first + b].double().cpu()
     total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as TRL has it
 
-    stepwise = _told(trainer, inputs, "step_rewards")
+    stepwise = _rollout_field(trainer, inputs, "step_rewards")
     step_rewards = turns.on_last(total)
     if stepwise is not None:
         for row in turns.row[turns.stop == turns.start].tolist():  # all its turns are masked: one record has their sum
             stepwise[row] = [sum(settings.gamma**t * float(r) for t, r in enumerate(stepwise[row]))]
         step_rewards = torch.tensor(
-            per_turn(turns, stepwise, "step_rewards", 0.0, mask=mask, spare=-spare), dtype=torch.float64
+            turns.field(stepwise, "step_rewards", 0.0, mask=mask, spare=-spare), dtype=torch.float64
         )
     place = first + turns.row
     records: dict[str, Any] = {
@@ -126,11 +125,11 @@ def _records(
         "episode_return": total[turns.row],
     }  # fmt: skip
     if settings.needs_keys:
-        actions = _told(trainer, inputs, "actions")
+        actions = _rollout_field(trainer, inputs, "actions")
         if actions is None:
-            records |= keys_of(*turn_tokens(turns, ids), tokenizer, settings.action_key_mode, settings.n_action_tokens)
+            records |= keys_of(*turns.tokens(ids), tokenizer, settings.action_key_mode, settings.n_action_tokens)
         else:
-            keys = bk.action_keys(per_turn(turns, actions, "actions", "", mask=mask, spare=-spare), mode="text")
+            keys = bk.action_keys(turns.field(actions, "actions", "", mask=mask, spare=-spare), mode="text")
             records["action_key"], records["action_parsed"] = keys
     records = {name: value.to(ids.device) for name, value in records.items()}
     why = no_hidden_states(trainer.model, states) if states.may_be_hidden and hidden is None else ""
@@ -140,16 +139,16 @@ def _records(
         raise states.no_hidden(why)
     texts: list[Any] = []
     if settings.needs_observation or (settings.needs_fingerprint and (why or not states.may_be_hidden)):
-        observations = _told(trainer, inputs, "observations")
+        observations = _rollout_field(trainer, inputs, "observations")
         if observations is None:
             pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
-            texts = heard(turns, [row[kept] for row, kept in pairs], ids, tokenizer)
+            texts = turns.observation_texts([row[kept] for row, kept in pairs], ids, tokenizer)
         else:
-            texts = per_turn(turns, observations, "observations", "", mask=mask, spare=spare)
+            texts = turns.field(observations, "observations", "", mask=mask, spare=spare)
     return turns, records, texts, why
 
 
-def _told(trainer: Any, inputs: Sequence[dict[str, Any]], name: str) -> list[Any] | None:
+def _rollout_field(trainer: Any, inputs: Sequence[dict[str, Any]], name: str) -> list[Any] | None:
     """What rollout_func returned for each row, or what each row's environment has under that name; None where neither has."""
     environments = getattr(trainer, "environments", None) or ()
     if getattr(trainer, "rollout_func", None) is not None:

@@ -14,8 +14,7 @@ from trl import GRPOTrainer
 
 import bipace_kernels as bk
 
-from .._states import States
-from .._steps import no_hidden_states
+from .._states import States, no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
 from .credit import bipace_advantages, turns_of

@@ -13,7 +13,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import left_right_2_no_padding
 
 from .. import _replace
-from .._rows import Rows, require
+from .._rollout_rows import RolloutRows, require
 from . import estimator
 from .estimator import EXTRA, HIDDEN, NAME
 
@@ -77,7 +77,7 @@ def numbers_of(batch: Any) -> Any:
     return batch.non_tensor_batch[ROW]
 
 
-def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> Rows:
+def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> RolloutRows:
     """The rows of a DataProto: each a trajectory, or a step of `traj_uid` at the place `step`."""
     given, tensors, n = data.non_tensor_batch, data.batch, len(data)
     several = "traj_uid" in given
@@ -90,7 +90,7 @@ def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> Rows:
     def prompts() -> list[torch.Tensor]:
         return [row[m[: len(row)] != 0] for row, m in zip(tensors["prompts"], tensors["attention_mask"], strict=True)]
 
-    return Rows(
+    return RolloutRows(
         mask=tensors["response_mask"],
         scores=tensors["token_level_scores" if "token_level_scores" in tensors else "token_level_rewards"],
         responses=tensors["responses"],

@@ -18,8 +18,7 @@ from ...hidden._shortened import shortened
 from ...hidden._slices import expect
 from ...hidden.positions import Positions
 from ...hidden.tap import Tap
-from .._states import no_hidden
-from .._steps import tap_of
+from .._states import no_hidden, tap_of
 from .._turns import Turns
 from .estimator import HIDDEN, IDS, LABELS, NAME, WHERE
 
@@ -30,7 +29,7 @@ def turns_of(batch: Any) -> Positions:
     """The token before each turn of packed rows, as columns of their own sequence; one for a row without a turn."""
     if "response_mask" not in batch:
         raise ValueError(
-            "response_mask must come with the batch of compute_log_prob, for turns are told by it, but there are "
+            "response_mask must come with the batch of compute_log_prob, which marks the turns, but there are "
             f"{', '.join(sorted(map(str, batch.keys())))}; let the agent loop give AgentLoopOutput.response_mask."
         )
     mask, length = batch["response_mask"].cpu(), batch["input_ids"].offsets().diff().cpu()
@@ -68,12 +67,12 @@ class FSDPEngineKeepingStates(FSDPEngineWithLMHead):  # type: ignore[misc]
     _early = False
 
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
-        told = partial(tu.get_non_tensor_data, data, default=None)
-        asked, run = told(NAME), super().forward_backward_batch
+        option = partial(tu.get_non_tensor_data, data, default=None)
+        asked, run = option(NAME), super().forward_backward_batch
         if asked is None or not forward_only:
             return run(data, loss_function, forward_only)
         early = asked["early_exit"]
-        if early and told("use_fused_kernels"):
+        if early and option("use_fused_kernels"):
             raise no_hidden(
                 WHERE,
                 "rollout_correction.bypass_mode leaves only a forward that ends before the head, and fused kernels need the head "

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .._rows import Rows
+from .._rollout_rows import RolloutRows
 from .._settings import Settings
 from .._states import States
 from .._versions import check_version
@@ -105,7 +105,7 @@ class Bipace:
         return request
 
     @contextmanager
-    def handed_over(self, rows: Rows, tokenizer: Any) -> Iterator[None]:
+    def handed_over(self, rows: RolloutRows, tokenizer: Any) -> Iterator[None]:
         """Inside, the estimator works on these rows."""
         token = job.set(partial(self._run, rows, tokenizer))
         try:
@@ -113,7 +113,7 @@ class Bipace:
         finally:
             job.reset(token)
 
-    def _run(self, rows: Rows, tokenizer: Any, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, rows: RolloutRows, tokenizer: Any, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and returns [B, T] float32: each turn's on its tokens, of which rollout correction may reject some."""
         result, self.metrics = rows.advantage(self.states, tokenizer, rewards, self.why or NO_STATES)
         on_tokens = [rows.turns.spread(x).to(mask.device) * (mask != 0) for x in (result.advantage, result.returns)]

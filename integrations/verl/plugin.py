@@ -22,7 +22,7 @@ JOINS = {
 
 
 def load(name: str, ours: str) -> None:
-    """Imports ours, which then joins.  A release of verl that lacks a part we join to is told of, and still trains."""
+    """Imports ours, which then joins.  A release of verl that lacks a part we join to is a warning, and still trains."""
     try:
         importlib.import_module(ours)
     except (ImportError, AttributeError) as error:

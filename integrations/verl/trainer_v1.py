@@ -10,7 +10,7 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, trainer_base
 
-from .._rows import Rows, numbered, require
+from .._rollout_rows import RolloutRows, numbered, require
 from . import estimator
 from .estimator import EXTRA, HIDDEN, IDS, LABELS, NAME
 
@@ -22,7 +22,7 @@ def ids_of(batch: Any) -> dict[str, Any]:
     return {"group": uid, "trajectory": [int(x) for x in session], "place": [int(x) for x in number], "valid": valid}
 
 
-def rows_of(batch: Any) -> Rows:
+def rows_of(batch: Any) -> RolloutRows:
     """The rows of a KVBatchMeta: outputs of agent loops' sessions."""
     get = partial(tq.kv_batch_get, keys=batch.keys, partition_id=batch.partition_id)
     needed = ("response_mask", "responses", "rm_scores")
@@ -33,15 +33,15 @@ def rows_of(batch: Any) -> Rows:
         "agent loops give response_mask and responses by AgentLoopOutput, and rm_scores by its reward_score",
     )
     dense = data.select(*needed).to_padded_tensor()
-    told = data.pop("extra_fields").tolist() if "extra_fields" in data else []
-    told = [row if isinstance(row, dict) else {} for row in told]
-    return Rows(
+    fields = data.pop("extra_fields").tolist() if "extra_fields" in data else []
+    fields = [row if isinstance(row, dict) else {} for row in fields]
+    return RolloutRows(
         **ids_of(batch),
         mask=dense["response_mask"],
         scores=dense["rm_scores"],
         responses=dense["responses"],
         prompts=lambda: get(select_fields=["prompts"])["prompts"].unbind(),
-        extra={name: [row.get(name) for row in told] for name in EXTRA if any(name in row for row in told)},
+        extra={name: [row.get(name) for row in fields] for name in EXTRA if any(name in row for row in fields)},
         hidden=data[HIDDEN].unbind() if HIDDEN in data else None,
         labels=data[LABELS].unbind() if LABELS in data else None,
     )

@@ -13,7 +13,7 @@ from ...embedders import Ngram
 from ...pipeline import advantage
 from ...tokens import to_tokens
 from .._states import metrics_of
-from .._steps import keys_of
+from .._turns import keys_of
 from .settings import WHERE, Settings
 
 IDS = "bipace_ids"  # [N, 3] int64: prompt group, trajectory, step; no two batches of a process share a number

@@ -10,7 +10,7 @@ import torch
 from ... import hidden
 from ...hidden._slices import expect
 from .._replace import replaced
-from .._steps import tap_of
+from .._states import tap_of
 from .batch import HIDDEN, HIDDEN_IDS, IDS, LAYER
 from .settings import WHERE
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from ...config import Config
-from .._settings import NGRAM_EPSILON, check_fields
+from ...embedders import EMBEDDERS
+from .._settings import check_fields
 
 WHERE = "algorithm.gigpo."
 
@@ -19,7 +20,7 @@ class Settings:
     bisim_grouping: bool = False
     bisim_embedder: Literal["actor_hidden", "ngram", "identity"] = "actor_hidden"
     bisim_layer: int | str = -8
-    bisim_eps: float | None = None  # 0.10 for hidden states, 0.25 for n-grams
+    bisim_eps: float | None = None  # the embedder's own
     bisim_duplicates: Literal["once", "count"] = "once"  # of rows that fill up the batch, which verl-agent counts
     bisim_on_invalid: Literal["singleton", "raise"] = "singleton"
     cacb_enabled: bool = False
@@ -92,8 +93,8 @@ class Settings:
                 Config.gigpo(self.hgpo.get("mode", "mean_std_norm")), partition="history", estimator="hgpo", **own
             )
         if self.bisim_grouping and self.bisim_embedder != "identity":
-            usual = NGRAM_EPSILON if self.bisim_embedder == "ngram" else 0.10
-            own |= {"partition": "cosine", "epsilon": usual if self.bisim_eps is None else self.bisim_eps}
+            epsilon = EMBEDDERS[self.bisim_embedder].epsilon if self.bisim_eps is None else self.bisim_eps
+            own |= {"partition": "cosine", "epsilon": epsilon}
         elif self.enable_similarity:
             own |= {"partition": "similar", "similarity": self.similarity_thresh}
         if self.cacb_enabled:

@@ -239,7 +239,7 @@ def test_every_dtype_and_stride(device, mode):
             kind,
             None,
             torch.ones(kind.shape, dtype=torch.int16, device=device),
-            TABLE.on(device),
+            *TABLE.on(device),
             mode=mode,
             n=8,
             longest_row=kind.shape[1],
@@ -317,11 +317,11 @@ def test_outside_is_the_lowest_flat_position(device):
     table = TABLE.on(device)
     ids = torch.full((20, 300), 65, device=device)
     options = {"mode": "text", "n": 8}
-    assert stage.hash_token_ids(ids, None, None, table, longest_row=300, **options)[2].tolist() == [-1]
+    assert stage.hash_token_ids(ids, None, None, *table, longest_row=300, **options)[2].tolist() == [-1]
     ids[17, 0] = ids[9, 299] = ids[9, 130] = 999
-    assert stage.hash_token_ids(ids, None, None, table, longest_row=300, **options)[2].tolist() == [9 * 300 + 130]
+    assert stage.hash_token_ids(ids, None, None, *table, longest_row=300, **options)[2].tolist() == [9 * 300 + 130]
     offsets = torch.tensor([0, 2000, 2000, 6000], device=device)
-    flat = stage.hash_token_ids(ids.flatten(), offsets, None, table, longest_row=4000, **options)
+    flat = stage.hash_token_ids(ids.flatten(), offsets, None, *table, longest_row=4000, **options)
     assert flat[2].tolist() == [9 * 300 + 130]
     assert flat[1].tolist() == [True, False, False]
 
@@ -362,7 +362,7 @@ def test_more_than_two_to_the_31_ids(device, mode):
     options = {"mode": mode, "n": 8, "longest_row": columns}
 
     def run(ids, offsets=None, mask=None, table=TABLE):
-        return [out.tolist() for out in stage.hash_token_ids(ids, offsets, mask, table.on(device), **options)]
+        return [out.tolist() for out in stage.hash_token_ids(ids, offsets, mask, *table.on(device), **options)]
 
     for ids in (lent.as_strided((rows, columns), (far, 1)), lent.as_strided((rows, columns), (1, wide))):
         ids.copy_(near)

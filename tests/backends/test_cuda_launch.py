@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import re
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bipace_kernels.cuda import _provider
+from bipace_kernels.cuda import _launch, _provider, _sources
 
 ROOT = Path(__file__).resolve().parents[2]
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
@@ -80,3 +83,97 @@ def test_the_wheel_names_the_gpu_and_tells_torch_of_another(device, said, monkey
     wheel = _provider.Wheel(SimpleNamespace(launch=launch))
     wheel.launch("one", (4, 2), 32, 100, b"words", torch.device(device))
     assert told == said
+
+
+# ---- arguments by name -----------------------------------------------------------------------------------------------
+
+
+def test_fields_are_those_of_the_structs(tmp_path):
+    """Names, kinds and places as a compiler has them, and no field beside."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("needs g++ or clang++, and there is neither")
+    for source in sorted((ROOT / "csrc/cuda").glob("*.cu")):
+        text = source.read_text()
+        lines = [f'#include "{source}"', "#include <cstddef>"]
+        for name, args in re.findall(r"^BIPACE_KERNEL\((\w+), (\w+),", text, re.MULTILINE):
+            fields = _sources.kernels()[name].fields
+            lines.append(f"static_assert(sizeof(bipace::{args}) == {8 * len(fields)}, {name!r});".replace("'", '"'))
+            inside = re.search(
+                rf"struct {args} \{{\n  Rows rows;", "".join(map(Path.read_text, source.parent.glob("*.h")))
+            )
+            of_rows = ("x", "order", "dim", "row_stride", "column_stride", "dtype") if inside else ()
+            for place, (field, kind) in enumerate(fields.items()):
+                path = f"rows.{field}" if field in of_rows else field
+                test = {"pointer": "is_pointer<{}>::value", "int64_t": "is_same<{}, int64_t>::value",
+                        "double": "is_same<{}, double>::value"}[kind]  # fmt: skip
+                lines += [
+                    f"static_assert(offsetof(bipace::{args}, {path}) == {8 * place});",
+                    f"static_assert(std::{test.format(f'decltype(bipace::{args}().{path})')});",
+                ]
+        path = tmp_path / "fields.cpp"
+        path.write_text("\n".join(lines))
+        argv = [compiler, "-std=c++17", "-fsyntax-only", "-DBIPACE_TWIN", "-Wno-unknown-pragmas", f"-I{ROOT / 'csrc'}",
+                f"-I{ROOT / 'tests/native/twin'}", str(path)]  # fmt: skip
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("int32_t n;", r"ThingArgs\.n: a field is a pointer, int64_t or double"),
+        ("double x[2];", "ThingArgs: not every field is understood"),
+        ("Inside a;\n  Inside b;", "under a name of its own"),
+    ],
+)
+def test_structs_that_cannot_be_packed_are_refused(field, said, tmp_path):
+    source = tmp_path / "thing.cu"
+    source.write_text(
+        f"struct Inside {{\n  int64_t n;\n}};\nstruct ThingArgs {{\n  {field}\n}};\nBIPACE_KERNEL(thing, ThingArgs, 32) {{}}"
+    )
+    with pytest.raises(ValueError, match=said):
+        _sources.parse([source])
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What a stand-in for a provider is asked to launch."""
+    found = []
+    monkeypatch.setattr(_provider, "stand_in", SimpleNamespace(launch=lambda *args: found.append(args)))
+    return found
+
+
+def places(**changed):
+    """Arguments of find_long_groups, some of them changed; ...: left out."""
+    given = {"group_offsets": torch.arange(3), "n_groups": 2, "shortest": 5, "begins": None, "ends": None, **changed}
+    return {name: value for name, value in given.items() if value is not ...}
+
+
+def test_a_launch_packs_its_arguments_by_name(launched):
+    given = places()
+    for _ in range(2):
+        _launch.launch("find_long_groups", (3, 1), 256, device=torch.device("cpu"), shared=7, **given)
+        given = dict(reversed(given.items()))  # their order is no matter
+    assert launched[0] == launched[1]
+    name, grid, threads, shared, words, device = launched[0]
+    assert (name, grid, threads, shared, device) == ("find_long_groups", (3, 1), 256, 7, torch.device("cpu"))
+    assert struct.unpack("<5q", words) == (given["group_offsets"].data_ptr(), 2, 5, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"shortest": ...}, r"find_long_groups: missing arguments \['shortest'\], unknown ones \[\]"),
+        ({"shortest": ..., "longest": 5}, r"missing arguments \['shortest'\], unknown ones \['longest'\]"),
+        ({"n_groups": 2.0}, "n_groups must be int64_t, got 2.0"),
+        ({"n_groups": None}, "n_groups must be int64_t, got None"),
+        ({"begins": 0}, "begins must be a tensor or None, got 0"),
+    ],
+)
+def test_wrong_arguments_are_named_and_nothing_is_launched(changed, said, launched):
+    with pytest.raises(TypeError, match=said):
+        _launch.launch("find_long_groups", 1, 256, device=torch.device("cpu"), **places(**changed))
+    with pytest.raises(RuntimeError, match=r"no CUDA kernel is named nobody; there are .*step_mean"):
+        _launch.launch("nobody", 1, 32, device=torch.device("cpu"))
+    assert launched == []

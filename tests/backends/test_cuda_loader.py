@@ -79,16 +79,19 @@ def fresh():
         cached.cache_clear()
 
 
-def test_stages_that_are_missing_are_named(fresh, monkeypatch):
-    monkeypatch.setattr(_cuda_loader, "stages_missing", lambda: ["clusters", "values"])
-    with pytest.raises(bk.BackendError, match="CUDA kernels are not complete: clusters, values are missing"):
-        bk.advantage([0], [0], [1.0], fingerprint=torch.ones(1, 4), action_key=[0], backend="cuda")
+def test_the_stages_that_are_tritons_need_it(fresh, monkeypatch):
+    monkeypatch.setattr(_cuda_loader, "module", lambda: (compiled(), ""))
+    monkeypatch.setattr(_cuda_loader, "_why_not", lambda compiled, torch: "")
+    monkeypatch.setattr(_cuda_loader._triton_loader, "reason", lambda: "Triton is not installed")
+    assert _cuda_loader.reason() == "most stages are Triton's, and Triton is not installed"
+    monkeypatch.setattr(_cuda_loader._triton_loader, "reason", lambda: "")
+    _cuda_loader.reason.cache_clear()
+    assert _cuda_loader.reason() == ""
 
 
 @pytest.mark.parametrize("decision", ["no CUDA kernels: nvcc was not found when this was built", ""])
 def test_a_build_without_kernels_says_why_and_what_to_do(fresh, monkeypatch, decision):
     monkeypatch.setitem(sys.modules, "bipace_kernels._cuda", None)
-    monkeypatch.setattr(_cuda_loader, "stages_missing", list)
     monkeypatch.setattr(_cuda_loader, "has_cupy", lambda: False)
     monkeypatch.setattr(_native_loader, "cuda_decision", lambda: decision)
     status = bk.backends()["cuda"]
@@ -121,7 +124,6 @@ def a_cupy(version="14.2.0", error=None):
 )
 def test_a_cupy_that_cannot_compile_is_told_so_that_auto_takes_triton(fresh, monkeypatch, cupy, said):
     monkeypatch.setitem(sys.modules, "bipace_kernels._cuda", None)
-    monkeypatch.setattr(_cuda_loader, "stages_missing", list)
     monkeypatch.setattr(_cuda_loader, "has_cupy", lambda: True)
     monkeypatch.setattr(_cuda_loader, "_why_not", lambda compiled, torch: "torch sees no GPU")
     monkeypatch.setitem(sys.modules, "cupy", cupy)

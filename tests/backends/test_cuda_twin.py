@@ -13,7 +13,7 @@ import pytest
 import torch
 from cuda_twin import SCHEDULES, TWIN, Twin, TwinError, build
 
-from bipace_kernels.cuda import _launch
+from bipace_kernels.cuda import _launch, _sources
 
 N = 128
 
@@ -32,13 +32,17 @@ def twin(request, library) -> Twin:
     return found
 
 
-def run(twin, kernel, threads, *args, shared=0, grid=(1, 1)):
-    twin.launch(kernel, grid, threads, shared, _launch.pack(args), torch.device("cpu"))
+PLANTED = _sources.parse([TWIN / "planted.cu"])
+
+
+def run(twin, kernel, threads, *, bytes_shared=0, grid=(1, 1), **arguments):
+    words = _launch.pack(kernel, PLANTED[kernel], arguments)
+    twin.launch(kernel, grid, threads, bytes_shared, words, torch.device("cpu"))
 
 
 def reversed_by(twin, barrier):
     values, out = torch.arange(N, dtype=torch.int32), torch.empty(N, dtype=torch.int32)
-    run(twin, "reverse", N, values, out, barrier, shared=4 * N)
+    run(twin, "reverse", N, values=values, out=out, barrier=barrier, bytes_shared=4 * N)
     return torch.equal(out, values.flip(0))
 
 
@@ -56,7 +60,7 @@ def test_a_missing_barrier_is_caught(library):
 
 def passed_on_by(twin, barrier):
     values, out = torch.arange(N, dtype=torch.int32), torch.empty(N, dtype=torch.int32)
-    run(twin, "pass_on", N, values, out, barrier, shared=4 * (N - 32))
+    run(twin, "pass_on", N, values=values, out=out, barrier=barrier, bytes_shared=4 * (N - 32))
     return torch.equal(out, torch.cat([values[:32], values[32:].flip(0)]))
 
 
@@ -73,23 +77,23 @@ def test_a_barrier_of_some_warps(library):
 @pytest.mark.parametrize(("kernel", "said"), [("leave_early", "wait for ever"), ("part_ways", "others at")])
 def test_threads_that_miss_each_other_are_an_error(twin, kernel, said):
     if kernel == "leave_early":
-        run(twin, kernel, N, False)
+        run(twin, kernel, N, fault=False)
     with pytest.raises(TwinError, match=said):
-        run(twin, kernel, N, True)
+        run(twin, kernel, N, fault=True)
 
 
 def test_copies_arrive_when_waited_for_and_not_before(twin):
     values = torch.arange(4 * N, dtype=torch.int32)
     for wait in (True, False):
         out = torch.zeros(4 * N, dtype=torch.int32)
-        run(twin, "copy_through", N, values, out, wait, shared=16 * N)
+        run(twin, "copy_through", N, values=values, out=out, wait=wait, bytes_shared=16 * N)
         assert torch.equal(out, values) == wait
 
 
 def test_collectives(twin):
     values = torch.randperm(32, generator=torch.Generator().manual_seed(0)).int() - 16
     out, least = torch.empty((8, 32), dtype=torch.int32), torch.tensor([-1])
-    run(twin, "collectives", 32, values, out, least)
+    run(twin, "collectives", 32, values=values, out=out, least=least)
     lane = torch.arange(32)
     assert torch.equal(out[0], values[(lane + 5) % 32])
     assert torch.equal(out[1], values[lane ^ 3])
@@ -106,7 +110,7 @@ def test_collectives(twin):
 
 def test_every_float16(twin):
     values, out = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16), torch.empty(2**16)
-    run(twin, "widen", 32, values, out, grid=(2**11, 1))
+    run(twin, "widen", 32, values=values, out=out, grid=(2**11, 1))
     torch.testing.assert_close(out, values.float(), rtol=0, atol=0, equal_nan=True)
 
 
@@ -115,17 +119,17 @@ def test_tensor_cores(twin, dtype):
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn((n, 16), generator=generator).to(dtype) for n in (16, 8))
     out = torch.empty((16, 8))
-    run(twin, "multiply_tile", 32, x, y, out, dtype == torch.bfloat16, shared=2 * 24 * 16)
+    run(twin, "multiply_tile", 32, x=x, y=y, out=out, bf16=dtype == torch.bfloat16, bytes_shared=2 * 24 * 16)
     torch.testing.assert_close(out, x.float() @ y.float().T, rtol=1e-6, atol=1e-5)
 
 
 def test_launches_that_cannot_be_are_refused(twin):
     with pytest.raises(TwinError, match="no kernel nobody"):
-        run(twin, "nobody", 32)
+        twin.launch("nobody", (1, 1), 32, 0, b"", torch.device("cpu"))
     with pytest.raises(TwinError, match="takes 1 arguments, got 2"):
-        run(twin, "leave_early", N, 0, 0)
+        twin.launch("leave_early", (1, 1), N, 0, bytes(16), torch.device("cpu"))
     with pytest.raises(TwinError, match="blocks of 48 threads"):
-        run(twin, "leave_early", 48, 0)
+        run(twin, "leave_early", 48, fault=0)
 
 
 @pytest.mark.slow
@@ -165,9 +169,19 @@ print(library.bipace_twin_launch(b"write_beyond", 1, 1, {N}, {4 * N}, words, 3, 
 
 def multiplied_together(twin, dtype, fault=0):
     generator = torch.Generator().manual_seed(2)
-    x, y = (torch.randn(64, 64, generator=generator).to(dtype) for _ in range(2))
-    out = torch.zeros(64, 64)
-    run(twin, "multiply_together", N, x, y, out, dtype == torch.bfloat16, fault, shared=2 * 64 * 128)
+    x, y = (torch.randn(n, 64, generator=generator).to(dtype) for n in (64, 128))
+    out = torch.zeros(64, 128)
+    run(
+        twin,
+        "multiply_together",
+        N,
+        x=x,
+        y=y,
+        out=out,
+        bf16=dtype == torch.bfloat16,
+        fault=fault,
+        bytes_shared=192 * 128,
+    )
     return out, 2 * (x.double() @ y.double().T)
 
 

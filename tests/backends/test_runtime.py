@@ -16,7 +16,7 @@ from batches import CONFIGS, make_batch
 from paths import HELPERS
 
 import bipace_kernels as bk
-from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _triton_loader
+from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _threads, _triton_loader, cuda
 
 BATCH = make_batch(2, groups=8)
 WANT = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
@@ -41,8 +41,29 @@ def test_backends_say_why_not():
     if not torch.cuda.is_available():
         # torch before 2.10 brings a Triton that is too old, and builds for the CPU alone bring none
         why = r"torch sees no GPU|Triton 3\.[2-5]\.\d+ is older than 3\.6|Triton is not installed: .*"
-        assert re.fullmatch(rf"triton: not available \(({why})\)", str(status["triton"]))
-    assert str(status["cpu"]) == "cpu: available"
+        assert re.fullmatch(rf"triton: not available \(({why})\); runs .*", str(status["triton"]))
+    assert str(status["cpu"]).startswith("cpu: available; runs returns, episode, clusters")
+    assert status["cuda"].stages == ("clusters", "values", "action_keys")
+    assert str(status).splitlines() == [str(each) for each in status.values()]
+
+
+def test_one_table_says_who_runs_a_stage():
+    """CUDA has kernels where they pay; Triton serves the rest of the same call, and texts stay on the host."""
+    for stage in _dispatch.STAGES:
+        own = stage in cuda.__all__
+        host = stage == "similar"
+        assert _dispatch.package_of("cuda", stage) == ("cpu" if host else "cuda" if own else "triton_kernels")
+        assert _dispatch.package_of("triton", stage) == ("cpu" if host else "triton_kernels")
+        assert _dispatch.package_of("cpu", stage) == "cpu"
+    with pytest.raises(AttributeError, match="backend 'cpu' has no stage 'critic'; stages are returns"):
+        _dispatch.choose("cpu").critic  # noqa: B018
+
+
+def test_cuda_needs_triton_for_the_other_stages(monkeypatch):
+    monkeypatch.setattr(_cuda_loader, "reason", lambda: "")
+    monkeypatch.setattr(_triton_loader, "reason", lambda: "Triton is not installed: no module")
+    status = bk.backends()["cuda"]
+    assert not status.available and "Triton runs the stages beside clusters, values, action_keys" in status.reason
 
 
 CUDA = torch.device("cuda", 0)
@@ -55,9 +76,9 @@ def test_what_auto_takes(monkeypatch):
     status = bk.backends()
     assert status["cpu"].taken_for == ("cpu",)
     assert status["triton"].taken_for == ("cuda",)
-    assert _dispatch.choose("auto", CUDA).__name__ == "bipace_kernels.triton_kernels"
-    assert _dispatch.choose("auto", torch.device("cpu")).__name__ == "bipace_kernels.cpu"
-    assert _dispatch.choose("triton").__name__ == "bipace_kernels.triton_kernels"
+    assert _dispatch.choose("auto", CUDA).name == "triton"
+    assert _dispatch.choose("auto", torch.device("cpu")).name == "cpu"
+    assert _dispatch.choose("triton").name == "triton"
     monkeypatch.setenv("BIPACE_BACKEND", "cpu")
     assert _dispatch.taken_for("cpu") == ("cpu", "")
     assert _dispatch.taken_for("cuda")[0] is None
@@ -78,7 +99,7 @@ def test_triton_on_cpu_tensors_needs_its_interpreter(monkeypatch):
     with pytest.raises(bk.BackendError, match=r"'triton' cannot run on tensors on cpu.*\.cuda\(\).*TRITON_INTERPRET=1"):
         bk.advantage(config=CONFIGS["bipace"], backend="triton", **BATCH.arguments())
     monkeypatch.setattr(_triton_loader, "interpreted", lambda: True)
-    assert _dispatch.choose("triton", torch.device("cpu")).__name__ == "bipace_kernels.triton_kernels"
+    assert _dispatch.choose("triton", torch.device("cpu")).name == "triton"
 
 
 def test_an_old_triton_is_told_and_nothing_more(monkeypatch):
@@ -106,8 +127,8 @@ def test_no_backend_for_a_gpu_says_why_and_what_to_do(monkeypatch):
 
 def test_environment_replaces_auto_and_counts_as_a_name(monkeypatch):
     monkeypatch.setenv("BIPACE_BACKEND", "reference")
-    assert _dispatch.choose("auto").__name__ == "bipace_kernels.reference"
-    assert _dispatch.choose("cpu").__name__ == "bipace_kernels.cpu"
+    assert _dispatch.choose("auto").name == "reference"
+    assert _dispatch.choose("cpu").name == "cpu"
     monkeypatch.setenv("BIPACE_BACKEND", "cuda")
     monkeypatch.setattr(_cuda_loader, "reason", lambda: "torch sees no GPU")
     with pytest.raises(
@@ -132,14 +153,27 @@ def test_auto_falls_back_once_with_the_reason_and_a_name_never_does(monkeypatch)
 
 
 def test_threads(monkeypatch):
-    assert _dispatch.threads(3) == 3
-    assert _dispatch.threads(None) == torch.get_num_threads()
+    assert _threads.count() == torch.get_num_threads()
+    with _threads.using(3):
+        assert _threads.count() == 3
+        with _threads.using(None), _threads.using(1):
+            assert _threads.count() == 1
+        assert _threads.count() == 3
+    with _threads.using(10**6):
+        assert _threads.count() == max(16, os.cpu_count() or 1)
     monkeypatch.setenv("BIPACE_NUM_THREADS", "5")
-    assert _dispatch.threads(None) == 5
-    assert _dispatch.threads(1) == 1
+    assert _threads.count() == 5
+    with _threads.using(1):
+        assert _threads.count() == 1
     monkeypatch.setenv("BIPACE_NUM_THREADS", "many")
-    with pytest.raises(ValueError, match="BIPACE_NUM_THREADS must be a positive integer, got 'many'"):
-        _dispatch.threads(None)
+    with (
+        pytest.raises(ValueError, match="BIPACE_NUM_THREADS must be a positive integer, got 'many'"),
+        _threads.using(None),
+    ):
+        pass
+    for bad in (0, True, 1.5):
+        with pytest.raises(ValueError, match="num_threads must be None or an int of at least 1"), _threads.using(bad):
+            pass
 
 
 def test_pool_runs_every_task_once():

@@ -271,11 +271,10 @@ def test_rows_of_the_cuda_kernels(tmp_path):
         report.SWEEP,
         report.GRAM,
         report.GRAM + report.BY_WARPS,
-        report.GRAM + report.TALL,
         report.DECISIONS,
     )
     assert {report.by("cuda", what) for what in wanted} <= names
-    assert sum(name.startswith("cuda: inside clusters") for name in names) == 4
+    assert sum(name.startswith("cuda: inside clusters") for name in names) == 3
 
 
 def test_the_smoke_run_of_the_cuda_kernels():
@@ -292,10 +291,7 @@ def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
     (part,) = report.load(tmp_path / "gpu.json")
     ours = [r["name"].partition(": ") for r in part["rows"] if r["kind"] == "ours"]
     names = {backend: {what for of, _, what in ours if of == backend} for backend in cases.BACKENDS}
-    own = {
-        report.GRAM + report.BY_WARPS,
-        report.GRAM + report.TALL,
-    }
+    own = {report.GRAM + report.BY_WARPS}
     assert names["cuda"] - names["triton"] == (own if name == "stages" else set())
     if name not in ("stages", "others"):  # most stages are Triton's alone
         assert names["triton"] <= names["cuda"]

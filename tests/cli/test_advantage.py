@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import bipace_kernels as bk
 from bipace_kernels.cli import advantage, output, rollouts, states
 from bipace_kernels.cli._console import CliError
+from bipace_kernels.cli.outcomes import format_r2
 from bipace_kernels.cli.program import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,8 +211,8 @@ def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
     given = {(-0.0881, ".3f"): "−0.088", (-0.0001, ".3f"): "0.000", (-0.0, ".1%"): "0.0%", (-1234.0, ",.0f"): "−1,234"}
     for (value, form), text in given.items():
         assert number(value, form) == text
-    assert advantage.format_r2(ValueR2(r2=-0.0001, stderr=0.02, coverage=0.9)) == "0.000 ± 0.020 (90%)"
-    assert advantage.format_r2(ValueR2(r2=-0.088, stderr=None, coverage=1.0)) == "−0.088 (100%)"
+    assert format_r2(ValueR2(r2=-0.0001, stderr=0.02, coverage=0.9)) == "0.000 ± 0.020 (90%)"
+    assert format_r2(ValueR2(r2=-0.088, stderr=None, coverage=1.0)) == "−0.088 (100%)"
 
 
 @pytest.mark.parametrize("options", OPTIONS_TOGETHER, ids=lambda options: options["partition"])
@@ -459,9 +460,9 @@ BAD_OPTIONS = {
     "gigpo mode alone": (["--gigpo-mode", "mean_norm"], "--gigpo-mode goes with --preset gigpo"),
     "state": (["--state", "memory"], "--state must be observation or history:K"),
     "state depth": (["--state", "history:-1"], "--state must be"),
-    "state of nothing": (["--preset", "grpo", "--state", "history:2"], "leave it away"),
+    "state of nothing": (["--preset", "grpo", "--state", "history:2"], "leave it out"),
     "state of history": (["--preset", "hgpo", "--state", "history:2"], "use --history-length"),
-    "state of hidden": (["--state", "history:2", "--fingerprint", "x.npy"], "leave --state away"),
+    "state of hidden": (["--state", "history:2", "--fingerprint", "x.npy"], "leave --state out"),
     "hidden off cosine": (["--partition", "exact", "--fingerprint", "x.npy"], "go with --partition cosine"),
     "two sources": (["--fingerprint", "x.npy", "--fingerprint-column", "h"], "give one of them"),
     "action mode": (["--action-mode", "emoji"], "--action-mode must be one of"),
@@ -488,12 +489,13 @@ def test_bad_options(golden: Path, tmp_path: Path, name: str) -> None:
 
 
 def test_output_path(golden: Path, tmp_path: Path) -> None:
+    os.umask(umask := os.umask(0))
     assert "is a folder" in fail("advantage", golden, "--out", (tmp_path / "d.csv").mkdir() or tmp_path / "d.csv")
     assert "is one of the inputs" in fail("advantage", golden, "--out", golden)
     assert "is not a folder" in fail("advantage", golden, "--out", golden / "x.csv")
     out = tmp_path / "new" / "folder" / "out.csv"
     assert run("advantage", golden, "--out", out).exit_code == 0 and out.exists()
-    assert out.stat().st_mode & 0o777 == 0o666 & ~output._umask()
+    assert out.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -512,7 +514,7 @@ def test_a_folder_refused_by_the_system(golden: Path, tmp_path: Path, monkeypatc
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(output.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(output.tempfile, "mkdtemp", refuse)
     assert "cannot be written: Permission denied" in fail("advantage", golden, "--out", tmp_path / "out.csv")
 
 
@@ -594,7 +596,7 @@ def test_a_note_where_the_partition_looks_degenerate(
 
 def test_make_config_is_what_the_presets_are() -> None:
     assert advantage.make_config("bipace", {}, ngrams=False) == bk.Config.bipace()
-    assert advantage.make_config("bigpo", {}, ngrams=True) == bk.Config.bigpo(states.NGRAM_EPSILON)
+    assert advantage.make_config("bigpo", {}, ngrams=True) == bk.Config.bigpo(0.25)
     assert advantage.make_config("bigpo", {"partition": "exact"}, ngrams=True).epsilon == bk.Config().epsilon
     with pytest.raises(CliError, match="options of the estimator: gamma"):
         advantage.make_config("grpo", {"gamma": 2.0}, ngrams=True)

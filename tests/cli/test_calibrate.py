@@ -14,7 +14,9 @@ from cli_runs import fail, run, write
 from trained_tokenizers import NOUNS, VERBS, byte_level
 
 import bipace_kernels as bk
+from bipace_kernels.calibration import Scanned
 from bipace_kernels.cli import figures
+from bipace_kernels.hidden import Layer
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -131,7 +133,8 @@ def test_bad_input(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_the_heat_map_takes_what_does_not_exist(tmp_path: Path) -> None:
     """No choice, one value everywhere, one layer; the same numbers give the same bytes."""
-    panel = figures.Heat("last token", [0.5], [[1]], [[1.0]], [[False]])
+    row = Scanned(Layer(0, 2), "last", 0.1, 1, 1.0, 1.0, 1.0, 0.5, 0.0, False)
+    found = bk.Calibration((row,), None, "", "$a_b$", 1, 1, 1, 1, 0.5, 5, 5, 0, 0, {})
     for name in "ab":
-        figures.heat_map(tmp_path / f"{name}.png", "$a_b$", ["block 0"], [0.1], [panel], None, 0.5)
+        figures.heat_map(tmp_path / f"{name}.png", found)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

@@ -15,6 +15,7 @@ from cli_runs import direct, fail, observations, record, run, write
 import bipace_kernels as bk
 from bipace_kernels import embedders
 from bipace_kernels.cli import figures
+from bipace_kernels.cli.outcomes import Outcome
 
 PLAIN = ("--epsilons", "0.25", "--no-similar")
 
@@ -82,14 +83,15 @@ def test_each_at_its_own_epsilon(games: Path, tmp_path: Path, drawn: list[Any]) 
     for label, entry, row in zip(
         ("identity", "n-grams", "sentence encoder", "hidden states"), found.values(), rows, strict=True
     ):
-        assert row.label == f"{label}\nε = {entry['epsilon']:.3g}"
-        assert (row.median, row.r2) == (entry["metrics"]["median_cluster_size"], entry["value_r2"]["r2"])
-        numbers = f" {entry['metrics']['singleton_cluster_fraction']:.1%} | {row.median:g}"
+        assert row.label == f"{label}, ε {entry['epsilon']:.3g}"
+        median, r2 = entry["metrics"]["median_cluster_size"], entry["value_r2"]["r2"]
+        assert (row.metrics["median_cluster_size"], row.value_r2.r2) == (median, r2)
+        numbers = f" {entry['metrics']['singleton_cluster_fraction']:.1%} | {median:g}"
         (line,) = [line for line in text.splitlines() if line.startswith(f"| {label} |")]
         assert numbers in line
-        assert ("*" in line) == (not 4 <= row.median <= 8)
+        assert ("*" in line) == (not 4 <= median <= 8)
         (line,) = [line for line in shown.splitlines() if line.startswith(f"│ {label} ")]
-        assert f"{row.r2:.3f}".replace("-", "−") in line
+        assert f"{r2:.3f}".replace("-", "−") in line
 
 
 def test_hidden_states_by_section_and_from_a_column(tmp_path: Path, drawn: list[Any]) -> None:
@@ -146,8 +148,13 @@ def test_an_encoder_that_cannot_be_had(games: Path, tmp_path: Path, monkeypatch:
 def test_the_figure_takes_what_does_not_exist(tmp_path: Path) -> None:
     """No interval with one group, no value R² where returns do not differ, $ in a name."""
     rows = [
-        figures.Embedded("identity", 1.0, 1.0, None, None), figures.Embedded("$a_b$\nε = 0.1", 0.0, 900.0, -0.2, None),
-        figures.Embedded("n-grams", 0.4, 4.5, 0.1, (-0.05, 0.25)),
+        Outcome(
+            label, label, {}, {"singleton_cluster_fraction": singles, "median_cluster_size": median}, bk.ValueR2(*r2), None
+        )
+        for label, singles, median, r2 in (
+            ("identity, ε 0", 1.0, 1.0, (None, 0.0, None)), ("$a_b$, ε 0.1", 0.0, 900.0, (-0.2, 1.0, None)),
+            ("n-grams, ε 0.2", 0.4, 4.5, (0.1, 1.0, 0.08)),
+        )
     ]  # fmt: skip
     figures.embedders(tmp_path / "a.png", "title", rows, (4, 8))
     figures.embedders(tmp_path / "b.png", "title", rows, (4, 8))

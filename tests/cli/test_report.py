@@ -12,6 +12,7 @@ from cli_runs import GOLDEN, direct, fail, observations, record, run, write
 
 import bipace_kernels as bk
 from bipace_kernels.cli import figures, output, report, rollouts, states
+from bipace_kernels.cli.outcomes import Outcome
 
 PNG = b"\x89PNG\r\n\x1a\n"
 CURVE = "0.1,0.25"
@@ -92,7 +93,7 @@ def test_the_curve_of_records_that_do_not_all_take_part(tmp_path: Path, rule: st
     fields = {"duplicates": rule, "on_invalid": "singleton"}
     records = rollouts.read([str(path)], duplicates=rule, allow_nonfinite=True)
     for name, state in (("observation", states.State()), ("history", states.State(2))):
-        fingerprint = states.ngram_fingerprints(states.texts(records, state))
+        fingerprint = bk.embedders.Ngram().embed(states.texts(records, state))
         for point in section["epsilon_curve"][name]:
             check(point, direct(path, bk.Config.bipace(point["epsilon"], **fields), fingerprint=fingerprint))
 
@@ -322,11 +323,17 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
 
 def test_figures_of_extremes(tmp_path: Path) -> None:
     """Huge and no clusters, no advantage at all, long texts with the characters matplotlib reads as mathematics."""
-    sizes = [figures.Sizes(f"p{i}", np.full(3, 10 ** (2 * i))) for i in range(3)]
-    sizes.append(figures.Sizes("empty", np.zeros(0, np.int64)))
-    figures.size_histograms(tmp_path / "a.png", "$x_1$ and _y_^z", sizes)
-    nothing = figures.Curve("c", [1.0], [1.0], [1.0], [1.0], [None], [None])
-    figures.epsilon_curve(tmp_path / "b.png", "t", [0.1], [nothing], [figures.Level("l", 1.0, 1.0, None)], 0.1)
+    metrics = {
+        f"{name}_cluster_{what}": 1.0
+        for name, what in (("singleton", "fraction"), ("mean", "size"), ("median", "size"), ("p90", "size"))
+    }
+    several = [np.full(3, 10 ** (2 * i)) for i in range(3)] + [np.zeros(0, np.int64)]
+    outcomes = [
+        Outcome("key", f"p{i}", {"epsilon": 0.1}, metrics, bk.ValueR2(None, 0.0, None), sizes)
+        for i, sizes in enumerate(several)
+    ]
+    figures.size_histograms(tmp_path / "a.png", "$x_1$ and _y_^z", outcomes)
+    figures.epsilon_curve(tmp_path / "b.png", "t", {"c": outcomes[:1]}, outcomes[1:2], 0.1)
     rows = [
         figures.Row(f"rollout {i}", list(range(70)), list(range(70)), [0.0] * 70, [True, False, None][i])
         for i in range(3)

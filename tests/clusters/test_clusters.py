@@ -25,10 +25,14 @@ from clustering import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sized import Sized
 
-from bipace_kernels import _native_loader
-from bipace_kernels.cpu import clusters as cpu
-from bipace_kernels.reference import clusters as reference
+from bipace_kernels import _native_loader, _threads
+from bipace_kernels.cpu import clusters as cpu_clusters
+from bipace_kernels.reference import clusters as reference_clusters
+
+cpu = Sized(cpu_clusters)
+reference = Sized(reference_clusters)
 
 # ---- the rule --------------------------------------------------------------------------------------------------------
 
@@ -210,7 +214,8 @@ def test_flush_to_zero_changes_nothing():
             pytest.skip("this machine cannot flush denormals")
         for threads in (1, 2):
             assert torch.equal(cosine(x, epsilon=0.1, num_threads=threads), expected)
-            assert not bool(cpu.scan_rows(x, torch.arange(120), num_threads=threads).any())
+            with _threads.using(threads):
+                assert not bool(cpu.scan_rows(x, torch.arange(120)).any())
     finally:
         torch.set_flush_denormal(False)
 

@@ -10,9 +10,12 @@ from clustering import DTYPES, EPSILONS, TOLERANCE, mixture, offsets_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged import BACKEND, ON_CPU, same_bits, sentinels, stage
+from sized import Sized
 
 import bipace_kernels as bk
-from bipace_kernels.reference import clusters as reference
+from bipace_kernels.reference import clusters as reference_clusters
+
+reference = Sized(reference_clusters)
 
 clusters, gram, rows = stage("clusters"), stage("gram"), stage("rows")
 scan = stage("scan")
@@ -21,6 +24,8 @@ if BACKEND == "triton":
     TILES, SHAPES = ["LARGE", "SMALL", "FLOAT32"], ["SHORT", "MEDIUM"]
 else:
     TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
+
+OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ragged import ON_CPU, sentinels, stage
-
-from bipace_kernels.cuda import _provider
+from ragged import sentinels, stage
 
 gram = stage("gram")
 
@@ -17,12 +15,11 @@ SIZES = [5, 64, 128, 129, 1, 300]
 DIMS = [1, 8, 72, 128, 200, 456]
 
 
-@pytest.fixture(params=["groups", "tall", "warps"])
+@pytest.fixture(params=["groups", "warps"])
 def way(request, device, monkeypatch):
-    """Who feeds the tensor cores, and whether tiles are tall."""
-    monkeypatch.setattr(gram, "WARPGROUPS", request.param != "warps")
-    monkeypatch.setattr(gram, "TALL_FROM", 1 if request.param == "tall" else 1 << 20)
-    if request.param != "warps" and not gram.warpgroups(device):
+    """Who feeds the tensor cores."""
+    monkeypatch.setattr(gram, "WARPGROUPS", request.param == "groups")
+    if request.param == "groups" and not gram.warpgroups(device):
         pytest.skip("this GPU's tensor cores are not fed by groups of warps: it is not of compute capability 9.0")
     return request.param
 
@@ -125,29 +122,3 @@ def test_rows_of_extreme_length(way, device):
     scale[3], scale[130] = 2.0**-80, 2.0**90
     found, reciprocal = multiply(device, x.bfloat16().to(device), sizes, scale=scale)
     check(found, reciprocal, x.bfloat16().double() * scale.double()[:, None], sizes)
-
-
-def test_tall_tiles_have_the_bits_of_square_ones(device, monkeypatch):
-    """So that a group's bits do not depend on the longest group of its batch."""
-    if not gram.warpgroups(device):
-        pytest.skip("this GPU's tensor cores are not fed by groups of warps: it is not of compute capability 9.0")
-    sizes = [700, 5, 193]
-    x = rows(sum(sizes), 328, torch.bfloat16).to(device)
-    found = []
-    for tall in (1, 1 << 20):
-        monkeypatch.setattr(gram, "TALL_FROM", tall)
-        found.append(multiply(device, x, sizes))
-    (tall, lengths), (square, others) = found
-    for g, size in enumerate(sizes):
-        upper = torch.ones(size, size, dtype=torch.bool).triu()
-        assert torch.equal(tall[g, :size, :size][upper], square[g, :size, :size][upper])
-    assert torch.equal(lengths, others)
-
-
-@pytest.mark.skipif(not ON_CPU, reason="what a GPU has is its own")
-def test_groups_take_a_stage_more(device, twin, monkeypatch):
-    assert _provider.current() is twin
-    monkeypatch.setattr(twin, "groups", True)
-    more = gram.shared_bytes(device)
-    monkeypatch.setattr(twin, "groups", False)
-    assert more - gram.shared_bytes(device) == 256 * 128

@@ -71,7 +71,7 @@ def test_action_keys(columns: bool, device: torch.device):
     ids = torch.from_numpy(rng.integers(0, 9, (40, 40))).to(torch.uint8)
     valid = torch.from_numpy(rng.integers(0, 2, (40, 40))).to(torch.uint8)
     found = [
-        action_keys.hash_token_ids(tokens, None, mask, None, mode="first_n", n=8, longest_row=40)[0].cpu()
+        action_keys.hash_token_ids(tokens, None, mask, None, None, mode="first_n", n=8, longest_row=40)[0].cpu()
         for tokens, mask in (
             (ids.to(device), valid.to(device)),
             (far(ids, device, columns=columns), far(valid, device, columns=columns)),

@@ -16,6 +16,7 @@ from clustering import (
     check_instruction_sets,
     check_layouts,
     check_partition,
+    cosine,
     in_process,
     mixture,
     offsets_of,
@@ -24,14 +25,16 @@ from clustering import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sized import Sized
 
 from bipace_kernels import _native_loader
-from bipace_kernels.cpu import clusters as cpu
-from bipace_kernels.reference import clusters as reference
+from bipace_kernels.reference import clusters as reference_clusters
+
+reference = Sized(reference_clusters)
 
 
 def one(x: torch.Tensor, sizes: list[int], epsilon: float, usable: torch.Tensor | None = None) -> torch.Tensor:
-    return cpu.cluster_cosine(x, torch.arange(len(x)), offsets_of(sizes), usable, epsilon, num_threads=2)
+    return cosine(x, sizes, epsilon, usable=usable)
 
 
 # ---- the rule --------------------------------------------------------------------------------------------------------

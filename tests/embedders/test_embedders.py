@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import socket
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from paths import ROOT
 
 import bipace_kernels as bk
 from bipace_kernels import embedders
@@ -159,8 +161,7 @@ def test_half_an_emoji_reaches_the_encoder_as_valid_text():
     assert encoder.asked == [["?!"]]
 
 
-def test_a_bar_is_shown_on_stderr_if_asked_for(capfd, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich draws for terminals alone
+def test_a_bar_is_shown_on_stderr_if_asked_for(capfd):
     Sentence(Counting()).embed(TEXTS)
     assert capfd.readouterr() == ("", "")
     Sentence(Counting(), progress=True).embed(TEXTS)
@@ -189,6 +190,18 @@ def test_bad_arguments():
         Sentence(Counting(), batch_size=0)
     with pytest.raises(TypeError, match="model must be a folder, a name or a SentenceTransformer, got int"):
         Sentence(3)
+
+
+def test_one_table_has_the_names_and_the_radii(monkeypatch):
+    monkeypatch.setattr(embedders, "_load", lambda model, device: Counting())
+    page = (ROOT / "docs/embedders.md").read_text()
+    documented = dict(re.findall(r"^\| `\w+\(.*?\)` \| `(\S+)` \|.*\| ([\d.]+) \|$", page, re.MULTILINE))
+    assert {row.written: row.epsilon for row in embedders.EMBEDDERS.values()} == {
+        k: float(v) for k, v in documented.items()
+    }
+    for name, row in embedders.EMBEDDERS.items():
+        made = embedders.named(row.written)
+        assert row.name == name and made.epsilon == row.epsilon and made.name.startswith(name)
 
 
 def test_names_for_configurations():

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 import torch
 from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
+from sized import Sized
 
-from bipace_kernels.cpu import episode as cpu
-from bipace_kernels.reference import episode as reference
+from bipace_kernels.cpu import episode as cpu_episode
+from bipace_kernels.reference import episode as reference_episode
+
+cpu = Sized(cpu_episode)
+reference = Sized(reference_episode)
 
 episode = stage("episode")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")

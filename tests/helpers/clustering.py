@@ -13,7 +13,7 @@ import torch
 from certificate import margins, replay
 from paths import HELPERS, ROOT
 
-from bipace_kernels import _native_loader
+from bipace_kernels import _native_loader, _threads
 from bipace_kernels.cpu import clusters as cpu
 
 TOLERANCE = 1e-5
@@ -32,6 +32,11 @@ def mixture(seed: int, n: int, dim: int, clusters: int, *, noise: float = 0.3, c
 
 def offsets_of(sizes: list[int]) -> torch.Tensor:
     return torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int64)
+
+
+def groups_of(sizes: list[int]) -> dict[str, int]:
+    """Arguments of a stage that say how many groups there are and how long the longest is."""
+    return {"n_groups": len(sizes), "longest_group": max(sizes, default=0)}
 
 
 def sample(kind: str, n: int, dim: int, seed: int) -> torch.Tensor:
@@ -70,7 +75,8 @@ def cosine(
     """Labels [M] by the compiled kernels."""
     order = torch.arange(x.shape[0]) if order is None else order
     sizes = [order.shape[0]] if sizes is None else sizes
-    return cpu.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon, num_threads=num_threads)
+    with _threads.using(num_threads):
+        return cpu.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon, **groups_of(sizes), taken=None)
 
 
 def sweep(
@@ -85,7 +91,8 @@ def sweep(
     """Labels [E, M] by the compiled kernels."""
     order = torch.arange(x.shape[0]) if order is None else order
     sizes = [order.shape[0]] if sizes is None else sizes
-    return cpu.cluster_sweep(x, order, offsets_of(sizes), usable, epsilons, num_threads=num_threads)
+    with _threads.using(num_threads):
+        return cpu.cluster_sweep(x, order, offsets_of(sizes), usable, epsilons, **groups_of(sizes), taken=None)
 
 
 def check_partition(x: torch.Tensor, sizes: list[int], epsilon: float, labels: torch.Tensor) -> bool:

@@ -64,9 +64,16 @@ def of_checkout(*, sanitize: bool = False) -> Twin:
     return Twin.load(library)
 
 
+# The other stages of a call with emulated kernels: those of the CPU.
+_LIGHT = {"triton_kernels": "cpu"}
+
+
 def run_on_cpu(twin: Twin, put: Callable[[Any, str, Any], None] = setattr) -> None:
     """From here on backend="cuda" runs, by the twin and on CPU tensors."""
     put(_provider, "stand_in", twin)
+    real_package = _dispatch.package_of
+    put(_dispatch, "package_of", lambda backend, stage: _LIGHT.get(found := real_package(backend, stage), found))
+    _dispatch._backend.cache_clear()
     for name in ("_why_not", "_why_not_on"):
         real = getattr(_dispatch, name)
         put(_dispatch, name, lambda backend, *of, real=real: "" if backend == "cuda" else real(backend, *of))

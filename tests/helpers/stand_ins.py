@@ -1,6 +1,6 @@
-"""The masked stages of the cpu backend in the place of bipace_kernels/triton_kernels.
+"""The stages of the cpu backend in the place of a GPU's.
 
-They let the device chain be tested without Triton and without a GPU: what the chain does around its stages, whatever
+They let the chain be tested as a GPU runs it, without Triton and without one: what it does around its stages, whatever
 the stages are.  `Watched` makes every reading of a tensor outside a stage an error, as a GPU's would be that waits.
 """
 
@@ -16,7 +16,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bipace_kernels import _dispatch, _ops, cpu
-from bipace_kernels.masked_stages import MaskedStages
 
 _AT = torch.ops.aten
 _READING = {
@@ -25,25 +24,20 @@ _READING = {
 }  # fmt: skip
 
 
-class Watched:
-    """The stages as a backend's package; inside watch() a tensor may be read in a stage and nowhere else."""
+class Watched(_dispatch.Backend):
+    """Stages of the cpu backend under the name of one that defers its checks.
 
-    __name__ = "bipace_kernels.triton_kernels"
+    Inside watch() a tensor may be read in a stage and nowhere else.
+    """
 
     def __init__(self) -> None:
+        super().__init__("triton")
         self.inside = 0
         self.calls: list[str] = []
-        masked = MaskedStages(cpu)
-        for stage, names in {
-            "returns": ("discounted_returns", "trajectory_returns", "spoilt_trajectories"),
-            "episode": ("episode_advantage",),
-            "clusters": ("scan_rows", "cluster_cosine", "cluster_sweep"),
-            "observations": ("cluster_exact", "cluster_history"),
-            "values": ("step_advantage", "hgpo_advantage"),
-            "combine": ("combine",),
-        }.items():
-            setattr(self, stage, SimpleNamespace(**{name: self._watched(getattr(masked, name)) for name in names}))
-        self.clusters.LONGEST_SWEEP = 1000
+        for stage in ("returns", "episode", "clusters", "observations", "values", "combine"):
+            names = [op.name for op in _ops.STAGE_OPS.values() if op.stage == stage]
+            real = getattr(cpu, stage)
+            setattr(self, stage, SimpleNamespace(**{name: self._watched(getattr(real, name)) for name in names}))
 
     def _watched(self, function):
         @functools.wraps(function)
@@ -51,7 +45,7 @@ class Watched:
             self.calls.append(function.__name__)
             with self.stage():
                 given = inspect.signature(function).bind(*args, **kwargs).arguments
-                _ops._check_sizes(function.__name__, given)
+                _ops.check_sizes(_ops.STAGE_OPS[function.__name__], given)
                 if "longest_group" in given:
                     sizes = given["group_offsets"].diff()
                     assert given["longest_group"] == (int(sizes.max()) if sizes.numel() else 0)

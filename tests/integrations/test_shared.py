@@ -16,8 +16,8 @@ import bipace_kernels as bk
 from bipace_kernels.integrations import _versions
 from bipace_kernels.integrations._replace import replace, replaced
 from bipace_kernels.integrations._settings import Settings
-from bipace_kernels.integrations._steps import keys_of, per_turn, turn_tokens
-from bipace_kernels.integrations._turns import Turns
+from bipace_kernels.integrations._states import States
+from bipace_kernels.integrations._turns import Turns, keys_of
 from bipace_kernels.integrations._versions import check_parts, check_version
 
 TEXTS = ["<action>Go east</action>", "hm <action> go EAST </action>", "look", "<action>look</action>", ""]
@@ -68,7 +68,7 @@ def test_first_tokens_need_no_tokenizer_and_parse_nothing(ids):
 
 def test_tokens_of_turns():
     turns = Turns.of(torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0]]))
-    tokens, mask = turn_tokens(turns, torch.arange(8).reshape(2, 4))
+    tokens, mask = turns.tokens(torch.arange(8).reshape(2, 4))
     assert [row[on].tolist() for row, on in zip(tokens, mask, strict=True)] == [[0, 1], [3], []]
 
 
@@ -86,7 +86,7 @@ TURNS = Turns.of(torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 1]]))  # 
     ],
 )
 def test_entries_per_turn(rows, spare, wanted):
-    assert per_turn(TURNS, rows, "things", "-", mask="the mask", spare=spare, valid=[True, True, True, False]) == wanted
+    assert TURNS.field(rows, "things", "-", mask="the mask", spare=spare, valid=[True, True, True, False]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_entries_that_are_not_those_of_the_turns(rows, message):
     with pytest.raises(
         ValueError, match=f"things must have one entry per turn of the model, but {message}; a turn is a run"
     ):
-        per_turn(TURNS, rows, "things", "-", mask="the mask", valid=[True, True, True, False])
+        TURNS.field(rows, "things", "-", mask="the mask", valid=[True, True, True, False])
 
 
 def test_functions_give_way_and_come_back():
@@ -137,9 +137,9 @@ def test_functions_give_way_and_come_back():
 
 
 @pytest.mark.parametrize(("release", "warns"), [("0.8.9", True), ("0.9.0", False), ("0.9.1", False), ("0.10.0", True)])
-def test_a_release_that_was_not_run_is_told_once(monkeypatch, release, warns):
+def test_a_release_that_was_not_run_is_warned_once(monkeypatch, release, warns):
     monkeypatch.setattr(_versions.importlib.metadata, "version", lambda name: release)
-    monkeypatch.setattr(_versions, "_told", set())
+    monkeypatch.setattr(_versions, "_warned", set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         check_version("verl")
@@ -148,7 +148,7 @@ def test_a_release_that_was_not_run_is_told_once(monkeypatch, release, warns):
     assert not warns or f"was run with verl 0.9.0 to 0.9.1, and this is {release}" in str(told[0].message)
 
 
-def test_a_trainer_that_lacks_a_part_is_told_by_its_name():
+def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
     with pytest.raises(ImportError, match="types has no fit and no train, so this is no verl-agent"):
         check_parts("verl-agent", __import__("types"), "fit", "SimpleNamespace", "train")
 
@@ -169,9 +169,48 @@ def test_a_trainer_that_lacks_a_part_is_told_by_its_name():
         ({"step_weight": True}, "step_weight must be a number, got True"),
     ],
 )  # fmt: skip
-def test_settings_that_mean_nothing_are_told_by_name(given, said):
+def test_settings_that_mean_nothing_are_warned_by_name(given, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         Settings.of(given)
+
+
+class Encoder:
+    """A sentence encoder: two features of a text."""
+
+    device = torch.device("cpu")
+
+    def eval(self):
+        return self
+
+    def encode(self, texts, **_):
+        return torch.tensor([[len(text) + 1.0, float(text.count("a"))] for text in texts])
+
+
+RECORDS = {
+    "group": torch.zeros(3, dtype=torch.int64), "trajectory": torch.arange(3), "step": torch.zeros(3, dtype=torch.int64),
+    "rewards": torch.tensor([0.0, 1.0, 2.0]), "valid": torch.ones(3, dtype=torch.bool),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "epsilon"),
+    [
+        ({"embedder": "actor_hidden"}, 0.10),
+        ({"embedder": "ngram"}, 0.25),
+        ({"embedder": "identity"}, 0.0),
+        ({"embedder": "sentence:MODEL"}, 0.20),
+        ({"embedder": "actor_hidden", "epsilon": 0.07}, 0.07),
+        ({"embedder": "ngram", "ngram_epsilon": 0.3}, 0.3),
+        ({"embedder": "ngram", "epsilon": 0.07}, 0.25),  # a recipe's ε is one of hidden states
+        ({"embedder": "sentence:MODEL", "epsilon": 0.07}, 0.07),
+    ],
+)
+def test_an_embedder_has_its_own_epsilon_where_none_is_set(settings, epsilon, monkeypatch):
+    monkeypatch.setattr(bk.embedders, "_load", lambda model, device: Encoder())
+    states = States(Settings(method="bigpo", **settings))
+    hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]) if states.may_be_hidden else None
+    result, metrics = states.advantage(RECORDS, lambda: ["a", "a", "b"], hidden=hidden)
+    assert metrics["bipace/epsilon"] == epsilon and result.advantage.shape == (3,)
 
 
 def test_a_key_of_none_was_not_given():
@@ -189,7 +228,7 @@ def test_a_release_that_was_not_run_is_a_warning_and_never_an_error(version, tol
         return version
 
     monkeypatch.setattr(_versions.importlib.metadata, "version", of)
-    monkeypatch.setattr(_versions, "_told", set())
+    monkeypatch.setattr(_versions, "_warned", set())
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         check_version("trl")

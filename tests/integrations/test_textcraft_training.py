@@ -46,7 +46,7 @@ def test_commands_are_few_tokens_and_come_back(tokenizer):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_of_a_rollout_are_those_of_a_plain_forward(tokenizer, model, temperature):
-    """Rows of unequal prompts, of which some end early, out of one cache: within 1e-4 of each row alone, without a cache."""
+    """RolloutRows of unequal prompts, of which some end early, out of one cache: within 1e-4 of each row alone, without a cache."""
     tasks = [published()[i] for i in (3, 3, 12, 40, 7)]
     steered = make_model(tokenizer, width=32, blocks=2, heads=2, seed=1)
     with torch.no_grad():  # tokens that end commands become likely, so that rows are at different places

@@ -16,7 +16,7 @@ from transformers import HfArgumentParser, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 import bipace_kernels as bk
-from bipace_kernels.integrations import _steps
+from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit
@@ -91,10 +91,12 @@ def test_text_embedders(tmp_path, embedder, config):
             ids[kept.bool()]
             for ids, kept in zip(batch["output"]["prompt_ids"], batch["output"]["prompt_mask"], strict=True)
         ]
-        heard = texts["fingerprint"](_steps.heard(turns, prompts, batch["output"]["completion_ids"], tt.TOKENIZER))
+        observed = texts["fingerprint"](
+            turns.observation_texts(prompts, batch["output"]["completion_ids"], tt.TOKENIZER)
+        )
         width = batch["output"]["prompt_ids"].shape[1]
-        batch["states"] = torch.zeros(*batch["states"].shape[:2], heard.shape[1])
-        batch["states"][turns.row, turns.start + width - 1] = heard
+        batch["states"] = torch.zeros(*batch["states"].shape[:2], observed.shape[1])
+        batch["states"][turns.row, turns.start + width - 1] = observed
     check(trainer, config)
 
 
@@ -102,7 +104,7 @@ def test_auto_without_hidden_states_takes_ngrams_with_one_warning(tmp_path, monk
     def none(model):
         raise ValueError("no blocks.")
 
-    monkeypatch.setattr(_steps, "find_decoder", none)
+    monkeypatch.setattr(_states, "find_decoder", none)
     with pytest.warns(RuntimeWarning, match="bipace_embedder=auto takes n-grams") as told:
         trainer = trained(tmp_path, rollout_func=tt.rollout, num_iterations=2, max_steps=3)
     assert sum("n-grams" in str(w.message) for w in told) == 1

@@ -15,7 +15,7 @@ import bipace_kernels as bk
 pytest.importorskip("verl")
 from verl_stand_ins import Words, config, default, of, run_of
 
-from bipace_kernels.integrations import _steps
+from bipace_kernels.integrations import _turns
 from bipace_kernels.integrations.verl import driver_v0
 from bipace_kernels.integrations.verl.estimator import HIDDEN, Bipace, settings_of
 
@@ -230,7 +230,7 @@ def advantages(monkeypatch):
     """verl's compute_advantage(), as the driver calls it: advantages and returns [B, T]."""
     from verl.trainer.ppo import ray_trainer
 
-    monkeypatch.setattr(_steps, "_table", lambda tokenizer: BYTES)
+    monkeypatch.setattr(_turns, "_byte_table", lambda tokenizer: BYTES)
 
     def call(bipace, data, hidden=None):
         if hidden is not None:

@@ -213,7 +213,7 @@ def test_pace_alone_keeps_verl_agent_s_own_groups(ready):
 
 @pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
 def test_copies_count_once(ready, mode):
-    """Rows that fill up the batch change no other row's advantage, and have that of the row they are copies of."""
+    """RolloutRows that fill up the batch change no other row's advantage, and have that of the row they are copies of."""
     settings = replace(ON, mode=mode)
     plain, filled = ready(3, settings), ready(3, settings, copies=7)
     by_id = {}

@@ -308,8 +308,8 @@ def test_ulysses_slices_are_put_together(tmp_path):
 
 
 def _shuffled_batch(generator):
-    """Rows of a batch as trainer_v1 has them: three prompts of several rollouts, rows per rollout or per step, some of no turn,
-    some copies, some padding, some states that are zero or not finite.  (rows as tuples, their states)"""
+    """RolloutRows of a batch as trainer_v1 has them: three prompts of several rollouts, rows per rollout or per step, some of no
+    turn, some copies, some padding, some states that are zero or not finite.  (rows as tuples, their states)"""
 
     def draw(*shape):
         return torch.randn(*shape, generator=generator)
@@ -333,7 +333,7 @@ def _shuffled_batch(generator):
 
 
 def _cluster(rank, folder, ranks):
-    from bipace_kernels.integrations._rows import Rows, numbered
+    from bipace_kernels.integrations._rollout_rows import RolloutRows, numbered
     from bipace_kernels.integrations.verl.engine import labels_of
 
     torch.set_num_threads(1)
@@ -363,8 +363,8 @@ def _cluster(rank, folder, ranks):
             "prompts": list, "group": group, "trajectory": trajectory, "place": place, "valid": torch.tensor(valid),
         }  # fmt: skip
         bipace = Bipace(run_of(epsilon=0.2, action_key_mode="first_n", n_action_tokens=1))
-        driver, told = Rows(**kept, hidden=states).advantage(bipace.states, None, scores)
-        workers, also = Rows(**kept, labels=labels).advantage(bipace.states, None, scores)
+        driver, told = RolloutRows(**kept, hidden=states).advantage(bipace.states, None, scores)
+        workers, also = RolloutRows(**kept, labels=labels).advantage(bipace.states, None, scores)
         both = torch.cat(labels)
         assert torch.equal(driver.cluster, torch.where(driver.cluster < 0, both, torch.maximum(both, -1 - both)))
         assert torch.equal(driver.cluster, workers.cluster)

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 import torch
 from ragged import from_lengths, ragged, same_bits, sentinels, stage, unaligned
+from sized import Sized
 
-from bipace_kernels.cpu import observations as cpu
-from bipace_kernels.reference import observations as reference
+from bipace_kernels.cpu import observations as cpu_observations
+from bipace_kernels.reference import observations as reference_observations
+
+cpu = Sized(cpu_observations)
+reference = Sized(reference_observations)
 
 observations = stage("observations")
 TILE = 128  # records: one or two programs, compared with one or two tiles at a time

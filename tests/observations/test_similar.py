@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bipace_kernels import _native_loader
+from bipace_kernels import _native_loader, _threads
 from bipace_kernels.cpu import similar as cpu
 from bipace_kernels.reference import similar as reference
 
@@ -148,7 +148,7 @@ def test_first_fit_golden() -> None:
     # founds a cluster; 3 is 0.9 to both first members and takes the oldest; the second group starts anew.
     texts = ["abcdefghij", "abcdefghiX", "abcdefghYX", "abcdefghYj", "abcdefghij", "zzz", "", ""]
     for backend in (reference, cpu):
-        labels = backend.cluster_similar(texts, offsets(4, 4), 0.9, num_threads=2)
+        labels = backend.cluster_similar(texts, offsets(4, 4), 0.9)
         assert labels.tolist() == [0, 0, 1, 0, 2, 3, 4, 4]
         assert labels.dtype == torch.int64
 
@@ -163,7 +163,8 @@ def test_labels_equal_reference(similarity: float) -> None:
         texts += [edited(rng, rng.choice(base), rng.choice((0, 0, 1, 3, 8, 30))) for _ in range(size)]
     want = reference.cluster_similar(texts, offsets(*sizes), similarity)
     for threads in (1, 2, 3, 8):
-        got = cpu.cluster_similar(texts, offsets(*sizes), similarity, num_threads=threads)
+        with _threads.using(threads):
+            got = cpu.cluster_similar(texts, offsets(*sizes), similarity)
         assert got.tolist() == want.tolist(), (similarity, threads)
 
 
@@ -179,32 +180,32 @@ def test_labels_equal_reference_at_rational_thresholds(groups: list[list[str]], 
     texts = [text for group in groups for text in group]
     bounds = offsets(*(len(group) for group in groups))
     want = reference.cluster_similar(texts, bounds, similarity)
-    assert cpu.cluster_similar(texts, bounds, similarity, num_threads=2).tolist() == want.tolist()
+    assert cpu.cluster_similar(texts, bounds, similarity).tolist() == want.tolist()
 
 
 def test_one_group_alone_is_the_group_in_a_batch() -> None:
     rng = random.Random(11)
     groups = [[observation(rng, 60) for _ in range(12)] for _ in range(5)]
-    together = cpu.cluster_similar(list(itertools.chain(*groups)), offsets(*[12] * 5), 0.6, num_threads=2)
+    together = cpu.cluster_similar(list(itertools.chain(*groups)), offsets(*[12] * 5), 0.6)
     for k, group in enumerate(groups):
-        alone = cpu.cluster_similar(group, offsets(12), 0.6, num_threads=1)
+        alone = cpu.cluster_similar(group, offsets(12), 0.6)
         inside = together[12 * k : 12 * k + 12]
         assert (inside - inside.min()).tolist() == alone.tolist()
 
 
 def test_nothing() -> None:
     for backend in (reference, cpu):
-        assert backend.cluster_similar([], offsets(), 0.95, num_threads=2).shape == (0,)
-        assert backend.cluster_similar([], offsets(0, 0), 0.95, num_threads=2).shape == (0,)
+        assert backend.cluster_similar([], offsets(), 0.95).shape == (0,)
+        assert backend.cluster_similar([], offsets(0, 0), 0.95).shape == (0,)
 
 
 def test_a_text_that_is_no_str_is_named() -> None:
     with pytest.raises(TypeError, match="got int at index 1"):
-        cpu.cluster_similar(["a", 5], offsets(2), 0.95, num_threads=1)  # type: ignore[list-item]
+        cpu.cluster_similar(["a", 5], offsets(2), 0.95)  # type: ignore[list-item]
 
 
 def test_str_subclass_is_a_text() -> None:
     class Name(str):
         pass
 
-    assert cpu.cluster_similar([Name("ab"), "ab"], offsets(2), 1.0, num_threads=1).tolist() == [0, 0]
+    assert cpu.cluster_similar([Name("ab"), "ab"], offsets(2), 1.0).tolist() == [0, 0]

@@ -80,7 +80,7 @@ def test_presets_refuse_unknown_names():
 
 def test_edges_of_the_ranges_are_taken():
     bk.Config(gamma=0, step_weight=0, epsilon=1e-4, history_length=0, similarity=1, delta=1e-2, length_weight_alpha=0)
-    bk.Config(gamma=1, epsilon=2)
+    bk.Config(gamma=1, epsilon=1)
     bk.Config(epsilon=0)
 
 

@@ -75,7 +75,7 @@ def test_opcheck(name, device):
 
 
 def test_every_op_has_a_case():
-    assert sorted(OPS) == sorted([*_ops._STAGES, "advantage"])
+    assert sorted(OPS) == sorted([*_ops.STAGE_OPS, "advantage"])
     for name in OPS:
         assert op_cases(name, "cpu"), name
 
@@ -236,7 +236,7 @@ WRONG = [
     ("episode_advantage", {"lone": lambda t: "one"}, ValueError, "lone must be one of"),
     ("episode_advantage", {"delta": lambda t: 0.0}, ValueError, r"delta must be in \(0, 1e-2\], got 0\.0"),
     ("cluster_cosine", {"fingerprint": lambda t: t[:, :0]}, ValueError, "fingerprint must have at least one feature"),
-    ("cluster_cosine", {"epsilon": lambda t: math.nan}, ValueError, r"epsilon must be 0 or in \[1e-4, 2\], got nan"),
+    ("cluster_cosine", {"epsilon": lambda t: math.nan}, ValueError, r"epsilon must be 0 or in \[1e-4, 1\], got nan"),
     ("cluster_sweep", {"epsilons": lambda t: [0.1, -1.0]}, ValueError, r"epsilons must be 0 or in .* got -1\.0"),
     ("cluster_history", {"depth": lambda t: 0}, ValueError, "depth must be at least 1, got 0"),
     ("combine", {"weight": lambda t: -0.5}, ValueError, r"weight must be finite and at least 0, got -0\.5"),

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
+from sized import Sized
 
-from bipace_kernels.cpu import returns as cpu
-from bipace_kernels.reference import returns as reference
+from bipace_kernels.cpu import returns as cpu_returns
+from bipace_kernels.reference import returns as reference_returns
 from bipace_kernels.schema import LIMIT
+
+cpu = Sized(cpu_returns)
+reference = Sized(reference_returns)
 
 returns = stage("returns")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")

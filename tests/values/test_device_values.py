@@ -9,10 +9,14 @@ import pytest
 import torch
 from marks import slow
 from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
+from sized import Sized
 
-from bipace_kernels.cpu import values as cpu
-from bipace_kernels.reference import values as reference
+from bipace_kernels.cpu import values as cpu_values
+from bipace_kernels.reference import values as reference_values
 from bipace_kernels.schema import Branch
+
+cpu = Sized(cpu_values)
+reference = Sized(reference_values)
 
 values = stage("values")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -56,7 +60,7 @@ def test_equals_the_reference_in_every_bit(device, longest, seed, estimator, nor
     lay = ragged(seed, groups=4)
     r, labels, keys = records(seed, lay)
     wanted = reference.step_advantage(
-        r, labels, int(labels.max()) + 1, keys, estimator=estimator, step_norm=norm, delta=DELTA
+        r, labels, keys, lay.group_offsets, estimator=estimator, step_norm=norm, delta=DELTA
     )
     got = step_advantage(device, longest, lay, r, labels, keys, estimator, norm)
     assert same_bits(got[0], wanted[0])
@@ -70,10 +74,10 @@ def test_groups_longer_than_a_program(device, longest, estimator, norm):
     r, labels, keys = records(11, lay, states=3)
     arguments = {"estimator": estimator, "step_norm": norm, "delta": DELTA}
     got = step_advantage(device, longest, lay, r, labels, keys, estimator, norm)
-    wanted = reference.step_advantage(r, labels, int(labels.max()) + 1, keys, **arguments)
+    wanted = reference.step_advantage(r, labels, keys, lay.group_offsets, **arguments)
     assert same_bits(got[0], wanted[0])
     assert same_bits(got[1], wanted[1])
-    on_cpu = cpu.step_advantage(r, labels, int(labels.max()) + 1, keys, **arguments)
+    on_cpu = cpu.step_advantage(r, labels, keys, lay.group_offsets, **arguments)
     assert_close(got[0], on_cpu[0])
     assert same_bits(got[1], on_cpu[1])
 
@@ -125,7 +129,9 @@ def test_magnitudes_far_apart(device, longest, estimator):
     lay = from_lengths([6], [1])
     r = torch.tensor([1e37, 1.0, -1e37, 2.0, 1e-30, 3.0])
     labels, keys = torch.zeros(6, dtype=torch.int64), torch.tensor([0, 1, 0, 1, 2, 2])
-    wanted = reference.step_advantage(r, labels, 1, keys, estimator=estimator, step_norm="none", delta=DELTA)
+    wanted = reference.step_advantage(
+        r, labels, keys, lay.group_offsets, estimator=estimator, step_norm="none", delta=DELTA
+    )
     assert same_bits(step_advantage(device, longest, lay, r, labels, keys, estimator)[0], wanted[0])
 
 
@@ -177,8 +183,8 @@ def test_hgpo(device, longest, norm, alpha, base_group):
     episode = torch.randn(lay.n_records, generator=torch.Generator().manual_seed(4)) * (labels % 2)
     options = {"step_norm": norm, "alpha": alpha, "base_group": base_group}
     got = hgpo(device, longest, lay, r, depths, episode, **options)
-    wanted = reference.hgpo_advantage(r, depths, episode, delta=DELTA, **options)
-    on_cpu = cpu.hgpo_advantage(r, depths, episode, delta=DELTA, **options)
+    wanted = reference.hgpo_advantage(r, depths, episode, lay.group_offsets, delta=DELTA, **options)
+    on_cpu = cpu.hgpo_advantage(r, depths, episode, lay.group_offsets, delta=DELTA, **options)
     assert_close(got[0], wanted[0])
     assert_close(got[0], on_cpu[0])
     assert float((got[0].cpu() == wanted[0]).float().mean()) > 0.95

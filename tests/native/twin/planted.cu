@@ -6,16 +6,16 @@ namespace bipace {
 constexpr int kThreads = 128;
 
 struct ReverseArgs {
-  const int32_t* in;  // [kThreads]
-  int32_t* out;       // [kThreads]
-  int64_t barrier;    // whether threads wait for one another
+  const int32_t* values;  // [kThreads]
+  int32_t* out;           // [kThreads]
+  int64_t barrier;        // whether threads wait for one another
 };
 
 // out[i] = in[n − 1 − i] by way of shared memory.
 BIPACE_KERNEL(reverse, ReverseArgs, kThreads) {
   int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
   const int t = gpu::thread();
-  values[t] = a.in[t];
+  values[t] = a.values[t];
   if (a.barrier) gpu::sync_block();
   a.out[t] = values[kThreads - 1 - t];
 }
@@ -49,9 +49,9 @@ BIPACE_KERNEL(part_ways, FlagArgs, kThreads) {
 }
 
 struct SomeArgs {
-  const int32_t* in;  // [kThreads]
-  int32_t* out;       // [kThreads]
-  int64_t barrier;    // of the warps from the second on
+  const int32_t* values;  // [kThreads]
+  int32_t* out;           // [kThreads]
+  int64_t barrier;        // of the warps from the second on
 };
 
 // All warps but the first pass their values on among themselves, by a barrier of their own.
@@ -62,35 +62,35 @@ BIPACE_KERNEL(pass_on, SomeArgs, kThreads) {
     a.out[t] = gpu::lowest_bit(1u << t);
     return;
   }
-  values[t - gpu::kWarp] = a.in[t];
+  values[t - gpu::kWarp] = a.values[t];
   if (a.barrier) gpu::sync_some(1, others);
   a.out[t] = values[kThreads - 1 - t];
 }
 
 struct CopyArgs {
-  const int32_t* in;  // [4 · kThreads]
-  int32_t* out;       // [4 · kThreads]
-  int64_t wait;       // for the copies
+  const int32_t* values;  // [4 · kThreads]
+  int32_t* out;           // [4 · kThreads]
+  int64_t wait;           // for the copies
 };
 
 BIPACE_KERNEL(copy_through, CopyArgs, kThreads) {
   int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
   const int t = gpu::thread();
-  gpu::copy_async(values + 4 * t, a.in + 4 * t, 16);
+  gpu::copy_async(values + 4 * t, a.values + 4 * t, 16);
   gpu::copy_commit();
   if (a.wait) gpu::copy_wait<0>();
   for (int e = 0; e < 4; ++e) a.out[4 * t + e] = values[4 * t + e];
 }
 
 struct CollectivesArgs {
-  const int32_t* in;  // [32]
-  int32_t* out;       // [8, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot; its bits counted, lowest, highest
-  uint64_t* least;    // the least of v as unsigned numbers, and of what stands there
+  const int32_t* values;  // [32]
+  int32_t* out;     // [8, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot; its bits counted, lowest, highest
+  uint64_t* least;  // the least of v as unsigned numbers, and of what stands there
 };
 
 BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
   const int l = gpu::lane();
-  const int32_t v = a.in[l];
+  const int32_t v = a.values[l];
   a.out[l] = gpu::shuffle(v, (l + 5) % 32);
   a.out[32 + l] = gpu::shuffle_xor(v, 3);
   a.out[64 + l] = gpu::shuffle_up(v, 2);
@@ -104,13 +104,13 @@ BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
 }
 
 struct WidenArgs {
-  const uint16_t* in;  // [blocks, 32] float16
+  const uint16_t* values;  // [blocks, 32] float16
   float* out;
 };
 
 BIPACE_KERNEL(widen, WidenArgs, 32) {
   const int64_t i = gpu::block() * 32 + gpu::lane();
-  a.out[i] = gpu::from_f16(a.in[i]);
+  a.out[i] = gpu::from_f16(a.values[i]);
 }
 
 struct TileArgs {
@@ -140,8 +140,8 @@ BIPACE_KERNEL(multiply_tile, TileArgs, 32) {
 
 struct ProductArgs {
   const uint16_t* x;  // [64, 64] bfloat16 or float16
-  const uint16_t* y;  // [64, 64]
-  float* out;         // [64, 64] = x · yᵀ + x · yᵀ
+  const uint16_t* y;  // [128, 64]
+  float* out;         // [64, 128] = x · yᵀ + x · yᵀ
   int64_t bf16;
   int64_t fault;  // 0 none; 1 copies are not shown, 2 sums are read early, 3 rows are overwritten early, 4 not begun
 };
@@ -150,9 +150,9 @@ constexpr int kGroupThreads = gpu::kGroup;
 
 // Twice the product of four sets of 16 elements each, by a group of warps.
 BIPACE_KERNEL(multiply_together, ProductArgs, kGroupThreads) {
-  unsigned char* const rows = gpu::shared_memory();  // [128, 128 bytes]: x, then y
+  unsigned char* const rows = gpu::shared_memory();  // [192, 128 bytes]: x, then y
   const int t = gpu::thread();
-  for (int c = t; c < 128 * 8; c += kGroupThreads) {
+  for (int c = t; c < 192 * 8; c += kGroupThreads) {
     const int row = c / 8, copy = c % 8;
     const uint16_t* const from = row < 64 ? a.x + row * 64 : a.y + (row - 64) * 64;
     gpu::copy_async(rows + row * 128 + ((copy ^ (row & 7)) << 4), from + copy * 8, 16);
@@ -161,7 +161,7 @@ BIPACE_KERNEL(multiply_together, ProductArgs, kGroupThreads) {
   gpu::copy_wait<0>();
   if (a.fault != 1) gpu::show_tensor_cores();
   gpu::sync_block();
-  float sums[32];
+  float sums[64];
   for (int time = 0; time < 2; ++time) {
     if (a.fault != 4) gpu::products_begin(sums);
     for (int k = 0; k < 4; ++k) {
@@ -179,7 +179,7 @@ BIPACE_KERNEL(multiply_together, ProductArgs, kGroupThreads) {
   gpu::sync_block();
   if (a.fault != 2) gpu::products_wait<0>();
   const int at_i = t / 32 * 16 + t % 32 / 4, at_j = t % 4 * 2;
-  for (int e = 0; e < 32; ++e) a.out[(at_i + e / 2 % 2 * 8) * 64 + at_j + e / 4 * 8 + e % 2] = sums[e];
+  for (int e = 0; e < 64; ++e) a.out[(at_i + e / 2 % 2 * 8) * 128 + at_j + e / 4 * 8 + e % 2] = sums[e];
   gpu::products_wait<0>();
 }
 

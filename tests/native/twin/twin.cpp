@@ -77,7 +77,6 @@ struct Product {
   float* sums;
   std::vector<float> found;  // sums with it
   const void *a, *b;
-  int columns;
   uint64_t read;  // a hash of its operands
 };
 
@@ -321,9 +320,9 @@ uint16_t bits(const void* rows, int r, int e) {
   return value;
 }
 
-uint64_t hash(const void* a, const void* b, int columns) {
+uint64_t hash(const void* a, const void* b) {
   uint64_t h = 1469598103934665603u;
-  for (int r = 0; r < 64 + columns; ++r) {
+  for (int r = 0; r < 64 + 128; ++r) {
     for (int e = 0; e < 16; ++e) h = (h ^ (r < 64 ? bits(a, r, e) : bits(b, r - 64, e))) * 1099511628211u;
   }
   return h;
@@ -333,7 +332,7 @@ uint64_t hash(const void* a, const void* b, int columns) {
 
 void begin_products() { run->now->begun = true; }
 
-void start_product(float* sums, int columns, const void* a, const void* b, bool add, bool bf16) {
+void start_product(float* sums, const void* a, const void* b, bool add, bool bf16) {
   Fibre& self = *run->now;
   if (!self.group) fail("fewer than four warps cannot multiply together");
   arrive(*self.group, "multiply_group");
@@ -344,8 +343,8 @@ void start_product(float* sums, int columns, const void* a, const void* b, bool 
       reinterpret_cast<uintptr_t>(b) % 32 || reinterpret_cast<uintptr_t>(b) & 0x380) {
     fail("an operand of multiply_group is not aligned");
   }
-  const int n = columns / 2;
-  Product mine{sums, std::vector<float>(static_cast<size_t>(n), 0.0f), a, b, columns, 0};
+  constexpr int n = 64;  // of 64 × 128 sums, a thread's
+  Product mine{sums, std::vector<float>(n, 0.0f), a, b, 0};
   const Product* before = nullptr;
   for (const auto& set : self.products) {
     for (const Product& other : set) before = other.sums == sums ? &other : before;
@@ -361,7 +360,7 @@ void start_product(float* sums, int columns, const void* a, const void* b, bool 
     }
     sums[i] = std::numeric_limits<float>::quiet_NaN();
   }
-  if (place().thread % gpu::kGroup == 0) mine.read = hash(a, b, columns);
+  if (place().thread % gpu::kGroup == 0) mine.read = hash(a, b);
   self.products.back().push_back(std::move(mine));
 }
 
@@ -376,7 +375,7 @@ void finish_products(int pending) {
     const std::vector<Product> done = std::move(sets.front());
     sets.erase(sets.begin());
     for (const Product& product : done) {
-      if (place().thread % gpu::kGroup == 0 && product.read != hash(product.a, product.b, product.columns)) {
+      if (place().thread % gpu::kGroup == 0 && product.read != hash(product.a, product.b)) {
         fail("what a product reads was written to before it was done");
       }
       bool last = true;  // of those that add to the same sums

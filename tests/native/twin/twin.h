@@ -62,7 +62,7 @@ void commit_copies();
 void finish_copies(int pending);
 void show_copies();
 void begin_products();
-void start_product(float* sums, int columns, const void* a, const void* b, bool add, bool bf16);
+void start_product(float* sums, const void* a, const void* b, bool add, bool bf16);
 void commit_products();
 void finish_products(int pending);
 [[noreturn]] void fail(const std::string& why);
@@ -184,9 +184,9 @@ template <int pending>
 void products_wait() {
   twin::finish_products(pending);
 }
-template <bool bf16, int n>
-void multiply_group(float (&c)[n], const void* a, const void* b, bool add) {
-  twin::start_product(c, 2 * n, a, b, add, bf16);
+template <bool bf16>
+void multiply_group(float (&c)[64], const void* a, const void* b, bool add) {
+  twin::start_product(c, a, b, add, bf16);
 }
 
 }  // namespace gpu

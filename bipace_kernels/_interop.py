@@ -14,7 +14,7 @@ import torch.utils.dlpack
 DECIDING = ("fingerprint", "rewards", "returns")
 
 
-def is_foreign(value: Any) -> bool:
+def is_interop_array(value: Any) -> bool:
     """Whether a value is an array by DLPack or the CUDA array interface, and of no kind that is read otherwise.
 
     NumPy's arrays and pyarrow's columns, which may hold texts, speak DLPack too, but are read by NumPy and give tensors.
@@ -32,7 +32,7 @@ def to_torch(value: Any, name: str) -> Any:
 
     The current stream of torch waits for the array's, as DLPack has it; the host waits for nothing.
     """
-    if not is_foreign(value):
+    if not is_interop_array(value):
         return value
     try:
         if hasattr(type(value), "__dlpack__"):
@@ -49,13 +49,13 @@ def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
     return {name: to_torch(value, name) for name, value in given.items()}
 
 
-def way_back(given: dict[str, Any]) -> Callable[[Any], Any] | None:
+def from_dlpack_of(given: dict[str, Any]) -> Callable[[Any], Any] | None:
     """from_dlpack of the library that the deciding argument is from; None where the results stay tensors.
 
     So they do for arrays that came by the CUDA array interface alone: nothing says how to make one.
     """
     value = next((given[name] for name in DECIDING if given[name] is not None), None)
-    if not is_foreign(value) or not hasattr(type(value), "__dlpack__"):
+    if not is_interop_array(value) or not hasattr(type(value), "__dlpack__"):
         return None
     namespace = getattr(value, "__array_namespace__", None)
     library = sys.modules.get(type(value).__module__.partition(".")[0]) if namespace is None else namespace()

@@ -1,4 +1,4 @@
-"""Rows: a batch as trainers hold it, one or several turns in each row, as the records of advantage()."""
+"""RolloutRows: a batch as trainers hold it, one or several turns in each row, as the records of advantage()."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 
 from ..result import AdvantageResult
 from ._states import States
-from ._steps import heard, keys_of, per_turn, turn_tokens
-from ._turns import Turns
+from ._turns import Turns, keys_of
 
 Tensor = torch.Tensor
 
@@ -34,7 +33,7 @@ def numbered(group: Sequence[str], trajectory: Sequence[Any]) -> tuple[Tensor, T
 
 
 @dataclass(frozen=True)
-class Rows:
+class RolloutRows:
     """B rows of a batch, as they were rolled out.
 
     mask         [B, T]    1 on the tokens that the model wrote, before any of them is rejected
@@ -110,20 +109,20 @@ class Rows:
         at_end = turns.on_last(self.scores.double().cpu().sum(1)).where(last, 0.0) + penalty
         if "step_rewards" not in self.extra:
             return at_end, None
-        given = torch.tensor(self.told("step_rewards", 0.0), dtype=torch.float64)
+        given = torch.tensor(self.field("step_rewards", 0.0), dtype=torch.float64)
         once = torch.from_numpy(np.unique(torch.stack([trajectory, step], 1).numpy(), axis=0, return_index=True)[1])
         total = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory[once], at_end[once])
         return given + penalty, total[trajectory]
 
-    def told(self, name: str, fill: Any) -> list[Any]:
+    def field(self, name: str, fill: Any) -> list[Any]:
         """[n] values of `extra`."""
-        return per_turn(self.turns, self.extra[name], name, fill, mask="response_mask", valid=self.valid)
+        return self.turns.field(self.extra[name], name, fill, mask="response_mask", valid=self.valid)
 
     def observations(self, tokenizer: Any) -> list[Any]:
         """[n] what each turn answers: `observation`, else the text of the tokens since the turn before it."""
         if "observation" in self.extra:
-            return self.told("observation", "")
-        return heard(self.turns, self.prompts(), self.responses, tokenizer)
+            return self.field("observation", "")
+        return self.turns.observation_texts(self.prompts(), self.responses, tokenizer)
 
     def of_turns(self, rows: Sequence[Tensor] | None) -> Tensor | None:
         """[n, …] of hidden states or labels by row; ValueError where they are not those of these turns."""
@@ -147,7 +146,7 @@ class Rows:
         records: dict[str, Any] = dict(ids)
         records["rewards"], records["episode_return"] = self.rewards(ids, token_rewards)
         if settings.needs_keys:
-            tokens = turn_tokens(self.turns, self.responses.cpu())
+            tokens = self.turns.tokens(self.responses.cpu())
             records |= keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens)
         hidden, labels = self.of_turns(self.hidden), self.of_turns(self.labels)
         return states.advantage(records, lambda: self.observations(tokenizer), hidden=hidden, labels=labels, why=why)

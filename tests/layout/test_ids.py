@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bipace_kernels import _native_loader
-from bipace_kernels._objects import ids_to_int, number_objects
+from bipace_kernels._ids import ids_to_int, number_objects
 
 
 @pytest.fixture(params=["native", "python"], autouse=True)

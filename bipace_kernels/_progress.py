@@ -1,0 +1,16 @@
+"""The progress bar of work on models.  tqdm comes with whatever loaded the model: transformers or sentence-transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def progress_bar(progress: bool | None, description: str, total: int, done: int = 0) -> Any:
+    """A tqdm bar on stderr, a context manager with update(n).
+
+    progress   True, False, or None: where stderr is a terminal
+    """
+    from tqdm import tqdm  # type: ignore[import-untyped]  # not where no model is loaded
+
+    hidden = None if progress is None else not progress
+    return tqdm(total=total, initial=done, desc=description, disable=hidden)

@@ -1,0 +1,106 @@
+"""The documentation as a site: every page has its place, every public name is in the reference, and it builds strictly."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import bipace_kernels as bk
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+
+def places(entry: object) -> list[str]:
+    """Paths of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    return [path for part in (entry.values() if isinstance(entry, dict) else entry) for path in places(part)]
+
+
+def test_every_page_is_in_the_navigation_once():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/README.md")]
+    pages += [ROOT / name for name in ("bench/README.md", "integrations/README.md", "csrc/README.md")]
+    assert sorted(places(SITE["nav"])) == sorted(str(path.relative_to(ROOT)) for path in pages)
+
+
+def test_every_public_name_is_in_the_reference_once():
+    listed = [
+        name
+        for page in ROOT.glob("docs/reference/*.md")
+        for name in re.findall(r"^::: bk\.([\w.]+)$", page.read_text(), re.MULTILINE)
+    ]
+    assert len(listed) == len(set(listed))
+    public = {
+        name for name in bk.__all__ if inspect.isfunction(getattr(bk, name)) or inspect.isclass(getattr(bk, name))
+    }
+    for module in ("hidden", "distributed"):
+        public |= {
+            f"{module}.{name}"
+            for name in getattr(bk, module).__all__
+            if not inspect.ismodule(getattr(getattr(bk, module), name))
+        }
+    public |= {f"embedders.{name}" for name in ("Embedder", "ActorHidden", "Ngram", "Identity", "Sentence", "named")}
+    assert set(listed) == public | {"hidden.vllm.Extraction"}
+
+
+def test_docstrings_become_markdown(monkeypatch):
+    pytest.importorskip("griffe", reason="griffe is not installed (make docs)")
+    spec = importlib.util.spec_from_file_location("columns", ROOT / "docs/site/columns.py")
+    columns = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(columns)
+    found = columns.as_markdown(
+        inspect.cleandoc("""
+        One line.  Another, with <tags>, `a < b` and
+        a second line.
+
+            R_t = Σ γ^u r
+
+        mask         [B, T] bool   what counts,
+                     in `full`
+        n, dim       two numbers < 3
+        Returns what came.
+
+            with bk.hidden.tap(model) as tapped:
+                pass
+
+        | a  | b |
+        """)
+    )
+    assert found.split("\n\n") == [
+        "One line.  Another, with &lt;tags>, `a < b` and\na second line.",
+        "```text\nR_t = Σ γ^u r\n```",
+        '<table class="columns"><tbody>\n'
+        "<tr><td><code>mask</code></td><td><code>[B, T] bool</code> what counts, in <code>full</code></td></tr>\n"
+        "<tr><td><code>n, dim</code></td><td>two numbers &lt; 3</td></tr>\n</tbody></table>",
+        "Returns what came.",
+        "```python\nwith bk.hidden.tap(model) as tapped:\n    pass\n```",
+        "```text\n| a  | b |\n```",
+    ]
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly(tmp_path):
+    """As `make docs` builds it: no warning, and a docstring's columns are rows of a table."""
+    for name in ("mkdocs", "material", "mkdocstrings"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed (make docs)")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "--site-dir", str(tmp_path / "site")], cwd=ROOT,
+        capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    page = (tmp_path / "site/docs/reference/advantages/index.html").read_text()
+    assert "<tr><td><code>trajectory</code></td><td>[N] trajectory id, unique in the batch</td></tr>" in page
+    assert '<a href="../../estimator/">docs/estimator.md</a>' in page
+    for name in ("advantage", "Config", "AdvantageResult", "metrics"):
+        assert re.search(rf'id="bipace_kernels\.[\w.]*\b{name}"', page), name
