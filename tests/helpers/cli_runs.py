@@ -9,7 +9,7 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 import bipace_kernels as bk
-from bipace_kernels.cli import app
+from bipace_kernels.cli.program import app
 
 
 def run(*args: object) -> Result:
