@@ -20,6 +20,7 @@ from .clusters import cluster
 from .config import Config
 from .epsilon import EpsilonChoice, choose_epsilon
 from .epsilon_controller import EpsilonController
+from .estimators import StepRecords
 from .layout import Layout, layout, trajectory_ids
 from .ngrams import ngram_fingerprint
 from .pipeline import advantage
@@ -43,6 +44,7 @@ __all__ = [
     "EpsilonChoice",
     "EpsilonController",
     "Layout",
+    "StepRecords",
     "TokenBytes",
     "ValueR2",
     "__version__",

@@ -13,4 +13,4 @@ def progress_bar(progress: bool | None, description: str, total: int, done: int 
     from tqdm import tqdm  # type: ignore[import-untyped]  # not where no model is loaded
 
     hidden = None if progress is None else not progress
-    return tqdm(total=total, initial=done, desc=description, disable=hidden, leave=False)
+    return tqdm(total=total, initial=done, desc=description, disable=hidden)

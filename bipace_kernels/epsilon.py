@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _checks
-from ._fingerprints import Fingerprints, raise_bad_rows, take_fingerprints
+from ._fingerprints import raise_bad_rows, take_fingerprints
 from ._sizes import measure_sizes
 from .layout import Layout
-
-LEVELS = 6  # probes read off one sweep: 2⁶ − 1 = 63 nodes
-FEWEST_LEVELS = 3  # on the CPU the Gram matrices alone cost as much as two to five clusterings
 
 
 @dataclass(frozen=True)
@@ -46,9 +43,8 @@ def choose_epsilon(
     bounds    of ε, inside [1e-4, 1]; the paper's [0.02, 0.40]
     probes    at most this many clusterings, ≥ 1
     Where no probe lands inside the band, the one nearest to it is taken, the smaller ε on ties.
-    The walk is read off one sweep over all ε it could visit, 63 for six probes, and takes the steps that clustering
-    probe by probe takes.  One or two probes on the CPU, and groups too long for a sweep, do go probe by probe
-    (docs/epsilon.md).  Bad rows are a ValueError on every device, which a GPU is waited for.
+    Each probe clusters the batch once, and a GPU is waited for each time: a search is for the first batch of a training.
+    Bad rows are a ValueError on every device.
     Source: the paper's adaptive ε heuristic; it suggests the first training step's batch.
     """
     band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 1.0)
@@ -60,53 +56,21 @@ def choose_epsilon(
 
     (low_size, high_size), (low, high) = band, bounds
     tried: list[tuple[float, float]] = []
-    while len(tried) < probes:
-        levels = min(LEVELS, probes - len(tried))
-        if not _sweeps(rows, levels):
-            levels = 1
-        nodes = _tree(low, high, levels)
-        medians = _medians(rows, nodes)
-        at = 0
-        for _ in range(levels):
-            epsilon, size = nodes[at], medians[at]
-            tried.append((epsilon, size))
-            if low_size <= size <= high_size:
-                reason = f"median cluster size {size:g} is inside the band [{low_size:g}, {high_size:g}]"
-                return EpsilonChoice(epsilon, tuple(tried), reason)
-            if size < low_size:
-                low, at = epsilon, 2 * at + 2
-            else:
-                high, at = epsilon, 2 * at + 1
+    for _ in range(probes):
+        epsilon = (low + high) / 2
+        (sizes,) = measure_sizes(rows.labels(epsilon, None)[None])
+        size = sizes.median
+        tried.append((epsilon, size))
+        if low_size <= size <= high_size:
+            reason = f"median cluster size {size:g} is inside the band [{low_size:g}, {high_size:g}]"
+            return EpsilonChoice(epsilon, tuple(tried), reason)
+        low, high = (epsilon, high) if size < low_size else (low, epsilon)
     epsilon, size = min(tried, key=lambda probe: (max(low_size - probe[1], probe[1] - high_size), probe[0]))
     return EpsilonChoice(
         epsilon,
         tuple(tried),
         f"no probe lands inside the band [{low_size:g}, {high_size:g}]; median cluster size {size:g} is the nearest",
     )
-
-
-def _sweeps(rows: Fingerprints, levels: int) -> bool:
-    """Whether the next levels come from one sweep; probe by probe a GPU would be waited for at each."""
-    if rows.layout.longest_group > rows.backend.clusters.LONGEST_SWEEP:
-        return False  # without a Gram matrix each node is a clustering
-    return rows.backend.deferred or levels >= FEWEST_LEVELS
-
-
-def _tree(low: float, high: float, levels: int) -> list[float]:
-    """The midpoints a binary search of so many levels could visit; below node i lies node 2i + 1, above it 2i + 2."""
-    intervals, nodes = [(low, high)], []
-    for low, high in intervals:
-        middle = (low + high) / 2
-        nodes.append(middle)
-        if len(intervals) < 2**levels - 1:
-            intervals += [(low, middle), (middle, high)]
-    return nodes
-
-
-def _medians(rows: Fingerprints, epsilons: list[float]) -> list[float]:
-    """Median cluster size under each ε."""
-    labels = rows.labels(epsilons[0], None)[None] if len(epsilons) == 1 else rows.sweep(epsilons, None)
-    return [sizes.median for sizes in measure_sizes(labels)]
 
 
 def pair(value: Any, name: str, low: float, high: float) -> tuple[float, float]:

@@ -144,8 +144,6 @@ class Episode(Protocol):
 class Clusters(Protocol):
     """Greedy cosine clusters inside each prompt group (Algorithm 1 of the paper; docs/estimator.md, section 3)."""
 
-    LONGEST_SWEEP: int  # records of a group that cluster_sweep serves better than ε by ε
-
     def scan_rows(self, fingerprint: Fingerprint, order: I64_M) -> U8_M:
         """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
 

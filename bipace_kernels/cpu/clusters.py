@@ -13,7 +13,6 @@ from .._native_loader import load
 
 Tensor = torch.Tensor
 
-LONGEST_SWEEP = 4096  # records; longer groups go ε by ε (csrc/cpu/sweep.h)
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 

@@ -26,7 +26,6 @@ Tensor = torch.Tensor
 LONG_GROUP = 8_192  #: groups of at least so many records go by blocks of columns: a whole matrix would take 256 MB
 MIDDLE = 1_024  # groups of at least so many are apart from shorter ones where there are few of them
 COLUMNS = 1_024  # of a block; a multiple of gram.UNIT
-LONGEST_SWEEP = LONG_GROUP - 1  #: records of a group whose ε share a Gram matrix
 
 scan_rows = triton_clusters.scan_rows
 

@@ -15,7 +15,6 @@ Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
 
 BAND = 1e-5  # τ: cosines of count vectors and of repeated rows meet ε and each other exactly; rounding must not decide
-LONGEST_SWEEP = 0  # records of a group that a sweep serves better than ε by ε: here it is ε by ε
 SMALLEST = 1e-3  # a centroid stays where its new vector would be shorter
 
 

@@ -23,8 +23,6 @@ from .numbering import dense_labels
 
 Tensor = torch.Tensor
 
-#: Records of a group that a sweep serves better than ε by ε: beyond, there is no Gram matrix that the ε could share.
-LONGEST_SWEEP = long_groups.LONG_GROUP - 1
 #: Float32 values of the Gram matrices, and of the scan's state under a sweep, that are made at a time: 1 GiB.
 ROOM = 1 << 28
 _WRITE = 8  # values that one launch of _write takes

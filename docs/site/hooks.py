@@ -12,8 +12,9 @@ from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
-    "*.md", "LICENSE", "CITATION.cff", "docs/**/*.md", "docs/images/*.png", "docs/site/*.css", "examples/**/*.md",
-    "examples/**/*.png", "bench/*.md", "bench/results/**/*.md", "bench/results/**/*.png", "integrations/*.md", "csrc/*.md",
+    "*.md", "LICENSE", "CITATION.cff", "docs/**/*.md", "docs/images/*.png", "docs/site/*.css",
+    "examples/**/*.md", "examples/**/*.png", "bench/*.md", "bench/results/**/*.md", "bench/results/**/*.png",
+    "integrations/*.md", "csrc/*.md",
 )  # fmt: skip
 PUBLIC = re.compile(r"^::: bk\.([\w.]+)$", re.MULTILINE)
 PAGE = re.compile(r"\bdocs/\w+\.md\b")

@@ -30,6 +30,7 @@ else:
 OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
 
 
 def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, order=None):

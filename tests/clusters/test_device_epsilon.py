@@ -83,7 +83,6 @@ def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
 
 def test_long_groups_have_no_gram_matrix_and_the_search_probes_them(device, monkeypatch):
     monkeypatch.setattr(long_groups, "LONG_GROUP", 10)
-    monkeypatch.setattr(clusters, "LONGEST_SWEEP", 9)
     taken = []
     if BACKEND == "triton":
         real = long_groups.cluster_long

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import bipace_kernels as bk
 from bipace_kernels import _sizes
 from bipace_kernels.cli import rollouts, states
-from bipace_kernels.cpu import clusters as cpu
 
 SAMPLE = Path(__file__).resolve().parents[2] / "examples/data/webshop_llm.jsonl.gz"
 EPSILONS = [0.1, 0.0, 0.35, 1.0]
@@ -51,11 +50,14 @@ def test_zero_among_others_compares_rows_as_given(backend):
     assert found.tolist() == [[0, 0, 0, 1], [0, 1, 0, 2], [0, 0, 0, 1]]
 
 
+LONGEST_SWEEP = 4096  # kLongestSweep of csrc/cpu/sweep.h
+
+
 def test_a_group_too_long_for_a_gram_matrix():
     rng = np.random.default_rng(0)
     centre = rng.normal(size=(9, 4))
-    x = (centre[rng.integers(0, 9, cpu.LONGEST_SWEEP + 20)] + 0.1).astype(np.float32)
-    group = np.r_[np.zeros(cpu.LONGEST_SWEEP + 1, int), np.ones(19, int)]
+    x = (centre[rng.integers(0, 9, LONGEST_SWEEP + 20)] + 0.1).astype(np.float32)
+    group = np.r_[np.zeros(LONGEST_SWEEP + 1, int), np.ones(19, int)]
     for epsilon, labels in zip(EPSILONS, bk.cluster(x, group, EPSILONS), strict=True):
         assert torch.equal(labels, bk.cluster(x, group, epsilon))
 
@@ -161,7 +163,7 @@ def probe_by_probe(x, low_size=4.0, high_size=8.0, low=0.02, high=0.40, probes=6
 
 @pytest.mark.parametrize("probes", [1, 2, 3, 6, 8, 14])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_walk_off_a_sweep_is_that_of_single_probes(seed, probes):
+def test_the_search_is_the_papers(seed, probes):
     x, group = spread_out(seed, n=180)
     for band in ((4, 8), (1, 1.5), (4.9, 5.1), (50, 60), (7, 7)):
         choice = bk.choose_epsilon(x, group, band=band, probes=probes)
@@ -177,36 +179,6 @@ def test_the_walk_on_recorded_rollouts():
         choice = bk.choose_epsilon(x, layout=lay, band=band)
         assert (choice.epsilon, choice.probes) == probe_by_probe(x, *band, layout=lay)
         assert len(choice.probes) in lengths
-
-
-@pytest.fixture
-def sweeps(monkeypatch):
-    """How many ε each sweep of the CPU took."""
-    taken = []
-    real = cpu.cluster_sweep
-
-    def counted(x, order, offsets, usable, epsilons, **rest):
-        taken.append(len(epsilons))
-        return real(x, order, offsets, usable, epsilons, **rest)
-
-    monkeypatch.setattr(cpu, "cluster_sweep", counted)
-    return taken
-
-
-@pytest.mark.parametrize(("probes", "wanted"), [(2, []), (3, [7]), (6, [63]), (10, [63, 15]), (7, [63])])
-def test_six_probes_take_one_sweep(sweeps, probes, wanted):
-    x, group = spread_out(n=60)
-    choice = bk.choose_epsilon(x, group, band=(1000, 2000), probes=probes)
-    assert len(choice.probes) == probes
-    assert sweeps == wanted
-
-
-def test_no_sweep_where_a_group_is_too_long_for_it(sweeps):
-    x = np.ones((cpu.LONGEST_SWEEP + 1, 2), np.float32)
-    assert len(bk.choose_epsilon(x, np.zeros(len(x), int), band=(1, 2), probes=4).probes) == 4
-    assert sweeps == []
-    bk.choose_epsilon(x[1:], np.zeros(len(x) - 1, int), band=(1, 2), probes=4)
-    assert sweeps == [15]
 
 
 # ---- on a device, with stand-ins for its stages ----------------------------------------------------------------------
@@ -252,15 +224,14 @@ def test_bad_rows_on_a_device_are_alone_unless_asked_for(stand_ins, epsilon):
 
 
 @pytest.mark.parametrize("probes", [1, 6, 8])
-def test_the_search_on_a_device_takes_one_sweep(stand_ins, probes):
+def test_the_search_on_a_device(stand_ins, probes):
     x, group = spread_out(n=180)
     for band in ((4, 8), (1, 1.5), (50, 60)):
         want = probe_by_probe(x, *band, probes=probes, group=group, backend="cpu")
         stand_ins.calls.clear()
         choice = bk.choose_epsilon(x, group, band=band, probes=probes, backend="triton")
         assert (choice.epsilon, choice.probes) == want
-        one = "cluster_cosine" if probes == 1 else "cluster_sweep"
-        assert stand_ins.calls == ["scan_rows", one, one][: 3 if len(choice.probes) > 6 else 2]
+        assert stand_ins.calls == ["scan_rows", *["cluster_cosine"] * len(choice.probes)]
     x[3] = 0
     with pytest.raises(ValueError, match="row 3 is zero"):
         bk.choose_epsilon(x, group, backend="triton")

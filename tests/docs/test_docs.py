@@ -107,10 +107,15 @@ def test_the_page_on_gpus_runs_anywhere():
     exec(compile(code, "docs/gpu.md", "exec"), {"__name__": "page"})
 
 
+def test_the_example_of_an_own_estimator_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/estimator.md").read_text(), re.DOTALL)
+    exec(compile(code, "docs/estimator.md", "exec"), {"__name__": "page"})
+
+
 def test_every_op_is_listed_with_its_arguments():
     listed = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", GPU, re.MULTILINE))
     assert listed.pop("advantage") == "..."
-    assert sorted(listed) == sorted(_ops._STAGES)
+    assert sorted(listed) == sorted(_ops.STAGE_OPS)
     for name, arguments in listed.items():
         schema = getattr(torch.ops.bipace, name).default._schema.arguments
         positional = [a.name for a in schema if not a.kwarg_only]

@@ -1,6 +1,6 @@
 """The stages of the cpu backend in the place of a GPU's.
 
-They let the device chain be tested without Triton and without a GPU: what the chain does around its stages, whatever
+They let the chain be tested as a GPU runs it, without Triton and without one: what it does around its stages, whatever
 the stages are.  `Watched` makes every reading of a tensor outside a stage an error, as a GPU's would be that waits.
 """
 
@@ -38,7 +38,6 @@ class Watched(_dispatch.Backend):
             names = [op.name for op in _ops.STAGE_OPS.values() if op.stage == stage]
             real = getattr(cpu, stage)
             setattr(self, stage, SimpleNamespace(**{name: self._watched(getattr(real, name)) for name in names}))
-        self.clusters.LONGEST_SWEEP = 1000
 
     def _watched(self, function):
         @functools.wraps(function)

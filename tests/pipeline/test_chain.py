@@ -1,4 +1,4 @@
-"""The device chain around its stages: the host chain's results, without reading a tensor; errors when someone asks.
+"""The chain with deferred checks: the CPU's results, without reading a tensor; errors when someone asks.
 
 The stages are stand-ins (stand_ins.py), so labels and sums are those of the cpu backend and all must be equal to the bit.
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("stand_ins")
 
 
 def both(config, **arguments):
-    """The result on the CPU and that of the device chain."""
+    """The result on the CPU, and that with deferred checks."""
     given = BATCH.arguments(**arguments)
     return bk.advantage(config=config, backend="cpu", **given), bk.advantage(config=config, backend="triton", **given)
 
@@ -54,7 +54,7 @@ KINDS = ["none", "reward_nan", "reward_inf", "reward_huge", "fingerprint_nan", "
 
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_the_host_chain(name, kind):
+def test_equals_the_cpu(name, kind):
     host, device = both(replace(CONFIGS[name], on_invalid="singleton"), **bad_values(kind))
     assert_same(host, device)
     device.check()

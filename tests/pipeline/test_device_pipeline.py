@@ -257,7 +257,7 @@ def test_discounted_returns(device):
 def ops_by_device(device, monkeypatch):
     """Ops on the device's tensors run the kernels, under the interpreter too."""
     monkeypatch.setenv("BIPACE_BACKEND", BACKEND)
-    assert _dispatch.defers_checks(_dispatch.choose("auto", device))
+    assert _dispatch.choose("auto", device).deferred
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -1,0 +1,134 @@
+"""Config(estimator=function): what the function gets, what it may return, and that it is the package's own where it says so."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from batches import CONFIGS, OUTPUTS, make_batch
+
+import bipace_kernels as bk
+from bipace_kernels.estimators import ESTIMATORS
+from bipace_kernels.reference.values import step_advantage
+
+BATCH = make_batch(5, groups=4)
+N = BATCH.n
+
+
+def mean(records: bk.StepRecords) -> torch.Tensor:
+    """R − mean of the cluster, as the package's "mean" has it."""
+    found, _ = step_advantage(
+        records.returns.cpu(), records.cluster.cpu(), None, records.group_offsets.cpu(), n_groups=0, longest_group=0,
+        estimator="mean", step_norm="none", delta=1e-6,
+    )  # fmt: skip
+    return found.to(records.returns.device)
+
+
+def last_step(records: bk.StepRecords) -> torch.Tensor:
+    """1 for the last record of each trajectory."""
+    out = torch.zeros_like(records.returns)
+    out[records.trajectory_offsets[1:] - 1] = 1
+    return out
+
+
+def own(name: str, function=mean) -> bk.Config:
+    return replace(CONFIGS[name], estimator=function, step_norm="none")
+
+
+@pytest.mark.parametrize("name", ["bipace", "bipace_exact", "bipace_similar"])
+@pytest.mark.parametrize("duplicates", ["once", "count"])
+def test_a_function_equals_the_estimator_that_it_writes_out(name, duplicates, backend):
+    """Whatever the rows: shuffled, padded, copies of steps, bad values."""
+    rng = np.random.default_rng(3)
+    batch = BATCH.take(rng.permutation(np.concatenate((np.arange(N), [0, 5, N - 1]))))
+    batch.rewards[7], batch.fingerprint[3] = np.nan, np.nan
+    valid = rng.random(batch.n) < 0.8
+    given = batch.arguments(valid=valid)
+    shared = {"duplicates": duplicates, "on_invalid": "singleton"}
+    want = bk.advantage(config=replace(CONFIGS[name], estimator="mean", **shared), backend=backend, **given)
+    got = bk.advantage(config=replace(own(name), **shared), backend=backend, **given)
+    for output in set(OUTPUTS) - {"branch"}:
+        assert torch.equal(getattr(got, output), getattr(want, output)), output
+    taken = got.cluster >= 0
+    assert bool((got.branch[taken] == bk.Branch.PACE).all()) and bool((got.branch[~taken] == bk.Branch.SINGLETON).all())
+    assert got.metrics()["bipace/mean_cluster_size"] == want.metrics()["bipace/mean_cluster_size"]
+
+
+def test_records_are_in_processing_order_without_those_set_aside():
+    seen = []
+
+    def look(records: bk.StepRecords) -> torch.Tensor:
+        seen.append(records)
+        return torch.zeros_like(records.returns)
+
+    order = np.random.default_rng(1).permutation(N)
+    batch = BATCH.take(order)
+    batch.rewards[batch.trajectory == batch.trajectory[0]] = np.inf
+    bk.advantage(config=replace(own("bipace", look), on_invalid="singleton"), **batch.arguments())
+    (records,) = seen
+    kept = np.flatnonzero(batch.trajectory != batch.trajectory[0])
+    kept = kept[np.lexsort((batch.step[kept], batch.trajectory[kept], batch.group[kept]))]
+    assert torch.equal(records.rewards, torch.from_numpy(batch.rewards[kept]).double())
+    assert torch.equal(records.action_key, torch.from_numpy(batch.action_key[kept]))
+    assert torch.equal(records.fingerprint, torch.from_numpy(batch.fingerprint[kept]))
+    assert torch.equal(records.step, torch.from_numpy(batch.step[kept]))
+    groups = np.unique(batch.group[kept], return_counts=True)[1]
+    assert records.group_offsets.diff().tolist() == groups.tolist()
+    assert int(records.trajectory_offsets[-1]) == len(kept) == records.returns.shape[0]
+    assert records.cluster.unique().tolist() == list(range(int(records.cluster.max()) + 1))
+
+
+def test_no_partition_is_needed():
+    config = bk.Config(partition="none", estimator=last_step, episode_norm="none", step_weight=2.0)
+    result = bk.advantage(config=config, **BATCH.arguments(fingerprint=None, observation=None, action_key=None))
+    last = np.array([BATCH.step[i] == BATCH.step[BATCH.trajectory == BATCH.trajectory[i]].max() for i in range(N)])
+    assert torch.equal(result.step_advantage, torch.from_numpy(last.astype(np.float32)))
+    assert torch.equal(result.advantage, result.episode_advantage + 2 * result.step_advantage)
+
+
+BAD_RETURNS = [
+    (lambda r: r.returns.numpy(), TypeError, r"must return a tensor \[M\] like records.returns, got ndarray"),
+    (lambda r: r.returns[1:], ValueError, r"must return float values of shape"),
+    (lambda r: r.cluster, ValueError, r"must return float values of shape .*got torch.int64"),
+    (
+        lambda r: r.returns / 0,
+        ValueError,
+        r"must return finite values, got (nan|inf) for record \d+ and \d+ such values",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "error", "words"), BAD_RETURNS)
+def test_what_it_returns_is_checked(function, error, words):
+    with pytest.raises(error, match=words):
+        bk.advantage(config=own("bipace", function), **BATCH.arguments())
+
+
+def test_a_function_of_a_module_pickles_with_its_config_and_result():
+    config = own("bipace", last_step)
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config and again.estimator is last_step
+    result = pickle.loads(pickle.dumps(bk.advantage(config=config, **BATCH.arguments())))
+    assert result.metrics()["bipace/pace_row_fraction"] == 1.0
+
+
+def test_it_runs_under_torch_compile():
+    lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
+    rewards, x = torch.from_numpy(BATCH.rewards), torch.from_numpy(BATCH.fingerprint)
+    config = own("bipace", last_step)
+
+    def call(rewards: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return bk.advantage(rewards=rewards, fingerprint=x, layout=lay, config=config).advantage
+
+    compiled = torch.compile(call, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(rewards, x), call(rewards, x))
+
+
+def test_names_and_pairs():
+    with pytest.raises(ValueError, match=f"estimator must be one of {', '.join(ESTIMATORS)}, got 'median'"):
+        bk.Config(estimator="median")
+    with pytest.raises(ValueError, match=r"step_norm='std' goes with estimator 'mean' or 'hgpo', got estimator='mean'"):
+        bk.Config(estimator=mean, step_norm="std")
