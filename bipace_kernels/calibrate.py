@@ -74,8 +74,7 @@ def calibrate(
                   that belongs to another model or other prompts
     restart       forget what `out` holds
     token_budget  tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
-    progress      a bar on stderr for the forwards, another for clusters and probes; None: where that is a
-                  terminal and rich is installed (extra cli)
+    progress      a bar on stderr for the forwards, another for clusters and probes; None: where that is a terminal
     backend       of the pooling and the clusters
 
     Forwards end after the deepest layer and serve all layers and poolings; identical prompts run once.  The probe is a

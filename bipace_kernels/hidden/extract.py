@@ -56,8 +56,7 @@ def extract(
                     CPU, where more bring next to nothing, 16,384 elsewhere
     packed          prompts one after the other in [1, nnz], without padding; None: where the model's attention is of a kind
                     that keeps them apart at no cost (flash attention).  Elsewhere prompts of like lengths are padded together
-    progress        a bar on stderr (needs rich, extra cli); None: where that is a terminal, rich is installed and there are
-                    several forwards
+    progress        a bar on stderr; None: where that is a terminal and there are several forwards
     group           process group of a model that is sharded by FSDP or ZeRO-3; None: the default one.  All its ranks call
                     this together, each with its own prompts, and run the same number of forwards
     backend         "auto" | "reference" | "cpu" | "triton" | "cuda", as in bipace_kernels.advantage()
@@ -103,8 +102,7 @@ def extract_layers(
     dtype           of the rows; None: that of the hidden states
     token_budget    tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
     packed          prompts one after the other in [1, nnz]; None: where the model's attention keeps them apart at no cost
-    progress        a bar on stderr (needs rich, extra cli); None: where that is a terminal, rich is installed and there are
-                    several forwards
+    progress        a bar on stderr; None: where that is a terminal and there are several forwards
     group           process group of a sharded model; None: the default one
     backend         of the pooling
     """
