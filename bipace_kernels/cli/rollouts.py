@@ -80,7 +80,7 @@ class Rollouts:
     action: list[str] | None = None
     valid: list[bool] | None = None
     success: list[bool] | None = None
-    fingerprint: list[list[float]] | None = None
+    fingerprint: Any = None  # [N, D] array or lists
     merged: bool = False  # whether equal task ids of different files are one group
     group: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] numbered by first appearance
     trajectory: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] unique in the batch
@@ -99,11 +99,13 @@ class Rollouts:
     def select(self, rows: Sequence[int]) -> Rollouts:
         """Some of the records, numbered anew."""
 
-        columns = {
-            name: values for name, values in vars(self).items() if isinstance(values, list) and name != "sources"
+        kept = ("sources", "merged", "group", "trajectory")
+        columns: dict[str, Any] = {
+            name: [values[row] for row in rows]
+            for name, values in vars(self).items()
+            if name not in kept and values is not None
         }
-        chosen: dict[str, Any] = {name: [values[row] for row in rows] for name, values in columns.items()}
-        part = replace(self, **chosen)
+        part = replace(self, **columns)
         part.number()
         return part
 
@@ -352,7 +354,8 @@ class _Parser:
             self.width = len(self.rollouts.fingerprint[0])
         self.width = self.width or len(value)
         if len(value) != self.width:
-            raise _WrongWidth(f"a list of {self.width} numbers like in the records before", f"{len(value)} numbers")
+            wish = f"a list of {self.width} numbers like in the records before"
+            raise _Wrong(wish, fact=f"{len(value)} numbers")
         return [self._entry(x) for x in value]
 
     def _entry(self, value: float) -> float:
@@ -376,18 +379,10 @@ _SET_ASIDE = " --on-invalid singleton sets its trajectory aside instead."
 class _Wrong(Exception):
     """A value that fails its check."""
 
-    def __init__(self, wish: str, value: Any, cure: str = "") -> None:
+    def __init__(self, wish: str, value: Any = None, cure: str = "", *, fact: str = "") -> None:
         self.wish = wish
-        self.fact = _shown(value)
+        self.fact = fact or _shown(value)
         self.cure = cure
-
-
-class _WrongWidth(_Wrong):
-    """A fingerprint of another length; the fact is its length, not its numbers."""
-
-    def __init__(self, wish: str, fact: str) -> None:
-        super().__init__(wish, None)
-        self.fact = fact
 
 
 def _cut(name: str) -> str:
