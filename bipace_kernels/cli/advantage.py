@@ -119,7 +119,7 @@ EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
 def _check_options(
     config: bk.Config, changes: dict[str, Any], columns: rollouts.Columns, state: states.State, options: Options
 ) -> None:
-    """Options that would be ignored are errors: whoever gives them expects something of them."""
+    """Options that would be ignored are errors: a user who gives one expects an effect."""
     for name, (has_effect, what, cure) in EFFECTS.items():
         if changes.get(name) is not None and not has_effect(config):
             raise CliError(

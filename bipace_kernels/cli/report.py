@@ -171,7 +171,7 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
             fields, arguments = {"partition": "exact"}, {"observation": arguments["codes"]}
         with refused(label):
             result = bk.advantage(config=replace(base, **fields), **shared, **arguments)
-        with warnings.catch_warnings():  # ε runs to both ends on purpose; the table tells what a warning would
+        with warnings.catch_warnings():  # ε runs to both ends on purpose; the table says what a warning would
             warnings.simplefilter("ignore", RuntimeWarning)
             metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
         advance()
@@ -456,7 +456,7 @@ def _markdown(sections: Sequence[Section], options: Options) -> str:
         "",
         f"Made by `bipace report` {bk.__version__}; γ = {options.gamma:g}. A *partition* decides which records of one "
         "prompt group count as the same state. Singleton clusters give no step-level signal. Matched pairs are pairs "
-        "of records in one cluster, Δt their distance in steps. Value R² tells how well a record's cluster, seen "
+        "of records in one cluster, Δt their distance in steps. Value R² says how well a record's cluster, seen "
         "through the other rollouts only, predicts its return: 0 is no better than the group's mean, below 0 is worse. "
         "± is the standard error over prompt groups; the share in brackets is how many records their cluster predicts.",
         "",

@@ -232,7 +232,7 @@ class _Parser:
         self.allow_nonfinite = allow_nonfinite
         self.present: set[str] = set(needed)  # read from this file
         self.found: set[str] = set()  # stand in at least one record
-        # A log may mark its padding alone: a record that does not say is valid.
+        # A log may mark only its padding: a record that does not say is valid.
         self.defaults: dict[str, Any] = {"valid": True}
         self.records = 0
         self.id_types: dict[str, type] = {}
@@ -401,22 +401,15 @@ def _names(fields: Iterable[Any]) -> str:
 def _shown(value: Any) -> str:
     """What came, in the words of the file: null, true, "a text ...", a list."""
     kinds: dict[type, str] = {list: "a list", dict: "an object", bytes: "bytes"}
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if type(value) in kinds:
         return kinds[type(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, int) and value.bit_length() > 256:
         return "an integer of more than 256 bits"
-    text = value if isinstance(value, str) else str(value)
-    if len(text) > 60:
-        text = text[:57] + "..."
-    if isinstance(value, str):
-        return f"the string {json.dumps(text)}"
-    return text if isinstance(value, (int, float)) else f"{type(value).__name__} {text}"
+    if value is None or isinstance(value, (int, float)):
+        return json.dumps(value)
+    text = str(value)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return f"the string {json.dumps(text)}" if isinstance(value, str) else f"{type(value).__name__} {text}"
 
 
 # ---- JSON lines
