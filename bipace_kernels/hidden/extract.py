@@ -52,7 +52,7 @@ def extract(
     pooling         "last" | "mean" | "attention", as in tap()
     normalize       rows of unit length
     dtype           of the rows; None: that of the hidden states
-    token_budget    tokens of one forward, padding counted; a longer prompt runs alone.  Memory goes by it.  None: 512 on the
+    token_budget    tokens of one forward, padding counted; a longer prompt runs by itself.  Memory goes by it.  None: 512 on the
                     CPU, where more bring next to nothing, 16,384 elsewhere
     packed          prompts one after the other in [1, nnz], without padding; None: where the model's attention is of a kind
                     that keeps them apart at no cost (flash attention).  Elsewhere prompts of like lengths are padded together

@@ -187,7 +187,7 @@ def test_errors_of_the_package_name_file_line_and_option(tmp_path: Path) -> None
 def test_words_of_the_package() -> None:
     records = rollouts.Rollouts(sources=[rollouts.Source("f", "", 9, "row")], file=[0] * 9, line=list(range(1, 10)))
     for given, wanted in {
-        "got nan at row 3; mend it": "got nan at f, row 4; mend it",
+        "got nan at row 3; correct it": "got nan at f, row 4; correct it",
         "rows 0 and 2 share": "f, row 1 and f, row 3 share",
         "row 0, 2 and 17 more is": "f, row 1 and f, row 3 and 17 more is",
         "row 12 of 4": "row 12 of 4",
