@@ -49,6 +49,10 @@ class Gae:
         "batch"  # what chooses the parameters of a shared kernel: the likelihood of the batch, or of its groups
     )
     pooled: bool = False  # one signal variance for all groups of kernel="auto" instead of one each
+    trajectory_noise: float = (
+        0.0  # σ²: returns of one trajectory share the noise of what follows, C = K + ρ I + σ² Λ Λᵀ
+    )
+    whiten: float = 0.0  # p: fingerprints' principal axes over the batch scaled by variance^(-p/2) before the cosine
     action_weight: float = 0.0  # b: the value is averaged over equal actions too, GAE smoothed by b K [a = a']
     action_noise: float = 1.0
 
@@ -171,10 +175,36 @@ def pivoted(kernel: Floats, rank: int, stride: bool) -> Floats:
     return factor
 
 
-def posterior(kernel: Floats, noise: float, y: Floats) -> Floats:
-    """K (K + ρ I)⁻¹ y."""
-    lower = np.linalg.cholesky(kernel + noise * np.eye(len(y)))
-    return y - noise * np.linalg.solve(lower.T, np.linalg.solve(lower, y))
+def posterior(kernel: Floats, noise: Floats, y: Floats) -> Floats:
+    """K (K + N)⁻¹ y = y - N (K + N)⁻¹ y."""
+    lower = np.linalg.cholesky(kernel + noise)
+    return y - noise @ np.linalg.solve(lower.T, np.linalg.solve(lower, y))
+
+
+def noise_of(rows: Rows, block: slice, config: Gae, noise: float) -> Floats:
+    """N = ρ I + σ² Λ Λᵀ, Λ_{t,k} = γ^(k-t) for k ≥ t inside a trajectory.
+
+    In a deterministic environment R_t = V(s_t) + Σ_{k≥t} γ^(k-t) A*_k, so this is the noise of returns where the advantages of
+    different steps are independent: Gaussian-process temporal differences.
+    """
+    n = block.stop - block.start
+    found = noise * np.eye(n)
+    if config.trajectory_noise > 0:
+        step = rows.step[block]
+        for own in segments(rows.trajectory[block]):
+            gap = step[own][None] - step[own][:, None]
+            sums = np.where(gap >= 0, rows.gamma ** np.maximum(gap, 0).astype(float), 0.0)
+            found[own, own] += config.trajectory_noise * sums @ sums.T
+    return found
+
+
+def whitened(gram: Floats, power: float, floor: float = 1e-3) -> Floats:
+    """Gram of the rows with their principal axes scaled by (variance + floor · the largest)^(-power/2), centred."""
+    row = gram.mean(axis=1)
+    variance, axes = np.linalg.eigh(gram - row[:, None] - row[None] + row.mean())
+    variance = np.maximum(variance, 0.0)
+    scale = (variance + floor * variance[-1]) ** -power
+    return (axes * (variance * scale * variance[-1] ** power)) @ axes.T
 
 
 def left_out(kernel: Floats, noise: float, returns: Floats, trajectory: Integers, prior: str) -> Floats:
@@ -201,6 +231,8 @@ def value_of(rows: Rows, config: Gae) -> Floats:
     if config.value == "cluster":
         return _cluster_value(rows, config)
     assert rows.gram is not None
+    if config.whiten > 0:
+        rows = replace(rows, gram=whitened(rows.gram, config.whiten))
     width, time, noise = config.kernel_width, config.kernel_time, config.kernel_noise
     blocks = list(segments(rows.group))
     if config.share == "group":
@@ -216,7 +248,7 @@ def value_of(rows: Rows, config: Gae) -> Floats:
             if config.leave_out:
                 value[block] = left_out(kernel, noise, y, rows.trajectory[block], config.prior)
             else:
-                value[block] = mean + posterior(kernel, noise, y - mean)
+                value[block] = mean + posterior(kernel, noise_of(rows, block, config, noise), y - mean)
         return value
     if config.kernel == "auto":
         if config.auto_by == "batch":
@@ -234,7 +266,7 @@ def value_of(rows: Rows, config: Gae) -> Floats:
     kernel += config.kernel_same * same
     if config.leave_out:
         return left_out(kernel, noise, returns, rows.trajectory, "zero")
-    return posterior(kernel, noise, returns)
+    return posterior(kernel, noise_of(rows, slice(0, len(returns)), config, noise), returns)
 
 
 def _cluster_value(rows: Rows, config: Gae) -> Floats:
@@ -283,7 +315,7 @@ def smoothed(rows: Rows, a: Floats, config: Gae) -> Floats:
     for block in segments(rows.group):
         kernel = kernel_of(cosines(rows.gram[block, block]), rows.step[block], config.kernel_width, config.kernel_time)
         kernel *= b * (rows.action[block][:, None] == rows.action[block][None])
-        out[block] = posterior(kernel, noise, a[block])
+        out[block] = posterior(kernel, noise * np.eye(len(kernel)), a[block])
     return out
 
 

@@ -189,14 +189,13 @@ def table() -> list[Estimator]:
                 label = f"{name} ε {epsilon:g}" + STEP_ONLY * only
                 rows.append(Estimator(label, ours(make(epsilon), fingerprint=True, step_only=only), sizes))
     exact = bk.Config.gigpo()
-    kappa0 = Gae(value="cluster", shrinkage=0.0)
     for lam in LAMBDAS:
         sizes = SIZES if lam in (0.3, 0.5) else (8,)
         rows += [
             Estimator(f"gae group λ {lam:g}", of_gae(Gae(value="group", gae_lambda=lam)), sizes),
-            Estimator(f"gae cluster (exact) λ {lam:g}", of_gae(replace(kappa0, shrinkage=3.0, gae_lambda=lam), clusters=exact), sizes),
+            Estimator(f"gae cluster (exact) λ {lam:g}", of_gae(Gae(value="cluster", gae_lambda=lam), clusters=exact), sizes),
             Estimator(f"gae cluster (cosine ε 0.1) λ {lam:g}",
-                      of_gae(replace(kappa0, shrinkage=3.0, gae_lambda=lam), clusters=bk.Config.bigpo(0.1))),
+                      of_gae(Gae(value="cluster", gae_lambda=lam), clusters=bk.Config.bigpo(0.1))),
             Estimator(f"gae kernel group λ {lam:g}", of_gae(Gae(gae_lambda=lam)), sizes),
             Estimator(f"gae kernel group prior 0 λ {lam:g}", of_gae(Gae(prior="zero", gae_lambda=lam)), sizes),
             Estimator(f"gae kernel batch λ {lam:g}", of_gae(Gae(share="batch", gae_lambda=lam)), sizes),
@@ -238,12 +237,27 @@ def extra() -> list[Estimator]:
             )
         for weight in (0.1, 0.25, 0.5, 1.0):
             add(f"+ {weight:g} A_ep", base, episode=weight)
-    for pooled in (True,):
-        rows.append(
-            Estimator(
-                "gae kernel group λ 0.3, auto, one variance", of_gae(replace(group, kernel="auto", pooled=pooled))
-            )
-        )
+    rows.append(
+        Estimator("gae kernel group λ 0.3, auto, one variance", of_gae(replace(group, kernel="auto", pooled=True)))
+    )
+    td = replace(batch, kernel_width=0.5, kernel_noise=1.0, trajectory_noise=0.1)
+    for lam in (0.0, 0.3, 0.5):
+        for name, config in {
+            "ℓ 0.5": replace(batch, kernel_width=0.5),
+            "ℓ 0.5 ρ 1 σ² 0.1": td,
+            "ℓ 0.5 ρ 1 σ² 0.3": replace(td, trajectory_noise=0.3),
+            "ℓ 0.5 ρ 0.5 σ² 0.1": replace(td, kernel_noise=0.5),
+            "ℓ 0.5 half whitened": replace(batch, kernel_width=0.5, whiten=0.5),
+            "ℓ 0.5 ρ 1 σ² 0.1 half whitened": replace(td, whiten=0.5),
+        }.items():
+            for share, base in {"batch": config, "group prior 0": replace(config, share="group", prior="zero")}.items():
+                rows.append(
+                    Estimator(f"gae kernel {share} λ {lam:g} {name}", of_gae(replace(base, gae_lambda=lam)), (2, 4, 8))
+                )
+            if lam == 0.3:
+                rows.append(
+                    Estimator(f"gae kernel memory λ {lam:g} {name}", of_gae(replace(config, share="memory")), (8,))
+                )
     rows.append(
         Estimator("gae kernel batch λ 0.3, auto by groups", of_gae(replace(batch, kernel="auto", auto_by="groups")))
     )
@@ -411,7 +425,8 @@ def as_markdown(sets: list[Found], seconds: float, command: str) -> str:
         if rows:
             heads = [f"{family}, r" for family in families] + [f"{family}, corrected" for family in families]
             heads += [f"{family}, rollouts" for family in families]
-            lines += ["", f"## {size} rollouts a prompt, means over the sets of a kind", "", "| estimator | " + " | ".join(heads) + " |",
+            lines += ["", f"## {size} rollouts a prompt, means over the sets of a kind", "",
+                      "| estimator | " + " | ".join(heads) + " |",
                       "| --- |" + " ---: |" * len(heads)]  # fmt: skip
             lines += ["| " + " | ".join(row) + " |" for row in rows]
     lines += ["", "## Every set at 8 rollouts a prompt", "", "| estimator | " + " | ".join(found.name for found in sets) + " |",
@@ -448,7 +463,8 @@ def as_json(sets: list[Found], seconds: float, command: str) -> dict[str, Any]:
             })  # fmt: skip
     about = [
         {k: v for k, v in found.meta.items() if k != "tasks"}
-        | {"records": found.records, "groups": found.groups, "success": round(found.success, 4), "reliability": round(found.reliability, 4)}
+        | {"records": found.records, "groups": found.groups, "success": round(found.success, 4),
+           "reliability": round(found.reliability, 4)}
         for found in sets
     ]  # fmt: skip
     return {"schema": 1, "command": command, "seconds": round(seconds, 1), "bootstrap": {"draws": DRAWS, "seed": SEED},
@@ -505,7 +521,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="bench truth", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--estimator", action="append", default=[], metavar="MODULE:FUNCTION",
-                        help="your own: takes a bench.truth_batches.Batch, returns [N] advantages; may be given several times")  # fmt: skip
+                        help="your own: from a bench.truth_batches.Batch [N] advantages; may be given several times")  # fmt: skip
     parser.add_argument(
         "--role", default="hold", choices=("choose", "hold", "all"), help="which sets (default: %(default)s)"
     )

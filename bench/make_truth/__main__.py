@@ -17,13 +17,26 @@ def main() -> None:
     for command in (training, model):
         command.add_argument("--out", type=Path, default=Path("out/truth_model"), help="folder of the run's weights")
     model.add_argument("--only", default="", help="of the sets, those whose name contains this")
+    alfworld = sets.add_parser("alfworld", help="ALFWorld with a scripted searcher; needs textworld[pddl]")
+    _options(alfworld, 64)
+    alfworld.add_argument("--games", type=Path, required=True, help="folder with the games, each a game.tw-pddl")
+    alfworld.add_argument(
+        "--check", action="store_true", help="only compare the games' graphs with TextWorld's own engine"
+    )
     arguments = parser.parse_args()
     if "continuations" in arguments and (arguments.continuations < 2 or arguments.continuations % 2):
         parser.error("--continuations must be even and at least 2: the truth's reliability comes from its two halves.")
+    from . import alfworld as games
     from . import model as of_model
     from . import textcraft as planner
 
-    if arguments.set == "textcraft":
+    if arguments.set == "alfworld":
+        if arguments.check:
+            raise SystemExit(1 if games.check(arguments.games) else 0)
+        for role in games.ROLES:
+            for noise in games.NOISES:
+                games.make(noise, role, arguments.continuations, arguments.games, arguments.again)
+    elif arguments.set == "textcraft":
         for role in planner.ROLES:
             for noise in planner.NOISES:
                 planner.make(noise, role, arguments.continuations, arguments.again)

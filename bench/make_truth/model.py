@@ -18,10 +18,10 @@ from tqdm import tqdm
 from ..truth_sets import FOLDER, write
 from .textcraft import EXAMPLE, GAMMA, LAYERS, ROLES, example
 
-UPDATES = (0, 30, 60)
+UPDATES = (30, 60, 0)  # in the order of making
 EARLIER = 2  # updates before, whose batches may serve as memory
 METHOD, SEED = "bipace_q", 0
-PROMPTS, ROLLOUTS = 20, 8
+PROMPTS, ROLLOUTS = 18, 8
 STATES = 16  # of one call of the model: times the continuations, rows of its cache
 
 
