@@ -54,7 +54,7 @@ class Cut:
 
 
 CUT = Cut()
-# Left to itself, ptxas spills 8 to 16 bytes of flat ids on sm_90; told that there are 128 registers it needs no stack for
+# Left to itself, ptxas spills 8 to 16 bytes of flat ids on sm_90; given 128 registers it needs no stack for
 # ids of any kind on sm_80, sm_90 and sm_100, by Triton 3.6 and 3.9.  Triton for AMD does not know the option.
 _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False, **({"maxnreg": 128} if torch.version.hip is None else {})}
 INTERPRETED_ROWS = 256  # of a program: the interpreter's time goes by operations, not by their size

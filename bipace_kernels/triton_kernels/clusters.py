@@ -139,7 +139,7 @@ def sweep_with(
 
 @dataclass(frozen=True)
 class Batch:
-    """What every launch below is told of the records."""
+    """What every launch below takes of the records."""
 
     fingerprint: Tensor  # [N, D]
     order: Tensor  # [M] int64
