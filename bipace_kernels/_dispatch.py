@@ -247,8 +247,8 @@ def _auto(kind: str) -> str:
     name, why = taken_for(kind)
     if name is None:
         raise BackendError(
-            f"no backend runs on tensors on a GPU here ({why}); install what is missing, or move the tensors with .cpu() (a batch of "
-            "6,400 records takes the CPU tens of milliseconds)."
+            f"no backend runs on tensors on a GPU here ({why}); install what is missing, or move the tensors with .cpu() (a "
+            "batch of 6,400 records takes the CPU tens of milliseconds)."
         )
     return name
 

@@ -15,7 +15,10 @@ from .layout import Layout
 Tensor = torch.Tensor
 
 SPOILT_CURE = "correct the rows, or set Config(on_invalid='singleton') to set their trajectories aside."
-FINGERPRINT_CURE = "correct it, mask it by valid=False, or set Config(on_invalid='singleton') to give each such row a cluster of its own."
+FINGERPRINT_CURE = (
+    "correct it, mask it by valid=False, or set Config(on_invalid='singleton') to give each such row a cluster of its "
+    "own."
+)
 
 
 def unlike_first(values: Tensor, first: Tensor) -> Tensor:

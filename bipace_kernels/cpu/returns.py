@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import _threads
-from .._masks import out_of_range, run_of
+from .._masks import out_of_range, runs
 from .._native_loader import load
 
 Tensor = torch.Tensor
@@ -48,5 +48,5 @@ def spoilt_trajectories(
     if bad_record is not None:
         bad |= bad_record
     if bool(bad.any()):
-        spoilt[run_of(trajectory_offsets)[bad]] = True
+        spoilt[runs(trajectory_offsets)[bad]] = True
     return spoilt
