@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from ragged import BACKEND, nothing_waits, stage, states
 
 import bipace_kernels as bk
@@ -26,7 +27,7 @@ def cluster(device, x, epsilon, **rest):
     return found.cpu()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
 def test_each_entry_is_its_own_clustering(device, dtype):
     x, group = states()
     rows = torch.from_numpy(x).to(dtype)

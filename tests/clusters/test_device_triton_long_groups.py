@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from certificate import Centroids, margins, replay, unit_rows
-from clustering import DTYPES, TOLERANCE, mixture
+from clustering import TOLERANCE, mixture
+from marks import slow
 
 from bipace_kernels.triton_kernels import long_groups, rows
 
@@ -117,7 +118,7 @@ def test_long_groups_among_short_ones(dtype: torch.dtype, dim: int, device: torc
     assert min(check(x, sizes, 0.1, run(x, sizes, 0.1, device))) > 4
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
 def test_many_clusters(dtype: torch.dtype, device: torch.device):
     """More clusters and elements than any kernel takes at a time; clusters are joined again in later blocks."""
     cut = long_groups.CUT
@@ -134,7 +135,7 @@ def test_all_alone_and_all_together(device: torch.device):
     assert run(near, [140], 0.1, device).tolist() == [0] * 140
 
 
-@pytest.mark.parametrize("dim", [1, 3, 65])
+@pytest.mark.parametrize("dim", [slow(1), 3, slow(65)])
 def test_odd_dimensions(dim: int, device: torch.device):
     for dtype in (torch.bfloat16, torch.float32):
         x = mixture(5, 140, dim, 6).to(dtype)
@@ -163,7 +164,7 @@ def test_records_set_aside(device: torch.device):
     assert max(check(x, sizes, 0.1, first, usable=usable, taken=taken)) > 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)], ids=str)
 def test_huge_and_tiny_rows(dtype: torch.dtype, device: torch.device):
     """Powers of two scale rows without a rounding, so the labels are those of the ordinary rows."""
     x = mixture(8, 150, 33, 6).to(dtype)

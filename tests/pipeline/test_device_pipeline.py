@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import CONFIGS, OUTPUTS, make_batch
+from marks import slow
 from op_cases import OPS, op_cases
 from ragged import BACKEND, assert_close, same_bits, stage
 
@@ -19,9 +20,16 @@ ONE_ORDER = True  # of the twin's threads: each stage has its own tests under se
 BATCH = make_batch(0)
 N = BATCH.n
 FLOATS = OUTPUTS[:4]
+# Partitions, estimators and norms that differ; the other configurations go the ways of these.
+DIFFERENT = {"bipace", "bipace_diff", "bipace_history", "gigpo_mean_std_norm", "hgpo_all"}
 KEPT = [name for name in CONFIGS if name != "bipace_similar"]  # of texts the clusters come from the host
 # Names, and whether the batch holds copies of a step: without them the CUDA kernels run all stages in one launch.
 WITH_AND_WITHOUT = [(name, True) for name in KEPT] + [(name, False) for name in ("bigpo", "bipace", "bipace_diff")]
+
+
+def different(names):
+    """The configurations, those beside DIFFERENT as slow ones."""
+    return [name if name in DIFFERENT else slow(name) for name in names]
 
 
 def on(device, arguments):
@@ -71,13 +79,13 @@ def bad_values(kind):
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-@pytest.mark.parametrize("kind", ["fine", "spoilt", "rows", "all"])
+@pytest.mark.parametrize("kind", [slow("fine"), slow("spoilt"), slow("rows"), "all"])
 def test_agrees_with_the_reference(name, kind, device):
     config = replace(CONFIGS[name], on_invalid="singleton")
     assert_agree(*both(device, config, BATCH.arguments(**bad_values(kind))))
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", different(CONFIGS))
 def test_any_row_order_padding_and_copies(name, device):
     rng = np.random.default_rng(1)
     doubled = BATCH.take(np.concatenate((np.arange(N), [0, 5, 5, N - 1])))
@@ -90,7 +98,7 @@ def test_any_row_order_padding_and_copies(name, device):
         assert_agree(*both(device, config, batch.arguments(valid=valid)))
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", different(KEPT))
 def test_given_returns_and_nothing_to_do(name, device):
     returns, episode = np.linspace(-1, 1, N), BATCH.trajectory.astype(float)
     for changes in ({"returns": returns, "episode_return": episode, "rewards": None}, {"valid": np.zeros(N, bool)}):
@@ -151,7 +159,7 @@ def test_integers_of_64_bits_without_a_sign(device):
     assert_agree(want, bk.advantage(config=CONFIGS["bipace"], backend=BACKEND, **moved))
 
 
-@pytest.mark.parametrize("name", [n for n in KEPT if not n.startswith("hgpo")])
+@pytest.mark.parametrize("name", different(n for n in KEPT if not n.startswith("hgpo")))
 def test_weight_zero_is_the_episode_term(name, device):
     config = replace(CONFIGS[name], step_weight=0.0)
     got = bk.advantage(config=config, backend=BACKEND, **on(device, BATCH.arguments()))
