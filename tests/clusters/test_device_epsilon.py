@@ -14,7 +14,6 @@ import bipace_kernels as bk
 from bipace_kernels import _sizes
 
 clusters = stage("clusters")
-long_groups = stage("long_groups") if BACKEND == "triton" else clusters
 ONE_ORDER = True  # of the twin's threads: each stage has its own tests under several
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -82,27 +81,20 @@ def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
         assert torch.equal(result.cluster, labels)
 
 
-def test_long_groups_have_no_gram_matrix_and_the_search_probes_them(device, monkeypatch):
-    monkeypatch.setattr(long_groups, "LONG_GROUP", 10)
-    taken = []
+def test_long_groups_have_no_gram_matrix(device, monkeypatch):
+    """A group that is long beside two that are not; nothing but where its vectors are kept differs."""
+    how = {}
     if BACKEND == "triton":
-        real = long_groups.cluster_long
-
-        def counted(*args, longest_group, shortest, **rest):
-            if longest_group >= shortest:
-                taken.append(args[5])
-            return real(*args, longest_group=longest_group, shortest=shortest, **rest)
-
-        monkeypatch.setattr(long_groups, "cluster_long", counted)
+        how["cut"] = clusters.Cut(long_group=10)
+    else:
+        monkeypatch.setattr(clusters, "LONG_GROUP", 10)
     x, _ = states()
     group = np.r_[np.zeros(13, int), np.ones(6, int), np.full(5, 2)]
-    want = bk.cluster(x, group, EPSILONS, backend="reference")
-    assert torch.equal(cluster(device, x, EPSILONS, group=group), want)
-    assert taken == ([[0.1, 0.35, 1.0]] if BACKEND == "triton" else [])
-    choice = bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND, probes=3)
-    assert choice == bk.choose_epsilon(x, group, backend="reference", probes=3)
-    if BACKEND == "triton":
-        assert taken[1:] == [[epsilon] for epsilon, _ in choice.probes]
+    found = clusters.cluster_sweep(
+        torch.from_numpy(x).to(device), torch.arange(24, device=device), torch.tensor([0, 13, 19, 24], device=device), None,
+        EPSILONS, n_groups=3, longest_group=13, taken=None, **how,
+    )  # fmt: skip
+    assert torch.equal(found.cpu(), bk.cluster(x, group, EPSILONS, backend="reference"))
 
 
 def test_bad_rows_are_alone_unless_asked_for(device):
@@ -128,7 +120,7 @@ def test_the_search_is_that_of_the_reference(device, probes):
         bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND)
 
 
-@pytest.mark.parametrize("objective", ["median", "value_r2"])
+@pytest.mark.parametrize("objective", ["median", slow("value_r2")])
 def test_the_controller_goes_as_on_the_reference(device, objective):
     paths = []
     for backend in ("reference", BACKEND):

@@ -15,7 +15,6 @@ from ragged import BACKEND, assert_close, same_bits, stage
 import bipace_kernels as bk
 from bipace_kernels import _dispatch
 
-long_groups = stage("long_groups" if BACKEND == "triton" else "clusters")
 ONE_ORDER = True  # of the twin's threads: each stage has its own tests under several
 BATCH = make_batch(0)
 N = BATCH.n
@@ -127,7 +126,7 @@ def test_every_dtype(dtype, device):
 
 
 @pytest.mark.parametrize("view", list(VIEWS))
-@pytest.mark.parametrize("epsilon", [0.2, 0.0])
+@pytest.mark.parametrize("epsilon", [0.2, slow(0.0)])
 def test_every_layout(view, epsilon, device):
     fingerprint = VIEWS[view](torch.from_numpy(BATCH.fingerprint).bfloat16().to(device))
     config = bk.Config.bipace(epsilon)
@@ -209,14 +208,25 @@ def test_what_scratch_memory_held_before_changes_no_bit(name, device, scratch_of
     assert_same(bk.advantage(config=config, backend=BACKEND, **given), want)
 
 
-@pytest.mark.parametrize("long_group", [long_groups.LONG_GROUP, 8])
+@pytest.mark.parametrize("long_group", [8192, 8])
 def test_what_scratch_memory_held_before_changes_no_cluster(long_group, device, scratch_of_nan, monkeypatch):
-    monkeypatch.setattr(long_groups, "LONG_GROUP", long_group)
+    clusters, how = stage("clusters"), {}
+    if BACKEND == "triton":
+        how["cut"] = clusters.Cut(long_group=long_group)
+    else:
+        monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
     fingerprint = on(device, BATCH.arguments(**bad_values("rows")))["fingerprint"]
-    options = {"layout": bk.layout(BATCH.group, BATCH.trajectory, BATCH.step), "backend": BACKEND}
-    want = bk.cluster(fingerprint, epsilon=[0.0, 0.1, 0.95], **options)
+    lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
+
+    def labels():
+        return clusters.cluster_sweep(
+            fingerprint, lay.order.to(device), lay.group_offsets.to(device), None, [0.0, 0.1, 1.0],
+            n_groups=lay.n_groups, longest_group=lay.longest_group, taken=None, **how,
+        )  # fmt: skip
+
+    want = labels()
     scratch_of_nan()
-    assert torch.equal(bk.cluster(fingerprint, epsilon=[0.0, 0.1, 0.95], **options), want)
+    assert torch.equal(labels(), want)
 
 
 def test_errors_come_when_asked_and_arguments_stay(device):
@@ -284,7 +294,7 @@ def test_ops_mean_the_same_on_every_device(name, device, ops_by_device, monkeypa
                 assert torch.equal(one.cpu(), other)
 
 
-@pytest.mark.parametrize("name", ["bipace", "hgpo"])
+@pytest.mark.parametrize("name", ["bipace", slow("hgpo")])
 def test_compiled_gives_the_same_bits(name, device, ops_by_device):
     torch.compiler.reset()
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
