@@ -17,7 +17,7 @@ from . import _cuda_loader, _env, _native_loader, _triton_loader, stages
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 STAGES = (
-    "returns", "episode", "clusters", "observations", "similar", "values", "combine", "action_keys", "ngrams", "pooling",
+    "returns", "episode", "clusters", "observations", "similar", "values", "combine", "action_keys", "ngrams",
 )  # fmt: skip
 _HOST = ("similar",)  # stages of texts, on the host whatever the device
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
@@ -50,7 +50,6 @@ class Backend:
     combine: stages.Combine
     action_keys: stages.ActionKeys
     ngrams: stages.Ngrams
-    pooling: stages.Pooling
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -79,7 +78,6 @@ if TYPE_CHECKING:  # mypy holds every module against its stage
     from .cpu import episode as cpu_episode
     from .cpu import ngrams as cpu_ngrams
     from .cpu import observations as cpu_observations
-    from .cpu import pooling as cpu_pooling
     from .cpu import returns as cpu_returns
     from .cpu import similar as cpu_similar
     from .cpu import values as cpu_values
@@ -92,7 +90,6 @@ if TYPE_CHECKING:  # mypy holds every module against its stage
     from .reference import episode as reference_episode
     from .reference import ngrams as reference_ngrams
     from .reference import observations as reference_observations
-    from .reference import pooling as reference_pooling
     from .reference import returns as reference_returns
     from .reference import similar as reference_similar
     from .reference import values as reference_values
@@ -102,7 +99,6 @@ if TYPE_CHECKING:  # mypy holds every module against its stage
     from .triton_kernels import episode as triton_kernels_episode
     from .triton_kernels import ngrams as triton_kernels_ngrams
     from .triton_kernels import observations as triton_kernels_observations
-    from .triton_kernels import pooling as triton_kernels_pooling
     from .triton_kernels import returns as triton_kernels_returns
     from .triton_kernels import values as triton_kernels_values
 
@@ -124,7 +120,6 @@ if TYPE_CHECKING:  # mypy holds every module against its stage
         cuda_action_keys,
     )
     _NGRAMS: tuple[stages.Ngrams, ...] = (reference_ngrams, cpu_ngrams, triton_kernels_ngrams)
-    _POOLING: tuple[stages.Pooling, ...] = (reference_pooling, cpu_pooling, triton_kernels_pooling)
     _TEXTS: tuple[stages.Texts, ...] = (reference_action_keys, cpu_action_keys)
 
 

@@ -75,7 +75,7 @@ def calibrate(
     restart       forget what `out` holds
     token_budget  tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
     progress      a bar on stderr for the forwards, another for clusters and probes; None: where that is a terminal
-    backend       of the pooling and the clusters
+    backend       of the clusters
 
     Forwards end after the deepest layer and serve all layers and poolings; identical prompts run once.  The probe is a
     logistic regression on standardised states (scikit-learn; extra `calibrate`), its accuracy the mean over stratified folds
@@ -97,7 +97,7 @@ def calibrate(
     seed = _checks.integer_at_least(seed, "seed", 0)
     band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 1.0)
     wanted = _candidates(layers, len(find_decoder(model).blocks))
-    tapped = tap(model, layers=wanted, pooling=pooling, backend=backend)  # checks the names
+    tapped = tap(model, layers=wanted, pooling=pooling)  # checks the names
     by_depth = sorted(tapped.layers, key=lambda layer: (layer.block, layer.normed))
     pairs = [(layer, how) for layer in by_depth for how in tapped._poolings]
     rows = token_ids(prompts, tokenizer)
@@ -112,7 +112,7 @@ def calibrate(
     }  # fmt: skip
     seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
     start = time.perf_counter()
-    states.compute(pairs, token_budget, backend, progress)
+    states.compute(pairs, token_budget, progress)
     seconds["states"] = time.perf_counter() - start
     measured: dict[Pair, Mapping[str, Any]] = {}
     with progress_bar(progress, "clusters and probes", len(pairs)) as bar:

@@ -325,24 +325,6 @@ class Ngrams(Protocol):
         """Unit vectors of signed, hashed n-gram counts.  Counts are int32: a text must be shorter than 2^31 bytes."""
 
 
-class Pooling(Protocol):
-    """One vector per state out of a block's output."""
-
-    def pool_rows(
-        self,
-        hidden: Tensor,  # [B, L, D] float32 | bfloat16 | float16, any strides
-        batch: Tensor,  # [n] int64
-        first: Tensor,  # [n] int64, the first token of the state's prompt
-        last: Tensor,  # [n] int64, the token of the state
-        *,
-        pooling: str,
-        unit: bool,
-        dtype: torch.dtype,
-        attention: Any = None,  # hidden._attention.Scores
-    ) -> Tensor:
-        """[n, D] states; sums in float64 in the order of the tokens, rounded once."""
-
-
 #: Stages whose methods are torch ops, by the stem of their modules.
 OPS: dict[str, type] = {
     "returns": Returns, "episode": Episode, "clusters": Clusters, "observations": Observations, "values": Values,

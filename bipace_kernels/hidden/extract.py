@@ -59,7 +59,7 @@ def extract(
     progress        a bar on stderr; None: where that is a terminal and there are several forwards
     group           process group of a model that is sharded by FSDP or ZeRO-3; None: the default one.  All its ranks call
                     this together, each with its own prompts, and run the same number of forwards
-    backend         "auto" | "reference" | "cpu" | "triton" | "cuda", as in bipace_kernels.advantage()
+    backend         deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools where the states are
 
     Neither later blocks run nor the final norm, unless it is wanted, nor the head; identical prompts run once, in eval mode
     and without gradients.  Positions of rows without a token give zeros.  Whatever ends the call, the model is left as it
@@ -104,7 +104,7 @@ def extract_layers(
     packed          prompts one after the other in [1, nnz]; None: where the model's attention keeps them apart at no cost
     progress        a bar on stderr; None: where that is a terminal and there are several forwards
     group           process group of a sharded model; None: the default one
-    backend         of the pooling
+    backend         deprecated, without effect
     """
     tapped = tap(model, layers=layers, pooling=pooling, normalize=normalize, dtype=dtype, backend=backend)
     decoder = tapped._decoder

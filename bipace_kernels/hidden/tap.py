@@ -49,7 +49,7 @@ def tap(
     normalize    rows of unit length; the norm is taken in float64 and rows are rounded once
     dtype        of the rows; None: that of the hidden states
     layers       several layers at once, in place of `layer`
-    backend      "auto" | "reference" | "cpu" | "triton" | "cuda", as in bipace_kernels.advantage()
+    backend      deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools where the states are
 
     Nothing else of the forward is kept, its outputs and its autograd graph stay as they are, and what gradient
     checkpointing computes again in the backward is not counted twice.  See `Tap` for what it gives.
@@ -71,7 +71,7 @@ def tap(
                 )
             _attention.check_block(decoder.blocks[item.block])
     consumer = Consumer(positions, cu_seqlens)
-    return Tap(decoder, several, poolings, consumer, bool(normalize), check_dtype(dtype), backend)
+    return Tap(decoder, several, poolings, consumer, bool(normalize), check_dtype(dtype))
 
 
 class Tap:
@@ -90,12 +90,11 @@ class Tap:
         consumer: Consumer,
         normalize: bool,
         dtype: torch.dtype | None,
-        backend: str,
     ) -> None:
         self.enabled = True
         self.layers = layers
         self._decoder, self._poolings, self._consumer = decoder, poolings, consumer
-        self._normalize, self._dtype, self._backend = normalize, dtype, backend
+        self._normalize, self._dtype = normalize, dtype
         self._undo: list[Callable[[], None]] = []
         self._spans: Spans | None = None
         self._kept: dict[tuple[Layer, str], list[Tensor]] = {}
@@ -223,7 +222,7 @@ class Tap:
                 scores = _attention.scores_of(block, args, kwargs, spans.batch, spans.last)
             rows = pool(
                 hidden.detach(), spans, pooling=pooling, normalize=self._normalize, dtype=self._dtype,
-                attention=scores, backend=self._backend,
+                attention=scores,
             )  # fmt: skip
             self._kept.setdefault((layer, pooling), []).append(rows)
 

@@ -77,7 +77,7 @@ def test_numbers_are_those_of_a_direct_computation(model, data, found):
 
 def test_clusters_stay_inside_groups(model, data):
     group = ["a"] * 20 + ["b"] * 18
-    got = scan(model, data, group=group, layers=[-4], pooling="last", epsilons=[2.0])
+    got = scan(model, data, group=group, layers=[-4], pooling="last", epsilons=[1.0])
     assert (got.scan[0].clusters, got.scan[0].largest, got.n_groups) == (2, 1.0, 2)
     assert got.choice is None  # one giant in each
     assert "neither one giant" in got.reason
