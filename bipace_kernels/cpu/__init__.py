@@ -1,4 +1,4 @@
-"""Compiled C++ kernels (csrc/cpu): the default on CPUs."""
+"""Compiled C++ kernels (csrc/cpu): the default on CPUs.  What each stage takes and gives: stages.py."""
 
 from . import action_keys, clusters, combine, episode, ngrams, observations, returns, similar, values
 

@@ -24,7 +24,6 @@ def episode_advantage(
     delta: float,
     spoilt: Tensor | None,
 ) -> Tensor:
-    """A_ep of each record (paper eq. 1); see stages.Episode."""
     kept = Kept(None if spoilt is None else ~spoilt)
     records = Kept(None)
     if kept.positions is not None and spoilt is not None:  # spoilt trajectories are no part of the population

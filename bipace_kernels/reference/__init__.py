@@ -1,4 +1,7 @@
-"""Obvious float64 loops that read like the paper; a backend that may be selected, and the truth the others are tested against."""
+"""Obvious float64 loops that read like the paper; a backend that may be selected, and the truth the others are tested against.
+
+What each stage takes and gives: stages.py.
+"""
 
 from . import action_keys, clusters, combine, episode, ngrams, observations, returns, similar, values
 
