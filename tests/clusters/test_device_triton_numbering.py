@@ -8,7 +8,7 @@ import torch
 from ragged import stage
 
 numbering = stage("numbering")
-BLOCK = numbering.BLOCK
+BLOCK = 512
 
 
 def firsts(rng, n, clusters):
