@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from marks import slow
 from ragged import BACKEND, same_bits, sentinels, stage, unaligned
 
 from bipace_kernels.cpu import pooling as cpu
@@ -52,7 +53,7 @@ def on_the_cpu(device, *given, dtype, **more):
 
 
 @pytest.mark.parametrize("unit", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [d if d == torch.bfloat16 else slow(d) for d in DTYPES])
 @pytest.mark.parametrize("how", POOLINGS)
 @pytest.mark.parametrize("whole", [False, True], ids=["any", "whole"])  # rows of whole, aligned pieces of 16 bytes
 def test_against_the_cpu(device, how, dtype, unit, whole):
