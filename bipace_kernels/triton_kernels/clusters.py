@@ -44,31 +44,24 @@ CUT = Cut()
 _WRITE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
 
-def scan_rows(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64 row of the record
-) -> Tensor:  # [M] uint8
-    """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
+def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
     state = torch.empty(order.shape[0], dtype=torch.uint8, device=order.device)
     rows.look(fingerprint, order, state=state)
     return state
 
 
 def cluster_cosine(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64 row of the record, in processing order
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    epsilon: float,  # 0: equal rows
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilon: float,
     *,
     n_groups: int,
     longest_group: int,
-    taken: Tensor | None,  # [M] bool; False: the record takes part in nothing
-) -> Tensor:  # [M] int64
-    """Labels 0..C-1 over the batch by first appearance in processing order; −1 where not taken.
-
-    A record that is not usable, or whose row has no direction, is a cluster of its own and touches nobody.
-    """
+    taken: Tensor | None,
+) -> Tensor:
+    """A record whose row has no direction is a cluster of its own even where nobody marked it as not usable."""
     return cluster_sweep(
         fingerprint,
         order,
@@ -82,18 +75,18 @@ def cluster_cosine(
 
 
 def cluster_sweep(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    epsilons: Sequence[float],  # E values
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilons: Sequence[float],
     *,
     n_groups: int,
     longest_group: int,
-    taken: Tensor | None,  # [M] bool
+    taken: Tensor | None,
     cut: Cut = CUT,
-) -> Tensor:  # [E, M] int64
-    """cluster_cosine under each ε, with the same bits, from one Gram matrix per group."""
+) -> Tensor:
+    """The same bits as cluster_cosine, from one Gram matrix per group."""
     rest = (n_groups, longest_group, taken)
     return sweep_with(partial(Batch, cut=cut), fingerprint, order, group_offsets, usable, epsilons, *rest)
 
@@ -139,7 +132,7 @@ def sweep_with(
 
 @dataclass(frozen=True)
 class Batch:
-    """What every launch below is told of the records."""
+    """What every launch below takes of the records."""
 
     fingerprint: Tensor  # [N, D]
     order: Tensor  # [M] int64
