@@ -82,6 +82,7 @@ def test_json_schema(everything: tuple[Path, dict[str, Any]]) -> None:
     assert {t["met"] for t in found["targets"]} == {None}, "tiny sizes must not claim a target"
 
 
+@pytest.mark.slow
 def test_chosen_stages_only(tmp_path: Path) -> None:
     assert run.main(["clusters", "clusters", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())

@@ -277,6 +277,7 @@ def test_rows_of_the_cuda_kernels(tmp_path):
     assert sum(name.startswith("cuda: inside clusters") for name in names) == 3
 
 
+@pytest.mark.slow
 def test_the_smoke_run_of_the_cuda_kernels():
     """By the twin: it puts its own sizes into modules of the package, which have to have them."""
     by_the_twin("raise SystemExit(gpu_smoke.main(['--small', '--backend', 'cuda']))")

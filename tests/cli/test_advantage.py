@@ -18,6 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from cli_runs import GOLDEN, direct, fail, observations, record, run, write
+from marks import slow
 from typer.testing import CliRunner
 
 import bipace_kernels as bk
@@ -548,7 +549,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGKILL)])
 def test_killed_while_writing(golden: Path, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "out.parquet"
     out.write_text("the table of yesterday")

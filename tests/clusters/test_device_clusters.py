@@ -22,7 +22,7 @@ clusters, gram, rows = stage("clusters"), stage("gram"), stage("rows")
 scan = stage("scan")
 equal, numbering = stage("equal"), stage("numbering")
 if BACKEND == "triton":
-    TILES, SHAPES = ["LARGE", slow("SMALL"), "FLOAT32"], ["SHORT", slow("MEDIUM")]
+    TILES, SHAPES = ["LARGE", slow("SMALL"), slow("FLOAT32")], ["SHORT", slow("MEDIUM")]
 else:
     TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
 
@@ -251,7 +251,9 @@ def test_scan_rows(device):
 
 
 @OF_TRITON
-@pytest.mark.parametrize("bits", [64, 1, 0], ids=["hash", "collisions", "one hash"])
+@pytest.mark.parametrize(
+    "bits", [pytest.param(64, id="hash"), slow(1, id="collisions"), pytest.param(0, id="one hash")]
+)
 @pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
 def test_equal_rows(device, dtype, bits):
     """Rows as given: 2x is another row, −0.0 is 0.0; rows whose hashes agree are compared all the same."""
@@ -312,6 +314,7 @@ def test_a_batch_in_parts(device, monkeypatch):
     assert torch.equal(run(device, x, sizes, epsilons[1], **how), together[1])
 
 
+@pytest.mark.slow
 def test_long_groups_among_the_others(device, monkeypatch):
     how = {}
     if BACKEND == "triton":

@@ -120,7 +120,8 @@ def test_the_search_is_that_of_the_reference(device, probes):
         bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND)
 
 
-@pytest.mark.parametrize("objective", ["median", slow("value_r2")])
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["median", "value_r2"])
 def test_the_controller_goes_as_on_the_reference(device, objective):
     paths = []
     for backend in ("reference", BACKEND):

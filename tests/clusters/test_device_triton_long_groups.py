@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from certificate import Centroids, margins, replay, unit_rows
-from clustering import TOLERANCE, mixture
+from clustering import DTYPES, TOLERANCE, mixture
 from marks import slow
 
 from bipace_kernels.triton_kernels import long_groups, rows
@@ -120,7 +120,8 @@ def test_long_groups_among_short_ones(dtype: torch.dtype, dim: int, device: torc
     assert min(check(x, sizes, 0.1, run(x, sizes, 0.1, device))) > 4
 
 
-@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_many_clusters(dtype: torch.dtype, device: torch.device):
     """More clusters and elements than any kernel takes at a time; clusters are joined again in later blocks."""
     cut = long_groups.CUT
@@ -130,6 +131,7 @@ def test_many_clusters(dtype: torch.dtype, device: torch.device):
     assert 64 < count < 150
 
 
+@pytest.mark.slow
 def test_all_alone_and_all_together(device: torch.device):
     x = torch.from_numpy(np.random.default_rng(3).standard_normal((140, 64)).astype(np.float32)).to(torch.bfloat16)
     assert run(x, [140], 0.01, device).tolist() == list(range(140))
@@ -137,7 +139,8 @@ def test_all_alone_and_all_together(device: torch.device):
     assert run(near, [140], 0.1, device).tolist() == [0] * 140
 
 
-@pytest.mark.parametrize("dim", [slow(1), 3, slow(65)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [1, 3, 65])
 def test_odd_dimensions(dim: int, device: torch.device):
     for dtype in (torch.bfloat16, torch.float32):
         x = mixture(5, 140, dim, 6).to(dtype)
@@ -166,7 +169,8 @@ def test_records_set_aside(device: torch.device):
     assert max(check(x, sizes, 0.1, first, usable=usable, taken=taken)) > 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_huge_and_tiny_rows(dtype: torch.dtype, device: torch.device):
     """Powers of two scale rows without a rounding, so the labels are those of the ordinary rows."""
     x = mixture(8, 150, 33, 6).to(dtype)
@@ -200,6 +204,7 @@ def test_group_alone_equals_group_in_a_batch(dtype: torch.dtype, device: torch.d
     assert torch.equal(scratch[STATE][1, :count, :32], one[STATE][0, :count, :32])
 
 
+@pytest.mark.slow
 def test_any_strides_and_order(device: torch.device):
     """Rows are read where they are; what lies between them is never touched."""
     values = mixture(13, 140, 21, 6).to(torch.bfloat16)
@@ -210,6 +215,7 @@ def test_any_strides_and_order(device: torch.device):
     assert bool((run(strided, [140], 0.1, device, order=order) == run(values, [140], 0.1, device)).all())
 
 
+@pytest.mark.slow
 def test_groups_take_turns(device: torch.device):
     sizes = [101, 30, 130]
     x = mixture(14, sum(sizes), 24, 7).to(torch.float16)

@@ -9,6 +9,7 @@ import random
 import pytest
 import tiny_models as tm
 import torch
+from marks import slow
 
 import bipace_kernels as bk
 from bipace_kernels.hidden import _shortened
@@ -400,7 +401,7 @@ def test_peft():
         assert distance(bk.hidden.extract(model, ids, mask), rows) > 1e-3
 
 
-@pytest.mark.parametrize("how", ["in place", "replaced"])
+@pytest.mark.parametrize("how", [slow("in place"), "replaced"])
 def test_compiled_blocks(how):
     torch._dynamo.reset()
     model, (ids, mask) = tm.make(), tm.prompts()

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from marks import slow
 
 import bipace_kernels as bk
 from bipace_kernels import _optional
@@ -106,7 +107,7 @@ print(json.dumps(found))
     assert found["cpu bipace"] == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("words", [["info"], ["--help"], []])
+@pytest.mark.parametrize("words", [["info"], slow(["--help"]), slow([])])
 def test_the_program_without_its_packages(words):
     assert sentence(command(*words, blocked=EVERYTHING)) == (
         'the program bipace needs the package typer, which is not installed: pip install "bipace-kernels[cli]"'
@@ -125,6 +126,7 @@ def test_modules_that_are_programs(module, subject):
     assert said.endswith('pip install "bipace-kernels[cli]"')
 
 
+@pytest.mark.slow
 def test_commands_that_need_one_package_more(tmp_path):
     """Said before anything is read or computed; what does not need the package goes on working."""
     plots, tables = ("matplotlib", "sklearn"), ("pyarrow",)

@@ -232,6 +232,7 @@ print(bk.__file__)
     assert done.stdout.strip().startswith(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_program_of_the_wheel(wheel, tmp_path):
     """`bipace info` and the benchmarks from the wheel's files, away from the checkout."""
     with zipfile.ZipFile(wheel) as archive:
