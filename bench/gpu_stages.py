@@ -100,13 +100,11 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
                 products,
                 reciprocal,
                 first_group=0,
-                long_group=beyond,
             )
 
         def decide() -> torch.Tensor:
             kernels.decide_groups(
-                products, reciprocal, state, kind, lay.group_offsets, first, lowest, lowest_of, first_group=0,
-                long_group=beyond,
+                products, reciprocal, state, kind, lay.group_offsets, first, lowest, lowest_of, first_group=0
             )  # fmt: skip
             return first
 

@@ -1,10 +1,10 @@
 """Greedy cosine clusters where the hidden states are (labels of reference.clusters), without a wait for the device.
 
     one look at the rows (rows.py) ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
-    groups too long for a Gram matrix: long_groups.py                         ε = 0: equal rows (equal.py)
+                                                                              ε = 0: equal rows (equal.py)
 
-ε is only a threshold in the scan, so a sweep is the same launches with one more grid axis.  Which path a record takes
-depends on its own group's length, D and dtype alone, so a group has the same labels in any batch.
+ε is only a threshold in the scan, so a sweep is the same launches with one more grid axis.  What a record meets depends on
+its own group, D and dtype only, so a group has the same labels in any batch.  A group of n records takes 4 n² bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import equal, gram, long_groups, rows, scan
+from . import equal, gram, rows, scan
 from ._launch import device_guard
 from .numbering import dense_labels
 
@@ -26,6 +26,7 @@ Tensor = torch.Tensor
 
 #: Float32 values of the Gram matrices, and of the scan's state under a sweep, that are made at a time: 1 GiB.
 ROOM = 1 << 28
+LONGEST = 46_080  #: records of a group: places in its Gram matrix are 32-bit
 _WRITE = 8  # values that one launch of _write takes
 
 
@@ -33,7 +34,6 @@ _WRITE = 8  # values that one launch of _write takes
 class Cut:
     """How the work is cut among launches and programs."""
 
-    long_group: int = long_groups.LONG_GROUP  # groups of so many records take the way of long_groups.py
     room: int = ROOM
     tile: gram.Tile | None = None  # of the Gram matrices; None: by dtype and GPU
     scan: dict[str, Any] | None = None  # constants and warps of the scan; None: by the longest group
@@ -148,10 +148,13 @@ class Batch:
         epsilons: Sequence[float],  # E, none of them 0
         first: Tensor,  # [E, M] int64, written
     ) -> None:
-        """The record that began each record's cluster, for ε > 0: groups with a Gram matrix, then those without."""
-        long_group = self.cut.long_group
-        longest = min(self.longest_group, long_group - 1)
-        side, chunk, sweep = _chunks(longest, self.n_groups, len(epsilons), self.cut.room)
+        """The record that began each record's cluster, for ε > 0.  ValueError for a group of more than LONGEST records."""
+        if self.longest_group > LONGEST:
+            raise ValueError(
+                f"a prompt group must have at most {LONGEST} records for Triton's clusters, got {self.longest_group}; use "
+                "backend='cuda' or move the tensors with .cpu()."
+            )
+        side, chunk, sweep = _chunks(self.longest_group, self.n_groups, len(epsilons), self.cut.room)
         lowest = [1.0 - epsilon - scan.BAND.value for epsilon in epsilons]
         lowest_of = self.scale if len(lowest) == 1 else on_device(lowest, first.device)
         with device_guard(first):
@@ -161,7 +164,7 @@ class Batch:
                 reciprocal = torch.empty((groups, side), dtype=torch.float32, device=first.device)
                 gram.multiply_groups(
                     self.fingerprint, self.order, self.group_offsets, self.scale, products, reciprocal,
-                    first_group=group, long_group=long_group, tile=self.cut.tile,
+                    first_group=group, tile=self.cut.tile,
                 )  # fmt: skip
                 for e in range(0, len(lowest), sweep):
                     some = lowest[e : e + sweep]
@@ -170,12 +173,8 @@ class Batch:
                         state = torch.empty((len(some), *products.shape), dtype=torch.float32, device=first.device)
                     scan.decide_groups(
                         products, reciprocal, state, self.kind, self.group_offsets, first[e : e + sweep], some,
-                        lowest_of[e:], first_group=group, long_group=long_group, shape=self.cut.scan,
+                        lowest_of[e:], first_group=group, shape=self.cut.scan,
                     )  # fmt: skip
-        long_groups.cluster_long(
-            self.fingerprint, self.order, self.group_offsets, self.kind, self.scale, epsilons,
-            n_groups=self.n_groups, longest_group=self.longest_group, first=first, shortest=long_group,
-        )  # fmt: skip
 
 
 def _chunks(longest: int, n_groups: int, n_epsilons: int, room: int) -> tuple[int, int, int]:

@@ -72,11 +72,10 @@ def multiply_groups(
     reciprocal: Tensor,  # [groups, side] float32, written
     *,
     first_group: int,
-    long_group: int,
     tile: Tile | None = None,  # None: by dtype and GPU
 ) -> None:
-    """Gram matrices of some groups, the long ones left out."""
-    rest = (fingerprint, order, group_offsets, scale, gram, reciprocal, first_group, long_group)
+    """Gram matrices of some groups."""
+    rest = (fingerprint, order, group_offsets, scale, gram, reciprocal, first_group)
     _launch(*rest, tile or tile_for(fingerprint), scaled=False)
     if fingerprint.dtype != torch.float16:  # whose squares are all float32
         # Pairs with a row of extreme length once more: in the first launch they over- or underflowed.  Nearly always
@@ -92,7 +91,6 @@ def _launch(
     gram: Tensor,
     reciprocal: Tensor,
     first_group: int,
-    long_group: int,
     tile: Tile,
     *,
     scaled: bool,
@@ -102,7 +100,7 @@ def _launch(
     dim, row_stride, column_stride = fingerprint.shape[1], *fingerprint.stride()
     _gram[(tiles * (tiles + 1) // 2, groups)](
         fingerprint, order, group_offsets, scale, gram, reciprocal, side // UNIT, dim, row_stride, column_stride,
-        first_group, long_group, SCALED=scaled, ALIGNED=_alignment(row_stride), EVEN=dim % (2 * tile.depth) == 0,
+        first_group, SCALED=scaled, ALIGNED=_alignment(row_stride), EVEN=dim % (2 * tile.depth) == 0,
         UNIT=UNIT, **tile.constants(), **tile.options(), enable_fp_fusion=FUSED,
     )  # fmt: skip
 
@@ -112,7 +110,7 @@ def _alignment(stride: int) -> int:
     return min(stride & -stride, 16) if stride else 16
 
 
-@triton.jit(do_not_specialize=["units", "first_group", "long_group"])
+@triton.jit(do_not_specialize=["units", "first_group"])
 def _gram(
     x,  # [N, D]
     order,  # [M] int64
@@ -125,7 +123,6 @@ def _gram(
     row_stride,
     column_stride,
     first_group,
-    long_group,  # groups of this length or more are not for this kernel
     SCALED: tl.constexpr,  # only pairs with a row that is scaled
     ALIGNED: tl.constexpr,  # values: a power of two that divides row_stride
     EVEN: tl.constexpr,  # 2 · BLOCK_K divides D
@@ -138,7 +135,7 @@ def _gram(
     begin = tl.load(group_offsets + first_group + g)
     n = tl.load(group_offsets + first_group + g + 1) - begin
     block_i, block_j = _triangle(tl.program_id(0))
-    if (n >= long_group) | (block_j * BLOCK >= n):
+    if block_j * BLOCK >= n:
         return
     # Rows beyond the last repeat it, so that nothing below needs a mask; nobody reads what comes of them.
     i = block_i * BLOCK + tl.arange(0, BLOCK)
@@ -219,7 +216,6 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         signature = {
             "x": dtype, "order": "*i64", "group_offsets": "*i64", "scale": "*fp32", "gram": "*fp32",
             "reciprocal": "*fp32", "units": "i32", "dim": "i32", "row_stride": "i32", "first_group": "i32",
-            "long_group": "i32",
         }  # fmt: skip
         constants = {
             "column_stride": 1, "SCALED": scaled, "ALIGNED": 16, "EVEN": True, "UNIT": UNIT, **tile.constants(),

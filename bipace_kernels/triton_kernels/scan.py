@@ -55,10 +55,9 @@ def decide_groups(
     lowest_of: Tensor,  # [E] float32, the same; not read for one ε
     *,
     first_group: int,
-    long_group: int,
     shape: dict[str, Any] | None = None,  # None: SHORT or MEDIUM, by the side
 ) -> None:
-    """Decisions of some groups under some ε, the long groups left out."""
+    """Decisions of some groups under some ε."""
     groups, side = reciprocal.shape
     programs = (len(lowest), groups)
     similar = torch.empty((*programs, PANEL, side), dtype=torch.float32, device=first.device)
@@ -67,7 +66,7 @@ def decide_groups(
     shape = shape or (SHORT if side < SHORTEST_MEDIUM else MEDIUM)
     _scan_groups[(groups, len(lowest))](
         gram, state, reciprocal, side // UNIT, kind, group_offsets, similar, clusters, decisions, first,
-        first.stride(0), lowest[0], lowest_of, first_group, long_group, SWEEP=state is not gram, PANEL=PANEL, UNIT=UNIT,
+        first.stride(0), lowest[0], lowest_of, first_group, SWEEP=state is not gram, PANEL=PANEL, UNIT=UNIT,
         **shape, enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -292,7 +291,7 @@ def _decision(joined, change, weight, end):
     return k, tl.load(change), tl.load(weight), tl.where(k >= 0, end, 0)
 
 
-@triton.jit(do_not_specialize=["units", "first_stride", "first_group", "long_group"])
+@triton.jit(do_not_specialize=["units", "first_stride", "first_group"])
 def _scan_groups(
     gram,  # [groups of the launch, stride, stride] float32: x_i · x_j for i ≤ j
     state,  # [E, groups of the launch, stride, stride] float32, scratch; one ε: gram itself
@@ -308,7 +307,6 @@ def _scan_groups(
     lowest,  # float32: 1 − ε − τ, where SWEEP is off
     lowest_of,  # [E] float32, where it is on
     first_group,
-    long_group,  # groups of this length or more are not for this kernel
     SWEEP: tl.constexpr,
     CLUSTERS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -325,8 +323,6 @@ def _scan_groups(
     slot = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + g
     offset = tl.load(group_offsets + first_group + g)
     n = tl.load(group_offsets + first_group + g + 1) - offset
-    if n >= long_group:
-        return
     n = n.to(tl.int32)
     begin = offset.to(tl.int32)
     stride = units * UNIT
@@ -362,7 +358,7 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
     signature = {
         "gram": "*fp32", "state": "*fp32", "reciprocal": "*fp32", "units": "i32", "kind": "*u8",
         "group_offsets": "*i64", "similar": "*fp32", "clusters": "*i32", "decisions": "*i32", "first": "*i64",
-        "first_stride": "i32", "lowest": "fp32", "lowest_of": "*fp32", "first_group": "i32", "long_group": "i32",
+        "first_stride": "i32", "lowest": "fp32", "lowest_of": "*fp32", "first_group": "i32",
     }  # fmt: skip
     for shape, sweep in ((SHORT, False), (SHORT, True), (MEDIUM, False), (MEDIUM, True)):
         constants = {"SWEEP": sweep, "PANEL": PANEL, "UNIT": UNIT, **shape}

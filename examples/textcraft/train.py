@@ -197,13 +197,13 @@ def train(
     import torch
     import transformers
     import trl
+    from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
     from datasets import Dataset
     from model import load, prompt_text, split_tasks
     from rollout import play
     from transformers import TrainerCallback
 
     import bipace_kernels as bk
-    from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
 
     torch.set_num_threads(threads)
     model, tokenizer = load(out / "warm_start")

@@ -32,7 +32,7 @@ STRIDED = [
     for launch in LAUNCHES
     if any(name.endswith("column_stride") for name in launch.constexprs)
 ]
-# Products inside one group's matrices, whose side is less than LONG_GROUP; where such a matrix begins is 64-bit.
+# Products inside one group's matrices, whose side is at most LONGEST; where such a matrix begins is 64-bit.
 WITHIN_A_GROUP = {"_gram", "_scan_groups"}
 TILE = 1024  # at most: the number of a tile times its side is the number of a record or of a column
 
@@ -72,8 +72,8 @@ def test_offsets_of_any_column_are_wide(launch):
 
 
 def test_within_a_group_32_bits_are_enough():
-    long_groups = importlib.import_module("bipace_kernels.triton_kernels.long_groups")
-    assert long_groups.LONG_GROUP**2 < 2**31
+    clusters = importlib.import_module("bipace_kernels.triton_kernels.clusters")
+    assert clusters.LONGEST % clusters.gram.UNIT == 0 and clusters.LONGEST**2 < 2**31
     assert {launch.name for launch in LAUNCHES} >= WITHIN_A_GROUP
 
 

@@ -106,7 +106,7 @@ def test_the_longest_group_compiles_nothing_anew(name):
         pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled")
     stem, _, kernel = name.partition(".")
     jit = getattr(importlib.import_module(f"bipace_kernels.triton_kernels.{stem}"), kernel)
-    assert {p.do_not_specialize for p in jit.params if p.name in ("units", "first_group", "long_group")} == {True}
+    assert {p.do_not_specialize for p in jit.params if p.name in ("units", "first_group")} == {True}
 
 
 SAMPLE = """

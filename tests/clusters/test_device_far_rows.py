@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ragged import BACKEND, room, stage
+from ragged import room, stage
 
 action_keys, clusters = stage("action_keys"), stage("clusters")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -39,7 +39,6 @@ def rows(dim: int) -> torch.Tensor:
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 def test_clusters(columns: bool, device: torch.device):
     """ε = 0, short groups and long ones: the labels of the same rows side by side."""
-    how = {"cut": clusters.Cut(long_group=130)} if BACKEND == "triton" else {}
     sizes = [30, 134]
     x = rows(40 if columns else 24)
     order = torch.from_numpy(np.random.default_rng(2).integers(0, 40, sum(sizes)))
@@ -57,7 +56,6 @@ def test_clusters(columns: bool, device: torch.device):
             n_groups=2,
             longest_group=max(sizes),
             taken=None,
-            **how,
         )
         found.append((state.cpu(), labels.cpu()))
     for near, apart in zip(*found, strict=True):

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("trl", reason="TRL is not installed: make test-integrations")
 
 import torch
+from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import bipace_kernels as bk
-from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
 
 PROMPTS = ["ab", "cde", "f", "gh"]
 LAYER = -8

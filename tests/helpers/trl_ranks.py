@@ -15,7 +15,6 @@ import tiny_trl as tt
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-
 from bipace_kernels.integrations.trl import credit
 
 RANK = int(os.environ["RANK"])

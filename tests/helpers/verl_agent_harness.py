@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 import verl
+from bipace_kernels.integrations.verl_agent.launch import added
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl import DataProto
-
-from bipace_kernels.integrations.verl_agent.launch import added
 
 FORK = Path(os.environ["BIPACE_VERL_AGENT"]) if os.environ.get("BIPACE_VERL_AGENT") else None
 REAL = FORK is not None and FORK in Path(verl.__file__).parents  # this process imports the fork's own verl
@@ -40,6 +39,7 @@ if REAL:
     environments = types.ModuleType("agent_system.environments")
     environments.EnvironmentManagerBase, environments.make_envs = object, None
     sys.modules[environments.__name__] = environments
+    from bipace_kernels.integrations.verl_agent.worker import ActorRolloutRefWorker
     from einops import rearrange
     from recipe.hgpo import hgpo_ray_trainer
     from verl.trainer.ppo import ray_trainer
@@ -47,14 +47,11 @@ if REAL:
     from verl.workers.actor import dp_actor
     from verl.workers.sharding_manager.fsdp_ulysses import FSDPUlyssesShardingManager
 
-    from bipace_kernels.integrations.verl_agent.worker import ActorRolloutRefWorker
-
     dp_actor.unpad_input, dp_actor.pad_input, dp_actor.rearrange = pack, unpack, rearrange
     performance._get_current_mem_info = lambda *_, **__: ("0",) * 4  # asks the GPU
     dp_actor.index_first_axis = lambda values, where: values[where]
 else:
     import verl_agent_stand_in as stand_in
-
     from bipace_kernels.integrations.verl_agent.capture import log_prob
 
     ray_trainer = hgpo_ray_trainer = dp_actor = stand_in

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 
+import bipace_kernels.integrations.verl.plugin  # noqa: F401  # as verl loads it
 import torch
 import torch.distributed as dist
-from omegaconf import OmegaConf, open_dict
-
-import bipace_kernels.integrations.verl.plugin  # noqa: F401  # as verl loads it
 from bipace_kernels.integrations.verl.estimator import Bipace
+from omegaconf import OmegaConf, open_dict
 
 LAYERS, DIM, VOCABULARY = 4, 32, 64
 

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from trained_tokenizers import byte_level
-
-import bipace_kernels as bk
 from bipace_kernels.integrations import _versions
 from bipace_kernels.integrations._replace import replace, replaced
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations._turns import Turns, keys_of
 from bipace_kernels.integrations._versions import check_parts, check_version
+from trained_tokenizers import byte_level
+
+import bipace_kernels as bk
 
 TEXTS = ["<action>Go east</action>", "hm <action> go EAST </action>", "look", "<action>look</action>", ""]
 

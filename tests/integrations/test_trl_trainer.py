@@ -11,15 +11,15 @@ pytest.importorskip("trl", reason="TRL is not installed: make test-integrations"
 
 import tiny_trl as tt
 import torch
+from bipace_kernels.integrations import _states
+from bipace_kernels.integrations._settings import Settings
+from bipace_kernels.integrations._states import States
+from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit
 from datasets import Dataset
 from transformers import HfArgumentParser, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 import bipace_kernels as bk
-from bipace_kernels.integrations import _states
-from bipace_kernels.integrations._settings import Settings
-from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit
 
 SINGLETON = {"on_invalid": "singleton", "duplicates": "once"}
 CONFIGS = {

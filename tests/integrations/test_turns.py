@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from bipace_kernels.integrations._turns import Turns
 from hypothesis import given
 from hypothesis import strategies as st
-
-from bipace_kernels.integrations._turns import Turns
 
 masks = st.integers(0, 9).flatmap(
     lambda t: st.lists(st.lists(st.integers(0, 1), min_size=t, max_size=t), min_size=1, max_size=4)

@@ -13,11 +13,10 @@ import torch
 import bipace_kernels as bk
 
 pytest.importorskip("verl")
-from verl_stand_ins import Words, config, default, of, run_of
-
 from bipace_kernels.integrations import _turns
 from bipace_kernels.integrations.verl import driver_v0
 from bipace_kernels.integrations.verl.estimator import HIDDEN, Bipace, settings_of
+from verl_stand_ins import Words, config, default, of, run_of
 
 SEARCH = "hydra.searchpath=[pkg://bipace_kernels.integrations.verl.config]"
 

@@ -15,6 +15,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from bipace_kernels.integrations.verl_agent import Settings, attach
+from bipace_kernels.integrations.verl_agent import launch as launcher
+from bipace_kernels.integrations.verl_agent.batch import HIDDEN, HIDDEN_IDS, IDS, mark, write_advantages
+from bipace_kernels.integrations.verl_agent.capture import log_prob
 from omegaconf import OmegaConf
 from trained_tokenizers import byte_level
 from transformers import PreTrainedTokenizerFast
@@ -32,10 +36,6 @@ from verl_agent_harness import (
 )
 
 import bipace_kernels as bk
-from bipace_kernels.integrations.verl_agent import Settings, attach
-from bipace_kernels.integrations.verl_agent import launch as launcher
-from bipace_kernels.integrations.verl_agent.batch import HIDDEN, HIDDEN_IDS, IDS, mark, write_advantages
-from bipace_kernels.integrations.verl_agent.capture import log_prob
 
 PACKAGE = "bipace_kernels.integrations.verl_agent"
 SEEDS = range(5)

@@ -18,9 +18,8 @@ import torch.multiprocessing as mp
 import bipace_kernels as bk
 
 pytest.importorskip("verl")
-from verl_stand_ins import VOCABULARY, engine, model, run_of
-
 from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace
+from verl_stand_ins import VOCABULARY, engine, model, run_of
 
 # Row by row: tokens of the prompt, and the response's mask.  Two turns; one; none (truncated); one, behind tool tokens.
 ROWS = [(5, [1, 1, 0, 0, 1]), (3, [1, 1, 1]), (4, [0, 0]), (2, [0, 1, 1, 0, 0, 1, 1])]
@@ -178,11 +177,10 @@ def test_wrong_use_names_the_setting(group, monkeypatch):
 
 @pytest.mark.parametrize("bypass", [False, True])
 def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass):
+    from bipace_kernels.integrations.verl import driver_v0
     from verl import DataProto
     from verl.trainer.ppo import ray_trainer
     from verl.utils import tensordict_utils as tu
-
-    from bipace_kernels.integrations.verl import driver_v0
 
     module = model()
     made = engine(module, monkeypatch)

@@ -19,9 +19,8 @@ import bipace_kernels as bk
 pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 import tiny_trl as tt
-from paths import HELPERS
-
 from bipace_kernels.integrations.verl.estimator import HIDDEN, IDS, LABELS
+from paths import HELPERS
 
 pytestmark = pytest.mark.slow
 TIMEOUT = 280  # of a run, which takes about a minute of two idle cores

@@ -20,9 +20,8 @@ import bipace_kernels as bk
 
 pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
-from verl_stand_ins import Words, engine, model, run_of
-
 from bipace_kernels.integrations.verl.estimator import HIDDEN, IDS, LABELS, NAME
+from verl_stand_ins import Words, engine, model, run_of
 
 pytestmark = pytest.mark.slow
 
