@@ -17,7 +17,8 @@ from . import _cuda_loader, _env, _native_loader, _triton_loader, stages
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 STAGES = (
-    "returns", "episode", "clusters", "observations", "similar", "values", "combine", "action_keys", "ngrams", "pooling",
+    "returns", "episode", "clusters", "observations", "similar", "values", "critic", "combine", "action_keys", "ngrams",
+    "pooling",
 )  # fmt: skip
 _HOST = ("similar",)  # stages of texts, on the host whatever the device
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
@@ -47,6 +48,7 @@ class Backend:
     observations: stages.Observations
     similar: stages.Similar
     values: stages.Values
+    critic: stages.Critic
     combine: stages.Combine
     action_keys: stages.ActionKeys
     ngrams: stages.Ngrams
@@ -76,6 +78,7 @@ if TYPE_CHECKING:  # mypy holds every module against its stage
     from .cpu import action_keys as cpu_action_keys
     from .cpu import clusters as cpu_clusters
     from .cpu import combine as cpu_combine
+    from .cpu import critic as cpu_critic
     from .cpu import episode as cpu_episode
     from .cpu import ngrams as cpu_ngrams
     from .cpu import observations as cpu_observations
@@ -89,6 +92,7 @@ if TYPE_CHECKING:  # mypy holds every module against its stage
     from .reference import action_keys as reference_action_keys
     from .reference import clusters as reference_clusters
     from .reference import combine as reference_combine
+    from .reference import critic as reference_critic
     from .reference import episode as reference_episode
     from .reference import ngrams as reference_ngrams
     from .reference import observations as reference_observations
@@ -99,6 +103,7 @@ if TYPE_CHECKING:  # mypy holds every module against its stage
     from .triton_kernels import action_keys as triton_kernels_action_keys
     from .triton_kernels import clusters as triton_kernels_clusters
     from .triton_kernels import combine as triton_kernels_combine
+    from .triton_kernels import critic as triton_kernels_critic
     from .triton_kernels import episode as triton_kernels_episode
     from .triton_kernels import ngrams as triton_kernels_ngrams
     from .triton_kernels import observations as triton_kernels_observations
@@ -116,6 +121,7 @@ if TYPE_CHECKING:  # mypy holds every module against its stage
     )
     _SIMILAR: tuple[stages.Similar, ...] = (reference_similar, cpu_similar)
     _VALUES: tuple[stages.Values, ...] = (reference_values, cpu_values, triton_kernels_values, cuda_values)
+    _CRITIC: tuple[stages.Critic, ...] = (reference_critic, cpu_critic, triton_kernels_critic)
     _COMBINE: tuple[stages.Combine, ...] = (reference_combine, cpu_combine, triton_kernels_combine)
     _ACTION_KEYS: tuple[stages.ActionKeys, ...] = (
         reference_action_keys,

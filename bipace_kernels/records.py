@@ -11,6 +11,7 @@ from . import _checks
 from ._checks import LateCheck
 from ._transfer import to_host
 from .config import Config
+from .estimators import needs_of
 from .layout import Layout
 from .value_checks import check_fingerprint, raise_copies, raise_episode_return, raise_spoilt
 
@@ -87,6 +88,7 @@ class Unread:
     copy_differs: Tensor | None  # [records of everyone] bool: not the reward of the step that it copies
     late: tuple[LateCheck, ...]
     checked: bool = False  # at the call
+    value: Tensor | None = None  # [M] float64 V̂, of estimators that have one
 
     def read(self, rows: Rows) -> Records:
         lay = self.layout
@@ -140,6 +142,9 @@ class Unread:
             raise_episode_return(self.layout, to_host([self.episode_return])[0], episode_differs)
         if self.config.on_invalid == "raise":
             if bool(spoilt.any()):
-                raise_spoilt(self.everyone, spoilt, *to_host([self.rewards, self.returns, self.episode_return]))
+                unread = self.returns is not None and self.episode_return is not None
+                unread &= "rewards" not in needs_of(self.config)
+                read = [None if unread else self.rewards, self.returns, self.episode_return]
+                raise_spoilt(self.everyone, spoilt, *to_host(read))
             if state is not None:
                 check_fingerprint(self.layout, state)

@@ -9,7 +9,18 @@ TRITON_INTERPRET=1 they run on CPU tensors, which is how they are tested without
 import importlib
 from types import ModuleType
 
-__all__ = ["action_keys", "clusters", "combine", "episode", "ngrams", "observations", "pooling", "returns", "values"]
+__all__ = [
+    "action_keys",
+    "clusters",
+    "combine",
+    "critic",
+    "episode",
+    "ngrams",
+    "observations",
+    "pooling",
+    "returns",
+    "values",
+]
 
 
 def __getattr__(name: str) -> ModuleType:
