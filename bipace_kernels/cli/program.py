@@ -109,6 +109,8 @@ Gamma = Annotated[float | None, _field("--gamma", "γ", "Discount of the returns
 StepWeight = Annotated[float | None, _field("--step-weight", "W", "Weight of the step term.")]
 EpisodeWeight = Annotated[float | None, _field("--episode-weight", "W", "Weight of the episode term.")]
 Value = Annotated[str | None, _field("--value", "NAME", "GAE's value of a state: group, cluster or kernel.")]
+Share = Annotated[str | None, _field("--share", "NAME", "What GAE's value is read from: group.")]
+Kernel = Annotated[str | None, _field("--kernel", "NAME", "Where the kernel's parameters come from: fixed.")]
 GaeLambda = Annotated[float | None, _field("--gae-lambda", "λ", "GAE's λ.")]
 Shrinkage = Annotated[float | None, _field("--shrinkage", "κ", "Of GAE's value cluster.")]
 KernelWidth = Annotated[float | None, _field("--kernel-width", "ℓ", "Of GAE's kernel over cosines.")]
@@ -155,6 +157,8 @@ def _advantage(
     base_group: BaseGroup = None,
     episode_weight: EpisodeWeight = None,
     value: Value = None,
+    share: Share = None,
+    kernel: Kernel = None,
     gae_lambda: GaeLambda = None,
     shrinkage: Shrinkage = None,
     kernel_width: KernelWidth = None,
