@@ -55,7 +55,7 @@ check: environments
 # What the parts of `make check`, and of .ci/run, stand in before they run side by side.
 environments: $(VENV)/.linted $(VENV)/.checked $(OLDEST)/.installed
 
-all-environments: environments $(TRAINERS)/.installed
+all-environments: environments $(VENV)/.documented $(TRAINERS)/.installed
 
 lint: $(VENV)/.linted
 	$(VENV)/bin/ruff check .

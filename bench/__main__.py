@@ -32,6 +32,7 @@ PROGRAMS = {
     "drift": "an ε that follows the policy against a fixed one; a simulation, nothing is timed",
     "distributed": "one batch on several processes, against one process",
     "hidden": "hidden states beside the forward that a trainer runs anyway",
+    "truth": "advantages against true ones, on committed rollouts",
     "trainers": "what the adapters add to a training step; needs TRL and verl",
 }
 

@@ -98,7 +98,7 @@ class States:
             return torch.from_numpy(np.load(self.folder / f"{stem}.npy"))
         return torch.from_numpy(self._kept[stem])
 
-    def compute(self, pairs: Sequence[Pair], token_budget: int | None, backend: str, progress: bool | None) -> None:
+    def compute(self, pairs: Sequence[Pair], token_budget: int | None, progress: bool | None) -> None:
         """The states that are missing, out of shared forwards; kept after each of them."""
         done = min(self._done.get(stem_of(*pair), 0) for pair in pairs)
         self.reused = int((self.prompts.of_state < done).sum())
@@ -110,7 +110,6 @@ class States:
                 found = extract_layers(
                     self.model, self.prompts.tokens[batch.start : batch.stop], None, layers,
                     pooling=list(dict.fromkeys(how for _, how in missing)), token_budget=budget, progress=False,
-                    backend=backend,
                 )  # fmt: skip
                 self._keep(batch, {pair: found[pair] for pair in missing})
                 bar.update(len(batch))

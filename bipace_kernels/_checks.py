@@ -234,5 +234,5 @@ def check_finite(values: Tensor, name: str, rows: Tensor | None) -> None:
         at = int(torch.nonzero(bad)[0])
         row = at if rows is None else int(rows[at])
         raise ValueError(
-            f"{name} must be finite (and within ±1e37), got {float(values[at]):g} at row {row}; mend the row."
+            f"{name} must be finite (and within ±1e37), got {float(values[at]):g} at row {row}; correct the row."
         )

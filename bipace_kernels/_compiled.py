@@ -15,7 +15,7 @@ from ._inputs import check_config, check_inputs, check_present
 from .config import Config
 from .estimators import estimator_of, name_of
 from .layout import Layout
-from .records import Records, Rows, Unread
+from .records import Records, ResultRows, Unread
 from .result import AdvantageResult
 
 Tensor = torch.Tensor
@@ -84,11 +84,11 @@ class CompiledRecords:
     flags: Tensor  # [FLAGS, N] uint8, by row
     late: Tensor  # [LATE] bool
 
-    def read(self, rows: Rows) -> Records:
+    def read(self, rows: ResultRows) -> Records:
         """The records on the CPU; waits for the device.  Raises like check()."""
         return self._unread().read(rows)
 
-    def check(self, rows: Rows) -> None:
+    def check(self, rows: ResultRows) -> None:
         """Raises what a deferred value check found; waits for the device."""
         self._unread().check(rows)
 

@@ -9,7 +9,7 @@ import functools
 import importlib
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,7 +18,6 @@ from . import _cuda_loader, _env, _native_loader, _triton_loader, stages
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 STAGES = (
     "returns", "episode", "clusters", "observations", "similar", "values", "critic", "combine", "action_keys", "ngrams",
-    "pooling",
 )  # fmt: skip
 _HOST = ("similar",)  # stages of texts, on the host whatever the device
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
@@ -52,7 +51,6 @@ class Backend:
     combine: stages.Combine
     action_keys: stages.ActionKeys
     ngrams: stages.Ngrams
-    pooling: stages.Pooling
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,66 +70,6 @@ class Backend:
 @functools.cache
 def _backend(name: str) -> Backend:
     return Backend(name)
-
-
-if TYPE_CHECKING:  # mypy holds every module against its stage
-    from .cpu import action_keys as cpu_action_keys
-    from .cpu import clusters as cpu_clusters
-    from .cpu import combine as cpu_combine
-    from .cpu import critic as cpu_critic
-    from .cpu import episode as cpu_episode
-    from .cpu import ngrams as cpu_ngrams
-    from .cpu import observations as cpu_observations
-    from .cpu import pooling as cpu_pooling
-    from .cpu import returns as cpu_returns
-    from .cpu import similar as cpu_similar
-    from .cpu import values as cpu_values
-    from .cuda import action_keys as cuda_action_keys
-    from .cuda import clusters as cuda_clusters
-    from .cuda import values as cuda_values
-    from .reference import action_keys as reference_action_keys
-    from .reference import clusters as reference_clusters
-    from .reference import combine as reference_combine
-    from .reference import critic as reference_critic
-    from .reference import episode as reference_episode
-    from .reference import ngrams as reference_ngrams
-    from .reference import observations as reference_observations
-    from .reference import pooling as reference_pooling
-    from .reference import returns as reference_returns
-    from .reference import similar as reference_similar
-    from .reference import values as reference_values
-    from .triton_kernels import action_keys as triton_kernels_action_keys
-    from .triton_kernels import clusters as triton_kernels_clusters
-    from .triton_kernels import combine as triton_kernels_combine
-    from .triton_kernels import critic as triton_kernels_critic
-    from .triton_kernels import episode as triton_kernels_episode
-    from .triton_kernels import ngrams as triton_kernels_ngrams
-    from .triton_kernels import observations as triton_kernels_observations
-    from .triton_kernels import pooling as triton_kernels_pooling
-    from .triton_kernels import returns as triton_kernels_returns
-    from .triton_kernels import values as triton_kernels_values
-
-    _RETURNS: tuple[stages.Returns, ...] = (reference_returns, cpu_returns, triton_kernels_returns)
-    _EPISODE: tuple[stages.Episode, ...] = (reference_episode, cpu_episode, triton_kernels_episode)
-    _CLUSTERS: tuple[stages.Clusters, ...] = (reference_clusters, cpu_clusters, triton_kernels_clusters, cuda_clusters)
-    _OBSERVATIONS: tuple[stages.Observations, ...] = (
-        reference_observations,
-        cpu_observations,
-        triton_kernels_observations,
-    )
-    _SIMILAR: tuple[stages.Similar, ...] = (reference_similar, cpu_similar)
-    _VALUES: tuple[stages.Values, ...] = (reference_values, cpu_values, triton_kernels_values, cuda_values)
-    _CRITIC: tuple[stages.Critic, ...] = (reference_critic, cpu_critic, triton_kernels_critic)
-    _COMBINE: tuple[stages.Combine, ...] = (reference_combine, cpu_combine, triton_kernels_combine)
-    _ACTION_KEYS: tuple[stages.ActionKeys, ...] = (
-        reference_action_keys,
-        cpu_action_keys,
-        triton_kernels_action_keys,
-        cuda_action_keys,
-    )
-    _NGRAMS: tuple[stages.Ngrams, ...] = (reference_ngrams, cpu_ngrams, triton_kernels_ngrams)
-    _POOLING: tuple[stages.Pooling, ...] = (reference_pooling, cpu_pooling, triton_kernels_pooling)
-    _TEXTS: tuple[stages.Texts, ...] = (reference_action_keys, cpu_action_keys)
 
 
 class BackendError(RuntimeError):
@@ -253,8 +191,8 @@ def _auto(kind: str) -> str:
     name, why = taken_for(kind)
     if name is None:
         raise BackendError(
-            f"no backend runs on tensors on a GPU here ({why}); mend that, or move the tensors with .cpu() (a batch of "
-            "6,400 records takes the CPU tens of milliseconds)."
+            f"no backend runs on tensors on a GPU here ({why}); install what is missing, or move the tensors with .cpu() (a "
+            "batch of 6,400 records takes the CPU tens of milliseconds)."
         )
     return name
 

@@ -1,6 +1,6 @@
 """Every environment variable of the package, read here and nowhere else.
 
-BIPACE_BACKEND      replaces backend="auto": "reference", "cpu" or "triton"; then counts as asked for by name
+BIPACE_BACKEND      replaces backend="auto": "reference", "cpu", "triton" or "cuda"; then it counts as asked for by name
 BIPACE_NUM_THREADS  threads of the cpu backend where no num_threads is given; default torch.get_num_threads()
 BIPACE_ISA          caps the instruction set of the cpu backend: "baseline", "avx2" or "avx512"
 """

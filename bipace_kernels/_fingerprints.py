@@ -108,4 +108,4 @@ def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> La
 
 def raise_bad_rows(lay: Layout, state: Tensor, name: str = "fingerprint") -> None:
     """ValueError for fingerprint rows without a direction; waits for the device.  state: [M] uint8 of row_states()."""
-    check_fingerprint(lay, state.cpu(), "mend it or mask it by valid=False in the layout.", name)
+    check_fingerprint(lay, state.cpu(), "correct it or mask it by valid=False in the layout.", name)

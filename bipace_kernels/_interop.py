@@ -52,7 +52,7 @@ def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
 def from_dlpack_of(given: dict[str, Any]) -> Callable[[Any], Any] | None:
     """from_dlpack of the library that the deciding argument is from; None where the results stay tensors.
 
-    So they do for arrays that came by the CUDA array interface alone: nothing says how to make one.
+    So they do for arrays that came only by the CUDA array interface: nothing says how to make one.
     """
     value = next((given[name] for name in DECIDING if given[name] is not None), None)
     if not is_interop_array(value) or not hasattr(type(value), "__dlpack__"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import overload
 
+import numpy as np
 import torch
 
 from .schema import LIMIT
@@ -49,9 +50,13 @@ class Kept:
         return out
 
 
-def run_of(offsets: Tensor) -> Tensor:
-    """[M] int64 number of the run that each position stands in.  offsets: [S+1]."""
-    return torch.repeat_interleave(torch.arange(offsets.shape[0] - 1), offsets.diff())
+def runs(offsets: Tensor) -> Tensor:
+    """[M] int64 number of the run that each position stands in.  offsets: [S+1], on the CPU.
+
+    By NumPy: torch's threads would hang in a forked child.
+    """
+    lengths = np.diff(offsets.numpy())
+    return torch.from_numpy(np.repeat(np.arange(lengths.size), lengths))
 
 
 def out_of_range(values: Tensor) -> Tensor:

@@ -42,10 +42,10 @@ class Ranks:
         self.rank = dist.get_rank(process_group)
         self.size = dist.get_world_size(process_group)
         if self.rank < 0:
-            raise ValueError("process_group must hold this process, it does not; call this on the group's ranks alone.")
+            raise ValueError("process_group must hold this process, and does not; call this only on the group's ranks.")
 
     def device(self, where: torch.device) -> torch.device:
-        """Where the group's backend takes tensors that are on `where`.  gloo's all_to_all is for the CPU alone."""
+        """Where the group's backend takes tensors that are on `where`.  gloo's all_to_all is only for the CPU."""
         pairs = (pair.partition(":") for pair in str(dist.get_backend_config(self.group)).split(","))
         backends = {kind: name for kind, _, name in pairs}
         if where.type in backends and (where.type == "cpu" or backends[where.type] != "gloo"):

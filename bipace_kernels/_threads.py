@@ -13,7 +13,8 @@ import torch
 
 from . import _env
 
-_chosen: ContextVar[int | None] = ContextVar("bipace_num_threads", default=None)
+_chosen: ContextVar[int] = ContextVar("bipace_num_threads", default=0)  # 0: nobody has chosen
+_MOST = max(16, os.cpu_count() or 1)  # more threads than cores only wait for each other; results are the same
 
 
 def checked(num_threads: Any) -> int | None:
@@ -27,13 +28,8 @@ def checked(num_threads: Any) -> int | None:
 
 @contextlib.contextmanager
 def using(num_threads: Any) -> Iterator[None]:
-    """The count for all native calls inside; None keeps what is set, by BIPACE_NUM_THREADS or torch."""
-    count = checked(num_threads)
-    if count is None:
-        _env.num_threads()  # a bad value is an error of the call, not of its first kernel
-        yield
-        return
-    token = _chosen.set(count)
+    """The count for all native calls inside; None keeps the one outside.  ValueError for a bad BIPACE_NUM_THREADS."""
+    token = _chosen.set(checked(num_threads) or count())
     try:
         yield
     finally:
@@ -41,9 +37,5 @@ def using(num_threads: Any) -> Iterator[None]:
 
 
 def count() -> int:
-    """Threads of the next native call: using()'s, then BIPACE_NUM_THREADS, then torch.get_num_threads().
-
-    Never more than there are cores (16 at least): more only wait for each other, and the results are the same.
-    """
-    chosen = _chosen.get() or _env.num_threads() or torch.get_num_threads()
-    return min(chosen, max(16, os.cpu_count() or 1))
+    """Threads of the next native call: using()'s, then BIPACE_NUM_THREADS, then torch.get_num_threads(); at most the cores."""
+    return min(_chosen.get() or _env.num_threads() or torch.get_num_threads(), _MOST)

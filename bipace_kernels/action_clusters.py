@@ -33,12 +33,12 @@ def action_clusters(
         key_i = number of the cluster that the greedy rule of `cluster()` puts action i into:
                 the nearest centroid of its prompt group where 1 − cos ≤ ε, else a new one
 
-    Text actions as embeddings, or the action vectors of a continuous policy.  A cosine sees directions alone, so
+    Text actions as embeddings, or the action vectors of a continuous policy.  A cosine sees only directions, so
     vectors whose length or origin means something take a constant as one more entry first: docs/action_keys.md.
 
     action_fingerprint   [N, D] float32 | bfloat16 | float16 (float64 is rounded), any length: normalised here
     group                [N] prompt-group id; keys of different groups always differ.  Or the labels of `cluster()`: then
-                         actions are clustered among those of one state alone, in row order
+                         actions are clustered only among those of one state, in row order
     epsilon              cosine distance, 0 or in [1e-4, 1]; 0 gives equal keys to rows that are equal as given (−0.0
                          equals 0.0, and a row of zeros is an action like others)
     trajectory           [N] trajectory id or None (the records of a group in row order)
@@ -46,7 +46,7 @@ def action_clusters(
     layout               instead of group, trajectory and step; with it nothing waits for a GPU
     on_invalid           bad rows (not finite; with ε > 0 also zero): "raise", or "singleton": a key of its own for each
     backend              "auto" | "reference" | "cpu" | "triton" | "cuda"; by name it never falls back
-    check                "auto" | "now": under "raise", rows on a GPU raise with "now" alone, which waits for it; with
+    check                "auto" | "now": under "raise", rows on a GPU raise only with "now", which waits for it; with
                          "auto" they are treated as under "singleton"
     num_threads          threads of the cpu backend; None: torch.get_num_threads()
 

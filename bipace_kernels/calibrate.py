@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 DEGENERATE = (
-    0.95  # of the prompts alone, or in the largest cluster of their group: as the metrics' own warnings have it
+    0.95  # of the prompts in singletons, or in the largest cluster of their group: as the metrics' own warnings have it
 )
 
 
@@ -66,22 +66,21 @@ def calibrate(
     epsilons      radii of the scan
     group         [N] ids of prompt groups; clusters stay inside them.  None: all prompts are one group, the paper's scan
     folds         of the probe's cross-validation; each label needs as many distinct prompts
-    min_clusters  below so many clusters a partition cannot tell the tasks apart
+    min_clusters  below so many clusters a partition cannot separate the tasks
     band, bounds  wanted median cluster size and range of the chosen ε, as in choose_epsilon()
     seed          of the folds
     out           folder whose subfolder `states` keeps the states of each layer and pooling ([N, D] float32, .npy) and what
-                  was measured; another call goes on there, and computes only what is missing.  A ValueError tells of a folder
+                  was measured; another call goes on there, and computes only what is missing.  ValueError for a folder
                   that belongs to another model or other prompts
     restart       forget what `out` holds
     token_budget  tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
-    progress      a bar on stderr for the forwards, another for clusters and probes; None: where that is a
-                  terminal and rich is installed (extra cli)
-    backend       of the pooling and the clusters
+    progress      a bar on stderr for the forwards, another for clusters and probes; None: where that is a terminal
+    backend       of the clusters
 
     Forwards end after the deepest layer and serve all layers and poolings; identical prompts run once.  The probe is a
     logistic regression on standardised states (scikit-learn; extra `calibrate`), its accuracy the mean over stratified folds
     that keep identical prompts together.  The rule: among layers and poolings that have an ε of the scan with at least
-    `min_clusters` clusters, less than 95 % of the prompts in the largest cluster and less than 95 % alone, the one with the
+    `min_clusters` clusters, less than 95 % of the prompts in the largest cluster and less than 95 % in singletons, the one with the
     highest accuracy (ties: the earlier block, then the pooling named first); then ε by choose_epsilon().
     """
     from ._calibration_states import States, token_ids  # bk.hidden is loaded when it is asked for
@@ -98,7 +97,7 @@ def calibrate(
     seed = _checks.integer_at_least(seed, "seed", 0)
     band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 1.0)
     wanted = _candidates(layers, len(find_decoder(model).blocks))
-    tapped = tap(model, layers=wanted, pooling=pooling, backend=backend)  # checks the names
+    tapped = tap(model, layers=wanted, pooling=pooling)  # checks the names
     by_depth = sorted(tapped.layers, key=lambda layer: (layer.block, layer.normed))
     pairs = [(layer, how) for layer in by_depth for how in tapped._poolings]
     rows = token_ids(prompts, tokenizer)
@@ -113,7 +112,7 @@ def calibrate(
     }  # fmt: skip
     seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
     start = time.perf_counter()
-    states.compute(pairs, token_budget, backend, progress)
+    states.compute(pairs, token_budget, progress)
     seconds["states"] = time.perf_counter() - start
     measured: dict[Pair, Mapping[str, Any]] = {}
     with progress_bar(progress, "clusters and probes", len(pairs)) as bar:
@@ -207,7 +206,7 @@ def _choose(
     if not fitting:
         few = all(row.clusters < min_clusters or row.largest >= DEGENERATE for row in scan)
         return None, (
-            f"no layer and pooling has an ε with at least {min_clusters} clusters that are neither one giant nor all alone; "
+            f"no layer and pooling has an ε with at least {min_clusters} clusters that are neither one giant nor all singletons; "
             f"scan {'smaller' if few else 'other'} epsilons, or more prompts."
         )
     best = max(fitting, key=lambda row: row.accuracy)  # the first of equals, and the scan goes by depth
@@ -217,7 +216,7 @@ def _choose(
     higher = [row for row in scan if row.accuracy > best.accuracy]
     reason = (
         f"highest probe accuracy ({best.accuracy:.3f}) among layers and poolings with at least {min_clusters} clusters that "
-        f"are neither one giant nor all alone; {chosen.reason}."
+        f"are neither one giant nor all singletons; {chosen.reason}."
     )
     if higher:
         over = max(higher, key=lambda row: row.accuracy)
@@ -280,7 +279,7 @@ def _check_classes(labels: Any, same: Any, names: list[Any], folds: int) -> None
     """A fold needs some of each label, in prompts that are not in another fold too."""
     if len(names) < 2:
         raise ValueError(
-            f"labels must hold at least two values for a probe to tell apart, got {len(names)}: {names[:1]}."
+            f"labels must hold at least two values for a probe to separate, got {len(names)}: {names[:1]}."
         )
     for number, name in enumerate(names):
         distinct = len(np.unique(same[labels == number]))

@@ -25,7 +25,7 @@ class Scanned:
     largest: float  # share of the prompts that is in the largest cluster of its group
     accuracy: float  # of the linear probe; the same at every ε
     stderr: float
-    qualifies: bool  # enough clusters, neither one giant nor all alone
+    qualifies: bool  # enough clusters, neither one giant nor all singletons
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Calibration:
             "## The whole scan",
             "",
             "In each ε column: clusters · singleton clusters · median size. † does not qualify: fewer than "
-            f"{self.min_clusters} clusters, or 95 % of the prompts in the largest cluster, or 95 % alone.",
+            f"{self.min_clusters} clusters, or 95 % of the prompts in the largest cluster, or 95 % in singletons.",
             "",
             *markdown_table(*self._whole()),
             "",

@@ -157,7 +157,7 @@ def plan_owners(held: Any, cost: Any = None) -> Tensor:
     The largest group first, each goes to the rank that holds most of it among those that stay within 1.25 of the mean load
     (or the cost of the largest group, where that is more); if none does, to the rank with the least load.  So whole groups
     stay where they are unless the load would be out of balance.
-    Returns [G] int64, on the CPU.  A function of its arguments alone: all who call it get the same plan.
+    Returns [G] int64, on the CPU.  A function of only its arguments: all ranks get the same plan.
     """
     table = _checks.to_tensor(held, "held", "counts of shape [R, G]").cpu()
     if table.ndim != 2 or table.shape[0] == 0 or table.dtype.is_floating_point or (table < 0).any():
@@ -557,7 +557,7 @@ def _move_objects(
     code = columns["observation"].numpy()
     mine = plan.of(ranks.rank)
     begin = sum(plan.counts[: ranks.rank])
-    # In pairs (other rank, number of the object there), sorted: sender and receiver list the same without a word.
+    # In pairs (other rank, number of the object there), sorted: sender and receiver list the same without a message.
     own_code = code[begin : begin + mine.size]
     pairs = np.unique(np.stack([mine, own_code], axis=1)[mine >= 0], axis=0)
     wanted, which = np.unique(np.stack([plan.rank[rows], code[rows]], axis=1), axis=0, return_inverse=True)

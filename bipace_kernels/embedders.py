@@ -109,7 +109,7 @@ class Embedder(Protocol):
 class ActorHidden:
     """Hidden states of the policy itself: the paper's state.
 
-    model     a Hugging Face decoder, for prompts; None: states alone
+    model     a Hugging Face decoder, for prompts; None: only states
     options   arguments of `bk.hidden.extract()` by name, such as {"layer": -12, "token_budget": 8192}
 
     embed() takes [N, D] states (tensor or array), or whatever has rows() that gives them, as a tap of `bk.hidden` does;
@@ -196,7 +196,7 @@ class Sentence:
     progress     True: a bar on stderr; or a function that is called with the number of texts after each batch
 
     Distinct texts are encoded once, long ones first, without gradients, and scaled to unit length in float32.  Encoders
-    cut what is beyond their own limit (often 256 tokens), and keep the beginning: put what tells states apart first.
+    cut what is beyond their own limit (often 256 tokens), and keep the beginning: put what distinguishes states first.
     ImportError names the extra where sentence-transformers is not installed.
     """
 
@@ -239,7 +239,7 @@ class Sentence:
         found: list[Tensor] = []
         with torch.inference_mode(), _shown(self.progress, len(distinct)) as advance:
             for begin in range(0, len(by_length), self.batch_size):
-                # Lone surrogates become "?": tokenizers take valid Unicode alone.
+                # Lone surrogates become "?": tokenizers take only valid Unicode.
                 batch = [_bytes(distinct[i], "replace").decode() for i in by_length[begin : begin + self.batch_size]]
                 rows = encode(batch, batch_size=self.batch_size)
                 found.append(torch.nn.functional.normalize(rows.float(), dim=1))

@@ -61,7 +61,7 @@ class EpsilonController:
     gain        ≥ 0   value R² that a move must bring
 
     epsilon, reason   the current ε, and what the last update did and why
-    Deterministic: same settings, state and batches, same ε.  Every rank must see the same rows or be told the ε of one
+    Deterministic: same settings, state and batches, same ε.  Every rank must see the same rows or be given the ε of one
     rank: ranks that update on batches of their own choose ε of their own.  Source: the paper leaves an ε that follows
     the policy open; docs/epsilon.md says how this one was measured.
     """

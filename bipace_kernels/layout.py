@@ -11,6 +11,7 @@ import torch
 from . import _checks, _dispatch, _interop, _transfer
 from ._handles import Handled
 from ._ids import ids_to_int
+from ._masks import runs
 from .placed_layout import PlacedLayout
 
 Tensor = torch.Tensor
@@ -28,6 +29,7 @@ class Layout(Handled):
     n_groups             G
     n_trajectories       T
     longest_group        most records in one group
+    longest_trajectory   most records in one trajectory
     n_duplicates         records that repeat the (group, trajectory, step) of an earlier one
     order                [M] int64   row of each record
     group_offsets        [G+1] int64   records of group g are group_offsets[g] : group_offsets[g+1]
@@ -43,6 +45,7 @@ class Layout(Handled):
     n_groups: int
     n_trajectories: int
     longest_group: int
+    longest_trajectory: int
     n_duplicates: int
     order: Tensor
     group_offsets: Tensor
@@ -68,16 +71,11 @@ class Layout(Handled):
 
     def group_of_record(self) -> Tensor:
         """[M] int64 number of each record's group."""
-        return _run_of_record(self.group_offsets)
+        return runs(self.group_offsets)
 
     def trajectory_of_record(self) -> Tensor:
         """[M] int64 number of each record's trajectory."""
-        return _run_of_record(self.trajectory_offsets)
-
-    @property
-    def longest_trajectory(self) -> int:
-        """Most records in one trajectory."""
-        return int(self.trajectory_offsets.diff().max()) if self.n_trajectories else 0
+        return runs(self.trajectory_offsets)
 
     def time(self) -> Tensor:
         """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
@@ -108,7 +106,7 @@ class Layout(Handled):
             "group_offsets": self.group_offsets,
             "trajectory_offsets": self.trajectory_offsets,
             "group_trajectories": self.group_trajectories,
-            "trajectory_of_record": self.trajectory_of_record(),
+            "_trajectory_of_record": None if device.type == "cpu" else self.trajectory_of_record(),
             "source": self.source(),
             "step": self.step,
             "first": self.first,
@@ -155,12 +153,6 @@ class Layout(Handled):
             step=None if self.step is None else self.step[kept],
             valid=self.valid,
         )
-
-
-def _run_of_record(offsets: Tensor) -> Tensor:
-    """[M] int64 number of the run that each record stands in.  By NumPy: torch's threads would hang in a forked child."""
-    lengths = np.diff(offsets.numpy())
-    return torch.from_numpy(np.repeat(np.arange(lengths.size), lengths))
 
 
 def _with_index(device: torch.device) -> torch.device:
@@ -296,6 +288,7 @@ def _from_sorted(
         n_groups=group_offsets.size - 1,
         n_trajectories=trajectory_offsets.size - 1,
         longest_group=int(np.diff(group_offsets).max(initial=0)),
+        longest_trajectory=int(np.diff(trajectory_offsets).max(initial=0)),
         n_duplicates=n_duplicates,
         order=order,
         group_offsets=torch.from_numpy(group_offsets),

@@ -71,13 +71,17 @@ def _device(device: Any) -> torch.device:
 
 def _encoded(items: tuple[str | bytes, ...], device: torch.device) -> list[torch.Tensor]:
     """The texts' bytes [E] uint8, one after the other, and their offsets [N+1] int64, on a device."""
-    parts = [item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item for item in items]
-    for i, part in enumerate(parts):
-        if device.type != "cpu" and len(part) > _LONGEST_TEXT:
-            raise ValueError(
-                f"texts must be shorter than 2 GiB each on a GPU, got {len(part)} bytes at index {i}; use device=None."
-            )
-    offsets = torch.tensor([0, *map(len, parts)], dtype=torch.int64).cumsum(0)
-    joined = b"".join(parts)
+    try:
+        joined = "".join(items).encode("ascii")  # type: ignore[arg-type]  # nearly always: no text is encoded by itself
+        lengths = np.fromiter(map(len, items), np.int64, len(items))
+    except (TypeError, UnicodeEncodeError):
+        parts = [item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item for item in items]
+        joined, lengths = b"".join(parts), np.fromiter(map(len, parts), np.int64, len(parts))
+    if device.type != "cpu" and lengths.max(initial=0) > _LONGEST_TEXT:
+        at = int((lengths > _LONGEST_TEXT).argmax())
+        raise ValueError(
+            f"texts must be shorter than 2 GiB each on a GPU, got {lengths[at]} bytes at index {at}; use device=None."
+        )
+    offsets = torch.from_numpy(np.concatenate(([0], lengths.cumsum())))
     data = torch.frombuffer(bytearray(joined), dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
     return _transfer.to_device_together([data, offsets], device, "texts")

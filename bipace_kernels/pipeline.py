@@ -137,10 +137,9 @@ def chain(backend: Backend, x: Inputs, everyone: Layout) -> AdvantageResult:
 
     step_return, trajectory_return = _returns(backend, x, lay)
     spoilt, unread = _look(backend, x, everyone, layout, step_return, trajectory_return)
-    taken: Tensor | None = ~spoilt[lay.trajectory_of_record]
+    all_taken = unread.checked and not bool(spoilt.any())  # nobody looks on a GPU
+    taken = None if all_taken else ~spoilt[lay.trajectory_of_record]
     usable = None if unread.state is None else unread.state == 0
-    if unread.checked and not bool(spoilt.any()):
-        taken = None
     episode = backend.episode.episode_advantage(
         trajectory_return, lay.trajectory_offsets, lay.group_trajectories, n_groups=lay.n_groups,
         n_records=lay.n_records, scope=cfg.episode_scope, norm=cfg.episode_norm, lone=cfg.lone_trajectory,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ._masks import runs
 from ._transfer import Copied
 
 Tensor = torch.Tensor
@@ -47,17 +48,23 @@ class PlacedLayout:
     group_offsets: Tensor
     trajectory_offsets: Tensor
     group_trajectories: Tensor
-    trajectory_of_record: Tensor
     source: Tensor
     step: Tensor | None
     first: Tensor | None
     valid: Tensor | None
+    _trajectory_of_record: Tensor | None = field(default=None, repr=False)  # None on the CPU: made when asked for
     _copied: Copied | None = field(default=None, repr=False)
 
     def wait(self) -> None:
         """Makes the current stream wait for the copy, where another stream made it; the host waits for nothing."""
         if self._copied is not None:
             self._copied.wait(self.order)
+
+    @property
+    def trajectory_of_record(self) -> Tensor:
+        if self._trajectory_of_record is not None:
+            return self._trajectory_of_record
+        return runs(self.trajectory_offsets)
 
     def time(self) -> Tensor:
         """[M] int64 step number of each record, or its place in the trajectory where no step was given."""

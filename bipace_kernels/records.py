@@ -18,7 +18,7 @@ from .value_checks import check_fingerprint, raise_copies, raise_episode_return,
 Tensor = torch.Tensor
 
 
-class Rows(Protocol):
+class ResultRows(Protocol):
     """The fields of a result that records are made from, each by row."""
 
     @property
@@ -34,10 +34,10 @@ class Rows(Protocol):
 class RecordSource(Protocol):
     """Gives the records of a result; waits for a GPU."""
 
-    def read(self, rows: Rows) -> Records:
+    def read(self, rows: ResultRows) -> Records:
         """The records on the CPU.  Raises like check()."""
 
-    def check(self, rows: Rows) -> None:
+    def check(self, rows: ResultRows) -> None:
         """Raises what a deferred value check found."""
 
 
@@ -62,10 +62,10 @@ class Records:
         alone = 0 if self.usable is None else int((~self.usable).sum())
         return self.n_checked - self.layout.n_records + alone
 
-    def read(self, rows: Rows) -> Records:
+    def read(self, rows: ResultRows) -> Records:
         return self
 
-    def check(self, rows: Rows) -> None:
+    def check(self, rows: ResultRows) -> None:
         """Nothing is left to check."""
 
 
@@ -90,7 +90,7 @@ class Unread:
     checked: bool = False  # at the call
     value: Tensor | None = None  # [M] float64 V̂, of estimators that have one
 
-    def read(self, rows: Rows) -> Records:
+    def read(self, rows: ResultRows) -> Records:
         lay = self.layout
         cluster, branch, returns, advantage, key, parsed, *flags = to_host(
             (rows.cluster, rows.branch, rows.returns, rows.advantage, self.action_key, self.action_parsed, *self._flags())
@@ -113,7 +113,7 @@ class Unread:
             partition=self.config.partition,
         )
 
-    def check(self, rows: Rows) -> None:
+    def check(self, rows: ResultRows) -> None:
         if not self.checked:
             cluster, *flags = to_host((rows.cluster, *self._flags()))
             self._raise(cluster, flags)

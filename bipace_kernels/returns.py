@@ -64,12 +64,16 @@ def discounted_returns(
         raise ValueError("rewards is missing; pass one per row.")
     by_row = to_device(_checks.real_vector(rewards, "rewards", lay.n_rows), device, "rewards")
     with _threads.using(num_threads):
-        found, aside = _returns(chosen, by_row, lay, float(gamma))
+        found, spoilt = _returns(chosen, by_row, lay, float(gamma))
     if check == "now" or not chosen.deferred:
         rewards_here, found_here = to_host([by_row, found])
         _check_rewards(lay, rewards_here)
         _checks.check_finite(found_here, "returns (sums of rewards)", None)
-    return found.masked_fill(aside, 0.0)
+        return found
+    rows = torch.zeros(lay.n_rows, dtype=torch.bool, device=device)
+    on = lay.on(device)
+    rows[on.order] = spoilt[on.trajectory_of_record]
+    return found.masked_fill(rows, 0.0)
 
 
 def _check_rewards(lay: Layout, by_row: Tensor) -> None:
@@ -79,17 +83,17 @@ def _check_rewards(lay: Layout, by_row: Tensor) -> None:
 
 
 def _returns(backend: Backend, by_row: Tensor, lay: Layout, gamma: float) -> tuple[Tensor, Tensor]:
-    """Returns [N] float32 of rewards [N] float64, and which rows are of spoilt trajectories [N] bool."""
+    """Returns [N] float32 of rewards [N] float64, and which trajectories [T] bool are spoilt; on the CPU nobody asks."""
     on = lay.on(by_row.device)
     reward, trajectories = by_row[on.order], {"n_trajectories": on.n_trajectories}
-    bad = out_of_range(reward)
-    if on.first is not None:
-        bad |= unlike_first(reward, reward[on.first])
     found = backend.returns.discounted_returns(reward, on.step, on.trajectory_offsets, gamma, **trajectories)
-    total = torch.zeros(on.n_trajectories, dtype=torch.float32, device=reward.device)
-    spoilt = backend.returns.spoilt_trajectories(found, total, bad, on.trajectory_offsets, **trajectories)
+    spoilt = torch.zeros(on.n_trajectories, dtype=torch.bool, device=reward.device)
+    if backend.deferred:
+        bad = out_of_range(reward)
+        if on.first is not None:
+            bad |= unlike_first(reward, reward[on.first])
+        own = torch.zeros(on.n_trajectories, dtype=torch.float32, device=reward.device)
+        spoilt = backend.returns.spoilt_trajectories(found, own, bad, on.trajectory_offsets, **trajectories)
     rows = torch.zeros(lay.n_rows, dtype=torch.float32, device=reward.device)
     rows[on.order] = found
-    marks = torch.zeros(lay.n_rows, dtype=torch.bool, device=reward.device)
-    marks[on.order] = spoilt[on.trajectory_of_record]
-    return rows, marks
+    return rows, spoilt

@@ -203,7 +203,7 @@ class Observations(Protocol):
         n_trajectories: NTrajectories,
         n_groups: NGroups,
         longest_group: Longest,
-        taken: BOOL_M | None,
+        taken: BOOL_M | None,  # whole trajectories
     ) -> I64_HM:
         """Row k−1: clusters by the last k codes, the record's own included; −1 where it has fewer, or is not taken."""
 
@@ -212,7 +212,10 @@ class Similar(Protocol):
     """Partition "similar", on the host: it compares texts as Python's difflib does."""
 
     def cluster_similar(self, texts: list[str], group_offsets: Tensor, similarity: float) -> Tensor:
-        """[M] int64: first fit by `difflib.SequenceMatcher(None, text, first member).ratio() >= similarity`."""
+        """[M] int64 by first appearance: a text joins the oldest cluster of its group that it is similar to, else founds one.
+
+        Similar: `difflib.SequenceMatcher(None, text, first member of the cluster).ratio() >= similarity`.
+        """
 
 
 class Values(Protocol):
@@ -221,7 +224,7 @@ class Values(Protocol):
     def step_advantage(
         self,
         returns: F32_M,
-        labels: I64_M,  # −1: set aside
+        labels: I64_M,  # dense over the batch; −1: set aside
         action_key: I64_M | None,  # None for "mean"
         group_offsets: GroupOffsets,
         *,
@@ -368,7 +371,8 @@ class ActionKeys(Protocol):
     ]:
         """Keys, whether each row parsed, and the lowest flat position of a valid id outside the table (−1: none).
 
-        A row with such an id is not parsed and takes its first_n key.
+        The position is row · L + column, or that in the flat ids.  A row with such an id is not parsed and takes its first_n
+        key; on the CPU no row's key is then computed.
         """
 
 
@@ -381,7 +385,10 @@ class Texts(Protocol):
     def flatten_rows(
         self, rows: Sequence[Sequence[Any]], row_offsets: Tensor, *, bools: bool
     ) -> tuple[Tensor, tuple[int, int] | None]:
-        """Flat values [E] int64, and (row, column) of the first item that is no integer of 64 bits (or None)."""
+        """Flat values [E] int64, and (row, column) of the first item that is no integer of 64 bits (or None).
+
+        A bool is an integer only where `bools` is True.
+        """
 
 
 class Ngrams(Protocol):
@@ -396,24 +403,6 @@ class Ngrams(Protocol):
         dim: Annotated[int, Size("D"), Range("in [1, 2^24]", lambda x: 1 <= x <= 1 << 24)],
     ) -> Annotated[Tensor, Spec("S D", (torch.float32,))]:
         """Unit vectors of signed, hashed n-gram counts.  Counts are int32: a text must be shorter than 2^31 bytes."""
-
-
-class Pooling(Protocol):
-    """One vector per state out of a block's output."""
-
-    def pool_rows(
-        self,
-        hidden: Tensor,  # [B, L, D] float32 | bfloat16 | float16, any strides
-        batch: Tensor,  # [n] int64
-        first: Tensor,  # [n] int64, the first token of the state's prompt
-        last: Tensor,  # [n] int64, the token of the state
-        *,
-        pooling: str,
-        unit: bool,
-        dtype: torch.dtype,
-        attention: Any = None,  # hidden._attention.Scores
-    ) -> Tensor:
-        """[n, D] states; sums in float64 in the order of the tokens, rounded once."""
 
 
 #: Stages whose methods are torch ops, by the stem of their modules.

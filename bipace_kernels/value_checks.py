@@ -14,9 +14,10 @@ from .layout import Layout
 
 Tensor = torch.Tensor
 
-SPOILT_CURE = "mend the rows, or set Config(on_invalid='singleton') to set their trajectories aside."
+SPOILT_CURE = "correct the rows, or set Config(on_invalid='singleton') to set their trajectories aside."
 FINGERPRINT_CURE = (
-    "mend it, mask it by valid=False, or set Config(on_invalid='singleton') to give each such row a cluster of its own."
+    "correct it, mask it by valid=False, or set Config(on_invalid='singleton') to give each such row a cluster of its "
+    "own."
 )
 
 

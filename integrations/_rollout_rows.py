@@ -44,7 +44,7 @@ class RolloutRows:
     trajectory   [B]       which rollout of the prompt: ids that sort alike however the rows are shuffled
     place        [B]       number of the row in its trajectory; rows that are copies have equal ones
     valid        [B] bool  False: padding
-    extra        {name: [B] values} of what environments may tell: `step_rewards`, `observation`
+    extra        {name: [B] values} that environments may return: `step_rewards`, `observation`
     hidden       [turns, D] of each row, or None
     labels       [turns] int64 of each row: their clusters c, where others have made them of such states, −1 − c if bad; or None
     """

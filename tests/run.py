@@ -74,7 +74,14 @@ CHECK = [
     Part("resources", make="resources"),
 ]
 LINT = [Part("lint", make="lint")]
-CI = [*CHECK[:2], Part("integrations", make="test-integrations"), Part("demo", make="demo"), *TEST, *CHECK[2:]]
+CI = [
+    *CHECK[:2],
+    Part("integrations", make="test-integrations"),
+    Part("demo", make="demo"),
+    Part("docs", make="docs"),
+    *TEST,
+    *CHECK[2:],
+]
 
 #: Stages one after the other; the parts of one run side by side, those that take longest first.
 SUITES: dict[str, list[list[Part]]] = {

@@ -84,6 +84,8 @@ def run(given: Mapping[str, Any]) -> None:
             allow_nonfinite=config.on_invalid == "singleton",
             advance=lambda n: bar.advance(task, n),
         )
+        if options.fingerprint is not None:
+            records.fingerprint = states.load_fingerprints(options.fingerprint, len(records))
         stage(bar, "computing advantages")
         result = estimate(records, config, state, options)
         summary = summarise(records, config, result)
@@ -134,19 +136,16 @@ EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
 def _check_options(
     config: bk.Config, changes: dict[str, Any], columns: rollouts.Columns, state: states.State, options: Options
 ) -> None:
-    """Options that would be ignored are errors: whoever gives them expects something of them."""
+    """Options that would be ignored are errors: a user who gives one expects an effect."""
     for name, (has_effect, what, cure) in EFFECTS.items():
         if changes.get(name) is not None and not has_effect(config):
             raise CliError(
                 f"--{name.replace('_', '-')} {what}, so it has no effect with partition {config.partition} and "
                 f"estimator {config.estimator}; leave it out, or choose {cure}."
             )
-    if options.action_mode not in ACTION_MODES:
-        raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
+    check_sources(options.action_mode, options.fingerprint, columns)
     if options.action_mode != "text" and config.partition == "none":
         raise CliError("--action-mode has no effect with partition none, which looks at no action; leave it out.")
-    if options.fingerprint is not None and columns.fingerprint is not None:
-        raise CliError("--fingerprint and --fingerprint-column both name fingerprints; give one of them.")
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     if from_file and not config.needs_fingerprint:
         raise CliError(
@@ -164,30 +163,44 @@ def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State,
     """The result of `bipace_kernels.advantage()` for these records."""
     import bipace_kernels as bk
 
-    arguments: dict[str, Any] = {}
-    if config.needs_fingerprint:
-        arguments["fingerprint"] = _fingerprints(records, config, state, options)
+    arguments = shared_arguments(records, options.action_mode, options.backend, options.threads)
+    if config.needs_fingerprint and records.fingerprint is not None:
+        arguments["fingerprint"] = states.hidden_states(records, config.on_invalid)
+    elif config.needs_fingerprint:
+        arguments["fingerprint"] = Ngram().embed(states.texts(records, state))
     elif config.partition == "similar":
         arguments["observation"] = states.texts(records, state)
     elif config.partition != "none":
         arguments["observation"] = states.observations(records, state)
-    if records.action is not None:
-        keys, parsed = states.action_keys(records.action, options.action_mode)
-        arguments.update(action_key=keys, action_parsed=parsed)
     try:
-        return bk.advantage(
-            records.group,
-            records.trajectory,
-            np.array(records.reward, np.float64),
-            step=np.array(records.step, np.int64),
-            valid=None if records.valid is None else np.array(records.valid, bool),
-            config=config,
-            backend=options.backend,
-            num_threads=options.threads,
-            **arguments,
-        )
+        return bk.advantage(config=config, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
         raise CliError(in_the_users_words(records, str(error))) from None
+
+
+def check_sources(action_mode: str, fingerprint: str | None, columns: rollouts.Columns) -> None:
+    """CliError for options of action keys and fingerprints that make no sense."""
+    if action_mode not in ACTION_MODES:
+        raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {action_mode!r}.")
+    if fingerprint is not None and columns.fingerprint is not None:
+        raise CliError("--fingerprint and --fingerprint-column both name fingerprints; give one of them.")
+
+
+def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str, threads: int | None) -> dict[str, Any]:
+    """The arguments of `bipace_kernels.advantage()` that do not go by the partition."""
+    import bipace_kernels as bk
+
+    valid = None if records.valid is None else np.array(records.valid, bool)
+    try:
+        layout = bk.layout(records.group, records.trajectory, np.array(records.step, np.int64), valid)
+    except (TypeError, ValueError) as error:
+        raise CliError(in_the_users_words(records, str(error))) from None
+    shared: dict[str, Any] = {
+        "rewards": np.array(records.reward, np.float64), "layout": layout, "backend": backend, "num_threads": threads,
+    }  # fmt: skip
+    if records.action is not None:
+        shared["action_key"], shared["action_parsed"] = states.action_keys(records.action, action_mode)
+    return shared
 
 
 def in_the_users_words(records: rollouts.Rollouts, message: str) -> str:
@@ -204,18 +217,6 @@ def in_the_users_words(records: rollouts.Rollouts, message: str) -> str:
 
     message = re.sub(r"\brows? ([0-9]+(?:, [0-9]+)*(?: and [0-9]+(?! more|[0-9]))?)", place, message)
     return re.sub(r"\bConfig\((\w+)='?([\w.-]+)'?\)", option, message)
-
-
-def _fingerprints(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: Options) -> Any:
-    if options.fingerprint is not None:
-        loaded = states.load_fingerprints(options.fingerprint, len(records))
-    elif records.fingerprint is not None:
-        loaded = np.array(records.fingerprint, np.float32)
-    else:
-        return Ngram().embed(states.texts(records, state))
-    if config.on_invalid == "raise":
-        states.check_fingerprints(records, loaded)
-    return loaded
 
 
 def table(records: rollouts.Rollouts, result: Any) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _id(record: dict[str, Any], name: str, option: str, where: str) -> Any:
 
 
 def load_model(folder: str, options: Options) -> tuple[Any, Any]:
-    """The causal model and its tokenizer, from files alone; CliError where they are not there."""
+    """The causal model and its tokenizer, from local files; CliError where they are not there."""
     if not (Path(folder) / "config.json").is_file():
         raise CliError(
             f"{folder} must be a folder of a Hugging Face model, but it holds no config.json; download one first."

@@ -1,7 +1,7 @@
 """The figures of `bipace report` and `bipace calibrate`.
 
-Colours are the Okabe-Ito set, which stays apart under the common kinds of colour blindness; no figure tells two things
-apart by colour alone.  No pyplot: nothing global is touched, and the same numbers give the same bytes.
+Colours are the Okabe-Ito set, which stays apart under the common kinds of colour blindness; no figure separates two
+things only by colour.  No pyplot: nothing global is touched, and the same numbers give the same bytes.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: 
     everyone = np.array([cluster for row in rows for cluster in row.cluster], np.int64)
     aside = bool((everyone < 0).any())
     everyone = everyone[everyone >= 0]
-    alone = {int(c) for c in everyone if int((everyone == c).sum()) == 1}
+    lone = {int(c) for c in everyone if int((everyone == c).sum()) == 1}
     limit = max((abs(a) for row in rows for a in row.step_advantage), default=0.0)
     legend_rows = -(-(len(colours) + 2 + aside) // 2)
     width = min(16.0, max(9.0, 2.8 + 0.36 * steps))
@@ -256,7 +256,7 @@ def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: 
             if cluster < 0:
                 hatched.append(Rectangle((x - 0.47, y - 0.45), 0.94, 0.9))
                 continue
-            face = _pale(colours[cluster]) if cluster in colours else ("white" if cluster in alone else OTHER)
+            face = _pale(colours[cluster]) if cluster in colours else ("white" if cluster in lone else OTHER)
             cells.append(Rectangle((x - 0.47, y - 0.45), 0.94, 0.9, facecolor=face, edgecolor=EDGE, linewidth=0.6))
             middles.append([(x - 0.47, y), (x + 0.47, y)])
             if cluster in letters:
@@ -294,9 +294,9 @@ def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: 
         Patch(facecolor=_pale(colour), edgecolor=EDGE, label=f"{letters[cluster]}  {_short(names[cluster])}")
         for cluster, colour in colours.items()
     ]
-    if not alone.union(colours).issuperset(everyone.tolist()):
+    if not lone.union(colours).issuperset(everyone.tolist()):
         handles.append(Patch(facecolor=OTHER, edgecolor=EDGE, label="other clusters of two or more records"))
-    if alone:
+    if lone:
         handles.append(Patch(facecolor="white", edgecolor=EDGE, label="singletons: step advantage 0"))
     if aside:
         handles.append(Patch(**ASIDE, label="set aside: bad values"))
@@ -408,7 +408,7 @@ def heat_map(path: Path, found: Calibration) -> None:
     handles = [
         Patch(facecolor=blues(0.7), label=probe),
         Patch(facecolor=greys(0.4), label="clusters · share of singleton clusters: darker is more clusters"),
-        Patch(**ASIDE, label="does not qualify: too few clusters, one giant, or nearly all alone"),
+        Patch(**ASIDE, label="does not qualify: too few clusters, one giant, or nearly all singletons"),
     ]  # fmt: skip
     if chosen is not None:
         label = f"chosen: {chosen.layer}, {POOLINGS[chosen.pooling]}, ε = {chosen.epsilon:.4g}"

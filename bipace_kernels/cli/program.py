@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from ..embedders import EMBEDDERS
+from ..estimators import ESTIMATORS
+from ..partitions import PARTITIONS
 from . import _console
 
 app = typer.Typer(
@@ -100,8 +102,8 @@ StateOption = Annotated[
 Fingerprint = Annotated[
     str | None, typer.Option(metavar="FILE.npy", help="Hidden states [N, D], a row per record; default: n-grams.")
 ]
-Partition = Annotated[str | None, _field("--partition", "NAME", "none, exact, history, similar or cosine.")]
-Estimator = Annotated[str | None, _field("--estimator", "NAME", "none, mean, diff_peer, q_style, hgpo or gae.")]
+Partition = Annotated[str | None, _field("--partition", "NAME", f"{', '.join(PARTITIONS)}.")]
+Estimator = Annotated[str | None, _field("--estimator", "NAME", f"{', '.join(ESTIMATORS)}.")]
 Epsilon = Annotated[
     float | None, _field("--epsilon", "ε", f"Radius of cosine clusters; {EMBEDDERS['ngram'].epsilon:g} for n-grams.")
 ]

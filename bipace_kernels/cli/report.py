@@ -25,7 +25,7 @@ from ..embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
 from ..schema import LIMIT
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
-from .advantage import ACTION_MODES, in_the_users_words
+from .advantage import check_sources, in_the_users_words, shared_arguments
 from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, table_rows
 
 if TYPE_CHECKING:
@@ -75,12 +75,9 @@ def run(given: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
     paths, columns, options = given["rollouts"], rollouts.Columns.of(given), pick(Options, given)
     epsilons = _epsilons(options)
-    if options.action_mode not in ACTION_MODES:
-        raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {options.action_mode!r}.")
+    check_sources(options.action_mode, options.fingerprint, columns)
     if options.similar is False and options.similarity != Options.similarity:
         raise CliError("--similarity has no effect with --no-similar; leave one of them out.")
-    if options.fingerprint is not None and columns.fingerprint is not None:
-        raise CliError("--fingerprint and --fingerprint-column both name fingerprints; give one of them.")
     _base_config(options, actions=True)
     output.check_folder(options.out, "--out")
     _optional.need("matplotlib", "bipace report")
@@ -97,7 +94,7 @@ def run(given: Mapping[str, Any]) -> None:
             advance=lambda n: bar.advance(task, n),
         )
         if options.fingerprint is not None:
-            records.fingerprint = list(states.load_fingerprints(options.fingerprint, len(records)))
+            records.fingerprint = states.load_fingerprints(options.fingerprint, len(records))
         sections = _sections(records)
         if options.group is not None and all(options.group not in _tasks(s.records) for s in sections):
             raise CliError(f"--group {options.group}: no record has this task id; see the task column of the rollouts.")
@@ -165,7 +162,7 @@ def _tasks(records: rollouts.Rollouts) -> set[str]:
 def _compare(section: Section, options: Options, epsilons: Sequence[float], advance: Callable[[], None]) -> None:
     """Fills the section's table and curves."""
     records = section.records
-    shared = _shared_arguments(records, options)
+    shared = shared_arguments(records, options.action_mode, options.backend, options.threads)
     base = _base_config(options, actions=records.action is not None)
 
     def outcome(
@@ -176,7 +173,7 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
             fields, arguments = {"partition": "exact"}, {"observation": arguments["codes"]}
         with refused(label):
             result = bk.advantage(config=replace(base, **fields), **shared, **arguments)
-        with warnings.catch_warnings():  # ε runs to both ends on purpose; the table tells what a warning would
+        with warnings.catch_warnings():  # ε runs to both ends on purpose; the table says what a warning would
             warnings.simplefilter("ignore", RuntimeWarning)
             metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
         advance()
@@ -231,11 +228,7 @@ def _fingerprints(section: Section, observations: list[str], options: Options) -
     if section.sentence is not None:
         found["sentence"] = section.sentence
     if section.records.fingerprint is not None:
-        hidden = np.asarray(section.records.fingerprint)
-        hidden = hidden if hidden.dtype in (np.float16, np.float32) else hidden.astype(np.float32)
-        if options.on_invalid == "raise":
-            states.check_fingerprints(section.records, hidden)
-        found["actor_hidden"] = torch.as_tensor(hidden)
+        found["actor_hidden"] = torch.as_tensor(states.hidden_states(section.records, options.on_invalid))
     return found
 
 
@@ -279,29 +272,6 @@ def _base_config(options: Options, *, actions: bool) -> bk.Config:
         return bk.Config(estimator="q_style" if actions else "mean", **shared)
     except ValueError as error:
         raise CliError(f"options of the estimator: {error}") from None
-
-
-def _shared_arguments(records: rollouts.Rollouts, options: Options) -> dict[str, Any]:
-    """The arguments of `bipace_kernels.advantage()` that all partitions share."""
-    try:
-        layout = bk.layout(
-            records.group,
-            records.trajectory,
-            np.array(records.step, np.int64),
-            None if records.valid is None else np.array(records.valid, bool),
-        )
-    except (TypeError, ValueError) as error:
-        raise CliError(in_the_users_words(records, str(error))) from None
-    shared: dict[str, Any] = {
-        "rewards": np.array(records.reward, np.float64),
-        "layout": layout,
-        "backend": options.backend,
-        "num_threads": options.threads,
-    }
-    if records.action is not None:
-        keys, parsed = states.action_keys(records.action, options.action_mode)
-        shared.update(action_key=keys, action_parsed=parsed)
-    return shared
 
 
 def _runs_similar(records: rollouts.Rollouts, options: Options, *, cheap: int = CHEAP_SIMILAR) -> bool:
@@ -488,7 +458,7 @@ def _markdown(sections: Sequence[Section], options: Options) -> str:
         "",
         f"Made by `bipace report` {bk.__version__}; γ = {options.gamma:g}. A *partition* decides which records of one "
         "prompt group count as the same state. Singleton clusters give no step-level signal. Matched pairs are pairs "
-        "of records in one cluster, Δt their distance in steps. Value R² tells how well a record's cluster, seen "
+        "of records in one cluster, Δt their distance in steps. Value R² says how well a record's cluster, seen "
         "through the other rollouts only, predicts its return: 0 is no better than the group's mean, below 0 is worse. "
         "± is the standard error over prompt groups; the share in brackets is how many records their cluster predicts.",
         "",

@@ -81,7 +81,7 @@ class Rollouts:
     action: list[str] | None = None
     valid: list[bool] | None = None
     success: list[bool] | None = None
-    fingerprint: list[list[float]] | None = None
+    fingerprint: Any = None  # [N, D] array or lists
     merged: bool = False  # whether equal task ids of different files are one group
     group: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] numbered by first appearance
     trajectory: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] unique in the batch
@@ -100,11 +100,13 @@ class Rollouts:
     def select(self, rows: Sequence[int]) -> Rollouts:
         """Some of the records, numbered anew."""
 
-        columns = {
-            name: values for name, values in vars(self).items() if isinstance(values, list) and name != "sources"
+        kept = ("sources", "merged", "group", "trajectory")
+        columns: dict[str, Any] = {
+            name: [values[row] for row in rows]
+            for name, values in vars(self).items()
+            if name not in kept and values is not None
         }
-        chosen: dict[str, Any] = {name: [values[row] for row in rows] for name, values in columns.items()}
-        part = replace(self, **chosen)
+        part = replace(self, **columns)
         part.number()
         return part
 
@@ -231,7 +233,7 @@ class _Parser:
         self.allow_nonfinite = allow_nonfinite
         self.present: set[str] = set(needed)  # read from this file
         self.found: set[str] = set()  # stand in at least one record
-        # A log may mark its padding alone: a record that does not say is valid.
+        # A log may mark only its padding: a record that does not say is valid.
         self.defaults: dict[str, Any] = {"valid": True}
         self.records = 0
         self.id_types: dict[str, type] = {}
@@ -353,7 +355,8 @@ class _Parser:
             self.width = len(self.rollouts.fingerprint[0])
         self.width = self.width or len(value)
         if len(value) != self.width:
-            raise _WrongWidth(f"a list of {self.width} numbers like in the records before", f"{len(value)} numbers")
+            wish = f"a list of {self.width} numbers like in the records before"
+            raise _Wrong(wish, fact=f"{len(value)} numbers")
         return [self._entry(x) for x in value]
 
     def _entry(self, value: float) -> float:
@@ -377,18 +380,10 @@ _SET_ASIDE = " --on-invalid singleton sets its trajectory aside instead."
 class _Wrong(Exception):
     """A value that fails its check."""
 
-    def __init__(self, wish: str, value: Any, cure: str = "") -> None:
+    def __init__(self, wish: str, value: Any = None, cure: str = "", *, fact: str = "") -> None:
         self.wish = wish
-        self.fact = _shown(value)
+        self.fact = fact or _shown(value)
         self.cure = cure
-
-
-class _WrongWidth(_Wrong):
-    """A fingerprint of another length; the fact is its length, not its numbers."""
-
-    def __init__(self, wish: str, fact: str) -> None:
-        super().__init__(wish, None)
-        self.fact = fact
 
 
 def _cut(name: str) -> str:
@@ -407,22 +402,15 @@ def _names(fields: Iterable[Any]) -> str:
 def _shown(value: Any) -> str:
     """What came, in the words of the file: null, true, "a text ...", a list."""
     kinds: dict[type, str] = {list: "a list", dict: "an object", bytes: "bytes"}
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if type(value) in kinds:
         return kinds[type(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, int) and value.bit_length() > 256:
         return "an integer of more than 256 bits"
-    text = value if isinstance(value, str) else str(value)
-    if len(text) > 60:
-        text = text[:57] + "..."
-    if isinstance(value, str):
-        return f"the string {json.dumps(text)}"
-    return text if isinstance(value, (int, float)) else f"{type(value).__name__} {text}"
+    if value is None or isinstance(value, (int, float)):
+        return json.dumps(value)
+    text = str(value)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return f"the string {json.dumps(text)}" if isinstance(value, str) else f"{type(value).__name__} {text}"
 
 
 # ---- JSON lines

@@ -93,6 +93,15 @@ def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
     return np.ascontiguousarray(array)
 
 
+def hidden_states(rollouts: Rollouts, on_invalid: str) -> npt.NDArray[Any]:
+    """[N, D] float16 or float32 fingerprints of the records; CliError for a bad row under on_invalid="raise"."""
+    found = np.asarray(rollouts.fingerprint)
+    found = found if found.dtype in (np.float16, np.float32) else found.astype(np.float32)
+    if on_invalid == "raise":
+        check_fingerprints(rollouts, found)
+    return found
+
+
 def check_fingerprints(rollouts: Rollouts, fingerprint: npt.NDArray[Any]) -> None:
     """CliError with file and line for a row that is not finite or has zero norm."""
     finite = np.logical_and.reduce(np.isfinite(fingerprint.astype(np.float32, copy=False)), axis=1)
@@ -101,7 +110,7 @@ def check_fingerprints(rollouts: Rollouts, fingerprint: npt.NDArray[Any]) -> Non
         if rollouts.is_valid(row):
             fact = "zero norm" if finite[row] else "a value that is not finite"
             raise CliError(
-                f"{rollouts.where(row)}: its fingerprint (row {row}) has {fact}; mend it, or set such rows aside with "
+                f"{rollouts.where(row)}: its fingerprint (row {row}) has {fact}; correct it, or set such rows aside with "
                 "--on-invalid singleton."
             )
 

@@ -1,6 +1,6 @@
-"""Compiled C++ kernels (csrc/cpu): the default on CPUs."""
+"""Compiled C++ kernels (csrc/cpu): the default on CPUs.  What each stage takes and gives: stages.py."""
 
-from . import action_keys, clusters, combine, critic, episode, ngrams, observations, pooling, returns, similar, values
+from . import action_keys, clusters, combine, critic, episode, ngrams, observations, returns, similar, values
 
 __all__ = [
     "action_keys",
@@ -10,7 +10,6 @@ __all__ = [
     "episode",
     "ngrams",
     "observations",
-    "pooling",
     "returns",
     "similar",
     "values",

@@ -1,4 +1,4 @@
-"""Action keys by csrc/cpu/action_keys.cpp; arguments as in reference/action_keys.py."""
+"""Action keys by csrc/cpu/action_keys.cpp."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ def _array(tensor: torch.Tensor) -> tuple[int, int, list[int]]:
 
 
 def flatten_rows(
-    rows: Sequence[Sequence[Any]],
-    row_offsets: torch.Tensor,  # [N+1] int64, by the rows' lengths
-    *,
-    bools: bool,
+    rows: Sequence[Sequence[Any]], row_offsets: torch.Tensor, *, bools: bool
 ) -> tuple[torch.Tensor, tuple[int, int] | None]:
-    """Flat values [E] int64, and (row, column) of the first item that is no integer of 64 bits (or None)."""
     flat = torch.empty(int(row_offsets[-1]), dtype=torch.int64)
     return flat, _native_loader.load().flatten_rows(rows, row_offsets.data_ptr(), flat.data_ptr(), bools)
 
@@ -40,10 +36,6 @@ def hash_token_ids(
     n: int,
     longest_row: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Keys [N] int64, parsed [N] bool and the first id outside the table [1] int64; see stages.ActionKeys.
-
-    What follows an id outside the table is not computed.
-    """
     ids, valid = _native(ids), None if valid is None else _native(valid)
     rows, columns = ids.shape if row_offsets is None else (row_offsets.numel() - 1, 0)
     keys, parsed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
@@ -70,7 +62,6 @@ def _native(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def hash_texts(texts: Sequence[str], *, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys [N] int64 and parsed [N] bool of the texts' UTF-8 bytes."""
     keys, parsed = torch.empty(len(texts), dtype=torch.int64), torch.empty(len(texts), dtype=torch.bool)
     _native_loader.load().text_keys(texts, _MODES[mode], keys.data_ptr(), parsed.data_ptr(), _threads.count())
     return keys, parsed

@@ -23,7 +23,6 @@ def address_of_rows(fingerprint: Tensor) -> tuple[int, int, int, int, int]:
 
 
 def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
-    """[M] uint8: 0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
     state = torch.empty(order.shape[0], dtype=torch.uint8)
     load().scan_rows(
         *address_of_rows(fingerprint), order.data_ptr(), order.shape[0], _threads.count(), state.data_ptr()
@@ -42,7 +41,7 @@ def cluster_cosine(
     longest_group: int,
     taken: Tensor | None,
 ) -> Tensor:
-    """Labels as in reference.clusters, from float32 products summed in one fixed order, decided in float64.
+    """From float32 products summed in one fixed order, decided in float64.
 
     Bits depend on the group's rows, D, dtype and instruction set only.  MemoryError where scratch cannot be had.
     """
@@ -67,7 +66,7 @@ def cluster_sweep(
     longest_group: int,
     taken: Tensor | None,
 ) -> Tensor:
-    """[E, M] labels as from cluster_cosine under each ε, read off one Gram matrix per group (float32 of the same products).
+    """Read off one Gram matrix per group (float32 of the same products).
 
     Bits depend on the group's rows, D, dtype, instruction set and its own ε only.  MemoryError as there.
     """

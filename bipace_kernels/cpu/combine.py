@@ -23,7 +23,6 @@ def combine(
     n_rows: int,
     episode_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Advantage, step term, episode term, returns, cluster and branch of each row; see stages.Combine."""
     total = step_term if total_is_step else _total(episode, step_term, weight, episode_weight)
     if not source.numel() or not episode.numel():
         nothing = [torch.zeros(source.shape, dtype=torch.float32) for _ in range(4)]

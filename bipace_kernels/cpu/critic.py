@@ -24,7 +24,6 @@ def cluster_values(
     taken: Tensor | None,
     shrinkage: float,
 ) -> Tensor:
-    """V̂_i = μ_p + Σ_{j in C} (R_j − μ_p) / (|C| + κ); see stages.Critic."""
     kept = Kept(taken)
     returns, labels, offsets = kept.rows(returns), kept.rows(labels), kept.offsets(group_offsets)
     value = torch.empty(returns.shape[0], dtype=torch.float64)
@@ -50,9 +49,7 @@ def kernel_values(
     horizon: float,
     noise: float,
 ) -> Tensor:
-    """V̂ = μ_p + K (K + ρ I)⁻¹ (R − μ_p) inside each group; see stages.Critic.
-
-    A group's bits depend on its own rows, D, dtype and instruction set only.  MemoryError where scratch cannot be had: a
+    """A group's bits depend on its own rows, D, dtype and instruction set only.  MemoryError where scratch cannot be had: a
     thread holds 12 n (n + D) bytes at most for a group of n ≤ 2,048 records, and no more for a longer one.
     """
     kept = Kept(taken)
@@ -84,7 +81,6 @@ def gae_advantage(
     taken: Tensor | None,
     step_norm: str,
 ) -> Tensor:
-    """A_S(t) = δ_t + (γλ)^Δt A_S(t + Δt), divided by `step_norm`; see stages.Critic."""
     kept = Kept(taken)
     rewards, value, returns = kept.rows(rewards), kept.rows(value), kept.rows(returns)
     step, truncated = kept.rows(step), kept.rows(truncated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import _threads
-from .._masks import Kept, run_of
+from .._masks import Kept, runs
 from .._native_loader import load
 
 Tensor = torch.Tensor
@@ -24,11 +24,10 @@ def episode_advantage(
     delta: float,
     spoilt: Tensor | None,
 ) -> Tensor:
-    """A_ep of each record (paper eq. 1); see stages.Episode."""
     kept = Kept(None if spoilt is None else ~spoilt)
     records = Kept(None)
     if kept.positions is not None and spoilt is not None:  # spoilt trajectories are no part of the population
-        records = Kept(~spoilt[run_of(trajectory_offsets)])
+        records = Kept(~spoilt[runs(trajectory_offsets)])
         episode_return, trajectory_offsets = kept.rows(episode_return), records.offsets(trajectory_offsets)
         group_trajectories = kept.offsets(group_trajectories)
     out = torch.empty(int(trajectory_offsets[-1]), dtype=torch.float32)

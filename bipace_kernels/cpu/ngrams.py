@@ -8,7 +8,6 @@ from .. import _native_loader, _threads
 
 
 def ngram_fingerprints(bytes: torch.Tensor, offsets: torch.Tensor, *, n: int, dim: int) -> torch.Tensor:
-    """Unit vectors of signed, hashed n-gram counts, [S, dim] float32."""
     out = torch.empty((offsets.shape[0] - 1, dim), dtype=torch.float32)
     _native_loader.load().ngram_fingerprints(
         bytes.data_ptr(), offsets.data_ptr(), out.shape[0], n, dim, out.data_ptr(), _threads.count()

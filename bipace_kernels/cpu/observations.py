@@ -13,7 +13,6 @@ Tensor = torch.Tensor
 def cluster_exact(
     codes: Tensor, group_offsets: Tensor, *, n_groups: int, longest_group: int, taken: Tensor | None
 ) -> Tensor:
-    """Clusters of equal codes inside each group, numbered over the batch by first appearance."""
     kept = Kept(taken)
     codes, group_offsets = kept.rows(codes), kept.offsets(group_offsets)
     labels = torch.empty(codes.shape[0], dtype=torch.int64)
@@ -33,7 +32,6 @@ def cluster_history(
     longest_group: int,
     taken: Tensor | None,
 ) -> Tensor:
-    """Row k−1: clusters by the last k codes, the record's own included; −1 where it has fewer."""
     kept = Kept(taken)
     codes, step = kept.rows(codes), kept.rows(step)
     trajectory_offsets, group_offsets = kept.offsets(trajectory_offsets), kept.offsets(group_offsets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import _threads
-from .._masks import out_of_range, run_of
+from .._masks import out_of_range, runs
 from .._native_loader import load
 
 Tensor = torch.Tensor
@@ -14,7 +14,6 @@ Tensor = torch.Tensor
 def discounted_returns(
     rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, gamma: float, *, n_trajectories: int
 ) -> Tensor:
-    """R_t = Σ_{u≥t} γ^{u−t} r_u in float64, rounded to float32 once; see stages.Returns."""
     out = torch.empty(rewards.shape[0], dtype=torch.float32)
     load().discounted_returns(
         rewards.data_ptr(), 0 if step is None else step.data_ptr(), trajectory_offsets.data_ptr(), n_trajectories,
@@ -26,7 +25,6 @@ def discounted_returns(
 def trajectory_returns(
     rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, n_trajectories: int
 ) -> Tensor:
-    """R(τ) = Σ r over the steps of each trajectory, in float64, rounded once."""
     out = torch.empty(n_trajectories, dtype=torch.float32)
     load().trajectory_returns(
         rewards.data_ptr(), 0 if step is None else step.data_ptr(), trajectory_offsets.data_ptr(), n_trajectories,
@@ -43,10 +41,9 @@ def spoilt_trajectories(
     *,
     n_trajectories: int,
 ) -> Tensor:
-    """Trajectories with a return that is not finite or beyond ±1e37, of a step or their own, or with a bad record."""
     bad, spoilt = out_of_range(step_return), out_of_range(trajectory_return)
     if bad_record is not None:
         bad |= bad_record
     if bool(bad.any()):
-        spoilt[run_of(trajectory_offsets)[bad]] = True
+        spoilt[runs(trajectory_offsets)[bad]] = True
     return spoilt

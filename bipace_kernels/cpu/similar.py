@@ -1,4 +1,4 @@
-"""Partition "similar" in C++: difflib's decisions, pairs that cannot reach the threshold skipped."""
+"""Partition "similar" in C++: difflib's decisions at any thread count, pairs that cannot reach the threshold skipped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from .. import _native_loader, _threads
 
 
 def cluster_similar(texts: list[str], group_offsets: Tensor, similarity: float) -> Tensor:
-    """Labels [M] int64; see reference.similar.  The same labels as difflib gives, at any thread count."""
     labels = torch.empty(len(texts), dtype=torch.int64)
     _native_loader.load().cluster_similar(
         texts, group_offsets.data_ptr(), group_offsets.numel() - 1, similarity, _threads.count(), labels.data_ptr()

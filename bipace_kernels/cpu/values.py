@@ -23,7 +23,6 @@ def step_advantage(
     step_norm: str,
     delta: float,
 ) -> tuple[Tensor, Tensor]:
-    """A_S and branch of each record (paper eq. 7 to 9); see stages.Values."""
     m = returns.shape[0]
     step, branch = torch.zeros(m, dtype=torch.float32), torch.zeros(m, dtype=torch.uint8)  # of records set aside
     load().step_advantage(
@@ -47,7 +46,6 @@ def hgpo_advantage(
     alpha: float,
     base_group: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """HGPO's aggregate, each record's deepest depth in company (0: none), and its branch."""
     depth, m = depth_labels.shape
     advantage, branch = torch.empty(m, dtype=torch.float32), torch.empty(m, dtype=torch.uint8)
     deepest = torch.empty(m, dtype=torch.int64)

@@ -1,8 +1,7 @@
 """CUDA kernels of the stages that take the time: clusters, values and action keys.
 
-They have the names and arguments of `triton_kernels/`: nothing here waits for the device, so sizes come as ints and rows
-set aside stay in place behind a mask.  A function here checks nothing and computes nothing; it makes the outputs and
-launches kernels of csrc/cuda/ by name (_launch.py).  Every other stage is Triton's.
+What each stage takes and gives: stages.py.  A function here checks nothing, computes nothing and waits for nothing; it makes
+the outputs and launches kernels of csrc/cuda/ by name (_launch.py).  Every other stage is Triton's.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Kernels compiled by CuPy's NVRTC from the sources in the wheel, where the build has none: no nvcc is needed.
 
-A source file is compiled when one of its kernels is first launched, for the GPU at hand, by the flags of the build.  The
+A source file is compiled when one of its kernels is first launched, for the GPU that runs it, by the flags of the build.  The
 machine code lies in CuPy's own cache ($CUPY_CACHE_DIR, else ~/.cupy/kernel_cache) under a hash of everything it comes
 from, and `cupy.RawModule` loads it from there.  RawModule's own compilation would not do: it flushes subnormal numbers
 (-ftz=true, CuPy 14 cuda/compiler.py), which changes bits, and does not look into headers when it asks its cache.

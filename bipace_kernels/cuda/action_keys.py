@@ -16,22 +16,17 @@ LARGEST_TABLE = (2**31 - 1) // WARP  # bytes: the text of 32 tokens is measured 
 
 
 def hash_token_ids(
-    ids: torch.Tensor,  # [N, T] any integer dtype and strides, or flat [E] with row_offsets
-    row_offsets: torch.Tensor | None,  # [N+1] int64
-    valid: torch.Tensor | None,  # like ids: bool or any integer dtype, non-zero = valid
-    table_offsets: torch.Tensor | None,  # [V+1] int64; None, as table_bytes: mode "first_n"
-    table_bytes: torch.Tensor | None,  # [B] uint8
+    ids: torch.Tensor,
+    row_offsets: torch.Tensor | None,
+    valid: torch.Tensor | None,
+    table_offsets: torch.Tensor | None,
+    table_bytes: torch.Tensor | None,
     *,
     mode: str,
     n: int,
     longest_row: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Keys [N] int64, parsed [N] bool and `outside` [1] int64, all on the device of the ids; nothing waits for it.
-
-    outside  lowest flat position (row · T + column, or that in the flat ids) of a valid id that the table does not
-             hold, −1 where there is none.  A row with such an id is not parsed and takes its first_n key.
-    longest_row  T, or the length of the longest row; these kernels ask each row itself
-    """
+    """`longest_row` is not used: these kernels ask each row itself."""
     flat = row_offsets is not None
     n_rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
     keys = torch.empty(n_rows, dtype=torch.int64, device=ids.device)

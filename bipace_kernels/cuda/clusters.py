@@ -31,20 +31,17 @@ scan_rows = triton_clusters.scan_rows
 
 
 def cluster_cosine(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64 row of the record, in processing order
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    epsilon: float,  # 0: equal rows
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilon: float,
     *,
     n_groups: int,
     longest_group: int,
-    taken: Tensor | None,  # [M] bool; False: the record takes part in nothing
-) -> Tensor:  # [M] int64
-    """Labels 0..C-1 over the batch by first appearance in processing order; −1 where not taken.
-
-    A record that is not usable, or whose row has no direction, is a cluster of its own and touches nobody.
-    """
+    taken: Tensor | None,
+) -> Tensor:
+    """A record whose row has no direction is a cluster of its own even where nobody marked it as not usable."""
     return cluster_sweep(
         fingerprint,
         order,
@@ -58,17 +55,17 @@ def cluster_cosine(
 
 
 def cluster_sweep(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    epsilons: Sequence[float],  # E values
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilons: Sequence[float],
     *,
     n_groups: int,
     longest_group: int,
-    taken: Tensor | None,  # [M] bool
-) -> Tensor:  # [E, M] int64
-    """cluster_cosine under each ε, with the same bits, from one Gram matrix per group."""
+    taken: Tensor | None,
+) -> Tensor:
+    """The same bits as cluster_cosine, from one Gram matrix per group."""
     rest = (n_groups, longest_group, taken)
     return triton_clusters.sweep_with(Batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
 

@@ -21,18 +21,17 @@ SORT_FROM = 4096  # groups longer than this are sorted: that of the Triton kerne
 
 
 def step_advantage(
-    returns: Tensor,  # [M] float32
-    labels: Tensor,  # [M] int64, dense over the batch; −1: set aside
-    action_key: Tensor | None,  # [M] int64; None for "mean"
-    group_offsets: Tensor,  # [G+1] int64
+    returns: Tensor,
+    labels: Tensor,
+    action_key: Tensor | None,
+    group_offsets: Tensor,
     *,
     n_groups: int,
     longest_group: int,
     estimator: str,
     step_norm: str,
     delta: float,
-) -> tuple[Tensor, Tensor]:  # [M] float32, [M] uint8
-    """A_S and branch of each record (paper eq. 7 to 9); 0 and SINGLETON for records set aside."""
+) -> tuple[Tensor, Tensor]:
     step, branch = _step_rows(
         returns, labels.unsqueeze(0), action_key, group_offsets, n_groups=n_groups, longest_group=longest_group,
         estimator=estimator, divide=step_norm == "std" and estimator == "mean", delta=delta, unbiased=True,
@@ -41,10 +40,10 @@ def step_advantage(
 
 
 def hgpo_advantage(
-    returns: Tensor,  # [M] float32
-    depth_labels: Tensor,  # [H, M] int64; −1: fewer observations than the depth, or set aside
-    episode_advantage: Tensor,  # [M] float32
-    group_offsets: Tensor,  # [G+1] int64
+    returns: Tensor,
+    depth_labels: Tensor,
+    episode_advantage: Tensor,
+    group_offsets: Tensor,
     *,
     n_groups: int,
     longest_group: int,
@@ -52,8 +51,7 @@ def hgpo_advantage(
     delta: float,
     alpha: float,
     base_group: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # [M] float32, [M] int64, [M] uint8
-    """HGPO's aggregate, each record's deepest depth in company (0: none), and its branch."""
+) -> tuple[Tensor, Tensor, Tensor]:
     depth, m = depth_labels.shape
     term, company = _step_rows(
         returns, depth_labels, None, group_offsets, n_groups=n_groups, longest_group=longest_group,

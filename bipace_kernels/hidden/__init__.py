@@ -6,7 +6,7 @@
 
     fingerprint = bk.hidden.extract(model, prompt_ids, prompt_mask, layer=-8)   # where no such forward runs
 
-No trainer and no part of transformers is imported here: models are told by their structure.
+No trainer and no part of transformers is imported here: models are recognised by their structure.
 """
 
 from . import vllm

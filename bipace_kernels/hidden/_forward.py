@@ -122,7 +122,7 @@ class Consumer:
         return self._given.rows(first, last)
 
     def _check_whole(self, positions: int | str, mask: Any, ids: Any) -> None:
-        """ValueError where a row is taken for one sequence and cannot be told to be one."""
+        """ValueError where a row is taken for one sequence and cannot be checked to be one."""
         if positions == "last" and mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
             raise ValueError(
                 "positions 'last' needs an attention_mask of shape [B, T] in the forward; give the columns."
@@ -192,7 +192,7 @@ def _spans(
     inside = (column >= 0) & (column < lengths[row])
     if alive is not None and alive.shape[1]:
         inside &= alive[row, column.clamp(0, alive.shape[1] - 1)]
-        bad = ~inside & alive.any(1)[row]  # a row of padding alone has no state, and gives zeros
+        bad = ~inside & alive.any(1)[row]  # a row of only padding has no state, and gives zeros
     else:
         bad = ~inside & (lengths > 0)[row]
     last = torch.where(inside, column, -1)

@@ -1,22 +1,24 @@
-"""The stage `pooling`: from a block's output to one vector per state, by whichever backend serves the tensor."""
+"""From a block's output to one vector per state, by torch's own operators wherever the block is.
+
+"last" copies a token.  The others are one matrix product per chunk of tokens, weights [n, tokens] times values [tokens, D]
+in float64: the block is never copied whole, states that share tokens read them once, and a GPU's host waits for nothing.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .. import _checks, _dispatch, reference
-from ..stages import Pooling
+from .. import _checks
 from ._attention import Scores
 
 Tensor = torch.Tensor
 
 POOLINGS = ("last", "mean", "attention")
-_warned: set[str] = set()
+CHUNK = 1 << 22  # numbers that are float64 at a time: 32 MiB, far below what a block needs for its own work
 
 
 @dataclass(frozen=True)
@@ -51,36 +53,86 @@ def check_dtype(dtype: Any) -> torch.dtype | None:
 
 
 def pool(
-    hidden: Tensor,  # [B, T, D]
+    hidden: Tensor,  # [B, T, D] of any floating-point dtype, any strides
     spans: Spans,
     *,
     pooling: str,
     normalize: bool,
-    dtype: torch.dtype | None,
-    attention: Scores | None = None,
-    backend: str = "auto",
+    dtype: torch.dtype | None,  # None: the block's, float32 for one in float64
+    attention: Scores | None = None,  # for pooling "attention"
 ) -> Tensor:  # [n, D]
-    """The stage itself.  float64 models go the plain way; their rows are float32 unless asked otherwise."""
+    """The token itself ("last"), the mean over [first, last], or the mean weighted by the token's own attention.
+
+    Sums and norms in float64.  Zeros where a state lies outside the tensor or has no token; NaN where a mean has a token
+    that is not finite.  Tokens outside a state's own prompt have no part in it, whatever they hold.
+    """
     out = dtype or (torch.float32 if hidden.dtype == torch.float64 else hidden.dtype)
-    first = spans.first
+    (batches, tokens, width), n = hidden.shape, len(spans)
+    if not (n and hidden.numel()):
+        return torch.zeros((n, width), dtype=out, device=hidden.device)
+    batch, last = spans.batch, spans.last
+    first = last if pooling == "last" else spans.first
     if attention is not None and attention.window:
-        first = torch.maximum(first, spans.last - attention.window + 1)
-    plain = hidden.dtype not in _checks.FINGERPRINT_DTYPES
-    stage: Pooling = reference.pooling if plain else _stage(backend, hidden.device)
-    return stage.pool_rows(
-        hidden, spans.batch, first, spans.last, pooling=pooling, unit=normalize, dtype=out, attention=attention,
-    )  # fmt: skip
+        first = torch.maximum(first, last - attention.window + 1)
+    inside = (batch >= 0) & (batch < batches) & (first >= 0) & (first <= last) & (last < tokens)
+    at = batch.clamp(0, batches - 1)
+    if pooling == "last":
+        rows = hidden[at, last.clamp(0, tokens - 1)]
+    else:
+        token = torch.arange(tokens, device=hidden.device)
+        member = inside[:, None] & (token >= first[:, None]) & (token <= last[:, None])  # [n, T]
+        if pooling == "mean":
+            weight = (last - first + 1).double().reciprocal()[:, None].expand(-1, tokens)
+        else:
+            assert attention is not None
+            weight = _attention_weights(attention, at, member)
+        rows = _weighted_sum(hidden, at, member, weight)
+    if normalize:
+        rows = rows.double()
+        norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        rows.div_(norm.masked_fill(norm == 0, 1.0))
+    return rows.to(out).masked_fill_(~inside[:, None], 0)
 
 
-def _stage(backend: str, device: torch.device) -> Pooling:
-    try:
-        return _dispatch.choose(backend, device).pooling
-    except _dispatch.BackendError as error:
-        if backend != "auto" or device.type == "cpu":
-            raise
-        if str(error) not in _warned:
-            _warned.add(str(error))
-            warnings.warn(
-                f"hidden states are pooled by plain torch on {device}, slowly: {error}", RuntimeWarning, stacklevel=3
-            )
-        return reference.pooling
+def _weighted_sum(
+    hidden: Tensor,  # [B, T, D]
+    batch: Tensor,  # [n] int64
+    member: Tensor,  # [n, T] bool, the tokens of each state
+    weight: Tensor,  # [n, T] float64, read where `member` is set
+) -> Tensor:  # [n, D] float64
+    (batches, tokens, width), n = hidden.shape, len(batch)
+    total = torch.zeros((n, width), dtype=torch.float64, device=hidden.device)
+    finite = torch.ones(n, dtype=torch.bool, device=hidden.device)
+    chunk = max(1, CHUNK // max(width, n))
+    columns = min(tokens, chunk)
+    rows = max(1, chunk // columns)
+    for b in range(0, batches, rows):
+        own = (
+            batch[:, None, None] == torch.arange(b, min(b + rows, batches), device=hidden.device)[:, None]
+        )  # [n, b, 1]
+        for t in range(0, tokens, columns):
+            part = (own & member[:, None, t : t + columns]).flatten(1)  # [n, b * t]
+            w = weight[:, None, t : t + columns].expand(-1, own.shape[1], -1).flatten(1)
+            x = hidden[b : b + rows, t : t + columns].flatten(0, 1)  # [b * t, D]
+            # 0 times NaN is NaN: a token that is not finite stays out of the product, and spoils its own states only.
+            bad = ~(x.abs().amax(1) < torch.inf)
+            finite &= ~(part & bad).any(1)
+            total.addmm_(torch.where(part, w, 0.0), x.masked_fill(bad[:, None], 0.0).double())
+    return total.masked_fill_(~finite[:, None], torch.nan)
+
+
+def _attention_weights(attention: Scores, batch: Tensor, member: Tensor) -> Tensor:  # [n], [n, T] -> [n, T] float64
+    """Softmax of the state's scores over its prompt, mean over the heads."""
+    (n, heads, width), (_, tokens, key_heads, _) = attention.query.shape, attention.key.shape
+    weight = torch.empty((n, tokens), dtype=torch.float64, device=member.device)
+    states = max(1, CHUNK // (tokens * (heads + key_heads * width)))
+    for i in range(0, n, states):
+        query = attention.query[i : i + states].double().reshape(-1, key_heads, heads // key_heads, width)
+        key = attention.key.transpose(1, 2)[batch[i : i + states]]  # [states, key_heads, T, width]
+        key = key.to(torch.float64, memory_format=torch.contiguous_format)
+        score = (key @ query.mT) * attention.scale  # [states, key_heads, T, heads of the key]
+        if attention.softcap:
+            score = attention.softcap * torch.tanh(score / attention.softcap)
+        score = score.masked_fill(~member[i : i + states, None, :, None], -torch.inf)
+        weight[i : i + states] = score.softmax(2).mean((1, 3))
+    return weight

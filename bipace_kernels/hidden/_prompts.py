@@ -163,7 +163,7 @@ def padded_batch(prompts: Sequence[Tensor], device: torch.device, *, masked: boo
 
 
 def packed_batch(prompts: Sequence[Tensor], device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
-    """Arguments of a forward on [1, nnz], where positions that begin again tell one prompt from the next; cu_seqlens."""
+    """Arguments of a forward on [1, nnz], where positions that begin again separate prompts; cu_seqlens."""
     position = torch.cat([torch.arange(len(p)) for p in prompts])
     given = {"input_ids": torch.cat(list(prompts))[None].to(device), "position_ids": position[None].to(device)}
     return given, torch.tensor([0, *itertools.accumulate(len(p) for p in prompts)])

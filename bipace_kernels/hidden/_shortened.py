@@ -14,15 +14,15 @@ from .layers import Decoder
 
 Tensor = torch.Tensor
 
-# Told by their marks, so that nothing is imported that the caller has not: FSDP 1 and 2, and ZeRO-3's parameters.
+# Recognised by name, so that nothing is imported that the caller has not: FSDP 1 and 2, and ZeRO-3's parameters.
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
 class FirstBlocks(nn.ModuleList):
-    """A list that forwards see shortened, while whoever walks through the tree of modules finds all blocks.
+    """A list that forwards see shortened, while a walk through the tree of modules finds all blocks.
 
     FSDP looks for its shards once, at the first forward of all: a block that is missing then would stay a root of its own,
-    which gathers alone and keeps its parameters whole.
+    which gathers by itself and keeps its parameters whole.
     """
 
     n_blocks = 0
@@ -117,7 +117,7 @@ def arguments_for(causal: nn.Module) -> dict[str, Any]:
 
 
 def is_causal(causal: nn.Module) -> bool:
-    """Whether no token sees a later one; some Gemmas may be told otherwise."""
+    """Whether no token sees a later one; some Gemmas may be configured otherwise."""
     config: Any = causal.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return getattr(text, "use_bidirectional_attention", None) not in (True, "all")

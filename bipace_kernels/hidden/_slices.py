@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 def expect(
     tapped: Tap, positions: Positions | int, begin: Tensor | None = None, tokens: int = 0, group: Any = None
 ) -> Callable[[], Tensor]:
-    """Tells a tap what alone to keep of the next forward: on padded rows, a packed row [1, tokens], or the rank's slice of it.
+    """Tells a tap which positions of the next forward to keep: on padded rows, a packed row [1, tokens], or the rank's slice of it.
 
     positions   [n] columns of each of R sequences
     begin       [R] int64, the sequences' first columns in the packed row; None: rows are padded, and no more is asked

@@ -52,15 +52,14 @@ def extract(
     pooling         "last" | "mean" | "attention", as in tap()
     normalize       rows of unit length
     dtype           of the rows; None: that of the hidden states
-    token_budget    tokens of one forward, padding counted; a longer prompt runs alone.  Memory goes by it.  None: 512 on the
+    token_budget    tokens of one forward, padding counted; a longer prompt runs by itself.  Memory goes by it.  None: 512 on the
                     CPU, where more bring next to nothing, 16,384 elsewhere
     packed          prompts one after the other in [1, nnz], without padding; None: where the model's attention is of a kind
                     that keeps them apart at no cost (flash attention).  Elsewhere prompts of like lengths are padded together
-    progress        a bar on stderr (needs rich, extra cli); None: where that is a terminal, rich is installed and there are
-                    several forwards
+    progress        a bar on stderr; None: where that is a terminal and there are several forwards
     group           process group of a model that is sharded by FSDP or ZeRO-3; None: the default one.  All its ranks call
                     this together, each with its own prompts, and run the same number of forwards
-    backend         "auto" | "reference" | "cpu" | "triton" | "cuda", as in bipace_kernels.advantage()
+    backend         deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools where the states are
 
     Neither later blocks run nor the final norm, unless it is wanted, nor the head; identical prompts run once, in eval mode
     and without gradients.  Positions of rows without a token give zeros.  Whatever ends the call, the model is left as it
@@ -103,10 +102,9 @@ def extract_layers(
     dtype           of the rows; None: that of the hidden states
     token_budget    tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
     packed          prompts one after the other in [1, nnz]; None: where the model's attention keeps them apart at no cost
-    progress        a bar on stderr (needs rich, extra cli); None: where that is a terminal, rich is installed and there are
-                    several forwards
+    progress        a bar on stderr; None: where that is a terminal and there are several forwards
     group           process group of a sharded model; None: the default one
-    backend         of the pooling
+    backend         deprecated, without effect
     """
     tapped = tap(model, layers=layers, pooling=pooling, normalize=normalize, dtype=dtype, backend=backend)
     decoder = tapped._decoder

@@ -59,7 +59,7 @@ def layer_of(layer: Any, n_blocks: int) -> Layer:
         )
     if index == 0:
         raise ValueError(
-            f"layer {layer} is hidden_states[0], the embedding of the last token alone, which knows nothing of the prompt; "
+            f"layer {layer} is hidden_states[0], the embedding of only the last token, which knows nothing of the prompt; "
             f"take 1 ({Layer(0, n_blocks, n_blocks == 1)}) or higher."
         )
     return Layer(index - 1, n_blocks, normed=index == n_blocks)
@@ -88,7 +88,7 @@ class Decoder:
 
     @property
     def n_ids(self) -> int | None:
-        """Token ids that the embedding has; None where it does not tell."""
+        """Token ids that the embedding has; None where it does not say."""
         found = getattr(self._embedding, "num_embeddings", None)
         return found if isinstance(found, int) else None
 
@@ -118,9 +118,7 @@ def find_decoder(model: Any) -> Decoder:
     _check_prompt_learning(model)
     config: Any = causal.config
     if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"model must be a decoder alone, got the encoder-decoder {type(causal).__name__}; pass its decoder."
-        )
+        raise ValueError(f"model must be a decoder, got the encoder-decoder {type(causal).__name__}; pass its decoder.")
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     n_blocks = getattr(text, "num_hidden_layers", None)
     lists = [
@@ -136,7 +134,7 @@ def find_decoder(model: Any) -> Decoder:
     if len(fitting) != 1:
         shown = ", ".join(f"{type(p).__name__}.{c} of {len(m)}" for _, p, c, m in lists[:8]) or "none at all"
         raise ValueError(
-            f"model has no list of blocks that can be told: looked in {type(causal).__name__} for one torch.nn.ModuleList of "
+            f"model has no list of blocks that can be identified: looked in {type(causal).__name__} for one torch.nn.ModuleList of "
             f"num_hidden_layers = {n_blocks} blocks that hold an attention ({', '.join(_ATTENTION)}), as Qwen, Llama, "
             f"Mistral, Gemma and Phi have it; found {len(fitting)} such, and ModuleLists {shown}."
         )

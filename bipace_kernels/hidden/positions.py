@@ -47,7 +47,7 @@ def last_tokens(attention_mask: Any) -> Tensor:
 
     attention_mask  [B, T] bool or integers, not 0 where there is a token
 
-    On the mask's device, without waiting for it.  Of prompts alone this is the last prompt token; where the row holds a
+    On the mask's device, without waiting for it.  Of prompts without responses this is the last prompt token; where the row holds a
     response too, it is the response's last token, which is no state: use turn_positions() there.
     """
     mask = mask_matrix(attention_mask, "attention_mask")
@@ -61,8 +61,8 @@ def turn_positions(mask: Any, prompt_length: Any = 0) -> Positions:
         prompt_length + t − 1   for every t with mask[t] and not mask[t − 1]
 
     mask           [B, T] bool or 0 and 1, or B vectors of any lengths: 1 on tokens that the model wrote, 0 on prompts, tool
-                   results and padding (a response mask times an attention mask).  Over whole rows, or over responses alone
-    prompt_length  where the mask covers responses alone: columns before the response in the tensor that the model sees,
+                   results and padding (a response mask times an attention mask).  Over whole rows, or only over responses
+    prompt_length  where the mask covers only responses: columns before the response in the tensor that the model sees,
                    one int (left-padded prompts: their width) or one per row [B] (packed sequences)
 
     A row may have no turn.  ValueError where a turn has no token before it.  Waits for a mask on a GPU, since the number of

@@ -39,7 +39,7 @@ def tap(
     model        a Hugging Face decoder, bare or in PEFT, DDP, FSDP, DeepSpeed, with gradient checkpointing or compiled
                  blocks (a model compiled as a whole calls no hooks and is refused)
     layer        index into Hugging Face's hidden_states, negative or positive (−1: after the final norm), or "block 16"
-    positions    "last": the last token of each row, from the forward's attention_mask (prompts alone); or columns of the
+    positions    "last": the last token of each row, from the forward's attention_mask (only prompts); or columns of the
                  model's input: an int for every row (negative from the end), one per row, or several per row (`Positions`,
                  a list of lists).  Rows are taken up in order by as many forwards as come
     cu_seqlens   [R+1] int   of a forward on packed input [1, nnz]: row r is [cu_seqlens[r], cu_seqlens[r+1]), and columns
@@ -49,7 +49,7 @@ def tap(
     normalize    rows of unit length; the norm is taken in float64 and rows are rounded once
     dtype        of the rows; None: that of the hidden states
     layers       several layers at once, in place of `layer`
-    backend      "auto" | "reference" | "cpu" | "triton" | "cuda", as in bipace_kernels.advantage()
+    backend      deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools where the states are
 
     Nothing else of the forward is kept, its outputs and its autograd graph stay as they are, and what gradient
     checkpointing computes again in the backward is not counted twice.  See `Tap` for what it gives.
@@ -71,7 +71,7 @@ def tap(
                 )
             _attention.check_block(decoder.blocks[item.block])
     consumer = Consumer(positions, cu_seqlens)
-    return Tap(decoder, several, poolings, consumer, bool(normalize), check_dtype(dtype), backend)
+    return Tap(decoder, several, poolings, consumer, bool(normalize), check_dtype(dtype))
 
 
 class Tap:
@@ -79,7 +79,7 @@ class Tap:
 
     enabled    set it to False to let forwards pass by (a reference model's, tokens being generated)
     layers     the tapped layers; they print as "block 20 (hidden_states[21] = [−8])"
-    rows()     what was kept.  row_index(): whose it is.  expect(): positions of the next forward alone.  clear()
+    rows()     what was kept.  row_index(): whose it is.  expect(): positions of only the next forward.  clear()
     """
 
     def __init__(
@@ -90,12 +90,11 @@ class Tap:
         consumer: Consumer,
         normalize: bool,
         dtype: torch.dtype | None,
-        backend: str,
     ) -> None:
         self.enabled = True
         self.layers = layers
         self._decoder, self._poolings, self._consumer = decoder, poolings, consumer
-        self._normalize, self._dtype, self._backend = normalize, dtype, backend
+        self._normalize, self._dtype = normalize, dtype
         self._undo: list[Callable[[], None]] = []
         self._spans: Spans | None = None
         self._kept: dict[tuple[Layer, str], list[Tensor]] = {}
@@ -124,7 +123,7 @@ class Tap:
             self._consumer.check_done()
 
     def rows(self, layer: Layer | int | str | None = None, pooling: str | None = None) -> Tensor:
-        """[n, D] hidden states of one layer and pooling; both may be left out where there is one alone.
+        """[n, D] hidden states of one layer and pooling; both may be left out where there is only one.
 
         A position with no token (a row of padding) gives zeros.  ValueError where no forward came, or where a position
         on a GPU lay outside its tensor (which is not looked at before).
@@ -146,7 +145,7 @@ class Tap:
         return self._consumer.row_index()
 
     def expect(self, positions: Any = None, cu_seqlens: Any = None) -> None:
-        """Positions and cu_seqlens of the next forward alone; None leaves what tap() was given."""
+        """Positions and cu_seqlens of only the next forward; None leaves what tap() was given."""
         self._consumer.expect(positions, cu_seqlens)
 
     def clear(self) -> None:
@@ -223,7 +222,7 @@ class Tap:
                 scores = _attention.scores_of(block, args, kwargs, spans.batch, spans.last)
             rows = pool(
                 hidden.detach(), spans, pooling=pooling, normalize=self._normalize, dtype=self._dtype,
-                attention=scores, backend=self._backend,
+                attention=scores,
             )  # fmt: skip
             self._kept.setdefault((layer, pooling), []).append(rows)
 

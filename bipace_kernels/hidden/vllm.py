@@ -34,7 +34,7 @@ POLL_S = 0.01
 
 
 class Extraction:
-    """One place for what the engine is told to write and how it is read.
+    """What the engine is asked to write, and how it is read, in one place.
 
     model      number of blocks of the model, or its local folder with config.json
     folder     where vLLM writes, a file per request; in memory, such as below /dev/shm, for speed.  Made by vLLM
@@ -99,7 +99,7 @@ class Extraction:
         """[B, D] states at the last prompt token of B finished requests, on the CPU, in the model's dtype.
 
         outputs         what LLM.generate() gives, answers of a server (objects or dicts with kv_transfer_params), or paths
-        prompt_lengths  [B] tokens of each prompt; None: those that the outputs tell, else all tokens of the file.  Needed for
+        prompt_lengths  [B] tokens of each prompt; None: those that the outputs name, else all tokens of the file.  Needed for
                         paths and answers where the requests asked for include_output_tokens
 
         Waits for files that are still written.  Where the outputs have their prompt_token_ids, the file must hold the same.
@@ -259,7 +259,7 @@ def _request(output: Any, index: int, length: int | None) -> _Request:
 
 
 def _siblings(request: _Request) -> list[Path]:
-    """The files of all samples of a request.  vLLM names them INDEX_ID, and tells of one of them alone."""
+    """The files of all samples of a request.  vLLM names them INDEX_ID, and names only one of them in its output."""
     match = re.fullmatch(r"\d+_(.*)", request.path.name)
     if request.n == 1 or match is None:
         return [request.path]
@@ -312,8 +312,8 @@ def _header(fd: int, path: Path) -> tuple[_Stored, _Stored]:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(
             f"{path} must be a safetensors file with hidden_states [tokens, layers, D] in bfloat16, float16 or float32 and "
-            f"token_ids [tokens] in int64, as vLLM's connector writes it, but it is not ({error!r}); give its folder to vLLM "
-            "alone."
+            f"token_ids [tokens] in int64, as vLLM's connector writes it, but it is not ({error!r}); let only vLLM "
+            "write into its folder."
         ) from error
     if size < end:
         raise _CutOff(f"it is cut off at {size} of {end} bytes; the disk may be full.")

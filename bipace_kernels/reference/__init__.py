@@ -1,6 +1,9 @@
-"""Obvious float64 loops that read like the paper; a backend that may be selected, and the truth the others are tested against."""
+"""Obvious float64 loops that read like the paper; a backend that may be selected, and the truth the others are tested against.
 
-from . import action_keys, clusters, combine, critic, episode, ngrams, observations, pooling, returns, similar, values
+What each stage takes and gives: stages.py.
+"""
+
+from . import action_keys, clusters, combine, critic, episode, ngrams, observations, returns, similar, values
 
 __all__ = [
     "action_keys",
@@ -10,7 +13,6 @@ __all__ = [
     "episode",
     "ngrams",
     "observations",
-    "pooling",
     "returns",
     "similar",
     "values",

@@ -38,15 +38,8 @@ def _key_of_bytes(text: bytes, mode: str) -> tuple[int, bool] | None:
 
 
 def flatten_rows(
-    rows: Sequence[Sequence[Any]],
-    row_offsets: torch.Tensor,  # [N+1] int64, by the rows' lengths
-    *,
-    bools: bool,
+    rows: Sequence[Sequence[Any]], row_offsets: torch.Tensor, *, bools: bool
 ) -> tuple[torch.Tensor, tuple[int, int] | None]:
-    """Flat values [E] int64, and (row, column) of the first item that is no integer of 64 bits (or None).
-
-    A bool is no integer unless bools is True.
-    """
     flat = []
     for r, row in enumerate(rows):
         for column, item in enumerate(row):
@@ -68,7 +61,6 @@ def hash_token_ids(
     n: int,
     longest_row: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Keys [N] int64, parsed [N] bool and the first id outside the table [1] int64; see stages.ActionKeys."""
     bounds = [r * ids.shape[1] for r in range(ids.shape[0] + 1)] if row_offsets is None else row_offsets.tolist()
     flat = ids.flatten().tolist()
     flat_valid = [True] * len(flat) if valid is None else valid.ne(0).flatten().tolist()
@@ -93,7 +85,6 @@ def hash_token_ids(
 
 
 def hash_texts(texts: Sequence[str], *, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys [N] int64 and parsed [N] bool of the texts' UTF-8 bytes."""
     keys = torch.zeros(len(texts), dtype=torch.int64)
     parsed = torch.zeros(len(texts), dtype=torch.bool)
     for r, text in enumerate(texts):

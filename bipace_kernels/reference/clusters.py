@@ -19,7 +19,6 @@ SMALLEST = 1e-3  # a centroid stays where its new vector would be shorter
 
 
 def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
-    """[M] uint8: 0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
     state = torch.zeros(order.shape[0], dtype=torch.uint8)
     for i, row in enumerate(order.tolist()):
         x = fingerprint[row]
@@ -48,7 +47,6 @@ def cluster_cosine(
     longest_group: int,
     taken: Tensor | None,
 ) -> Tensor:
-    """Labels 0..C-1 over the batch by first appearance; a record that is not usable is alone and touches nobody."""
     kept = Kept(taken)
     order, usable, group_offsets = kept.rows(order), kept.rows(usable), kept.offsets(group_offsets)
     rows = order.tolist()
@@ -75,7 +73,6 @@ def cluster_sweep(
     longest_group: int,
     taken: Tensor | None,
 ) -> Tensor:
-    """[E, M] the labels of cluster_cosine under each ε."""
     labels = torch.empty(len(epsilons), order.shape[0], dtype=torch.int64)
     for e, epsilon in enumerate(epsilons):
         labels[e] = cluster_cosine(

@@ -24,7 +24,6 @@ def combine(
     n_rows: int,
     episode_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Advantage, step term, episode term, returns, cluster and branch of each row; see stages.Combine."""
     numbers = torch.zeros(4, n_rows, dtype=torch.float32)
     cluster = torch.full((n_rows,), -1, dtype=torch.int64)
     kind = torch.full((n_rows,), int(Branch.SINGLETON), dtype=torch.uint8)

@@ -31,7 +31,6 @@ def cluster_values(
     taken: Tensor | None,
     shrinkage: float,
 ) -> Tensor:
-    """V̂_i = μ_p + Σ_{j in C} (R_j − μ_p) / (|C| + κ); see stages.Critic."""
     kept = Kept(taken)
     r = kept.rows(returns).to(torch.float64).numpy()
     cluster = None if labels is None else kept.rows(labels).numpy()
@@ -65,7 +64,6 @@ def kernel_values(
     horizon: float,
     noise: float,
 ) -> Tensor:
-    """V̂ = μ_p + K (K + ρ I)⁻¹ (R − μ_p) inside each group; see stages.Critic."""
     kept = Kept(taken)
     r, t = kept.rows(returns).to(torch.float64).numpy(), kept.rows(time).to(torch.float64).numpy()
     rows, good = kept.rows(order), kept.rows(usable)
@@ -111,7 +109,6 @@ def gae_advantage(
     taken: Tensor | None,
     step_norm: str,
 ) -> Tensor:
-    """A_S(t) = δ_t + (γλ)^Δt A_S(t + Δt), divided by `step_norm`; see stages.Critic."""
     kept = Kept(taken)
     r, v = kept.rows(rewards).tolist(), kept.rows(value).tolist()
     offsets = kept.offsets(trajectory_offsets).tolist()

@@ -24,7 +24,6 @@ def episode_advantage(
     delta: float,
     spoilt: Tensor | None,
 ) -> Tensor:
-    """A_ep of each record (paper eq. 1); see stages.Episode."""
     returns = episode_return.numpy()
     lengths = trajectory_offsets.diff().tolist()
     out = np.zeros(n_records, dtype=np.float32)

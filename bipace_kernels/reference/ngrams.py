@@ -13,7 +13,6 @@ SEED_NGRAM = 5
 
 
 def ngram_fingerprints(bytes: torch.Tensor, offsets: torch.Tensor, *, n: int, dim: int) -> torch.Tensor:
-    """Unit vectors of signed, hashed n-gram counts, [S, dim] float32."""
     out = torch.zeros((offsets.shape[0] - 1, dim), dtype=torch.float32)
     data = bytes.numpy().tobytes()
     for row, (begin, end) in enumerate(pairwise(offsets.tolist())):

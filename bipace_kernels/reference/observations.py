@@ -24,7 +24,6 @@ def _group_of(group_offsets: Tensor) -> list[int]:
 def cluster_exact(
     codes: Tensor, group_offsets: Tensor, *, n_groups: int, longest_group: int, taken: Tensor | None
 ) -> Tensor:
-    """Clusters of equal codes inside each group; see stages.Observations."""
     kept = Kept(taken)
     keys = list(zip(_group_of(kept.offsets(group_offsets)), kept.rows(codes).tolist(), strict=True))
     return kept.spread(torch.tensor(_number(keys), dtype=torch.int64), -1)
@@ -42,7 +41,6 @@ def cluster_history(
     longest_group: int,
     taken: Tensor | None,
 ) -> Tensor:
-    """Clusters of equal tuples of the last k codes, k = 1 … depth; see stages.Observations."""
     kept = Kept(taken)
     codes, step = kept.rows(codes), kept.rows(step)
     trajectory_offsets, group_offsets = kept.offsets(trajectory_offsets), kept.offsets(group_offsets)

@@ -14,7 +14,6 @@ Tensor = torch.Tensor
 def discounted_returns(
     rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, gamma: float, *, n_trajectories: int
 ) -> Tensor:
-    """R_t = Σ_{u≥t} γ^{u−t} r_u in float64, rounded to float32 once; see stages.Returns."""
     r, offsets = rewards.tolist(), trajectory_offsets.tolist()
     steps = None if step is None else step.tolist()
     out = [0.0] * len(r)
@@ -32,7 +31,6 @@ def discounted_returns(
 def trajectory_returns(
     rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, n_trajectories: int
 ) -> Tensor:
-    """[T] float32: R(τ) = Σ r over the steps of each trajectory, in float64, rounded once."""
     r, offsets = rewards.tolist(), trajectory_offsets.tolist()
     steps = None if step is None else step.tolist()
     out = []
@@ -53,7 +51,6 @@ def spoilt_trajectories(
     *,
     n_trajectories: int,
 ) -> Tensor:
-    """[T] bool: a return that is not finite or beyond ±1e37, of a step or its own, or a bad record."""
     r, own = step_return.tolist(), trajectory_return.tolist()
     bad = [False] * len(r) if bad_record is None else bad_record.tolist()
     out = []

@@ -10,12 +10,6 @@ from torch import Tensor
 
 
 def cluster_similar(texts: list[str], group_offsets: Tensor, similarity: float) -> Tensor:
-    """Labels [M] int64, dense over the batch, numbered by first appearance.
-
-    Inside each group a text joins the oldest cluster with
-        SequenceMatcher(None, text, first member of the cluster).ratio() >= similarity,
-    else it founds a cluster.
-    """
     labels: list[int] = []
     n_clusters = 0
     offsets = group_offsets.tolist()

@@ -32,7 +32,6 @@ def step_advantage(
     step_norm: str,
     delta: float,
 ) -> tuple[Tensor, Tensor]:
-    """A_S and branch of each record (paper eq. 7 to 9); see stages.Values."""
     r = returns.numpy()
     keys = None if action_key is None else action_key.tolist()
     clusters: dict[int, list[int]] = {}
@@ -79,7 +78,6 @@ def hgpo_advantage(
     alpha: float,
     base_group: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """HGPO's aggregate over depths, and each record's deepest depth in company; see stages.Values."""
     r = returns.numpy()
     depth, m = depth_labels.shape
     items: list[list[tuple[int, float]]] = [[] for _ in range(m)]  # (L_k, a_k) of each record

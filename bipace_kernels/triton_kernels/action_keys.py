@@ -54,7 +54,7 @@ class Cut:
 
 
 CUT = Cut()
-# Left to itself, ptxas spills 8 to 16 bytes of flat ids on sm_90; told that there are 128 registers it needs no stack for
+# Left to itself, ptxas spills 8 to 16 bytes of flat ids on sm_90; given 128 registers it needs no stack for
 # ids of any kind on sm_80, sm_90 and sm_100, by Triton 3.6 and 3.9.  Triton for AMD does not know the option.
 _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False, **({"maxnreg": 128} if torch.version.hip is None else {})}
 INTERPRETED_ROWS = 256  # of a program: the interpreter's time goes by operations, not by their size
@@ -356,24 +356,18 @@ def key_kernel(
 
 
 def hash_token_ids(
-    ids: torch.Tensor,  # [N, T] any integer dtype and strides, or flat [E] with row_offsets
-    row_offsets: torch.Tensor | None,  # [N+1] int64
-    valid: torch.Tensor | None,  # like ids: bool or any integer dtype, non-zero = valid
-    table_offsets: torch.Tensor | None,  # [V+1] int64; None, as table_bytes: mode "first_n"
-    table_bytes: torch.Tensor | None,  # [B] uint8
+    ids: torch.Tensor,
+    row_offsets: torch.Tensor | None,
+    valid: torch.Tensor | None,
+    table_offsets: torch.Tensor | None,
+    table_bytes: torch.Tensor | None,
     *,
     mode: str,
     n: int,
     longest_row: int,
     cut: Cut | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Keys [N] int64, parsed [N] bool and `outside` [1] int64, all on the device of the ids; nothing waits for it.
-
-    outside  lowest flat position (row · T + column, or that in the flat ids) of a valid id that the table does not
-             hold, −1 where there is none.  A row with such an id is not parsed and takes its first_n key.
-    longest_row  T, or the length of the longest row
-    cut          None: as measured on GPUs, and programs of many rows in the interpreter
-    """
+    """cut: None as measured on GPUs, and programs of many rows in the interpreter."""
     flat = row_offsets is not None
     n_rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
     keys = torch.empty(n_rows, dtype=torch.int64, device=ids.device)

@@ -9,8 +9,9 @@ depends on its own group's length, D and dtype alone, so a group has the same la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,34 +28,40 @@ Tensor = torch.Tensor
 ROOM = 1 << 28
 _WRITE = 8  # values that one launch of _write takes
 
+
+@dataclass(frozen=True)
+class Cut:
+    """How the work is cut among launches and programs."""
+
+    long_group: int = long_groups.LONG_GROUP  # groups of so many records take the way of long_groups.py
+    room: int = ROOM
+    tile: gram.Tile | None = None  # of the Gram matrices; None: by dtype and GPU
+    scan: dict[str, Any] | None = None  # constants and warps of the scan; None: by the longest group
+
+
+CUT = Cut()
+
 _WRITE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
 
-def scan_rows(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64 row of the record
-) -> Tensor:  # [M] uint8
-    """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
+def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
     state = torch.empty(order.shape[0], dtype=torch.uint8, device=order.device)
     rows.look(fingerprint, order, state=state)
     return state
 
 
 def cluster_cosine(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64 row of the record, in processing order
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    epsilon: float,  # 0: equal rows
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilon: float,
     *,
     n_groups: int,
     longest_group: int,
-    taken: Tensor | None,  # [M] bool; False: the record takes part in nothing
-) -> Tensor:  # [M] int64
-    """Labels 0..C-1 over the batch by first appearance in processing order; −1 where not taken.
-
-    A record that is not usable, or whose row has no direction, is a cluster of its own and touches nobody.
-    """
+    taken: Tensor | None,
+) -> Tensor:
+    """A record whose row has no direction is a cluster of its own even where nobody marked it as not usable."""
     return cluster_sweep(
         fingerprint,
         order,
@@ -68,23 +75,24 @@ def cluster_cosine(
 
 
 def cluster_sweep(
-    fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
-    order: Tensor,  # [M] int64
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    epsilons: Sequence[float],  # E values
+    fingerprint: Tensor,
+    order: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    epsilons: Sequence[float],
     *,
     n_groups: int,
     longest_group: int,
-    taken: Tensor | None,  # [M] bool
-) -> Tensor:  # [E, M] int64
-    """cluster_cosine under each ε, with the same bits, from one Gram matrix per group."""
+    taken: Tensor | None,
+    cut: Cut = CUT,
+) -> Tensor:
+    """The same bits as cluster_cosine, from one Gram matrix per group."""
     rest = (n_groups, longest_group, taken)
-    return sweep_with(Batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
+    return sweep_with(partial(Batch, cut=cut), fingerprint, order, group_offsets, usable, epsilons, *rest)
 
 
 def sweep_with(
-    batch_of: type[Batch],  # whose `cluster` does it
+    batch_of: Callable[..., Batch],  # whose `cluster` does it
     fingerprint: Tensor,
     order: Tensor,
     group_offsets: Tensor,
@@ -124,7 +132,7 @@ def sweep_with(
 
 @dataclass(frozen=True)
 class Batch:
-    """What every launch below is told of the records."""
+    """What every launch below takes of the records."""
 
     fingerprint: Tensor  # [N, D]
     order: Tensor  # [M] int64
@@ -133,6 +141,7 @@ class Batch:
     scale: Tensor  # [M] float32
     n_groups: int
     longest_group: int
+    cut: Cut = CUT
 
     def cluster(
         self,
@@ -140,8 +149,9 @@ class Batch:
         first: Tensor,  # [E, M] int64, written
     ) -> None:
         """The record that began each record's cluster, for ε > 0: groups with a Gram matrix, then those without."""
-        long_group = long_groups.LONG_GROUP
-        side, chunk, sweep = _chunks(min(self.longest_group, long_group - 1), self.n_groups, len(epsilons))
+        long_group = self.cut.long_group
+        longest = min(self.longest_group, long_group - 1)
+        side, chunk, sweep = _chunks(longest, self.n_groups, len(epsilons), self.cut.room)
         lowest = [1.0 - epsilon - scan.BAND.value for epsilon in epsilons]
         lowest_of = self.scale if len(lowest) == 1 else on_device(lowest, first.device)
         with device_guard(first):
@@ -151,7 +161,7 @@ class Batch:
                 reciprocal = torch.empty((groups, side), dtype=torch.float32, device=first.device)
                 gram.multiply_groups(
                     self.fingerprint, self.order, self.group_offsets, self.scale, products, reciprocal,
-                    first_group=group, long_group=long_group,
+                    first_group=group, long_group=long_group, tile=self.cut.tile,
                 )  # fmt: skip
                 for e in range(0, len(lowest), sweep):
                     some = lowest[e : e + sweep]
@@ -160,7 +170,7 @@ class Batch:
                         state = torch.empty((len(some), *products.shape), dtype=torch.float32, device=first.device)
                     scan.decide_groups(
                         products, reciprocal, state, self.kind, self.group_offsets, first[e : e + sweep], some,
-                        lowest_of[e:], first_group=group, long_group=long_group,
+                        lowest_of[e:], first_group=group, long_group=long_group, shape=self.cut.scan,
                     )  # fmt: skip
         long_groups.cluster_long(
             self.fingerprint, self.order, self.group_offsets, self.kind, self.scale, epsilons,
@@ -168,10 +178,10 @@ class Batch:
         )  # fmt: skip
 
 
-def _chunks(longest: int, n_groups: int, n_epsilons: int) -> tuple[int, int, int]:
-    """Side of a Gram matrix, groups of a launch, ε of a launch; all fits into ROOM where one matrix does."""
+def _chunks(longest: int, n_groups: int, n_epsilons: int, room: int) -> tuple[int, int, int]:
+    """Side of a Gram matrix, groups of a launch, ε of a launch; all fits into the room where one matrix does."""
     side = max(triton.cdiv(longest, gram.UNIT), 1) * gram.UNIT
-    matrices = max(ROOM // side**2, 1)
+    matrices = max(room // side**2, 1)
     sweep = min(n_epsilons, matrices)
     return side, min(n_groups, max(matrices // sweep, 1)), sweep
 

@@ -21,25 +21,19 @@ _SINGLETON = tl.constexpr(int(Branch.SINGLETON))
 
 
 def combine(
-    episode: Tensor,  # [M] float32
-    step_term: Tensor,  # [M] float32
-    returns: Tensor,  # [M] float32
-    labels: Tensor,  # [M] int64
-    branch: Tensor,  # [M] uint8
-    source: Tensor,  # [N] int64: the record whose results each row gets; −1: none
-    taken: Tensor | None,  # [M] bool: False for records set aside
+    episode: Tensor,
+    step_term: Tensor,
+    returns: Tensor,
+    labels: Tensor,
+    branch: Tensor,
+    source: Tensor,
+    taken: Tensor | None,
     *,
     weight: float,
     total_is_step: bool,
     n_rows: int,
     episode_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(advantage, step, episode, returns [N] float32, cluster [N] int64, branch [N] uint8) of each row.
-
-    A = episode_weight · A_ep + w · A_S in float64, rounded once, saturating at the largest float32; w = 0 and
-    episode_weight = 1 give A_ep back bit for bit.
-    total_is_step: A = A_S.  Rows without a record, and those of records set aside: 0, cluster −1, SINGLETON.
-    """
     floats = [torch.empty(n_rows, dtype=torch.float32, device=source.device) for _ in range(4)]
     cluster = torch.empty(n_rows, dtype=torch.int64, device=source.device)
     kind = torch.empty(n_rows, dtype=torch.uint8, device=source.device)

@@ -49,7 +49,6 @@ def cluster_values(
     taken: Tensor | None,  # [M] bool
     shrinkage: float,
 ) -> Tensor:  # [M] float64
-    """V̂_i = μ_p + Σ_{j in C} (R_j − μ_p) / (|C| + κ); see stages.Critic."""
     value = torch.zeros(returns.shape, dtype=torch.float64, device=returns.device)
     if returns.shape[0]:
         mean = _means_of(returns, group_offsets, taken, n_groups)
@@ -76,7 +75,6 @@ def kernel_values(
     horizon: float,
     noise: float,
 ) -> Tensor:  # [M] float64
-    """V̂ = μ_p + K (K + ρ I)⁻¹ (R − μ_p) inside each group; see stages.Critic."""
     value = cluster_values(
         returns, None, group_offsets, n_groups=n_groups, longest_group=longest_group, taken=taken, shrinkage=0.0
     )
@@ -120,7 +118,6 @@ def gae_advantage(
     taken: Tensor | None,  # [M] bool
     step_norm: str,
 ) -> Tensor:  # [M] float32
-    """A_S(t) = δ_t + (γλ)^Δt A_S(t + Δt), divided by `step_norm`; see stages.Critic."""
     out = torch.zeros(rewards.shape, dtype=torch.float32, device=rewards.device)
     if not rewards.shape[0]:
         return out

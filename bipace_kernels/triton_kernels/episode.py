@@ -19,9 +19,9 @@ _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 def episode_advantage(
-    episode_return: Tensor,  # [T] float32, R(τ)
-    trajectory_offsets: Tensor,  # [T+1] int64
-    group_trajectories: Tensor,  # [G+1] int64
+    episode_return: Tensor,
+    trajectory_offsets: Tensor,
+    group_trajectories: Tensor,
     *,
     n_groups: int,
     n_records: int,
@@ -29,9 +29,8 @@ def episode_advantage(
     norm: str,
     lone: str,
     delta: float,
-    spoilt: Tensor | None,  # [T] bool
-) -> Tensor:  # [M] float32
-    """A_ep of each record (paper eq. 1).  Spoilt trajectories are no part of the population, and get 0."""
+    spoilt: Tensor | None,
+) -> Tensor:
     out = torch.empty(n_records, dtype=torch.float32, device=episode_return.device)
     if n_groups and n_records:
         with device_guard(episode_return):

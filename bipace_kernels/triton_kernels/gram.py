@@ -73,13 +73,15 @@ def multiply_groups(
     *,
     first_group: int,
     long_group: int,
+    tile: Tile | None = None,  # None: by dtype and GPU
 ) -> None:
     """Gram matrices of some groups, the long ones left out."""
-    _launch(fingerprint, order, group_offsets, scale, gram, reciprocal, first_group, long_group, False)
+    rest = (fingerprint, order, group_offsets, scale, gram, reciprocal, first_group, long_group)
+    _launch(*rest, tile or tile_for(fingerprint), scaled=False)
     if fingerprint.dtype != torch.float16:  # whose squares are all float32
         # Pairs with a row of extreme length once more: in the first launch they over- or underflowed.  Nearly always
         # there is none, and the programs end after a look at the scales.
-        _launch(fingerprint, order, group_offsets, scale, gram, reciprocal, first_group, long_group, True)
+        _launch(*rest, FLOAT32 if fingerprint.dtype == torch.float32 else OTHER, scaled=True)
 
 
 def _launch(
@@ -91,9 +93,10 @@ def _launch(
     reciprocal: Tensor,
     first_group: int,
     long_group: int,
+    tile: Tile,
+    *,
     scaled: bool,
 ) -> None:
-    tile = FLOAT32 if fingerprint.dtype == torch.float32 else OTHER if scaled else tile_for(fingerprint)
     groups, side = reciprocal.shape
     tiles = triton.cdiv(side, tile.side)
     dim, row_stride, column_stride = fingerprint.shape[1], *fingerprint.stride()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,13 +37,22 @@ Tensor = torch.Tensor
 
 #: Groups of at least so many records take this path: the Gram matrix of 8,192 takes 256 MB.
 LONG_GROUP = 8_192
-#: Scratch of the groups that are worked on together, in bytes; more only where a single one takes more.
-SCRATCH = 4 << 30
-_GRAMS = 1 << 15  # Gram matrices of one launch: grids end at 65,535
-
 _FIND: dict[str, Any] = {"CHUNK": 1024, "num_warps": 4}
 # Up to 1,024 clusters the scan reads a record's similarities once, eight to a thread.
 _SCAN: dict[str, Any] = {"CLUSTERS": 1024, "ROWS": 64, "COLUMNS": BLOCK, "num_warps": 4}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the work is cut among launches and programs; no label depends on it."""
+
+    scratch: int = 4 << 30  # bytes of the groups that are worked on together; more only where a single one takes more
+    grams: int = 1 << 15  # Gram matrices of one launch: grids end at 65,535
+    scan: dict[str, Any] = field(default_factory=lambda: _SCAN)
+    move: dict[str, Any] = field(default_factory=lambda: MOVE)
+
+
+CUT = Cut()
 
 
 def cluster_long(
@@ -57,6 +67,7 @@ def cluster_long(
     longest_group: int,
     first: Tensor,  # [E, M] int64, written: the record that began the record's cluster; −1: not taken
     shortest: int = LONG_GROUP,
+    cut: Cut = CUT,
 ) -> None:
     """Clusters of every group of `shortest` records or more; `first` of shorter groups is left as it is.
 
@@ -65,18 +76,18 @@ def cluster_long(
     architecture alone.
 
     Scratch: 4D + 12 bytes per record of the long groups, and 1,152 for each of them per record of the longest.  Groups
-    share it as far as SCRATCH allows and take turns beyond.  32,768 records of 3,584 elements: 0.5 GB.
+    share it as far as the cut's `scratch` allows and take turns beyond.  32,768 records of 3,584 elements: 0.5 GB.
     """
     n_slots = min(n_groups, order.shape[0] // shortest)  # no more groups can be long
     if longest_group < shortest or n_slots == 0:
         return
     places = torch.zeros((3, n_slots), dtype=torch.int64, device=order.device)
-    at_once = max(1, SCRATCH // (longest_group * (4 * fingerprint.shape[1] + 8 * BLOCK + 4 * PANEL + 12)))
+    at_once = max(1, cut.scratch // (longest_group * (4 * fingerprint.shape[1] + 8 * BLOCK + 4 * PANEL + 12)))
     with device_guard(order):
         _find_long[(1,)](group_offsets, places, n_groups, n_slots, shortest, **_FIND, enable_fp_fusion=False)
         for slot in range(0, n_slots, at_once):
             found = places[:, slot : slot + at_once].contiguous()
-            _cluster_slots(fingerprint, order, found, kind, scale, epsilons, longest_group, first)
+            _cluster_slots(fingerprint, order, found, kind, scale, epsilons, longest_group, first, cut)
 
 
 def _cluster_slots(
@@ -88,12 +99,13 @@ def _cluster_slots(
     epsilons: Sequence[float],  # E
     longest: int,
     first: Tensor,  # [E, M] int64, written
+    cut: Cut,
 ) -> None:
     """The long groups of n places, side by side."""
     n, dim, device = places.shape[1], x.shape[1], order.device
     n_blocks = triton.cdiv(longest, BLOCK)
     room, pitch = min(order.shape[0], n * longest), triton.cdiv(longest, 32) * 32
-    products, reciprocal = _block_grams(x, order, places, scale, n_blocks)
+    products, reciprocal = _block_grams(x, order, places, scale, n_blocks, cut.grams)
     centroids, lengths = _scratch(device, room, dim), _scratch(device, room)
     members, leader = _scratch(device, 2, room, dtype=torch.int32)
     state, similar = _scratch(device, n, pitch, BLOCK), _scratch(device, n, PANEL, pitch)
@@ -118,11 +130,11 @@ def _cluster_slots(
             )  # fmt: skip
         _scan[(n,)](
             *where, kind, first[e], products, reciprocal, state, similar, pitch, members, leader, *decisions, clusters,
-            lowest, PANEL=PANEL, BLOCK=BLOCK, **_SCAN, enable_fp_fusion=False,
+            lowest, PANEL=PANEL, BLOCK=BLOCK, **cut.scan, enable_fp_fusion=False,
         )  # fmt: skip
         if block + 1 < n_blocks:
-            move[(triton.cdiv(dim, MOVE["PIECE"]), BLOCK, n)](
-                *where, *rows, reciprocal, centroids, lengths, squares, pieces, *decisions, **MOVE, **common,
+            move[(triton.cdiv(dim, cut.move["PIECE"]), BLOCK, n)](
+                *where, *rows, reciprocal, centroids, lengths, squares, pieces, *decisions, **cut.move, **common,
                 enable_fp_fusion=False,
             )  # fmt: skip
 
@@ -131,16 +143,18 @@ def _scratch(device: torch.device, *shape: int, dtype: torch.dtype = torch.float
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-def _block_grams(x: Tensor, order: Tensor, places: Tensor, scale: Tensor, n_blocks: int) -> tuple[Tensor, Tensor]:
+def _block_grams(
+    x: Tensor, order: Tensor, places: Tensor, scale: Tensor, n_blocks: int, at_once: int
+) -> tuple[Tensor, Tensor]:
     """Gram matrices [n · (n_blocks + 1), B, B] of the groups' blocks, and 1/‖x‖ [., B]; the last of a group is unused."""
     ends = places[0, :, None] + torch.arange(n_blocks + 1, device=order.device) * BLOCK
     offsets = torch.minimum(ends, places[1, :, None]).reshape(-1)
     blocks = offsets.shape[0] - 1
     products, reciprocal = _scratch(order.device, blocks, BLOCK, BLOCK), _scratch(order.device, blocks, BLOCK)
-    for b in range(0, blocks, _GRAMS):
+    for b in range(0, blocks, at_once):
         # From one group's end to the next one's start is no block: too long, or nobody reads what comes of it.
         gram.multiply_groups(
-            x, order, offsets, scale, products[b : b + _GRAMS], reciprocal[b : b + _GRAMS], first_group=b,
+            x, order, offsets, scale, products[b : b + at_once], reciprocal[b : b + at_once], first_group=b,
             long_group=BLOCK + 1,
         )  # fmt: skip
     return products, reciprocal

@@ -114,19 +114,15 @@ def scale_kernel(
 
 
 def ngram_fingerprints(
-    bytes: torch.Tensor,  # [E] uint8, the texts one after the other
-    offsets: torch.Tensor,  # [N+1] int64, rising from 0 to E
+    bytes: torch.Tensor,
+    offsets: torch.Tensor,
     *,
     n: int,
     dim: int,
     windows: int = WINDOWS,
     enough_programs: int = ENOUGH_PROGRAMS,
 ) -> torch.Tensor:
-    """Unit vectors of signed, hashed n-gram counts, [N, dim] float32 on the device of the texts.
-
-    Counts are int32: a text must be shorter than 2^31 bytes.  How many windows a program takes at a time, and how many
-    programs there are at least, changes no bit.
-    """
+    """How many windows a program takes at a time, and how many programs there are at least, changes no bit."""
     texts = offsets.numel() - 1
     counts = torch.empty((texts, dim), dtype=torch.int32, device=bytes.device).zero_()
     if texts == 0:

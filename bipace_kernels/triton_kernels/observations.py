@@ -28,32 +28,25 @@ _SCAN_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
 
 def cluster_exact(
-    codes: Tensor,  # [M] int64, equal where the observations are equal
-    group_offsets: Tensor,  # [G+1] int64
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,  # [M] bool: False for records set aside
-) -> Tensor:  # [M] int64
-    """Clusters of equal codes inside each group, numbered over the batch by first appearance; −1: set aside."""
+    codes: Tensor, group_offsets: Tensor, *, n_groups: int, longest_group: int, taken: Tensor | None
+) -> Tensor:
     first = torch.empty_like(codes)
     _launch_first(codes, group_offsets, taken, first, n_groups, longest_group, signed=True)
     return dense_labels(first)
 
 
 def cluster_history(
-    codes: Tensor,  # [M] int64
-    step: Tensor | None,  # [M] int64
-    trajectory_offsets: Tensor,  # [T+1] int64
-    group_offsets: Tensor,  # [G+1] int64
+    codes: Tensor,
+    step: Tensor | None,
+    trajectory_offsets: Tensor,
+    group_offsets: Tensor,
     depth: int,
     *,
     n_trajectories: int,
     n_groups: int,
     longest_group: int,
-    taken: Tensor | None,  # [M] bool: False for records set aside, whole trajectories of them
-) -> Tensor:  # [depth, M] int64
-    """Row k−1: clusters by the last k codes, the record's own included; −1 where it has fewer, or is set aside."""
+    taken: Tensor | None,
+) -> Tensor:
     m = codes.shape[0]
     first = torch.empty((depth, m), dtype=torch.int64, device=codes.device)
     if not first.numel():

@@ -26,14 +26,8 @@ _OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
 
 def discounted_returns(
-    rewards: Tensor,  # [M] float64
-    step: Tensor | None,  # [M] int64; None: neighbours are one step apart
-    trajectory_offsets: Tensor,  # [T+1] int64
-    gamma: float,
-    *,
-    n_trajectories: int,
-) -> Tensor:  # [M] float32
-    """R_t = Σ_{u≥t} γ^{u−t} r_u in float64, rounded to float32 once.  Steps of equal number count their reward once."""
+    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, gamma: float, *, n_trajectories: int
+) -> Tensor:
     out = torch.empty(rewards.shape, dtype=torch.float32, device=rewards.device)
     if n_trajectories and rewards.shape[0]:
         log_gamma = math.log(gamma) if gamma > 0 else -math.inf
@@ -46,13 +40,8 @@ def discounted_returns(
 
 
 def trajectory_returns(
-    rewards: Tensor,  # [M] float64
-    step: Tensor | None,  # [M] int64
-    trajectory_offsets: Tensor,  # [T+1] int64
-    *,
-    n_trajectories: int,
-) -> Tensor:  # [T] float32
-    """R(τ) = Σ r over the steps of each trajectory, in float64, rounded once."""
+    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, n_trajectories: int
+) -> Tensor:
     out = torch.empty(n_trajectories, dtype=torch.float32, device=rewards.device)
     if n_trajectories:
         with device_guard(rewards):
@@ -64,14 +53,13 @@ def trajectory_returns(
 
 
 def spoilt_trajectories(
-    step_return: Tensor,  # [M] float32
-    trajectory_return: Tensor,  # [T] float32
-    bad_record: Tensor | None,  # [M] bool: records found bad for another reason
-    trajectory_offsets: Tensor,  # [T+1] int64
+    step_return: Tensor,
+    trajectory_return: Tensor,
+    bad_record: Tensor | None,
+    trajectory_offsets: Tensor,
     *,
     n_trajectories: int,
-) -> Tensor:  # [T] bool
-    """Trajectories with a return that is not finite or beyond ±1e37, of a step or their own, or with a bad record."""
+) -> Tensor:
     out = torch.empty(n_trajectories, dtype=torch.bool, device=step_return.device)
     if n_trajectories:
         with device_guard(step_return):

@@ -16,7 +16,6 @@ Tensor = torch.Tensor
 USABLE, ALONE, NOT_TAKEN = 0, 1, 2  # `kind` of a record
 INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # its bits
 MANTISSA = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10}  # bits of it
-HASH_BITS = 64  # fewer make rows collide, for tests
 # Eight kilobytes under way per program, for the memory's bandwidth; with half the warps Triton 3.6 would spill.
 _TILE = {"ROWS": 4, "COLUMNS": 1024}
 _OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
@@ -36,6 +35,7 @@ def look(
     row_hash: Tensor | None = None,  # [M] int64, written: equal for rows that compare equal
     usable: Tensor | None = None,  # [M] bool
     taken: Tensor | None = None,  # [M] bool
+    hash_bits: int = 64,  # fewer make rows collide
 ) -> None:
     """Reads every row once and writes what was asked for."""
     n = order.shape[0]
@@ -46,7 +46,7 @@ def look(
             fingerprint, order, _or(state, order), _or(kind, order), _or(scale, order), _or(row_hash, order),
             _or(usable, order), _or(taken, order), n, fingerprint.shape[1], fingerprint.stride(0),
             fingerprint.stride(1), INFINITY=INFINITY[fingerprint.dtype], MANTISSA=MANTISSA[fingerprint.dtype],
-            STATE=state is not None, KIND=kind is not None, HASH=0 if row_hash is None else HASH_BITS,
+            STATE=state is not None, KIND=kind is not None, HASH=0 if row_hash is None else hash_bits,
             HAS_USABLE=usable is not None, HAS_TAKEN=taken is not None, **_TILE, **_OPTIONS,
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """The greedy decisions of Algorithm 1, with no D in their chain.
 
-A centroid is a positive combination of its members, so its similarity to any record follows from numbers at hand.  When
+A centroid is a positive combination of its members, so its similarity to any record follows from known numbers.  When
 x_i joins cluster k as its m-th member, with s = S[k, i] and the Gram matrix G of the unit rows,
 
     a = 1 − 1/m,  b = 1/m,  q = 2ab(1 − s) + b²(1 − G[i,i]),  u = √(1 − q),  d = q/(u(1 + u)) − b/u,  w = b/u
@@ -56,6 +56,7 @@ def decide_groups(
     *,
     first_group: int,
     long_group: int,
+    shape: dict[str, Any] | None = None,  # None: SHORT or MEDIUM, by the side
 ) -> None:
     """Decisions of some groups under some ε, the long groups left out."""
     groups, side = reciprocal.shape
@@ -63,7 +64,7 @@ def decide_groups(
     similar = torch.empty((*programs, PANEL, side), dtype=torch.float32, device=first.device)
     clusters = torch.empty((*programs, 2, side), dtype=torch.int32, device=first.device)
     decisions = torch.empty((*programs, 3, PANEL), dtype=torch.int32, device=first.device)
-    shape = SHORT if side < SHORTEST_MEDIUM else MEDIUM
+    shape = shape or (SHORT if side < SHORTEST_MEDIUM else MEDIUM)
     _scan_groups[(groups, len(lowest))](
         gram, state, reciprocal, side // UNIT, kind, group_offsets, similar, clusters, decisions, first,
         first.stride(0), lowest[0], lowest_of, first_group, long_group, SWEEP=state is not gram, PANEL=PANEL, UNIT=UNIT,

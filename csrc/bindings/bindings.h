@@ -25,6 +25,5 @@ inline void raise_if_failed(const Status& status) {
 void bind_objects(py::module_& m);
 void bind_similar(py::module_& m);
 void bind_clusters(py::module_& m);
-void bind_pooling(py::module_& m);
 
 }  // namespace bipace

@@ -33,5 +33,4 @@ PYBIND11_MODULE(_native, m) {
   bipace::bind_similar(m);
   bipace::bind_action_keys(m);
   bipace::bind_clusters(m);
-  bipace::bind_pooling(m);
 }

@@ -224,7 +224,7 @@ class Matcher {
   std::vector<int32_t> symbol_of_;  // [highest code point + 1]
   std::vector<uint32_t> points_;    // the group's alphabet
   std::vector<int32_t> count_;      // [alphabet] of a_
-  std::vector<Slice> slice_;        // [alphabet] of the b at hand
+  std::vector<Slice> slice_;        // [alphabet] of the current b
   std::vector<int32_t> a_;
   std::vector<int32_t> row_, last_;  // [len b + 1]
   std::vector<Region> regions_;

@@ -132,7 +132,7 @@ class Scan {
 
   double lowest_ = 0.0;
   std::vector<Cluster> clusters_;
-  std::vector<double> similar_;  // [K] of the record at hand
+  std::vector<double> similar_;  // [K] of the current record
   std::vector<double> rows_;     // [moved_, stride_] of S
   int64_t moved_ = 0, stride_ = 0;
   std::vector<int64_t> renumber_;

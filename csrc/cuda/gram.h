@@ -42,9 +42,8 @@ struct Cut {
   static constexpr int kThreads = high == kTile ? gram::kThreads : kTallThreads, kWarps = kThreads / gpu::kWarp;
   static constexpr int kRows = high + kTile;  // of a stage: the tile's rows, then its columns
   static constexpr int kStageBytes = kRows * kRowBytes;
-  // Where its rows begin, and which of them are scaled.
-  static constexpr int64_t kAbout = kRows * 8 + kRows / 8;
 };
+
 // Tile of a group's triangle: columns of blocks, one after another, each from row block 0 down to the diagonal.
 template <int high>
 BIPACE_DEVICE void triangle(int64_t tile, int& block_i, int& block_j) {

@@ -46,7 +46,7 @@ bool sticks(cudaError_t error) {
 }
 
 Status failed(const Kernel& kernel, const Shape& shape, cudaError_t error) {
-  cudaGetLastError();  // else the next launch would be told of this one's error
+  cudaGetLastError();  // else the next launch would report this one's error
   std::string text = described(kernel, shape) + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
   if (sticks(error)) {
     text +=

@@ -1,6 +1,6 @@
 // The greedy decisions of Algorithm 1, with no D in their chain (cpu/clusters.cpp, and the sweep of cpu/sweep.cpp).
 //
-// A centroid is a positive combination of its members, so its similarity to any record follows from numbers at hand.
+// A centroid is a positive combination of its members, so its similarity to any record follows from known numbers.
 // When x_i joins cluster k as its m-th member, with s = S[k, i] and the Gram matrix G of the unit rows,
 //
 //     a = 1 − 1/m,  b = 1/m,  q = 2ab(1 − s) + b²(1 − G[i,i]),  u = √(1 − q),  d = q/(u(1 + u)) − b/u,  w = b/u

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -184,8 +185,14 @@ def report(out: Out = Path("out/textcraft")) -> None:
         console.print(f"wrote {path}")
 
 
-def train(method: str, seed: int, settings: Settings, out: Path, device: str, threads: int) -> dict[str, Any]:
-    """One run: what happened in each update and evaluation, and what it was made of."""
+def train(
+    method: str, seed: int, settings: Settings, out: Path, device: str, threads: int,
+    after_update: Callable[[int, Any], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """One run: what happened in each update and evaluation, and what it was made of.
+
+    `after_update(number, model)` is called after each update; it must draw no random numbers of torch's.
+    """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is one of its experiments
     import torch
     import transformers
@@ -250,6 +257,8 @@ def train(method: str, seed: int, settings: Settings, out: Path, device: str, th
                 file.write(json.dumps(history[-1]) + "\n")
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if after_update is not None:
+                after_update(state.global_step, trainer.accelerator.unwrap_model(trainer.model))
             if state.global_step % settings.check_every == 0 or state.global_step == settings.updates:
                 self.look(state.global_step)
 

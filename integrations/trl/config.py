@@ -24,7 +24,7 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
 
     # Texts are taken beside numbers, since a command line's parser knows one type for each argument.
     bipace_method: Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace"] = _setting(
-        "method", "preset of bipace_kernels.Config; grpo leaves TRL's own advantages alone."
+        "method", "preset of bipace_kernels.Config; grpo keeps TRL's own advantages."
     )
     bipace_estimator: Literal["q_style", "diff_peer"] = _setting("estimator", "step term of method bipace.")
     bipace_epsilon: float | str | None = _setting(
@@ -60,7 +60,7 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
             if value is None:
                 setattr(self, name, type(self).__dataclass_fields__[name].default)
             elif isinstance(value, str):
-                with contextlib.suppress(ValueError):  # "auto", "block 16", or a word that Settings refuses by name
+                with contextlib.suppress(ValueError):  # "auto", "block 16", or a text that Settings refuses by name
                     setattr(self, name, number(value))
         self.settings  # noqa: B018  wrong ones are errors before a model is loaded
 

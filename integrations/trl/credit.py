@@ -134,7 +134,7 @@ def _records(
     records = {name: value.to(ids.device) for name, value in records.items()}
     why = no_hidden_states(trainer.model, states) if states.may_be_hidden and hidden is None else ""
     if "pixel_values" in output and hidden is None:
-        why = why or "with images they come from TRL's own forward alone (num_iterations=2)"
+        why = why or "with images they come only from TRL's own forward (num_iterations=2)"
     if why and settings.embedder == "actor_hidden":
         raise states.no_hidden(why)
     texts: list[Any] = []

@@ -35,7 +35,7 @@ def turns_of(batch: Any) -> Positions:
     mask, length = batch["response_mask"].cpu(), batch["input_ids"].offsets().diff().cpu()
     if mask.is_nested:
         response, mask = mask.offsets().diff(), mask.to_padded_tensor(0)
-    else:  # v0 pads, and this tells how much of a response is there
+    else:  # v0 pads; this is how much of a response is there
         response = batch["attention_mask"][:, -mask.shape[1] :].sum(1).cpu()
     return Turns.of(mask).positions(length - response)
 
@@ -43,7 +43,7 @@ def turns_of(batch: Any) -> Positions:
 def labels_of(states: Tensor, ids: Tensor, process_group: Any, **settings: Any) -> Tensor:
     """Clusters [turns] of each row, jagged, over the states [turns, D] of all ranks of data parallelism.
 
-    A state that is bad is alone in its cluster c, which comes back as −1 − c.
+    A bad state has a cluster c of its own, which comes back as −1 − c.
 
     ids   [B, 4] int64   group, trajectory, place of the row in it, and whether the row is valid
     """

@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 Job = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NAME, WHERE = "bipace", "algorithm.bipace."
 HIDDEN, LABELS, IDS = "bipace_hidden", "bipace_labels", "bipace_ids"  # what workers give beside log_probs, and need
-EXTRA = ("observation", "step_rewards")  # what agent loops may tell of each turn, in extra_fields
+EXTRA = ("observation", "step_rewards")  # what agent loops may return for each turn, in extra_fields
 NO_STATES = (
     f"compute_log_prob gave no {HIDDEN}; bipace-kernels must be installed on every node, and verl.plugins not be off"
 )

@@ -62,7 +62,7 @@ class Trainer(estimator.Trainer):
             tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
             batch.fields = batch.fields and [*batch.fields, IDS]
         try:
-            if request["early_exit"]:  # verl takes the rollout's log-probs: a forward for the states alone
+            if request["early_exit"]:  # verl takes the rollout's log-probs: a forward only for the states
                 temperature = self.config.actor_rollout_ref.rollout.temperature
                 batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
                 self.actor_rollout_wg.compute_log_prob(batch)

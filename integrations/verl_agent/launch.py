@@ -21,7 +21,7 @@ CONFIG = Path(__file__).with_name("config")
 def added(*searchpaths: str) -> list[str]:
     """Arguments before the user's own: where recipes and verl-agent's own configurations are, and BiPACE's keys.
 
-    searchpaths   the user's own hydra.searchpath=[...], whose folders come first; Hydra reads one such argument alone
+    searchpaths   the user's own hydra.searchpath=[...], whose folders come first; Hydra reads only one such argument
     """
     verl = Path(str(importlib.util.find_spec("verl").origin)).parent  # type: ignore[union-attr]  # imported before
     folders = [f"file://{verl / 'trainer/config'}", f"file://{CONFIG}"]
@@ -100,9 +100,9 @@ def main(argv: list[str]) -> None:
     entry: Any = importlib.import_module("recipe.hgpo.main_hgpo" if hgpo else "verl.trainer.main_ppo")
     searchpaths = [a for a in argv if a.startswith("hydra.searchpath=")]
     argv = [a for a in argv if a not in searchpaths]
-    # Beside the user's own overrides: argparse takes those behind a flag (--cfg job) for strangers if others stand before it.
+    # Beside the user's own overrides: argparse refuses those behind a flag (--cfg job) if others stand before it.
     at = next((i for i, a in enumerate(argv) if "=" in a and not a.startswith("-")), len(argv))
-    # verl-agent's folders of configurations are no packages, so hydra finds them for scripts alone; a user's own wins.
+    # verl-agent's folders of configurations are no packages, so hydra finds them only for scripts; a user's own wins.
     where = f"--config-path={Path(entry.__file__).parent / 'config'}"
     sys.argv = [sys.argv[0], where, *argv[:at], *added(*searchpaths), *argv[at:]]
     entry.run_ppo = partial(run_ppo, entry, entry.run_ppo)

@@ -43,7 +43,7 @@ def by_the_kernels(ids, mask, table: bk.TokenBytes, device: torch.device, mode: 
     """The stage itself, which takes how its work is cut; ids [N, T] and mask."""
     with sentinels():
         keys, parsed, outside = stage.hash_token_ids(
-            ids.to(device), None, mask.to(device), table.on(device), mode=mode, n=64, longest_row=ids.shape[1], **how
+            ids.to(device), None, mask.to(device), *table.on(device), mode=mode, n=8, longest_row=ids.shape[1], **how
         )
     assert outside.item() == -1
     return keys.tolist(), parsed.tolist()

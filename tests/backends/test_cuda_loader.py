@@ -79,16 +79,6 @@ def fresh():
         cached.cache_clear()
 
 
-def test_the_stages_that_are_tritons_need_it(fresh, monkeypatch):
-    monkeypatch.setattr(_cuda_loader, "module", lambda: (compiled(), ""))
-    monkeypatch.setattr(_cuda_loader, "_why_not", lambda compiled, torch: "")
-    monkeypatch.setattr(_cuda_loader._triton_loader, "reason", lambda: "Triton is not installed")
-    assert _cuda_loader.reason() == "most stages are Triton's, and Triton is not installed"
-    monkeypatch.setattr(_cuda_loader._triton_loader, "reason", lambda: "")
-    _cuda_loader.reason.cache_clear()
-    assert _cuda_loader.reason() == ""
-
-
 @pytest.mark.parametrize("decision", ["no CUDA kernels: nvcc was not found when this was built", ""])
 def test_a_build_without_kernels_says_why_and_what_to_do(fresh, monkeypatch, decision):
     monkeypatch.setitem(sys.modules, "bipace_kernels._cuda", None)

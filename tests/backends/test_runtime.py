@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from batches import CONFIGS, make_batch
-from paths import HELPERS
+from paths import HELPERS, ROOT
 
 import bipace_kernels as bk
 from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _threads, _triton_loader, cuda
@@ -55,8 +55,21 @@ def test_one_table_says_who_runs_a_stage():
         assert _dispatch.package_of("cuda", stage) == ("cpu" if host else "cuda" if own else "triton_kernels")
         assert _dispatch.package_of("triton", stage) == ("cpu" if host else "triton_kernels")
         assert _dispatch.package_of("cpu", stage) == "cpu"
-    with pytest.raises(AttributeError, match="backend 'cpu' has no stage 'critic'; stages are returns"):
-        _dispatch.choose("cpu").critic  # noqa: B018
+    with pytest.raises(AttributeError, match="backend 'cpu' has no stage 'metrics'; stages are returns"):
+        _dispatch.choose("cpu").metrics  # noqa: B018
+
+
+def test_mypy_sees_every_module_of_the_table():
+    text = (ROOT / "tests/backends/contract.py").read_text()
+    table = {
+        (_dispatch.package_of(backend, stage), stage) for backend in _dispatch.NAMES[1:] for stage in _dispatch.STAGES
+    }
+    assert len(table) > 25
+    for package, stage in table:
+        kind = "".join(word.title() for word in stage.split("_"))
+        checked = re.search(rf"list\[stages\.{kind}\] = \[([^\]]*)\]", text)
+        assert f"from bipace_kernels.{package} import {stage} as {package}_{stage}\n" in text
+        assert checked and f"{package}_{stage}" in re.findall(r"\w+", checked[1]), (package, stage)
 
 
 def test_cuda_needs_triton_for_the_other_stages(monkeypatch):

@@ -271,7 +271,7 @@ def test_the_legend_tells_of_records_set_aside(tmp_path: Path, monkeypatch: pyte
 BAD = {
     "similarity of nothing": (["--no-similar", "--similarity", "0.9"], "--similarity has no effect with --no-similar"),
     "epsilons": (["--epsilons", "0.1,x"], "--epsilons must be numbers"),
-    "epsilons range": (["--epsilons", "3"], "--epsilons must be numbers 0 or in [1e-4, 2]"),
+    "epsilons range": (["--epsilons", "3"], "--epsilons must be numbers 0 or in [1e-4, 1]"),
     "epsilon": (["--epsilon", "5"], "--epsilon"),
     "gamma": (["--gamma", "2"], "gamma must be"),
     "group": (["--group", "nowhere"], "no record has this task id"),

@@ -9,6 +9,7 @@ from certificate import BAND, Centroids, margins, replay, unit_rows
 from clustering import DTYPES, EPSILONS, TOLERANCE, mixture, offsets_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import slow
 from ragged import BACKEND, ON_CPU, same_bits, sentinels, stage
 from sized import Sized
 
@@ -19,12 +20,10 @@ reference = Sized(reference_clusters)
 
 clusters, gram, rows = stage("clusters"), stage("gram"), stage("rows")
 scan = stage("scan")
-equal = stage("equal")
+equal, numbering = stage("equal"), stage("numbering")
 if BACKEND == "triton":
-    long_groups, limits = stage("long_groups"), clusters
-    TILES, SHAPES = ["LARGE", "SMALL", "FLOAT32"], ["SHORT", "MEDIUM"]
+    TILES, SHAPES = ["LARGE", slow("SMALL"), "FLOAT32"], ["SHORT", slow("MEDIUM")]
 else:
-    long_groups, limits = clusters, scan
     TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
 
 OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.i
 OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
 
 
-def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, order=None):
+def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, order=None, **how):
     """Labels [E, M] on the CPU, every output and scratch between sentinels."""
     order = torch.arange(x.shape[0]) if order is None else order
     sizes = [order.shape[0]] if sizes is None else sizes
@@ -42,7 +41,7 @@ def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, 
     with sentinels():
         found = clusters.cluster_sweep(
             x.to(device), order.to(device), offsets_of(sizes).to(device), masks["usable"], epsilons, n_groups=len(sizes),
-            longest_group=max(sizes, default=0), taken=masks["taken"],
+            longest_group=max(sizes, default=0), taken=masks["taken"], **how,
         )  # fmt: skip
     return found.cpu()
 
@@ -105,8 +104,17 @@ def test_threshold_and_ties_are_banded(device):
     assert run(device, tie, epsilon=0.3).tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize("dim", [1, 3, 17, 64, 130])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+OF_EACH_DTYPE = {torch.float32: 3, torch.bfloat16: 130, torch.float16: 17}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim"),
+    [
+        *OF_EACH_DTYPE.items(),
+        *(slow(dtype, dim) for dtype in DTYPES for dim in (1, 3, 17, 64, 130) if dim != OF_EACH_DTYPE[dtype]),
+    ],
+    ids=str,
+)
 def test_ragged_groups_follow_the_rule(device, dtype, dim):
     sizes = [60, 0, 1, 33, 2, 0]
     x = mixture(dim, sum(sizes), dim, 7).to(dtype)
@@ -118,19 +126,17 @@ def test_ragged_groups_follow_the_rule(device, dtype, dim):
 
 
 @pytest.mark.parametrize("tile", TILES)
-def test_groups_of_several_tiles_and_long_rows(device, tile, monkeypatch):
-    if BACKEND == "triton":
-        monkeypatch.setattr(gram, "tile_for", lambda fingerprint: getattr(gram, tile))
-        monkeypatch.setattr(gram, "FLOAT32", getattr(gram, tile))
+def test_groups_of_several_tiles_and_long_rows(device, tile):
+    how = {"cut": clusters.Cut(tile=getattr(gram, tile))} if BACKEND == "triton" else {}
     sizes = [129, 1, 20]
     x = mixture(2, sum(sizes), 1029, 12).to(torch.float32 if tile.lower() == "float32" else torch.bfloat16)
-    check(x, sizes, 0.1, run(device, x, sizes))
+    check(x, sizes, 0.1, run(device, x, sizes, **how))
 
 
 def test_shapes_of_partitions(device):
     """One cluster; all singletons, so K beyond what a step takes at a time; nothing at all."""
     assert run(device, mixture(1, 140, 40, 1, noise=0.01)).tolist() == [0] * 140
-    assert sweep(device, torch.eye(200), epsilons=[0.1, 1.0]).tolist() == [list(range(200)), [0] * 200]
+    assert sweep(device, torch.eye(140), epsilons=[0.1, 1.0]).tolist() == [list(range(140)), [0] * 140]
     assert sweep(device, torch.eye(7), epsilons=[]).shape == (0, 7)
     for sizes in ([], [0, 0]):
         assert sweep(device, torch.empty(0, 5), sizes, [0.0, 0.1]).shape == (2, 0)
@@ -139,22 +145,22 @@ def test_shapes_of_partitions(device):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_many_clusters(device, shape, monkeypatch):
     """K beyond what a step takes at a time, and clusters that are found again behind that border."""
+    how = {}
     if BACKEND == "triton":
-        monkeypatch.setitem(getattr(scan, shape), "CLUSTERS", 32)
-        monkeypatch.setitem(getattr(scan, shape), "COLUMNS", 64)
-        monkeypatch.setattr(scan, "SHORTEST_MEDIUM", 1 if shape == "MEDIUM" else 1025)
+        how["cut"] = clusters.Cut(scan={**getattr(scan, shape), "CLUSTERS": 32, "COLUMNS": 64})
     elif shape == "far":
         monkeypatch.setattr(scan, "MOST_SHARED", 50_000)  # room for 87 clusters
     x = mixture(5, 170, 48, 90, common=0.5)
-    labels = run(device, x, [150, 20], 0.2)
+    labels = run(device, x, [150, 20], 0.2, **how)
     check(x, [150, 20], 0.2, labels)
     assert labels[:150].max() > 64
 
 
-def test_similarities_within_three_millionths(device):
-    """After a cluster of 500 members, probes 3e-6 on either side of the threshold: the kernels see which side."""
+@pytest.mark.parametrize("n", [150, slow(500)])
+def test_similarities_within_three_millionths(device, n):
+    """After a cluster of many members, probes 3e-6 on either side of the threshold: the kernels see which side."""
     rng = np.random.default_rng(17)
-    n, dim, epsilon = 500, 300, 0.1
+    dim, epsilon = 300, 0.1
     x = (rng.uniform(0.5, 1.5, dim) * rng.uniform(0.5, 2, (n, 1)) + 0.1 * rng.standard_normal((n, dim))).astype(
         np.float32
     )
@@ -175,13 +181,13 @@ def test_similarities_within_three_millionths(device):
 def test_count_vectors_that_meet_epsilon(device):
     """Small integer counts: many cosines equal 1 − ε or each other exactly."""
     rng = np.random.default_rng(5)
-    x = torch.from_numpy(rng.integers(0, 3, (120, 12)).astype(np.float32))
+    x = torch.from_numpy(rng.integers(0, 3, (70, 12)).astype(np.float32))
     x[:, 0] += 1
     for epsilon in (0.1, 0.25, 0.5):
-        check(x, [120], epsilon, run(device, x, epsilon=epsilon))
+        check(x, [70], epsilon, run(device, x, epsilon=epsilon))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)], ids=str)
 def test_huge_and_tiny_rows(device, dtype):
     """Powers of two scale rows without a rounding, so the labels are those of the ordinary rows."""
     x = mixture(8, 140, 33, 6).to(dtype)
@@ -245,13 +251,10 @@ def test_scan_rows(device):
 
 
 @OF_TRITON
-@pytest.mark.parametrize("bits", [64, 1, 0.5], ids=["hash", "collisions", "one hash"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equal_rows(device, dtype, bits, monkeypatch):
+@pytest.mark.parametrize("bits", [64, 1, 0], ids=["hash", "collisions", "one hash"])
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
+def test_equal_rows(device, dtype, bits):
     """Rows as given: 2x is another row, −0.0 is 0.0; rows whose hashes agree are compared all the same."""
-    monkeypatch.setattr(rows, "HASH_BITS", max(int(bits), 1))
-    if bits < 1:
-        monkeypatch.setattr(equal, "first_equal", _with_one_hash(equal.first_equal))
     rng = np.random.default_rng(3)
     pool = torch.from_numpy(rng.integers(-1, 2, (9, 70)).astype(np.float32))
     pool[1] = 2 * pool[0]
@@ -263,15 +266,18 @@ def test_equal_rows(device, dtype, bits, monkeypatch):
     x[3], x[50] = 0.0, float("nan")  # alone each
     sizes = [1, 70, 0, 39]
     usable = torch.from_numpy(reference.scan_rows(x, torch.arange(110)).numpy() == 0)
-    labels = run(device, x.to(dtype), sizes, 0.0, usable=usable)
-    assert torch.equal(labels, reference.cluster_cosine(x.to(dtype), torch.arange(110), offsets_of(sizes), usable, 0.0))
-
-
-def _with_one_hash(real):
-    def first_equal(x, order, group_offsets, kind, row_hash, **others):
-        real(x, order, group_offsets, kind, torch.zeros_like(row_hash), **others)
-
-    return first_equal
+    order, offsets = torch.arange(110), offsets_of(sizes)
+    expected = reference.cluster_cosine(x.to(dtype), order, offsets, usable, 0.0)
+    if bits == 64:
+        assert torch.equal(run(device, x.to(dtype), sizes, 0.0, usable=usable), expected)
+    there = x.to(device, dtype), order.to(device)
+    kind, scale = torch.empty(110, dtype=torch.uint8, device=device), torch.empty(110, device=device)
+    row_hash, first = torch.zeros(110, dtype=torch.int64, device=device), torch.empty_like(there[1])
+    rows.look(*there, kind=kind, scale=scale, usable=usable.to(device))
+    if bits:
+        rows.look(*there, row_hash=row_hash, hash_bits=bits)
+    equal.first_equal(*there, offsets.to(device), kind, row_hash, n_groups=4, longest_group=70, first=first)
+    assert torch.equal(numbering.dense_labels(first).cpu(), expected)
 
 
 # ---- ε as an axis ----------------------------------------------------------------------------------------------------
@@ -284,31 +290,40 @@ def test_each_of_a_sweep_is_its_own_clustering(device):
     epsilons = [0.3, 0.0, 0.05, 0.9, 0.0, 0.1, 0.12, 0.14, 0.16, 0.18, 1.0]
     found = sweep(device, x, sizes, epsilons)
     for epsilon, labels in zip(epsilons, found, strict=True):
-        assert torch.equal(labels, run(device, x, sizes, epsilon)), epsilon
         if epsilon:
             check(x, sizes, epsilon, labels)
+    for e in (0, 1, 2, len(epsilons) - 1):
+        assert torch.equal(found[e], run(device, x, sizes, epsilons[e])), epsilons[e]
 
 
 def test_a_batch_in_parts(device, monkeypatch):
     """Groups, and ε, take turns where their matrices do not fit at once."""
     sizes = [10, 3, 0, 20, 5]
     x = mixture(6, sum(sizes), 19, 6)
-    together = sweep(device, x, sizes)
+    epsilons = [0.05, 0.3, 0.9]
+    together = sweep(device, x, sizes, epsilons)
     for matrices in (1, 3, 14):
-        monkeypatch.setattr(limits, "ROOM", matrices * gram.UNIT**2)
-        assert torch.equal(sweep(device, x, sizes), together)
-        assert torch.equal(run(device, x, sizes, EPSILONS[2]), together[2])
+        room, how = matrices * gram.UNIT**2, {}
+        if BACKEND == "triton":
+            how["cut"] = clusters.Cut(room=room)
+        else:
+            monkeypatch.setattr(scan, "ROOM", room)
+        assert torch.equal(sweep(device, x, sizes, epsilons, **how), together)
+    assert torch.equal(run(device, x, sizes, epsilons[1], **how), together[1])
 
 
 def test_long_groups_among_the_others(device, monkeypatch):
-    monkeypatch.setattr(long_groups, "LONG_GROUP", 100)
-    monkeypatch.setattr(long_groups, "COLUMNS", 128, raising=False)
-    sizes = [30, 140, 99, 0, 100]
+    how = {}
+    if BACKEND == "triton":
+        how["cut"] = clusters.Cut(long_group=100)
+    else:
+        monkeypatch.setattr(clusters, "LONG_GROUP", 100)
+        monkeypatch.setattr(clusters, "COLUMNS", 128)
+    sizes = [12, 130, 0, 100]
     x = mixture(10, sum(sizes), 24, 7)
-    found = sweep(device, x, sizes, [0.0, 0.1, 0.2])
-    for epsilon, labels in zip((0.1, 0.2), found[1:], strict=True):
-        check(x, sizes, epsilon, labels)
-        assert torch.equal(labels, run(device, x, sizes, epsilon))
+    found = sweep(device, x, sizes, [0.0, 0.1], **how)
+    check(x, sizes, 0.1, found[1])
+    assert torch.equal(found[1], run(device, x, sizes, 0.1, **how))
     assert torch.equal(found[0], reference.cluster_cosine(x, torch.arange(len(x)), offsets_of(sizes), None, 0.0))
 
 
@@ -350,7 +365,7 @@ def products(device, x, sizes, wanted):
     return matrices[wanted, :size, :size].triu().contiguous(), own.contiguous()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
 def test_one_group_alone_is_the_group_in_any_batch(device, dtype):
     sizes = [20, 70, 129, 1]
     x = mixture(12, sum(sizes), 50, 9).to(dtype)
@@ -364,7 +379,7 @@ def test_one_group_alone_is_the_group_in_any_batch(device, dtype):
     assert torch.equal(labels - labels[:, :1], alone)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
 def test_any_strides_and_order(device, dtype):
     """Rows are read where they are; what lies between them is never touched."""
     values = mixture(13, 90, 21, 6).to(dtype)

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from ragged import BACKEND, nothing_waits, stage, states
 
 import bipace_kernels as bk
 from bipace_kernels import _sizes
 
 clusters = stage("clusters")
-long_groups = stage("long_groups") if BACKEND == "triton" else clusters
 ONE_ORDER = True  # of the twin's threads: each stage has its own tests under several
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -26,7 +26,7 @@ def cluster(device, x, epsilon, **rest):
     return found.cpu()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
 def test_each_entry_is_its_own_clustering(device, dtype):
     x, group = states()
     rows = torch.from_numpy(x).to(dtype)
@@ -81,27 +81,20 @@ def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
         assert torch.equal(result.cluster, labels)
 
 
-def test_long_groups_have_no_gram_matrix_and_the_search_probes_them(device, monkeypatch):
-    monkeypatch.setattr(long_groups, "LONG_GROUP", 10)
-    taken = []
+def test_long_groups_have_no_gram_matrix(device, monkeypatch):
+    """A group that is long beside two that are not; nothing but where its vectors are kept differs."""
+    how = {}
     if BACKEND == "triton":
-        real = long_groups.cluster_long
-
-        def counted(*args, longest_group, shortest, **rest):
-            if longest_group >= shortest:
-                taken.append(args[5])
-            return real(*args, longest_group=longest_group, shortest=shortest, **rest)
-
-        monkeypatch.setattr(long_groups, "cluster_long", counted)
+        how["cut"] = clusters.Cut(long_group=10)
+    else:
+        monkeypatch.setattr(clusters, "LONG_GROUP", 10)
     x, _ = states()
     group = np.r_[np.zeros(13, int), np.ones(6, int), np.full(5, 2)]
-    want = bk.cluster(x, group, EPSILONS, backend="reference")
-    assert torch.equal(cluster(device, x, EPSILONS, group=group), want)
-    assert taken == ([[0.1, 0.35, 1.0]] if BACKEND == "triton" else [])
-    choice = bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND, probes=3)
-    assert choice == bk.choose_epsilon(x, group, backend="reference", probes=3)
-    if BACKEND == "triton":
-        assert taken[1:] == [[epsilon] for epsilon, _ in choice.probes]
+    found = clusters.cluster_sweep(
+        torch.from_numpy(x).to(device), torch.arange(24, device=device), torch.tensor([0, 13, 19, 24], device=device), None,
+        EPSILONS, n_groups=3, longest_group=13, taken=None, **how,
+    )  # fmt: skip
+    assert torch.equal(found.cpu(), bk.cluster(x, group, EPSILONS, backend="reference"))
 
 
 def test_bad_rows_are_alone_unless_asked_for(device):
@@ -127,7 +120,7 @@ def test_the_search_is_that_of_the_reference(device, probes):
         bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND)
 
 
-@pytest.mark.parametrize("objective", ["median", "value_r2"])
+@pytest.mark.parametrize("objective", ["median", slow("value_r2")])
 def test_the_controller_goes_as_on_the_reference(device, objective):
     paths = []
     for backend in ("reference", BACKEND):

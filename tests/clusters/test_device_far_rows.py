@@ -37,10 +37,9 @@ def rows(dim: int) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
-def test_clusters(columns: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch):
+def test_clusters(columns: bool, device: torch.device):
     """ε = 0, short groups and long ones: the labels of the same rows side by side."""
-    if BACKEND == "triton":
-        monkeypatch.setattr(stage("long_groups"), "LONG_GROUP", 130)
+    how = {"cut": clusters.Cut(long_group=130)} if BACKEND == "triton" else {}
     sizes = [30, 134]
     x = rows(40 if columns else 24)
     order = torch.from_numpy(np.random.default_rng(2).integers(0, 40, sum(sizes)))
@@ -58,6 +57,7 @@ def test_clusters(columns: bool, device: torch.device, monkeypatch: pytest.Monke
             n_groups=2,
             longest_group=max(sizes),
             taken=None,
+            **how,
         )
         found.append((state.cpu(), labels.cpu()))
     for near, apart in zip(*found, strict=True):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from certificate import Centroids, margins, replay, unit_rows
-from clustering import DTYPES, TOLERANCE, mixture
+from clustering import TOLERANCE, mixture
+from marks import slow
 
 from bipace_kernels.triton_kernels import long_groups, rows
 
@@ -46,6 +47,7 @@ def run(
     order: torch.Tensor | None = None,
     usable: torch.Tensor | None = None,
     taken: torch.Tensor | None = None,
+    cut: long_groups.Cut = long_groups.CUT,
 ) -> torch.Tensor:
     """`first` of every record; the longer tensor that it is part of keeps its ends."""
     n = sum(sizes)
@@ -58,7 +60,7 @@ def run(
     room = torch.full((n + 64,), UNTOUCHED, dtype=torch.int64, device=device)
     long_groups.cluster_long(
         x.to(device), order, offsets, kind, scale, [epsilon], n_groups=len(sizes), longest_group=max(sizes, default=0),
-        first=room[None, 32 : n + 32], shortest=shortest,
+        first=room[None, 32 : n + 32], shortest=shortest, cut=cut,
     )  # fmt: skip
     assert bool((room[:32] == UNTOUCHED).all()) and bool((room[n + 32 :] == UNTOUCHED).all())
     return room[32 : n + 32].cpu()
@@ -109,20 +111,22 @@ def check(
 # ---- against the rule ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 37), (torch.bfloat16, 130), (torch.float16, 64)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "dim"), [slow(torch.float32, 37), (torch.bfloat16, 130), slow(torch.float16, 64)], ids=str
+)
 def test_long_groups_among_short_ones(dtype: torch.dtype, dim: int, device: torch.device):
     sizes = [40, 150, 0, 99, 100, 3]
     x = mixture(1, sum(sizes), dim, 9).to(dtype)
     assert min(check(x, sizes, 0.1, run(x, sizes, 0.1, device))) > 4
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_many_clusters(dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
+def test_many_clusters(dtype: torch.dtype, device: torch.device):
     """More clusters and elements than any kernel takes at a time; clusters are joined again in later blocks."""
-    monkeypatch.setitem(long_groups._SCAN, "CLUSTERS", 32)
-    monkeypatch.setitem(long_groups.MOVE, "PIECE", 32)
+    cut = long_groups.CUT
+    cut = long_groups.Cut(scan={**cut.scan, "CLUSTERS": 32}, move={**cut.move, "PIECE": 32})
     x = mixture(2, 260, 40, 90, common=0.5).to(dtype)
-    (count,) = check(x, [260], 0.2, run(x, [260], 0.2, device))
+    (count,) = check(x, [260], 0.2, run(x, [260], 0.2, device, cut=cut))
     assert 64 < count < 150
 
 
@@ -133,7 +137,7 @@ def test_all_alone_and_all_together(device: torch.device):
     assert run(near, [140], 0.1, device).tolist() == [0] * 140
 
 
-@pytest.mark.parametrize("dim", [1, 3, 65])
+@pytest.mark.parametrize("dim", [slow(1), 3, slow(65)])
 def test_odd_dimensions(dim: int, device: torch.device):
     for dtype in (torch.bfloat16, torch.float32):
         x = mixture(5, 140, dim, 6).to(dtype)
@@ -162,7 +166,7 @@ def test_records_set_aside(device: torch.device):
     assert max(check(x, sizes, 0.1, first, usable=usable, taken=taken)) > 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)], ids=str)
 def test_huge_and_tiny_rows(dtype: torch.dtype, device: torch.device):
     """Powers of two scale rows without a rounding, so the labels are those of the ordinary rows."""
     x = mixture(8, 150, 33, 6).to(dtype)
@@ -181,20 +185,19 @@ def test_huge_and_tiny_rows(dtype: torch.dtype, device: torch.device):
 # ---- bits ------------------------------------------------------------------------------------------------------------
 
 
-def test_group_alone_equals_group_in_a_batch(device: torch.device, scratch: list[torch.Tensor]):
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16], ids=str)
+def test_group_alone_equals_group_in_a_batch(dtype: torch.dtype, device: torch.device, scratch: list[torch.Tensor]):
     sizes = [101, 20, 160, 100]
-    for dtype in (torch.float32, torch.bfloat16):
-        x = mixture(12, sum(sizes), 50, 12).to(dtype)
-        scratch.clear()
-        alone = run(x[121:281], [160], 0.1, device)
-        one = [t.clone() for t in scratch]
-        scratch.clear()
-        batch = run(x, sizes, 0.1, device)
-        assert bool((batch[121:281] == alone + 121).all())
-        count = len(set(alone[:128].tolist()))
-        assert torch.equal(scratch[CENTROIDS][101 : 101 + count], one[CENTROIDS][:count])
-        assert torch.equal(scratch[LENGTHS][101 : 101 + count], one[LENGTHS][:count])
-        assert torch.equal(scratch[STATE][1, :count, :32], one[STATE][0, :count, :32])
+    x = mixture(12, sum(sizes), 50, 12).to(dtype)
+    alone = run(x[121:281], [160], 0.1, device)
+    one = [t.clone() for t in scratch]
+    scratch.clear()
+    batch = run(x, sizes, 0.1, device)
+    assert bool((batch[121:281] == alone + 121).all())
+    count = len(set(alone[:128].tolist()))
+    assert torch.equal(scratch[CENTROIDS][101 : 101 + count], one[CENTROIDS][:count])
+    assert torch.equal(scratch[LENGTHS][101 : 101 + count], one[LENGTHS][:count])
+    assert torch.equal(scratch[STATE][1, :count, :32], one[STATE][0, :count, :32])
 
 
 def test_any_strides_and_order(device: torch.device):
@@ -207,13 +210,12 @@ def test_any_strides_and_order(device: torch.device):
     assert bool((run(strided, [140], 0.1, device, order=order) == run(values, [140], 0.1, device)).all())
 
 
-def test_groups_take_turns(device: torch.device, monkeypatch: pytest.MonkeyPatch):
-    sizes = [101, 30, 140, 110]
+def test_groups_take_turns(device: torch.device):
+    sizes = [101, 30, 130]
     x = mixture(14, sum(sizes), 24, 7).to(torch.float16)
     together = run(x, sizes, 0.1, device)
-    monkeypatch.setattr(long_groups, "SCRATCH", 1)
-    monkeypatch.setattr(long_groups, "_GRAMS", 1)
-    assert bool((run(x, sizes, 0.1, device) == together).all())
+    one_by_one = long_groups.Cut(scratch=1, grams=1)
+    assert bool((run(x, sizes, 0.1, device, cut=one_by_one) == together).all())
 
 
 def test_nothing_to_do(device: torch.device, scratch: list[torch.Tensor]):
@@ -256,7 +258,7 @@ def worst_angle(x: torch.Tensor, first: torch.Tensor, upto: int, centroids: torc
     return float(np.linalg.norm(found - truth.room[: len(truth.members)], axis=1).max())
 
 
-@pytest.mark.parametrize("n", [520, pytest.param(8192, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [300, slow(8192)])
 def test_centroids_do_not_drift(n: int, device: torch.device, scratch: list[torch.Tensor]):
     """Cosines of 0.97 and more in a few clusters with many members: the vectors stay with float64's."""
     x = mixture(17, n, 64, 3, noise=0.35).to(torch.bfloat16)

@@ -54,7 +54,7 @@ def test_every_stage_and_backend_is_on_the_map():
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("*.py"))}
     for folder in folders:
         assert f"`tests/{folder}/`" in text, f"no word on tests/{folder}/"
-    assert len(STAGES) >= 10
+    assert len(STAGES) >= 9
     for stage in STAGES:
         assert (ROOT / f"bipace_kernels/reference/{stage}.py").is_file(), stage
 

@@ -38,7 +38,6 @@ def build(sources: Sequence[Path], out: Path, *, sanitize: bool = False) -> Path
     headers = [
         *ROOT.glob("csrc/common/*.h"),
         *ROOT.glob("csrc/cuda/*.h"),
-        *ROOT.glob("csrc/cuda/*.cuh"),
         TWIN / "twin.h",
     ]
     newest = max(path.stat().st_mtime for path in headers)

@@ -77,9 +77,14 @@ def test_numbers_are_those_of_a_direct_computation(model, data, found):
 
 def test_clusters_stay_inside_groups(model, data):
     group = ["a"] * 20 + ["b"] * 18
-    got = scan(model, data, group=group, layers=[-4], pooling="last", epsilons=[2.0])
-    assert (got.scan[0].clusters, got.scan[0].largest, got.n_groups) == (2, 1.0, 2)
-    assert got.choice is None  # one giant in each
+    got = scan(model, data, group=group, layers=[-4], pooling="last", epsilons=[1.0])
+    (x,) = extract_layers(model, data[0], None, [got.scan[0].layer], pooling=("last",)).values()
+    labels = bk.cluster(x, group, 1.0)
+    assert not set(labels[:20].tolist()) & set(labels[20:].tolist())
+    largest = (labels[:20].bincount().max() + labels[20:].bincount().max()) / 38
+    assert (got.scan[0].clusters, got.n_groups) == (int(labels.max()) + 1, 2)
+    assert got.scan[0].largest == pytest.approx(float(largest))
+    assert got.choice is None  # fewer clusters than are wanted
     assert "neither one giant" in got.reason
     with pytest.raises(ValueError, match="must have a choice"):
         got.yaml()

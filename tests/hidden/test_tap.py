@@ -272,13 +272,15 @@ class Allocated(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_at_most_twice_the_rows_is_ever_made(dtype):
+def test_nothing_larger_than_the_rows_is_ever_made(dtype, normalize):
+    """The rows and all forwards' rows in one; for unit length those in float64 and their rounding besides."""
     model = tm.make(dtype=dtype, hidden_size=512, num_hidden_layers=2)
     ids, mask = tm.prompts(8, 12)
     made = []
     for on in (False, True):
-        with Allocated() as count, bk.hidden.tap(model, -2, normalize=True) as tapped, torch.no_grad():
+        with Allocated() as count, bk.hidden.tap(model, -2, normalize=normalize) as tapped, torch.no_grad():
             tapped.enabled = on
             for i in (0, 4):
                 forward(model, ids[i : i + 4], mask[i : i + 4])
@@ -286,7 +288,8 @@ def test_at_most_twice_the_rows_is_ever_made(dtype):
                 rows = tapped.rows()
         made.append(count.bytes)
     small = 4096  # indices of the rows
-    assert made[1] - made[0] <= 2 * rows.numel() * rows.element_size() + small
+    size = rows.element_size()
+    assert made[1] - made[0] <= rows.numel() * (3 * size + 8 if normalize else 2 * size) + small
 
 
 def test_rows_of_an_inference_forward_are_plain_tensors():

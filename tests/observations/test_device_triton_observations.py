@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from ragged import from_lengths, ragged, same_bits, sentinels, stage, unaligned
 from sized import Sized
 
@@ -46,7 +47,7 @@ def codes_of(seed, n, states):
 
 
 @pytest.mark.parametrize("states", [1, 8, 300])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
 def test_exact(device, seed, states):
     lay = ragged(seed, groups=8)
     codes = codes_of(seed, lay.n_records, states)
@@ -64,7 +65,7 @@ def test_exact_in_groups_longer_than_a_tile(device, states):
 
 @pytest.mark.parametrize("with_step", [True, False])
 @pytest.mark.parametrize("gaps", [True, False])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
 def test_history(device, seed, gaps, with_step):
     lay = ragged(seed, groups=4, longest=8, gaps=gaps)
     codes = codes_of(seed, lay.n_records, 2)

@@ -152,20 +152,3 @@ def test_a_package_that_is_there_and_broken_says_why(monkeypatch, tmp_path):
     with pytest.raises(ModuleNotFoundError, match="something_else_that_is_missing") as error:
         bk.embedders.Sentence("somewhere")
     assert not isinstance(error.value, _optional.MissingPackageError)
-
-
-def test_bars_without_rich(monkeypatch):
-    """One that is asked for says what is missing; the one that a terminal gets by itself stays away."""
-    from bipace_kernels import embedders
-    from bipace_kernels.hidden import extract
-
-    monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    calibrate_bars, extract_bar = sys.modules["bipace_kernels.calibrate"]._bars, sys.modules[extract.__module__]._bar
-    for ask in (lambda: calibrate_bars(True), lambda: extract_bar(True, 3), lambda: embedders._shown(True, 3)):
-        with pytest.raises(ImportError, match=r'a progress bar needs the package rich.*"bipace-kernels\[cli\]"'), ask():
-            pass
-    with calibrate_bars(None) as bar:
-        bar("clusters", 3)
-    with extract_bar(None, 3) as advance:
-        advance()

@@ -65,7 +65,7 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     assert bench == {path.name for path in ROOT.glob("bench/*.py")} - on_a_gpu, "no results, data or GPU scripts"
     assert "bipace_kernels/triton_kernels/__init__.py" in names
     assert sum(name.endswith(".so") for name in names) == 1
-    kernels = {f"bipace_kernels/{p.relative_to(ROOT)}" for p in ROOT.glob("csrc/c*/*") if p.suffix in (".cu", ".cuh")}
+    kernels = {f"bipace_kernels/{p.relative_to(ROOT)}" for p in ROOT.glob("csrc/c*/*") if p.suffix in (".cu", ".txt")}
     assert kernels | {"bipace_kernels/csrc/common/hd.h", "bipace_kernels/csrc/cuda/intrinsics.h"} <= set(names)
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "bipace_kernels").rglob("*.py")}
     sources |= {
@@ -266,7 +266,7 @@ def test_build_files_name_no_torch_and_no_network():
     assert not re.search(r"import torch|urllib|requests|http", setup)
     requires = re.search(r"requires = \[(.*?)\]", (ROOT / "pyproject.toml").read_text())[1]
     assert "torch" not in requires
-    sources = [path for form in ("h", "cuh", "cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{form}")]
+    sources = [path for form in ("h", "cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{form}")]
     for path in [*sources, ROOT / "CMakeLists.txt", ROOT / "cmake/cuda.cmake"]:
         text = path.read_text()
         assert not re.search(r"#include <(torch|ATen|c10)|march=native|fopenmp", text), path

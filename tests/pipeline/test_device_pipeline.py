@@ -8,20 +8,27 @@ import numpy as np
 import pytest
 import torch
 from batches import CONFIGS, OUTPUTS, make_batch
+from marks import slow
 from op_cases import OPS, op_cases
 from ragged import BACKEND, assert_close, same_bits, stage
 
 import bipace_kernels as bk
 from bipace_kernels import _dispatch
 
-long_groups = stage("long_groups" if BACKEND == "triton" else "clusters")
 ONE_ORDER = True  # of the twin's threads: each stage has its own tests under several
 BATCH = make_batch(0)
 N = BATCH.n
 FLOATS = OUTPUTS[:4]
+# Partitions, estimators and norms that differ; the other configurations go the ways of these.
+DIFFERENT = {"bipace", "bipace_diff", "bipace_history", "gigpo_mean_std_norm", "hgpo_all"}
 KEPT = [name for name in CONFIGS if name != "bipace_similar"]  # of texts the clusters come from the host
 # Names, and whether the batch holds copies of a step: without them the CUDA kernels run all stages in one launch.
 WITH_AND_WITHOUT = [(name, True) for name in KEPT] + [(name, False) for name in ("bigpo", "bipace", "bipace_diff")]
+
+
+def different(names):
+    """The configurations, those beside DIFFERENT as slow ones."""
+    return [name if name in DIFFERENT else slow(name) for name in names]
 
 
 def on(device, arguments):
@@ -71,13 +78,13 @@ def bad_values(kind):
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-@pytest.mark.parametrize("kind", ["fine", "spoilt", "rows", "all"])
+@pytest.mark.parametrize("kind", [slow("fine"), slow("spoilt"), slow("rows"), "all"])
 def test_agrees_with_the_reference(name, kind, device):
     config = replace(CONFIGS[name], on_invalid="singleton")
     assert_agree(*both(device, config, BATCH.arguments(**bad_values(kind))))
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", different(CONFIGS))
 def test_any_row_order_padding_and_copies(name, device):
     rng = np.random.default_rng(1)
     doubled = BATCH.take(np.concatenate((np.arange(N), [0, 5, 5, N - 1])))
@@ -90,7 +97,7 @@ def test_any_row_order_padding_and_copies(name, device):
         assert_agree(*both(device, config, batch.arguments(valid=valid)))
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", different(KEPT))
 def test_given_returns_and_nothing_to_do(name, device):
     returns, episode = np.linspace(-1, 1, N), BATCH.trajectory.astype(float)
     rewards = BATCH.rewards if CONFIGS[name].estimator == "gae" else None  # which reads them in any case
@@ -120,7 +127,7 @@ def test_every_dtype(dtype, device):
 
 
 @pytest.mark.parametrize("view", list(VIEWS))
-@pytest.mark.parametrize("epsilon", [0.2, 0.0])
+@pytest.mark.parametrize("epsilon", [0.2, slow(0.0)])
 def test_every_layout(view, epsilon, device):
     fingerprint = VIEWS[view](torch.from_numpy(BATCH.fingerprint).bfloat16().to(device))
     config = bk.Config.bipace(epsilon)
@@ -152,7 +159,7 @@ def test_integers_of_64_bits_without_a_sign(device):
     assert_agree(want, bk.advantage(config=CONFIGS["bipace"], backend=BACKEND, **moved))
 
 
-@pytest.mark.parametrize("name", [n for n in KEPT if not n.startswith("hgpo")])
+@pytest.mark.parametrize("name", different(n for n in KEPT if not n.startswith("hgpo")))
 def test_weight_zero_is_the_episode_term(name, device):
     config = replace(CONFIGS[name], step_weight=0.0, episode_weight=1.0)
     got = bk.advantage(config=config, backend=BACKEND, **on(device, BATCH.arguments()))
@@ -202,14 +209,25 @@ def test_what_scratch_memory_held_before_changes_no_bit(name, device, scratch_of
     assert_same(bk.advantage(config=config, backend=BACKEND, **given), want)
 
 
-@pytest.mark.parametrize("long_group", [long_groups.LONG_GROUP, 8])
+@pytest.mark.parametrize("long_group", [8192, 8])
 def test_what_scratch_memory_held_before_changes_no_cluster(long_group, device, scratch_of_nan, monkeypatch):
-    monkeypatch.setattr(long_groups, "LONG_GROUP", long_group)
+    clusters, how = stage("clusters"), {}
+    if BACKEND == "triton":
+        how["cut"] = clusters.Cut(long_group=long_group)
+    else:
+        monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
     fingerprint = on(device, BATCH.arguments(**bad_values("rows")))["fingerprint"]
-    options = {"layout": bk.layout(BATCH.group, BATCH.trajectory, BATCH.step), "backend": BACKEND}
-    want = bk.cluster(fingerprint, epsilon=[0.0, 0.1, 0.95], **options)
+    lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
+
+    def labels():
+        return clusters.cluster_sweep(
+            fingerprint, lay.order.to(device), lay.group_offsets.to(device), None, [0.0, 0.1, 1.0],
+            n_groups=lay.n_groups, longest_group=lay.longest_group, taken=None, **how,
+        )  # fmt: skip
+
+    want = labels()
     scratch_of_nan()
-    assert torch.equal(bk.cluster(fingerprint, epsilon=[0.0, 0.1, 0.95], **options), want)
+    assert torch.equal(labels(), want)
 
 
 def test_errors_come_when_asked_and_arguments_stay(device):
@@ -277,7 +295,7 @@ def test_ops_mean_the_same_on_every_device(name, device, ops_by_device, monkeypa
                 assert torch.equal(one.cpu(), other)
 
 
-@pytest.mark.parametrize("name", ["bipace", "hgpo"])
+@pytest.mark.parametrize("name", ["bipace", slow("hgpo")])
 def test_compiled_gives_the_same_bits(name, device, ops_by_device):
     torch.compiler.reset()
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)

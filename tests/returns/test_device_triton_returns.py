@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
 from sized import Sized
 
@@ -45,7 +46,7 @@ def rewards_of(rng, n):
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
 def test_neighbours_one_step_apart(device, seed, gamma):
     lay = ragged(seed, groups=12)
     rewards = rewards_of(np.random.default_rng(seed), lay.n_records)
@@ -58,7 +59,7 @@ def test_neighbours_one_step_apart(device, seed, gamma):
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
 def test_gaps_and_repeated_steps(device, seed, gamma):
     lay = ragged(seed, groups=12, gaps=True)
     rewards = rewards_of(np.random.default_rng(seed), lay.n_records)

@@ -1,4 +1,4 @@
-"""States out of a block's output, one after the other in float64."""
+"""Pooling as defined: one state after the other in float64, by loops that read like the definition."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ def pool_rows(
     *,
     pooling: str,
     unit: bool,
-    dtype: torch.dtype,
     attention: Any = None,  # hidden._attention.Scores
-) -> Tensor:  # [n, D]
+) -> Tensor:  # [n, D] float64
     """The token itself ("last"), the mean over [first, last], or the mean weighted by the token's own attention.
 
     Zeros where a state lies outside the tensor or has no token.
     """
-    out = torch.zeros((batch.shape[0], hidden.shape[2]), dtype=dtype, device=hidden.device)
+    out = torch.zeros((batch.shape[0], hidden.shape[2]), dtype=torch.float64, device=hidden.device)
     spans = zip(batch.tolist(), first.tolist(), last.tolist(), strict=True)
     for i, (b, begin, end) in enumerate(spans):
         begin = end if pooling == "last" else begin
@@ -38,7 +37,7 @@ def pool_rows(
         if unit:
             norm = vector.norm()
             vector = torch.where(norm > 0, vector / norm, vector)
-        out[i] = vector.to(dtype)
+        out[i] = vector
     return out
 
 
@@ -50,5 +49,4 @@ def _weights(attention: Any, i: int, b: int, begin: int, end: int) -> Tensor:
     score = torch.einsum("hd,thd->ht", query, key) * attention.scale
     if attention.softcap:
         score = attention.softcap * torch.tanh(score / attention.softcap)
-    weight: Tensor = score.softmax(1).mean(0)
-    return weight
+    return score.softmax(1).mean(0)

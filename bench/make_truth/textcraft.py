@@ -1,0 +1,105 @@
+"""TextCraft with the noisy planner: generated tasks, true values by fresh continuations, hidden states of the warm start."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ..truth_sets import FOLDER, write
+
+EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "textcraft"
+NOISES = (0.3, 0.5, 0.65)
+ROLES = {"choose": 1, "hold": 2}  # and their seeds
+GAMMA, PROMPTS, ROLLOUTS, BATCHES = 0.95, 16, 16, 2
+LAYERS = (2, 3)  # of hidden_states; 3 is what the example trains with (layer -2)
+TEST_GOALS = 140  # goals of the hold sets
+
+
+def example() -> None:
+    """Makes the modules of the example importable: they import each other by their bare names."""
+    if str(EXAMPLE) not in sys.path:
+        sys.path.insert(0, str(EXAMPLE))
+
+
+def make(noise: float, role: str, continuations: int, again: bool) -> None:
+    path = FOLDER / f"textcraft_planner{round(100 * noise)}_{role}.npz"
+    if path.exists() and not again:
+        print(f"{path} is there already", file=sys.stderr)
+        return
+    example()
+    import torch
+    from environment import TextCraft
+    from generate import generate, split_goals
+    from model import CLOSE, OPEN, answer_text, load, prompt_text
+    from planner import plan, stray
+    from settings import Settings
+
+    torch.set_num_threads(1)
+    settings = Settings()
+    model, tokenizer = load(EXAMPLE / "results" / "warm_start")
+    seed = ROLES[role] * 1000 + round(1000 * noise)
+
+    def fits(task: Any) -> bool:
+        return len(tokenizer(prompt_text(task)).input_ids) <= settings.prompt_tokens
+
+    def act(env: TextCraft, rng: random.Random) -> str:
+        return stray(env, rng) if rng.random() < noise else plan(env)
+
+    def value(start: TextCraft, left: int, rng: random.Random) -> tuple[float, float]:
+        """Means of the discounted returns of the two halves of the continuations."""
+        found = np.zeros(continuations)
+        for m in range(continuations):
+            env = TextCraft(start.task, start.recipes)
+            env.inventory = dict(start.inventory)
+            for t in range(left):
+                if env.step(act(env, rng))[2]:
+                    found[m] = GAMMA**t
+                    break
+        half = continuations // 2
+        return float(found[:half].mean()), float(found[half:].mean())
+
+    goals = split_goals(TEST_GOALS, seed=0)[role == "hold"]
+    tasks = generate(BATCHES * PROMPTS, seed=seed, goals=goals, most_commands=settings.most_commands, fits=fits)
+    columns: dict[str, list[Any]] = {
+        name: [] for name in
+        ("batch", "group", "trajectory", "step", "reward", "value_a", "value_b", "observation", "action")
+    }  # fmt: skip
+    states: dict[int, list[Any]] = {layer: [] for layer in LAYERS}
+    for group, task in enumerate(tqdm(tasks, desc=path.stem)):
+        known: dict[Any, tuple[float, float]] = {}  # the planner is Markov in the inventory and the steps left
+        for rollout in range(ROLLOUTS):
+            rng = random.Random(f"{seed} {group} {rollout}")
+            env, observed = TextCraft(task), task.text
+            ids, places = list(tokenizer(prompt_text(task)).input_ids), []
+            for t in range(settings.horizon):
+                state = (tuple(sorted(env.inventory.items())), t)
+                if state not in known:  # a generator of its own, so that values do not depend on the order
+                    known[state] = value(env, settings.horizon - t, random.Random(f"{seed} {group} {state}"))
+                command = act(env, rng)
+                places.append(len(ids) - 1)
+                ids += tokenizer(OPEN + command + CLOSE).input_ids
+                answer, reward, done = env.step(command)
+                row = (group // PROMPTS, group, group * ROLLOUTS + rollout, t, reward, *known[state], observed, command)
+                for name, cell in zip(columns, row, strict=True):
+                    columns[name].append(cell)
+                observed = answer
+                if done:
+                    break
+                ids += tokenizer(answer_text(answer)).input_ids
+            with torch.inference_mode():
+                found = model.model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+            for layer in LAYERS:
+                states[layer].append(found[layer][0, places].numpy())
+    meta = {
+        "name": path.stem, "environment": "TextCraft, generated tasks", "role": role, "gamma": GAMMA,
+        "policy": f"planner with {noise:.0%} stray commands", "horizon": settings.horizon, "continuations": continuations,
+        "rollouts": ROLLOUTS, "seed": seed, "hidden": "examples/textcraft/results/warm_start",
+        "made_by": f"python -m bench.make_truth textcraft --continuations {continuations}",
+        "tasks": [[task.goal, list(task.commands)] for task in tasks],
+    }  # fmt: skip
+    write(path, meta, columns, {layer: np.concatenate(rows) for layer, rows in states.items()})

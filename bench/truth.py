@@ -1,0 +1,596 @@
+"""`python -m bench truth [--estimator MODULE:FUNCTION] [--out DIR]`: which estimator comes nearest to true advantages?
+
+Needs the committed files of bench/truth and nothing else: no environment, no model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _gae_prototype as gae
+from ._gae_prototype import Gae
+from .truth_sets import FOLDER, read
+
+Floats = NDArray[np.float64]
+
+DRAWS, SEED = 2000, 14
+SIZES = (2, 4, 8, 16)
+LAMBDAS = (0.0, 0.3, 0.5, 0.8, 1.0)
+EPSILONS = (0.05, 0.1, 0.2, 0.3)
+FAMILIES = ("planner", "model", "alfworld")
+BIPACE = "BiPACE Q-style ε 0.1"
+STEP_ONLY = ", step term only"
+ABOUT = """\
+A truth set holds rollouts of one policy and, for each record, the mean discounted return of M fresh continuations from its
+state (bench/truth/README.md). From it follows the true advantage A* = r + γ V(next state) - V(state). An estimator sees G
+rollouts a prompt, sixteen prompts or more at a time, and is judged by the correlation of its advantages with A* over all
+records of a set; sets with more rollouts are cut into batches of G, so that every G is judged on the same records.
+
+- **r**: that correlation. **corrected**: r / √(reliability of the truth); reliability from the two halves of the
+  continuations, by Spearman and Brown. Intervals: 95 %, bootstrap over prompt groups.
+- **rollouts**: how many rollouts a prompt BiPACE as published (Q-style, ε 0.1, with its episode term) needs for the same r,
+  interpolated in log G.
+- Where a set holds hidden states of the policy, those before the last block are the fingerprints; else n-grams of the last
+  three observations and the actions between them."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """One row of the table: [N] advantages of a batch."""
+
+    name: str
+    call: Callable[[Any], Floats]
+    sizes: tuple[int, ...] = (8,)  # G that it is measured at
+    needs: str = ""  # a fingerprint without which the row is left out
+
+
+@dataclass
+class Sums:
+    """What a correlation needs, by prompt group, so that a bootstrap costs nothing."""
+
+    of: Floats  # [groups, 6]: n, Σa, Σb, Σa², Σb², Σab
+
+    @classmethod
+    def make(cls, a: Floats, b: Floats, group: Any) -> Sums:
+        _, number = np.unique(group, return_inverse=True)
+        columns = (np.ones(len(a)), a, b, a * a, b * b, a * b)
+        return cls(np.stack([np.bincount(number, column) for column in columns], axis=1))
+
+    def r(self, draws: Any = None) -> Floats:
+        """The correlation; with draws [B, groups] that of each of them."""
+        total = self.of.sum(axis=0) if draws is None else self.of[draws].sum(axis=1)
+        n, a, b, aa, bb, ab = np.moveaxis(total, -1, 0)
+        spread = np.sqrt(np.maximum(aa - a * a / n, 0.0) * np.maximum(bb - b * b / n, 0.0))
+        found: Floats = np.where(spread > 0, (ab - a * b / n) / np.where(spread > 0, spread, 1.0), 0.0)
+        return found
+
+
+@dataclass
+class Found:
+    """Results on one set."""
+
+    meta: dict[str, Any]
+    records: int
+    groups: int
+    trajectories: int
+    success: float
+    reliability: float
+    sums: dict[tuple[str, int], Sums] = field(default_factory=dict)  # by estimator and G
+    seconds: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.meta["name"])
+
+    @property
+    def family(self) -> str:
+        return next((family for family in FAMILIES if family in self.name), "other")
+
+
+# ---- estimators
+
+
+def ours(config: Any, *, fingerprint: bool = False, step_only: bool = False) -> Callable[[Any], Floats]:
+    """A preset of the package."""
+
+    def call(batch: Any) -> Floats:
+        from .truth_batches import advantages
+
+        result = advantages(batch, config, batch.kinds()[0] if fingerprint else None)
+        return (result.step_advantage if step_only else result.advantage).numpy().astype(np.float64)
+
+    return call
+
+
+def of_gae(
+    config: Gae, kind: str | None = "main", *, clusters: Any = None, episode: float = 0.0
+) -> Callable[[Any], Floats]:
+    """GAE over a value read off the batch; values are computed once for all λ and norms."""
+
+    def call(batch: Any) -> Floats:
+        import bipace_kernels as bk
+
+        from .truth_batches import advantages
+
+        chosen = (
+            (batch.kinds()[0] if kind == "main" else kind) if config.value == "kernel" or config.action_weight else None
+        )
+        cluster = None
+        if clusters is not None:
+            cosine = clusters.partition == "cosine"
+            cluster = advantages(batch, clusters, batch.kinds()[0] if cosine else None).cluster.numpy()
+        rows = batch.rows(chosen, cluster)
+        key = replace(config, gae_lambda=0.0, step_norm="none", action_weight=0.0, action_noise=0.0)
+        if config.share == "memory":
+            value = batch.once((key, chosen, clusters), lambda: with_memory(batch, chosen, key))
+        else:
+            value = batch.once((key, chosen, clusters), lambda: gae.value_of(rows, key))
+        a = gae.normed(rows, gae.unnormed(rows, value, config), config.step_norm)
+        if episode:
+            a = a + episode * advantages(batch, bk.Config.grpo()).episode_advantage.numpy()
+        return a
+
+    return call
+
+
+def with_memory(batch: Any, kind: str, config: Gae) -> Floats:
+    """Values of one Gaussian process over the batch and the batches before it."""
+    past = batch.past
+    size = int(np.unique(batch.trajectory).size / np.unique(batch.group).size)
+    if past is None:
+        return gae.value_of(batch.rows(kind), replace(config, share="batch"))
+    from .truth_batches import gram, parts
+
+    past = next(parts(past, size), past)
+    n = len(batch)
+    both = gae.Rows(
+        np.concatenate([batch.group, past.group + batch.group.max() + 1]),
+        np.concatenate([batch.trajectory, past.trajectory + batch.trajectory.max() + 1]),
+        np.concatenate([batch.step, past.step]),
+        np.concatenate([batch.reward, past.reward]),
+        np.concatenate([batch.returns, past.returns]),
+        batch.gamma,
+        gram(kind, [batch, past]),
+    )
+    return gae.value_of(both, replace(config, share="batch"))[:n]
+
+
+def table() -> list[Estimator]:
+    """All rows, in the order of the table."""
+    import bipace_kernels as bk
+
+    rows = [
+        Estimator("exact V as baseline of whole returns", lambda b: b.returns - b.exact, SIZES),
+        Estimator("GAE over the exact V, λ 0.5", lambda b: gae.unnormed(b.rows(), b.exact, Gae(gae_lambda=0.5))),
+        Estimator("GRPO", ours(bk.Config.grpo()), SIZES),
+        Estimator("GiGPO", ours(bk.Config.gigpo()), SIZES),
+        Estimator("GiGPO" + STEP_ONLY, ours(bk.Config.gigpo(), step_only=True), SIZES),
+        Estimator("GiGPO mean_std_norm", ours(bk.Config.gigpo(mode="mean_std_norm"))),
+        Estimator("HGPO", ours(bk.Config.hgpo()), SIZES),
+    ]
+    for name, make in {"BiGPO": bk.Config.bigpo, "BiPACE Q-style": bk.Config.bipace,
+                       "BiPACE diff-peer": lambda e: bk.Config.bipace(e, estimator="diff_peer")}.items():  # fmt: skip
+        for epsilon in EPSILONS:
+            for only in (False, True):
+                sizes = SIZES if epsilon == 0.1 else (8,)
+                label = f"{name} ε {epsilon:g}" + STEP_ONLY * only
+                rows.append(Estimator(label, ours(make(epsilon), fingerprint=True, step_only=only), sizes))
+    exact = bk.Config.gigpo()
+    for lam in LAMBDAS:
+        sizes = SIZES if lam in (0.3, 0.5) else (8,)
+        rows += [
+            Estimator(f"gae group λ {lam:g}", of_gae(Gae(value="group", gae_lambda=lam)), sizes),
+            Estimator(f"gae cluster (exact) λ {lam:g}", of_gae(Gae(value="cluster", gae_lambda=lam), clusters=exact), sizes),
+            Estimator(f"gae cluster (cosine ε 0.1) λ {lam:g}",
+                      of_gae(Gae(value="cluster", gae_lambda=lam), clusters=bk.Config.bigpo(0.1))),
+            Estimator(f"gae kernel group λ {lam:g}", of_gae(Gae(gae_lambda=lam)), sizes),
+            Estimator(f"gae kernel group prior 0 λ {lam:g}", of_gae(Gae(prior="zero", gae_lambda=lam)), sizes),
+            Estimator(f"gae kernel batch λ {lam:g}", of_gae(Gae(share="batch", gae_lambda=lam)), sizes),
+            Estimator(f"gae kernel memory λ {lam:g}", of_gae(Gae(share="memory", gae_lambda=lam))),
+        ]  # fmt: skip
+    base = Gae(share="batch", gae_lambda=0.3)
+    for kind in ("hidden2", "hidden3+2", "ngram1", "ngram3", "ngram6", "sentence1"):
+        rows += [
+            Estimator(f"gae kernel batch λ 0.3, {kind}", of_gae(base, kind), needs=kind),
+            Estimator(f"gae kernel group λ 0.3, {kind}", of_gae(replace(base, share="group"), kind), needs=kind),
+        ]
+    return rows
+
+
+def extra() -> list[Estimator]:
+    """What was tried for bench/truth/FINDINGS.md (`--tried`)."""
+    import bipace_kernels as bk
+
+    rows, batch, group = [], Gae(share="batch", gae_lambda=0.3), Gae(gae_lambda=0.3)
+    for name, base in {"batch": batch, "group": group, "group prior 0": replace(group, prior="zero")}.items():
+        label = f"gae kernel {name} λ 0.3"
+
+        def add(what: str, base: Gae, label: str = label, **more: Any) -> None:
+            rows.append(Estimator(f"{label}, {what}", of_gae(base, **more)))
+
+        for width in (0.05, 0.1, 0.2, 0.5, 1.0):
+            add(f"ℓ {width:g}", replace(base, kernel_width=width))
+        for span in (1.0, 2.0, 8.0, None):
+            add(f"θ {span}", replace(base, kernel_time=span))
+        for noise in (0.5, 1.0, 4.0, 8.0):
+            add(f"ρ {noise:g}", replace(base, kernel_noise=noise))
+        add("auto", replace(base, kernel="auto"))
+        add("own trajectory left out", replace(base, leave_out=True))
+        add("norm group", replace(base, step_norm="group"))
+        add("norm none", replace(base, step_norm="none"))
+        for weight, noise in ((1.0, 0.3), (1.0, 1.0), (1.0, 3.0)):
+            add(
+                f"smoothed over equal actions, noise {noise:g}", replace(base, action_weight=weight, action_noise=noise)
+            )
+        for weight in (0.1, 0.25, 0.5, 1.0):
+            add(f"+ {weight:g} A_ep", base, episode=weight)
+    rows.append(
+        Estimator("gae kernel group λ 0.3, auto, one variance", of_gae(replace(group, kernel="auto", pooled=True)))
+    )
+    td = replace(batch, kernel_width=0.5, kernel_noise=1.0, trajectory_noise=0.1)
+    for lam in (0.0, 0.3, 0.5):
+        for name, config in {
+            "ℓ 0.5": replace(batch, kernel_width=0.5),
+            "ℓ 0.5 ρ 1 σ² 0.1": td,
+            "ℓ 0.5 ρ 1 σ² 0.3": replace(td, trajectory_noise=0.3),
+            "ℓ 0.5 ρ 0.5 σ² 0.1": replace(td, kernel_noise=0.5),
+            "ℓ 0.5 half whitened": replace(batch, kernel_width=0.5, whiten=0.5),
+            "ℓ 0.5 ρ 1 σ² 0.1 half whitened": replace(td, whiten=0.5),
+        }.items():
+            for share, base in {"batch": config, "group prior 0": replace(config, share="group", prior="zero")}.items():
+                rows.append(
+                    Estimator(f"gae kernel {share} λ {lam:g} {name}", of_gae(replace(base, gae_lambda=lam)), (2, 4, 8))
+                )
+            if lam == 0.3:
+                rows.append(
+                    Estimator(f"gae kernel memory λ {lam:g} {name}", of_gae(replace(config, share="memory")), (8,))
+                )
+    rows.append(
+        Estimator("gae kernel batch λ 0.3, auto by groups", of_gae(replace(batch, kernel="auto", auto_by="groups")))
+    )
+    for same in (0.0, 0.1, 1.0, 3.0):
+        rows.append(Estimator(f"gae kernel batch λ 0.3, same {same:g}", of_gae(replace(batch, kernel_same=same))))
+    for rank in (32, 64, 128, 256, 512):
+        for stride in (False, True):
+            label = f"gae kernel batch λ 0.3, {rank} landmarks" + " by stride" * stride
+            rows.append(Estimator(label, of_gae(replace(batch, landmarks=rank, stride=stride))))
+    for kappa in (0.0, 1.0, 10.0, None):
+        name = "by empirical Bayes" if kappa is None else f"{kappa:g}"
+        config = Gae(value="cluster", shrinkage=kappa, gae_lambda=0.3)
+        rows.append(Estimator(f"gae cluster (exact) λ 0.3, κ {name}", of_gae(config, clusters=bk.Config.gigpo())))
+    return rows
+
+
+# ---- measuring
+
+
+def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -> Found:
+    """All estimators on one set."""
+    from .truth_batches import batches, parts
+
+    found = read(path)
+    whole = batches(found)
+    halves = [np.concatenate([b.halves[k] for b in whole]) for k in (0, 1)]
+    half = float(Sums.make(halves[0], halves[1], np.concatenate([b.group for b in whole])).r())
+    trajectories = sum(len(np.unique(b.trajectory)) for b in whole)
+    out = Found(
+        found.meta, sum(map(len, whole)), sum(len(np.unique(b.group)) for b in whole), trajectories,
+        sum(float(b.reward.sum()) for b in whole) / trajectories, 2 * half / (1 + half),
+    )  # fmt: skip
+    for size in sizes:
+        cut = [part for batch in whole for part in parts(batch, size)]
+        if not cut:
+            continue
+        truth, group = np.concatenate([b.truth for b in cut]), np.concatenate([b.group for b in cut])
+        for estimator in estimators:
+            needs = estimator.needs
+            if size not in estimator.sizes:
+                continue
+            if needs.startswith("hidden") and not all(int(k) in found.hidden for k in needs[6:].split("+")):
+                continue
+            begun = time.process_time()
+            a = np.concatenate([checked(estimator, b) for b in cut])
+            out.sums[estimator.name, size] = Sums.make(a, truth, group)
+            out.seconds[estimator.name, size] = time.process_time() - begun
+        for batch in whole:
+            for key in [key for key in batch.cache if key[0] != "gram"]:
+                del batch.cache[key]
+    return out
+
+
+def checked(estimator: Estimator, batch: Any) -> Floats:
+    a = np.asarray(estimator.call(batch), dtype=np.float64)
+    if a.shape != (len(batch),) or not np.isfinite(a).all():
+        raise ValueError(
+            f"estimator {estimator.name!r} must give [N] = [{len(batch)}] finite numbers, got shape {a.shape}."
+        )
+    return a
+
+
+def _measure(work: tuple[Path, list[str], str, Sequence[int], list[str]]) -> Found:
+    """In a process of its own, which makes its estimators anew: functions do not travel."""
+    import torch
+
+    torch.set_num_threads(1)
+    path, own, only, sizes, which = work
+    return measure(path, estimators_of(own, only, which), sizes)
+
+
+def estimators_of(own: Sequence[str], only: str, which: Sequence[str]) -> list[Estimator]:
+    rows = table() + (extra() if "tried" in which else [])
+    rows = [row for row in rows if "sentence" in which or not row.needs.startswith("sentence")]
+    rows = [row for row in rows if only.lower() in row.name.lower() or row.name == BIPACE]
+    for text in own:
+        module, colon, name = text.partition(":")
+        if not colon:
+            raise ValueError(f"--estimator wants MODULE:FUNCTION, got {text!r}.")
+        rows.append(Estimator(text, getattr(importlib.import_module(module), name), SIZES))
+    return rows
+
+
+# ---- reading the results
+
+
+@dataclass
+class Summary:
+    """Means over sets, with the bootstrap's draws beside them so that ratios and differences are paired."""
+
+    sets: list[Found]
+    draws: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, found in enumerate(self.sets):
+            rng = np.random.default_rng([SEED, number])
+            self.draws[found.name] = rng.integers(0, found.groups, (DRAWS, found.groups))
+
+    def over(
+        self, names: Iterable[str], estimator: str, size: int, corrected: bool = False
+    ) -> tuple[float, Floats] | None:
+        """(mean of r over the sets, its draws); None where a set lacks the row."""
+        values, draws = [], []
+        for found in self.sets:
+            if found.name not in names:
+                continue
+            sums = found.sums.get((estimator, size))
+            if sums is None:
+                return None
+            by = np.sqrt(found.reliability) if corrected else 1.0
+            values.append(float(sums.r()) / by)
+            draws.append(sums.r(self.draws[found.name]) / by)
+        return (float(np.mean(values)), np.mean(draws, axis=0)) if values else None
+
+    def equivalent(self, names: list[str], estimator: str, size: int, reference: str = BIPACE) -> str:
+        """Rollouts a prompt that the reference needs for the estimator's r."""
+        own = self.over(names, estimator, size)
+        curve = [(g, found[0]) for g in SIZES if (found := self.over(names, reference, g)) is not None]
+        if own is None or len(curve) < 2:
+            return "–"
+        xs, ys = np.log2([g for g, _ in curve]), np.maximum.accumulate([r for _, r in curve])
+        if own[0] > ys[-1]:
+            return f"> {curve[-1][0]}"
+        if own[0] < ys[0]:
+            return f"< {curve[0][0]}"
+        return f"{2 ** np.interp(own[0], ys, xs):.1f}"
+
+
+def interval(draws: Floats) -> tuple[float, float]:
+    low, high = np.quantile(draws, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def shown(found: tuple[float, Floats] | None) -> str:
+    if found is None:
+        return "–"
+    low, high = interval(found[1])
+    return f"{found[0]:.3f} ({low:.2f} to {high:.2f})"
+
+
+def as_markdown(sets: list[Found], seconds: float, command: str) -> str:
+    summary = Summary(sets)
+    lines = ["# True advantages: how near each estimator comes", "", f"`{command}`, {seconds:.0f} s.", "", ABOUT, "", "## Sets", "",
+             "| set | policy | records | groups | rollouts | solved | continuations | reliability of A* |",
+             "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    for found in sets:
+        meta = found.meta
+        lines.append(
+            f"| {found.name} | {meta['policy']} | {found.records:,} | {found.groups} | {found.trajectories // found.groups} | "
+            f"{found.success:.0%} | {meta['continuations']} | {found.reliability:.2f} |"
+        )
+    families = families_of(sets)
+    order = list(dict.fromkeys(name for found in sets for name, _ in found.sums))
+    for size in SIZES:
+        rows = []
+        for name in order:
+            cells = [summary.over(names, name, size) for names in families.values()]
+            if any(cell is not None for cell in cells):
+                tail = []
+                for names in families.values():
+                    corrected = summary.over(names, name, size, corrected=True)
+                    tail.append("–" if corrected is None else f"{corrected[0]:.3f}")
+                equal = [summary.equivalent(names, name, size) for names in families.values()]
+                rows.append([name, *map(shown, cells), *tail, *equal])
+        if rows:
+            heads = [f"{family}, r" for family in families] + [f"{family}, corrected" for family in families]
+            heads += [f"{family}, rollouts" for family in families]
+            lines += ["", f"## {size} rollouts a prompt, means over the sets of a kind", "",
+                      "| estimator | " + " | ".join(heads) + " |",
+                      "| --- |" + " ---: |" * len(heads)]  # fmt: skip
+            lines += ["| " + " | ".join(row) + " |" for row in rows]
+    lines += ["", "## Every set at 8 rollouts a prompt", "", "| estimator | " + " | ".join(found.name for found in sets) + " |",
+              "| --- |" + " ---: |" * len(sets)]  # fmt: skip
+    for name in order:
+        cells = [shown(summary.over([found.name], name, 8)) for found in sets]
+        if any(cell != "–" for cell in cells):
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def families_of(sets: list[Found]) -> dict[str, list[str]]:
+    """{kind and role: names of its sets}."""
+    out: dict[str, list[str]] = {}
+    for family in (*FAMILIES, "other"):
+        for role in dict.fromkeys(found.meta["role"] for found in sets):
+            names = [found.name for found in sets if found.family == family and found.meta["role"] == role]
+            if names:
+                out[f"{family} ({role})"] = names
+    return out
+
+
+def as_json(sets: list[Found], seconds: float, command: str) -> dict[str, Any]:
+    summary = Summary(sets)
+    rows = []
+    for found in sets:
+        for (name, size), sums in found.sums.items():
+            draws = sums.r(summary.draws[found.name])
+            low, high = interval(draws)
+            rows.append({
+                "set": found.name, "estimator": name, "rollouts": size, "r": round(float(sums.r()), 5), "low": round(low, 5),
+                "high": round(high, 5), "corrected": round(float(sums.r()) / float(np.sqrt(found.reliability)), 5),
+                "cpu_seconds": round(found.seconds[name, size], 3),
+            })  # fmt: skip
+    about = [
+        {k: v for k, v in found.meta.items() if k != "tasks"}
+        | {"records": found.records, "groups": found.groups, "success": round(found.success, 4),
+           "reliability": round(found.reliability, 4)}
+        for found in sets
+    ]  # fmt: skip
+    return {"schema": 1, "command": command, "seconds": round(seconds, 1), "bootstrap": {"draws": DRAWS, "seed": SEED},
+            "sets": about, "rows": rows}  # fmt: skip
+
+
+PICTURE = {  # row: colour, in drawing order
+    "GRPO": "#999999",
+    "GiGPO": "#CC79A7",
+    BIPACE: "#D55E00",
+    BIPACE + STEP_ONLY: "#E69F00",
+    "gae kernel batch λ 0.3": "#0072B2",
+}
+
+
+def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
+    """Accuracy against rollouts a prompt, a panel for each kind of policy."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    summary = Summary(sets)
+    families = families_of(sets)
+    figure, axes = plt.subplots(1, len(families), figsize=(4.6 * len(families) + 1, 4.4), sharey=True, squeeze=False)
+    for axis, (family, names) in zip(axes[0], families.items(), strict=True):
+        for name, colour in (PICTURE | dict.fromkeys(own, "#000000")).items():
+            points = [(g, found) for g in SIZES if (found := summary.over(names, name, g)) is not None]
+            if not points:
+                continue
+            xs, ys = [g for g, _ in points], [found[0] for _, found in points]
+            low, high = np.array([interval(found[1]) for _, found in points]).T
+            axis.plot(xs, ys, "o-", color=colour, linewidth=2)
+            axis.fill_between(xs, low, high, color=colour, alpha=0.12, linewidth=0)
+            axis.annotate(name.replace("gae kernel batch λ 0.3", "gae kernel"), (xs[-1], ys[-1]), xytext=(6, 0),
+                          textcoords="offset points", va="center", fontsize=8, color=colour)  # fmt: skip
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(SIZES, [str(g) for g in SIZES])
+        axis.set_xlim(1.8, 60)
+        axis.set_title(f"{family}, {len(names)} sets", fontsize=10)
+        axis.set_xlabel("rollouts per prompt")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("correlation with the true advantage")
+    figure.suptitle("How many rollouts an estimator needs for the same accuracy", fontsize=12)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, prints the tables, writes truth.md, truth.json and truth.png."""
+    parser = argparse.ArgumentParser(
+        prog="bench truth", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--estimator", action="append", default=[], metavar="MODULE:FUNCTION",
+                        help="your own: from a bench.truth_batches.Batch [N] advantages; may be given several times")  # fmt: skip
+    parser.add_argument(
+        "--role", default="hold", choices=("choose", "hold", "all"), help="which sets (default: %(default)s)"
+    )
+    parser.add_argument("--sets", default="", metavar="TEXT", help="only sets whose name contains this")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains this, beside BiPACE")
+    parser.add_argument(
+        "--rollouts",
+        type=int,
+        nargs="*",
+        default=list(SIZES),
+        choices=SIZES,
+        metavar="G",
+        help="(default: %(default)s)",
+    )
+    parser.add_argument("--tried", action="store_true", help="also all that was tried for FINDINGS.md")
+    parser.add_argument(
+        "--sentence", action="store_true", help="also fingerprints of a sentence encoder; half a minute more a set"
+    )
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the sets are")
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write truth.md, truth.json and truth.png there")
+    arguments = parser.parse_args(argv)
+    from .truth_batches import encoder_missing
+
+    paths = [path for path in sorted(arguments.folder.glob("*.npz")) if arguments.sets in path.stem]
+    paths = [path for path in paths if arguments.role == "all" or path.stem.endswith(arguments.role)]
+    if not paths:
+        parser.error(f"no truth set in {arguments.folder} fits --role and --sets")
+    begun = time.perf_counter()
+    which = [name for name in ("tried", "sentence") if getattr(arguments, name)]
+    if arguments.sentence and (missing := encoder_missing()):
+        parser.error(f"--sentence {missing}")
+    work = [(path, arguments.estimator, arguments.only, arguments.rollouts, which) for path in paths]
+    sets = run(work, max(1, arguments.processes))
+    seconds = time.perf_counter() - begun
+    command = " ".join(["python -m bench truth", *(sys.argv[2:] if argv is None else argv)])
+    page = as_markdown(sets, seconds, command)
+    sys.stdout.write(page)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "truth.md").write_text(page, encoding="utf-8")
+        document = json.dumps(as_json(sets, seconds, command), ensure_ascii=False)
+        (arguments.out / "truth.json").write_text(document.replace("}, {", "},\n{") + "\n", encoding="utf-8")
+        draw(sets, arguments.out / "truth.png", arguments.estimator)
+    return 0
+
+
+def run(work: list[Any], processes: int) -> list[Found]:
+    """The sets, in order, one process each at a time; a bar on a terminal."""
+    from tqdm import tqdm
+
+    bar = tqdm(total=len(work), desc="truth sets", disable=None)
+    out = []
+    if processes == 1:
+        for item in work:
+            out.append(_measure(item))
+            bar.update()
+    else:
+        import multiprocessing
+
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(name, "1")  # of the processes begun below: a core each
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            for found in pool.map(_measure, work):
+                out.append(found)
+                bar.update()
+    bar.close()
+    return out
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""The truth sets, what is computed from them, and the program that puts estimators on one table."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import truth, truth_batches, truth_sets
+from bench.make_truth.alfworld import Memory, Searcher
+from bench.make_truth.alfworld_game import goal_of
+
+COMMITTED = sorted(truth_sets.FOLDER.glob("*.npz"))
+
+
+def small_set(path: Path, *, groups=4, rollouts=4, seed=0, role="hold"):
+    """A chain of six states with a coin at every step; values are known in closed form, and written into both halves."""
+    rng = random.Random(seed)
+    columns = {
+        name: []
+        for name in ("batch", "group", "trajectory", "step", "reward", "value_a", "value_b", "observation", "action")
+    }
+    hidden = []
+    for group in range(groups):
+        for rollout in range(rollouts):
+            place = 0
+            for t in range(6):
+                right = rng.random() < 0.6
+                value = 0.9 ** (3 - place)
+                row = (
+                    0,
+                    group,
+                    group * rollouts + rollout,
+                    t,
+                    float(right and place == 2),
+                    value,
+                    value,
+                    f"room {place}",
+                    "right" if right else "wait",
+                )
+                for name, cell in zip(columns, row, strict=True):
+                    columns[name].append(cell)
+                hidden.append(np.eye(4)[place] + 3.0)
+                place += right
+                if place == 3:
+                    break
+    meta = {"name": path.stem, "role": role, "gamma": 0.95, "policy": "coin", "continuations": 2, "rollouts": rollouts}
+    truth_sets.write(path, meta, columns, {3: np.array(hidden, np.float16)})
+    return truth_sets.read(path)
+
+
+def every_record(batch):
+    """An estimator of one's own: the truth itself."""
+    return batch.truth
+
+
+def wrong_length(batch):
+    return np.zeros(len(batch) + 1)
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_a_committed_set_is_what_its_page_promises(path):
+    found = truth_sets.read(path)
+    assert found.name == path.stem and found.meta["role"] == path.stem.rpartition("_")[2]
+    whole = truth_batches.batches(found)
+    assert sum(map(len, whole)) >= 1000 and all(len(np.unique(batch.group)) >= 16 for batch in whole)
+    assert found.meta["continuations"] >= 32
+    if "planner" in path.stem:
+        assert all(
+            np.unique(np.unique(np.stack([b.group, b.trajectory]), axis=1)[0], return_counts=True)[1].min() == 16
+            for b in whole
+        )
+    for batch in whole:
+        last = np.append(batch.trajectory[1:] != batch.trajectory[:-1], True)
+        assert set(np.unique(batch.reward)) <= {0.0, 1.0} and not batch.reward[~last].any()
+        assert ((batch.exact >= 0) & (batch.exact <= 1)).all()
+        assert batch.truth.mean() == pytest.approx(0, abs=0.02)  # an advantage has mean 0 under its policy
+
+
+def test_sets_stay_small_and_choose_and_hold_share_no_task():
+    assert sum(path.stat().st_size for path in COMMITTED) <= 24e6
+    assert len(COMMITTED) >= 6
+    for path in COMMITTED:
+        if path.stem.endswith("_choose"):
+            tasks = [
+                truth_sets.read(path.with_stem(path.stem.replace("_choose", role))).meta["tasks"]
+                for role in ("_choose", "_hold")
+            ]
+            names = [{task if isinstance(task, str) else task[0] for task in found} for found in tasks]
+            assert names[0].isdisjoint(names[1]), path.stem
+
+
+def test_what_is_written_is_read(tmp_path):
+    found = small_set(tmp_path / "coin_hold.npz")
+    assert found.observation[0] == "room 0" and found.action[0] in ("right", "wait")
+    assert found.hidden[3].dtype == np.float32 and found.hidden[3].shape == (len(found), 4)
+    part = found.select(found.group == 1)
+    assert set(part.group) == {1} and part.observation[0] == "room 0" and len(part.hidden[3]) == len(part)
+    with pytest.raises(ValueError, match="sorted by group"):
+        truth_sets.write(
+            tmp_path / "x.npz",
+            {},
+            {
+                name: [1, 0]
+                for name in (
+                    "batch",
+                    "group",
+                    "trajectory",
+                    "step",
+                    "reward",
+                    "value_a",
+                    "value_b",
+                    "observation",
+                    "action",
+                )
+            },
+            {},
+        )
+
+
+@pytest.mark.parametrize("rollouts", [1, 2, 4, 8])
+def test_parts_are_disjoint_and_hold_so_many_rollouts_of_every_prompt(tmp_path, rollouts):
+    (batch,) = truth_batches.batches(small_set(tmp_path / "coin_hold.npz"))
+    parts = list(truth_batches.parts(batch, rollouts))
+    assert len(parts) == 4 // rollouts
+    seen = [t for part in parts for t in np.unique(part.trajectory)]
+    assert len(seen) == len(set(seen)) == (0 if rollouts > 4 else 16)
+    for part in parts:
+        assert {len(np.unique(part.trajectory[part.group == g])) for g in range(4)} == {rollouts}
+        np.testing.assert_allclose(part.gram("hidden3"), truth_batches.gram("hidden3", [part]), atol=1e-12)
+
+
+def test_a_window_ends_with_its_own_observation_and_stays_in_its_trajectory(tmp_path):
+    (batch,) = truth_batches.batches(small_set(tmp_path / "coin_hold.npz"))
+    windows = batch.window(3)
+    starts = np.flatnonzero(batch.step == 0)
+    assert all(windows[i] == batch.observation[i] for i in starts)
+    i = int(np.flatnonzero(batch.step == 3)[0])
+    expected = "".join(f"{batch.observation[j]}\n> {batch.action[j]}\n" for j in (i - 2, i - 1)) + batch.observation[i]
+    assert windows[i] == expected
+
+
+def test_correlations_from_sums_are_those_of_numpy():
+    rng = np.random.default_rng(3)
+    a, b, group = rng.normal(size=60), rng.normal(size=60), np.repeat(np.arange(6), 10)
+    sums = truth.Sums.make(a, a + b, group)
+    assert float(sums.r()) == pytest.approx(np.corrcoef(a, a + b)[0, 1], abs=1e-12)
+    draw = np.array([[0, 0, 3, 5, 1, 1]])
+    rows = np.concatenate([np.flatnonzero(group == g) for g in draw[0]])
+    assert sums.r(draw)[0] == pytest.approx(np.corrcoef(a[rows], (a + b)[rows])[0, 1], abs=1e-12)
+    assert float(truth.Sums.make(np.zeros(60), b, group).r()) == 0.0
+
+
+def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
+    small_set(tmp_path / "coin_hold.npz")
+    small_set(tmp_path / "coin_choose.npz", role="choose", seed=1)
+    own = f"{__name__}:every_record"
+    words = [
+        "--folder",
+        str(tmp_path),
+        "--estimator",
+        own,
+        "--rollouts",
+        "2",
+        "4",
+        "--only",
+        "GRPO",
+        "--processes",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert truth.main(words) == 0
+    page = capsys.readouterr().out
+    assert "coin_hold" in page and "coin_choose" not in page
+    assert (tmp_path / "out/truth.md").read_text(encoding="utf-8") == page and (
+        tmp_path / "out/truth.png"
+    ).stat().st_size > 10_000
+    rows = json.loads((tmp_path / "out/truth.json").read_text(encoding="utf-8"))["rows"]
+    r = {(row["estimator"], row["rollouts"]): row["r"] for row in rows}
+    assert r[own, 2] == r[own, 4] == 1.0 and -1 < r["GRPO", 2] < 1 and (truth.BIPACE, 2) in r
+    with pytest.raises(ValueError, match="MODULE:FUNCTION"):
+        truth.main([*words[:2], "--estimator", "nothing", "--processes", "1"])
+    with pytest.raises(ValueError, match=r"must give \[N\]"):
+        truth.main(
+            [
+                *words[:2],
+                "--estimator",
+                f"{__name__}:wrong_length",
+                "--only",
+                "GRPO",
+                "--rollouts",
+                "2",
+                "--processes",
+                "1",
+            ]
+        )
+
+
+def test_rollout_equivalents_are_read_off_the_reference_curve(tmp_path):
+    path = tmp_path / "coin_hold.npz"
+    small_set(path, groups=8, rollouts=16)
+    rows = [
+        truth.Estimator(truth.BIPACE, lambda b: b.returns, truth.SIZES),
+        truth.Estimator("truth", every_record, truth.SIZES),
+    ]
+    found = truth.measure(path, rows, truth.SIZES)
+    summary = truth.Summary([found])
+    curve = [float(found.sums[truth.BIPACE, g].r()) for g in truth.SIZES]
+    assert len(set(np.round(curve, 12))) == 1  # returns need no peers: one r for every G
+    assert summary.equivalent([found.name], "truth", 2) == "> 16"
+    assert summary.equivalent([found.name], "nowhere", 2) == "–"
+
+
+@pytest.mark.parametrize(
+    ("task", "goal"),
+    [
+        ("put a clean plate in countertop.", ("plate", "countertop", "clean", 1)),
+        ("heat some egg and put it in diningtable.", ("egg", "diningtable", "heat", 1)),
+        ("put a hot apple in fridge.", ("apple", "fridge", "heat", 1)),
+        ("find two newspaper and put them in drawer.", ("newspaper", "drawer", None, 2)),
+        ("put two soapbar in garbagecan.", ("soapbar", "garbagecan", None, 2)),
+        ("put some saltshaker on drawer.", ("saltshaker", "drawer", None, 1)),
+        ("examine the alarmclock with the desklamp.", ("alarmclock", "desklamp", "light", 1)),
+        ("look at bowl under the desklamp.", ("bowl", "desklamp", "light", 1)),
+    ],
+)
+def test_goals_of_alfworld_are_read_from_their_sentences(task, goal):
+    assert tuple(goal_of(task)[name] for name in ("object", "place", "change", "count")) == goal
+
+
+def test_the_searcher_does_what_its_memory_says():
+    policy, rng = Searcher("put a hot apple in fridge.", noise=0.0), random.Random(0)
+    go = ("go to cabinet 1", "go to fridge 1", "go to microwave 1", "look")
+    memory = policy.remember(Memory(), "go to cabinet 1", "The cabinet 1 is closed.")
+    assert memory.closed and policy.act(memory, (*go, "open cabinet 1"), rng) == "open cabinet 1"
+    memory = policy.remember(
+        memory,
+        "open cabinet 1",
+        "You open the cabinet 1. The cabinet 1 is open. In it, you see a apple 2, and a cup 1.",
+    )
+    assert memory.seen == {("apple 2", "cabinet 1")}
+    take = "take apple 2 from cabinet 1"
+    assert policy.act(memory, (*go, take), rng) == take
+    memory = policy.remember(memory, take, "You pick up the apple 2 from the cabinet 1.")
+    assert memory.held == "apple 2" and not memory.seen
+    assert policy.act(memory, go, rng) == "go to microwave 1"
+    heat = "heat apple 2 with microwave 1"
+    memory = policy.remember(memory, "go to microwave 1", "The microwave 1 is closed.")
+    assert policy.act(memory, (*go, heat), rng) == heat
+    memory = policy.remember(memory, heat, "You heat the apple 2 using the microwave 1.")
+    assert policy.act(memory, go, rng) == "go to fridge 1"
+    assert hash(memory) == hash(policy.remember(memory, "look", "Nothing happens."))
+    assert not policy.remember(memory, "cool apple 2 with fridge 1", "You cool the apple 2 using the fridge 1.").changed
