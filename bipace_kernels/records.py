@@ -29,6 +29,8 @@ class ResultRows(Protocol):
     def cluster(self) -> Tensor: ...
     @property
     def branch(self) -> Tensor: ...
+    @property
+    def value(self) -> Tensor | None: ...
 
 
 class RecordSource(Protocol):
@@ -55,6 +57,7 @@ class Records:
     n_checked: int  # records before any was set aside
     usable: Tensor | None  # [M] bool: False where a bad fingerprint left the record alone; None: all are
     partition: str
+    value: Tensor | None = None  # [M] float32 V̂, of estimators that have one
 
     @property
     def n_invalid(self) -> int:
@@ -92,8 +95,9 @@ class Unread:
 
     def read(self, rows: ResultRows) -> Records:
         lay = self.layout
-        cluster, branch, returns, advantage, key, parsed, *flags = to_host(
-            (rows.cluster, rows.branch, rows.returns, rows.advantage, self.action_key, self.action_parsed, *self._flags())
+        cluster, branch, returns, advantage, value, key, parsed, *flags = to_host(
+            (rows.cluster, rows.branch, rows.returns, rows.advantage, rows.value, self.action_key, self.action_parsed,
+             *self._flags())
         )  # fmt: skip
         self._raise(cluster, flags)
         state: Tensor | None = flags[0]
@@ -111,6 +115,7 @@ class Unread:
             n_checked=lay.n_records,
             usable=None if state is None else state[keep] == 0,
             partition=self.config.partition,
+            value=None if value is None else value[at],
         )
 
     def check(self, rows: ResultRows) -> None:
