@@ -74,12 +74,15 @@ class CMakeBuild(build_ext):
                 stale.unlink()
 
 
+CHECKOUT = ("gpu", "chain", "truth", "_gae_prototype")  # modules of bench/
+
+
 class LeaveOut(build_py):
-    """Leaves the GPU benchmarks out of a wheel: bench/gpu.sh runs them, in a checkout and with its tests."""
+    """Leaves out of a wheel the benchmarks that need a checkout: those of a GPU, and those that read the truth sets."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         modules = super().find_package_modules(package, package_dir)
-        return [m for m in modules if m[0] != "bipace_kernels.bench" or not m[1].startswith(("gpu", "chain"))]
+        return [m for m in modules if m[0] != "bipace_kernels.bench" or not m[1].startswith(CHECKOUT)]
 
 
 setup(

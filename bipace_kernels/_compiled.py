@@ -13,7 +13,7 @@ from ._checks import LateCheck, type_name
 from ._handles import handle_of
 from ._inputs import check_config, check_inputs, check_present
 from .config import Config
-from .estimators import name_of
+from .estimators import estimator_of, name_of
 from .layout import Layout
 from .records import Records, ResultRows, Unread
 from .result import AdvantageResult
@@ -21,7 +21,7 @@ from .result import AdvantageResult
 Tensor = torch.Tensor
 
 FLAGS = ("state", "episode_differs", "copy_differs")  # of each row, as in Unread
-LATE = 3  # questions about masks, at most
+LATE = 4  # questions about masks, at most
 _untraced: dict[Callable[..., Any], Callable[..., Any]] = {}
 _FIELDS = tuple(field.name for field in fields(Config))
 
@@ -52,13 +52,15 @@ def advantage(
     spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
     results = torch.ops.bipace.advantage(
         given["rewards"], given["returns"], given["episode_return"], given["fingerprint"], given["observation"],
-        given["action_key"], given["action_parsed"], given["valid"], layout=handle_of(layout), config=handle,
+        given["action_key"], given["action_parsed"], given["valid"], given["truncated"], layout=handle_of(layout), config=handle,
         fields=spelled, backend=backend, check=check, num_threads=num_threads or 0,
     )  # fmt: skip
     *rows, flags, late = results
-    total, step, episode, returns, cluster, branch = rows
+    total, step, episode, returns, cluster, branch, value = rows
     records = CompiledRecords(given, layout, cfg, flags, late)
-    return AdvantageResult(total, step, episode, returns, cluster, branch, records)
+    return AdvantageResult(
+        total, step, episode, returns, cluster, branch, records, value=value if estimator_of(cfg).has_value else None
+    )
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from . import _cuda_loader, _env, _native_loader, _triton_loader, stages
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 STAGES = (
-    "returns", "episode", "clusters", "observations", "similar", "values", "combine", "action_keys", "ngrams",
+    "returns", "episode", "clusters", "observations", "similar", "values", "critic", "combine", "action_keys", "ngrams",
 )  # fmt: skip
 _HOST = ("similar",)  # stages of texts, on the host whatever the device
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
@@ -47,6 +47,7 @@ class Backend:
     observations: stages.Observations
     similar: stages.Similar
     values: stages.Values
+    critic: stages.Critic
     combine: stages.Combine
     action_keys: stages.ActionKeys
     ngrams: stages.Ngrams

@@ -11,6 +11,7 @@ from . import _checks
 from ._checks import LateCheck
 from ._transfer import to_device
 from .config import Config
+from .estimators import estimator_of, needs_of
 from .layout import Layout
 from .layout import layout as make_layout
 from .observations import observation_codes
@@ -33,6 +34,8 @@ class Inputs:
     observation: Any  # as given: partition "similar" reads its texts on the host
     action_key: Tensor | None  # [N] int64
     action_parsed: Tensor | None  # [N] bool
+    truncated: Tensor | None  # [N] bool
+    value: Tensor | None  # [N] float64 V̂ that somebody made already (distributed.py)
     late: list[LateCheck]  # questions about masks that would have waited for the device
 
 
@@ -70,17 +73,21 @@ def check_columns(
         return None if value is None else _checks.real_vector(value, name, n)
 
     function = not isinstance(config.estimator, str)  # a user's own, which may read any column
-    reads_fingerprint = PARTITIONS[config.partition].argument == "fingerprint" or (
-        function and given["fingerprint"] is not None
-    )
+    reads_fingerprint = config.needs_fingerprint or (function and given["fingerprint"] is not None)
+    reads_fingerprint &= given.get("value") is None
     unused = not function and given["returns"] is not None and given["episode_return"] is not None
-    parsed = given["action_parsed"]
+    unused &= "rewards" not in needs_of(config)
+    parsed, truncated = given["action_parsed"], given["truncated"]
+    if not estimator_of(config).has_value:
+        truncated = None
     columns = {
         "rewards": None if unused else real("rewards"),
         "returns": real("returns"),
         "episode_return": real("episode_return"),
         "action_key": _keys(given["action_key"], config, n),
         "action_parsed": None if parsed is None else _checks.bool_vector(parsed, "action_parsed", n, late),
+        "truncated": None if truncated is None else _checks.bool_vector(truncated, "truncated", n, late),
+        "value": given.get("value"),
         "fingerprint": _checks.fingerprint_matrix(given["fingerprint"], n) if reads_fingerprint else None,
     }
     return {name: None if value is None else to_device(value, device, name) for name, value in columns.items()}
@@ -120,6 +127,14 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
                 raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
     if given["rewards"] is None and (given["returns"] is None or given["episode_return"] is None):
         raise ValueError("rewards is missing; it may be None only where both returns and episode_return are given.")
+    needs = needs_of(cfg)
+    if given["rewards"] is None and "rewards" in needs:
+        raise ValueError(f"rewards is missing; estimator={cfg.estimator!r} reads the reward of each step.")
+    if "fingerprint" in needs and given["fingerprint"] is None and given.get("value") is None:
+        raise ValueError(
+            f"fingerprint is missing; estimator={cfg.estimator!r} with value={cfg.value!r} needs one per row, or take "
+            "value='group' or 'cluster'."
+        )
     argument = PARTITIONS[cfg.partition].argument
     if argument is not None and given[argument] is None:
         raise ValueError(

@@ -38,6 +38,7 @@ class Argument:
     size: Size | None = None
     range: Range | None = None
     words: OneOf | None = None
+    default: Any = None  # None: it must be given
 
     @property
     def several(self) -> bool:
@@ -55,7 +56,7 @@ class Op:
 
     @property
     def schema(self) -> str:
-        words = [f"{a.type} {a.name}" for a in self.arguments]
+        words = [f"{a.type} {a.name}" + ("" if a.default is None else f"={a.default}") for a in self.arguments]
         first = next((i for i, a in enumerate(self.arguments) if a.keyword), None)
         if first is not None:
             words.insert(first, "*")
@@ -65,10 +66,10 @@ class Op:
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name; torch leaves out the last ones where they are None."""
         given = dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
-        return {a.name: given.get(a.name) for a in self.arguments}
+        return {a.name: given.get(a.name, a.default) for a in self.arguments}
 
 
-def _argument(name: str, hint: Any, keyword: bool) -> Argument:
+def _argument(name: str, hint: Any, keyword: bool, default: Any) -> Argument:
     optional = get_origin(hint) in (Union, UnionType)
     if optional:
         hint = next(each for each in get_args(hint) if each is not type(None))
@@ -87,7 +88,7 @@ def _argument(name: str, hint: Any, keyword: bool) -> Argument:
         kind = f"{_PLAIN[get_args(hint)[0]]}[]"
     else:
         kind = "SymInt" if size is not None and name != "dim" else _PLAIN[hint]
-    return Argument(name, kind, keyword, mark(Spec), size, mark(Range), mark(OneOf))
+    return Argument(name, kind, keyword, mark(Spec), size, mark(Range), mark(OneOf), default)
 
 
 def _ops() -> dict[str, Op]:
@@ -101,7 +102,7 @@ def _ops() -> dict[str, Op]:
             back = hints.pop("return")
             results = get_args(back) if get_origin(back) is tuple else (back,)
             arguments = tuple(
-                _argument(p.name, hints[p.name], p.kind is p.KEYWORD_ONLY)
+                _argument(p.name, hints[p.name], p.kind is p.KEYWORD_ONLY, None if p.default is p.empty else p.default)
                 for p in list(inspect.signature(method).parameters.values())[1:]
             )
             found[name] = Op(name, stage, arguments, tuple(get_args(each)[1] for each in results))
@@ -262,10 +263,11 @@ _CHAIN_TENSORS = (
     "action_key",
     "action_parsed",
     "valid",
+    "truncated",
 )
 _CHAIN = (
     f"({', '.join(f'Tensor? {name}' for name in _CHAIN_TENSORS)}, *, SymInt layout, SymInt config, str fields, "
-    "str backend, str check, int num_threads) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"str backend, str check, int num_threads) -> ({', '.join(['Tensor'] * 9)})"
 )
 
 
@@ -291,14 +293,14 @@ def _advantage(
         flags, late = _compiled.flags_of(result)
     return (
         result.advantage, result.step_advantage, result.episode_advantage, result.returns, result.cluster, result.branch,
-        flags, late,
+        torch.zeros_like(result.advantage) if result.value is None else result.value, flags, late,
     )  # fmt: skip
 
 
 def _advantage_fake(*tensors: Tensor | None, **_: Any) -> tuple[Tensor, ...]:
     like = next(t for t in tensors if t is not None)
     n = like.shape[0]
-    rows = tuple(_new(like, n, dtype=d) for d in (*[_F32] * 4, _I64, _U8))
+    rows = tuple(_new(like, n, dtype=d) for d in (*[_F32] * 4, _I64, _U8, _F32))
     return *rows, _new(like, len(_compiled.FLAGS), n, dtype=_U8), _new(like, _compiled.LATE, dtype=_BOOL)
 
 

@@ -53,4 +53,8 @@ class Batch:
     @property
     def action_key(self) -> Tensor | None:
         """[M] int64 or None."""
-        return None if self.inputs.action_key is None else self.by_record(self.inputs.action_key)
+        return self.by_record_or_none(self.inputs.action_key)
+
+    def by_record_or_none(self, column: Tensor | None) -> Tensor | None:
+        """[N, …] of rows -> [M, …] of records."""
+        return None if column is None else self.by_record(column)

@@ -12,14 +12,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 
 from ._handles import Handled
-from .estimators import ESTIMATORS, StepRecords, estimator_of, name_of
+from .estimators import ESTIMATORS, StepRecords, estimator_of, name_of, needs_of
 from .partitions import PARTITIONS
-from .stages import DELTA, EPSILON, GAMMA, NOT_NEGATIVE, Range
+from .stages import ABOVE_ZERO, DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, Range
 
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
 _NUMBERS = {
     "gamma": GAMMA, "step_weight": NOT_NEGATIVE, "epsilon": EPSILON, "delta": DELTA, "length_weight_alpha": NOT_NEGATIVE,
-    "similarity": Range("in (0, 1]", lambda x: 0 < x <= 1),
+    "similarity": Range("in (0, 1]", lambda x: 0 < x <= 1), "episode_weight": NOT_NEGATIVE, "shrinkage": NOT_NEGATIVE,
+    "kernel_width": ABOVE_ZERO, "kernel_time": ABOVE_ZERO, "kernel_noise": NOISE, "gae_lambda": GAMMA,
 }  # fmt: skip
 
 
@@ -38,16 +39,27 @@ class Config(Handled):
     estimator            the step term inside a cluster (docs/estimator.md, 4), or a function of the records that take part:
                          it gets `StepRecords` and returns A_S [M]; one of a module's top level pickles
     gamma                discount γ in [0, 1]
-    step_weight          w ≥ 0 of the step term: A = A_ep + w · A_S; not used by "hgpo"
+    step_weight          w ≥ 0 of the step term: A = episode_weight · A_ep + w · A_S; not used by "hgpo"
+    episode_weight       weight ≥ 0 of the episode term; not used by "hgpo"
     epsilon              ε of "cosine": join where 1 − cos ≤ ε; 0 (equal rows) or in [1e-4, 1]
     history_length       observations before the record's own that "history" compares, ≥ 0
     similarity           threshold of "similar" in (0, 1]: difflib's ratio
-    step_norm            "std" divides the step term by σ_C + δ; "mean" and "hgpo" only
+    step_norm            "std" divides the step term by σ_C + δ ("mean" and "hgpo"), "batch" and "group" by its root mean
+                         square over the batch or the prompt group ("gae")
     episode_norm         "std" divides the episode term by σ_p + δ
     episode_scope        μ_p and σ_p over the group's trajectories, or over its step records (as verl-agent does)
     lone_trajectory      A_ep of a population of one: 0, or the raw return
     delta                δ in (0, 1e-2], added to every σ
     length_weight_alpha  α ≥ 0 of HGPO's weights
+    value                "gae": V̂ of a record's state, the prompt group's mean, shrunk cluster means, or a Gaussian process
+                         over the fingerprints (docs/gae.md)
+    share                "gae": what a value is read from: the "group"
+    kernel               "gae": where the three parameters below come from: "fixed", they are as given
+    shrinkage            κ ≥ 0 of value="cluster"
+    kernel_width         ℓ > 0 of value="kernel": exp((cos − 1)/ℓ) of centred fingerprints
+    kernel_time          θ > 0 in steps: exp(−Δt²/(2 θ²)); None: time does not count
+    kernel_noise         ρ ≥ 0.1, the variance of returns about their value, in units of the kernel's
+    gae_lambda           λ in [0, 1]
     base_group           HGPO: the episode advantage joins the aggregate as depth 0
     duplicates           rows with equal (group, trajectory, step): an error, one record, or a record each
     on_invalid           non-finite input: an error, or the row is set aside and counted
@@ -60,7 +72,7 @@ class Config(Handled):
     epsilon: float = 0.10
     history_length: int = 2
     similarity: float = 0.95
-    step_norm: Literal["none", "std"] = "none"
+    step_norm: Literal["none", "std", "batch", "group"] = "none"
     episode_norm: Literal["std", "none"] = "std"
     episode_scope: Literal["trajectory", "step"] = "trajectory"
     lone_trajectory: Literal["zero", "raw"] = "zero"
@@ -69,6 +81,15 @@ class Config(Handled):
     base_group: bool = False
     duplicates: Literal["raise", "once", "count"] = "raise"
     on_invalid: Literal["raise", "singleton"] = "raise"
+    episode_weight: float = 1.0
+    value: Literal["group", "cluster", "kernel"] = "kernel"
+    share: Literal["group"] = "group"
+    kernel: Literal["fixed"] = "fixed"
+    shrinkage: float = 3.0
+    kernel_width: float = 0.3
+    kernel_time: float | None = 4.0
+    kernel_noise: float = 2.0
+    gae_lambda: float = 0.5
 
     def __post_init__(self) -> None:
         if torch.compiler.is_compiling():
@@ -90,7 +111,8 @@ class Config(Handled):
             raise ValueError(f"history_length must be at least 0, got {self.history_length}.")
         object.__setattr__(self, "history_length", int(length))
         for name, wish in _NUMBERS.items():
-            self._number(name, wish)
+            if name != "kernel_time" or self.kernel_time is not None:
+                self._number(name, wish)
         self._pairs()
 
     def _number(self, name: str, wish: Range) -> None:
@@ -117,6 +139,9 @@ class Config(Handled):
                     "partition as a diagnostic with estimator='mean' and step_weight=0."
                 )
             raise ValueError(f"estimator={name!r} needs a partition, got partition={self.partition!r}.")
+        if row.has_value and (self.value == "cluster") == (self.partition == "none"):
+            wish = "a partition" if self.value == "cluster" else "partition='none'"
+            raise ValueError(f"value={self.value!r} of estimator={name!r} needs {wish}, got {self.partition!r}.")
         if self.step_norm not in row.step_norms:
             able = " or ".join(repr(each.name) for each in ESTIMATORS.values() if self.step_norm in each.step_norms)
             raise ValueError(
@@ -127,6 +152,11 @@ class Config(Handled):
     def needs_keys(self) -> bool:
         """Whether the estimator compares actions."""
         return "action_key" in estimator_of(self).needs
+
+    @property
+    def needs_fingerprint(self) -> bool:
+        """Whether the partition or the estimator reads fingerprints."""
+        return PARTITIONS[self.partition].argument == "fingerprint" or "fingerprint" in needs_of(self)
 
     @classmethod
     def grpo(cls, **changes: Any) -> Config:
@@ -170,3 +200,20 @@ class Config(Handled):
         if estimator not in PACE_ESTIMATORS:
             raise ValueError(f"estimator must be one of {', '.join(PACE_ESTIMATORS)} for BiPACE, got {estimator!r}.")
         return cls(**{"partition": "cosine", "estimator": estimator, "epsilon": epsilon, **changes})
+
+    @classmethod
+    def gae(cls, value: str = "kernel", **changes: Any) -> Config:
+        """Critic-free GAE(λ), this project's own: A = A_S divided by its root mean square over the batch (docs/gae.md).
+
+        value   "group": μ_p; "cluster": shrunk means of the clusters of equal observations, or of another partition;
+                "kernel": a Gaussian process over the fingerprints.
+        """
+        partition = "exact" if value == "cluster" else "none"
+        given = {
+            "partition": partition,
+            "estimator": "gae",
+            "value": value,
+            "step_norm": "batch",
+            "episode_weight": 0.0,
+        }
+        return cls(**{**given, **changes})

@@ -27,7 +27,7 @@ from ._ranks import Ranks
 from ._transfer import to_device, to_host
 from .config import Config
 from .pipeline import run
-from .records import Records
+from .records import Records, Unread
 from .result import AdvantageResult
 from .value_checks import check_fingerprint
 
@@ -38,7 +38,7 @@ Ints = npt.NDArray[np.int64]
 Given = dict[str, Any]
 
 _REAL = ("rewards", "returns", "episode_return")
-_BOOL = ("action_parsed", "valid")
+_BOOL = ("action_parsed", "valid", "truncated")
 _SLACK = 1.25  # of the mean load: moving a record costs about what clustering it costs, so finer balance does not pay
 _FAILED = 255  # in the place of a record's state, where its owner could not cluster
 _ARGUMENTS = ("group", "trajectory", "step", "observation", "action_key", "fingerprint", *_REAL, *_BOOL)
@@ -58,6 +58,7 @@ def advantage(
     action_key: Any = None,
     action_parsed: Any = None,
     valid: Any = None,
+    truncated: Any = None,
     config: Config | None = None,
     backend: str = "auto",
     check: str = "auto",
@@ -71,8 +72,8 @@ def advantage(
     process_group    of torch.distributed; None: the default group.  All of its ranks make this call, with the same
                      configuration and the same arguments; a rank may have no rows (N = 0)
     check            "auto" | "now": the same here, values are checked at the call
-    rewards, step, returns, episode_return, fingerprint, observation, action_key, action_parsed, valid, config, backend,
-    num_threads      as in `bipace_kernels.advantage()`
+    rewards, step, returns, episode_return, fingerprint, observation, action_key, action_parsed, valid, truncated,
+    config, backend, num_threads      as in `bipace_kernels.advantage()`
 
     Bit-equal to one process on the concatenated rows, for every split, on ranks with one kind of device and instruction
     set.  Clusters are numbered over the batch; metrics() and value_r2() are the batch's, equal on all ranks.
@@ -84,7 +85,7 @@ def advantage(
     given = {
         "group": group, "trajectory": trajectory, "rewards": rewards, "step": step, "returns": returns,
         "episode_return": episode_return, "fingerprint": fingerprint, "observation": observation,
-        "action_key": action_key, "action_parsed": action_parsed, "valid": valid,
+        "action_key": action_key, "action_parsed": action_parsed, "valid": valid, "truncated": truncated,
     }  # fmt: skip
 
     def prepare() -> _Own:
@@ -140,7 +141,7 @@ def cluster(
         given = {
             "group": group, "trajectory": group if trajectory is None else trajectory, "step": step, "valid": valid,
             "fingerprint": fingerprint, "rewards": np.zeros(rows), "returns": None, "episode_return": None,
-            "observation": None, "action_key": None, "action_parsed": None,
+            "observation": None, "action_key": None, "action_parsed": None, "truncated": None,
         }  # fmt: skip
         return _check_own(given, config, backend, num_threads)
 
@@ -322,9 +323,13 @@ def _run(process_group: Any, prepare: Callable[[], _Own], num_threads: int | Non
     columns = _gather(ranks, own, heads, head)
     state: Tensor | None = None
     failed: str | None = None
-    if cfg.partition == "cosine" or head.kinds.get("observation", "integers") != "integers":
-        plan = _Plan.make(columns, counts, quadratic=cfg.partition in ("cosine", "similar"))
-        columns["observation"], state, failed = _labels(ranks, plan, columns, head, own, where, num_threads)
+    if cfg.needs_fingerprint or head.kinds.get("observation", "integers") != "integers":
+        plan = _Plan.make(columns, counts, quadratic=cfg.needs_fingerprint or cfg.partition == "similar")
+        found, state, failed = _labels(ranks, plan, columns, head, own, where, num_threads)
+        if _makes_values(cfg):
+            columns["value"] = found.view(torch.float64)
+        else:
+            columns["observation"] = found
     if bool(columns["valid"].all()):
         del columns["valid"]
     last = cfg if cfg.partition in ("none", "history") else replace(cfg, partition="exact")
@@ -346,6 +351,7 @@ def _run(process_group: Any, prepare: Callable[[], _Own], num_threads: int | Non
         returns=result.returns[mine].clone(),
         cluster=result.cluster[mine].clone(),
         branch=result.branch[mine].clone(),
+        value=None if result.value is None else result.value[mine].clone(),
         records=records,
     )
 
@@ -457,7 +463,8 @@ def _labels(
 ) -> tuple[Tensor, Tensor | None, str | None]:  # fmt: skip
     """What the owners make of their groups.
 
-    [N] int64   equal inside a group where records share a cluster (partitions "exact" and "history": an observation)
+    [N] int64   equal inside a group where records share a cluster (partitions "exact" and "history": an observation); of
+                value="kernel" the bits of V̂, float64
     [N] uint8   state of the fingerprints; None: all fine
     the first owner's error, on all ranks; None: there was none
     """
@@ -496,7 +503,9 @@ def _cluster(
     if head.config.partition in ("exact", "history"):
         return number_objects(items)[which], state
     # The records that advantage() sets aside, and copies of a step, must not found clusters here either.
-    cfg = replace(head.config, estimator="mean", step_norm="none", on_invalid="singleton")
+    cfg = replace(head.config, on_invalid="singleton")
+    if not _makes_values(cfg):
+        cfg = replace(cfg, estimator="mean", step_norm="none")
     given: Given = {name: to_device(value, where, name) for name, value in columns.items()}
     given["observation"] = [items[i] for i in which] if items else None
     result = run(
@@ -507,7 +516,17 @@ def _cluster(
         bad = records.layout.order[~records.usable]
         finite = fingerprint[bad.to(where)].isfinite().all(dim=1).cpu()
         state[bad] = torch.where(finite, 2, 1)
-    return result.cluster.cpu(), state
+    if not _makes_values(cfg):
+        return result.cluster.cpu(), state
+    assert isinstance(result.records, Unread) and result.records.value is not None
+    source = result.records.layout.source()
+    value = result.records.value.cpu()[source.clamp(min=0)]
+    return value.masked_fill(source < 0, 0.0).view(torch.int64), state
+
+
+def _makes_values(cfg: Config) -> bool:
+    """Whether it is V̂ that the owners of groups make, not clusters."""
+    return cfg.partition == "none" and cfg.needs_fingerprint
 
 
 def _move_fingerprints(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .partitions import cluster_histories, histories, labels_of
+from .partitions import PARTITIONS, cluster_histories, histories, labels_of
 from .schema import Branch, Terms
 
 if TYPE_CHECKING:
@@ -31,20 +31,22 @@ class Estimator:
     meaning      one line for tables of the documentation and the command line
     terms        makes labels, step term and branch of a batch
     partitions   those that it may stand with
-    needs        arguments of advantage() that it reads beside what its partition needs
+    needs        arguments of advantage() that it reads beside what its partition needs (see needs_of())
     step_norms   values of Config.step_norm that it knows
     whole        its step term is the total, instead of A = A_ep + w · A_S
     pace         what Branch.PACE says of a record
+    has_value    it makes a V̂ of each record, and reads `truncated`
     """
 
     name: str
     meaning: str
     terms: Callable[[Batch], Terms]
-    partitions: tuple[str, ...] = ("exact", "history", "similar", "cosine")
+    partitions: tuple[str, ...] = tuple(name for name in PARTITIONS if name != "none")
     needs: tuple[str, ...] = ()
     step_norms: tuple[str, ...] = ("none",)
     whole: bool = False
     pace: str = "compared with its peers"
+    has_value: bool = False
 
 
 def _nothing(batch: Batch) -> Terms:
@@ -70,6 +72,55 @@ def _hgpo(batch: Batch) -> Terms:
         delta=cfg.delta, alpha=float(cfg.length_weight_alpha), base_group=cfg.base_group,
     )  # fmt: skip
     return Terms(cluster_histories(batch, depths, deepest), step_term, branch)
+
+
+def _gae(batch: Batch) -> Terms:
+    """GAE(λ) over a value of each record's state (docs/gae.md).  Clusters serve value="cluster" alone."""
+    cfg, lay = batch.config, batch.placed
+    labels = labels_of(batch)
+    value = batch.by_record_or_none(batch.inputs.value)
+    if value is None:
+        value = _values(batch, labels)
+    rewards, truncated = batch.by_record_or_none(batch.inputs.rewards), batch.by_record_or_none(batch.inputs.truncated)
+    assert rewards is not None
+    step_term = batch.backend.critic.gae_advantage(
+        rewards, value, batch.returns, lay.step, lay.trajectory_offsets, lay.group_offsets, truncated, float(cfg.gamma),
+        float(cfg.gae_lambda), n_trajectories=lay.n_trajectories, **batch.groups, taken=batch.taken,
+        step_norm=cfg.step_norm,
+    )  # fmt: skip
+    branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
+    if cfg.value == "cluster":
+        sizes = torch.zeros_like(labels).index_add_(0, labels.clamp(min=0), (labels >= 0).to(labels.dtype))
+        branch = torch.where((labels >= 0) & (sizes[labels.clamp(min=0)] > 1), int(Branch.PACE), branch)
+    return Terms(labels, step_term, branch, value)
+
+
+def _values(batch: Batch, labels: Tensor) -> Tensor:
+    """[M] float64 V̂ of the configuration."""
+    cfg, lay, critic = batch.config, batch.placed, batch.backend.critic
+    if cfg.value != "kernel":
+        return critic.cluster_values(
+            batch.returns, labels if cfg.value == "cluster" else None, lay.group_offsets, **batch.groups,
+            taken=batch.taken, shrinkage=float(cfg.shrinkage),
+        )  # fmt: skip
+    assert batch.inputs.fingerprint is not None
+    return critic.kernel_values(
+        batch.inputs.fingerprint, lay.order, batch.returns, lay.time(), lay.group_offsets, _in_company(batch),
+        **batch.groups, taken=batch.taken, width=float(cfg.kernel_width), horizon=float(cfg.kernel_time or 0.0),
+        noise=float(cfg.kernel_noise),
+    )  # fmt: skip
+
+
+def _in_company(batch: Batch) -> Tensor:
+    """[M] bool: usable, and in a prompt group of two or more trajectories; one by itself says nothing beyond its mean."""
+    lay = batch.placed
+    counts = torch.zeros(lay.n_trajectories + 1, dtype=torch.int64, device=batch.returns.device)
+    first = lay.trajectory_offsets[:-1]  # a trajectory is taken as a whole
+    counts[1:] = (torch.ones_like(first) if batch.taken is None else batch.taken[first].to(torch.int64)).cumsum(0)
+    trajectories = counts[lay.group_trajectories[1:]] - counts[lay.group_trajectories[:-1]]
+    at = torch.arange(lay.n_records, device=batch.returns.device)
+    several = trajectories[torch.searchsorted(lay.group_offsets, at, right=True) - 1] > 1
+    return several if batch.usable is None else several & batch.usable
 
 
 @dataclass(frozen=True)
@@ -159,12 +210,17 @@ ESTIMATORS: dict[str, Estimator] = {
             "hgpo", "R − mean at every depth of the history, weighted", _hgpo, partitions=("history",),
             step_norms=("none", "std"), whole=True, pace="in company at some depth",
         ),
+        Estimator(
+            "gae", "GAE(λ) over a value read off the batch", _gae,
+            partitions=tuple(PARTITIONS), needs=("rewards",),
+            step_norms=("none", "batch", "group"), pace="its value is shared with its cluster", has_value=True,
+        ),
     )
 }  # fmt: skip
 
 #: Of Config(estimator=function).
 FUNCTION = Estimator(
-    "function", "a function of the records", _function, partitions=("none", "exact", "history", "similar", "cosine"),
+    "function", "a function of the records", _function, partitions=tuple(PARTITIONS),
     pace="every record that takes part",
 )  # fmt: skip
 
@@ -172,6 +228,12 @@ FUNCTION = Estimator(
 def estimator_of(config: Config) -> Estimator:
     """The row of a configuration."""
     return ESTIMATORS[config.estimator] if isinstance(config.estimator, str) else FUNCTION
+
+
+def needs_of(config: Config) -> tuple[str, ...]:
+    """Arguments of advantage() that the estimator reads beside what its partition needs."""
+    row = estimator_of(config)
+    return (*row.needs, "fingerprint") if row.has_value and config.value == "kernel" else row.needs
 
 
 def name_of(estimator: Any) -> str:

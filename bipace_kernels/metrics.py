@@ -41,6 +41,8 @@ def compute_metrics(records: Records) -> dict[str, float]:
     out["singleton_row_fraction"] = _mean(branch == Branch.SINGLETON)
     out["invalid_row_fraction"] = records.n_invalid / records.n_checked if records.n_checked else 0.0
     out["mean_advantage"] = float(records.advantage.double().mean()) if m else 0.0
+    if records.value is not None:
+        out["value_explained_share"] = _explained(records)
     if records.action_parsed is not None:
         out["action_parse_rate"] = _mean(records.action_parsed.numpy())
     return {f"bipace/{name}": value for name, value in out.items()}
@@ -48,6 +50,16 @@ def compute_metrics(records: Records) -> dict[str, float]:
 
 def _mean(values: Any) -> float:
     return float(values.mean()) if values.size else 0.0
+
+
+def _explained(records: Records) -> float:
+    """1 − Σ(R − V̂)² / Σ(R − μ_p)², over the records that the values were read off."""
+    assert records.value is not None
+    returns, value = records.returns.double().numpy(), records.value.double().numpy()
+    group = records.layout.group_of_record().numpy()
+    mean = np.bincount(group, returns) / np.maximum(np.bincount(group), 1) if returns.size else returns
+    whole = float(np.sum((returns - mean[group]) ** 2)) if returns.size else 0.0
+    return 1.0 - float(np.sum((returns - value) ** 2)) / whole if whole > 0 else 0.0
 
 
 def _sum_delta_t(labels: Any, time: Any) -> float:

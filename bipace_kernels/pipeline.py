@@ -13,6 +13,7 @@ before anything is clustered; on a GPU nothing waits for the device, and errors 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from ._inputs import Inputs, check_check, check_config, check_inputs
 from ._masks import out_of_range
 from .batch import Batch
 from .config import Config
-from .estimators import estimator_of
+from .estimators import estimator_of, needs_of
 from .layout import Layout
 from .placed_layout import PlacedLayout
 from .records import Unread
@@ -46,6 +47,7 @@ def advantage(
     action_key: Any = None,
     action_parsed: Any = None,
     valid: Any = None,
+    truncated: Any = None,
     layout: Layout | None = None,
     config: Config | None = None,
     backend: str = "auto",
@@ -65,11 +67,13 @@ def advantage(
     step             [N] int ≥ 0   step number inside the trajectory; None: the row order is the time order
     returns          [N] real   discounted return-to-go; None: from rewards and config.gamma
     episode_return   [N] real   return of the record's trajectory, one value per trajectory; None: the sum of rewards
-    fingerprint      [N, D] float32 | bfloat16 | float16 (float64 is rounded), any length     partition "cosine"
+    fingerprint      [N, D] float32 | bfloat16 | float16 (float64 is rounded), any length     partition "cosine", value "kernel"
     observation      [N] str | bytes | any hashable | integers      partitions "exact", "history", "similar" (str)
     action_key       [N] int   equal for equal actions              estimators "diff_peer", "q_style"
     action_parsed    [N] bool   feeds the metric action_parse_rate
     valid            [N] bool   False rows (padding) take part in nothing: advantages 0, cluster −1
+    truncated        [N] bool   estimator "gae": True on the last step of a trajectory that was cut off there; V̂ of that step
+                     stands for what would have come.  Not read elsewhere in a trajectory; None: none was
     layout           a `Layout` of these ids; group, trajectory and step are then None
     config           `Config`; None: Config.bipace()
     backend          "auto" | "reference" | "cpu" | "triton" | "cuda"; by name it never falls back
@@ -87,7 +91,7 @@ def advantage(
     given = {
         "group": group, "trajectory": trajectory, "rewards": rewards, "step": step, "returns": returns,
         "episode_return": episode_return, "fingerprint": fingerprint, "observation": observation,
-        "action_key": action_key, "action_parsed": action_parsed, "valid": valid,
+        "action_key": action_key, "action_parsed": action_parsed, "valid": valid, "truncated": truncated,
     }  # fmt: skip
     if torch.compiler.is_compiling():
         return _compiled.advantage(given, layout, config, backend, check, num_threads)
@@ -144,12 +148,24 @@ def chain(backend: Backend, x: Inputs, everyone: Layout) -> AdvantageResult:
 
     estimator = estimator_of(cfg)
     batch = Batch(backend, x, layout, lay, taken, usable, step_return, episode)
-    labels, step_term, branch = estimator.terms(batch)
+    labels, step_term, branch, value = estimator.terms(batch)
     rows = backend.combine.combine(
         episode, step_term, step_return, labels, branch, lay.source, taken, weight=float(cfg.step_weight),
-        total_is_step=estimator.whole, n_rows=lay.n_rows,
+        total_is_step=estimator.whole, n_rows=lay.n_rows, episode_weight=float(cfg.episode_weight),
     )  # fmt: skip
-    return AdvantageResult(*rows, unread)
+    if value is None:
+        return AdvantageResult(*rows, unread)
+    return AdvantageResult(*rows, replace(unread, value=value), value=_by_row(value, lay, taken))
+
+
+def _by_row(value: Tensor, lay: PlacedLayout, taken: Tensor | None) -> Tensor:
+    """[N] float32 of V̂ [M], saturating; 0 for rows without a record, and those of records set aside."""
+    if not lay.n_records:
+        return torch.zeros(lay.n_rows, dtype=torch.float32, device=value.device)
+    at = lay.source.clamp(min=0)
+    limit = torch.finfo(torch.float32).max
+    missing = lay.source < 0 if taken is None else (lay.source < 0) | ~taken[at]
+    return value.clamp(-limit, limit).to(torch.float32)[at].masked_fill(missing, 0.0)
 
 
 def _returns(backend: Backend, x: Inputs, lay: PlacedLayout) -> tuple[Tensor, Tensor]:
@@ -179,6 +195,9 @@ def _look(
         value = x.episode_return[lay.order]
         episode_differs = unlike_first(value, value[lay.trajectory_offsets[:-1]][lay.trajectory_of_record])
         bad = episode_differs | ~value.isfinite()
+    if x.rewards is not None and "rewards" in needs_of(x.config):
+        unfit = out_of_range(x.rewards[lay.order])
+        bad = unfit if bad is None else bad | unfit
     if every.first is not None and x.rewards is not None:
         reward = x.rewards[every.order]
         copy_differs = unlike_first(reward, reward[every.first])

@@ -11,6 +11,7 @@ from . import _checks
 from ._checks import LateCheck
 from ._transfer import to_host
 from .config import Config
+from .estimators import needs_of
 from .layout import Layout
 from .value_checks import check_fingerprint, raise_copies, raise_episode_return, raise_spoilt
 
@@ -28,6 +29,8 @@ class ResultRows(Protocol):
     def cluster(self) -> Tensor: ...
     @property
     def branch(self) -> Tensor: ...
+    @property
+    def value(self) -> Tensor | None: ...
 
 
 class RecordSource(Protocol):
@@ -54,6 +57,7 @@ class Records:
     n_checked: int  # records before any was set aside
     usable: Tensor | None  # [M] bool: False where a bad fingerprint left the record alone; None: all are
     partition: str
+    value: Tensor | None = None  # [M] float32 V̂, of estimators that have one
 
     @property
     def n_invalid(self) -> int:
@@ -87,11 +91,13 @@ class Unread:
     copy_differs: Tensor | None  # [records of everyone] bool: not the reward of the step that it copies
     late: tuple[LateCheck, ...]
     checked: bool = False  # at the call
+    value: Tensor | None = None  # [M] float64 V̂, of estimators that have one
 
     def read(self, rows: ResultRows) -> Records:
         lay = self.layout
-        cluster, branch, returns, advantage, key, parsed, *flags = to_host(
-            (rows.cluster, rows.branch, rows.returns, rows.advantage, self.action_key, self.action_parsed, *self._flags())
+        cluster, branch, returns, advantage, value, key, parsed, *flags = to_host(
+            (rows.cluster, rows.branch, rows.returns, rows.advantage, rows.value, self.action_key, self.action_parsed,
+             *self._flags())
         )  # fmt: skip
         self._raise(cluster, flags)
         state: Tensor | None = flags[0]
@@ -109,6 +115,7 @@ class Unread:
             n_checked=lay.n_records,
             usable=None if state is None else state[keep] == 0,
             partition=self.config.partition,
+            value=None if value is None else value[at],
         )
 
     def check(self, rows: ResultRows) -> None:
@@ -140,6 +147,9 @@ class Unread:
             raise_episode_return(self.layout, to_host([self.episode_return])[0], episode_differs)
         if self.config.on_invalid == "raise":
             if bool(spoilt.any()):
-                raise_spoilt(self.everyone, spoilt, *to_host([self.rewards, self.returns, self.episode_return]))
+                unread = self.returns is not None and self.episode_return is not None
+                unread &= "rewards" not in needs_of(self.config)
+                read = [None if unread else self.rewards, self.returns, self.episode_return]
+                raise_spoilt(self.everyone, spoilt, *to_host(read))
             if state is not None:
                 check_fingerprint(self.layout, state)

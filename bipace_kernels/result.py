@@ -28,6 +28,7 @@ class AdvantageResult:
     returns             [N] float32   R, discounted return-to-go
     cluster             [N] int64     dense over the batch, numbered by first appearance in processing order
     branch              [N] uint8     Branch.SINGLETON | PACE | LEAVE_ONE_OUT
+    value               [N] float32   V̂, value of the record's state, of estimator "gae"; None: another has none
     """
 
     advantage: Tensor
@@ -38,6 +39,7 @@ class AdvantageResult:
     branch: Tensor
     records: RecordSource = field(repr=False)
     tensors: AdvantageResult | None = field(default=None, repr=False)  # this result, where its fields are no tensors
+    value: Tensor | None = None
 
     def as_arrays(self, from_dlpack: Callable[[Tensor], Any]) -> AdvantageResult:
         """The same memory as arrays of another library, e.g. of from_dlpack=jax.numpy.from_dlpack."""
@@ -49,6 +51,7 @@ class AdvantageResult:
             returns=from_dlpack(self.returns),
             cluster=from_dlpack(self.cluster),
             branch=from_dlpack(self.branch),
+            value=None if self.value is None else from_dlpack(self.value),
             tensors=self,
         )
 

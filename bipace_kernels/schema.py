@@ -2,7 +2,7 @@
 
 N rows (what the caller passes), M records (rows that take part), D features, G prompt groups, T trajectories,
 C clusters.  R is the discounted return-to-go, R(τ) the return of a trajectory, A_ep the episode advantage, A_S the
-step advantage, A the total.
+step advantage, A the total, V̂ the value of a record's state.
 """
 
 from __future__ import annotations
@@ -32,3 +32,4 @@ class Terms(NamedTuple):
     labels: torch.Tensor  # [M] int64 cluster of each record, numbered over the batch by first appearance; −1: set aside
     step_term: torch.Tensor  # [M] float32 A_S
     branch: torch.Tensor  # [M] uint8
+    value: torch.Tensor | None = None  # [M] float64 V̂, of estimators that have one

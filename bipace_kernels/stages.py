@@ -80,6 +80,8 @@ EPSILON = Range("0 or in [1e-4, 1]", lambda x: x == 0 or 1e-4 <= x <= 1)
 GAMMA = Range("in [0, 1]", lambda x: 0 <= x <= 1)
 DELTA = Range("in (0, 1e-2]", lambda x: 0 < x <= 1e-2)
 NOT_NEGATIVE = Range("finite and at least 0", lambda x: 0 <= x < math.inf)
+ABOVE_ZERO = Range("finite and above 0", lambda x: 0 < x < math.inf)
+NOISE = Range("finite and at least 0.1", lambda x: 0.1 <= x < math.inf)
 NORMS = OneOf(("none", "std"))
 
 # ------------------------------------------------------------------------------------------------------------- stages
@@ -251,6 +253,75 @@ class Values(Protocol):
         """HGPO's aggregate, each record's deepest depth in company (0: none), and its branch."""
 
 
+class Critic(Protocol):
+    """A value of each record's state, read off the returns of the batch, and GAE(λ) over it (docs/gae.md).
+
+    μ_p is the mean of R over the group's records.  0 for records that are not taken.
+    """
+
+    def cluster_values(
+        self,
+        returns: F32_M,
+        labels: I64_M | None,  # None: V̂ = μ_p
+        group_offsets: GroupOffsets,
+        *,
+        n_groups: NGroups,
+        longest_group: Longest,
+        taken: BOOL_M | None,
+        shrinkage: Annotated[float, NOT_NEGATIVE],  # κ
+    ) -> F64_M:
+        """V̂_i = μ_p + Σ_{j in C} (R_j − μ_p) / (|C| + κ); exactly μ_p where the group's returns are equal."""
+
+    def kernel_values(
+        self,
+        fingerprint: Fingerprint,  # any strides, any length
+        order: I64_M,  # row of each record
+        returns: F32_M,
+        time: I64_M,  # step numbers, at least 0
+        group_offsets: GroupOffsets,
+        usable: BOOL_M | None,
+        *,
+        n_groups: NGroups,
+        longest_group: Longest,
+        taken: BOOL_M | None,
+        width: Annotated[float, ABOVE_ZERO],  # ℓ
+        horizon: Annotated[float, NOT_NEGATIVE],  # θ in steps; 0: time does not count
+        noise: Annotated[float, NOISE],  # ρ
+    ) -> F64_M:
+        """V̂ = μ_p + K (K + ρ I)⁻¹ (R − μ_p) over the group's usable records; μ_p for the others.
+
+        K_ij = exp((c_ij − 1)/ℓ − (t_i − t_j)²/(2 θ²)), c the cosine of the fingerprints scaled to unit length, less the mean
+        of the group's usable ones.  Rows within a squared distance of 1e-5 of that mean have c = 1 among themselves and 0
+        with others; equal rows have c = 1.  Beyond 2,048 usable records the m = 1,024 landmarks ⌊k n / m⌋ stand for all:
+        V̂ = μ_p + K_nm (K_mn K_nm + ρ (K_mm + 10⁻³ I))⁻¹ K_mn (R − μ_p): memory O(m²), time O(n m (m + D)).
+        """
+
+    def gae_advantage(
+        self,
+        rewards: F64_M,
+        value: F64_M,  # V̂
+        returns: F32_M,  # for the size of what counts as 0
+        step: I64_M | None,  # rising in a trajectory; None: neighbours are one step apart
+        trajectory_offsets: TrajectoryOffsets,
+        group_offsets: GroupOffsets,
+        truncated: BOOL_M | None,  # read on the last step of each trajectory: it was cut off there
+        gamma: Annotated[float, GAMMA],
+        gae_lambda: Annotated[float, GAMMA],
+        *,
+        n_trajectories: NTrajectories,
+        n_groups: NGroups,
+        longest_group: Longest,
+        taken: BOOL_M | None,
+        step_norm: Annotated[str, OneOf(("none", "batch", "group"))],
+    ) -> F32_M:
+        """A_S(t) = δ_t + (γλ)^Δt A_S(t + Δt),  δ_t = r_t + γ^Δt V̂(t + Δt) − V̂(t), with V̂ = 0 behind the last step.
+
+        Behind a step that was cut off stands its own V̂, one step later.  Records of equal step number are one step: what
+        comes before takes the means of their V̂ and A_S.  step_norm divides by the root mean square over the batch or the
+        group, which gives 0 where that is at most 1e-6 · max|R| of the same records.  In float64, rounded once, saturating.
+        """
+
+
 class Combine(Protocol):
     """A = A_ep + w · A_S (paper eq. 10), and everything back in the caller's rows."""
 
@@ -267,11 +338,13 @@ class Combine(Protocol):
         weight: Annotated[float, NOT_NEGATIVE],
         total_is_step: bool,  # A = A_S
         n_rows: NRows,
+        episode_weight: Annotated[float, NOT_NEGATIVE] = 1.0,
     ) -> tuple[F32_N, F32_N, F32_N, F32_N, I64_N, U8_N]:
         """Advantage, step term, episode term, returns, cluster and branch of each row.
 
-        In float64, rounded once, saturating at the largest float32; w = 0 gives A_ep back bit for bit.  Rows without a
-        record, and those of records set aside: 0, cluster −1, SINGLETON.
+        A = episode_weight · A_ep + w · A_S in float64, rounded once, saturating at the largest float32; w = 0 and
+        episode_weight = 1 give A_ep back bit for bit.  Rows without a record, and those of records set aside: 0, cluster −1,
+        SINGLETON.
         """
 
 
@@ -334,6 +407,6 @@ class Ngrams(Protocol):
 
 #: Stages whose methods are torch ops, by the stem of their modules.
 OPS: dict[str, type] = {
-    "returns": Returns, "episode": Episode, "clusters": Clusters, "observations": Observations, "values": Values,
+    "returns": Returns, "episode": Episode, "clusters": Clusters, "observations": Observations, "values": Values, "critic": Critic,
     "combine": Combine, "action_keys": ActionKeys, "ngrams": Ngrams,
 }  # fmt: skip

@@ -83,12 +83,12 @@ def raise_spoilt(
     """ValueError that names the argument and the rows at fault.
 
     spoilt                             [T] bool
-    rewards, returns, episode_return   [N] float64, as given
+    rewards, returns, episode_return   [N] float64, as given, of those that are read
     """
     inside = torch.zeros(lay.n_rows, dtype=torch.bool)
     inside[lay.order] = True
     used = {
-        "rewards": rewards if returns is None or episode_return is None else None,
+        "rewards": rewards,
         "returns": returns,
         "episode_return": episode_return,
     }

@@ -17,7 +17,7 @@ from .outcomes import format_r2
 if TYPE_CHECKING:
     import bipace_kernels as bk
 
-PRESETS = ("grpo", "gigpo", "hgpo", "bigpo", "bipace")
+PRESETS = ("grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae")
 BRANCHES = ("singleton", "pace", "leave_one_out")
 ACTION_MODES = ("text", "action_tag", "first_n")
 
@@ -51,6 +51,8 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
     given = {name: value for name, value in changes.items() if value is not None}
     try:
         config = bk.Config.gigpo(gigpo_mode) if preset == "gigpo" else getattr(bk.Config, preset)()
+        if preset == "gae" and given.get("value") == "cluster":
+            config = bk.Config.gae("cluster")
         partition = given.get("partition", config.partition)
         if partition == "cosine" and ngrams:
             given.setdefault("epsilon", EMBEDDERS["ngram"].epsilon)
@@ -107,8 +109,23 @@ EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         "a preset other than grpo and hgpo",
     ),
     "step_norm": (
-        lambda c: c.estimator in ("mean", "hgpo"), "divides the step term of mean and hgpo", "--estimator mean"
+        lambda c: c.estimator in ("mean", "hgpo", "gae"), "divides the step term of mean, hgpo and gae", "--estimator mean"
     ),
+    "episode_weight": (
+        lambda c: c.estimator != "hgpo", "weighs an episode term that is added to the step term", "a preset other than hgpo"
+    ),
+    "value": (lambda c: c.estimator == "gae", "is about GAE's values", "--preset gae"),
+    "share": (lambda c: c.estimator == "gae", "is about GAE's values", "--preset gae"),
+    "gae_lambda": (lambda c: c.estimator == "gae", "is GAE's λ", "--preset gae"),
+    "shrinkage": (
+        lambda c: c.estimator == "gae" and c.value == "cluster", "shrinks values of clusters", "--preset gae --value cluster"
+    ),
+    **{
+        name: (
+            lambda c: c.estimator == "gae" and c.value == "kernel", "is of GAE's kernel over fingerprints", "--preset gae"
+        )
+        for name in ("kernel", "kernel_width", "kernel_time", "kernel_noise")
+    },
     "delta": (
         lambda c: "std" in (c.step_norm, c.episode_norm), "is added to a σ that something is divided by",
         "--episode-norm std",
@@ -130,11 +147,14 @@ def _check_options(
     if options.action_mode != "text" and config.partition == "none":
         raise CliError("--action-mode has no effect with partition none, which looks at no action; leave it out.")
     from_file = options.fingerprint is not None or columns.fingerprint is not None
-    if from_file and config.partition != "cosine":
-        raise CliError(f"fingerprints go with --partition cosine, got --partition {config.partition}.")
+    if from_file and not config.needs_fingerprint:
+        raise CliError(
+            f"fingerprints go with --partition cosine and --preset gae, got --partition {config.partition} with estimator "
+            f"{config.estimator}."
+        )
     if state.depth and from_file:
         raise CliError("--state makes the n-gram fingerprints, and these come from a file; leave --state out.")
-    if state.depth and config.partition in ("none", "history"):
+    if state.depth and config.partition in ("none", "history") and not config.needs_fingerprint:
         cure = "leave it out" if config.partition == "none" else "use --history-length"
         raise CliError(f"--state {state} has no use with --partition {config.partition}; {cure}.")
 
@@ -144,9 +164,9 @@ def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State,
     import bipace_kernels as bk
 
     arguments = shared_arguments(records, options.action_mode, options.backend, options.threads)
-    if config.partition == "cosine" and records.fingerprint is not None:
+    if config.needs_fingerprint and records.fingerprint is not None:
         arguments["fingerprint"] = states.hidden_states(records, config.on_invalid)
-    elif config.partition == "cosine":
+    elif config.needs_fingerprint:
         arguments["fingerprint"] = Ngram().embed(states.texts(records, state))
     elif config.partition == "similar":
         arguments["observation"] = states.texts(records, state)
@@ -219,6 +239,7 @@ def table(records: rollouts.Rollouts, result: Any) -> dict[str, Any]:
         "episode_advantage": result.episode_advantage.numpy(),
         "step_advantage": result.step_advantage.numpy(),
         "advantage": result.advantage.numpy(),
+        **({} if result.value is None else {"value": result.value.numpy()}),
     }
 
 

@@ -95,7 +95,7 @@ Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads o
 OutTable = Annotated[
     str, typer.Option("--out", metavar="FILE", help="Table to write: .parquet, .csv, .jsonl or .jsonl.gz.")
 ]
-Preset = Annotated[str, typer.Option(metavar="NAME", help="grpo, gigpo, hgpo, bigpo or bipace.")]
+Preset = Annotated[str, typer.Option(metavar="NAME", help="grpo, gigpo, hgpo, bigpo, bipace or gae.")]
 StateOption = Annotated[
     str, typer.Option("--state", metavar="KIND", help="What a state is: observation, or history:K for the last K + 1.")
 ]
@@ -109,9 +109,20 @@ Epsilon = Annotated[
 ]
 Gamma = Annotated[float | None, _field("--gamma", "γ", "Discount of the returns.")]
 StepWeight = Annotated[float | None, _field("--step-weight", "W", "Weight of the step term.")]
+EpisodeWeight = Annotated[float | None, _field("--episode-weight", "W", "Weight of the episode term.")]
+Value = Annotated[str | None, _field("--value", "NAME", "GAE's value of a state: group, cluster or kernel.")]
+Share = Annotated[str | None, _field("--share", "NAME", "What GAE's value is read from: group.")]
+Kernel = Annotated[str | None, _field("--kernel", "NAME", "Where the kernel's parameters come from: fixed.")]
+GaeLambda = Annotated[float | None, _field("--gae-lambda", "λ", "GAE's λ.")]
+Shrinkage = Annotated[float | None, _field("--shrinkage", "κ", "Of GAE's value cluster.")]
+KernelWidth = Annotated[float | None, _field("--kernel-width", "ℓ", "Of GAE's kernel over cosines.")]
+KernelTime = Annotated[float | None, _field("--kernel-time", "θ", "Of GAE's kernel over time, in steps.")]
+KernelNoise = Annotated[float | None, _field("--kernel-noise", "ρ", "Variance of returns, in units of GAE's kernel.")]
 HistoryLength = Annotated[int | None, _field("--history-length", "K", "Depth of the history partition.")]
 Similarity = Annotated[float | None, _field("--similarity", "S", "Ratio from which texts are similar.")]
-StepNorm = Annotated[str | None, _field("--step-norm", "NAME", "none, or std: divide the step term by its σ.")]
+StepNorm = Annotated[
+    str | None, _field("--step-norm", "NAME", "none, or std: divide the step term by its σ; of gae batch or group.")
+]
 EpisodeNorm = Annotated[str | None, _field("--episode-norm", "NAME", "none, or std: divide the episode term by its σ.")]
 EpisodeScope = Annotated[str | None, _field("--episode-scope", "NAME", "trajectory or step: what μ and σ run over.")]
 LoneTrajectory = Annotated[str | None, _field("--lone-trajectory", "NAME", "zero or raw: A_ep of a group of one.")]
@@ -146,6 +157,15 @@ def _advantage(
     delta: Delta = None,
     length_weight_alpha: LengthWeightAlpha = None,
     base_group: BaseGroup = None,
+    episode_weight: EpisodeWeight = None,
+    value: Value = None,
+    share: Share = None,
+    kernel: Kernel = None,
+    gae_lambda: GaeLambda = None,
+    shrinkage: Shrinkage = None,
+    kernel_width: KernelWidth = None,
+    kernel_time: KernelTime = None,
+    kernel_noise: KernelNoise = None,
     gigpo_mode: GigpoMode = None,
     duplicates: Duplicates = None,
     on_invalid: OnInvalid = None,

@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
-def _rows(fingerprint: Tensor) -> tuple[int, int, int, int, int]:
+def address_of_rows(fingerprint: Tensor) -> tuple[int, int, int, int, int]:
     """Address, dtype, strides in elements, D: rows are read where they are, whatever their strides."""
     row_stride, column_stride = fingerprint.stride()
     return fingerprint.data_ptr(), _DTYPES[fingerprint.dtype], row_stride, column_stride, fingerprint.shape[1]
@@ -24,7 +24,9 @@ def _rows(fingerprint: Tensor) -> tuple[int, int, int, int, int]:
 
 def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
     state = torch.empty(order.shape[0], dtype=torch.uint8)
-    load().scan_rows(*_rows(fingerprint), order.data_ptr(), order.shape[0], _threads.count(), state.data_ptr())
+    load().scan_rows(
+        *address_of_rows(fingerprint), order.data_ptr(), order.shape[0], _threads.count(), state.data_ptr()
+    )
     return state
 
 
@@ -47,7 +49,7 @@ def cluster_cosine(
     order, usable, group_offsets = kept.rows(order), kept.rows(usable), kept.offsets(group_offsets)
     labels = torch.empty(order.shape[0], dtype=torch.int64)
     load().cluster_cosine(
-        *_rows(fingerprint), order.data_ptr(), group_offsets.data_ptr(), group_offsets.shape[0] - 1,
+        *address_of_rows(fingerprint), order.data_ptr(), group_offsets.data_ptr(), group_offsets.shape[0] - 1,
         0 if usable is None else usable.data_ptr(), epsilon, _threads.count(), labels.data_ptr(),
     )  # fmt: skip
     return kept.spread(labels, -1)
@@ -73,7 +75,7 @@ def cluster_sweep(
     labels = torch.empty(len(epsilons), order.shape[0], dtype=torch.int64)
     values = torch.tensor(epsilons, dtype=torch.float64)
     load().cluster_sweep(
-        *_rows(fingerprint), order.data_ptr(), group_offsets.data_ptr(), group_offsets.shape[0] - 1,
+        *address_of_rows(fingerprint), order.data_ptr(), group_offsets.data_ptr(), group_offsets.shape[0] - 1,
         0 if usable is None else usable.data_ptr(), values.data_ptr(), len(epsilons), _threads.count(),
         labels.data_ptr(),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A = A_ep + w · A_S, and everything back in the caller's rows: torch's own operators."""
+"""A = episode_weight · A_ep + w · A_S, and everything back in the caller's rows: torch's own operators."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def combine(
     weight: float,
     total_is_step: bool,
     n_rows: int,
+    episode_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    total = step_term if total_is_step else _total(episode, step_term, weight)
+    total = step_term if total_is_step else _total(episode, step_term, weight, episode_weight)
     if not source.numel() or not episode.numel():
         nothing = [torch.zeros(source.shape, dtype=torch.float32) for _ in range(4)]
         alone = torch.full(source.shape, int(Branch.SINGLETON), dtype=torch.uint8)
@@ -43,10 +44,10 @@ def combine(
     )  # fmt: skip
 
 
-def _total(episode: Tensor, step_term: Tensor, weight: float) -> Tensor:
+def _total(episode: Tensor, step_term: Tensor, weight: float, episode_weight: float) -> Tensor:
     """A in float64, rounded once; w = 0 gives A_ep back bit for bit.  Saturates, never overflows."""
-    if weight == 0:
+    if weight == 0 and episode_weight == 1:
         return episode  # adding 0 would turn −0.0 into 0.0
-    total = episode.to(torch.float64) + weight * step_term.to(torch.float64)
+    total = episode_weight * episode.to(torch.float64) + weight * step_term.to(torch.float64)
     limit = torch.finfo(torch.float32).max
     return total.clamp_(-limit, limit).to(torch.float32)

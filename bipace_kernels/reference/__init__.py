@@ -3,12 +3,13 @@
 What each stage takes and gives: stages.py.
 """
 
-from . import action_keys, clusters, combine, episode, ngrams, observations, returns, similar, values
+from . import action_keys, clusters, combine, critic, episode, ngrams, observations, returns, similar, values
 
 __all__ = [
     "action_keys",
     "clusters",
     "combine",
+    "critic",
     "episode",
     "ngrams",
     "observations",

@@ -7,7 +7,7 @@ What each stage takes and gives: stages.py.  Nothing here waits for the device. 
 import importlib
 from types import ModuleType
 
-__all__ = ["action_keys", "clusters", "combine", "episode", "ngrams", "observations", "returns", "values"]
+__all__ = ["action_keys", "clusters", "combine", "critic", "episode", "ngrams", "observations", "returns", "values"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -32,6 +32,7 @@ def combine(
     weight: float,
     total_is_step: bool,
     n_rows: int,
+    episode_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     floats = [torch.empty(n_rows, dtype=torch.float32, device=source.device) for _ in range(4)]
     cluster = torch.empty(n_rows, dtype=torch.int64, device=source.device)
@@ -39,7 +40,8 @@ def combine(
     if n_rows:
         with device_guard(source):
             _combine[(triton.cdiv(n_rows, LANES),)](
-                episode, step_term, returns, labels, branch, source, taken, *floats, cluster, kind, float(weight), n_rows,
+                episode, step_term, returns, labels, branch, source, taken, *floats, cluster, kind, float(weight),
+                float(episode_weight), n_rows,
                 TOTAL_IS_STEP=total_is_step, HAS_TAKEN=taken is not None, LANES=LANES, **_OPTIONS,
             )  # fmt: skip
     advantage, step_out, episode_out, returns_out = floats
@@ -62,6 +64,7 @@ def _combine(
     cluster_out,  # [N] int64
     branch_out,  # [N] uint8
     weight: tl.float64,
+    episode_weight: tl.float64,
     n_rows,
     TOTAL_IS_STEP: tl.constexpr,
     HAS_TAKEN: tl.constexpr,
@@ -78,10 +81,10 @@ def _combine(
     if TOTAL_IS_STEP:
         advantage = step
     else:
-        total = ours.to(tl.float64) + weight * step.to(tl.float64)
+        total = episode_weight * ours.to(tl.float64) + weight * step.to(tl.float64)
         total = tl.minimum(tl.maximum(total, -_FLOAT32_MAX), _FLOAT32_MAX)
         # Adding 0 would turn −0.0 into 0.0.
-        advantage = tl.where(weight == 0.0, ours, total.to(tl.float32))
+        advantage = tl.where((weight == 0.0) & (episode_weight == 1.0), ours, total.to(tl.float32))
     tl.store(advantage_out + row, advantage, mask=live)
     tl.store(step_out + row, step, mask=live)
     tl.store(episode_out + row, ours, mask=live)
@@ -97,7 +100,8 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         {
             "episode": "*fp32", "step_term": "*fp32", "returns": "*fp32", "labels": "*i64", "branch": "*u8",
             "source": "*i64", "taken": "*u1", "advantage_out": "*fp32", "step_out": "*fp32", "episode_out": "*fp32",
-            "returns_out": "*fp32", "cluster_out": "*i64", "branch_out": "*u8", "weight": "fp64", "n_rows": "i32",
+            "returns_out": "*fp32", "cluster_out": "*i64", "branch_out": "*u8", "weight": "fp64",
+            "episode_weight": "fp64", "n_rows": "i32",
         },
         {"TOTAL_IS_STEP": False, "HAS_TAKEN": True, "LANES": LANES},
         _OPTIONS,

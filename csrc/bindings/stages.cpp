@@ -1,5 +1,6 @@
-// Bindings of the small stages: returns, episode, values, observations, n-grams.
+// Bindings of the small stages: returns, episode, values, critic, observations, n-grams.
 #include "bindings/bindings.h"
+#include "cpu/critic.h"
 #include "cpu/episode.h"
 #include "cpu/ngrams.h"
 #include "cpu/observations.h"
@@ -52,6 +53,36 @@ void bind_stages(py::module_& m) {
         hgpo_advantage(pointer<const float>(returns), pointer<const int64_t>(depth_labels), depth, n_records,
                        pointer<const float>(episode), divide, delta, alpha, base_group, pointer<float>(advantage),
                        pointer<int64_t>(deepest), pointer<uint8_t>(branch), threads);
+      },
+      release);
+  m.def(
+      "cluster_values",
+      [](Address returns, Address labels, Address group_offsets, int64_t n_groups, double shrinkage, Address value,
+         int threads) {
+        cluster_values(pointer<const float>(returns), pointer<const int64_t>(labels),
+                       pointer<const int64_t>(group_offsets), n_groups, shrinkage, pointer<double>(value), threads);
+      },
+      release);
+  m.def(
+      "kernel_values",
+      [](Address data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, Address order,
+         Address returns, Address time, Address group_offsets, int64_t n_groups, Address usable, double width,
+         double horizon, double noise, Address value, int threads) {
+        const Rows rows{pointer<const void>(data), static_cast<DType>(dtype), row_stride, column_stride, dim};
+        kernel_values(rows, pointer<const int64_t>(order), pointer<const float>(returns), pointer<const int64_t>(time),
+                      pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable),
+                      ValueKernel{width, horizon, noise}, pointer<double>(value), threads);
+      },
+      release);
+  m.def(
+      "gae_advantage",
+      [](Address rewards, Address value, Address returns, Address step, Address trajectory_offsets,
+         int64_t n_trajectories, Address group_offsets, int64_t n_groups, Address truncated, double gamma,
+         double gae_lambda, int step_norm, Address out, int threads) {
+        gae_advantage(pointer<const double>(rewards), pointer<const double>(value), pointer<const float>(returns),
+                      pointer<const int64_t>(step), pointer<const int64_t>(trajectory_offsets), n_trajectories,
+                      pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(truncated), gamma,
+                      gae_lambda, static_cast<StepNorm>(step_norm), pointer<float>(out), threads);
       },
       release);
   m.def(

@@ -55,8 +55,8 @@ def test_one_table_says_who_runs_a_stage():
         assert _dispatch.package_of("cuda", stage) == ("cpu" if host else "cuda" if own else "triton_kernels")
         assert _dispatch.package_of("triton", stage) == ("cpu" if host else "triton_kernels")
         assert _dispatch.package_of("cpu", stage) == "cpu"
-    with pytest.raises(AttributeError, match="backend 'cpu' has no stage 'critic'; stages are returns"):
-        _dispatch.choose("cpu").critic  # noqa: B018
+    with pytest.raises(AttributeError, match="backend 'cpu' has no stage 'metrics'; stages are returns"):
+        _dispatch.choose("cpu").metrics  # noqa: B018
 
 
 def test_mypy_sees_every_module_of_the_table():

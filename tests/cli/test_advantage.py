@@ -116,6 +116,7 @@ PRESETS = {
     "hgpo": bk.Config.hgpo(),
     "bigpo": bk.Config.bigpo(0.25),
     "bipace": bk.Config.bipace(0.25),
+    "gae": bk.Config.gae(),
 }
 
 
@@ -141,6 +142,11 @@ OPTIONS_TOGETHER: list[dict[str, Any]] = [  # each has an effect beside the othe
     },
     {"partition": "history", "estimator": "hgpo", "history_length": 3, "length_weight_alpha": 0.5, "base_group": True},
     {"partition": "cosine", "epsilon": 0.4},
+    {
+        "partition": "none", "estimator": "gae", "value": "kernel", "share": "group", "kernel": "fixed", "kernel_width": 0.5,
+        "kernel_time": 2.0, "kernel_noise": 1.0, "gae_lambda": 0.3, "episode_weight": 0.5,
+    },
+    {"partition": "exact", "estimator": "gae", "value": "cluster", "shrinkage": 2.0},
 ]  # fmt: skip
 WITHOUT_EFFECT = {
     "epsilon": (["--partition", "exact", "--epsilon", 0.3], "partition exact", "choose --partition cosine"),
@@ -152,6 +158,12 @@ WITHOUT_EFFECT = {
     "step_weight": (["--preset", "grpo", "--step-weight", 1], "estimator none", "other than grpo and hgpo"),
     "step_weight ": (["--preset", "hgpo", "--step-weight", 1], "estimator hgpo", "other than grpo and hgpo"),
     "step_norm": (["--step-norm", "none"], "estimator q_style", "choose --estimator mean"),
+    "value": (["--value", "group"], "estimator q_style", "choose --preset gae"),
+    "gae_lambda": (["--gae-lambda", 0.3], "estimator q_style", "choose --preset gae"),
+    "share": (["--share", "group"], "estimator q_style", "choose --preset gae"),
+    "shrinkage": (["--preset", "gae", "--shrinkage", 1], "estimator gae", "choose --preset gae --value cluster"),
+    "kernel_noise": (["--preset", "gae", "--value", "group", "--kernel-noise", 1], "estimator gae", "--preset gae"),
+    "episode_weight": (["--preset", "hgpo", "--episode-weight", 1], "estimator hgpo", "other than hgpo"),
     "delta": (["--episode-norm", "none", "--delta", 1e-4], "estimator q_style", "choose --episode-norm std"),
 }
 
@@ -231,6 +243,16 @@ def test_every_field_of_the_configuration_has_an_option(golden: Path, tmp_path: 
     config = json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
     assert {name: config[name] for name in options} == options
     assert run("advantage", golden, "--out", out, "--preset", "hgpo", "--no-base-group").exit_code == 0
+
+
+@pytest.mark.parametrize("value", ["group", "cluster", "kernel"])
+def test_gae_has_a_column_of_values(golden: Path, tmp_path: Path, value: str) -> None:
+    out = tmp_path / "out.parquet"
+    assert run("advantage", golden, "--out", out, "--preset", "gae", "--value", value).exit_code == 0
+    config = json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
+    assert config == dataclasses.asdict(bk.Config.gae(value))
+    read = table(out)
+    assert len(read["value"]) == len(read["advantage"]) and any(read["advantage"])
 
 
 @pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
@@ -439,7 +461,7 @@ def test_tables_read_back_as_input(golden: Path, tmp_path: Path) -> None:
 
 
 BAD_OPTIONS = {
-    "preset": (["--preset", "ppo"], "--preset must be one of grpo, gigpo, hgpo, bigpo, bipace, got 'ppo'"),
+    "preset": (["--preset", "ppo"], "--preset must be one of grpo, gigpo, hgpo, bigpo, bipace, gae, got 'ppo'"),
     "partition": (["--partition", "fuzzy"], "partition must be one of none, exact, history, similar, cosine"),
     "estimator": (["--estimator", "td"], "estimator must be one of"),
     "epsilon": (["--epsilon", "3"], "epsilon must be"),

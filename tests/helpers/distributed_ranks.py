@@ -88,13 +88,14 @@ def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Co
         _, number = np.unique(np.asarray(given["trajectory"]), return_inverse=True)
         given["episode_return"] = rng.normal(size=n + 1)[number]
         given["returns"] = rng.normal(size=n)
-        if rng.random() < 0.5:
+        if rng.random() < 0.5 and config.estimator != "gae":
             given["rewards"] = None
     how = rng.integers(3)
     if config.partition in ("exact", "history") and how:
         _, code = np.unique(np.asarray(given["observation"], dtype=object).astype(str), return_inverse=True)
         images = np.stack([code, code], axis=1).astype(np.float32)
         given["observation"] = code if how == 1 else images if seed % 2 else torch.from_numpy(images)
+    given["truncated"] = rng.random(n) < 0.5 if rng.random() < 0.5 else None
     if rng.random() < 0.2:
         given["step"] = None
         changes["duplicates"] = "raise"
@@ -138,6 +139,8 @@ def check_advantage(group: Any, seed: int) -> str:
     for name in OUTPUTS:
         if not torch.equal(bits(getattr(got, name)), bits(getattr(want, name)[parts[rank]])):
             return f"seed {seed}: {name} differs under {config}"
+    if config.estimator == "gae" and not torch.equal(bits(got.value), bits(want.value[parts[rank]])):
+        return f"seed {seed}: value differs under {config}"
     if got.metrics() != want.metrics() or got.value_r2() != want.value_r2():
         return f"seed {seed}: metrics differ under {config}: {got.metrics()} not {want.metrics()}"
     return ""

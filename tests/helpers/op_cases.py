@@ -17,8 +17,9 @@ CONFIG = bk.Config.bipace(0.2)  # kept alive: ops know them by their handles
 M = LAYOUT.n_records
 
 OPS = [
-    "advantage", "cluster_cosine", "cluster_exact", "cluster_history", "cluster_sweep", "combine", "discounted_returns",
-    "episode_advantage", "hash_token_ids", "hgpo_advantage", "ngram_fingerprints", "scan_rows", "spoilt_trajectories",
+    "advantage", "cluster_cosine", "cluster_exact", "cluster_history", "cluster_sweep", "cluster_values", "combine",
+    "discounted_returns", "episode_advantage", "gae_advantage", "hash_token_ids", "hgpo_advantage", "kernel_values",
+    "ngram_fingerprints", "scan_rows", "spoilt_trajectories",
     "step_advantage", "trajectory_returns",
 ]  # fmt: skip
 
@@ -114,9 +115,27 @@ def _cases() -> dict[str, list[Case]]:
             ((step_return, labels, None, lay.group_offsets), {**groups, **terms, "estimator": "mean", "step_norm": "std"}),
         ],
         "hgpo_advantage": [((step_return, depths, rows[0], lay.group_offsets), {**groups, **hgpo})],
+        "cluster_values": [
+            ((step_return, some, lay.group_offsets), {**groups, "taken": kept, "shrinkage": 3.0})
+            for some, kept in ((labels, taken), (None, None))
+        ],
+        "kernel_values": [
+            (
+                (fingerprint, lay.order, step_return, lay.time(), lay.group_offsets, some),
+                {**groups, "taken": kept, "width": 0.3, "horizon": horizon, "noise": 2.0},
+            )
+            for some, kept, horizon in ((usable, taken, 4.0), (None, None, 0.0))
+        ],
+        "gae_advantage": [
+            (
+                (rewards, step_return.double(), step_return, at, lay.trajectory_offsets, lay.group_offsets, cut, 0.9, 0.5),
+                {**trajectories, **groups, "taken": kept, "step_norm": norm},
+            )
+            for at, cut, kept, norm in ((lay.step, ~usable, taken, "batch"), (None, None, None, "none"))
+        ],
         "combine": [
-            ((*rows, source, some), {"weight": weight, "total_is_step": False, "n_rows": lay.n_rows})
-            for some, weight in ((taken, 0.5), (None, 0.0))
+            ((*rows, source, some), {"weight": weight, "total_is_step": False, "n_rows": lay.n_rows, **more})
+            for some, weight, more in ((taken, 0.5, {}), (None, 0.0, {}), (None, 0.0, {"episode_weight": 0.5}))
         ],
         "hash_token_ids": [
             ((ids, None, None, None, None), first),
@@ -125,8 +144,8 @@ def _cases() -> dict[str, list[Case]]:
         ],
         "ngram_fingerprints": [((text, torch.tensor([0, 15, 15, 25])), {"n": 3, "dim": 64})],
         "advantage": [
-            ((*by_row, None, None), chain),
-            ((*by_row[:3], None, None, None, torch.ones(BATCH.n, dtype=torch.bool), None), {
+            ((*by_row, None, None, None), chain),
+            ((*by_row[:3], None, None, None, torch.ones(BATCH.n, dtype=torch.bool), None, None), {
                 **chain, "config": 0, "fields": "{'partition': 'none', 'estimator': 'none'}",
             }),
         ],

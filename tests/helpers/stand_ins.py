@@ -34,7 +34,7 @@ class Watched(_dispatch.Backend):
         super().__init__("triton")
         self.inside = 0
         self.calls: list[str] = []
-        for stage in ("returns", "episode", "clusters", "observations", "values", "combine"):
+        for stage in ("returns", "episode", "clusters", "observations", "values", "critic", "combine"):
             names = [op.name for op in _ops.STAGE_OPS.values() if op.stage == stage]
             real = getattr(cpu, stage)
             setattr(self, stage, SimpleNamespace(**{name: self._watched(getattr(real, name)) for name in names}))

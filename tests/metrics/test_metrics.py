@@ -23,13 +23,14 @@ KEYS = {
 }  # fmt: skip
 
 
-@given(seed=st.integers(0, 10**6), name=st.sampled_from([n for n in CONFIGS if not n.startswith("grpo")]))
+@given(seed=st.integers(0, 10**6), name=st.sampled_from([n for n, c in CONFIGS.items() if c.partition != "none"]))
 def test_metrics_by_their_definitions(seed, name):
     batch = make_batch(seed)
     parsed = np.arange(batch.n) % 3 > 0
     result = bk.advantage(config=CONFIGS[name], action_parsed=parsed, **batch.arguments())
     got = result.metrics()
-    assert set(got) == {f"bipace/{key}" for key in KEYS}
+    more = {"value_explained_share"} if CONFIGS[name].estimator == "gae" else set()
+    assert set(got) == {f"bipace/{key}" for key in KEYS | more}
     assert all(type(value) is float for value in got.values())
     clusters = [np.flatnonzero(result.cluster.numpy() == c) for c in range(int(result.cluster.max()) + 1)]
     sizes = [len(c) for c in clusters]
@@ -55,6 +56,19 @@ def test_metrics_by_their_definitions(seed, name):
     }
     for key, value in want.items():
         assert got[f"bipace/{key}"] == pytest.approx(float(value), abs=1e-12), key
+
+
+@given(seed=st.integers(0, 10**6), name=st.sampled_from([n for n, c in CONFIGS.items() if c.estimator == "gae"]))
+def test_the_share_that_values_explain(seed, name):
+    batch = make_batch(seed)
+    result = bk.advantage(config=CONFIGS[name], **batch.arguments())
+    returns, value = result.returns.double().numpy(), result.value.double().numpy()
+    error, spread = float(((returns - value) ** 2).sum()), 0.0
+    for group in np.unique(batch.group):
+        own = returns[batch.group == group]
+        spread += float(((own - own.mean()) ** 2).sum())
+    want = 1 - error / spread if spread > 0 else 0.0
+    assert result.metrics()["bipace/value_explained_share"] == pytest.approx(want, abs=1e-6)
 
 
 def test_ranks_log_the_same_keys():

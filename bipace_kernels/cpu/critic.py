@@ -1,0 +1,95 @@
+"""Values of states and GAE(λ) over them by the compiled kernels (csrc/cpu/critic.cpp)."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _threads
+from .._masks import Kept
+from .._native_loader import load
+from .clusters import address_of_rows
+
+Tensor = torch.Tensor
+
+_NORMS = ("none", "batch", "group")
+
+
+def cluster_values(
+    returns: Tensor,
+    labels: Tensor | None,
+    group_offsets: Tensor,
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+    shrinkage: float,
+) -> Tensor:
+    kept = Kept(taken)
+    returns, labels, offsets = kept.rows(returns), kept.rows(labels), kept.offsets(group_offsets)
+    value = torch.empty(returns.shape[0], dtype=torch.float64)
+    load().cluster_values(
+        returns.data_ptr(), 0 if labels is None else labels.data_ptr(), offsets.data_ptr(), offsets.shape[0] - 1,
+        shrinkage, value.data_ptr(), _threads.count(),
+    )  # fmt: skip
+    return kept.spread(value, 0.0)
+
+
+def kernel_values(
+    fingerprint: Tensor,
+    order: Tensor,
+    returns: Tensor,
+    time: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+    width: float,
+    horizon: float,
+    noise: float,
+) -> Tensor:
+    """A group's bits depend on its own rows, D, dtype and instruction set only.  MemoryError where scratch cannot be had: a
+    thread holds 12 n (n + D) bytes at most for a group of n ≤ 2,048 records, and no more for a longer one.
+    """
+    kept = Kept(taken)
+    order, returns, time, usable = kept.rows(order), kept.rows(returns), kept.rows(time), kept.rows(usable)
+    offsets = kept.offsets(group_offsets)
+    value = torch.empty(returns.shape[0], dtype=torch.float64)
+    load().kernel_values(
+        *address_of_rows(fingerprint), order.data_ptr(), returns.data_ptr(), time.data_ptr(), offsets.data_ptr(),
+        offsets.shape[0] - 1, 0 if usable is None else usable.data_ptr(), width, horizon, noise, value.data_ptr(),
+        _threads.count(),
+    )  # fmt: skip
+    return kept.spread(value, 0.0)
+
+
+def gae_advantage(
+    rewards: Tensor,
+    value: Tensor,
+    returns: Tensor,
+    step: Tensor | None,
+    trajectory_offsets: Tensor,
+    group_offsets: Tensor,
+    truncated: Tensor | None,
+    gamma: float,
+    gae_lambda: float,
+    *,
+    n_trajectories: int,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+    step_norm: str,
+) -> Tensor:
+    kept = Kept(taken)
+    rewards, value, returns = kept.rows(rewards), kept.rows(value), kept.rows(returns)
+    step, truncated = kept.rows(step), kept.rows(truncated)
+    trajectories, groups = kept.offsets(trajectory_offsets), kept.offsets(group_offsets)
+    out = torch.empty(rewards.shape[0], dtype=torch.float32)
+    load().gae_advantage(
+        rewards.data_ptr(), value.data_ptr(), returns.data_ptr(), 0 if step is None else step.data_ptr(),
+        trajectories.data_ptr(), trajectories.shape[0] - 1, groups.data_ptr(), groups.shape[0] - 1,
+        0 if truncated is None else truncated.data_ptr(), gamma, gae_lambda, _NORMS.index(step_norm), out.data_ptr(),
+        _threads.count(),
+    )  # fmt: skip
+    return kept.spread(out, 0.0)

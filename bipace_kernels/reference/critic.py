@@ -1,0 +1,186 @@
+"""A value of each record's state, and GAE(λ) over it, in NumPy float64 as the formulas stand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .._masks import Kept
+from .clusters import unit_vector
+
+Tensor = torch.Tensor
+Floats = npt.NDArray[np.float64]
+
+FLAT = 1e-5  # a centred squared length up to here counts as the mean
+LONGEST = 2048  # records of a kernel matrix; beyond it landmarks stand for all
+LANDMARKS = 1024
+JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
+TINY = 1e-6  # of max |R|: a root mean square up to here is rounding
+
+
+def cluster_values(
+    returns: Tensor,
+    labels: Tensor | None,
+    group_offsets: Tensor,
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+    shrinkage: float,
+) -> Tensor:
+    kept = Kept(taken)
+    r = kept.rows(returns).to(torch.float64).numpy()
+    cluster = None if labels is None else kept.rows(labels).numpy()
+    out = np.zeros(len(r))
+    for begin, end in pairwise(kept.offsets(group_offsets).tolist()):
+        mean = _mean(r[begin:end])
+        out[begin:end] = mean
+        if cluster is None:
+            continue
+        for label in set(cluster[begin:end].tolist()):
+            members = begin + np.flatnonzero(cluster[begin:end] == label)
+            total = 0.0
+            for i in members:
+                total += r[i] - mean
+            out[members] = mean + total / (len(members) + shrinkage)
+    return kept.spread(torch.from_numpy(out), 0.0)
+
+
+def kernel_values(
+    fingerprint: Tensor,
+    order: Tensor,
+    returns: Tensor,
+    time: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+    width: float,
+    horizon: float,
+    noise: float,
+) -> Tensor:
+    kept = Kept(taken)
+    r, t = kept.rows(returns).to(torch.float64).numpy(), kept.rows(time).to(torch.float64).numpy()
+    rows, good = kept.rows(order), kept.rows(usable)
+    out = np.zeros(len(r))
+    for begin, end in pairwise(kept.offsets(group_offsets).tolist()):
+        mean = _mean(r[begin:end])
+        out[begin:end] = mean
+        inside = np.arange(begin, end)
+        if good is not None:
+            inside = inside[good[begin:end].numpy()]
+        n = len(inside)
+        if not n:
+            continue
+        z = np.stack([unit_vector(fingerprint[rows[i]]) for i in inside.tolist()])
+        z = z - z.mean(axis=0)
+        y = r[inside] - mean
+        if n <= LONGEST:
+            k = _kernel(z, z, t[inside], t[inside], width, horizon)
+            out[inside] = mean + y - noise * np.linalg.solve(k + noise * np.eye(n), y)
+            continue
+        at = np.arange(LANDMARKS) * n // LANDMARKS
+        s = inside[at]
+        within = _kernel(z[at], z[at], t[s], t[s], width, horizon) + JITTER * np.eye(LANDMARKS)
+        across = _kernel(z[at], z, t[s], t[inside], width, horizon)
+        out[inside] = mean + across.T @ np.linalg.solve(across @ across.T + noise * within, across @ y)
+    return kept.spread(torch.from_numpy(out), 0.0)
+
+
+def gae_advantage(
+    rewards: Tensor,
+    value: Tensor,
+    returns: Tensor,
+    step: Tensor | None,
+    trajectory_offsets: Tensor,
+    group_offsets: Tensor,
+    truncated: Tensor | None,
+    gamma: float,
+    gae_lambda: float,
+    *,
+    n_trajectories: int,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+    step_norm: str,
+) -> Tensor:
+    kept = Kept(taken)
+    r, v = kept.rows(rewards).tolist(), kept.rows(value).tolist()
+    offsets = kept.offsets(trajectory_offsets).tolist()
+    steps = None if step is None else kept.rows(step).tolist()
+    cut = [False] * len(r) if truncated is None else kept.rows(truncated).tolist()
+    a = [0.0] * len(r)
+    for begin, end in pairwise(offsets):
+        later: list[int] = []  # the records of the step behind
+        i = end
+        while i > begin:
+            first = i - 1
+            while steps is not None and first > begin and steps[first - 1] == steps[first]:
+                first -= 1
+            now = list(range(first, i))
+            gap = 1 if not later or steps is None else steps[later[0]] - steps[first]
+            next_value = next_advantage = 0.0
+            if later:
+                next_value = sum(v[j] for j in reversed(later)) / len(later)
+                next_advantage = sum(a[j] for j in reversed(later)) / len(later)
+            elif any(cut[j] for j in now):
+                next_value = sum(v[j] for j in reversed(now)) / len(now)
+            for j in now:
+                delta = r[j] + gamma**gap * next_value - v[j]
+                a[j] = delta + (gamma * gae_lambda) ** gap * next_advantage
+            later, i = now, first
+    scaled = _normed(
+        np.array(a), kept.rows(returns).to(torch.float64).numpy(), kept.offsets(group_offsets).tolist(), step_norm
+    )
+    limit = torch.finfo(torch.float32).max
+    return kept.spread(torch.from_numpy(scaled).clamp(-limit, limit).to(torch.float32), 0.0)
+
+
+def _normed(a: Floats, returns: Floats, group_offsets: list[int], step_norm: str) -> Floats:
+    """a / its root mean square over the batch or its group; 0 where that is rounding."""
+    if step_norm == "none" or not len(a):
+        return a
+    squares = [float((a[begin:end] ** 2).sum()) for begin, end in pairwise(group_offsets)]
+    if step_norm == "batch":
+        return a * _reciprocal(sum(squares), len(a), float(np.abs(returns).max()))
+    out = np.zeros(len(a))
+    for square, (begin, end) in zip(squares, pairwise(group_offsets), strict=True):
+        out[begin:end] = a[begin:end] * _reciprocal(square, end - begin, float(np.abs(returns[begin:end]).max()))
+    return out
+
+
+def _reciprocal(square: float, n: int, largest: float) -> float:
+    size = float(np.sqrt(square / n))
+    return 1 / size if size > TINY * largest else 0.0
+
+
+def _mean(values: Floats) -> float:
+    """In processing order; exactly the value where all are equal."""
+    if values.min() == values.max():
+        return float(values[0])
+    total = 0.0
+    for v in values.tolist():
+        total += v
+    return total / len(values)
+
+
+def _kernel(x: Floats, y: Floats, t: Floats, u: Floats, width: float, horizon: float) -> Floats:
+    """[n, m] of centred rows x [n, D] and y [m, D] at steps t [n] and u [m]."""
+    square_x, square_y = (x * x).sum(axis=1), (y * y).sum(axis=1)
+    flat_x, flat_y = square_x <= FLAT, square_y <= FLAT
+    product = x @ y.T
+    length = np.sqrt(np.outer(np.where(flat_x, 1.0, square_x), np.where(flat_y, 1.0, square_y)))
+    cosine = np.minimum(product / length, 1.0)
+    cosine = np.where(cosine > 1 - 1e-12, 1.0, cosine)  # equal rows
+    cosine = np.where(flat_x[:, None] | flat_y, np.where(flat_x[:, None] & flat_y, 1.0, 0.0), cosine)
+    exponent = (cosine - 1.0) / width
+    if horizon > 0:
+        exponent = exponent - ((t[:, None] - u) / horizon) ** 2 / 2
+    with np.errstate(under="ignore"):
+        kernel: Floats = np.exp(exponent)
+    return kernel

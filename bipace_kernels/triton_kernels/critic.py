@@ -1,0 +1,653 @@
+"""A value of each record's state, and GAE(λ) over it, where the fingerprints are, without a wait for the device.
+
+    rows to unit length, less their group's mean (float64) ─► Gram matrix of every group (gram.py) ─► K, float64
+    ─► torch.linalg's Cholesky, all groups padded to one multiple of 128 ─► V̂ ─► a lane walks each trajectory backwards
+
+The padding follows from the longest group, and libraries choose their kernels by it: a group's values in another batch
+agree within 2e-5, not bit by bit.  Groups beyond 2,048 usable records go through landmarks one after the other in
+torch's float64 products; as the host does not know which those are, all groups of such a batch do, and a mask decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from . import gram, rows
+from ._launch import device_guard
+
+Tensor = torch.Tensor
+
+LONGEST = 2048  # records of a kernel matrix; beyond it landmarks stand for all
+LANDMARKS = 1024
+JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
+TINY = 1e-6  # of max |R|: a root mean square up to here is rounding
+FLAT = tl.constexpr(1e-5)  # a centred squared length up to here counts as the mean
+ROOM = 1 << 27  # float64 entries of the kernel matrices made at a time: 1 GiB
+BLOCK = 1024  # records that meet the landmarks at a time
+LANES = 32  # trajectories of a program
+_TILE = 32  # side of a square of K; records that a program of a group looks at together are 128
+_RECORDS = 128
+_CENTRE = {"ROWS": 8, "COLUMNS": 128}
+_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
+_LANE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
+_FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
+
+
+def cluster_values(
+    returns: Tensor,  # [M] float32
+    labels: Tensor | None,  # [M] int64
+    group_offsets: Tensor,  # [G+1] int64
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,  # [M] bool
+    shrinkage: float,
+) -> Tensor:  # [M] float64
+    value = torch.zeros(returns.shape, dtype=torch.float64, device=returns.device)
+    if returns.shape[0]:
+        mean = _means_of(returns, group_offsets, taken, n_groups)
+        with device_guard(returns):
+            _cluster_values[(triton.cdiv(longest_group, _RECORDS), n_groups)](
+                returns, labels, group_offsets, taken, mean, value, float(shrinkage),
+                HAS_LABELS=labels is not None, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
+            )  # fmt: skip
+    return value
+
+
+def kernel_values(
+    fingerprint: Tensor,  # [N, D]
+    order: Tensor,  # [M] int64
+    returns: Tensor,  # [M] float32
+    time: Tensor,  # [M] int64
+    group_offsets: Tensor,  # [G+1] int64
+    usable: Tensor | None,  # [M] bool
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,  # [M] bool
+    width: float,
+    horizon: float,
+    noise: float,
+) -> Tensor:  # [M] float64
+    value = cluster_values(
+        returns, None, group_offsets, n_groups=n_groups, longest_group=longest_group, taken=taken, shrinkage=0.0
+    )
+    m, device = order.shape[0], order.device
+    if not m:
+        return value
+    kind = torch.empty(m, dtype=torch.uint8, device=device)
+    scale = torch.empty(m, dtype=torch.float32, device=device)
+    rows.look(fingerprint, order, kind=kind, scale=scale, usable=usable, taken=taken)
+    # The records that take part, moved together; those behind the last of them are copies that nobody reads.
+    inside = kind == rows.USABLE
+    place = torch.zeros(m + 1, dtype=torch.int64, device=device)
+    place[1:] = inside.cumsum(0)
+    record = torch.zeros(m + 1, dtype=torch.int64, device=device)
+    record.scatter_(0, torch.where(inside, place[:-1], m), torch.arange(m, device=device))
+    record = record[:-1]
+    offsets = place[group_offsets]
+    difference = returns.to(torch.float64) - value
+    time, y = time[record].contiguous(), difference[record].contiguous()
+    z = _centre(fingerprint, order[record].contiguous(), scale[record].contiguous(), offsets, n_groups)
+    gain = _solve(z, time, y, offsets, n_groups, min(longest_group, LONGEST), width, horizon, noise)
+    if longest_group > LONGEST:
+        gain = _solve_long(gain, z, time, y, offsets, n_groups, longest_group, width, horizon, noise)
+    return torch.where(inside, value + gain[place[:-1].clamp(max=m - 1)], value)
+
+
+def gae_advantage(
+    rewards: Tensor,  # [M] float64
+    value: Tensor,  # [M] float64
+    returns: Tensor,  # [M] float32
+    step: Tensor | None,  # [M] int64
+    trajectory_offsets: Tensor,  # [T+1] int64
+    group_offsets: Tensor,  # [G+1] int64
+    truncated: Tensor | None,  # [M] bool
+    gamma: float,
+    gae_lambda: float,
+    *,
+    n_trajectories: int,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,  # [M] bool
+    step_norm: str,
+) -> Tensor:  # [M] float32
+    out = torch.zeros(rewards.shape, dtype=torch.float32, device=rewards.device)
+    if not rewards.shape[0]:
+        return out
+    decay = float(gamma) * float(gae_lambda)
+    advantage = torch.empty_like(rewards)
+    square, largest, count = torch.empty((3, n_groups), dtype=torch.float64, device=rewards.device).unbind()
+    with device_guard(rewards):
+        _recursion[(triton.cdiv(n_trajectories, LANES),)](
+            rewards, value, step, truncated, taken, trajectory_offsets, advantage, float(gamma), _log(gamma), decay,
+            _log(decay), n_trajectories, HAS_STEP=step is not None, HAS_CUT=truncated is not None,
+            HAS_TAKEN=taken is not None, LANES=LANES, **_LANE_OPTIONS,
+        )  # fmt: skip
+        _squares[(n_groups,)](
+            advantage, returns, taken, group_offsets, square, largest, count,
+            HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
+        )  # fmt: skip
+        factor = _factors(square, largest, count, step_norm)
+        _scale[(triton.cdiv(longest_group, _RECORDS), n_groups)](
+            advantage, factor, taken, group_offsets, out, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
+        )  # fmt: skip
+    return out
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf
+
+
+def _factors(square: Tensor, largest: Tensor, count: Tensor, step_norm: str) -> Tensor:
+    """[G] float64 what each group's A_S is multiplied with."""
+    if step_norm == "none":
+        return torch.ones_like(square)
+    if step_norm == "batch":
+        square, largest, count = (x.expand_as(square) for x in (square.sum(), largest.amax(), count.sum()))
+    size = (square / count.clamp(min=1)).sqrt()
+    return torch.where(size > TINY * largest, 1 / size, 0.0)
+
+
+def _means_of(returns: Tensor, group_offsets: Tensor, taken: Tensor | None, n_groups: int) -> Tensor:
+    """[G] float64 μ_p of the records taken; exactly the value where all are equal."""
+    mean = torch.empty(n_groups, dtype=torch.float64, device=returns.device)
+    with device_guard(returns):
+        _means[(n_groups,)](returns, group_offsets, taken, mean, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS)
+    return mean
+
+
+def _centre(fingerprint: Tensor, row: Tensor, scale: Tensor, offsets: Tensor, n_groups: int) -> Tensor:
+    """[M, D] float32 rows at unit length less their group's mean, both in float64, rounded once."""
+    m, dim = row.shape[0], fingerprint.shape[1]
+    reciprocal = torch.empty(m, dtype=torch.float64, device=row.device)
+    z = torch.zeros((m, dim), dtype=torch.float32, device=row.device)
+    strides = (fingerprint.stride(0), fingerprint.stride(1))
+    with device_guard(row):
+        _lengths[(m,)](fingerprint, row, scale, reciprocal, dim, *strides, COLUMNS=1024, **_OPTIONS)
+        _centred[(triton.cdiv(dim, _CENTRE["COLUMNS"]), n_groups)](
+            fingerprint, row, reciprocal, offsets, z, dim, *strides, **_CENTRE, **_OPTIONS
+        )
+    return z
+
+
+def _solve(
+    z: Tensor,  # [M, D] float32
+    time: Tensor,  # [M] int64
+    y: Tensor,  # [M] float64
+    offsets: Tensor,  # [G+1] int64
+    n_groups: int,
+    longest: int,
+    width: float,
+    horizon: float,
+    noise: float,
+) -> Tensor:  # [M] float64
+    """K (K + ρ I)⁻¹ y of the groups that are not too long; 0 elsewhere."""
+    gain = torch.zeros_like(y)
+    side = max(triton.cdiv(longest, gram.UNIT), 1) * gram.UNIT
+    every = torch.arange(z.shape[0], device=z.device)
+    one = torch.ones(z.shape[0], dtype=torch.float32, device=z.device)
+    at_once = min(n_groups, max(1, ROOM // side**2))
+    for first in range(0, n_groups, at_once):
+        groups = min(at_once, n_groups - first)
+        products = torch.empty((groups, side, side), dtype=torch.float32, device=z.device)
+        reciprocal = torch.empty((groups, side), dtype=torch.float32, device=z.device)
+        matrix = torch.empty((groups, side, side), dtype=torch.float64, device=z.device)
+        right = torch.empty((groups, side, 1), dtype=torch.float64, device=z.device)
+        with device_guard(z):
+            gram.multiply_groups(z, every, offsets, one, products, reciprocal, first_group=first)
+            _matrix[(side // _TILE, side // _TILE, groups)](
+                products, time, y, offsets, matrix, right, side, first, float(width), float(horizon), float(noise),
+                LONGEST=LONGEST, TILE=_TILE, **_OPTIONS,
+            )  # fmt: skip
+            solution = torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix).L)
+            _gains[(side // _RECORDS, groups)](
+                right, solution, offsets, gain, side, first, float(noise), LONGEST=LONGEST, TILE=_RECORDS, **_OPTIONS
+            )
+    return gain
+
+
+def _solve_long(
+    gain: Tensor,  # [M] float64
+    z: Tensor,
+    time: Tensor,
+    y: Tensor,
+    offsets: Tensor,
+    n_groups: int,
+    longest_group: int,
+    width: float,
+    horizon: float,
+    noise: float,
+) -> Tensor:  # [M] float64
+    """`gain`, with K_nm (K_mn K_nm + ρ (K_mm + 10⁻³ I))⁻¹ K_mn y in the groups of more than LONGEST records."""
+    m, device = z.shape[0], z.device
+    k, inside = torch.arange(LANDMARKS, device=device), torch.arange(BLOCK, device=device)
+    eye = torch.eye(LANDMARKS, dtype=torch.float64, device=device)
+
+    def entries(i: Tensor, j: Tensor) -> Tensor:
+        return _entries(z[i].double(), z[j].double(), time[i], time[j], width, horizon)
+
+    for g in range(n_groups):
+        begin, n = offsets[g], offsets[g + 1] - offsets[g]
+        at = (begin + k * n // LANDMARKS).clamp(max=m - 1)
+        normal = noise * (entries(at, at) + JITTER * eye)
+        right = torch.zeros(LANDMARKS, dtype=torch.float64, device=device)
+        blocks = [(first + inside, first + inside < n) for first in range(0, longest_group, BLOCK)]
+        for place, live in blocks:
+            i = (begin + place).clamp(max=m - 1)
+            across = entries(i, at) * live[:, None]
+            normal += across.T @ across
+            right += across.T @ y[i]
+        weights = torch.cholesky_solve(right[:, None], torch.linalg.cholesky_ex(normal).L)[:, 0]
+        for place, live in blocks:
+            i = (begin + place).clamp(max=m - 1)
+            # Places that are not the group's write what stands there; one more entry takes all of them.
+            target = torch.where(live & (n > LONGEST), i, m)
+            room = torch.cat([gain, gain.new_zeros(1)])
+            gain = room.scatter_(0, target, entries(i, at) @ weights)[:-1]
+    return gain
+
+
+def _entries(x: Tensor, z: Tensor, t: Tensor, u: Tensor, width: float, horizon: float) -> Tensor:
+    """[n, m] float64 kernel of centred rows x [n, D] and z [m, D] at steps t [n] and u [m]."""
+    a, b = (x * x).sum(1)[:, None], (z * z).sum(1)[None, :]
+    flat_a, flat_b = a <= FLAT.value, b <= FLAT.value
+    cosine = (x @ z.T / (a * b).sqrt().clamp(min=FLAT.value)).clamp(max=1.0)
+    cosine = torch.where(cosine > 1 - 1e-12, 1.0, cosine)  # equal rows
+    cosine = torch.where(flat_a | flat_b, (flat_a & flat_b).to(cosine.dtype), cosine)
+    exponent = (cosine - 1.0) / width
+    if horizon > 0:
+        exponent = exponent - ((t[:, None] - u[None, :]) / horizon) ** 2 / 2
+    return exponent.exp()
+
+
+@triton.jit
+def _group(group_offsets, g):
+    begin = tl.load(group_offsets + g)
+    return begin, tl.load(group_offsets + g + 1)
+
+
+@triton.jit
+def _live(taken, at, end, HAS_TAKEN: tl.constexpr):
+    live = at < end
+    if HAS_TAKEN:
+        live = live & (tl.load(taken + at, mask=live, other=0) != 0)
+    return live
+
+
+@triton.jit
+def _means(
+    returns,  # [M] float32
+    group_offsets,  # [G+1] int64
+    taken,  # [M] bool
+    mean,  # [G] float64, written
+    HAS_TAKEN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    g = tl.program_id(0).to(tl.int64)
+    begin, end = _group(group_offsets, g)
+    total = tl.zeros((TILE,), tl.float64)
+    count = tl.zeros((TILE,), tl.int32)
+    low = tl.full((TILE,), float("inf"), tl.float32)
+    high = tl.full((TILE,), float("-inf"), tl.float32)
+    for start in range(begin, end, TILE):
+        at = start + tl.arange(0, TILE)
+        live = _live(taken, at, end, HAS_TAKEN)
+        r = tl.load(returns + at, mask=live, other=0.0)
+        total += r.to(tl.float64)
+        count += live.to(tl.int32)
+        low = tl.where(live, tl.minimum(low, r), low)
+        high = tl.where(live, tl.maximum(high, r), high)
+    least, most, n = tl.min(low, axis=0), tl.max(high, axis=0), tl.sum(count, axis=0)
+    found = tl.sum(total, axis=0) / tl.maximum(n, 1).to(tl.float64)
+    found = tl.where(least == most, least.to(tl.float64), found)
+    tl.store(mean + g, tl.where(n > 0, found, 0.0))
+
+
+@triton.jit
+def _cluster_values(
+    returns,  # [M] float32
+    labels,  # [M] int64
+    group_offsets,  # [G+1] int64
+    taken,  # [M] bool
+    mean,  # [G] float64
+    value,  # [M] float64, written
+    shrinkage: tl.float64,
+    HAS_LABELS: tl.constexpr,
+    HAS_TAKEN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    g = tl.program_id(1).to(tl.int64)
+    begin, end = _group(group_offsets, g)
+    i = begin + tl.program_id(0) * TILE + tl.arange(0, TILE)
+    live = _live(taken, i, end, HAS_TAKEN)
+    centre = tl.load(mean + g)
+    found = tl.zeros((TILE,), tl.float64) + centre
+    if HAS_LABELS:
+        own = tl.load(labels + i, mask=live, other=-1)
+        total = tl.zeros((TILE,), tl.float64)
+        size = tl.zeros((TILE,), tl.float64)
+        for start in range(begin, end, 16):
+            j = start + tl.arange(0, 16)
+            other = _live(taken, j, end, HAS_TAKEN)
+            same = (own[:, None] == tl.load(labels + j, mask=other, other=-2)[None, :]) & other[None, :]
+            difference = tl.load(returns + j, mask=other, other=0.0).to(tl.float64) - centre
+            total += tl.sum(tl.where(same, difference[None, :], 0.0), axis=1)
+            size += tl.sum(same.to(tl.float64), axis=1)
+        found += tl.where(live, total / tl.where(live, size + shrinkage, 1.0), 0.0)
+    tl.store(value + i, found, mask=live)
+
+
+@triton.jit
+def _lengths(
+    x,  # [N, D]
+    row,  # [M] int64
+    scale,  # [M] float32
+    reciprocal,  # [M] float64, written: scale / ‖x · scale‖
+    dim,
+    row_stride,
+    column_stride,
+    COLUMNS: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    factor = tl.load(scale + i).to(tl.float64)
+    here = x + tl.load(row + i) * row_stride
+    total = tl.zeros((COLUMNS,), tl.float64)
+    for start in range(0, dim, COLUMNS):
+        e = start + tl.arange(0, COLUMNS)
+        value = tl.load(here + e.to(tl.int64) * column_stride, mask=e < dim, other=0.0).to(tl.float64) * factor
+        total += value * value
+    tl.store(reciprocal + i, factor / tl.sqrt(tl.sum(total, axis=0)))
+
+
+@triton.jit
+def _centred(
+    x,  # [N, D]
+    row,  # [M] int64
+    reciprocal,  # [M] float64
+    offsets,  # [G+1] int64
+    z,  # [M, D] float32, written
+    dim,
+    row_stride,
+    column_stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    g = tl.program_id(1).to(tl.int64)
+    begin, end = _group(offsets, g)
+    e = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float64)
+    for start in range(begin, end, ROWS):
+        total += _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROWS)
+    mean = tl.sum(total, axis=0) / tl.maximum(end - begin, 1).to(tl.float64)
+    for start in range(begin, end, ROWS):
+        unit = _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROWS)
+        i = start + tl.arange(0, ROWS)
+        mask = (i < end)[:, None] & (e < dim)[None, :]
+        tl.store(z + i[:, None] * dim + e[None, :], (unit - mean[None, :]).to(tl.float32), mask=mask)
+
+
+@triton.jit
+def _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROWS: tl.constexpr):
+    """Columns e of the rows start … start + ROWS − 1 at unit length, float64; 0 beyond the group."""
+    i = start + tl.arange(0, ROWS)
+    at = tl.load(row + i, mask=i < end, other=0) * row_stride
+    mask = (i < end)[:, None] & (e < dim)[None, :]
+    value = tl.load(x + at[:, None] + (e * column_stride)[None, :], mask=mask, other=0.0).to(tl.float64)
+    return value * tl.load(reciprocal + i, mask=i < end, other=0.0)[:, None]
+
+
+@triton.jit(do_not_specialize=["first"])
+def _matrix(
+    products,  # [groups, side, side] float32, i ≤ j
+    time,  # [M] int64
+    y,  # [M] float64
+    offsets,  # [G+1] int64
+    matrix,  # [groups, side, side] float64, written: K + ρ I; the identity for what is no record
+    right,  # [groups, side] float64, written: y, or 0
+    side,
+    first,
+    width: tl.float64,
+    horizon: tl.float64,
+    noise: tl.float64,
+    LONGEST: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    group = tl.program_id(2).to(tl.int64)
+    begin, end = _group(offsets, first + group)
+    n = tl.where(end - begin <= LONGEST, end - begin, 0)
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    j = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    live_i, live_j = i < n, j < n
+    live = live_i[:, None] & live_j[None, :]
+    base = products + group * side * side
+    low, high = tl.minimum(i[:, None], j[None, :]), tl.maximum(i[:, None], j[None, :])
+    product = tl.load(base + low * side + high, mask=live, other=0.0).to(tl.float64)
+    square_i = tl.load(base + i * side + i, mask=live_i, other=1.0).to(tl.float64)[:, None]
+    square_j = tl.load(base + j * side + j, mask=live_j, other=1.0).to(tl.float64)[None, :]
+    flat_i, flat_j = square_i <= FLAT, square_j <= FLAT
+    length = tl.sqrt(tl.where(flat_i, 1.0, square_i) * tl.where(flat_j, 1.0, square_j))
+    cosine = tl.where(2.0 * product >= square_i + square_j, 1.0, tl.minimum(product / length, 1.0))
+    cosine = tl.where(flat_i | flat_j, tl.where(flat_i & flat_j, 1.0, 0.0), cosine)
+    exponent = (cosine - 1.0) / width
+    if horizon > 0.0:
+        now = tl.load(time + begin + i, mask=live_i, other=0)
+        then = tl.load(time + begin + j, mask=live_j, other=0)
+        steps = (now[:, None] - then[None, :]).to(tl.float64) / horizon
+        exponent -= steps * steps / 2.0
+    same = i[:, None] == j[None, :]
+    found = tl.where(same, tl.where(live, 1.0 + noise, 1.0), tl.where(live, tl.exp(exponent), 0.0))
+    tl.store(matrix + group * side * side + i[:, None] * side + j[None, :], found)
+    if tl.program_id(1) == 0:
+        tl.store(right + group * side + i, tl.load(y + begin + i, mask=live_i, other=0.0))
+
+
+@triton.jit(do_not_specialize=["first"])
+def _gains(
+    right,  # [groups, side] float64
+    solution,  # [groups, side] float64
+    offsets,  # [G+1] int64
+    gain,  # [M] float64, written: K x = y − ρ x
+    side,
+    first,
+    noise: tl.float64,
+    LONGEST: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    group = tl.program_id(1).to(tl.int64)
+    begin, end = _group(offsets, first + group)
+    n = tl.where(end - begin <= LONGEST, end - begin, 0)
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    at = group * side + i
+    live = i < n
+    found = tl.load(right + at, mask=live, other=0.0) - noise * tl.load(solution + at, mask=live, other=0.0)
+    tl.store(gain + begin + i, found, mask=live)
+
+
+@triton.jit(do_not_specialize=["n_trajectories"])
+def _recursion(
+    rewards,  # [M] float64
+    value,  # [M] float64
+    step,  # [M] int64
+    truncated,  # [M] bool
+    taken,  # [M] bool
+    trajectory_offsets,  # [T+1] int64
+    out,  # [M] float64
+    gamma: tl.float64,
+    log_gamma: tl.float64,
+    decay: tl.float64,  # γλ
+    log_decay: tl.float64,
+    n_trajectories,
+    HAS_STEP: tl.constexpr,
+    HAS_CUT: tl.constexpr,
+    HAS_TAKEN: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    t = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    begin = tl.load(trajectory_offsets + t, mask=t < n_trajectories, other=0)
+    end = tl.load(trajectory_offsets + t + 1, mask=t < n_trajectories, other=0)
+    longest = tl.max(end - begin, axis=0)
+    whole = end > begin
+    if HAS_TAKEN:
+        whole = whole & (tl.load(taken + begin, mask=whole, other=0) != 0)  # a trajectory is taken as a whole
+    nothing = tl.zeros((LANES,), tl.float64)
+    next_value = nothing
+    next_advantage = nothing
+    if HAS_CUT:
+        # What stands behind the last step: the mean of its own values, where it was cut off.
+        total = nothing
+        count = nothing
+        cut = tl.zeros((LANES,), tl.int32)
+        last = tl.zeros((LANES,), tl.int64)
+        if HAS_STEP:
+            last = tl.load(step + end - 1, mask=whole, other=0)
+        for k in range(0, longest):
+            at = end - 1 - k
+            own = whole & (at >= begin)
+            if HAS_STEP:
+                own = own & (tl.load(step + at, mask=own, other=-1) == last)
+            else:
+                own = own & (k == 0)
+            total += tl.load(value + at, mask=own, other=0.0)
+            count += own.to(tl.float64)
+            cut = cut | tl.load(truncated + at, mask=own, other=0).to(tl.int32)
+        next_value = tl.where(cut != 0, total / tl.maximum(count, 1.0), 0.0)
+    discount = nothing + gamma
+    shrunk = nothing + decay
+    values = nothing  # sums over the records of the step that is walked through
+    advantages = nothing
+    count = nothing
+    later = tl.zeros((LANES,), tl.int64)  # its number
+    for k in range(0, longest):
+        at = end - 1 - k
+        live = whole & (at >= begin)
+        r = tl.load(rewards + at, mask=live, other=0.0)
+        v = tl.load(value + at, mask=live, other=0.0)
+        if k > 0:
+            begins = live
+            if HAS_STEP:
+                now = tl.load(step + at, mask=live, other=0)
+                gap = later - now
+                begins = live & (gap != 0)
+                some = tl.maximum(gap, 1).to(tl.float64)
+                discount = tl.where(begins, tl.where(gap == 1, gamma, tl.exp(some * log_gamma)), discount)
+                shrunk = tl.where(begins, tl.where(gap == 1, decay, tl.exp(some * log_decay)), shrunk)
+                later = now
+            several = tl.maximum(count, 1.0)
+            next_value = tl.where(begins, values / several, next_value)
+            next_advantage = tl.where(begins, advantages / several, next_advantage)
+            values = tl.where(begins, 0.0, values)
+            advantages = tl.where(begins, 0.0, advantages)
+            count = tl.where(begins, 0.0, count)
+        else:
+            if HAS_STEP:
+                later = tl.load(step + at, mask=live, other=0)
+        a = r + discount * next_value - v + shrunk * next_advantage
+        values += v
+        advantages += a
+        count += 1.0
+        tl.store(out + at, a, mask=live)
+    if HAS_TAKEN:
+        for k in range(0, longest):
+            tl.store(out + end - 1 - k, nothing, mask=(whole == 0) & (end - 1 - k >= begin))
+
+
+@triton.jit
+def _squares(
+    advantage,  # [M] float64
+    returns,  # [M] float32
+    taken,  # [M] bool
+    group_offsets,  # [G+1] int64
+    square,  # [G] float64, written: Σ A²
+    largest,  # [G] float64, written: max |R|
+    count,  # [G] float64, written
+    HAS_TAKEN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    g = tl.program_id(0).to(tl.int64)
+    begin, end = _group(group_offsets, g)
+    total = tl.zeros((TILE,), tl.float64)
+    n = tl.zeros((TILE,), tl.float64)
+    most = tl.zeros((TILE,), tl.float32)
+    for start in range(begin, end, TILE):
+        at = start + tl.arange(0, TILE)
+        live = _live(taken, at, end, HAS_TAKEN)
+        a = tl.load(advantage + at, mask=live, other=0.0)
+        total += a * a
+        n += live.to(tl.float64)
+        most = tl.maximum(most, tl.abs(tl.load(returns + at, mask=live, other=0.0)))
+    tl.store(square + g, tl.sum(total, axis=0))
+    tl.store(largest + g, tl.max(most, axis=0).to(tl.float64))
+    tl.store(count + g, tl.sum(n, axis=0))
+
+
+@triton.jit
+def _scale(
+    advantage,  # [M] float64
+    factor,  # [G] float64
+    taken,  # [M] bool
+    group_offsets,  # [G+1] int64
+    out,  # [M] float32, written
+    HAS_TAKEN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    g = tl.program_id(1).to(tl.int64)
+    begin, end = _group(group_offsets, g)
+    at = begin + tl.program_id(0) * TILE + tl.arange(0, TILE)
+    live = _live(taken, at, end, HAS_TAKEN)
+    found = tl.load(advantage + at, mask=live, other=0.0) * tl.load(factor + g)
+    found = tl.minimum(tl.maximum(found, -_FLOAT32_MAX), _FLOAT32_MAX)
+    tl.store(out + at, found.to(tl.float32), mask=live)
+
+
+def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    masked = {"HAS_TAKEN": True, "TILE": _RECORDS}
+    ids = {"group_offsets": "*i64", "taken": "*u1"}
+    yield _means, {"returns": "*fp32", **ids, "mean": "*fp64"}, masked, _OPTIONS
+    clusters = {"returns": "*fp32", "labels": "*i64", **ids, "mean": "*fp64", "value": "*fp64", "shrinkage": "fp64"}
+    yield _cluster_values, clusters, {"HAS_LABELS": True, **masked}, _OPTIONS
+    matrix = {"x": "*bf16", "row": "*i64"}
+    strides = {"dim": "i32", "row_stride": "i32"}
+    yield (
+        _lengths,
+        {**matrix, "scale": "*fp32", "reciprocal": "*fp64", **strides},
+        {"column_stride": 1, "COLUMNS": 1024},
+        _OPTIONS,
+    )
+    centred = {**matrix, "reciprocal": "*fp64", "offsets": "*i64", "z": "*fp32", **strides}
+    yield _centred, centred, {"column_stride": 1, **_CENTRE}, _OPTIONS
+    sizes = {"side": "i32", "first": "i32"}
+    numbers = {"width": "fp64", "horizon": "fp64", "noise": "fp64"}
+    yield (
+        _matrix,
+        {
+            "products": "*fp32", "time": "*i64", "y": "*fp64", "offsets": "*i64", "matrix": "*fp64", "right": "*fp64",
+            **sizes, **numbers,
+        },
+        {"LONGEST": LONGEST, "TILE": _TILE},
+        _OPTIONS,
+    )  # fmt: skip
+    gains = {"right": "*fp64", "solution": "*fp64", "offsets": "*i64", "gain": "*fp64", **sizes, "noise": "fp64"}
+    yield _gains, gains, {"LONGEST": LONGEST, "TILE": _RECORDS}, _OPTIONS
+    yield (
+        _recursion,
+        {
+            "rewards": "*fp64", "value": "*fp64", "step": "*i64", "truncated": "*u1", "taken": "*u1",
+            "trajectory_offsets": "*i64", "out": "*fp64", "gamma": "fp64", "log_gamma": "fp64", "decay": "fp64",
+            "log_decay": "fp64", "n_trajectories": "i32",
+        },
+        {"HAS_STEP": True, "HAS_CUT": True, "HAS_TAKEN": True, "LANES": LANES},
+        _LANE_OPTIONS,
+    )  # fmt: skip
+    sums = {"square": "*fp64", "largest": "*fp64", "count": "*fp64"}
+    squares = {"advantage": "*fp64", "returns": "*fp32", "taken": "*u1", "group_offsets": "*i64", **sums}
+    yield _squares, squares, masked, _OPTIONS
+    scale = {"advantage": "*fp64", "factor": "*fp64", "taken": "*u1", "group_offsets": "*i64", "out": "*fp32"}
+    yield _scale, scale, masked, _OPTIONS

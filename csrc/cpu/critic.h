@@ -1,0 +1,58 @@
+// A value of each record's state, read off the returns of its prompt group, and GAE(lambda) over it (docs/gae.md).
+// Everything in float64.  Same bits at any thread count, and for a group alone as inside any batch but where StepNorm
+// is kBatch.  Throws std::bad_alloc, nothing else.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/rows.h"
+
+namespace bipace {
+
+constexpr int64_t kLongestKernel = 2048;  // records of a group's kernel matrix; beyond it landmarks stand for all
+constexpr int64_t kLandmarks = 1024;
+
+enum class StepNorm : int { kNone = 0, kBatch = 1, kGroup = 2 };
+
+struct ValueKernel {
+  double width;    // of exp((cos - 1) / width)
+  double horizon;  // in steps: exp(-dt^2 / (2 horizon^2)); 0: time does not count
+  double noise;    // variance of returns about their value
+};
+
+// The group's mean, plus the sum of a cluster's differences from it over its size plus the shrinkage.
+void cluster_values(const float* returns,          // [M]
+                    const int64_t* labels,         // [M], or null: the group's mean for all
+                    const int64_t* group_offsets,  // [G+1]
+                    int64_t n_groups, double shrinkage,
+                    double* value,  // [M]
+                    int n_threads);
+
+// mean + K (K + noise I)^-1 (R - mean) over a group's usable records, mean for the others.  Beyond kLongestKernel the
+// landmarks floor(k n / m) stand for all: memory O(m^2), time O(n m (m + D)).
+void kernel_values(const Rows& rows,
+                   const int64_t* order,          // [M] row of the record
+                   const float* returns,          // [M]
+                   const int64_t* time,           // [M] step numbers, at least 0
+                   const int64_t* group_offsets,  // [G+1]
+                   int64_t n_groups,
+                   const uint8_t* usable,  // [M] or null: all
+                   ValueKernel kernel,
+                   double* value,  // [M]
+                   int n_threads);
+
+// delta + gamma lambda A of the next step, by step numbers; means over the records of equal step number.
+void gae_advantage(const double* rewards,              // [M]
+                   const double* value,                // [M]
+                   const float* returns,               // [M]
+                   const int64_t* step,                // [M] or null: neighbours are one step apart
+                   const int64_t* trajectory_offsets,  // [T+1]
+                   int64_t n_trajectories,
+                   const int64_t* group_offsets,  // [G+1]
+                   int64_t n_groups,
+                   const uint8_t* truncated,  // [M] or null: none; read on a trajectory's last step
+                   double gamma, double gae_lambda, StepNorm step_norm,
+                   float* out,  // [M]
+                   int n_threads);
+
+}  // namespace bipace

@@ -1,0 +1,393 @@
+"""Critic-free GAE: the theorems of docs/gae.md, every backend of the CPU against the formulas, edges and errors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from batches import make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bipace_kernels as bk
+
+Config = bk.Config
+BATCH = make_batch(7, groups=4, trajectories=5, longest=8)
+N = BATCH.n
+PLAIN = {"step_norm": "none"}
+VALUES = {
+    "group": Config.gae("group", **PLAIN),
+    "cluster": Config.gae("cluster", **PLAIN),
+    "cosine": Config.gae("cluster", partition="cosine", epsilon=0.2, **PLAIN),
+    "kernel": Config.gae("kernel", **PLAIN),
+}
+BACKENDS = ("cpu", "reference")
+
+
+def run(config, batch=BATCH, **changes):
+    return bk.advantage(config=config, **batch.arguments(**changes))
+
+
+def close(one, other, atol=2e-6):
+    torch.testing.assert_close(one, other, rtol=0, atol=atol)
+
+
+def means(batch=BATCH):
+    """[N] μ_p of each row."""
+    returns = run(Config.grpo(), batch).returns.double().numpy()
+    total, size = np.bincount(batch.group, returns), np.bincount(batch.group)
+    return (total / size)[batch.group]
+
+
+# ------------------------------------------------------------------------------------------------------------ theorems
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), backend=st.sampled_from(BACKENDS))
+def test_no_shrinkage_and_whole_returns_is_bigpo_and_gigpo(seed, backend):
+    batch = make_batch(seed)
+    for partition, preset in (("cosine", Config.bigpo(0.2)), ("exact", Config.gigpo())):
+        config = Config.gae("cluster", partition=partition, epsilon=0.2, shrinkage=0.0, gae_lambda=1.0, **PLAIN)
+        got, want = run(config, batch, backend=backend), run(preset, batch, backend=backend)
+        close(got.step_advantage, want.step_advantage)
+        assert torch.equal(got.cluster, want.cluster)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_boundless_shrinkage_is_the_group(backend):
+    want = run(VALUES["group"], backend=backend)
+    got = run(replace(VALUES["cluster"], shrinkage=1e30), backend=backend)
+    close(got.advantage, want.advantage)
+    close(want.value, torch.from_numpy(means()).float())
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(list(VALUES)), backend=st.sampled_from(BACKENDS))
+def test_whole_returns_less_the_value(seed, name, backend):
+    batch = make_batch(seed)
+    result = run(replace(VALUES[name], gae_lambda=1.0), batch, backend=backend)
+    close(result.step_advantage, result.returns - result.value)
+
+
+@pytest.mark.parametrize("name", list(VALUES))
+@pytest.mark.parametrize("norm", ["none", "batch", "group"])
+def test_order_of_rows_and_rollouts_changes_nothing(name, norm):
+    config = replace(VALUES[name], step_norm=norm)
+    rng = np.random.default_rng(3)
+    whole, rows = run(config), rng.permutation(N)
+    for field in ("advantage", "value"):
+        assert torch.equal(getattr(run(config, BATCH.take(rows)), field), getattr(whole, field)[rows])
+    if name != "cosine":  # greedy clusters do depend on the order of rollouts
+        renamed = rng.permutation(int(BATCH.trajectory.max()) + 1)[BATCH.trajectory]
+        close(run(config, trajectory=renamed).advantage, whole.advantage)
+
+
+@pytest.mark.parametrize("name", list(VALUES))
+@pytest.mark.parametrize("norm", ["none", "batch", "group"])
+def test_returns_of_zero_give_zero(name, norm):
+    rewards = BATCH.rewards.copy()
+    rewards[BATCH.group == 1] = 0.0
+    for given_rewards, rows in ((rewards, BATCH.group == 1), (np.zeros(N), np.ones(N, bool))):
+        result = run(replace(VALUES[name], step_norm=norm), rewards=given_rewards)
+        assert not bool(result.advantage[torch.from_numpy(rows)].any())
+
+
+@pytest.mark.parametrize("name", list(VALUES))
+@pytest.mark.parametrize("norm", ["none", "group"])
+def test_a_group_alone_has_its_bits_at_any_thread_count(name, norm):
+    config = replace(VALUES[name], step_norm=norm)
+    whole = run(config, num_threads=3)
+    assert torch.equal(run(config, num_threads=1).advantage, whole.advantage)
+    for group in range(int(BATCH.group.max()) + 1):
+        rows = np.flatnonzero(BATCH.group == group)
+        alone = run(config, BATCH.take(rows), num_threads=2)
+        for field in ("advantage", "value"):
+            assert torch.equal(getattr(alone, field), getattr(whole, field)[rows])
+
+
+def test_lambda_zero_is_the_temporal_difference():
+    result = run(replace(VALUES["kernel"], gae_lambda=0.0))
+    last = np.append(np.diff(BATCH.trajectory) != 0, True)
+    behind = np.where(last, 0.0, np.append(result.value.numpy()[1:], 0.0))
+    close(result.advantage, torch.from_numpy(BATCH.rewards + 0.95 * behind - result.value.numpy()).float())
+
+
+# ------------------------------------------------------------------------------------------------- against the formulas
+
+
+def kernel_formula(batch, config, keep=None):
+    """V̂ of value="kernel" written once more, over the rows `keep` of each group."""
+    returns = run(Config.grpo(), batch).returns.double().numpy()
+    value = means(batch)
+    for group in np.unique(batch.group):
+        rows = np.flatnonzero((batch.group == group) & (np.ones(batch.n, bool) if keep is None else keep))
+        if len(np.unique(batch.trajectory[batch.group == group])) == 1 or not len(rows):
+            continue
+        x = batch.fingerprint[rows].astype(np.float64)
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        x -= x.mean(axis=0)
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        t = batch.step[rows]
+        exponent = (x @ x.T - 1) / config.kernel_width
+        if config.kernel_time is not None:
+            exponent -= (t[:, None] - t) ** 2 / (2 * config.kernel_time**2)
+        k = np.exp(exponent)
+        y = returns[rows] - value[rows]
+        value[rows] += k @ np.linalg.solve(k + config.kernel_noise * np.eye(len(rows)), y)
+    return torch.from_numpy(value).float()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("changes", [{}, {"kernel_time": None}, {"kernel_noise": 0.1, "kernel_width": 1.0}])
+def test_the_kernel_is_the_posterior_mean(changes, backend):
+    config = replace(VALUES["kernel"], **changes)
+    for seed in range(4):
+        batch = make_batch(seed, dim=30)
+        close(run(config, batch, backend=backend).value, kernel_formula(batch, config), 2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [1, 3, 500, 1000])
+def test_the_cpu_against_the_reference(dtype, dim):
+    for seed in range(3):
+        batch = make_batch(seed, dim=dim, longest=40)
+        fingerprint = torch.from_numpy(batch.fingerprint).to(dtype)
+        for view in (fingerprint, fingerprint.t().contiguous().t(), fingerprint * 2.0**-10):
+            got, want = (run(Config.gae(), batch, fingerprint=view, backend=b) for b in BACKENDS)
+            close(got.advantage, want.advantage, 2e-5)
+            close(got.value, want.value, 2e-5)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_root_mean_squares_of_one(norm):
+    result = run(replace(VALUES["kernel"], step_norm=norm))
+    square = result.advantage.double().square()
+    sizes = [square] if norm == "batch" else [square[torch.from_numpy(BATCH.group == g)] for g in range(4)]
+    assert [float(s.mean()) for s in sizes] == pytest.approx([1.0] * len(sizes), abs=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), width=st.floats(1e-3, 1e3), time=st.one_of(st.none(), st.floats(1e-3, 1e6)),
+    noise=st.floats(0.1, 1e3), scale=st.sampled_from([1e-30, 1.0, 1e30]),
+)  # fmt: skip
+def test_values_stay_inside_the_returns_spread(seed, width, time, noise, scale):
+    """K (K + ρ I)⁻¹ has norm below 1, so V̂ − μ_p is no longer than R − μ_p; and nothing of it is NaN."""
+    batch = make_batch(seed)
+    config = replace(VALUES["kernel"], kernel_width=width, kernel_time=time, kernel_noise=noise)
+    for backend in BACKENDS:
+        result = run(config, batch, rewards=batch.rewards * scale, backend=backend)
+        centred = result.returns.double() - torch.from_numpy(means(batch)) * scale
+        gain = result.value.double() - torch.from_numpy(means(batch)) * scale
+        assert bool(result.advantage.isfinite().all())
+        assert float(gain.norm()) <= float(centred.norm()) * (1 + 1e-5) + 1e-5 * scale
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_rows_and_rows_at_the_mean(backend):
+    config = replace(VALUES["kernel"], kernel_time=None)
+    one = np.ones((N, 6), np.float32) * np.arange(1, N + 1)[:, None]  # one direction: all at the mean, c = 1
+    result = run(config, fingerprint=one, backend=backend)
+    returns = result.returns.double().numpy()
+    for group in range(4):
+        rows = BATCH.group == group
+        if len(np.unique(BATCH.trajectory[rows])) > 1:
+            assert result.value[rows].numpy() == pytest.approx(np.full(rows.sum(), returns[rows].mean()), abs=2e-6)
+    two = np.where(np.arange(N)[:, None] % 2, [[1.0, 0.0]], [[0.0, 1.0]]).astype(np.float32)
+    result = run(replace(config, kernel_width=1e-9), fingerprint=two, backend=backend)  # equal rows alone are near
+    for group in range(4):
+        rows = np.flatnonzero(BATCH.group == group)
+        if len(np.unique(BATCH.trajectory[rows])) == 1:
+            continue
+        for part in (rows[rows % 2 == 0], rows[rows % 2 == 1]):
+            y = returns[part] - returns[rows].mean()
+            want = returns[rows].mean() + y.sum() / (len(part) + 2.0)
+            assert result.value[part].numpy() == pytest.approx(np.full(len(part), want), abs=2e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_beyond_2048_records_landmarks_stand_for_all(backend):
+    """Where the rows take few distinct states and times, the landmarks hold all of them: the whole kernel's value."""
+    n = 2100
+    rng = np.random.default_rng(0)
+    state = rng.integers(0, 6, n)
+    fingerprint = rng.normal(size=(6, 8)).astype(np.float32)[state]
+    rewards = (rng.random(n) < 0.1).astype(np.float64)
+    ids = (np.zeros(n, np.int64), np.arange(n) // 30)
+    config = replace(VALUES["kernel"], kernel_time=None)
+    result = bk.advantage(*ids, rewards, fingerprint=fingerprint, config=config, backend=backend)
+    returns = result.returns.double().numpy()
+    x = fingerprint.astype(np.float64)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    x -= x.mean(axis=0)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    k = np.exp((x @ x.T - 1) / 0.3)
+    y = returns - returns.mean()
+    want = returns.mean() + k @ np.linalg.solve(k + 2.0 * np.eye(n), y)
+    assert result.value.numpy() == pytest.approx(want, abs=2e-4)  # 10⁻³ on the landmarks' diagonal
+
+
+# --------------------------------------------------------------------------------------------------------------- edges
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_group_of_one_trajectory_has_its_mean(backend):
+    rows = np.flatnonzero(BATCH.trajectory == BATCH.trajectory[0])
+    result = run(VALUES["kernel"], BATCH.take(rows), backend=backend)
+    assert result.value.tolist() == pytest.approx([float(result.returns.double().mean())] * len(rows))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bad_fingerprint_keeps_its_place_with_the_mean(backend):
+    fingerprint = BATCH.fingerprint.copy()
+    fingerprint[1], fingerprint[9] = np.nan, 0.0
+    config = replace(VALUES["kernel"], on_invalid="singleton")
+    result = run(config, fingerprint=fingerprint, backend=backend)
+    keep = ~np.isin(np.arange(N), [1, 9])
+    close(result.value, kernel_formula(BATCH, config, keep), 2e-5)
+    close(result.value[~keep], torch.from_numpy(means()[~keep]).float())
+    assert result.metrics()["bipace/invalid_row_fraction"] == pytest.approx(2 / N)
+    with pytest.raises(ValueError, match=r"fingerprint must have finite, non-zero rows"):
+        run(VALUES["kernel"], fingerprint=fingerprint, backend=backend)
+
+
+@pytest.mark.parametrize("name", list(VALUES))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_set_aside_take_part_in_nothing(name, backend):
+    rewards = BATCH.rewards.copy()
+    rewards[5] = np.nan
+    out = BATCH.trajectory == BATCH.trajectory[5]
+    config = replace(VALUES[name], step_norm="batch", on_invalid="singleton")
+    result = run(config, rewards=rewards, backend=backend)
+    rest = run(config, BATCH.take(np.flatnonzero(~out)), backend=backend)
+    for field in ("advantage", "value"):
+        assert torch.equal(getattr(result, field)[torch.from_numpy(~out)], getattr(rest, field))
+        assert not bool(getattr(result, field)[torch.from_numpy(out)].any())
+
+
+@pytest.mark.parametrize("given_returns", [False, True])
+def test_a_bad_reward_spoils_its_trajectory_also_where_returns_are_given(given_returns):
+    rewards = BATCH.rewards.copy()
+    rewards[5] = np.inf
+    changes = {"rewards": rewards}
+    if given_returns:
+        changes |= {"returns": np.ones(N), "episode_return": np.ones(N)}
+    with pytest.raises(ValueError, match=r"rewards must be finite .* row 5"):
+        run(VALUES["group"], **changes)
+
+
+@pytest.mark.parametrize("name", list(VALUES))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_was_cut_off_goes_on_with_its_value(name, backend):
+    last = np.append(np.diff(BATCH.trajectory) != 0, True)
+    cut = last & (BATCH.trajectory % 2 == 0)
+    config = replace(VALUES[name], gae_lambda=1.0)
+    plain, got = run(config, backend=backend), run(config, truncated=cut, backend=backend)
+    close(got.value, plain.value)
+    remaining = np.array([(BATCH.trajectory[i:] == BATCH.trajectory[i]).sum() for i in range(N)])
+    ends = np.flatnonzero(last)[np.searchsorted(np.flatnonzero(last), np.arange(N))]
+    extra = np.where(cut[ends], 0.95**remaining * got.value.numpy()[ends], 0.0)
+    close(got.step_advantage, plain.step_advantage + torch.from_numpy(extra).float())
+    everywhere = run(config, truncated=cut[ends], backend=backend)  # only a trajectory's last step is read
+    assert torch.equal(everywhere.advantage, got.advantage)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_copies_of_a_step_are_one_step_of_the_recursion(backend):
+    """Two records of step 1: what comes before takes the mean of their values and advantages."""
+    ids = {"group": [0] * 6, "trajectory": [0, 0, 0, 0, 1, 1], "step": [0, 1, 1, 3, 0, 1]}
+    rewards, observation = np.array([0.0, 0.5, 0.5, 1.0, 0.0, 0.0]), ["a", "b", "c", "d", "a", "b"]
+    config = replace(VALUES["cluster"], duplicates="count", shrinkage=0.0, gae_lambda=0.5, gamma=0.9)
+    result = bk.advantage(**ids, rewards=rewards, observation=observation, config=config, backend=backend)
+    v, g, d = result.value.double().numpy(), 0.9, 0.45
+    a3 = 1.0 - v[3]
+    a1, a2 = (0.5 + g**2 * v[3] - v[i] + d**2 * a3 for i in (1, 2))
+    a0 = 0.0 + g * (v[1] + v[2]) / 2 - v[0] + d * (a1 + a2) / 2
+    assert result.step_advantage.tolist()[:4] == pytest.approx([a0, a1, a2, a3], abs=2e-6)
+    cut = bk.advantage(
+        **ids, rewards=rewards, observation=observation, config=config, backend=backend,
+        truncated=[False, False, False, True, False, False],
+    )  # fmt: skip
+    assert float(cut.step_advantage[3]) == pytest.approx(a3 + g * v[3], abs=2e-6)
+
+
+def test_equal_returns_give_their_value_exactly():
+    returns = np.full(N, 0.1, np.float32)
+    for name, config in VALUES.items():
+        for backend in BACKENDS:
+            result = run(config, returns=returns, episode_return=np.ones(N), backend=backend)
+            assert torch.equal(result.value, torch.full((N,), 0.1)), (name, backend)
+
+
+def test_tiny_root_mean_squares_are_rounding():
+    """γ = λ = 1 and equal returns 1: R − V̂ is 0 but for rounding, and must not be blown up."""
+    batch = BATCH.take(np.flatnonzero(np.append(np.diff(BATCH.trajectory) != 0, True)))
+    for norm in ("batch", "group"):
+        config = Config.gae("group", gae_lambda=1.0, gamma=1.0, step_norm=norm)
+        assert not bool(run(config, batch, rewards=np.full(batch.n, 1.0) + 1e-9 * np.arange(batch.n)).advantage.any())
+
+
+def test_huge_rewards_saturate():
+    for backend in BACKENDS:
+        result = run(VALUES["kernel"], rewards=np.where(np.arange(N) % 2, 9e36, -9e36), backend=backend)
+        assert bool(result.advantage.isfinite().all())
+        assert bool(result.value.isfinite().all())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_episode_weight(backend):
+    for config in (Config.gae(), Config.bipace(0.2), Config.gigpo()):
+        for episode_weight, w in ((0.0, 1.0), (0.5, 2.0), (1.0, 0.0), (0.0, 0.0)):
+            result = run(replace(config, episode_weight=episode_weight, step_weight=w), backend=backend)
+            total = episode_weight * result.episode_advantage.double() + w * result.step_advantage.double()
+            assert torch.equal(result.advantage, total.float())
+
+
+def test_other_estimators_have_no_value_and_ignore_truncated():
+    plain, given_mask = run(Config.gigpo()), run(Config.gigpo(), truncated=np.ones(N, bool))
+    assert plain.value is None
+    assert torch.equal(plain.advantage, given_mask.advantage)
+    with pytest.raises(ValueError, match="truncated"):
+        run(Config.gigpo(), truncated=np.ones(N + 1, bool))
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_arguments_that_are_missing():
+    whole = {"returns": np.zeros(N), "episode_return": np.zeros(N)}
+    with pytest.raises(ValueError, match=r"rewards is missing; estimator='gae' reads the reward of each step"):
+        run(VALUES["group"], rewards=None, **whole)
+    with pytest.raises(ValueError, match=r"fingerprint is missing; estimator='gae' with value='kernel'"):
+        run(VALUES["kernel"], fingerprint=None)
+    with pytest.raises(ValueError, match=r"observation is missing"):
+        run(VALUES["cluster"], observation=None)
+    with pytest.raises(TypeError, match="truncated"):
+        run(VALUES["group"], truncated=["no"] * N)
+    run(VALUES["group"], fingerprint=None, observation=None, action_key=None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"value": "mean"}, {"share": "batch"}, {"share": "memory"}, {"kernel": "auto"}, {"shrinkage": -1.0},
+        {"shrinkage": math.inf}, {"kernel_width": 0.0}, {"kernel_width": math.nan}, {"kernel_time": 0.0},
+        {"kernel_noise": 0.0}, {"kernel_noise": 0.09}, {"gae_lambda": 1.1}, {"gae_lambda": True},
+        {"episode_weight": -1.0}, {"step_norm": "std"}, {"partition": "exact"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fields_out_of_range(changes):
+    with pytest.raises(ValueError, match=next(iter(changes)) if "partition" not in changes else "value='kernel'"):
+        Config.gae(**changes)
+
+
+def test_pairs_of_fields():
+    with pytest.raises(ValueError, match="value='cluster' of estimator='gae' needs a partition"):
+        Config.gae("cluster", partition="none")
+    with pytest.raises(ValueError, match="step_norm='batch' goes with estimator 'gae'"):
+        Config.gigpo(step_norm="batch")
+    assert Config.gae(kernel_time=None).kernel_time is None

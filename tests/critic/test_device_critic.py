@@ -1,0 +1,114 @@
+"""Values and GAE(λ) where the tensors are, against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ragged import ragged, sentinels, stage, unaligned
+
+from bipace_kernels.reference import critic as reference_critic
+
+critic = stage("critic")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+KERNEL = {"width": 0.3, "horizon": 4.0, "noise": 2.0}
+
+
+def moved(device, tensors):
+    return [None if x is None else unaligned(x.to(device)) for x in tensors]
+
+
+def close(got, want, atol=2e-5):
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got.cpu(), want, rtol=2e-6, atol=atol)
+
+
+class Case:
+    """A ragged layout with random returns, masks and rows."""
+
+    def __init__(self, seed, dim=24, dtype=torch.float32, groups=5):
+        rng = np.random.default_rng(seed)
+        self.lay = lay = ragged(seed, groups=groups)
+        m = lay.n_records
+        self.returns = torch.from_numpy(rng.normal(size=m).astype(np.float32))
+        self.rewards = torch.from_numpy(rng.normal(size=m))
+        self.labels = torch.from_numpy(rng.integers(0, 4, m)) + 4 * lay.group_of_record()
+        self.usable = torch.from_numpy(rng.random(m) < 0.9)
+        self.cut = torch.from_numpy(rng.random(m) < 0.5)
+        kept = torch.from_numpy(rng.random(lay.n_trajectories) < 0.8)
+        self.taken = kept[lay.trajectory_of_record()]
+        states = rng.normal(size=(7, dim)) + 2.0
+        rows = states[rng.integers(0, 7, m)] + 0.2 * rng.normal(size=(m, dim)) * (rng.random(m) < 0.7)[:, None]
+        self.fingerprint = torch.from_numpy(rows.astype(np.float32)).to(dtype)
+        self.order = torch.arange(m)
+        self.groups = {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("masked", [False, True])
+def test_cluster_values(device, seed, masked):
+    case = Case(seed)
+    taken = case.taken if masked else None
+    labels = torch.where(case.taken, case.labels, -1) if masked else case.labels
+    for some in (labels, None):
+        given = (case.returns, some, case.lay.group_offsets)
+        want = reference_critic.cluster_values(*given, **case.groups, taken=taken, shrinkage=3.0)
+        with sentinels():
+            there = moved(device, (*given, taken))
+            got = critic.cluster_values(*there[:3], **case.groups, taken=there[3], shrinkage=3.0)
+        close(got, want, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_kernel_values(device, dtype, masked):
+    for seed, kernel in enumerate((KERNEL, {**KERNEL, "horizon": 0.0, "noise": 0.1})):
+        case = Case(seed, dtype=dtype)
+        taken, usable = (case.taken, case.usable) if masked else (None, None)
+        fingerprint = case.fingerprint.clone()
+        if masked:
+            fingerprint[torch.nonzero(~case.usable)[:, 0]] = float("nan")
+        given = (fingerprint, case.order, case.returns, case.lay.step, case.lay.group_offsets, usable)
+        want = reference_critic.kernel_values(*given, **case.groups, taken=taken, **kernel)
+        there = moved(device, (*given[1:], taken))
+        got = critic.kernel_values(fingerprint.to(device), *there[:5], **case.groups, taken=there[5], **kernel)
+        close(got, want)
+
+
+def test_kernel_values_of_a_long_group(device, monkeypatch):
+    """With small limits, so that the interpreter ends: some groups have landmarks, the others the whole kernel."""
+    monkeypatch.setattr(critic, "LONGEST", 24)
+    monkeypatch.setattr(critic, "LANDMARKS", 16)
+    monkeypatch.setattr(critic, "BLOCK", 32)
+    monkeypatch.setattr(reference_critic, "LONGEST", 24)
+    monkeypatch.setattr(reference_critic, "LANDMARKS", 16)
+    case = Case(4, groups=6)
+    assert case.lay.longest_group > 24 > int(case.lay.group_offsets.diff().min())
+    for usable, taken in ((None, None), (case.usable, case.taken)):
+        given = (case.fingerprint, case.order, case.returns, case.lay.step, case.lay.group_offsets, usable)
+        want = reference_critic.kernel_values(*given, **case.groups, taken=taken, **KERNEL)
+        there = moved(device, (*given[1:], taken))
+        got = critic.kernel_values(given[0].to(device), *there[:5], **case.groups, taken=there[5], **KERNEL)
+        close(got, want)
+
+
+@pytest.mark.parametrize("norm", ["none", "batch", "group"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("numbers", [(0.95, 0.5), (1.0, 1.0), (0.0, 0.5), (0.9, 0.0)], ids=str)
+def test_gae_advantage(device, numbers, masked, norm):
+    case = Case(2)
+    lay = case.lay
+    time = lay.step
+    value = case.returns.double() * 0.5
+    for step in (None, time, 3 * time, time // 2):  # the last: copies of a step
+        cut, taken = (case.cut, case.taken) if masked else (None, None)
+        rewards = torch.where(case.taken, case.rewards, float("nan")) if masked else case.rewards
+        given = (rewards, value, case.returns, step, lay.trajectory_offsets, lay.group_offsets, cut)
+        sizes = {**case.groups, "n_trajectories": lay.n_trajectories, "step_norm": norm}
+        want = reference_critic.gae_advantage(*given, *numbers, **sizes, taken=taken)
+        with sentinels():
+            there = moved(device, (*given, taken))
+            got = critic.gae_advantage(*there[:7], *numbers, **sizes, taken=there[7])
+        close(got, want, 2e-6)
+        assert bool(got.isfinite().all())
