@@ -50,7 +50,7 @@ def _run(words: Sequence[str]) -> int:
     if words and words[0] in PROGRAMS:
         module = f"{__package__}.{words[0]}"
         if importlib.util.find_spec(module) is None:  # setup.py leaves some out of a wheel
-            sys.stderr.write(f"error: bench {words[0]} needs a checkout of the repository; run `make gpu` there\n")
+            sys.stderr.write(f"error: bench {words[0]} needs a checkout of the repository\n")
             return 2
         return int(importlib.import_module(module).main(words[1:]))
     arguments = _parser().parse_args(words)

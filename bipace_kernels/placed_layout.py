@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -60,11 +61,10 @@ class PlacedLayout:
         if self._copied is not None:
             self._copied.wait(self.order)
 
-    @property
+    @cached_property
     def trajectory_of_record(self) -> Tensor:
-        if self._trajectory_of_record is not None:
-            return self._trajectory_of_record
-        return runs(self.trajectory_offsets)
+        moved = self._trajectory_of_record
+        return runs(self.trajectory_offsets) if moved is None else moved
 
     def time(self) -> Tensor:
         """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
