@@ -39,11 +39,11 @@ void bind_stages(py::module_& m) {
       release);
   m.def(
       "step_advantage",
-      [](Address returns, Address labels, int64_t n_records, int64_t n_clusters, Address action_key,
-         int estimator, bool divide, double delta, Address step, Address branch, int threads) {
+      [](Address returns, Address labels, int64_t n_records, int64_t n_clusters, Address action_key, int estimator,
+         bool divide, double delta, Address step, Address branch, int threads) {
         step_advantage(pointer<const float>(returns), pointer<const int64_t>(labels), n_records, n_clusters,
-                       pointer<const int64_t>(action_key), static_cast<Estimator>(estimator), divide, delta, pointer<float>(step),
-                       pointer<uint8_t>(branch), threads);
+                       pointer<const int64_t>(action_key), static_cast<Estimator>(estimator), divide, delta,
+                       pointer<float>(step), pointer<uint8_t>(branch), threads);
       },
       release);
   m.def(

@@ -1,6 +1,6 @@
-// How kernel_values works on a group: rows to unit length, less their mean in float64, rounded to float32 once; products
-// of those by the kernels of dot.h (a Gram of the rows as they are, centred afterwards, would put the rounding of cosines
-// near 0.99 into every entry); K in float64, factorised in place.
+// How kernel_values works on a group: rows to unit length, less their mean in float64, rounded to float32 once;
+// products of those by the kernels of dot.h (a Gram of the rows as they are, centred afterwards, would put the rounding
+// of cosines near 0.99 into every entry); K in float64, factorised in place.
 #include "cpu/critic.h"
 
 #include <algorithm>
@@ -35,10 +35,11 @@ double mean_of(const float* values, int64_t n) {
 
 // ---- symmetric matrices --------------------------------------------------------------------------------------------
 
-constexpr int64_t kPanelRows = 64;   // of a factorisation
-constexpr int64_t kUpdateBlock = 64; // columns: two blocks of a panel stay in the first cache
+constexpr int64_t kPanelRows = 64;    // of a factorisation
+constexpr int64_t kUpdateBlock = 64;  // columns: two blocks of a panel stay in the first cache
 
-// The upper triangle of an n x n matrix, row by row; rows and columns up to a multiple of four are those of the identity.
+// The upper triangle of an n x n matrix, row by row; rows and columns up to a multiple of four are those of the
+// identity.
 struct Symmetric {
   int64_t n = 0, stride = 0;
   std::vector<double> data;
@@ -57,8 +58,8 @@ typedef double Two __attribute__((vector_size(16)));
 
 inline Two load(const double* x) { return Two{x[0], x[1]}; }
 
-// target[i][j] += sign * sum over k of p[k][i] p[k][j] for j >= i >= first, k in order.  A 4 x 4 tile of the diagonal is
-// written whole.
+// target[i][j] += sign * sum over k of p[k][i] p[k][j] for j >= i >= first, k in order.  A 4 x 4 tile of the diagonal
+// is written whole.
 void update(Symmetric& target, const double* p, int64_t p_stride, int64_t depth, int64_t first, double sign) {
   const int64_t n = target.n;
   for (int64_t row_block = first; row_block < n; row_block += kUpdateBlock) {
@@ -211,7 +212,8 @@ class GroupValues {
     buffer_.resize(static_cast<size_t>(rows.dim));
     for (size_t i = 0; i < wanted_.size(); ++i) {
       const float* x = read_panel(rows, dot_, wanted_[i], 0, rows.dim, buffer_.data());
-      for (int64_t e = 0; e < rows.dim; ++e) mean_[static_cast<size_t>(e)] += reciprocal_[i] * static_cast<double>(x[e]);
+      for (int64_t e = 0; e < rows.dim; ++e)
+        mean_[static_cast<size_t>(e)] += reciprocal_[i] * static_cast<double>(x[e]);
     }
     for (double& m : mean_) m /= static_cast<double>(wanted_.size());
   }
@@ -312,12 +314,12 @@ class GroupValues {
   }
 
   const DotKernels& dot_ = dot_kernels();
-  std::vector<ScaledRow> wanted_;     // the group's rows that take part
-  std::vector<int64_t> position_;     // in the group
-  std::vector<double> reciprocal_;    // 1 / norm
-  std::vector<double> mean_;          // [D] of the rows at unit length
-  std::vector<float> buffer_;         // [D]
-  Centred centred_;                   // the whole group, or landmarks and a block of rows
+  std::vector<ScaledRow> wanted_;   // the group's rows that take part
+  std::vector<int64_t> position_;   // in the group
+  std::vector<double> reciprocal_;  // 1 / norm
+  std::vector<double> mean_;        // [D] of the rows at unit length
+  std::vector<float> buffer_;       // [D]
+  Centred centred_;                 // the whole group, or landmarks and a block of rows
   Symmetric matrix_;
   std::vector<double> solution_, block_;
   double products_[kGramBlock][kGramBlock];

@@ -62,8 +62,8 @@ void fingerprint(const uint8_t* text,  // [size]
 
 }  // namespace
 
-void ngram_fingerprints(const uint8_t* bytes, const int64_t* offsets, int64_t n_rows, int64_t n, int64_t dim, float* out,
-                        int n_threads) {
+void ngram_fingerprints(const uint8_t* bytes, const int64_t* offsets, int64_t n_rows, int64_t n, int64_t dim,
+                        float* out, int n_threads) {
   std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
   parallel_for(n_rows, n_threads, [&](int64_t row, int worker) {
     fingerprint(bytes + offsets[row], offsets[row + 1] - offsets[row], n, dim, out + row * dim,
