@@ -94,8 +94,7 @@ def test_stages_without_fingerprints(launched):
     kernels.returns.trajectory_returns(x.rewards.double(), lay.step, lay.trajectory_offsets, **trajectories)
     kernels.values.step_advantage(x.rewards, x.codes, x.key, lay.group_offsets, estimator="q_style", step_norm="none",
                                   delta=1e-6, **groups)  # fmt: skip
-    kernels.observations.cluster_exact(x.codes, lay.group_offsets, taken=None, **groups)
-    assert len({name for name, *_ in launched}) >= 4
+    assert len({name for name, *_ in launched}) >= 3
     _check(launched)
 
 
