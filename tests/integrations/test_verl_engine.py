@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import bipace_kernels as bk
 
 pytest.importorskip("verl")
 from bipace_kernels.integrations.verl.estimator import HIDDEN, NAME, Bipace
+from spawned import spawn
 from verl_stand_ins import VOCABULARY, engine, model, run_of
 
 # Row by row: tokens of the prompt, and the response's mask.  Two turns; one; none (truncated); one, behind tool tokens.
@@ -302,7 +302,7 @@ def gather_and_slice(module, rank):
 
 
 def test_ulysses_slices_are_put_together(tmp_path):
-    mp.start_processes(_slice, (str(tmp_path),), nprocs=2, start_method="spawn")
+    spawn(__file__, "_slice", (str(tmp_path),), nprocs=2)
 
 
 def _shuffled_batch(generator):
@@ -377,4 +377,4 @@ def _cluster(rank, folder, ranks):
 def test_workers_find_the_clusters_of_the_driver(tmp_path, ranks):
     """cluster_on=workers: labels and advantages bit for bit, whichever ranks the rows are on."""
     pytest.importorskip("transfer_queue")
-    mp.start_processes(_cluster, (str(tmp_path), ranks), nprocs=ranks, start_method="spawn")
+    spawn(__file__, "_cluster", (str(tmp_path), ranks), nprocs=ranks)
