@@ -74,7 +74,7 @@ class CMakeBuild(build_ext):
                 stale.unlink()
 
 
-CHECKOUT = ("gpu", "chain", "truth", "_gae_prototype")  # modules of bench/
+CHECKOUT = ("gpu", "chain", "truth")  # modules of bench/
 
 
 class LeaveOut(build_py):

@@ -13,15 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _gae_prototype as gae
-from ._gae_prototype import Gae
 from .truth_sets import FOLDER, read
 
 Floats = NDArray[np.float64]
@@ -33,6 +31,8 @@ EPSILONS = (0.05, 0.1, 0.2, 0.3)
 FAMILIES = ("planner", "model", "alfworld")
 BIPACE = "BiPACE Q-style ε 0.1"
 STEP_ONLY = ", step term only"
+DEFAULT = "Config.gae()"
+KINDS = ("hidden2", "ngram1", "ngram3", "ngram6", "sentence1")
 ABOUT = """\
 A truth set holds rollouts of one policy and, for each record, the mean discounted return of M fresh continuations from its
 state (bench/truth/README.md). From it follows the true advantage A* = r + γ V(next state) - V(state). An estimator sees G
@@ -103,78 +103,34 @@ class Found:
 # ---- estimators
 
 
-def ours(config: Any, *, fingerprint: bool = False, step_only: bool = False) -> Callable[[Any], Floats]:
-    """A preset of the package."""
+def ours(config: Any, kind: str | None = None, *, step_only: bool = False) -> Callable[[Any], Floats]:
+    """A preset of the package, on the fingerprints of a kind; "main" is the set's own."""
 
     def call(batch: Any) -> Floats:
         from .truth_batches import advantages
 
-        result = advantages(batch, config, batch.kinds()[0] if fingerprint else None)
+        result = advantages(batch, config, batch.kinds()[0] if kind == "main" else kind)
         return (result.step_advantage if step_only else result.advantage).numpy().astype(np.float64)
 
     return call
 
 
-def of_gae(
-    config: Gae, kind: str | None = "main", *, clusters: Any = None, episode: float = 0.0
-) -> Callable[[Any], Floats]:
-    """GAE over a value read off the batch; values are computed once for all λ and norms."""
+def gae_of_exact(batch: Any) -> Floats:
+    """GAE(0.5) over the true values."""
+    from .truth_batches import deltas, discounted
 
-    def call(batch: Any) -> Floats:
-        import bipace_kernels as bk
-
-        from .truth_batches import advantages
-
-        chosen = (
-            (batch.kinds()[0] if kind == "main" else kind) if config.value == "kernel" or config.action_weight else None
-        )
-        cluster = None
-        if clusters is not None:
-            cosine = clusters.partition == "cosine"
-            cluster = advantages(batch, clusters, batch.kinds()[0] if cosine else None).cluster.numpy()
-        rows = batch.rows(chosen, cluster)
-        key = replace(config, gae_lambda=0.0, step_norm="none", action_weight=0.0, action_noise=0.0)
-        if config.share == "memory":
-            value = batch.once((key, chosen, clusters), lambda: with_memory(batch, chosen, key))
-        else:
-            value = batch.once((key, chosen, clusters), lambda: gae.value_of(rows, key))
-        a = gae.normed(rows, gae.unnormed(rows, value, config), config.step_norm)
-        if episode:
-            a = a + episode * advantages(batch, bk.Config.grpo()).episode_advantage.numpy()
-        return a
-
-    return call
-
-
-def with_memory(batch: Any, kind: str, config: Gae) -> Floats:
-    """Values of one Gaussian process over the batch and the batches before it."""
-    past = batch.past
-    size = int(np.unique(batch.trajectory).size / np.unique(batch.group).size)
-    if past is None:
-        return gae.value_of(batch.rows(kind), replace(config, share="batch"))
-    from .truth_batches import gram, parts
-
-    past = next(parts(past, size), past)
-    n = len(batch)
-    both = gae.Rows(
-        np.concatenate([batch.group, past.group + batch.group.max() + 1]),
-        np.concatenate([batch.trajectory, past.trajectory + batch.trajectory.max() + 1]),
-        np.concatenate([batch.step, past.step]),
-        np.concatenate([batch.reward, past.reward]),
-        np.concatenate([batch.returns, past.returns]),
-        batch.gamma,
-        gram(kind, [batch, past]),
-    )
-    return gae.value_of(both, replace(config, share="batch"))[:n]
+    delta = deltas(batch.reward, batch.exact, batch.trajectory, batch.step, batch.gamma)
+    return discounted(delta, batch.trajectory, batch.step, 0.5 * batch.gamma)
 
 
 def table() -> list[Estimator]:
     """All rows, in the order of the table."""
     import bipace_kernels as bk
 
+    gae = bk.Config.gae
     rows = [
         Estimator("exact V as baseline of whole returns", lambda b: b.returns - b.exact, SIZES),
-        Estimator("GAE over the exact V, λ 0.5", lambda b: gae.unnormed(b.rows(), b.exact, Gae(gae_lambda=0.5))),
+        Estimator("GAE over the exact V, λ 0.5", gae_of_exact),
         Estimator("GRPO", ours(bk.Config.grpo()), SIZES),
         Estimator("GiGPO", ours(bk.Config.gigpo()), SIZES),
         Estimator("GiGPO" + STEP_ONLY, ours(bk.Config.gigpo(), step_only=True), SIZES),
@@ -187,90 +143,45 @@ def table() -> list[Estimator]:
             for only in (False, True):
                 sizes = SIZES if epsilon == 0.1 else (8,)
                 label = f"{name} ε {epsilon:g}" + STEP_ONLY * only
-                rows.append(Estimator(label, ours(make(epsilon), fingerprint=True, step_only=only), sizes))
-    exact = bk.Config.gigpo()
+                rows.append(Estimator(label, ours(make(epsilon), "main", step_only=only), sizes))
+    rows += [
+        Estimator(DEFAULT, ours(gae(), "main"), SIZES),
+        Estimator("Config.gae(share='group')", ours(gae(share="group"), "main"), SIZES),
+        Estimator("Config.gae(share='memory')", ours(gae(share="memory"), "main"), SIZES),
+    ]
     for lam in LAMBDAS:
-        sizes = SIZES if lam in (0.3, 0.5) else (8,)
+        sizes = SIZES if lam == 0.5 else (8,)
+        cosine = {"partition": "cosine", "epsilon": 0.1}
         rows += [
-            Estimator(f"gae group λ {lam:g}", of_gae(Gae(value="group", gae_lambda=lam)), sizes),
-            Estimator(f"gae cluster (exact) λ {lam:g}", of_gae(Gae(value="cluster", gae_lambda=lam), clusters=exact), sizes),
-            Estimator(f"gae cluster (cosine ε 0.1) λ {lam:g}",
-                      of_gae(Gae(value="cluster", gae_lambda=lam), clusters=bk.Config.bigpo(0.1))),
-            Estimator(f"gae kernel group λ {lam:g}", of_gae(Gae(gae_lambda=lam)), sizes),
-            Estimator(f"gae kernel group prior 0 λ {lam:g}", of_gae(Gae(prior="zero", gae_lambda=lam)), sizes),
-            Estimator(f"gae kernel batch λ {lam:g}", of_gae(Gae(share="batch", gae_lambda=lam)), sizes),
-            Estimator(f"gae kernel memory λ {lam:g}", of_gae(Gae(share="memory", gae_lambda=lam))),
-        ]  # fmt: skip
-    base = Gae(share="batch", gae_lambda=0.3)
-    for kind in ("hidden2", "hidden3+2", "ngram1", "ngram3", "ngram6", "sentence1"):
-        rows += [
-            Estimator(f"gae kernel batch λ 0.3, {kind}", of_gae(base, kind), needs=kind),
-            Estimator(f"gae kernel group λ 0.3, {kind}", of_gae(replace(base, share="group"), kind), needs=kind),
+            Estimator(f"gae group λ {lam:g}", ours(gae("group", gae_lambda=lam)), sizes),
+            Estimator(f"gae cluster (exact) λ {lam:g}", ours(gae("cluster", gae_lambda=lam)), sizes),
+            Estimator(f"gae cluster (cosine ε 0.1) λ {lam:g}", ours(gae("cluster", gae_lambda=lam, **cosine), "main")),
         ]
+        if lam != gae().gae_lambda:
+            for share in ("group", "batch", "memory"):
+                rows.append(Estimator(f"gae kernel {share} λ {lam:g}", ours(gae(share=share, gae_lambda=lam), "main")))
+    for kind in KINDS:
+        for share in ("group", "batch"):
+            rows.append(Estimator(f"gae kernel {share} λ 0.5, {kind}", ours(gae(share=share), kind), needs=kind))
     return rows
 
 
-def extra() -> list[Estimator]:
-    """What was tried for bench/truth/FINDINGS.md (`--tried`)."""
+def settings() -> list[Estimator]:
+    """Other settings of the kernel (`--settings`)."""
     import bipace_kernels as bk
 
-    rows, batch, group = [], Gae(share="batch", gae_lambda=0.3), Gae(gae_lambda=0.3)
-    for name, base in {"batch": batch, "group": group, "group prior 0": replace(group, prior="zero")}.items():
-        label = f"gae kernel {name} λ 0.3"
-
-        def add(what: str, base: Gae, label: str = label, **more: Any) -> None:
-            rows.append(Estimator(f"{label}, {what}", of_gae(base, **more)))
-
-        for width in (0.05, 0.1, 0.2, 0.5, 1.0):
-            add(f"ℓ {width:g}", replace(base, kernel_width=width))
-        for span in (1.0, 2.0, 8.0, None):
-            add(f"θ {span}", replace(base, kernel_time=span))
-        for noise in (0.5, 1.0, 4.0, 8.0):
-            add(f"ρ {noise:g}", replace(base, kernel_noise=noise))
-        add("auto", replace(base, kernel="auto"))
-        add("own trajectory left out", replace(base, leave_out=True))
-        add("norm group", replace(base, step_norm="group"))
-        add("norm none", replace(base, step_norm="none"))
-        for weight, noise in ((1.0, 0.3), (1.0, 1.0), (1.0, 3.0)):
-            add(
-                f"smoothed over equal actions, noise {noise:g}", replace(base, action_weight=weight, action_noise=noise)
-            )
-        for weight in (0.1, 0.25, 0.5, 1.0):
-            add(f"+ {weight:g} A_ep", base, episode=weight)
-    rows.append(
-        Estimator("gae kernel group λ 0.3, auto, one variance", of_gae(replace(group, kernel="auto", pooled=True)))
-    )
-    td = replace(batch, kernel_width=0.5, kernel_noise=1.0, trajectory_noise=0.1)
-    for lam in (0.0, 0.3, 0.5):
-        for name, config in {
-            "ℓ 0.5": replace(batch, kernel_width=0.5),
-            "ℓ 0.5 ρ 1 σ² 0.1": td,
-            "ℓ 0.5 ρ 1 σ² 0.3": replace(td, trajectory_noise=0.3),
-            "ℓ 0.5 ρ 0.5 σ² 0.1": replace(td, kernel_noise=0.5),
-            "ℓ 0.5 half whitened": replace(batch, kernel_width=0.5, whiten=0.5),
-            "ℓ 0.5 ρ 1 σ² 0.1 half whitened": replace(td, whiten=0.5),
-        }.items():
-            for share, base in {"batch": config, "group prior 0": replace(config, share="group", prior="zero")}.items():
-                rows.append(
-                    Estimator(f"gae kernel {share} λ {lam:g} {name}", of_gae(replace(base, gae_lambda=lam)), (2, 4, 8))
-                )
-            if lam == 0.3:
-                rows.append(
-                    Estimator(f"gae kernel memory λ {lam:g} {name}", of_gae(replace(config, share="memory")), (8,))
-                )
-    rows.append(
-        Estimator("gae kernel batch λ 0.3, auto by groups", of_gae(replace(batch, kernel="auto", auto_by="groups")))
-    )
-    for same in (0.0, 0.1, 1.0, 3.0):
-        rows.append(Estimator(f"gae kernel batch λ 0.3, same {same:g}", of_gae(replace(batch, kernel_same=same))))
-    for rank in (32, 64, 128, 256, 512):
-        for stride in (False, True):
-            label = f"gae kernel batch λ 0.3, {rank} landmarks" + " by stride" * stride
-            rows.append(Estimator(label, of_gae(replace(batch, landmarks=rank, stride=stride))))
-    for kappa in (0.0, 1.0, 10.0, None):
-        name = "by empirical Bayes" if kappa is None else f"{kappa:g}"
-        config = Gae(value="cluster", shrinkage=kappa, gae_lambda=0.3)
-        rows.append(Estimator(f"gae cluster (exact) λ 0.3, κ {name}", of_gae(config, clusters=bk.Config.gigpo())))
+    changes: list[dict[str, Any]] = [
+        *({"kernel_width": x} for x in (0.1, 0.2, 0.3, 1.0)), *({"kernel_time": x} for x in (2.0, 4.0, 16.0, None)),
+        *({"kernel_noise": x} for x in (0.5, 1.0, 4.0, 8.0)), *({"kernel_same": x} for x in (0.0, 0.1, 1.0, 3.0)),
+        {"step_norm": "group"}, {"step_norm": "none"}, *({"episode_weight": x} for x in (0.1, 0.25, 0.5, 1.0)),
+        {"kernel_width": 0.3, "kernel_time": 4.0},
+    ]  # fmt: skip
+    rows = []
+    for change in changes:
+        name = ", ".join(f"{key}={value}" for key, value in change.items())
+        for share in ("batch",) if "kernel_same" in change else ("batch", "group"):
+            config = bk.Config.gae(share=share, **change)
+            rows.append(Estimator(f"Config.gae(share='{share}', {name})", ours(config, "main")))
     return rows
 
 
@@ -306,8 +217,7 @@ def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -
             out.sums[estimator.name, size] = Sums.make(a, truth, group)
             out.seconds[estimator.name, size] = time.process_time() - begun
         for batch in whole:
-            for key in [key for key in batch.cache if key[0] != "gram"]:
-                del batch.cache[key]
+            batch.cache.clear()
     return out
 
 
@@ -330,7 +240,7 @@ def _measure(work: tuple[Path, list[str], str, Sequence[int], list[str]]) -> Fou
 
 
 def estimators_of(own: Sequence[str], only: str, which: Sequence[str]) -> list[Estimator]:
-    rows = table() + (extra() if "tried" in which else [])
+    rows = table() + (settings() if "settings" in which else [])
     rows = [row for row in rows if "sentence" in which or not row.needs.startswith("sentence")]
     rows = [row for row in rows if only.lower() in row.name.lower() or row.name == BIPACE]
     for text in own:
@@ -476,7 +386,7 @@ PICTURE = {  # row: colour, in drawing order
     "GiGPO": "#CC79A7",
     BIPACE: "#D55E00",
     BIPACE + STEP_ONLY: "#E69F00",
-    "gae kernel batch λ 0.3": "#0072B2",
+    DEFAULT: "#0072B2",
 }
 
 
@@ -499,7 +409,7 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
             low, high = np.array([interval(found[1]) for _, found in points]).T
             axis.plot(xs, ys, "o-", color=colour, linewidth=2)
             axis.fill_between(xs, low, high, color=colour, alpha=0.12, linewidth=0)
-            axis.annotate(name.replace("gae kernel batch λ 0.3", "gae kernel"), (xs[-1], ys[-1]), xytext=(6, 0),
+            axis.annotate(name, (xs[-1], ys[-1]), xytext=(6, 0),
                           textcoords="offset points", va="center", fontsize=8, color=colour)  # fmt: skip
         axis.set_xscale("log", base=2)
         axis.set_xticks(SIZES, [str(g) for g in SIZES])
@@ -536,7 +446,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="G",
         help="(default: %(default)s)",
     )
-    parser.add_argument("--tried", action="store_true", help="also all that was tried for FINDINGS.md")
+    parser.add_argument("--settings", action="store_true", help="also other settings of the kernel")
     parser.add_argument(
         "--sentence", action="store_true", help="also fingerprints of a sentence encoder; half a minute more a set"
     )
@@ -551,7 +461,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not paths:
         parser.error(f"no truth set in {arguments.folder} fits --role and --sets")
     begun = time.perf_counter()
-    which = [name for name in ("tried", "sentence") if getattr(arguments, name)]
+    which = [name for name in ("settings", "sentence") if getattr(arguments, name)]
     if arguments.sentence and (missing := encoder_missing()):
         parser.error(f"--sentence {missing}")
     work = [(path, arguments.estimator, arguments.only, arguments.rollouts, which) for path in paths]

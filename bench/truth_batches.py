@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 import bipace_kernels as bk
 
-from ._gae_prototype import Rows, deltas, discounted
 from .truth_sets import TruthSet
 
 Floats = NDArray[np.float64]
@@ -46,8 +45,6 @@ class Batch:
     halves: tuple[Floats, Floats]  # A* by the first and by the second half of them
     exact: Floats  # V by all continuations
     cache: dict[Any, Any] = field(default_factory=dict)
-    whole: Batch | None = None  # the batch with all rollouts, which keeps Gram matrices for its parts
-    at: Integers | None = None  # this batch's rows there
     past: Batch | None = None  # earlier batches, as memory
 
     def __len__(self) -> int:
@@ -58,14 +55,6 @@ class Batch:
             self.cache[key] = make()
         found: T = self.cache[key]
         return found
-
-    def gram(self, kind: str) -> Floats:
-        """[N, N] float64 Gram of the fingerprints' rows at unit length."""
-        if self.whole is not None and self.at is not None:
-            at = self.at
-            whole = self.whole
-            return self.once(("gram", kind), lambda: whole.gram(kind)[np.ix_(at, at)])
-        return self.once(("gram", kind), lambda: gram(kind, [self]))
 
     def fingerprint(self, kind: str) -> NDArray[np.float32]:
         """[N, D] rows, as bk.advantage takes them."""
@@ -84,31 +73,10 @@ class Batch:
             texts.append("".join(past) + self.observation[i])
         return texts
 
-    def rows(self, kind: str | None = None, cluster: Integers | None = None) -> Rows:
-        return Rows(self.group, self.trajectory, self.step, self.reward, self.returns, self.gamma,
-                    None if kind is None else self.gram(kind), cluster, self.action_key)  # fmt: skip
-
     def kinds(self) -> list[str]:
         """Fingerprints that this batch has: the first one is its main one."""
         hidden = [f"hidden{k}" for k in sorted(self.hidden, reverse=True)]
         return [*hidden, "ngram3", "ngram1", "ngram6"] if hidden else ["ngram3", "ngram1", "ngram6"]
-
-
-def gram(kind: str, batches: list[Batch]) -> Floats:
-    """[N, N] float64 Gram of the unit rows of all the batches; "hidden3+2" is the mean of two layers' Grams."""
-    if kind.startswith("hidden"):
-        layers = [int(layer) for layer in kind[6:].split("+")]
-        rows = [np.concatenate([batch.hidden[layer] for batch in batches]) for layer in layers]
-        return np.mean([_unit_gram(x) for x in rows], axis=0)
-    number: dict[str, int] = {}  # equal texts have equal rows
-    where = [number.setdefault(text, len(number)) for batch in batches for text in batch.window(int(kind[-1]))]
-    return _unit_gram(of_texts(kind, list(number)))[np.ix_(where, where)]
-
-
-def _unit_gram(x: NDArray[Any]) -> Floats:
-    x = x[:, x.any(axis=0)].astype(np.float64)
-    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300)
-    return x @ x.T
 
 
 def of_texts(kind: str, texts: list[str]) -> NDArray[np.float32]:
@@ -166,7 +134,7 @@ def _cut(batch: Batch, at: Integers) -> Batch:
         batch.name, batch.group[at], batch.trajectory[at], batch.step[at], batch.reward[at], batch.returns[at],
         batch.gamma, [batch.observation[i] for i in at], [batch.action[i] for i in at], batch.action_key[at],
         {k: h[at] for k, h in batch.hidden.items()}, batch.truth[at], (batch.halves[0][at], batch.halves[1][at]),
-        batch.exact[at], whole=batch, at=at, past=batch.past,
+        batch.exact[at], past=batch.past,
     )  # fmt: skip
 
 
@@ -184,14 +152,38 @@ def _batch(found: TruthSet, name: str) -> Batch:
     )  # fmt: skip
 
 
-def advantages(batch: Batch, config: bk.Config, kind: str | None = None) -> bk.AdvantageResult:
-    """The package's own estimator on a batch, computed once."""
+def discounted(x: Floats, trajectory: Integers, step: Integers, decay: float) -> Floats:
+    """[N] Σ decay^Δt x behind each record of its trajectory, the record included."""
+    out = x.copy()
+    for i in range(len(x) - 2, -1, -1):
+        if trajectory[i + 1] == trajectory[i]:
+            out[i] += decay ** float(step[i + 1] - step[i]) * out[i + 1]
+    return out
 
-    def make() -> Any:
+
+def deltas(reward: Floats, value: Floats, trajectory: Integers, step: Integers, gamma: float) -> Floats:
+    """[N] r + γ^Δt V(next record) − V, V = 0 behind a trajectory's last record."""
+    same = np.append(trajectory[1:] == trajectory[:-1], False)
+    gap = np.append(step[1:] - step[:-1], 0)
+    return reward + np.where(same, gamma ** np.where(same, gap, 0) * np.append(value[1:], 0.0), 0.0) - value
+
+
+def advantages(batch: Batch, config: bk.Config, kind: str | None = None) -> bk.AdvantageResult:
+    """The package's own estimator on a batch, computed once.  A memory holds as many rollouts of the batches before."""
+
+    def call(of: Batch, memory: bk.ValueMemory | None) -> bk.AdvantageResult:
         return bk.advantage(
-            batch.group, batch.trajectory, batch.reward, step=batch.step, observation=batch.observation,
-            fingerprint=None if kind is None else torch.from_numpy(np.ascontiguousarray(batch.fingerprint(kind))),
-            action_key=batch.action_key, config=config,
+            of.group, of.trajectory, of.reward, step=of.step, observation=of.observation,
+            fingerprint=None if kind is None else torch.from_numpy(np.ascontiguousarray(of.fingerprint(kind))),
+            action_key=of.action_key, memory=memory, config=config,
         )  # fmt: skip
+
+    def make() -> bk.AdvantageResult:
+        memory = None
+        if config.share == "memory" and batch.past is not None:
+            memory = bk.ValueMemory(max_rows=1 << 20)
+            size = len(np.unique(batch.trajectory)) // len(np.unique(batch.group))
+            call(next(parts(batch.past, size), batch.past), memory)
+        return call(batch, memory)
 
     return batch.once(("bk", config, kind), make)

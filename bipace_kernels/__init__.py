@@ -29,6 +29,7 @@ from .returns import discounted_returns
 from .schema import Branch
 from .token_bytes import TokenBytes, token_bytes
 from .tokens import to_tokens
+from .value_memory import ValueMemory
 from .value_r2 import ValueR2
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ __all__ = [
     "Layout",
     "StepRecords",
     "TokenBytes",
+    "ValueMemory",
     "ValueR2",
     "__version__",
     "action_clusters",

@@ -16,6 +16,7 @@ from .layout import Layout
 from .layout import layout as make_layout
 from .observations import observation_codes
 from .partitions import PARTITIONS
+from .value_memory import ValueMemory
 
 Tensor = torch.Tensor
 
@@ -109,6 +110,11 @@ _DEFAULT = Config.bipace()
 def check_check(check: object) -> None:
     if check not in ("auto", "now"):
         raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
+
+
+def check_memory(memory: object) -> None:
+    if memory is not None and not isinstance(memory, ValueMemory):
+        raise TypeError(f"memory must be a bipace_kernels.ValueMemory, got {_checks.type_name(memory)}.")
 
 
 def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> None:

@@ -11,6 +11,7 @@ from ._inputs import Inputs
 from .config import Config
 from .layout import Layout
 from .placed_layout import PlacedLayout
+from .value_memory import ValueMemory
 
 Tensor = torch.Tensor
 
@@ -26,6 +27,7 @@ class Batch:
     usable     [M] bool or None: False where the fingerprint has no direction; None: all have one, or there are none
     returns    [M] float32   R, discounted return-to-go
     episode    [M] float32   A_ep
+    memory     of share="memory", or None
     """
 
     backend: Backend
@@ -36,6 +38,7 @@ class Batch:
     usable: Tensor | None
     returns: Tensor
     episode: Tensor
+    memory: ValueMemory | None = None
 
     @property
     def config(self) -> Config:

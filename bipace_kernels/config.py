@@ -20,7 +20,8 @@ PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key"
 _NUMBERS = {
     "gamma": GAMMA, "step_weight": NOT_NEGATIVE, "epsilon": EPSILON, "delta": DELTA, "length_weight_alpha": NOT_NEGATIVE,
     "similarity": Range("in (0, 1]", lambda x: 0 < x <= 1), "episode_weight": NOT_NEGATIVE, "shrinkage": NOT_NEGATIVE,
-    "kernel_width": ABOVE_ZERO, "kernel_time": ABOVE_ZERO, "kernel_noise": NOISE, "gae_lambda": GAMMA,
+    "kernel_width": ABOVE_ZERO, "kernel_time": ABOVE_ZERO, "kernel_noise": NOISE,
+    "kernel_same": NOT_NEGATIVE, "gae_lambda": GAMMA,
 }  # fmt: skip
 
 
@@ -53,12 +54,13 @@ class Config(Handled):
     length_weight_alpha  α ≥ 0 of HGPO's weights
     value                "gae": V̂ of a record's state, the prompt group's mean, shrunk cluster means, or a Gaussian process
                          over the fingerprints (docs/gae.md)
-    share                "gae": what a value is read from: the "group"
-    kernel               "gae": where the three parameters below come from: "fixed", they are as given
+    share                value="kernel": what a value is read from, the prompt "group", the "batch", or the batch and the ones
+                         before it in `memory`
     shrinkage            κ ≥ 0 of value="cluster"
     kernel_width         ℓ > 0 of value="kernel": exp((cos − 1)/ℓ) of centred fingerprints
     kernel_time          θ > 0 in steps: exp(−Δt²/(2 θ²)); None: time does not count
     kernel_noise         ρ ≥ 0.1, the variance of returns about their value, in units of the kernel's
+    kernel_same          s ≥ 0 of share "batch" and "memory": what records of one prompt group have in common
     gae_lambda           λ in [0, 1]
     base_group           HGPO: the episode advantage joins the aggregate as depth 0
     duplicates           rows with equal (group, trajectory, step): an error, one record, or a record each
@@ -83,12 +85,12 @@ class Config(Handled):
     on_invalid: Literal["raise", "singleton"] = "raise"
     episode_weight: float = 1.0
     value: Literal["group", "cluster", "kernel"] = "kernel"
-    share: Literal["group"] = "group"
-    kernel: Literal["fixed"] = "fixed"
+    share: Literal["group", "batch", "memory"] = "batch"
     shrinkage: float = 3.0
-    kernel_width: float = 0.3
-    kernel_time: float | None = 4.0
+    kernel_width: float = 0.5
+    kernel_time: float | None = 8.0
     kernel_noise: float = 2.0
+    kernel_same: float = 0.3
     gae_lambda: float = 0.5
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ import torch
 
 from . import _checks, _dispatch, _interop, _threads
 from ._ids import as_sequence, ids_to_int, is_integer, number_objects
-from ._inputs import check_check, check_columns, check_config
+from ._inputs import check_check, check_columns, check_config, check_memory
 from ._ranks import Ranks
 from ._transfer import to_device, to_host
 from .config import Config
@@ -30,6 +30,7 @@ from .pipeline import run
 from .records import Records, Unread
 from .result import AdvantageResult
 from .value_checks import check_fingerprint
+from .value_memory import ValueMemory
 
 __all__ = ["advantage", "cluster", "plan_owners"]
 
@@ -59,6 +60,7 @@ def advantage(
     action_parsed: Any = None,
     valid: Any = None,
     truncated: Any = None,
+    memory: ValueMemory | None = None,
     config: Config | None = None,
     backend: str = "auto",
     check: str = "auto",
@@ -72,13 +74,14 @@ def advantage(
     process_group    of torch.distributed; None: the default group.  All of its ranks make this call, with the same
                      configuration and the same arguments; a rank may have no rows (N = 0)
     check            "auto" | "now": the same here, values are checked at the call
+    memory           a `ValueMemory` of share="memory"; that of rank 0 is read and holds the records, the others stay empty
     rewards, step, returns, episode_return, fingerprint, observation, action_key, action_parsed, valid, truncated,
     config, backend, num_threads      as in `bipace_kernels.advantage()`
 
     Bit-equal to one process on the concatenated rows, for every split, on ranks with one kind of device and instruction
     set.  Clusters are numbered over the batch; metrics() and value_r2() are the batch's, equal on all ranks.
     A fingerprint goes to the rank that owns its group, once and in its own dtype; what else is given for a row goes to
-    every rank, 8 bytes each.
+    every rank, 8 bytes each.  Rank 0 owns all groups where values are shared between them (share "batch" and "memory").
     ValueError and TypeError come on all ranks: about an argument, naming the rank; about values, with rows counted over
     the ranks.  RuntimeError where a rank has ended, or does not make this call within the group's timeout.
     """
@@ -90,9 +93,10 @@ def advantage(
 
     def prepare() -> _Own:
         check_check(check)
+        check_memory(memory)
         return _check_own(given, check_config(config), backend, num_threads)
 
-    result = _run(process_group, prepare, num_threads)
+    result = _run(process_group, prepare, num_threads, memory)
     back = _interop.from_dlpack_of(given)
     return result if back is None else result.as_arrays(back)
 
@@ -313,7 +317,9 @@ def _rows_as_bytes(rows: Any, number: Tensor) -> list[bytes]:
 # ------------------------------------------------------------------------------------------------------- all of them
 
 
-def _run(process_group: Any, prepare: Callable[[], _Own], num_threads: int | None) -> AdvantageResult:
+def _run(
+    process_group: Any, prepare: Callable[[], _Own], num_threads: int | None, memory: ValueMemory | None = None
+) -> AdvantageResult:
     ranks = Ranks(process_group)
     own, heads = ranks.agree(prepare, lambda own: own.head)
     head = _common(heads)
@@ -324,8 +330,11 @@ def _run(process_group: Any, prepare: Callable[[], _Own], num_threads: int | Non
     state: Tensor | None = None
     failed: str | None = None
     if cfg.needs_fingerprint or head.kinds.get("observation", "integers") != "integers":
-        plan = _Plan.make(columns, counts, quadratic=cfg.needs_fingerprint or cfg.partition == "similar")
-        found, state, failed = _labels(ranks, plan, columns, head, own, where, num_threads)
+        plan = _Plan.make(
+            columns, counts, quadratic=cfg.needs_fingerprint or cfg.partition == "similar",
+            together=_makes_values(cfg) and cfg.share != "group",
+        )  # fmt: skip
+        found, state, failed = _labels(ranks, plan, columns, head, own, where, num_threads, memory)
         if _makes_values(cfg):
             columns["value"] = found.view(torch.float64)
         else:
@@ -436,14 +445,14 @@ class _Plan:
     owner: Ints  # [N] of the row's group; −1 for padding
 
     @staticmethod
-    def make(columns: dict[str, Tensor], counts: list[int], *, quadratic: bool) -> _Plan:
+    def make(columns: dict[str, Tensor], counts: list[int], *, quadratic: bool, together: bool) -> _Plan:
         rank = np.repeat(np.arange(len(counts)), counts)
         valid = columns["valid"].numpy()
         ids, group = np.unique(columns["group"].numpy()[valid], return_inverse=True)
         held = np.bincount(rank[valid] * ids.size + group, minlength=len(counts) * ids.size)
         held = held.reshape(len(counts), ids.size)
         owner = np.full(rank.size, -1)
-        owner[valid] = plan_owners(held, None if quadratic else held.sum(axis=0)).numpy()[group]
+        owner[valid] = 0 if together else plan_owners(held, None if quadratic else held.sum(axis=0)).numpy()[group]
         return _Plan(counts, rank, owner)
 
     def of(self, rank: int) -> Ints:
@@ -459,7 +468,7 @@ class _Plan:
 
 def _labels(
     ranks: Ranks, plan: _Plan, columns: dict[str, Tensor], head: _Head, own: _Own, where: torch.device,
-    num_threads: int | None,
+    num_threads: int | None, memory: ValueMemory | None,
 ) -> tuple[Tensor, Tensor | None, str | None]:  # fmt: skip
     """What the owners make of their groups.
 
@@ -476,7 +485,7 @@ def _labels(
     try:
         part = {name: column[rows] for name, column in columns.items() if name not in _BOOL}
         if rows.size:
-            reply[:, 0], reply[:, 1] = _cluster(part, head, fingerprint, objects, which, where, num_threads)
+            reply[:, 0], reply[:, 1] = _cluster(part, head, fingerprint, objects, which, where, num_threads, memory)
     except Exception as error:  # of whatever kind: the others wait for an answer
         failed = error
         reply[:, 1] = _FAILED
@@ -495,7 +504,7 @@ def _labels(
 
 def _cluster(
     columns: dict[str, Tensor], head: _Head, fingerprint: Tensor | None, objects: list[bytes], which: Ints,
-    where: torch.device, num_threads: int | None,
+    where: torch.device, num_threads: int | None, memory: ValueMemory | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Labels [m] of the records this rank owns, and the states [m] of their fingerprints."""
     state = torch.zeros(which.size, dtype=torch.int64)
@@ -509,8 +518,9 @@ def _cluster(
     given: Given = {name: to_device(value, where, name) for name, value in columns.items()}
     given["observation"] = [items[i] for i in which] if items else None
     result = run(
-        {**dict.fromkeys(_ARGUMENTS), **given, "fingerprint": fingerprint}, None, cfg, head.backend, "now", num_threads
-    )
+        {**dict.fromkeys(_ARGUMENTS), **given, "fingerprint": fingerprint}, None, cfg, head.backend, "now", num_threads,
+        memory,
+    )  # fmt: skip
     records = result._records()
     if fingerprint is not None and records.usable is not None:
         bad = records.layout.order[~records.usable]

@@ -7,6 +7,7 @@ it, and its kernel in each backend (docs/development.md walks through one).  A u
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import torch
 
 from .partitions import PARTITIONS, cluster_histories, histories, labels_of
 from .schema import Branch, Terms
+from .value_memory import Readings
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -103,12 +105,36 @@ def _values(batch: Batch, labels: Tensor) -> Tensor:
             batch.returns, labels if cfg.value == "cluster" else None, lay.group_offsets, **batch.groups,
             taken=batch.taken, shrinkage=float(cfg.shrinkage),
         )  # fmt: skip
-    assert batch.inputs.fingerprint is not None
-    return critic.kernel_values(
-        batch.inputs.fingerprint, lay.order, batch.returns, lay.time(), lay.group_offsets, _in_company(batch),
-        **batch.groups, taken=batch.taken, width=float(cfg.kernel_width), horizon=float(cfg.kernel_time or 0.0),
-        noise=float(cfg.kernel_noise),
+    return _kernel_values(batch)
+
+
+def _kernel_values(batch: Batch) -> Tensor:
+    """[M] float64 V̂ of value="kernel"; with a memory, read from what it holds too."""
+    cfg, lay, fingerprint = batch.config, batch.placed, batch.inputs.fingerprint
+    assert fingerprint is not None
+    run = functools.partial(
+        batch.backend.critic.kernel_values, share="group" if cfg.share == "group" else "batch", width=float(cfg.kernel_width),
+        horizon=float(cfg.kernel_time or 0.0), noise=float(cfg.kernel_noise), same=float(cfg.kernel_same),
     )  # fmt: skip
+    if cfg.share != "memory" or batch.memory is None:
+        usable = _in_company(batch) if cfg.share == "group" else batch.usable
+        return run(
+            fingerprint, lay.order, batch.returns, lay.time(), lay.group_offsets, usable, n_groups=lay.n_groups,
+            longest_group=lay.longest_group, taken=batch.taken,
+        )  # fmt: skip
+    inside = torch.ones_like(batch.returns, dtype=torch.bool)
+    for mask in (batch.taken, batch.usable):
+        inside = inside if mask is None else inside & mask
+    groups = tuple(batch.layout.group_offsets.diff().tolist())
+    both = batch.memory.join(Readings(batch.by_record(fingerprint), batch.returns, lay.time(), inside, groups))
+    offsets = torch.tensor([0, *both.groups]).cumsum(0).to(fingerprint.device)
+    every, earlier = torch.arange(both.returns.shape[0], device=fingerprint.device), len(both.returns) - lay.n_records
+    taken = None if batch.taken is None else torch.cat([torch.ones_like(both.usable[:earlier]), batch.taken])
+    value = run(
+        both.fingerprint, every, both.returns, both.time, offsets, both.usable, n_groups=len(both.groups),
+        longest_group=max(both.groups, default=0), taken=taken,
+    )  # fmt: skip
+    return value[earlier:]
 
 
 def _in_company(batch: Batch) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 
 from . import _checks, _compiled, _dispatch, _interop, _threads
 from ._dispatch import Backend
-from ._inputs import Inputs, check_check, check_config, check_inputs
+from ._inputs import Inputs, check_check, check_config, check_inputs, check_memory
 from ._masks import out_of_range
 from .batch import Batch
 from .config import Config
@@ -30,6 +30,7 @@ from .placed_layout import PlacedLayout
 from .records import Unread
 from .result import AdvantageResult
 from .value_checks import raise_duplicates, unlike_first
+from .value_memory import ValueMemory
 
 Tensor = torch.Tensor
 
@@ -48,6 +49,7 @@ def advantage(
     action_parsed: Any = None,
     valid: Any = None,
     truncated: Any = None,
+    memory: ValueMemory | None = None,
     layout: Layout | None = None,
     config: Config | None = None,
     backend: str = "auto",
@@ -74,6 +76,7 @@ def advantage(
     valid            [N] bool   False rows (padding) take part in nothing: advantages 0, cluster −1
     truncated        [N] bool   estimator "gae": True on the last step of a trajectory that was cut off there; V̂ of that step
                      stands for what would have come.  Not read elsewhere in a trajectory; None: none was
+    memory           a `ValueMemory`, which share="memory" reads and then adds this batch to; None: there is none yet
     layout           a `Layout` of these ids; group, trajectory and step are then None
     config           `Config`; None: Config.bipace()
     backend          "auto" | "reference" | "cpu" | "triton" | "cuda"; by name it never falls back
@@ -94,9 +97,13 @@ def advantage(
         "action_key": action_key, "action_parsed": action_parsed, "valid": valid, "truncated": truncated,
     }  # fmt: skip
     if torch.compiler.is_compiling():
+        if memory is not None:
+            raise ValueError(
+                "memory must be None under torch.compile, whose graphs keep no state; call advantage() outside."
+            )
         return _compiled.advantage(given, layout, config, backend, check, num_threads)
     result: AdvantageResult = _compiled.untraced(run)(
-        _interop.all_to_torch(given), layout, config, backend, check, num_threads
+        _interop.all_to_torch(given), layout, config, backend, check, num_threads, memory
     )
     back = _interop.from_dlpack_of(given)
     return result if back is None else result.as_arrays(back)
@@ -109,22 +116,24 @@ def run(
     backend: str,
     check: str,
     num_threads: int | None,
+    memory: ValueMemory | None = None,
 ) -> AdvantageResult:
     """advantage() of its arguments by name; torch.ops.bipace.advantage runs it too."""
     cfg = check_config(config)
     _dispatch.check_name(backend)
     check_check(check)
+    check_memory(memory)
     where = _checks.one_device(given)
     chosen = _dispatch.choose(backend, where)
     with _threads.using(num_threads):
         x, everyone = check_inputs(given, layout, cfg, where, deferred=chosen.deferred)
-        result = chain(chosen, x, everyone)
+        result = chain(chosen, x, everyone, memory)
     if check == "now":
         result.check()
     return result
 
 
-def chain(backend: Backend, x: Inputs, everyone: Layout) -> AdvantageResult:
+def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | None = None) -> AdvantageResult:
     """The arrows.  ValueError for copies of a step that may not be and, on the CPU, for bad values.
 
     everyone   the layout of all records, copies of a step too
@@ -147,7 +156,7 @@ def chain(backend: Backend, x: Inputs, everyone: Layout) -> AdvantageResult:
     )  # fmt: skip
 
     estimator = estimator_of(cfg)
-    batch = Batch(backend, x, layout, lay, taken, usable, step_return, episode)
+    batch = Batch(backend, x, layout, lay, taken, usable, step_return, episode, memory)
     labels, step_term, branch, value = estimator.terms(batch)
     rows = backend.combine.combine(
         episode, step_term, step_return, labels, branch, lay.source, taken, weight=float(cfg.step_weight),

@@ -284,16 +284,21 @@ class Critic(Protocol):
         n_groups: NGroups,
         longest_group: Longest,
         taken: BOOL_M | None,
+        share: Annotated[str, OneOf(("group", "batch"))],
         width: Annotated[float, ABOVE_ZERO],  # ℓ
         horizon: Annotated[float, NOT_NEGATIVE],  # θ in steps; 0: time does not count
         noise: Annotated[float, NOISE],  # ρ
+        same: Annotated[float, NOT_NEGATIVE],  # s of share "batch"
     ) -> F64_M:
-        """V̂ = μ_p + K (K + ρ I)⁻¹ (R − μ_p) over the group's usable records; μ_p for the others.
+        """share "group": V̂ = μ_p + C (C + ρ I)⁻¹ (R − μ_p) over the usable records of each group; "batch": V̂ = C (C + ρ I)⁻¹ R over
+        those of all groups.  μ_p for records that are not usable.
 
         K_ij = exp((c_ij − 1)/ℓ − (t_i − t_j)²/(2 θ²)), c the cosine of the fingerprints scaled to unit length, less the mean
-        of the group's usable ones.  Rows within a squared distance of 1e-5 of that mean have c = 1 among themselves and 0
-        with others; equal rows have c = 1.  Beyond 2,048 usable records the m = 1,024 landmarks ⌊k n / m⌋ stand for all:
-        V̂ = μ_p + K_nm (K_mn K_nm + ρ (K_mm + 10⁻³ I))⁻¹ K_mn (R − μ_p): memory O(m²), time O(n m (m + D)).
+        of the usable ones of the group or the batch.  Rows within a squared distance of 1e-5 of that mean have c = 1 among
+        themselves and 0 with others; equal rows have c = 1.
+        Blocks are the groups' usable records; those of a group with n > 2,048 are cut into ⌈n / 1,024⌉ equal runs.  C is K
+        inside a block, under share "batch" K + s; between blocks K_im (K_mm + 10⁻³ I)⁻¹ K_mj over the landmarks ⌊k n / m⌋ of
+        all n usable records, m = min(n, 128).  Memory O(n m) beside the longest block's square.
         """
 
     def gae_advantage(

@@ -115,7 +115,10 @@ EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         lambda c: c.estimator != "hgpo", "weighs an episode term that is added to the step term", "a preset other than hgpo"
     ),
     "value": (lambda c: c.estimator == "gae", "is about GAE's values", "--preset gae"),
-    "share": (lambda c: c.estimator == "gae", "is about GAE's values", "--preset gae"),
+    "kernel_same": (
+        lambda c: c.estimator == "gae" and c.value == "kernel" and c.share != "group", "is of values shared over the batch",
+        "--preset gae --share batch",
+    ),
     "gae_lambda": (lambda c: c.estimator == "gae", "is GAE's λ", "--preset gae"),
     "shrinkage": (
         lambda c: c.estimator == "gae" and c.value == "cluster", "shrinks values of clusters", "--preset gae --value cluster"
@@ -124,7 +127,7 @@ EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         name: (
             lambda c: c.estimator == "gae" and c.value == "kernel", "is of GAE's kernel over fingerprints", "--preset gae"
         )
-        for name in ("kernel", "kernel_width", "kernel_time", "kernel_noise")
+        for name in ("share", "kernel_width", "kernel_time", "kernel_noise")
     },
     "delta": (
         lambda c: "std" in (c.step_norm, c.episode_norm), "is added to a σ that something is divided by",

@@ -111,12 +111,17 @@ Gamma = Annotated[float | None, _field("--gamma", "γ", "Discount of the returns
 StepWeight = Annotated[float | None, _field("--step-weight", "W", "Weight of the step term.")]
 EpisodeWeight = Annotated[float | None, _field("--episode-weight", "W", "Weight of the episode term.")]
 Value = Annotated[str | None, _field("--value", "NAME", "GAE's value of a state: group, cluster or kernel.")]
-Share = Annotated[str | None, _field("--share", "NAME", "What GAE's value is read from: group.")]
-Kernel = Annotated[str | None, _field("--kernel", "NAME", "Where the kernel's parameters come from: fixed.")]
+Share = Annotated[
+    str | None,
+    _field("--share", "NAME", "What GAE's kernel reads a value from: group, batch, or memory, which is batch here."),
+]
 GaeLambda = Annotated[float | None, _field("--gae-lambda", "λ", "GAE's λ.")]
 Shrinkage = Annotated[float | None, _field("--shrinkage", "κ", "Of GAE's value cluster.")]
 KernelWidth = Annotated[float | None, _field("--kernel-width", "ℓ", "Of GAE's kernel over cosines.")]
 KernelTime = Annotated[float | None, _field("--kernel-time", "θ", "Of GAE's kernel over time, in steps.")]
+KernelSame = Annotated[
+    float | None, _field("--kernel-same", "S", "What records of one prompt group share under --share batch.")
+]
 KernelNoise = Annotated[float | None, _field("--kernel-noise", "ρ", "Variance of returns, in units of GAE's kernel.")]
 HistoryLength = Annotated[int | None, _field("--history-length", "K", "Depth of the history partition.")]
 Similarity = Annotated[float | None, _field("--similarity", "S", "Ratio from which texts are similar.")]
@@ -160,12 +165,12 @@ def _advantage(
     episode_weight: EpisodeWeight = None,
     value: Value = None,
     share: Share = None,
-    kernel: Kernel = None,
     gae_lambda: GaeLambda = None,
     shrinkage: Shrinkage = None,
     kernel_width: KernelWidth = None,
     kernel_time: KernelTime = None,
     kernel_noise: KernelNoise = None,
+    kernel_same: KernelSame = None,
     gigpo_mode: GigpoMode = None,
     duplicates: Duplicates = None,
     on_invalid: OnInvalid = None,

@@ -11,6 +11,7 @@ from .clusters import address_of_rows
 
 Tensor = torch.Tensor
 
+_SHARES = ("group", "batch")
 _NORMS = ("none", "batch", "group")
 
 
@@ -45,12 +46,14 @@ def kernel_values(
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,
+    share: str,
     width: float,
     horizon: float,
     noise: float,
+    same: float,
 ) -> Tensor:
-    """A group's bits depend on its own rows, D, dtype and instruction set only.  MemoryError where scratch cannot be had: a
-    thread holds 12 n (n + D) bytes at most for a group of n ≤ 2,048 records, and no more for a longer one.
+    """Under share "group" a group's bits depend on its own rows, D, dtype and instruction set only.  MemoryError where scratch
+    cannot be had: a thread holds n (4 D + 8 n + 2,200) bytes for a block of n records, the call 1,100 bytes a record.
     """
     kept = Kept(taken)
     order, returns, time, usable = kept.rows(order), kept.rows(returns), kept.rows(time), kept.rows(usable)
@@ -58,8 +61,8 @@ def kernel_values(
     value = torch.empty(returns.shape[0], dtype=torch.float64)
     load().kernel_values(
         *address_of_rows(fingerprint), order.data_ptr(), returns.data_ptr(), time.data_ptr(), offsets.data_ptr(),
-        offsets.shape[0] - 1, 0 if usable is None else usable.data_ptr(), width, horizon, noise, value.data_ptr(),
-        _threads.count(),
+        offsets.shape[0] - 1, 0 if usable is None else usable.data_ptr(), _SHARES.index(share), width, horizon, noise,
+        same, value.data_ptr(), _threads.count(),
     )  # fmt: skip
     return kept.spread(value, 0.0)
 

@@ -15,8 +15,9 @@ Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
 
 FLAT = 1e-5  # a centred squared length up to here counts as the mean
-LONGEST = 2048  # records of a kernel matrix; beyond it landmarks stand for all
-LANDMARKS = 1024
+LONGEST = 2048  # usable records of a group that is one block
+BLOCK = 1024  # records of a block, at most, of a longer group
+LANDMARKS = 128
 JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
 TINY = 1e-6  # of max |R|: a root mean square up to here is rounding
 
@@ -60,36 +61,57 @@ def kernel_values(
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,
+    share: str,
     width: float,
     horizon: float,
     noise: float,
+    same: float,
 ) -> Tensor:
     kept = Kept(taken)
     r, t = kept.rows(returns).to(torch.float64).numpy(), kept.rows(time).to(torch.float64).numpy()
     rows, good = kept.rows(order), kept.rows(usable)
-    out = np.zeros(len(r))
-    for begin, end in pairwise(kept.offsets(group_offsets).tolist()):
-        mean = _mean(r[begin:end])
-        out[begin:end] = mean
-        inside = np.arange(begin, end)
-        if good is not None:
-            inside = inside[good[begin:end].numpy()]
-        n = len(inside)
-        if not n:
+    groups = [np.arange(begin, end) for begin, end in pairwise(kept.offsets(group_offsets).tolist())]
+    value = np.zeros(len(r))
+    for group in groups:
+        value[group] = _mean(r[group])
+    inside = [group if good is None else group[good.numpy()[group]] for group in groups]
+    whole = np.concatenate(inside) if inside else np.zeros(0, np.int64)
+    for part, blocks in [(p, [p]) for p in inside] if share == "group" else [(whole, inside)]:
+        if not len(part):
             continue
-        z = np.stack([unit_vector(fingerprint[rows[i]]) for i in inside.tolist()])
+        z = np.stack([unit_vector(fingerprint[rows[i]]) for i in part.tolist()])
         z = z - z.mean(axis=0)
-        y = r[inside] - mean
-        if n <= LONGEST:
-            k = _kernel(z, z, t[inside], t[inside], width, horizon)
-            out[inside] = mean + y - noise * np.linalg.solve(k + noise * np.eye(n), y)
-            continue
-        at = np.arange(LANDMARKS) * n // LANDMARKS
-        s = inside[at]
-        within = _kernel(z[at], z[at], t[s], t[s], width, horizon) + JITTER * np.eye(LANDMARKS)
-        across = _kernel(z[at], z, t[s], t[inside], width, horizon)
-        out[inside] = mean + across.T @ np.linalg.solve(across @ across.T + noise * within, across @ y)
-    return kept.spread(torch.from_numpy(out), 0.0)
+        prior = value[part] if share == "group" else np.zeros(len(part))
+        kernel = _kernel(z, z, t[part], t[part], width, horizon)
+        value[part] = _posterior(kernel, r[part], prior, _cut(blocks), noise, same if share == "batch" else 0.0)
+    return kept.spread(torch.from_numpy(value), 0.0)
+
+
+def _posterior(kernel: Floats, y: Floats, prior: Floats, blocks: list[slice], noise: float, same: float) -> Floats:
+    """prior + C (C + ρ I)⁻¹ (y − prior): C is K + s inside the blocks, and what the landmarks know of K between them."""
+    n = len(y)
+    if len(blocks) == 1:
+        c = kernel + same
+    else:
+        at = np.arange(min(n, LANDMARKS)) * n // min(n, LANDMARKS)
+        c = kernel[:, at] @ np.linalg.solve(kernel[np.ix_(at, at)] + JITTER * np.eye(len(at)), kernel[at])
+        for block in blocks:
+            c[block, block] = kernel[block, block] + same
+    difference = y - prior
+    out: Floats = prior + difference - noise * np.linalg.solve(c + noise * np.eye(n), difference)
+    return out
+
+
+def _cut(groups: list[npt.NDArray[np.int64]]) -> list[slice]:
+    """Blocks of the groups' usable records, laid end to end: a group, or equal runs of one that is too long."""
+    found, begin = [], 0
+    for group in groups:
+        n = len(group)
+        runs = 1 if n <= LONGEST else -(-n // BLOCK)
+        ends = [begin + k * n // runs for k in range(runs + 1)]
+        found += [slice(first, last) for first, last in pairwise(ends) if last > first]
+        begin += n
+    return found
 
 
 def gae_advantage(

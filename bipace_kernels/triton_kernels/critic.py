@@ -1,17 +1,19 @@
 """A value of each record's state, and GAE(λ) over it, where the fingerprints are, without a wait for the device.
 
-    rows to unit length, less their group's mean (float64) ─► Gram matrix of every group (gram.py) ─► K, float64
-    ─► torch.linalg's Cholesky, all groups padded to one multiple of 128 ─► V̂ ─► a lane walks each trajectory backwards
+    rows to unit length, less the mean of their group or batch (float64) ─► Gram matrix of every block (gram.py) ─► K, float64
+    ─► torch.linalg's Cholesky, all blocks padded to one multiple of 128; between blocks landmarks, in torch's float64
+    products ─► V̂ ─► a lane walks each trajectory backwards
 
 The padding follows from the longest group, and libraries choose their kernels by it: a group's values in another batch
-agree within 2e-5, not bit by bit.  Groups beyond 2,048 usable records go through landmarks one after the other in
-torch's float64 products; as the host does not know which those are, all groups of such a batch do, and a mask decides.
+agree within 2e-5, not bit by bit.  The host does not know which groups have more than 2,048 usable records: where one may
+have, all groups go through the landmarks, one after the other under share "group".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,13 +25,14 @@ from ._launch import device_guard
 
 Tensor = torch.Tensor
 
-LONGEST = 2048  # records of a kernel matrix; beyond it landmarks stand for all
-LANDMARKS = 1024
+LONGEST = 2048  # usable records of a group that is one block
+BLOCK = 1024  # records of a block, at most, of a longer group
+LANDMARKS = 128
 JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
 TINY = 1e-6  # of max |R|: a root mean square up to here is rounding
 FLAT = tl.constexpr(1e-5)  # a centred squared length up to here counts as the mean
 ROOM = 1 << 27  # float64 entries of the kernel matrices made at a time: 1 GiB
-BLOCK = 1024  # records that meet the landmarks at a time
+ROWS = 1024  # records that meet the landmarks at a time
 LANES = 32  # trajectories of a program
 _TILE = 32  # side of a square of K; records that a program of a group looks at together are 128
 _RECORDS = 128
@@ -71,9 +74,11 @@ def kernel_values(
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,  # [M] bool
+    share: str,
     width: float,
     horizon: float,
     noise: float,
+    same: float,
 ) -> Tensor:  # [M] float64
     value = cluster_values(
         returns, None, group_offsets, n_groups=n_groups, longest_group=longest_group, taken=taken, shrinkage=0.0
@@ -92,13 +97,25 @@ def kernel_values(
     record.scatter_(0, torch.where(inside, place[:-1], m), torch.arange(m, device=device))
     record = record[:-1]
     offsets = place[group_offsets]
-    difference = returns.to(torch.float64) - value
-    time, y = time[record].contiguous(), difference[record].contiguous()
-    z = _centre(fingerprint, order[record].contiguous(), scale[record].contiguous(), offsets, n_groups)
-    gain = _solve(z, time, y, offsets, n_groups, min(longest_group, LONGEST), width, horizon, noise)
-    if longest_group > LONGEST:
-        gain = _solve_long(gain, z, time, y, offsets, n_groups, longest_group, width, horizon, noise)
-    return torch.where(inside, value + gain[place[:-1].clamp(max=m - 1)], value)
+    prior = value if share == "group" else torch.zeros_like(value)
+    with_mean = offsets if share == "group" else torch.stack([offsets[0], offsets[-1]])
+    kernel = _Kernel(
+        _centre(fingerprint, order[record].contiguous(), scale[record].contiguous(), with_mean, with_mean.shape[0] - 1),
+        time[record].contiguous(), (returns.to(torch.float64) - prior)[record], float(width), float(horizon), float(noise),
+        float(same) if share == "batch" else 0.0,
+    )  # fmt: skip
+    runs = 1 if longest_group <= LONGEST else triton.cdiv(longest_group, BLOCK)
+    blocks, longest = _blocks(offsets, runs), min(longest_group, LONGEST)
+    if share == "group" and runs == 1:
+        gain = kernel.gain(blocks, longest)
+    elif share == "batch":
+        gain = kernel.gain(blocks, longest, kernel.to_landmarks(offsets[0], offsets[-1], m))
+    else:
+        gain = torch.zeros_like(kernel.y)
+        for g in range(n_groups):
+            across = kernel.to_landmarks(offsets[g], offsets[g + 1], longest_group)
+            gain += kernel.gain(blocks[g * runs : (g + 1) * runs + 1], longest, across)
+    return torch.where(inside, prior + gain[place[:-1].clamp(max=m - 1)], value)
 
 
 def gae_advantage(
@@ -177,81 +194,102 @@ def _centre(fingerprint: Tensor, row: Tensor, scale: Tensor, offsets: Tensor, n_
     return z
 
 
-def _solve(
-    z: Tensor,  # [M, D] float32
-    time: Tensor,  # [M] int64
-    y: Tensor,  # [M] float64
-    offsets: Tensor,  # [G+1] int64
-    n_groups: int,
-    longest: int,
-    width: float,
-    horizon: float,
-    noise: float,
-) -> Tensor:  # [M] float64
-    """K (K + ρ I)⁻¹ y of the groups that are not too long; 0 elsewhere."""
-    gain = torch.zeros_like(y)
-    side = max(triton.cdiv(longest, gram.UNIT), 1) * gram.UNIT
-    every = torch.arange(z.shape[0], device=z.device)
-    one = torch.ones(z.shape[0], dtype=torch.float32, device=z.device)
-    at_once = min(n_groups, max(1, ROOM // side**2))
-    for first in range(0, n_groups, at_once):
-        groups = min(at_once, n_groups - first)
-        products = torch.empty((groups, side, side), dtype=torch.float32, device=z.device)
-        reciprocal = torch.empty((groups, side), dtype=torch.float32, device=z.device)
-        matrix = torch.empty((groups, side, side), dtype=torch.float64, device=z.device)
-        right = torch.empty((groups, side, 1), dtype=torch.float64, device=z.device)
-        with device_guard(z):
-            gram.multiply_groups(z, every, offsets, one, products, reciprocal, first_group=first)
-            _matrix[(side // _TILE, side // _TILE, groups)](
-                products, time, y, offsets, matrix, right, side, first, float(width), float(horizon), float(noise),
-                LONGEST=LONGEST, TILE=_TILE, **_OPTIONS,
+def _blocks(offsets: Tensor, runs: int) -> Tensor:
+    """[G * runs + 1] int64 where blocks begin: a group is one, a longer one than LONGEST ⌈n / BLOCK⌉; the others are empty."""
+    if runs == 1:
+        return offsets
+    n = offsets.diff()[:, None]
+    cuts = torch.where(n <= LONGEST, 1, (n + BLOCK - 1) // BLOCK)
+    k = torch.arange(runs, device=offsets.device)
+    return torch.cat([(offsets[:-1, None] + torch.minimum(k, cuts) * n // cuts).flatten(), offsets[-1:]])
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """The records that take part, and what the kernel makes of them."""
+
+    z: Tensor  # [M, D] float32
+    time: Tensor  # [M] int64
+    y: Tensor  # [M] float64
+    width: float
+    horizon: float
+    noise: float
+    same: float
+
+    def to_landmarks(self, begin: Tensor, end: Tensor, longest: int) -> Tensor:
+        """[M, m] float64 U = K_im L⁻ᵀ of the records begin : end, at most `longest`, with L Lᵀ = K_mm + 10⁻³ I."""
+        m, device = min(longest, LANDMARKS), self.z.device
+        n = end - begin
+        some = n.clamp(1, m)
+        k = torch.arange(m, device=device)
+        at = (begin + k.clamp(max=some - 1) * n // some).clamp(max=self.z.shape[0] - 1)
+        live = k < n  # fewer records than landmarks: each is one
+        eye = torch.eye(m, dtype=torch.float64, device=device)
+        among = torch.where(live[:, None] & live, self.entries(at, at) + JITTER * eye, eye)
+        factor = torch.linalg.cholesky_ex(among).L
+        out = torch.zeros(self.z.shape[0] + 1, m, dtype=torch.float64, device=device)
+        for first in range(0, longest, ROWS):
+            i = begin + torch.arange(first, min(first + ROWS, longest), device=device)
+            there = i < end
+            across = self.entries(torch.where(there, i, begin).clamp(max=self.z.shape[0] - 1), at) * live
+            found = torch.linalg.solve_triangular(factor, across.T, upper=False).T
+            out[torch.where(there, i, self.z.shape[0])] = found  # places behind the last one share a row nobody reads
+        return out[:-1]
+
+    def gain(self, blocks: Tensor, longest: int, across: Tensor | None = None) -> Tensor:
+        """[M] float64 C (C + ρ I)⁻¹ y of the records of the blocks; 0 elsewhere.
+
+        across   U of `to_landmarks`: C = U Uᵀ + D, D without anything between blocks; None: C = D
+        """
+        m, n_blocks, device = self.z.shape[0], blocks.shape[0] - 1, self.z.device
+        wide = 0 if across is None else across.shape[1]
+        side = max(triton.cdiv(longest, gram.UNIT), 1) * gram.UNIT
+        inner = torch.zeros(wide, wide + 1, dtype=torch.float64, device=device)
+        solved = torch.zeros(m + 1, wide + 1, dtype=torch.float64, device=device)  # (D + ρ I)⁻¹ [U, y]
+        at_once = min(n_blocks, max(1, ROOM // (side * max(side, wide))))
+        for first in range(0, n_blocks, at_once):
+            offsets = blocks[first : first + at_once + 1]
+            matrix = self._matrices(offsets, side)
+            place = offsets[:-1, None] + torch.arange(side, device=device)
+            live = place < offsets[1:, None]
+            place = place.clamp(max=m - 1)
+            right = (self.y[place] * live)[..., None]
+            if across is not None:
+                u = across[place] * live[..., None]
+                matrix = torch.baddbmm(matrix, u, u.mT, alpha=-1)
+                right = torch.cat([u, right], dim=2)
+            found = torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix).L)
+            if across is not None:
+                inner += (u.mT @ found).sum(0)
+            solved[torch.where(live, place, m)] = found
+        rest = solved[:-1, -1]
+        if across is not None:
+            eye = torch.eye(wide, dtype=torch.float64, device=device)
+            weight = torch.cholesky_solve(inner[:, -1:], torch.linalg.cholesky_ex(inner[:, :-1] + eye).L)
+            rest = rest - (solved[:-1, :-1] @ weight)[:, 0]
+        every = torch.arange(m, device=device)
+        return torch.where((every >= blocks[0]) & (every < blocks[-1]), self.y - self.noise * rest, 0.0)
+
+    def _matrices(self, offsets: Tensor, side: int) -> Tensor:
+        """[blocks, side, side] float64 K + s + ρ I of each block, the identity behind its end."""
+        n_blocks, device = offsets.shape[0] - 1, self.z.device
+        every = torch.arange(self.z.shape[0], device=device)
+        one = torch.ones(self.z.shape[0], dtype=torch.float32, device=device)
+        products = torch.empty((n_blocks, side, side), dtype=torch.float32, device=device)
+        reciprocal = torch.empty((n_blocks, side), dtype=torch.float32, device=device)
+        matrix = torch.empty((n_blocks, side, side), dtype=torch.float64, device=device)
+        with device_guard(self.z):
+            gram.multiply_groups(self.z, every, offsets, one, products, reciprocal, first_group=0)
+            _matrix[(side // _TILE, side // _TILE, n_blocks)](
+                products, self.time, offsets, matrix, side, self.width, self.horizon, self.noise, self.same, TILE=_TILE,
+                **_OPTIONS,
             )  # fmt: skip
-            solution = torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix).L)
-            _gains[(side // _RECORDS, groups)](
-                right, solution, offsets, gain, side, first, float(noise), LONGEST=LONGEST, TILE=_RECORDS, **_OPTIONS
-            )
-    return gain
+        return matrix
 
-
-def _solve_long(
-    gain: Tensor,  # [M] float64
-    z: Tensor,
-    time: Tensor,
-    y: Tensor,
-    offsets: Tensor,
-    n_groups: int,
-    longest_group: int,
-    width: float,
-    horizon: float,
-    noise: float,
-) -> Tensor:  # [M] float64
-    """`gain`, with K_nm (K_mn K_nm + ρ (K_mm + 10⁻³ I))⁻¹ K_mn y in the groups of more than LONGEST records."""
-    m, device = z.shape[0], z.device
-    k, inside = torch.arange(LANDMARKS, device=device), torch.arange(BLOCK, device=device)
-    eye = torch.eye(LANDMARKS, dtype=torch.float64, device=device)
-
-    def entries(i: Tensor, j: Tensor) -> Tensor:
-        return _entries(z[i].double(), z[j].double(), time[i], time[j], width, horizon)
-
-    for g in range(n_groups):
-        begin, n = offsets[g], offsets[g + 1] - offsets[g]
-        at = (begin + k * n // LANDMARKS).clamp(max=m - 1)
-        normal = noise * (entries(at, at) + JITTER * eye)
-        right = torch.zeros(LANDMARKS, dtype=torch.float64, device=device)
-        blocks = [(first + inside, first + inside < n) for first in range(0, longest_group, BLOCK)]
-        for place, live in blocks:
-            i = (begin + place).clamp(max=m - 1)
-            across = entries(i, at) * live[:, None]
-            normal += across.T @ across
-            right += across.T @ y[i]
-        weights = torch.cholesky_solve(right[:, None], torch.linalg.cholesky_ex(normal).L)[:, 0]
-        for place, live in blocks:
-            i = (begin + place).clamp(max=m - 1)
-            # Places that are not the group's write what stands there; one more entry takes all of them.
-            target = torch.where(live & (n > LONGEST), i, m)
-            room = torch.cat([gain, gain.new_zeros(1)])
-            gain = room.scatter_(0, target, entries(i, at) @ weights)[:-1]
-    return gain
+    def entries(self, i: Tensor, j: Tensor) -> Tensor:
+        """[n, m] float64 kernel of the records i [n] and j [m]."""
+        x, z = self.z[i].double(), self.z[j].double()
+        return _entries(x, z, self.time[i], self.time[j], self.width, self.horizon)
 
 
 def _entries(x: Tensor, z: Tensor, t: Tensor, u: Tensor, width: float, horizon: float) -> Tensor:
@@ -403,25 +441,22 @@ def _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROW
     return value * tl.load(reciprocal + i, mask=i < end, other=0.0)[:, None]
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit
 def _matrix(
-    products,  # [groups, side, side] float32, i ≤ j
+    products,  # [blocks, side, side] float32, i ≤ j
     time,  # [M] int64
-    y,  # [M] float64
-    offsets,  # [G+1] int64
-    matrix,  # [groups, side, side] float64, written: K + ρ I; the identity for what is no record
-    right,  # [groups, side] float64, written: y, or 0
+    offsets,  # [blocks + 1] int64
+    matrix,  # [blocks, side, side] float64, written: K + s + ρ I; the identity for what is no record
     side,
-    first,
     width: tl.float64,
     horizon: tl.float64,
     noise: tl.float64,
-    LONGEST: tl.constexpr,
+    common: tl.float64,  # s
     TILE: tl.constexpr,
 ):
     group = tl.program_id(2).to(tl.int64)
-    begin, end = _group(offsets, first + group)
-    n = tl.where(end - begin <= LONGEST, end - begin, 0)
+    begin, end = _group(offsets, group)
+    n = end - begin
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
     j = tl.program_id(1) * TILE + tl.arange(0, TILE)
     live_i, live_j = i < n, j < n
@@ -442,32 +477,8 @@ def _matrix(
         steps = (now[:, None] - then[None, :]).to(tl.float64) / horizon
         exponent -= steps * steps / 2.0
     same = i[:, None] == j[None, :]
-    found = tl.where(same, tl.where(live, 1.0 + noise, 1.0), tl.where(live, tl.exp(exponent), 0.0))
+    found = tl.where(live, tl.where(same, 1.0 + noise, tl.exp(exponent)) + common, tl.where(same, 1.0, 0.0))
     tl.store(matrix + group * side * side + i[:, None] * side + j[None, :], found)
-    if tl.program_id(1) == 0:
-        tl.store(right + group * side + i, tl.load(y + begin + i, mask=live_i, other=0.0))
-
-
-@triton.jit(do_not_specialize=["first"])
-def _gains(
-    right,  # [groups, side] float64
-    solution,  # [groups, side] float64
-    offsets,  # [G+1] int64
-    gain,  # [M] float64, written: K x = y − ρ x
-    side,
-    first,
-    noise: tl.float64,
-    LONGEST: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    group = tl.program_id(1).to(tl.int64)
-    begin, end = _group(offsets, first + group)
-    n = tl.where(end - begin <= LONGEST, end - begin, 0)
-    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    at = group * side + i
-    live = i < n
-    found = tl.load(right + at, mask=live, other=0.0) - noise * tl.load(solution + at, mask=live, other=0.0)
-    tl.store(gain + begin + i, found, mask=live)
 
 
 @triton.jit(do_not_specialize=["n_trajectories"])
@@ -623,19 +634,9 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
     )
     centred = {**matrix, "reciprocal": "*fp64", "offsets": "*i64", "z": "*fp32", **strides}
     yield _centred, centred, {"column_stride": 1, **_CENTRE}, _OPTIONS
-    sizes = {"side": "i32", "first": "i32"}
-    numbers = {"width": "fp64", "horizon": "fp64", "noise": "fp64"}
-    yield (
-        _matrix,
-        {
-            "products": "*fp32", "time": "*i64", "y": "*fp64", "offsets": "*i64", "matrix": "*fp64", "right": "*fp64",
-            **sizes, **numbers,
-        },
-        {"LONGEST": LONGEST, "TILE": _TILE},
-        _OPTIONS,
-    )  # fmt: skip
-    gains = {"right": "*fp64", "solution": "*fp64", "offsets": "*i64", "gain": "*fp64", **sizes, "noise": "fp64"}
-    yield _gains, gains, {"LONGEST": LONGEST, "TILE": _RECORDS}, _OPTIONS
+    numbers = {"width": "fp64", "horizon": "fp64", "noise": "fp64", "common": "fp64"}
+    tiles = {"products": "*fp32", "time": "*i64", "offsets": "*i64", "matrix": "*fp64", "side": "i32", **numbers}
+    yield _matrix, tiles, {"TILE": _TILE}, _OPTIONS
     yield (
         _recursion,
         {

@@ -1,17 +1,20 @@
-// How kernel_values works on a group: rows to unit length, less their mean in float64, rounded to float32 once;
-// products of those by the kernels of dot.h (a Gram of the rows as they are, centred afterwards, would put the rounding
-// of cosines near 0.99 into every entry); K in float64, factorised in place.
+// How kernel_values works: rows to unit length, less their mean in float64, rounded to float32 once; products of those
+// by the kernels of dot.h (a Gram of the rows as they are, centred afterwards, would put the rounding of cosines near
+// 0.99 into every entry); K in float64.  With L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D,
+// D without anything between blocks.  So a block needs its own D + noise alone, (C + noise)^-1 follows by Sherman,
+// Morrison and Woodbury, and blocks are worked on side by side.
 #include "cpu/critic.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
+#include <utility>
 #include <vector>
 
 #include "cpu/gram.h"
 #include "cpu/greedy.h"
 #include "cpu/parallel.h"
+#include "cpu/symmetric.h"
 
 namespace bipace {
 namespace {
@@ -19,7 +22,7 @@ namespace {
 constexpr double kFlat = 1e-5;    // a centred squared length up to here counts as the mean
 constexpr double kJitter = 1e-3;  // on the diagonal of the landmarks' matrix, which equal rows make singular
 constexpr double kTiny = 1e-6;    // of max |R|: a root mean square up to here is rounding
-constexpr int64_t kRows = 192;    // rows at a time that meet the landmarks
+constexpr int64_t kRuns = 64;     // of blocks, whose sums are added up in order
 
 // In processing order; exactly the value where all are equal.
 double mean_of(const float* values, int64_t n) {
@@ -31,96 +34,6 @@ double mean_of(const float* values, int64_t n) {
     high = std::max(high, values[i]);
   }
   return low == high ? static_cast<double>(low) : total / static_cast<double>(n);
-}
-
-// ---- symmetric matrices --------------------------------------------------------------------------------------------
-
-constexpr int64_t kPanelRows = 64;    // of a factorisation
-constexpr int64_t kUpdateBlock = 64;  // columns: two blocks of a panel stay in the first cache
-
-// The upper triangle of an n x n matrix, row by row; rows and columns up to a multiple of four are those of the
-// identity.
-struct Symmetric {
-  int64_t n = 0, stride = 0;
-  std::vector<double> data;
-
-  void reset(int64_t size) {
-    n = (size + 3) / 4 * 4;
-    stride = n % 512 == 0 ? n + 8 : n;  // rows a multiple of 4 KB apart would share the sets of the cache
-    data.assign(static_cast<size_t>(n * stride), 0.0);
-    for (int64_t i = size; i < n; ++i) row(i)[i] = 1.0;
-  }
-  double* row(int64_t i) { return data.data() + i * stride; }
-  const double* row(int64_t i) const { return data.data() + i * stride; }
-};
-
-typedef double Two __attribute__((vector_size(16)));
-
-inline Two load(const double* x) { return Two{x[0], x[1]}; }
-
-// target[i][j] += sign * sum over k of p[k][i] p[k][j] for j >= i >= first, k in order.  A 4 x 4 tile of the diagonal
-// is written whole.
-void update(Symmetric& target, const double* p, int64_t p_stride, int64_t depth, int64_t first, double sign) {
-  const int64_t n = target.n;
-  for (int64_t row_block = first; row_block < n; row_block += kUpdateBlock) {
-    const int64_t row_end = std::min(n, row_block + kUpdateBlock);
-    for (int64_t block = row_block; block < n; block += kUpdateBlock) {
-      const int64_t end = std::min(n, block + kUpdateBlock);
-      for (int64_t i = row_block; i < row_end; i += 4) {
-        for (int64_t j = std::max(i, block); j < end; j += 4) {
-          Two sum[4][2] = {};
-          for (int64_t k = 0; k < depth; ++k) {
-            const double* a = p + k * p_stride + i;
-            const double* b = p + k * p_stride + j;
-            const Two low = load(b), high = load(b + 2);
-            for (int r = 0; r < 4; ++r) {
-              const Two x = {a[r], a[r]};
-              sum[r][0] += x * low;
-              sum[r][1] += x * high;
-            }
-          }
-          for (int r = 0; r < 4; ++r) {
-            double* out = target.row(i + r) + j;
-            for (int c = 0; c < 4; ++c) out[c] += sign * sum[r][c / 2][c % 2];
-          }
-        }
-      }
-    }
-  }
-}
-
-// A = U^T U in place.  A is positive definite by far: its noise is at least 0.1, rounding stays below 1e-2.
-void factorise(Symmetric& a) {
-  for (int64_t begin = 0; begin < a.n; begin += kPanelRows) {
-    const int64_t end = std::min(a.n, begin + kPanelRows);
-    for (int64_t k = begin; k < end; ++k) {
-      double* pivot = a.row(k);
-      const double length = std::sqrt(pivot[k]);
-      for (int64_t c = k; c < a.n; ++c) pivot[c] /= length;
-      for (int64_t j = k + 1; j < end; ++j) {
-        double* below = a.row(j);
-        const double factor = pivot[j];
-        for (int64_t c = j; c < a.n; ++c) below[c] -= factor * pivot[c];
-      }
-    }
-    if (end < a.n) update(a, a.row(begin), a.stride, end - begin, end, -1.0);
-  }
-}
-
-// x = (U^T U)^-1 x in place; x has a.n entries.
-void solve(const Symmetric& a, double* x) {
-  for (int64_t k = 0; k < a.n; ++k) {
-    const double* row = a.row(k);
-    x[k] /= row[k];
-    const double factor = x[k];
-    for (int64_t c = k + 1; c < a.n; ++c) x[c] -= factor * row[c];
-  }
-  for (int64_t k = a.n - 1; k >= 0; --k) {
-    const double* row = a.row(k);
-    double rest = x[k];
-    for (int64_t c = k + 1; c < a.n; ++c) rest -= row[c] * x[c];
-    x[k] = rest / row[k];
-  }
 }
 
 // ---- the kernel ----------------------------------------------------------------------------------------------------
@@ -144,6 +57,7 @@ struct Centred {
     time.resize(static_cast<size_t>(n));
   }
   Rows view() const { return {data.data(), DType::kFloat32, stride, 1, dim}; }
+  int64_t size() const { return static_cast<int64_t>(rows.size()); }
 };
 
 double entry(double product, double square_a, double square_b, int64_t time_a, int64_t time_b, ValueKernel kernel) {
@@ -163,166 +77,210 @@ double entry(double product, double square_a, double square_b, int64_t time_a, i
   return std::exp(exponent);
 }
 
-// One group; its scratch is kept from group to group.
-class GroupValues {
- public:
-  void run(const Rows& rows, const int64_t* order, const float* returns, const int64_t* time, const uint8_t* usable,
-           int64_t length, ValueKernel kernel, double* value) {
-    const double mean = mean_of(returns, length);
-    std::fill(value, value + length, mean);
-    take_part(rows, order, usable, length);
-    const int64_t n = static_cast<int64_t>(wanted_.size());
-    if (n == 0) return;
-    const auto difference = [&](int64_t i) { return static_cast<double>(returns[at(i)]) - mean; };
-    if (n <= kLongestKernel) {
-      centre(rows, time, 0, n, [](int64_t i) { return i; }, 0);
-      fill(kernel, n);
-      for (int64_t i = 0; i < n; ++i) matrix_.row(i)[i] += kernel.noise;
-      factorise(matrix_);
-      solution_.assign(static_cast<size_t>(matrix_.n), 0.0);
-      for (int64_t i = 0; i < n; ++i) solution_[static_cast<size_t>(i)] = difference(i);
-      solve(matrix_, solution_.data());
-      // K x = y - noise x
-      for (int64_t i = 0; i < n; ++i) {
-        value[at(i)] = mean + (difference(i) - kernel.noise * solution_[static_cast<size_t>(i)]);
-      }
-      return;
+// Usable records that share a mean: those of a group, or of the batch.
+struct Members {
+  std::vector<ScaledRow> rows;
+  std::vector<int64_t> at;         // which record
+  std::vector<double> reciprocal;  // 1 / norm
+  std::vector<double> mean;        // [D] of the rows at unit length
+  std::vector<int64_t> blocks;     // [B+1] where each begins
+
+  int64_t size() const { return static_cast<int64_t>(rows.size()); }
+  int64_t n_blocks() const { return static_cast<int64_t>(blocks.size()) - 1; }
+};
+
+// What a thread works in.
+struct Scratch {
+  std::vector<float> row;  // [D]
+  Centred block;
+  Symmetric matrix;
+  std::vector<double> transposed, columns;
+  double products[kGramBlock][kGramBlock];
+};
+
+struct Work {
+  const Rows& rows;
+  const float* returns;
+  const int64_t* time;
+  ValueKernel kernel;
+  double* value;  // holds each group's mean
+  const DotKernels& dot;
+
+  // The usable records of [begin, begin + length), with the sum of their rows at unit length as `mean`, and their
+  // blocks.
+  Members gather(const int64_t* order, const uint8_t* usable, int64_t begin, int64_t length, Scratch& scratch) const {
+    Members found;
+    found.mean.assign(static_cast<size_t>(rows.dim), 0.0);
+    scratch.row.resize(static_cast<size_t>(rows.dim));
+    for (int64_t i = begin; i < begin + length; ++i) {
+      if (usable && !usable[i]) continue;
+      ScaledRow row{order[i], 1.0f};
+      const double reciprocal = measure(rows, dot, row);
+      if (reciprocal == 0.0) continue;
+      found.rows.push_back(row);
+      found.at.push_back(i);
+      found.reciprocal.push_back(reciprocal);
+      const float* x = read_panel(rows, dot, row, 0, rows.dim, scratch.row.data());
+      double* sum = found.mean.data();
+      for (int64_t e = 0; e < rows.dim; ++e) sum[e] += reciprocal * static_cast<double>(x[e]);
     }
-    by_landmarks(rows, time, kernel, n, mean, difference, value);
+    const int64_t n = found.size(), runs = n <= kLongestBlock ? (n ? 1 : 0) : (n + kCutBlock - 1) / kCutBlock;
+    for (int64_t k = 0; k <= runs; ++k) found.blocks.push_back(runs ? k * n / runs : 0);
+    return found;
+  }
+
+  // The rows which(0) ... which(n - 1) less the mean.
+  template <typename Which>
+  void centre(const Members& members, int64_t n, const Which& which, Scratch& scratch, Centred& out) const {
+    out.resize(n, rows.dim);
+    scratch.row.resize(static_cast<size_t>(rows.dim));
+    const double* mean = members.mean.data();
+    for (int64_t i = 0; i < n; ++i) {
+      const size_t from = static_cast<size_t>(which(i)), place = static_cast<size_t>(i);
+      const double reciprocal = members.reciprocal[from];
+      const float* x = read_panel(rows, dot, members.rows[from], 0, rows.dim, scratch.row.data());
+      float* z = out.data.data() + i * out.stride;
+      for (int64_t e = 0; e < rows.dim; ++e) {
+        z[e] = static_cast<float>(reciprocal * static_cast<double>(x[e]) - mean[e]);
+      }
+      out.rows[place] = {i, 1.0f};
+      out.time[place] = time[members.at[from]];
+      out.square[place] = square_of(out.view(), dot, out.rows[place]);
+    }
+  }
+
+  // use(i, j, K_ij) of all rows of a and b; of the same rows twice i <= j only.
+  template <typename Use>
+  void entries(const Centred& a, const Centred& b, Scratch& scratch, const Use& use) const {
+    const bool same = &a == &b;
+    for (int64_t first = 0; first < a.size(); first += kGramBlock) {
+      const int64_t height = std::min(kGramBlock, a.size() - first);
+      for (int64_t from = same ? first : 0; from < b.size(); from += kGramBlock) {
+        const int64_t width = std::min(kGramBlock, b.size() - from);
+        const bool diagonal = same && first == from;
+        multiply_rows(a.view(), dot, a.rows.data() + first, height, b.view(), b.rows.data() + from, width, diagonal,
+                      scratch.products);
+        for (int64_t i = 0; i < height; ++i) {
+          for (int64_t j = diagonal ? i : 0; j < width; ++j) {
+            const size_t p = static_cast<size_t>(first + i), q = static_cast<size_t>(from + j);
+            use(first + i, from + j,
+                diagonal && i == j
+                    ? 1.0
+                    : entry(scratch.products[j][i], a.square[p], b.square[q], a.time[p], b.time[q], kernel));
+          }
+        }
+      }
+    }
+  }
+
+  // K + same + noise on the diagonal, of a block.
+  void fill(const Centred& block, double same, Scratch& scratch) const {
+    Symmetric& matrix = scratch.matrix;
+    matrix.reset(block.size());
+    entries(block, block, scratch, [&](int64_t i, int64_t j, double k) { matrix.row(i)[j] = k + same; });
+    for (int64_t i = 0; i < block.size(); ++i) matrix.row(i)[i] += kernel.noise;
+  }
+
+  // Values of the members, whose means are `prior` or else 0.
+  void run(const Members& members, bool from_mean, double same, int n_threads, std::vector<Scratch>& scratch) const {
+    if (members.n_blocks() == 1) return run_whole(members, from_mean, same, scratch[0]);
+    run_blocks(members, from_mean, same, n_threads, scratch);
   }
 
  private:
-  int64_t at(int64_t i) const { return position_[static_cast<size_t>(i)]; }
-
-  // The usable rows with 1 / norm, and the mean of them at unit length.
-  void take_part(const Rows& rows, const int64_t* order, const uint8_t* usable, int64_t length) {
-    wanted_.clear();
-    position_.clear();
-    reciprocal_.clear();
-    for (int64_t i = 0; i < length; ++i) {
-      if (usable && !usable[i]) continue;
-      ScaledRow row{order[i], 1.0f};
-      const double reciprocal = measure(rows, dot_, row);
-      if (reciprocal == 0.0) continue;
-      wanted_.push_back(row);
-      position_.push_back(i);
-      reciprocal_.push_back(reciprocal);
-    }
-    mean_.assign(static_cast<size_t>(rows.dim), 0.0);
-    buffer_.resize(static_cast<size_t>(rows.dim));
-    for (size_t i = 0; i < wanted_.size(); ++i) {
-      const float* x = read_panel(rows, dot_, wanted_[i], 0, rows.dim, buffer_.data());
-      for (int64_t e = 0; e < rows.dim; ++e)
-        mean_[static_cast<size_t>(e)] += reciprocal_[i] * static_cast<double>(x[e]);
-    }
-    for (double& m : mean_) m /= static_cast<double>(wanted_.size());
+  double prior(int64_t record, bool from_mean) const { return from_mean ? value[record] : 0.0; }
+  double difference(int64_t record, bool from_mean) const {
+    return static_cast<double>(returns[record]) - prior(record, from_mean);
   }
 
-  // The rows which(first) ... which(last - 1) less the mean, as rows `to` and on of the centred ones.
-  template <typename Which>
-  void centre(const Rows& rows, const int64_t* time, int64_t first, int64_t last, const Which& which, int64_t to) {
-    centred_.resize(to + last - first, rows.dim);
-    const Rows view = centred_.view();
-    for (int64_t i = first; i < last; ++i) {
-      const size_t from = static_cast<size_t>(which(i)), place = static_cast<size_t>(to + i - first);
-      const float* x = read_panel(rows, dot_, wanted_[from], 0, rows.dim, buffer_.data());
-      float* z = centred_.data.data() + static_cast<int64_t>(place) * centred_.stride;
-      for (int64_t e = 0; e < rows.dim; ++e) {
-        z[e] = static_cast<float>(reciprocal_[from] * static_cast<double>(x[e]) - mean_[static_cast<size_t>(e)]);
-      }
-      centred_.rows[place] = {static_cast<int64_t>(place), 1.0f};
-      centred_.time[place] = time[position_[from]];
-      centred_.square[place] = square_of(view, dot_, centred_.rows[place]);
+  // C is K + same: C x = y - noise x.
+  void run_whole(const Members& members, bool from_mean, double same, Scratch& scratch) const {
+    const int64_t n = members.size();
+    centre(members, n, [](int64_t i) { return i; }, scratch, scratch.block);
+    fill(scratch.block, same, scratch);
+    factorise(dot, scratch.matrix);
+    std::vector<double>& x = scratch.columns;
+    x.assign(static_cast<size_t>(scratch.matrix.n), 0.0);
+    for (int64_t i = 0; i < n; ++i)
+      x[static_cast<size_t>(i)] = difference(members.at[static_cast<size_t>(i)], from_mean);
+    solve(scratch.matrix, x.data());
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t record = members.at[static_cast<size_t>(i)];
+      value[record] =
+          prior(record, from_mean) + difference(record, from_mean) - kernel.noise * x[static_cast<size_t>(i)];
     }
   }
 
-  // use(i, j, K_ij) of centred rows [first, first + height) and [from, from + width), both at most kGramBlock long; the
-  // same rows twice: i <= j only.
-  template <typename Use>
-  void entries(ValueKernel kernel, int64_t first, int64_t height, int64_t from, int64_t width, const Use& use) {
-    const ScaledRow* wanted = centred_.rows.data();
-    multiply_rows(centred_.view(), dot_, wanted + first, height, wanted + from, width, first == from, products_);
-    for (int64_t j = 0; j < width; ++j) {
-      for (int64_t i = 0; i < (first == from ? j + 1 : height); ++i) {
-        const size_t a = static_cast<size_t>(first + i), b = static_cast<size_t>(from + j);
-        use(first + i, from + j,
-            a == b ? 1.0
-                   : entry(products_[j][i], centred_.square[a], centred_.square[b], centred_.time[a], centred_.time[b],
-                           kernel));
-      }
-    }
-  }
+  void run_blocks(const Members& members, bool from_mean, double same, int n_threads,
+                  std::vector<Scratch>& scratch) const {
+    const int64_t n = members.size(), m = std::min(n, kLandmarks), wide = Symmetric::padded(m);
+    Centred landmarks;
+    centre(members, m, [n, m](int64_t k) { return k * n / m; }, scratch[0], landmarks);
+    Symmetric among;
+    among.reset(m);
+    entries(landmarks, landmarks, scratch[0], [&](int64_t i, int64_t j, double k) { among.row(i)[j] = k; });
+    for (int64_t i = 0; i < m; ++i) among.row(i)[i] += kJitter;
+    factorise(dot, among);
 
-  // The kernel of the first n centred rows, into the upper triangle of the matrix.
-  void fill(ValueKernel kernel, int64_t n) {
-    matrix_.reset(n);
-    for (int64_t i = 0; i < n; i += kGramBlock) {
-      for (int64_t j = i; j < n; j += kGramBlock) {
-        entries(kernel, i, std::min(kGramBlock, n - i), j, std::min(kGramBlock, n - j),
-                [&](int64_t p, int64_t q, double k) { matrix_.row(p)[q] = k; });
-      }
-    }
-  }
-
-  // V = mean + K_nm (K_mn K_nm + noise (K_mm + jitter I))^-1 K_mn (R - mean), the rows of K_nm made twice.
-  template <typename Difference>
-  void by_landmarks(const Rows& rows, const int64_t* time, ValueKernel kernel, int64_t n, double mean,
-                    const Difference& difference, double* value) {
-    constexpr int64_t m = kLandmarks;
-    centre(rows, time, 0, m, [n](int64_t k) { return k * n / m; }, 0);
-    fill(kernel, m);
-    for (int64_t i = 0; i < m; ++i) {
-      matrix_.row(i)[i] += kJitter;
-      for (int64_t j = i; j < m; ++j) matrix_.row(i)[j] *= kernel.noise;
-    }
-    solution_.assign(static_cast<size_t>(matrix_.n), 0.0);
-    for_blocks(rows, time, kernel, n, [&](const double* block, int64_t first, int64_t height) {
-      update(matrix_, block, m, height, 0, 1.0);
-      for (int64_t i = 0; i < height; ++i) {
-        const double y = difference(first + i);
-        for (int64_t k = 0; k < m; ++k) solution_[static_cast<size_t>(k)] += block[i * m + k] * y;
-      }
-    });
-    factorise(matrix_);
-    solve(matrix_, solution_.data());
-    for_blocks(rows, time, kernel, n, [&](const double* block, int64_t first, int64_t height) {
-      for (int64_t i = 0; i < height; ++i) {
-        double total = 0.0;
-        for (int64_t k = 0; k < m; ++k) total += block[i * m + k] * solution_[static_cast<size_t>(k)];
-        value[at(first + i)] = mean + total;
-      }
-    });
-  }
-
-  // Calls body(K of rows [first, first + height) with the landmarks, first, height).
-  template <typename Body>
-  void for_blocks(const Rows& rows, const int64_t* time, ValueKernel kernel, int64_t n, const Body& body) {
-    block_.resize(static_cast<size_t>(kRows * kLandmarks));
-    for (int64_t first = 0; first < n; first += kRows) {
-      const int64_t height = std::min(kRows, n - first);
-      centre(rows, time, first, first + height, [](int64_t i) { return i; }, kLandmarks);
-      for (int64_t i = 0; i < height; i += kGramBlock) {
-        for (int64_t k = 0; k < kLandmarks; k += kGramBlock) {
-          entries(kernel, kLandmarks + i, std::min(kGramBlock, height - i), k, std::min(kGramBlock, kLandmarks - k),
-                  [&](int64_t p, int64_t q, double value) {
-                    block_[static_cast<size_t>((p - kLandmarks) * kLandmarks + q)] = value;
-                  });
+    // Of each block D + noise = W^T W, with [U, y] in `wide` + 1 columns: sums of [U, y]^T (D + noise)^-1 [U, y], and
+    // (D + noise)^-1 [U, y] itself.
+    const int64_t width = wide + kOuterB, n_blocks = members.n_blocks(), runs = std::min(kRuns, n_blocks);
+    std::vector<Symmetric> sums(static_cast<size_t>(runs));
+    std::vector<double> solved(static_cast<size_t>(n * (wide + 1)));
+    parallel_for(runs, n_threads, [&](int64_t r, int worker) {
+      const DefaultFloats floats_mode;
+      Scratch& own = scratch[static_cast<size_t>(worker)];
+      Symmetric& sum = sums[static_cast<size_t>(r)];
+      sum.n = sum.stride = width;
+      sum.data.assign(static_cast<size_t>(width * width), 0.0);
+      for (int64_t block = r * n_blocks / runs; block < (r + 1) * n_blocks / runs; ++block) {
+        const int64_t first = members.blocks[static_cast<size_t>(block)];
+        const int64_t size = members.blocks[static_cast<size_t>(block) + 1] - first, tall = Symmetric::padded(size);
+        centre(members, size, [first](int64_t i) { return first + i; }, own, own.block);
+        own.transposed.assign(static_cast<size_t>(wide * tall), 0.0);  // U^T
+        double* u = own.transposed.data();
+        entries(landmarks, own.block, own, [&](int64_t i, int64_t j, double k) { u[i * tall + j] = k; });
+        solve_forward(dot, among, u, tall, tall);
+        fill(own.block, same, own);
+        add_square(dot, own.matrix, u, tall, wide, -1.0);
+        factorise(dot, own.matrix);
+        own.columns.assign(static_cast<size_t>(tall * width), 0.0);
+        double* x = own.columns.data();
+        for (int64_t i = 0; i < size; ++i) {
+          for (int64_t k = 0; k < m; ++k) x[i * width + k] = u[k * tall + i];
+          x[i * width + wide] = difference(members.at[static_cast<size_t>(first + i)], from_mean);
+        }
+        solve_forward(dot, own.matrix, x, width, width);
+        add_square(dot, sum, x, width, tall, 1.0);
+        solve_backward(dot, own.matrix, x, width, width);
+        for (int64_t i = 0; i < size; ++i) {
+          std::copy(x + i * width, x + i * width + wide + 1, solved.data() + (first + i) * (wide + 1));
         }
       }
-      body(block_.data(), first, height);
+    });
+
+    Symmetric inner;
+    inner.reset(0);
+    inner.n = inner.stride = wide;
+    inner.data.assign(static_cast<size_t>(wide * wide), 0.0);
+    std::vector<double> weight(static_cast<size_t>(wide), 0.0);
+    for (const Symmetric& sum : sums) {
+      for (int64_t i = 0; i < wide; ++i) {
+        for (int64_t j = i; j < wide; ++j) inner.row(i)[j] += sum.row(i)[j];
+        weight[static_cast<size_t>(i)] += sum.row(i)[wide];
+      }
+    }
+    for (int64_t i = 0; i < wide; ++i) inner.row(i)[i] += 1.0;
+    factorise(dot, inner);
+    solve(inner, weight.data());
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t record = members.at[static_cast<size_t>(i)];
+      const double* x = solved.data() + i * (wide + 1);
+      double rest = x[wide];
+      for (int64_t k = 0; k < wide; ++k) rest -= x[k] * weight[static_cast<size_t>(k)];
+      value[record] = prior(record, from_mean) + difference(record, from_mean) - kernel.noise * rest;
     }
   }
-
-  const DotKernels& dot_ = dot_kernels();
-  std::vector<ScaledRow> wanted_;   // the group's rows that take part
-  std::vector<int64_t> position_;   // in the group
-  std::vector<double> reciprocal_;  // 1 / norm
-  std::vector<double> mean_;        // [D] of the rows at unit length
-  std::vector<float> buffer_;       // [D]
-  Centred centred_;                 // the whole group, or landmarks and a block of rows
-  Symmetric matrix_;
-  std::vector<double> solution_, block_;
-  double products_[kGramBlock][kGramBlock];
 };
 
 }  // namespace
@@ -351,18 +309,46 @@ void cluster_values(const float* returns, const int64_t* labels, const int64_t* 
 }
 
 void kernel_values(const Rows& rows, const int64_t* order, const float* returns, const int64_t* time,
-                   const int64_t* group_offsets, int64_t n_groups, const uint8_t* usable, ValueKernel kernel,
-                   double* value, int n_threads) {
-  std::vector<std::unique_ptr<GroupValues>> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+                   const int64_t* group_offsets, int64_t n_groups, const uint8_t* usable, Share share,
+                   ValueKernel kernel, double* value, int n_threads) {
+  const Work work{rows, returns, time, kernel, value, dot_kernels()};
+  const size_t workers = static_cast<size_t>(std::max(n_threads, 1));
+  std::vector<std::vector<Scratch>> scratch(workers);
+  std::vector<Members> members(share == Share::kBatch ? static_cast<size_t>(n_groups) : 0);
   parallel_for(n_groups, n_threads, [&](int64_t g, int worker) {
     const DefaultFloats floats_mode;
-    std::unique_ptr<GroupValues>& own = scratch[static_cast<size_t>(worker)];
-    if (!own) own.reset(new GroupValues);
-    const int64_t begin = group_offsets[g];
-    if (group_offsets[g + 1] == begin) return;
-    own->run(rows, order + begin, returns + begin, time + begin, usable ? usable + begin : nullptr,
-             group_offsets[g + 1] - begin, kernel, value + begin);
+    std::vector<Scratch>& own = scratch[static_cast<size_t>(worker)];
+    own.resize(1);
+    const int64_t begin = group_offsets[g], n = group_offsets[g + 1] - begin;
+    if (n == 0) return;
+    std::fill(value + begin, value + begin + n, mean_of(returns + begin, n));
+    Members found = work.gather(order, usable, begin, n, own[0]);
+    if (share == Share::kBatch) {
+      members[static_cast<size_t>(g)] = std::move(found);
+    } else if (found.size()) {
+      for (double& m : found.mean) m /= static_cast<double>(found.size());
+      work.run(found, true, 0.0, 1, own);
+    }
   });
+  if (share != Share::kBatch) return;
+
+  const DefaultFloats floats_mode;
+  Members all;
+  all.mean.assign(static_cast<size_t>(rows.dim), 0.0);
+  all.blocks.push_back(0);
+  for (Members& part : members) {
+    const int64_t begin = all.size();
+    all.rows.insert(all.rows.end(), part.rows.begin(), part.rows.end());
+    all.at.insert(all.at.end(), part.at.begin(), part.at.end());
+    all.reciprocal.insert(all.reciprocal.end(), part.reciprocal.begin(), part.reciprocal.end());
+    for (size_t k = 1; k < part.blocks.size(); ++k) all.blocks.push_back(begin + part.blocks[k]);
+    for (size_t e = 0; e < part.mean.size(); ++e) all.mean[e] += part.mean[e];
+    part = Members();
+  }
+  if (!all.size()) return;
+  for (double& m : all.mean) m /= static_cast<double>(all.size());
+  std::vector<Scratch> each(workers);
+  work.run(all, false, kernel.same, n_threads, each);
 }
 
 void gae_advantage(const double* rewards, const double* value, const float* returns, const int64_t* step,

@@ -9,15 +9,19 @@
 
 namespace bipace {
 
-constexpr int64_t kLongestKernel = 2048;  // records of a group's kernel matrix; beyond it landmarks stand for all
-constexpr int64_t kLandmarks = 1024;
+constexpr int64_t kLongestBlock = 2048;  // usable records of a group that is one block
+constexpr int64_t kCutBlock = 1024;      // of a block, at most, of a longer group
+constexpr int64_t kLandmarks = 128;
 
 enum class StepNorm : int { kNone = 0, kBatch = 1, kGroup = 2 };
+
+enum class Share : int { kGroup = 0, kBatch = 1 };
 
 struct ValueKernel {
   double width;    // of exp((cos - 1) / width)
   double horizon;  // in steps: exp(-dt^2 / (2 horizon^2)); 0: time does not count
   double noise;    // variance of returns about their value
+  double same;     // of Share::kBatch: what records of one group have in common
 };
 
 // The group's mean, plus the sum of a cluster's differences from it over its size plus the shrinkage.
@@ -28,8 +32,10 @@ void cluster_values(const float* returns,          // [M]
                     double* value,  // [M]
                     int n_threads);
 
-// mean + K (K + noise I)^-1 (R - mean) over a group's usable records, mean for the others.  Beyond kLongestKernel the
-// landmarks floor(k n / m) stand for all: memory O(m^2), time O(n m (m + D)).
+// kGroup: mean + C (C + noise I)^-1 (R - mean) over a group's usable records; kBatch: C (C + noise I)^-1 R over those
+// of all groups.  The group's mean for the others.  C is K inside blocks (with kBatch, + same) and what kLandmarks
+// records know of it between them; a group is a block, a longer one than kLongestBlock several.  Memory O(n kLandmarks)
+// beside the longest block's square for each thread.
 void kernel_values(const Rows& rows,
                    const int64_t* order,          // [M] row of the record
                    const float* returns,          // [M]
@@ -37,7 +43,7 @@ void kernel_values(const Rows& rows,
                    const int64_t* group_offsets,  // [G+1]
                    int64_t n_groups,
                    const uint8_t* usable,  // [M] or null: all
-                   ValueKernel kernel,
+                   Share share, ValueKernel kernel,
                    double* value,  // [M]
                    int n_threads);
 

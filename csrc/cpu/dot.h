@@ -20,6 +20,8 @@ static inline int64_t panel_length(int64_t dim) {
   return panels == 0 ? kPanel : ((dim + panels - 1) / panels + 15) / 16 * 16;
 }
 
+constexpr int kOuterA = 4;  // of a tile of float64 products
+constexpr int kOuterB = 16;
 constexpr int kTileA = 8;  // rows of a tile on the long side
 constexpr int kTileB = 3;  // and on the block's side: 24 accumulators, 3 + 1 operands of 32 registers
 
@@ -42,6 +44,11 @@ struct DotKernels {
                  const float* weight,         // [n]
                  int64_t n, int64_t len,
                  float* target);  // [len]
+
+  // sum[i][j] = the sum over k of a[k][i] b[k][j] in order, by fused multiply-adds, in float64.
+  void (*outer)(const double* a, int64_t a_stride,  // [depth] rows of kOuterA
+                const double* b, int64_t b_stride,  // [depth] rows of kOuterB
+                int64_t depth, double (*sum)[kOuterB]);
 
   double (*largest)(const double* values,  // [n], n >= 1
                     int64_t n);

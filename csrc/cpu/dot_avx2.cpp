@@ -43,6 +43,21 @@ struct Simd {
   }
 };
 
+struct Doubles {
+  __m256d low, high;
+
+  static Doubles zero() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+  static Doubles load(const double* x) { return {_mm256_loadu_pd(x), _mm256_loadu_pd(x + 4)}; }
+  static Doubles multiply_add(double w, Doubles x, Doubles sum) {
+    const __m256d f = _mm256_set1_pd(w);
+    return {_mm256_fmadd_pd(f, x.low, sum.low), _mm256_fmadd_pd(f, x.high, sum.high)};
+  }
+  static void store(Doubles x, double* to) {
+    _mm256_storeu_pd(to, x.low);
+    _mm256_storeu_pd(to + 4, x.high);
+  }
+};
+
 }  // namespace
 }  // namespace bipace
 
@@ -129,11 +144,11 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 }
 
 constexpr DotKernels kKernels = {
-    "avx2",         {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-    fold,           largest,
-    first_at_least, follow,
-    convert,        largest_bits,
-    hash,
+    "avx2",       {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+    fold,         outer,
+    largest,      first_at_least,
+    follow,       convert,
+    largest_bits, hash,
 };
 
 }  // namespace

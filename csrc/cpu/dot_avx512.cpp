@@ -28,6 +28,17 @@ struct Simd {
   static __mmask16 mask(int64_t width) { return static_cast<__mmask16>((1u << width) - 1); }
 };
 
+struct Doubles {
+  __m512d v;
+
+  static Doubles zero() { return {_mm512_setzero_pd()}; }
+  static Doubles load(const double* x) { return {_mm512_loadu_pd(x)}; }
+  static Doubles multiply_add(double w, Doubles x, Doubles sum) {
+    return {_mm512_fmadd_pd(_mm512_set1_pd(w), x.v, sum.v)};
+  }
+  static void store(Doubles x, double* to) { _mm512_storeu_pd(to, x.v); }
+};
+
 }  // namespace
 }  // namespace bipace
 
@@ -113,11 +124,11 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 }
 
 constexpr DotKernels kKernels = {
-    "avx512",       {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-    fold,           largest,
-    first_at_least, follow,
-    convert,        largest_bits,
-    hash,
+    "avx512",     {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+    fold,         outer,
+    largest,      first_at_least,
+    follow,       convert,
+    largest_bits, hash,
 };
 
 }  // namespace

@@ -34,6 +34,22 @@ struct Simd {
   }
 };
 
+struct Doubles {
+  double v[8];
+
+  static Doubles zero() { return {}; }
+  static Doubles load(const double* x) {
+    Doubles out;
+    std::memcpy(out.v, x, sizeof out.v);
+    return out;
+  }
+  static Doubles multiply_add(double w, const Doubles& x, Doubles sum) {
+    for (int l = 0; l < 8; ++l) sum.v[l] += w * x.v[l];
+    return sum;
+  }
+  static void store(const Doubles& x, double* to) { std::memcpy(to, x.v, sizeof x.v); }
+};
+
 }  // namespace
 }  // namespace bipace
 
@@ -87,11 +103,11 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 }
 
 constexpr DotKernels kKernels = {
-    "baseline",     {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-    fold,           largest,
-    first_at_least, follow,
-    convert,        largest_bits,
-    hash,
+    "baseline",   {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+    fold,         outer,
+    largest,      first_at_least,
+    follow,       convert,
+    largest_bits, hash,
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
-// What the translation units dot_<set>.cpp share: each defines `struct Simd` (16 floats as a value) and includes this.
-// Everything is in an unnamed namespace and no header with inline functions of external linkage comes in: the linker
-// keeps one copy of such a function for the whole library, and it might keep the one that needs AVX-512.
+// What the translation units dot_<set>.cpp share: each defines `struct Simd` (16 floats as a value) and `struct
+// Doubles` (8 doubles) and includes this. Everything is in an unnamed namespace and no header with inline functions of
+// external linkage comes in: the linker keeps one copy of such a function for the whole library, and it might keep the
+// one that needs AVX-512.
 #include <cstdint>
 #include <cstring>
 
@@ -34,6 +35,25 @@ double fold(const float* const* source, const float* weight, int64_t n, int64_t 
     squares = Simd::add_square(sum, squares);
   }
   return static_cast<double>(Simd::total(squares));
+}
+
+void outer(const double* a, int64_t a_stride, const double* b, int64_t b_stride, int64_t depth,
+           double (*sum)[kOuterB]) {
+  Doubles total[kOuterA][2];
+  for (int i = 0; i < kOuterA; ++i) total[i][0] = total[i][1] = Doubles::zero();
+  for (int64_t k = 0; k < depth; ++k) {
+    const Doubles low = Doubles::load(b + k * b_stride), high = Doubles::load(b + k * b_stride + 8);
+#pragma GCC unroll 4
+    for (int i = 0; i < kOuterA; ++i) {
+      const double x = a[k * a_stride + i];
+      total[i][0] = Doubles::multiply_add(x, low, total[i][0]);
+      total[i][1] = Doubles::multiply_add(x, high, total[i][1]);
+    }
+  }
+  for (int i = 0; i < kOuterA; ++i) {
+    Doubles::store(total[i][0], sum[i]);
+    Doubles::store(total[i][1], sum[i] + 8);
+  }
 }
 
 void follow(const float* gram, double change, double weight, int64_t n, double* similar) {

@@ -33,7 +33,7 @@ double measure(const Rows& rows, const DotKernels& dot, ScaledRow& row) {
   return 1.0 / std::sqrt(square);
 }
 
-void multiply_rows(const Rows& rows, const DotKernels& dot, const ScaledRow* wanted_a, int64_t n,
+void multiply_rows(const Rows& rows, const DotKernels& dot, const ScaledRow* wanted_a, int64_t n, const Rows& rows_b,
                    const ScaledRow* wanted_b, int64_t width, bool diagonal, double (*products)[kGramBlock]) {
   const int64_t panel = panel_length(rows.dim);
   const std::unique_ptr<float[]> buffer(new float[static_cast<size_t>(2 * kGramBlock * panel)]);
@@ -43,7 +43,7 @@ void multiply_rows(const Rows& rows, const DotKernels& dot, const ScaledRow* wan
   for (int64_t first = 0; first < rows.dim; first += panel) {
     const int64_t len = std::min(panel, rows.dim - first);
     read_panels(rows, dot, wanted_a, n, first, len, buffer.get(), panel, a);
-    read_panels(rows, dot, wanted_b, width, first, len, buffer.get() + kGramBlock * panel, panel, b);
+    read_panels(rows_b, dot, wanted_b, width, first, len, buffer.get() + kGramBlock * panel, panel, b);
     std::fill(a + n, a + n + kTileA, a[n - 1]);  // an incomplete tile repeats its last row
     for (int64_t i = 0; i < n; i += kTileA) {
       for (int64_t j = diagonal ? i / kTileB * kTileB : 0; j < width; j += kTileB) {

@@ -18,7 +18,7 @@ double measure(const Rows& rows, const DotKernels& dot, ScaledRow& row);
 // products[j][i] = a_i . b_j; of a square on the diagonal only i <= j is sure to be written.
 void multiply_rows(const Rows& rows, const DotKernels& dot,
                    const ScaledRow* a,  // [n], n <= kGramBlock
-                   int64_t n,
+                   int64_t n, const Rows& rows_b,
                    const ScaledRow* b,  // [width], width <= kGramBlock
                    int64_t width, bool diagonal, double (*products)[kGramBlock]);
 

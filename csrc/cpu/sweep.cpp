@@ -50,7 +50,7 @@ void multiply_square(const Rows& rows, const DotKernels& dot, const Square& at) 
   const Group& group = *at.group;
   const int64_t n = std::min(kGramBlock, group.size() - at.i), width = std::min(kGramBlock, group.size() - at.j);
   double products[kGramBlock][kGramBlock];  // [j, i]
-  multiply_rows(rows, dot, group.rows.data() + at.i, n, group.rows.data() + at.j, width, at.i == at.j, products);
+  multiply_rows(rows, dot, group.rows.data() + at.i, n, rows, group.rows.data() + at.j, width, at.i == at.j, products);
   for (int64_t j = 0; j < width; ++j) {
     for (int64_t i = 0; i < (at.i == at.j ? j + 1 : n); ++i) {
       const int64_t p = at.i + i, q = at.j + j;

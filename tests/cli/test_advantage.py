@@ -143,9 +143,10 @@ OPTIONS_TOGETHER: list[dict[str, Any]] = [  # each has an effect beside the othe
     {"partition": "history", "estimator": "hgpo", "history_length": 3, "length_weight_alpha": 0.5, "base_group": True},
     {"partition": "cosine", "epsilon": 0.4},
     {
-        "partition": "none", "estimator": "gae", "value": "kernel", "share": "group", "kernel": "fixed", "kernel_width": 0.5,
+        "partition": "none", "estimator": "gae", "value": "kernel", "share": "group", "kernel_width": 0.5,
         "kernel_time": 2.0, "kernel_noise": 1.0, "gae_lambda": 0.3, "episode_weight": 0.5,
     },
+    {"partition": "none", "estimator": "gae", "share": "batch", "kernel_same": 0.5},
     {"partition": "exact", "estimator": "gae", "value": "cluster", "shrinkage": 2.0},
 ]  # fmt: skip
 WITHOUT_EFFECT = {

@@ -12,7 +12,8 @@ from bipace_kernels.reference import critic as reference_critic
 critic = stage("critic")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
-KERNEL = {"width": 0.3, "horizon": 4.0, "noise": 2.0}
+KERNEL = {"share": "group", "width": 0.3, "horizon": 4.0, "noise": 2.0, "same": 0.3}
+SHARED = {**KERNEL, "share": "batch"}
 
 
 def moved(device, tensors):
@@ -63,7 +64,7 @@ def test_cluster_values(device, seed, masked):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("masked", [False, True])
 def test_kernel_values(device, dtype, masked):
-    for seed, kernel in enumerate((KERNEL, {**KERNEL, "horizon": 0.0, "noise": 0.1})):
+    for seed, kernel in enumerate((KERNEL, {**KERNEL, "horizon": 0.0, "noise": 0.1}, SHARED)):
         case = Case(seed, dtype=dtype)
         taken, usable = (case.taken, case.usable) if masked else (None, None)
         fingerprint = case.fingerprint.clone()
@@ -76,20 +77,22 @@ def test_kernel_values(device, dtype, masked):
         close(got, want)
 
 
-def test_kernel_values_of_a_long_group(device, monkeypatch):
-    """With small limits, so that the interpreter ends: some groups have landmarks, the others the whole kernel."""
-    monkeypatch.setattr(critic, "LONGEST", 24)
-    monkeypatch.setattr(critic, "LANDMARKS", 16)
-    monkeypatch.setattr(critic, "BLOCK", 32)
-    monkeypatch.setattr(reference_critic, "LONGEST", 24)
-    monkeypatch.setattr(reference_critic, "LANDMARKS", 16)
+@pytest.mark.parametrize("kernel", [KERNEL, SHARED], ids=["group", "batch"])
+def test_kernel_values_of_long_groups(device, monkeypatch, kernel):
+    """With small limits, so that the interpreter ends: some groups are cut into blocks, the others are one."""
+    for module in (critic, reference_critic):
+        monkeypatch.setattr(module, "LONGEST", 24)
+        monkeypatch.setattr(module, "BLOCK", 12)
+        monkeypatch.setattr(module, "LANDMARKS", 16)
+    monkeypatch.setattr(critic, "ROWS", 32)
+    monkeypatch.setattr(critic, "ROOM", 3 * 128 * 128)
     case = Case(4, groups=6)
     assert case.lay.longest_group > 24 > int(case.lay.group_offsets.diff().min())
     for usable, taken in ((None, None), (case.usable, case.taken)):
         given = (case.fingerprint, case.order, case.returns, case.lay.step, case.lay.group_offsets, usable)
-        want = reference_critic.kernel_values(*given, **case.groups, taken=taken, **KERNEL)
+        want = reference_critic.kernel_values(*given, **case.groups, taken=taken, **kernel)
         there = moved(device, (*given[1:], taken))
-        got = critic.kernel_values(given[0].to(device), *there[:5], **case.groups, taken=there[5], **KERNEL)
+        got = critic.kernel_values(given[0].to(device), *there[:5], **case.groups, taken=there[5], **kernel)
         close(got, want)
 
 

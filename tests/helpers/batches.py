@@ -26,7 +26,7 @@ CONFIGS: dict[str, bk.Config] = {
     "bipace_similar": bk.Config.bipace(partition="similar", similarity=0.6),
     "bipace_zero": bk.Config.bipace(0.0),
     "gae": bk.Config.gae(),
-    "gae_plain": bk.Config.gae(step_norm="none", kernel_time=None, kernel_noise=0.5, episode_weight=1.0),
+    "gae_plain": bk.Config.gae(share="group", step_norm="none", kernel_time=None, kernel_noise=0.5, episode_weight=1.0),
     "gae_group": bk.Config.gae("group", step_norm="group", gae_lambda=0.9, episode_weight=0.5),
     "gae_cluster": bk.Config.gae("cluster"),
     "gae_cosine": bk.Config.gae("cluster", partition="cosine", epsilon=0.2, shrinkage=0.0, step_norm="none"),

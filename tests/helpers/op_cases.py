@@ -122,9 +122,9 @@ def _cases() -> dict[str, list[Case]]:
         "kernel_values": [
             (
                 (fingerprint, lay.order, step_return, lay.time(), lay.group_offsets, some),
-                {**groups, "taken": kept, "width": 0.3, "horizon": horizon, "noise": 2.0},
+                {**groups, "taken": kept, "share": share, "width": 0.3, "horizon": horizon, "noise": 2.0, "same": 0.3},
             )
-            for some, kept, horizon in ((usable, taken, 4.0), (None, None, 0.0))
+            for some, kept, horizon, share in ((usable, taken, 4.0, "group"), (None, None, 0.0, "batch"))
         ],
         "gae_advantage": [
             (

@@ -14,6 +14,11 @@ from hypothesis import strategies as st
 import bipace_kernels as bk
 
 
+def shares(config):
+    """Whether values are read over the batch, which then decides them."""
+    return config.estimator == "gae" and config.value == "kernel" and config.share != "group"
+
+
 def run(batch, config, backend="cpu", **changes):
     return bk.advantage(config=config, backend=backend, **batch.arguments(**changes))
 
@@ -60,7 +65,7 @@ def test_q_style_identity(seed):
         assert seen == batch.n
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if not shares(config)])
 def test_one_group_alone_is_the_same_group_in_a_batch(name, backend):
     batch = make_batch(3, groups=6)
     config = CONFIGS[name]

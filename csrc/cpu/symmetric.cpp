@@ -1,0 +1,116 @@
+#include "cpu/symmetric.h"
+
+#include <cmath>
+
+namespace bipace {
+namespace {
+
+constexpr int64_t kPanelRows = 32;  // of a factorisation; what is inside a panel is done without DotKernels::outer
+constexpr int64_t kBlock = 64;      // columns: two blocks of a panel stay in the first cache
+
+// out[i][j] += sign * sum over k of a[k][i] b[k][j], for [rows, columns] of multiples of kOuterA and kOuterB.
+void add_product(const DotKernels& dot, const double* a, int64_t a_stride, int64_t rows, const double* b,
+                 int64_t b_stride, int64_t columns, int64_t depth, double sign, double* out, int64_t out_stride) {
+  for (int64_t block = 0; block < columns; block += kBlock) {
+    const int64_t end = std::min(columns, block + kBlock);
+    for (int64_t i = 0; i < rows; i += kOuterA) {
+      for (int64_t j = block; j < end; j += kOuterB) {
+        double sum[kOuterA][kOuterB];
+        dot.outer(a + i, a_stride, b + j, b_stride, depth, sum);
+        for (int r = 0; r < kOuterA; ++r) {
+          double* to = out + (i + r) * out_stride + j;
+          for (int c = 0; c < kOuterB; ++c) to[c] += sign * sum[r][c];
+        }
+      }
+    }
+  }
+}
+
+// The part of add_square at and behind row `first`, a multiple of kOuterB.
+void add_square_from(const DotKernels& dot, Symmetric& target, const double* p, int64_t p_stride, int64_t depth,
+                     int64_t first, double sign) {
+  for (int64_t i = first; i < target.n; i += kOuterB) {
+    add_product(dot, p + i, p_stride, kOuterB, p + i, p_stride, target.n - i, depth, sign, target.row(i) + i,
+                target.stride);
+  }
+}
+
+}  // namespace
+
+void add_square(const DotKernels& dot, Symmetric& target, const double* p, int64_t p_stride, int64_t depth,
+                double sign) {
+  add_square_from(dot, target, p, p_stride, depth, 0, sign);
+}
+
+void factorise(const DotKernels& dot, Symmetric& a) {
+  for (int64_t begin = 0; begin < a.n; begin += kPanelRows) {
+    const int64_t end = std::min(a.n, begin + kPanelRows);
+    for (int64_t k = begin; k < end; ++k) {
+      double* pivot = a.row(k);
+      const double length = std::sqrt(pivot[k]);
+      for (int64_t c = k; c < a.n; ++c) pivot[c] /= length;
+      for (int64_t j = k + 1; j < end; ++j) {
+        double* below = a.row(j);
+        const double factor = pivot[j];
+        for (int64_t c = j; c < a.n; ++c) below[c] -= factor * pivot[c];
+      }
+    }
+    if (end < a.n) add_square_from(dot, a, a.row(begin), a.stride, end - begin, end, -1.0);
+  }
+}
+
+void solve_forward(const DotKernels& dot, const Symmetric& u, double* x, int64_t x_stride, int64_t columns) {
+  for (int64_t begin = 0; begin < u.n; begin += kPanelRows) {
+    const int64_t end = std::min(u.n, begin + kPanelRows);
+    for (int64_t k = begin; k < end; ++k) {
+      const double* row = u.row(k);
+      double* own = x + k * x_stride;
+      for (int64_t c = 0; c < columns; ++c) own[c] /= row[k];
+      for (int64_t j = k + 1; j < end; ++j) {
+        double* below = x + j * x_stride;
+        for (int64_t c = 0; c < columns; ++c) below[c] -= row[j] * own[c];
+      }
+    }
+    add_product(dot, u.row(begin) + end, u.stride, u.n - end, x + begin * x_stride, x_stride, columns, end - begin,
+                -1.0, x + end * x_stride, x_stride);
+  }
+}
+
+void solve_backward(const DotKernels& dot, const Symmetric& u, double* x, int64_t x_stride, int64_t columns) {
+  std::vector<double> transposed;  // [behind, kPanelRows] of a panel's rows
+  for (int64_t begin = (u.n - 1) / kPanelRows * kPanelRows; begin >= 0; begin -= kPanelRows) {
+    const int64_t end = std::min(u.n, begin + kPanelRows), rows = end - begin, behind = u.n - end;
+    transposed.resize(static_cast<size_t>(behind * rows));
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t k = 0; k < behind; ++k) transposed[static_cast<size_t>(k * rows + i)] = u.row(begin + i)[end + k];
+    }
+    add_product(dot, transposed.data(), rows, rows, x + end * x_stride, x_stride, columns, behind, -1.0,
+                x + begin * x_stride, x_stride);
+    for (int64_t k = end - 1; k >= begin; --k) {
+      const double* row = u.row(k);
+      double* own = x + k * x_stride;
+      for (int64_t j = k + 1; j < end; ++j) {
+        const double* behind_it = x + j * x_stride;
+        for (int64_t c = 0; c < columns; ++c) own[c] -= row[j] * behind_it[c];
+      }
+      for (int64_t c = 0; c < columns; ++c) own[c] /= row[k];
+    }
+  }
+}
+
+void solve(const Symmetric& u, double* x) {
+  for (int64_t k = 0; k < u.n; ++k) {
+    const double* row = u.row(k);
+    x[k] /= row[k];
+    const double factor = x[k];
+    for (int64_t c = k + 1; c < u.n; ++c) x[c] -= factor * row[c];
+  }
+  for (int64_t k = u.n - 1; k >= 0; --k) {
+    const double* row = u.row(k);
+    double rest = x[k];
+    for (int64_t c = k + 1; c < u.n; ++c) rest -= row[c] * x[c];
+    x[k] = rest / row[k];
+  }
+}
+
+}  // namespace bipace

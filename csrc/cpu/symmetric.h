@@ -1,0 +1,45 @@
+// Positive definite matrices of float64, factorised in place.  Every sum has a fixed order, so bits depend on the
+// matrix and on the instruction set's DotKernels::outer alone.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/dot.h"
+
+namespace bipace {
+
+// The upper triangle of an n x n matrix, row by row; what stands below the diagonal is undefined.  Rows and columns up
+// to a multiple of kOuterB are those of the identity.
+struct Symmetric {
+  int64_t n = 0, stride = 0;  // n with that padding
+  std::vector<double> data;
+
+  void reset(int64_t size) {
+    n = padded(size);
+    stride = n % 512 == 0 ? n + 8 : n;  // rows a multiple of 4 KB apart would share the sets of the cache
+    data.assign(static_cast<size_t>(n * stride), 0.0);
+    for (int64_t i = size; i < n; ++i) row(i)[i] = 1.0;
+  }
+  double* row(int64_t i) { return data.data() + i * stride; }
+  const double* row(int64_t i) const { return data.data() + i * stride; }
+
+  static int64_t padded(int64_t size) { return (size + kOuterB - 1) / kOuterB * kOuterB; }
+};
+
+// target += sign * P^T P with P [depth, target.n].
+void add_square(const DotKernels& dot, Symmetric& target, const double* p, int64_t p_stride, int64_t depth,
+                double sign);
+
+// A = U^T U in place.
+void factorise(const DotKernels& dot, Symmetric& a);
+
+// X = U^-T X and X = U^-1 X in place; X has u.n rows of `columns`, a multiple of kOuterB.
+void solve_forward(const DotKernels& dot, const Symmetric& u, double* x, int64_t x_stride, int64_t columns);
+void solve_backward(const DotKernels& dot, const Symmetric& u, double* x, int64_t x_stride, int64_t columns);
+
+// x = (U^T U)^-1 x in place; x has u.n entries.
+void solve(const Symmetric& u, double* x);
+
+}  // namespace bipace
