@@ -21,6 +21,7 @@ from .config import Config
 from .epsilon import EpsilonChoice, choose_epsilon
 from .epsilon_controller import EpsilonController
 from .estimators import StepRecords
+from .kernel_value_r2 import kernel_value_r2
 from .layout import Layout, layout, trajectory_ids
 from .ngrams import ngram_fingerprint
 from .pipeline import advantage
@@ -61,6 +62,7 @@ __all__ = [
     "distributed",
     "embedders",
     "hidden",
+    "kernel_value_r2",
     "layout",
     "ngram_fingerprint",
     "to_tokens",

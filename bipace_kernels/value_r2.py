@@ -12,6 +12,7 @@ import torch
 Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.signedinteger[Any]]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -41,22 +42,33 @@ def value_r2(returns: Tensor, labels: Tensor, trajectory: Tensor, group: Tensor,
     c, t, g = labels.numpy(), trajectory.numpy(), group.numpy()
     if r.size == 0:
         return ValueR2(None, 0.0, None)
-    # Σ and count over the group, over the trajectory, over the cluster, over (cluster, trajectory).
-    group_sum, group_n = _sums(g, r)
-    trajectory_sum, trajectory_n = _sums(t, r)
+    # Σ and count over the cluster, and over (cluster, trajectory).
     cluster_sum, cluster_n = _sums(c, r)
     _, pair = np.unique(np.stack([c, t]), axis=1, return_inverse=True)
     pair = pair.reshape(-1)
     pair_sum, pair_n = _sums(pair, r)
 
-    others_in_group = group_n[g] - trajectory_n[t]
-    taken = others_in_group > 0  # its group has another trajectory
-    if not taken.any():
-        return ValueR2(None, 0.0, None)
-    base = _ratio(group_sum[g] - trajectory_sum[t], others_in_group)
+    taken, base = mean_of_others(r, g, t)
     others_in_cluster = cluster_n[c] - pair_n[pair]
     covered = taken & (others_in_cluster > 0)
     prediction = np.where(covered, _ratio(cluster_sum[c] - pair_sum[pair], others_in_cluster), base)
+    return judged(r, prediction, base, taken, covered, g, n_groups)
+
+
+def mean_of_others(r: Floats, g: Ints, t: Ints) -> tuple[Bools, Floats]:
+    """[M] whether the record's group has another trajectory, and the mean return of its others."""
+    group_sum, group_n = _sums(g, r)
+    trajectory_sum, trajectory_n = _sums(t, r)
+    others = group_n[g] - trajectory_n[t]
+    return others > 0, _ratio(group_sum[g] - trajectory_sum[t], others)
+
+
+def judged(
+    r: Floats, prediction: Floats, base: Floats, taken: Bools, covered: Bools, g: Ints, n_groups: int
+) -> ValueR2:
+    """ValueR2 of predictions [M] against those of the group's others, over the records taken."""
+    if not taken.any():
+        return ValueR2(None, 0.0, None)
     error = np.where(taken, (r - prediction) ** 2, 0.0)
     spread = np.where(taken, (r - base) ** 2, 0.0)
     error_of_group = np.bincount(g, weights=error, minlength=n_groups)

@@ -82,8 +82,8 @@ def kernel_values(
         z = np.stack([unit_vector(fingerprint[rows[i]]) for i in part.tolist()])
         z = z - z.mean(axis=0)
         prior = value[part] if share == "group" else np.zeros(len(part))
-        kernel = _kernel(z, z, t[part], t[part], width, horizon)
-        value[part] = _posterior(kernel, r[part], prior, _cut(blocks), noise, same if share == "batch" else 0.0)
+        kernel = kernel_matrix(z, z, t[part], t[part], width, horizon)
+        value[part] = _posterior(kernel, r[part], prior, cut(blocks), noise, same if share == "batch" else 0.0)
     return kept.spread(torch.from_numpy(value), 0.0)
 
 
@@ -102,7 +102,7 @@ def _posterior(kernel: Floats, y: Floats, prior: Floats, blocks: list[slice], no
     return out
 
 
-def _cut(groups: list[npt.NDArray[np.int64]]) -> list[slice]:
+def cut(groups: list[npt.NDArray[np.int64]]) -> list[slice]:
     """Blocks of the groups' usable records, laid end to end: a group, or equal runs of one that is too long."""
     found, begin = [], 0
     for group in groups:
@@ -191,7 +191,7 @@ def _mean(values: Floats) -> float:
     return total / len(values)
 
 
-def _kernel(x: Floats, y: Floats, t: Floats, u: Floats, width: float, horizon: float) -> Floats:
+def kernel_matrix(x: Floats, y: Floats, t: Floats, u: Floats, width: float, horizon: float) -> Floats:
     """[n, m] of centred rows x [n, D] and y [m, D] at steps t [n] and u [m]."""
     square_x, square_y = (x * x).sum(axis=1), (y * y).sum(axis=1)
     flat_x, flat_y = square_x <= FLAT, square_y <= FLAT

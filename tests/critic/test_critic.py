@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
+from bipace_kernels.reference.critic import LANDMARKS, kernel_matrix
 
 Config = bk.Config
 BATCH = make_batch(7, groups=4, trajectories=5, longest=8)
@@ -529,3 +530,70 @@ def test_pairs_of_fields():
     with pytest.raises(ValueError, match="step_norm='batch' goes with estimator 'gae'"):
         Config.gigpo(step_norm="batch")
     assert Config.gae(kernel_time=None).kernel_time is None
+
+
+# ----------------------------------------------------------------------------------------- returns that were not seen
+
+
+def left_out_by_hand(batch, config):
+    """[N] R̂: each trajectory's records predicted from all others by the definition, every matrix written out."""
+    whole = config.share == "batch"
+    r = run(Config.grpo(), batch).returns.double().numpy()
+    out, part_of = np.zeros(batch.n), np.zeros(batch.n, int) if whole else batch.group
+    for part in np.unique(part_of):
+        rows = np.flatnonzero(part_of == part)
+        x = batch.fingerprint[rows].astype(np.float64)
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        x -= x.mean(axis=0)
+        t, n = batch.step[rows], len(rows)
+        k = kernel_matrix(x, x, t, t, config.kernel_width, config.kernel_time)
+        c = k
+        if whole:
+            at = np.arange(min(n, LANDMARKS)) * n // min(n, LANDMARKS)
+            c = k[:, at] @ np.linalg.solve(k[np.ix_(at, at)] + 1e-3 * np.eye(len(at)), k[at])
+            same = batch.group[rows][:, None] == batch.group[rows]
+            c = np.where(same, k + config.kernel_same, c)
+        for trajectory in np.unique(batch.trajectory[rows]):
+            own = batch.trajectory[rows] == trajectory
+            prior = 0.0 if whole else r[rows][~own].mean() if (~own).any() else np.nan
+            weights = np.linalg.solve(
+                c[~own][:, ~own] + config.kernel_noise * np.eye((~own).sum()), r[rows][~own] - prior
+            )
+            out[rows[own]] = prior + c[own][:, ~own] @ weights
+    return r, out
+
+
+@pytest.mark.parametrize("name", ["kernel", "shared"])
+def test_held_out_value_r2_is_that_of_each_trajectory_left_out(name):
+    for seed in range(3):
+        batch = make_batch(seed, groups=7, trajectories=6, longest=9, dim=12)
+        result = run(VALUES["group"], batch)
+        got = bk.kernel_value_r2(result, batch.fingerprint, VALUES[name])
+        r, prediction = left_out_by_hand(batch, VALUES[name])
+        error = spread = 0.0
+        for group in np.unique(batch.group):
+            rows = np.flatnonzero(batch.group == group)
+            for i in rows if len(np.unique(batch.trajectory[rows])) > 1 else ():
+                base = r[rows][batch.trajectory[rows] != batch.trajectory[i]].mean()
+                error, spread = error + (r[i] - prediction[i]) ** 2, spread + (r[i] - base) ** 2
+        assert got.r2 == pytest.approx(1 - error / spread, abs=1e-9)
+        assert got.coverage == 1.0
+
+
+def test_value_r2_of_states_that_say_everything_and_nothing():
+    """A return that the state decides is foreseen; noise is not."""
+    n, rng = 600, np.random.default_rng(0)
+    ids = (np.repeat(np.arange(6), 100), np.repeat(np.arange(60), 10))
+    state = rng.integers(0, 5, n)
+    states = np.eye(5, dtype=np.float32)[state]
+    for returns, low, high in ((state / 4.0, 0.9, 1.0), (rng.random(n), -0.3, 0.1)):
+        whole = {"returns": returns, "episode_return": np.zeros(n), "fingerprint": states}
+        result = bk.advantage(*ids, np.zeros(n), config=VALUES["kernel"], **whole)
+        for share in ("group", "batch"):
+            config = Config.gae(share=share, kernel_time=None, kernel_noise=0.1)
+            assert low < bk.kernel_value_r2(result, states, config).r2 <= high
+    bad = states.copy()
+    bad[:60] = np.nan
+    assert bk.kernel_value_r2(result, bad, VALUES["kernel"]).coverage == pytest.approx(0.9)
+    with pytest.raises(ValueError, match=r"config must be a Config.gae\(\) with value='kernel'"):
+        bk.kernel_value_r2(result, states, Config.bipace())
