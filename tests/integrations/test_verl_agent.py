@@ -215,7 +215,8 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tmp_path, value, cut)
     """r_t by hand: the environment's reward, the penalty, the KL in the reward; copies of rows have theirs."""
     keys, changes = GAE[value]
     keys = {"bipace_method": "gae", "bipace_value": value, "bisim_embedder": "ngram", "step_advantage_w": 0.7, **keys}
-    settings = settings_of(config_of(tmp_path, *(f"algorithm.gigpo.{k}={v}" for k, v in keys.items())))
+    overrides = [f"algorithm.gigpo.{k}={v}" for k, v in keys.items()]
+    settings = settings_of(config_of(tmp_path, "algorithm.gamma=0.95", *overrides))
     batch = ready(7, settings, copies=5)
     ids = batch.batch[IDS].tolist()
     first = [i for i, row in enumerate(ids) if row not in ids[:i]]
