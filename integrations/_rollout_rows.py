@@ -44,7 +44,7 @@ class RolloutRows:
     trajectory   [B]       which rollout of the prompt: ids that sort alike however the rows are shuffled
     place        [B]       number of the row in its trajectory; rows that are copies have equal ones
     valid        [B] bool  False: padding
-    extra        {name: [B] values} that environments may return: `step_rewards`, `observation`
+    extra        {name: [B] values} that environments may return: `step_rewards`, `observation`, `truncated`
     hidden       [turns, D] of each row, or None
     labels       [turns] int64 of each row: their clusters c, where others have made them of such states, −1 − c if bad; or None
     """
@@ -145,6 +145,8 @@ class RolloutRows:
         settings, ids = states.settings, self.ids()
         records: dict[str, Any] = dict(ids)
         records["rewards"], records["episode_return"] = self.rewards(ids, token_rewards)
+        if settings.needs_truncated and "truncated" in self.extra:
+            records["truncated"] = self.turns.truncated(self.extra["truncated"])
         if settings.needs_keys:
             tokens = self.turns.tokens(self.responses.cpu())
             records |= keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens)

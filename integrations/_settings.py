@@ -11,9 +11,11 @@ from typing import Any, Literal, get_args, get_type_hints
 from ..config import Config
 from ..embedders import EMBEDDERS, find
 
-Method = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace"]
+Method = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae"]
+OF_GAE = ("value", "share", "shrinkage", "kernel_width", "kernel_time", "kernel_noise", "gae_lambda")
 OF_METHOD = {
     "gigpo_mode": "gigpo", "history_length": "hgpo", "length_weight_alpha": "hgpo", "base_group": "hgpo",
+    **dict.fromkeys(OF_GAE, "gae"),
 }  # fmt: skip
 
 
@@ -52,6 +54,7 @@ class Settings:
                      warning where no forward gives any
     layer            of the actor, as in bipace_kernels.hidden.tap()
     action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"
+    kernel_time      0: time does not count, where Config has None
     The others are those of bipace_kernels.Config; None keeps the preset's value.  Those of another method are an error.
     """
 
@@ -69,7 +72,15 @@ class Settings:
     history_length: int | None = None
     length_weight_alpha: float | None = None
     base_group: bool | None = None
-    step_norm: Literal["none", "std"] | None = None
+    value: Literal["group", "cluster", "kernel"] | None = None
+    share: Literal["group", "batch", "memory"] | None = None
+    shrinkage: float | None = None
+    kernel_width: float | None = None
+    kernel_time: float | None = None
+    kernel_noise: float | None = None
+    gae_lambda: float | None = None
+    episode_weight: float | None = None
+    step_norm: Literal["none", "std", "batch", "group"] | None = None
     episode_norm: Literal["std", "none"] | None = None
     episode_scope: Literal["trajectory", "step"] | None = None
     lone_trajectory: Literal["zero", "raw"] | None = None
@@ -87,6 +98,8 @@ class Settings:
                 raise ValueError(
                     f"{name} is a setting of method {method}, and method is {self.method}: leave one of them out."
                 )
+        if self.episode_weight is not None and self.method == "hgpo":
+            raise ValueError("episode_weight has no use in method hgpo, whose total is its step term: leave it out.")
         if self.embedder != "auto":
             try:
                 find(self.embedder)
@@ -113,14 +126,17 @@ class Settings:
         """The estimator's own configuration, at this ε where the method has one."""
         changes: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Config) if hasattr(self, f.name)}
         changes |= {
-            "epsilon": epsilon if self.needs_fingerprint else None,
+            "epsilon": epsilon if self.has_epsilon else None,
             "estimator": self.estimator if self.method == "bipace" else None,
             "step_weight": self.step_weight if self.method != "grpo" else None,
         }
         if self.method == "gigpo":
             changes["mode"] = self.gigpo_mode
         preset = getattr(Config, self.method)
-        config: Config = preset(**{k: v for k, v in changes.items() if v is not None})
+        changes = {k: v for k, v in changes.items() if v is not None}
+        if self.kernel_time == 0 and self.kernel_time is not False:
+            changes["kernel_time"] = None
+        config: Config = preset(**changes)
         return config
 
     def epsilon_of(self, embedder: str) -> float | None:
@@ -134,7 +150,12 @@ class Settings:
 
     @property
     def needs_fingerprint(self) -> bool:
-        """Whether the method clusters fingerprints (else: equal observations, or nothing)."""
+        """Whether the method reads fingerprints (else: equal observations, or nothing)."""
+        return self.has_epsilon or (self.method == "gae" and self.value in (None, "kernel"))
+
+    @property
+    def has_epsilon(self) -> bool:
+        """Whether the method clusters fingerprints."""
         return self.method in ("bigpo", "bipace")
 
     @property
@@ -143,4 +164,8 @@ class Settings:
 
     @property
     def needs_observation(self) -> bool:
-        return self.method in ("gigpo", "hgpo")
+        return self.method in ("gigpo", "hgpo") or (self.method == "gae" and self.value == "cluster")
+
+    @property
+    def needs_truncated(self) -> bool:
+        return self.method == "gae"

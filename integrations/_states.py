@@ -28,14 +28,14 @@ class States:
     """Of one training run; keeps what was chosen on its way.
 
     where     what goes before the settings' names in messages, such as "algorithm.bipace."
-    epsilon   ε of the configured embedder, of hidden states under embedder=auto; None until "auto" has chosen it
+    epsilon   ε of the configured embedder, of hidden states under embedder=auto; None until "auto" has chosen it, and of a
+              method that has none
     """
 
     def __init__(self, settings: Settings, where: str = "") -> None:
         self.settings, self.where = settings, where
-        self.epsilon = settings.epsilon_of(
-            "actor_hidden" if settings.embedder == "auto" else embedders.find(settings.embedder)[0].name
-        )
+        used = "actor_hidden" if settings.embedder == "auto" else embedders.find(settings.embedder)[0].name
+        self.epsilon = settings.epsilon_of(used) if settings.has_epsilon else None
         self._embedder: Any = None
 
     @property
@@ -74,7 +74,7 @@ class States:
         elif self.settings.needs_fingerprint:
             used, found = self.fingerprint(hidden, texts, why)
             given["fingerprint"] = found.to(given["group"].device)
-            epsilon = self.radius(used, given, gather)
+            epsilon = self.radius(used, given, gather) if self.settings.has_epsilon else None
         elif self.settings.needs_observation:
             given["observation"] = texts()
         config = self.settings.config(epsilon)
@@ -85,7 +85,7 @@ class States:
         if labels is not None and isinstance(unread, Unread):
             state = bad[unread.layout.on(bad.device).order].to(torch.uint8)
             result = replace(result, records=replace(unread, state=state, checked=True))
-        return result, metrics_of(result, used, epsilon, self.settings.method != "grpo")
+        return result, metrics_of(result, used, epsilon, config.partition != "none")
 
     def fingerprint(self, hidden: Tensor | None, texts: Callable[[], Sequence[Any]], why: str) -> tuple[str, Tensor]:
         """The embedder in use, and its fingerprints [n, D]; arguments as in advantage()."""
@@ -96,9 +96,9 @@ class States:
             if kind == "actor_hidden":
                 raise self.no_hidden(why)
             if self._embedder is None:
+                radius = f" with ngram_epsilon = {self.settings.ngram_epsilon:g}," if self.settings.has_epsilon else ""
                 warnings.warn(
-                    f"{self.where}embedder=auto takes n-grams of the observations, with ngram_epsilon = "
-                    f"{self.settings.ngram_epsilon:g}, in place of hidden states: {why}.",
+                    f"{self.where}embedder=auto takes n-grams of the observations,{radius} in place of hidden states: {why}.",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -131,10 +131,15 @@ class States:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.state_dict()))
 
+    @staticmethod
+    def read(path: Path) -> dict[str, Any] | None:
+        """What was written there, for load_state_dict(); None where nothing was."""
+        return json.loads(path.read_text()) if path.exists() else None
+
     def load(self, path: Path) -> None:
         """Takes up what was written there, if anything was."""
-        if path.exists():
-            self.load_state_dict(json.loads(path.read_text()))
+        if (state := self.read(path)) is not None:
+            self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
         """What was chosen, for a checkpoint: plain values."""
@@ -143,7 +148,7 @@ class States:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes the ε of the run that goes on, where this one would choose one for the same states."""
         same = all(state[name] == getattr(self.settings, name) for name in ("embedder", "layer"))
-        if self.settings.epsilon == "auto" and same:
+        if self.settings.has_epsilon and self.settings.epsilon == "auto" and same:
             self.epsilon = state["epsilon"]
 
 

@@ -110,6 +110,15 @@ class Turns:
         texts = [(prompts[row] if step == 0 else ids[row, begin:end]).tolist() for row, step, begin, end in spans]
         return list(tokenizer.batch_decode(texts, skip_special_tokens=True))
 
+    def truncated(self, rows: Sequence[Any]) -> Tensor:
+        """[n] bool out of B rows with True where the rollout was cut off behind the row, else False or None."""
+        for row, value in enumerate(rows):
+            if value is not None and not isinstance(value, (bool, np.bool_)):
+                raise ValueError(
+                    f"truncated must be one bool per row, True where the rollout was cut off, got {value!r} in row {row}."
+                )
+        return torch.tensor([bool(value) for value in rows])[self.row]
+
     def field(
         self, rows: Sequence[Any], name: str, fill: Any, *, mask: str, spare: int = 0, valid: Any = None
     ) -> list[Any]:

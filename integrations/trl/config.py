@@ -23,7 +23,7 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
     """
 
     # Texts are taken beside numbers, since a command line's parser knows one type for each argument.
-    bipace_method: Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace"] = _setting(
+    bipace_method: Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae"] = _setting(
         "method", "preset of bipace_kernels.Config; grpo keeps TRL's own advantages."
     )
     bipace_estimator: Literal["q_style", "diff_peer"] = _setting("estimator", "step term of method bipace.")
@@ -45,7 +45,17 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
     bipace_history_length: int | None = _setting("history_length", "observations behind a state, method hgpo.")
     bipace_length_weight_alpha: float | None = _setting("length_weight_alpha", "weight of depths, method hgpo.")
     bipace_base_group: bool | None = _setting("base_group", "the episode term among the depths, method hgpo.")
-    bipace_step_norm: Literal["none", "std"] | None = _setting("step_norm", "whether the step term is divided by σ.")
+    bipace_value: Literal["group", "cluster", "kernel"] | None = _setting("value", "what V is, method gae.")
+    bipace_share: Literal["group", "batch", "memory"] | None = _setting("share", "what V is read from, method gae.")
+    bipace_shrinkage: float | None = _setting("shrinkage", "shrinkage of cluster means, method gae.")
+    bipace_kernel_width: float | None = _setting("kernel_width", "width of the kernel in cosine, method gae.")
+    bipace_kernel_time: float | None = _setting("kernel_time", "its width in steps, method gae; 0: none.")
+    bipace_kernel_noise: float | None = _setting("kernel_noise", "variance of returns about V, method gae.")
+    bipace_gae_lambda: float | None = _setting("gae_lambda", "λ, method gae.")
+    bipace_episode_weight: float | None = _setting("episode_weight", "weight of A_ep.")
+    bipace_step_norm: Literal["none", "std", "batch", "group"] | None = _setting(
+        "step_norm", "whether the step term is divided by σ; in method gae by its root mean square."
+    )
     bipace_episode_norm: Literal["std", "none"] | None = _setting(
         "episode_norm", "whether A_ep is divided by σ; None: as scale_rewards says."
     )
@@ -69,7 +79,9 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
         """The same settings as in every other adapter."""
         names = [f.name for f in fields(Settings) if hasattr(self, f"bipace_{f.name}")]
         given = {name: getattr(self, f"bipace_{name}") for name in names}
-        if given["method"] != "grpo" and given["episode_norm"] is None and given["gigpo_mode"] is None:
+        method, weight = given["method"], given["episode_weight"]
+        has_episode = method != "grpo" and (method != "gae" if weight is None else weight != 0)
+        if has_episode and given["episode_norm"] is None and given["gigpo_mode"] is None:
             if self.scale_rewards == "batch":
                 raise ValueError(
                     "scale_rewards='batch' has no counterpart in BiPACE, whose A_ep is divided by the σ of its prompt group: "

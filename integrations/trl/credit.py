@@ -124,6 +124,9 @@ def _records(
         "group": place // g, "trajectory": place, "step": turns.step, "rewards": step_rewards,
         "episode_return": total[turns.row],
     }  # fmt: skip
+    if settings.needs_truncated:
+        cut = _rollout_field(trainer, inputs, "truncated")
+        records["truncated"] = turns.truncated(_cut_off(trainer, output) if cut is None else cut)
     if settings.needs_keys:
         actions = _rollout_field(trainer, inputs, "actions")
         if actions is None:
@@ -156,12 +159,29 @@ def _rollout_field(trainer: Any, inputs: Sequence[dict[str, Any]], name: str) ->
     else:
         found = [getattr(environment, name, None) for environment in environments[: len(inputs)]]
         # A method or a space of that name says nothing of turns; where turns begin, TRL's own loop knows.
-        found = [value if isinstance(value, (list, tuple)) and name != "turn_starts" else None for value in found]
+        kinds = (bool,) if name == "truncated" else (list, tuple)
+        found = [value if isinstance(value, kinds) and name != "turn_starts" else None for value in found]
     missing = [row for row, value in enumerate(found) if value is None]
     if len(missing) == len(found):
         return None
     if missing:
         raise ValueError(f"{name} must be given for every row or for none, but row {missing[0]} has none.")
+    return found
+
+
+def _cut_off(trainer: Any, output: dict[str, Any]) -> list[bool]:
+    """[B] whether TRL's own generation stopped short of an end token, as in its completions/clipped_ratio.
+
+    What ends a completion of rollout_func only that function knows: none was cut off.
+    """
+    ids, length = output["completion_ids"], output["completion_mask"].sum(1)
+    if getattr(trainer, "rollout_func", None) is not None:
+        return [False] * len(ids)
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    ends = [*getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]), tokenizer.pad_token_id]
+    last = ids.gather(1, (length - 1).clamp(min=0)[:, None])[:, 0]
+    masked = length == 0  # mask_truncated_completions masks those that were cut off, and no others are empty
+    found: list[bool] = (masked | ~torch.isin(last, torch.tensor(ends, device=ids.device))).tolist()
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,7 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.args.should_save and self._bipace.settings.needs_fingerprint:
+        if self.args.should_save and self._bipace.settings.has_epsilon:
             folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
             self._bipace.save(folder / STATE_FILE)
 
@@ -113,7 +112,7 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             path = Path(checkpoint, STATE_FILE)
-            found = json.loads(path.read_text()) if self.accelerator.is_main_process and path.exists() else None
+            found = self._bipace.read(path) if self.accelerator.is_main_process else None
             (found,) = broadcast_object_list([found])  # one answer, where not every machine sees the folder
             if found is not None:
                 self._bipace.load_state_dict(found)

@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 Job = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NAME, WHERE = "bipace", "algorithm.bipace."
 HIDDEN, LABELS, IDS = "bipace_hidden", "bipace_labels", "bipace_ids"  # what workers give beside log_probs, and need
-EXTRA = ("observation", "step_rewards")  # what agent loops may return for each turn, in extra_fields
+EXTRA = ("observation", "step_rewards", "truncated")  # what agent loops may return in extra_fields
 NO_STATES = (
     f"compute_log_prob gave no {HIDDEN}; bipace-kernels must be installed on every node, and verl.plugins not be off"
 )
@@ -51,11 +51,14 @@ def join() -> None:
 
 
 def settings_of(algorithm: Any) -> Settings:
-    """From algorithm.bipace.  Its gamma, else algorithm.gamma where that is not verl's default 1.0, else the paper's."""
+    """From algorithm.bipace.  Its gamma, else algorithm.gamma where that is not verl's default 1.0, else the paper's; its
+    gae_lambda, for method gae, else algorithm.lam likewise."""
     given = {key: value for key, value in (algorithm.get(NAME) or {}).items()
              if key != "cluster_on" and value is not None}  # fmt: skip
     if algorithm.get("gamma", 1.0) != 1.0:
         given.setdefault("gamma", algorithm.gamma)
+    if given.get("method") == "gae" and algorithm.get("lam", 1.0) != 1.0:
+        given.setdefault("gae_lambda", algorithm.lam)
     try:
         return Settings.of(given)
     except (TypeError, ValueError) as error:
@@ -84,6 +87,10 @@ class Bipace:
         place = (config.algorithm.get(NAME) or {}).get("cluster_on", "driver")
         if place not in ("driver", "workers") or (place == "workers" and not config.trainer.use_v1):
             raise ValueError(f"{WHERE}cluster_on must be driver, or workers with trainer.use_v1=True, got {place!r}.")
+        if place == "workers" and self.settings.method == "gae":
+            raise ValueError(
+                f"{WHERE}cluster_on=workers makes clusters, and method=gae reads its value on the driver: set cluster_on=driver."
+            )
         self.on_workers = place == "workers"
         self.why = ""
         self.bypass = bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))

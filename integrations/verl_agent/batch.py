@@ -7,9 +7,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from ...embedders import Ngram
+from ...embedders import named
 from ...pipeline import advantage
 from ...tokens import to_tokens
 from .._states import metrics_of
@@ -58,19 +59,23 @@ def write_advantages(data: Any, settings: Settings, tokenizer: Any = None) -> di
 
     config, anchors = settings.config(), [data.non_tensor_batch["anchor_obs"][i] for i in rows.tolist()]
     given: dict[str, Any] = {"observation": anchors}
-    if config.partition == "cosine":
-        given = {"fingerprint": Ngram().embed(anchors) if settings.bisim_embedder == "ngram" else _hidden(data)[rows]}
+    if config.needs_fingerprint:
+        hidden = settings.bisim_embedder == "actor_hidden"
+        given = {"fingerprint": _hidden(data)[rows] if hidden else named(settings.bisim_embedder).embed(anchors)}
     if config.needs_keys:
         mode, n = settings.cacb_action_key_mode, settings.cacb_n_action_tokens
         given |= keys_of(data.batch["responses"][rows], mask[rows], tokenizer, mode, n)
-    given |= {
-        "step": step,
-        "returns": returns,
-        "episode_return": score if config.base_group else torch.zeros_like(score),
-    }
-    result = advantage(group, trajectory, None, config=config, **given)
-    embedder = settings.bisim_embedder if settings.bisim_grouping else ""
-    metrics, total = metrics_of(result, embedder, config.epsilon if "fingerprint" in given else None), result.advantage
+    given |= {"step": step, "episode_return": score if config.base_group else torch.zeros_like(score)}
+    if settings.gae is None:
+        given["returns"] = returns
+    else:
+        given["rewards"] = _rewards(data, settings)[rows].masked_fill(spoilt, torch.nan)
+        if "truncated" in data.non_tensor_batch:
+            given["truncated"] = data.non_tensor_batch["truncated"][rows.numpy()].astype(bool)
+    result = advantage(group, trajectory, config=config, **given)
+    embedder = settings.bisim_embedder if settings.bisim_grouping or config.needs_fingerprint else ""
+    epsilon = config.epsilon if config.partition == "cosine" else None
+    metrics, total = metrics_of(result, embedder, epsilon, config.partition != "none"), result.advantage
     if settings.hgpo is None:
         config = replace(config, partition="none", estimator="none", step_norm="none")
         rows_alone = {"step": torch.zeros_like(step), "returns": score, "episode_return": score}
@@ -84,6 +89,14 @@ def write_advantages(data: Any, settings: Settings, tokenizer: Any = None) -> di
         data.batch.pop(name, None)
     data.meta_info.pop(LAYER, None)
     return metrics
+
+
+def _rewards(data: Any, settings: Settings) -> torch.Tensor:
+    """[N] float64 r_t of gae: the environment's reward, less the penalty of an invalid action and the row's KL in the reward."""
+    fields = data.non_tensor_batch
+    rewards, valid = (torch.from_numpy(fields[k].astype(np.float64)) for k in ("rewards", "is_action_valid"))
+    kl = (data.batch["token_level_rewards"].double() - data.batch["token_level_scores"].double()).sum(-1)
+    return rewards - settings.penalty * (1 - valid) + kl.cpu()
 
 
 def _hidden(data: Any) -> Any:

@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from ...config import Config
 from ...embedders import EMBEDDERS
-from .._settings import check_fields
+from .._settings import OF_GAE, check_fields
+from .._settings import Settings as Shared
 
 WHERE = "algorithm.gigpo."
+BIPACE = tuple(f"bipace_{name}" for name in ("method", "gamma", *OF_GAE, "episode_weight", "step_norm"))
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Settings:
     enable_similarity: bool = False
     similarity_thresh: float = 0.95
     hgpo: Mapping[str, Any] | None = None  # algorithm.hgpo with env.history_length, where that is the estimator
+    gae: Shared | None = None  # of the keys bipace_…, where bipace_method is gae
+    penalty: float = 0.0  # of an invalid action, in r_t of gae
 
     def __post_init__(self) -> None:
         check_fields(self, WHERE)
@@ -41,6 +45,12 @@ class Settings:
             raise ValueError(
                 "algorithm.adv_estimator=hgpo groups equal histories, knows no action keys, and computes advantages before "
                 f"log-probabilities: set {WHERE}bisim_embedder=identity and {WHERE}cacb_enabled=False, or use gigpo."
+            )
+        others = self.bisim_grouping, self.cacb_enabled, self.enable_similarity, self.hgpo is not None
+        if self.gae is not None and any(others):
+            raise ValueError(
+                f"{WHERE}bipace_method=gae has no clusters and no action keys: set {WHERE}bisim_grouping, {WHERE}cacb_enabled and "
+                f"{WHERE}enable_similarity to False, and algorithm.adv_estimator to gigpo."
             )
         try:
             self.config()
@@ -52,21 +62,24 @@ class Settings:
         """Of verl-agent's whole configuration; None where it asks for neither clusters nor action keys."""
         algorithm, env, actor = config["algorithm"], config["env"], config["actor_rollout_ref"]["actor"]
         given, name = dict(algorithm.get("gigpo", {})), algorithm["adv_estimator"]
-        known = [f.name for f in fields(cls) if f.name != "hgpo"]
+        known = [f.name for f in fields(cls) if f.name not in ("hgpo", "gae", "penalty")]
         for key in given:
-            if key not in known and str(key).startswith(("bisim_", "cacb_")):
-                raise ValueError(f"{WHERE}{key} is no key of BiPACE; there are {', '.join(known)}.")
-        if not (given.get("bisim_grouping") or given.get("cacb_enabled")):
+            if key not in (*known, *BIPACE) and str(key).startswith(("bisim_", "cacb_", "bipace_")):
+                raise ValueError(f"{WHERE}{key} is no key of BiPACE; there are {', '.join([*known, *BIPACE])}.")
+        gae = gae_of(given, algorithm["gamma"])
+        if not (given.get("bisim_grouping") or given.get("cacb_enabled") or gae):
             return None
         if name not in ("gigpo", "hgpo"):
             raise ValueError(
-                f"algorithm.adv_estimator must be gigpo or hgpo for {WHERE}bisim_grouping and cacb_enabled, got {name!r}; set it "
-                "or both keys to False."
+                f"algorithm.adv_estimator must be gigpo or hgpo for {WHERE}bisim_grouping, cacb_enabled and bipace_method, got "
+                f"{name!r}; set it, or the keys to False and null."
             )
         if (size := env["rollout"]["n"]) < 2:
             raise ValueError(f"env.rollout.n must be at least 2, got {size}: a lone rollout has no peers; raise it.")
         hgpo = {**algorithm.get("hgpo", {}), "history_length": env.get("history_length", 2)} if name == "hgpo" else None
-        settings = cls(**{k: v for k, v in given.items() if k in known}, hgpo=hgpo)
+        penalised = gae is not None and actor.get("use_invalid_action_penalty", True)
+        penalty = float(actor["invalid_action_penalty_coef"]) if penalised else 0.0
+        settings = cls(**{k: v for k, v in given.items() if k in known}, hgpo=hgpo, gae=gae, penalty=penalty)
         differing = actor.get("use_invalid_action_penalty", True) or algorithm.get("use_kl_in_reward", False)
         if differing and hgpo is not None and hgpo.get("base_group", False):
             raise ValueError(
@@ -82,7 +95,7 @@ class Settings:
 
     @property
     def needs_hidden(self) -> bool:
-        return self.bisim_grouping and self.bisim_embedder == "actor_hidden"
+        return self.bisim_embedder == "actor_hidden" and self.config().needs_fingerprint
 
     def config(self) -> Config:
         """Norms are those of verl-agent's mode; PACE's step term is never divided."""
@@ -92,6 +105,10 @@ class Settings:
             return replace(
                 Config.gigpo(self.hgpo.get("mode", "mean_std_norm")), partition="history", estimator="hgpo", **own
             )
+        if self.gae is not None:
+            norms = Config.gigpo(self.mode)  # of the episode term
+            own |= {name: getattr(norms, name) for name in ("episode_norm", "episode_scope", "lone_trajectory")}
+            return replace(self.gae.config(), step_weight=self.step_advantage_w, **own)
         if self.bisim_grouping and self.bisim_embedder != "identity":
             epsilon = EMBEDDERS[self.bisim_embedder].epsilon if self.bisim_eps is None else self.bisim_eps
             own |= {"partition": "cosine", "epsilon": epsilon}
@@ -100,3 +117,19 @@ class Settings:
         if self.cacb_enabled:
             own |= {"estimator": "q_style" if self.cacb_estimator == "q_style" else "diff_peer", "step_norm": "none"}
         return Config.gigpo(self.mode, step_weight=self.step_advantage_w, **own)
+
+
+def gae_of(given: Mapping[str, Any], gamma: float) -> Shared | None:
+    """The settings of method gae among verl-agent's keys, by the names of the other adapters; None without the method."""
+    own = {name.removeprefix("bipace_"): given[name] for name in BIPACE if given.get(name) is not None}
+    if own.get("method") != "gae":
+        if own:
+            raise ValueError(
+                f"{WHERE}bipace_method must be gae where there are keys bipace_…, got {own.get('method')!r}: set it, or leave out "
+                f"{', '.join(f'bipace_{name}' for name in own)}; the paper's methods are bisim_grouping and cacb_enabled."
+            )
+        return None
+    try:
+        return Shared.of({"gamma": gamma, **own})
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{WHERE}bipace_{error}") from error

@@ -64,7 +64,7 @@ def rollout(prompts: list[Any], trainer: Any, *, extras: Any = ("step_rewards",)
             "prompt_ids": TOKENIZER(prompt)["input_ids"], "completion_ids": ids, "logprobs": [0.0] * len(ids),
             "env_mask": mask, "step_rewards": [rng.randint(0, 3) / 2 for _ in turns],
             "observations": [f"{prompt} {i // 2}" for i in range(len(turns))],
-            "actions": [rng.choice(["north", "south"]) for _ in turns],
+            "actions": [rng.choice(["north", "south"]) for _ in turns], "truncated": len(turns) != 2,
         }  # fmt: skip
         for name in out:
             out[name].append(own[name])
@@ -108,8 +108,13 @@ def make_trainer(folder: Any, cls: Any = Keeping, model: Any = None, reward_func
     )  # fmt: skip
 
 
-def by_hand(*ranks: dict[str, Any], config: bk.Config, mode: str = "action_tag") -> list[torch.Tensor]:
-    """[B, T] of each rank's batch, what the page says, token by token: loops, bk.advantage() and nothing of the adapter."""
+def by_hand(
+    *ranks: dict[str, Any], config: bk.Config, mode: str = "action_tag", generated: bool = False
+) -> list[torch.Tensor]:
+    """[B, T] of each rank's batch, what the page says, token by token: loops, bk.advantage() and nothing of the adapter.
+
+    generated   by TRL itself, which cut off what does not end in <eos>
+    """
     g, rows, spans = 4, [], []
     for rank, batch in enumerate(ranks):
         output = batch["output"]
@@ -120,6 +125,8 @@ def by_hand(*ranks: dict[str, Any], config: bk.Config, mode: str = "action_tag")
             starts = [t for t, m in enumerate(mask) if m and (t == 0 or not mask[t - 1])] or [0]
             scores, extra, before = batch["rewards"][first + b], batch["inputs"][b], 0
             total = float("nan") if bool(scores.isnan().all()) else float(scores.nansum())
+            real = output["completion_ids"][b][output["completion_mask"][b].bool()].tolist()
+            cut = generated and (not real or real[-1] != TOKENIZER.eos_token_id)
             for i, t in enumerate(starts):
                 end = next((u for u in range(t, len(mask)) if not mask[u]), len(mask))
                 ids = output["completion_ids"][b, t:end].tolist()
@@ -131,10 +138,13 @@ def by_hand(*ranks: dict[str, Any], config: bk.Config, mode: str = "action_tag")
                     "observation": extra["observations"][i] if "observations" in extra else TOKENIZER.decode(
                         prompt if i == 0 else output["completion_ids"][b, before:t], skip_special_tokens=True),
                     "action": extra["actions"][i] if "actions" in extra else None, "ids": ids,
+                    "truncated": extra.get("truncated", cut),
                 })  # fmt: skip
                 spans.append((rank, b, t, end))
                 before = end
-    records = {k: [row[k] for row in rows] for k in ("group", "trajectory", "step", "rewards", "episode_return")}
+    records = {
+        k: [row[k] for row in rows] for k in ("group", "trajectory", "step", "rewards", "episode_return", "truncated")
+    }
     if rows[0]["action"] is not None:
         keys, _ = bk.action_keys([row["action"] for row in rows], mode="text")
     else:

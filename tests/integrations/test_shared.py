@@ -167,6 +167,17 @@ def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
         ({"gamma": "high"}, "gamma must be a number, got 'high'"),
         ({"ngram_epsilon": [0.2]}, "ngram_epsilon must be a number"),
         ({"step_weight": True}, "step_weight must be a number, got True"),
+        ({"value": "kernel"}, "value is a setting of method gae, and method is bipace"),
+        ({"method": "bigpo", "shrinkage": 1.0}, "shrinkage is a setting of method gae, and method is bigpo"),
+        ({"method": "gae", "value": "critic"}, "value must be one of group, cluster, kernel, got 'critic'"),
+        ({"method": "gae", "share": "world"}, "share must be one of group"),
+        ({"method": "gae", "gae_lambda": 2}, "gae_lambda must be a number in [0, 1], got 2"),
+        ({"method": "gae", "kernel_time": False}, "kernel_time must be a number"),
+        ({"method": "gae", "kernel_noise": 0.0}, "kernel_noise must be a number"),
+        ({"method": "gae", "step_norm": "std"}, "step_norm='std' goes with estimator"),
+        ({"step_norm": "batch"}, "step_norm='batch' goes with estimator 'gae', got estimator='q_style'"),
+        ({"episode_weight": -1.0}, "episode_weight must be a number"),
+        ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight has no use in method hgpo"),
     ],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_warned_by_name(given, said):
@@ -211,6 +222,32 @@ def test_an_embedder_has_its_own_epsilon_where_none_is_set(settings, epsilon, mo
     hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]) if states.may_be_hidden else None
     result, metrics = states.advantage(RECORDS, lambda: ["a", "a", "b"], hidden=hidden)
     assert metrics["bipace/epsilon"] == epsilon and result.advantage.shape == (3,)
+
+
+def test_settings_of_gae_are_those_of_its_configuration():
+    """What each value needs; and no ε, neither in the configuration nor chosen nor logged."""
+    own = {"on_invalid": "singleton", "duplicates": "once"}
+    for value, needs in (
+        (None, (True, False)),
+        ("kernel", (True, False)),
+        ("cluster", (False, True)),
+        ("group", (False,) * 2),
+    ):
+        settings = Settings.of({"method": "gae", "value": value, "epsilon": "auto"})
+        assert (settings.needs_fingerprint, settings.needs_observation) == needs
+        assert not settings.needs_keys and settings.config(0.3) == bk.Config.gae(value or "kernel", **own)
+    changed = {"gae_lambda": 0.9, "kernel_width": 0.2, "kernel_noise": 1.0, "episode_weight": 0.5, "step_norm": "group"}
+    found = Settings.of({"method": "gae", "kernel_time": 0, **changed}).config()
+    assert found == bk.Config.gae(kernel_time=None, **changed, **own)
+    assert Settings.of({"episode_weight": 0}).config() == bk.Config.bipace(episode_weight=0, **own)
+    states = States(Settings.of({"method": "gae", "epsilon": "auto"}))
+    states.load_state_dict({"epsilon": 0.1, "embedder": "auto", "layer": -8})
+    hidden = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+    result, metrics = states.advantage(RECORDS, list, hidden=hidden)
+    assert states.epsilon is None and "bipace/epsilon" not in metrics and metrics["bipace/embedder/actor_hidden"] == 1.0
+    assert torch.equal(
+        result.advantage, bk.advantage(**RECORDS, fingerprint=hidden, config=bk.Config.gae(**own)).advantage
+    )
 
 
 def test_a_key_of_none_was_not_given():

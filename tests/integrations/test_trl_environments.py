@@ -95,6 +95,9 @@ class Scripted(tt.Keeping):
         if "step_rewards" in told[0]:  # of a last turn without a call: no reward, no action
             rows = [{"step_rewards": [*row["step_rewards"], 0.0], "actions": [*row["actions"], ""],
                      "observations": list(row["observations"])} for row in told]  # fmt: skip
+            rows = [
+                {**new, **{k: row[k] for k in ("truncated",) if k in row}} for new, row in zip(rows, told, strict=True)
+            ]
             self.batches[-1]["inputs"] = rows
         self.batches[-1]["states of environments"] = [row["place"] for row in told]
         return output
@@ -139,6 +142,36 @@ def test_the_observations_of_an_environment_are_the_states_of_gigpo(tmp_path):
     for batch in trainer.batches:
         (wanted,) = tt.by_hand(batch, config=bk.Config.gigpo(on_invalid="singleton", duplicates="once"))
         assert torch.equal(batch["output"]["advantages"], wanted)
+
+
+class Told(Walk):
+    """Ends of itself where it is not at home, whatever TRL's budget made of it."""
+
+    def reset(self, **_) -> str:
+        self.truncated = False
+        return super().reset()
+
+    def move(self, direction: str) -> str:
+        """
+        Takes one step.
+
+        Args:
+            direction: north or south.
+        """
+        seen = super().move(direction)
+        self.truncated = self.place == 0
+        return seen
+
+
+@pytest.mark.parametrize("environment", [Walk, Told])
+def test_gae_takes_what_was_cut_off_from_the_environment_or_from_trl(tmp_path, environment):
+    trainer = trained(tmp_path, environment, bipace_method="gae", bipace_value="cluster", max_steps=2)
+    config = bk.Config.gae("cluster", on_invalid="singleton", duplicates="once")
+    for batch in trainer.batches:
+        (wanted,) = tt.by_hand(batch, config=config, generated=True)
+        assert torch.equal(batch["output"]["advantages"], wanted)
+    rows = [row for batch in trainer.batches for row in batch["inputs"]]
+    assert environment is Walk or {row["truncated"] for row in rows} == {True, False}
 
 
 def test_an_environment_that_logs_nothing(tmp_path):

@@ -25,6 +25,7 @@ SINGLETON = {"on_invalid": "singleton", "duplicates": "once"}
 WAYS = {
     "auto": {"per_device_train_batch_size": 6, "bipace_epsilon": "auto"},
     "tapped": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, "bipace_method": "bigpo"},
+    "gae": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, "bipace_method": "gae"},
     "failing": {"per_device_train_batch_size": 6, "bad_rank": 1},
 }
 
@@ -73,6 +74,10 @@ def test_advantages_are_those_of_one_process(ranks):
 
 def test_a_tapped_forward(ranks):
     compare(ranks, "tapped", bk.Config.bigpo(**SINGLETON))
+
+
+def test_the_root_mean_square_of_gae_is_over_both(ranks):
+    compare(ranks, "gae", bk.Config.gae(**SINGLETON))
 
 
 def test_where_one_process_fails_all_do(ranks):

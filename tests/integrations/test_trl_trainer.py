@@ -70,6 +70,52 @@ def test_several_turns_from_a_rollout_func(tmp_path, method, extras):
     assert max(len(row.unique()) for row in rows) > 2
 
 
+GAE = {
+    "kernel": {"gae_lambda": 0.8, "kernel_width": 0.2, "kernel_time": None, "kernel_noise": 1.0, "step_norm": "group"},
+    "cluster": {"shrinkage": 1.0, "episode_weight": 0.5, "step_norm": "none"},
+    "group": {},
+}
+
+
+@pytest.mark.parametrize("value", GAE)
+def test_gae_by_every_value_and_with_rollouts_that_were_cut_off(tmp_path, value):
+    wanted = bk.Config.gae(value, **GAE[value], **SINGLETON)
+    options = {f"bipace_{name}": 0.0 if number is None else number for name, number in GAE[value].items()}
+    options |= {"num_iterations": 2, "max_steps": 3}  # TRL's forward: one of our own, narrower, rounds states otherwise
+    told = partial(tt.rollout, extras=(*ALL, "truncated"))
+    trainer = trained(tmp_path, bipace_method="gae", bipace_value=value, rollout_func=told, **options)
+    check(trainer, wanted)
+    assert {row["truncated"] for b in trainer.batches for row in b["inputs"]} == {True, False}
+    log = trainer.state.log_history[0]
+    assert ("bipace/embedder/actor_hidden" in log, "bipace/value_r2" in log) == (value == "kernel", value == "cluster")
+    assert "bipace/value_explained_share" in log and "bipace/epsilon" not in log
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_gae_takes_what_trl_itself_cut_off(tmp_path, masked):
+    """Few tokens, so that about a quarter of those that are drawn is the end."""
+    few = {"suppress_tokens": [i for i in range(len(tt.TOKENIZER)) if i not in (65, 66, 67, tt.TOKENIZER.eos_token_id)]}
+    trainer = trained(
+        tmp_path, bipace_method="gae", bipace_value="group", max_completion_length=4, generation_kwargs=few,
+        mask_truncated_completions=masked,
+    )  # fmt: skip
+    check(trainer, bk.Config.gae("group", **SINGLETON), generated=True)
+    ratio = [log["completions/clipped_ratio"] for log in trainer.state.log_history if "loss" in log]
+    assert all(0 < r < 1 for r in ratio)
+    for batch, share in zip(trainer.batches, ratio, strict=True):
+        found = credit._cut_off(trainer, batch["output"])
+        assert sum(found) / len(found) == pytest.approx(share)
+
+
+def test_what_was_cut_off_is_told_by_one_bool_per_row(tmp_path):
+    def wrong(prompts, trainer):
+        return {**tt.rollout(prompts, trainer), "truncated": [[True]] * len(prompts)}
+
+    trainer = tt.make_trainer(tmp_path, rollout_func=wrong, bipace_method="gae", bipace_value="group")
+    with pytest.raises(ValueError, match=r"truncated must be one bool per row, .* got \[True\] in row 0"):
+        trainer.train()
+
+
 def test_plain_generation_is_one_turn_per_row(tmp_path):
     trainer = trained(tmp_path, bipace_action_key_mode="first_n", bipace_n_action_tokens=1)
     check(trainer, mode="first_n")
@@ -287,6 +333,18 @@ def test_a_command_line_and_a_yaml_file(tmp_path):
     assert args.settings == Settings(epsilon=0.2, layer="block 3")
     (args,) = parser.parse_args_into_dataclasses(line)
     assert args.settings == Settings()
+    gae = [
+        "--bipace_method",
+        "gae",
+        "--bipace_value",
+        "kernel",
+        "--bipace_kernel_time",
+        "0",
+        "--bipace_gae_lambda",
+        "0.9",
+    ]
+    (args,) = parser.parse_args_into_dataclasses([*line, *gae, "--bipace_step_norm", "group"])
+    assert args.settings == Settings(method="gae", value="kernel", kernel_time=0.0, gae_lambda=0.9, step_norm="group")
     file = tmp_path / "run.yaml"
     file.write_text(
         f"output_dir: {tmp_path}\nuse_cpu: true\nbf16: false\nbipace_epsilon: 0.15\nbipace_layer: -1\nscale_rewards: none\n"
@@ -309,6 +367,15 @@ def config(**options):
         ({"bipace_gamma": 2.0}, "gamma"),
         ({"bipace_embedder": "bert"}, "bipace_embedder must be one of auto"),
         ({"scale_rewards": "batch"}, "scale_rewards='batch' has no counterpart"),
+        (
+            {"scale_rewards": "batch", "bipace_method": "gae", "bipace_episode_weight": 1.0},
+            "scale_rewards='batch' has no",
+        ),
+        ({"bipace_gae_lambda": 0.5}, "bipace_gae_lambda is a setting of method gae, and method is bipace"),
+        (
+            {"bipace_method": "gae", "bipace_kernel_time": -1.0},
+            "bipace_kernel_time must be a number finite and above 0",
+        ),
         ({"num_generations": 1}, "GRPO requires at least 2 generations"),
     ],
 )
@@ -326,6 +393,8 @@ def test_scale_rewards_decides_the_episode_norm():
         is None
     )
     assert config(scale_rewards="batch", bipace_method="grpo").settings.method == "grpo"
+    for other in ({"bipace_method": "gae"}, {"bipace_episode_weight": 0.0}):  # no episode term
+        assert config(scale_rewards="batch", **other).settings.config().episode_weight == 0
 
 
 # -------------------------------------------------------------------------------------------------------------- wrong use

@@ -160,9 +160,25 @@ def test_gamma_is_bipace_s_own_then_the_trainer_s_then_the_paper_s():
     assert of(own, gamma=1.0).settings.gamma == 1.0
 
 
+def test_lambda_of_gae_is_bipace_s_own_then_the_trainer_s_then_the_estimator_s():
+    own = [("algorithm.lam", 0.9)]
+    assert of(method="gae").settings.config().gae_lambda == bk.Config.gae().gae_lambda
+    assert of(own, method="gae").settings.config().gae_lambda == 0.9
+    assert of(own, method="gae", gae_lambda=0.3).settings.config().gae_lambda == 0.3
+    assert of(own).settings.gae_lambda is None
+    workers = [("trainer.use_v1", True)]
+    with pytest.raises(
+        ValueError, match=r"algorithm\.bipace\.cluster_on=workers makes clusters, .* set cluster_on=driver"
+    ):
+        of(workers, method="gae", cluster_on="workers")
+
+
 def test_states_are_asked_for_where_a_forward_gives_them():
     assert of(layer=-12).request == {"layer": -12, "early_exit": False}
     assert of(embedder="ngram").request == {} and of(method="gigpo").request == {} and of(method="grpo").request == {}
+    assert (
+        of(method="gae").request == {"layer": -8, "early_exit": False} and of(method="gae", value="group").request == {}
+    )
     bypass = [("algorithm.rollout_correction.bypass_mode", True)]
     assert of(bypass).request == {}  # auto: n-grams
     assert of(bypass, embedder="actor_hidden").request["early_exit"] is True
@@ -335,6 +351,40 @@ def test_rewards_of_steps_and_kl_in_the_reward(advantages):
         advantages(of(method="gigpo"), plain)
 
 
+@pytest.mark.parametrize("value", ["kernel", "cluster", "group"])
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_gae_reads_rewards_kl_and_what_was_cut_off(advantages, value, stepwise):
+    """r_t with each turn's own KL, from sparse rewards and from those of steps; R(τ) is in its small share of A_ep."""
+    torch.manual_seed(2)
+    hidden = [torch.randn(n, 16) for n in (2, 2, 1, 2)] if value == "kernel" else None
+    cut = [True, None, False, True]
+    extra = {"step_rewards": [[0.25, 0.5], [0.0, -0.5], 0.5, [0.125, 1.0]]} if stepwise else {}
+    data = batch(MULTI, truncated=cut, **extra)
+    mask = data.batch["response_mask"]
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"] - torch.rand(mask.shape) * mask
+    bipace = of(method="gae", value=value, gae_lambda=0.7, episode_weight=0.25)
+    got, returns = advantages(bipace, data, hidden)
+    difference = data.batch["token_level_rewards"].double() - data.batch["token_level_scores"].double()
+    turn = spread(torch.arange(1.0, 8), mask)
+    each = torch.tensor([float(difference[turn == k].sum()) for k in range(1, 8)], dtype=torch.float64)
+    given = [0.25, 0.5, 0.0, -0.5, 0.5, 0.125, 1.0] if stepwise else TERMINAL
+    total = torch.stack([1 + each[:2].sum()] * 2 + [each[2:4].sum()] * 2 + [0.5 + each[4]] + [each[5:].sum() - 1] * 2)
+    state = {
+        "kernel": {"fingerprint": hidden and torch.cat(hidden)},
+        "cluster": {"observation": OBSERVATION},
+        "group": {},
+    }
+    result = records(
+        torch.tensor(given, dtype=torch.float64) + each, bk.Config.gae(value, gae_lambda=0.7, episode_weight=0.25),
+        episode_return=total, truncated=[True, True, False, False, False, True, True], **state[value],
+    )  # fmt: skip
+    torch.testing.assert_close(got, spread(result.advantage, mask), atol=1e-6, rtol=0)
+    torch.testing.assert_close(returns, spread(result.returns, mask), atol=1e-6, rtol=0)
+    assert "bipace/epsilon" not in bipace.metrics and ("bipace/value_r2" in bipace.metrics) == (value == "cluster")
+    with pytest.raises(ValueError, match=r"truncated must be one bool per row, .* got 'yes' in row 1"):
+        advantages(bipace, batch(MULTI, truncated=[None, "yes", False, True]), hidden)
+
+
 STEPS = [  # a row per step: every row of a rollout holds the rollout's reward
     ("a", b"s0", [(b"<action>x</action>", 1)], 1.0),
     ("a", b"s1", [(b"<action>y</action>", 1)], 1.0),
@@ -368,6 +418,9 @@ def test_a_row_per_step_shuffled_with_padding_and_copies(advantages):
         data, back = by_steps(order)
         got, _ = advantages(of(**settings), data)
         assert torch.equal(got[back][:, 0], result.advantage)
+    gae = bk.advantage([0] * 5, [0, 0, 1, 1, 1], [0, 1.0, 0, 0, 0], step=STEP, config=bk.Config.gae("group"))
+    data, back = by_steps([3, 0, 4, 1, 2, 3, 0])
+    assert torch.equal(advantages(of(method="gae", value="group"), data)[0][[1, 3, 4, 0, 2], 0], gae.advantage)
     # Copies of rows, as from a trainer that fills up its batch, count once; rows of padding count nowhere.
     data, back = by_steps([3, 0, 4, 1, 2, 3, 0])
     got, _ = advantages(of(**settings), data)

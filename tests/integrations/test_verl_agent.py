@@ -72,7 +72,7 @@ def ready(tokenizer):
         invalid = penalty * torch.tensor(1 - batch.non_tensor_batch["is_action_valid"].astype(np.float32))
         score = torch.zeros(batch.batch["responses"].shape)
         score[:, 0] = torch.tensor(batch.non_tensor_batch["episode_rewards"].astype(np.float32)) - invalid
-        batch.batch["token_level_rewards"] = score
+        batch.batch["token_level_rewards"], batch.batch["token_level_scores"] = score, score.clone()
         batch.batch["step_rewards"] = batch.batch["step_rewards"] - invalid
         if not hgpo:
             batch.reorder(torch.tensor(rng.permutation(len(batch))))
@@ -202,6 +202,77 @@ def test_pace_over_n_grams_is_the_estimator_s_on_the_same_records(ready, tokeniz
     assert not [key for key in set(batch.batch.keys()) if "bipace" in key]
 
 
+GAE = {
+    "kernel": ({"bipace_kernel_time": 0, "bipace_kernel_noise": 1.0}, {"kernel_time": None, "kernel_noise": 1.0}),
+    "cluster": ({"bipace_shrinkage": 1.0, "bipace_episode_weight": 0.5}, {"shrinkage": 1.0, "episode_weight": 0.5}),
+    "group": ({"bipace_step_norm": "group", "bipace_gae_lambda": 0.9}, {"step_norm": "group", "gae_lambda": 0.9}),
+}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("value", GAE)
+def test_gae_is_the_estimator_s_on_the_same_records(ready, tmp_path, value, cut):
+    """r_t by hand: the environment's reward, the penalty, the KL in the reward; copies of rows have theirs."""
+    keys, changes = GAE[value]
+    keys = {"bipace_method": "gae", "bipace_value": value, "bisim_embedder": "ngram", "step_advantage_w": 0.7, **keys}
+    overrides = [f"algorithm.gigpo.{k}={v}" for k, v in keys.items()]
+    settings = settings_of(config_of(tmp_path, "algorithm.gamma=0.95", *overrides))
+    batch = ready(7, settings, copies=5)
+    ids = batch.batch[IDS].tolist()
+    first = [i for i, row in enumerate(ids) if row not in ids[:i]]
+    batch.batch["token_level_rewards"] -= 0.01 * torch.rand(len(batch), 1) * batch.batch["response_mask"]
+    fields = batch.non_tensor_batch
+    if cut:
+        fields["truncated"] = np.array([row[1] % 2 == 0 for row in ids], dtype=object)
+    group, trajectory, step = batch.batch[IDS][first].unbind(1)
+    kl = [float(batch.batch["token_level_rewards"][i].double().sum() - batch.batch["token_level_scores"][i].double().sum())
+          for i in first]  # fmt: skip
+    rewards = [
+        fields["rewards"][i] - 0.1 * (not fields["is_action_valid"][i]) + d for i, d in zip(first, kl, strict=True)
+    ]
+    anchors = [fields["anchor_obs"][i] for i in first]
+    states = {
+        "kernel": {"fingerprint": bk.ngram_fingerprint(anchors)},
+        "cluster": {"observation": anchors},
+        "group": {},
+    }
+    term = bk.advantage(
+        group, trajectory, rewards, step=step, truncated=[cut and t % 2 == 0 for t in trajectory.tolist()], **states[value],
+        config=bk.Config.gae(value, **changes),
+    )  # fmt: skip
+    score = batch.batch["token_level_rewards"].sum(-1)[first]
+    episode = bk.advantage(
+        group, torch.arange(len(first)), None, returns=score, episode_return=score,
+        config=bk.Config.grpo(episode_norm="none", episode_scope="step", lone_trajectory="raw"),
+    )  # fmt: skip
+    total = changes.get("episode_weight", 0.0) * episode.advantage + 0.7 * term.step_advantage
+    wanted = dict(zip([tuple(ids[i]) for i in first], total.tolist(), strict=True))
+    metrics = write_advantages(batch, settings)
+    full = torch.tensor([wanted[tuple(row)] for row in ids])[:, None] * batch.batch["response_mask"]
+    torch.testing.assert_close(batch.batch["advantages"], full, atol=2e-6, rtol=0)
+    assert metrics["bipace/value_explained_share"] == pytest.approx(
+        term.metrics()["bipace/value_explained_share"], abs=1e-6
+    )
+    assert "bipace/epsilon" not in metrics and ("bipace/embedder/ngram" in metrics) == (value == "kernel")
+    assert not [key for key in set(batch.batch.keys()) if "bipace" in key]
+
+
+def test_gae_of_a_whole_step(tmp_path, tokenizer):
+    """fit() with copies, balanced rows and the penalty; states by the tap where the kernel reads them."""
+    for value, hidden in (("kernel", True), ("group", False)):
+        config = config_of(
+            tmp_path, "algorithm.gigpo.bipace_method=gae", f"algorithm.gigpo.bipace_value={value}",
+            "algorithm.gigpo.bisim_layer=-2",
+        )  # fmt: skip
+        settings = settings_of(config)
+        assert settings.needs_hidden is hidden and settings.penalty == 0.1
+        trainer = trainer_of(config, tokenizer, rollout(10, tokenizer))
+        attach(type(trainer), settings)
+        trainer.fit()
+        advantages = trainer.actor_rollout_wg.seen.batch["advantages"]
+        assert advantages.isfinite().all() and advantages.any(1).double().mean() > 0.5
+
+
 def test_pace_alone_keeps_verl_agent_s_own_groups(ready):
     """cacb_enabled without bisim_grouping: equal observations, or similar ones."""
     for similar, partition in ((False, "exact"), (True, "similar")):
@@ -303,6 +374,12 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["env.rollout.n=1"], "env.rollout.n must be at least 2, got 1"),
         (["actor_rollout_ref.actor.strategy=megatron"], "use bisim_embedder=ngram, or strategy=fsdp"),
         (["algorithm.adv_estimator=hgpo"], "set algorithm.gigpo.bisim_embedder=identity"),
+        (["+algorithm.gigpo.bipace_lambda=1"], r"algorithm\.gigpo\.bipace_lambda is no key of BiPACE; .* bipace_gae_lambda"),
+        (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and no action keys: set .* to False"),
+        (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae where there are keys bipace_…, got 'bigpo'"),
+        (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae .* got None: set it, or leave out bipace_value"),
+        (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_gae_lambda=2"], r"gigpo\.bipace_gae_lambda must be a"),
+        (["algorithm.gigpo.bipace_method=gae", "algorithm.gamma=2"], r"algorithm\.gigpo\.bipace_gamma must be a number"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_name_the_key_and_the_cure(tmp_path, overrides, message):

@@ -224,6 +224,23 @@ def test_two_updates_on_the_advantages_of_the_records(queue, trainer, multi_turn
         queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
+@pytest.mark.parametrize("multi_turn", [True, False])
+def test_gae_on_the_advantages_of_the_records(queue, trainer, multi_turn):
+    run = trainer(multi_turn, method="gae")
+    before = model()
+    before.load_state_dict(run.actor_rollout_wg.engine.module.state_dict())
+    metrics = {}
+    batch = run._step_once(metrics, {"step": 1.0}, 2)
+    got, wanted, result = by_hand(queue, batch, before, bk.Config.gae())
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=0)
+    assert metrics["bipace/embedder/actor_hidden"] == 1.0 and "bipace/epsilon" not in metrics
+    assert metrics["bipace/value_explained_share"] == pytest.approx(
+        result.metrics()["bipace/value_explained_share"], abs=1e-5
+    )
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
 def test_bypass_mode_runs_a_forward_that_ends_early(queue, trainer):
     bypass = [("algorithm.rollout_correction.bypass_mode", True)]
     run = trainer(changes=bypass, embedder="actor_hidden", epsilon=0.6)
