@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from ..schema import LIMIT
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .advantage import check_sources, in_the_users_words, shared_arguments
-from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, table_rows
+from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, format_r2, table_rows
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -68,6 +68,7 @@ class Section:
     curves: dict[str, list[Outcome]] = field(default_factory=dict)  # by state
     sentence: Any = None  # [N, D] fingerprints of the sentence encoder
     compared: list[Outcome] = field(default_factory=list)  # embedders, each at its own ε
+    values: dict[str, bk.ValueR2] = field(default_factory=dict)  # of Config.gae()'s kernel, by state
     timeline: dict[str, Any] = field(default_factory=dict)
 
 
@@ -101,7 +102,7 @@ def run(given: Mapping[str, Any]) -> None:
         if options.sentence is not None:
             _encode(sections, options.sentence, bar)
         n_embedders = 2 + (options.sentence is not None) + (records.fingerprint is not None)
-        comparing = stage(bar, "comparing", len(sections) * (3 + 2 * len(epsilons) + n_embedders))
+        comparing = stage(bar, "comparing", len(sections) * (5 + 2 * len(epsilons) + n_embedders))
         for section in sections:
             _compare(section, options, epsilons, lambda: bar.advance(comparing))
         drawing = stage(bar, "drawing", len(sections))
@@ -213,6 +214,10 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
             curve.append(outcome(f"cosine_{name}", f"cosine n-grams{of}, ε {epsilon:g}", settings, codes=codes))
         section.curves[name] = curve
         section.table.append(curve[list(epsilons).index(options.epsilon)])
+        gae = bk.Config.gae(gamma=options.gamma)
+        with refused(f"kernel over n-grams{of}"):
+            section.values[f"n-grams{of}"] = bk.kernel_value_r2(curve[0].result, fingerprint, gae)
+        advance()
     for name, fingerprint in _fingerprints(section, seen, options).items():
         row = EMBEDDERS[name]
         with refused(row.label):
@@ -444,6 +449,7 @@ def _json(sections: Sequence[Section], options: Options) -> str:
                 "partitions": {outcome.key: outcome.as_json() for outcome in section.table},
                 "epsilon_curve": {name: [o.as_json() for o in curve] for name, curve in section.curves.items()},
                 "embedders": {o.key: o.as_json() for o in section.compared},
+                "values": {name: asdict(found) for name, found in section.values.items()},
                 "timeline": section.timeline or None,
             }
             for section in sections
@@ -481,6 +487,12 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
         "",
         f"![Cluster sizes]({section.slug}_sizes.png)",
         "",
+        "### Values by kernel regression",
+        "",
+        "What `Config.gae()` reads off the batch instead of clusters, asked the same: each rollout predicted by all others.",
+        "",
+        *markdown_table(VALUES, _value_rows(section)),
+        "",
         "### ε of the cosine partition",
         "",
         *markdown_table(CURVE, table_rows(CURVE, [o for curve in section.curves.values() for o in curve])),
@@ -506,6 +518,13 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
     return lines
 
 
+VALUES = ("kernel over", "value R²")
+
+
+def _value_rows(section: Section) -> list[list[str]]:
+    return [[label, format_r2(found)] for label, found in section.values.items()]
+
+
 def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
     """What the table of embedders shows, as a paragraph."""
     text = (
@@ -529,6 +548,7 @@ def _print_summary(sections: Sequence[Section], options: Options, figures: Seque
             broken = ["\n".join(heading.rsplit(" ", 1)) for heading in headings]
             console.print(grid(broken, table_rows(headings, outcomes), title))
             title = ""
+        console.print(grid(VALUES, _value_rows(section), title))
     folder = Path(options.out)
     for name in ("report.md", "report.json", *figures):
         console.print(str(folder / name), markup=False, highlight=False, soft_wrap=True)
