@@ -26,6 +26,7 @@ from ._inputs import check_check, check_columns, check_config, check_memory
 from ._ranks import Ranks
 from ._transfer import to_device, to_host
 from .config import Config
+from .partitions import PARTITIONS
 from .pipeline import run
 from .records import Records, Unread
 from .result import AdvantageResult
@@ -251,7 +252,7 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
             ids[name] = _pickled(_first_of_each(here, number), name)
         found[name] = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)
     objects: list[bytes] = []
-    if cfg.partition in ("exact", "history", "similar"):
+    if PARTITIONS[cfg.partition].argument == "observation":
         kinds["observation"], found["observation"], objects = _check_observation(given["observation"], n, taken, cfg)
     if fingerprint is not None:
         kinds["fingerprint"] = f"[N, {fingerprint.shape[1]}] {fingerprint.dtype}"
@@ -278,15 +279,15 @@ def _check_observation(observation: Any, n: int, taken: Tensor, cfg: Config) -> 
     items = as_sequence(to_host([observation])[0], "observation")
     array = isinstance(items, (np.ndarray, Tensor))
     integers = is_integer(items) if isinstance(items, Tensor) else array and items.dtype.kind in "iub"
-    if integers and items.ndim == 1 and cfg.partition != "similar":
+    if integers and items.ndim == 1 and PARTITIONS[cfg.partition].by_code:
         return "integers", number_objects(items), []
     here = _checks.take_rows(items, taken)
     kind = "a list"
-    if cfg.partition == "similar":
+    if not PARTITIONS[cfg.partition].by_code:
         for row, text in zip(taken.tolist(), here.tolist() if array else here, strict=True):
             if not isinstance(text, str):
                 raise TypeError(
-                    f"observation must hold str for partition='similar', got {_checks.type_name(text)} at row {row}; "
+                    f"observation must hold str for partition={cfg.partition!r}, got {_checks.type_name(text)} at row {row}; "
                     "decode it, or use partition='exact'."
                 )
     elif isinstance(here, Tensor) or (array and here.dtype.kind not in "OUS") or (array and here.ndim > 1):
@@ -327,11 +328,13 @@ def _run(
     where = own.where if own.where.type == head.device else torch.device(head.device)  # of a rank without records
     counts = [h.n for h in heads]
     columns = _gather(ranks, own, heads, head)
+    row = PARTITIONS[cfg.partition]
+    of_codes = row.by_code or row.argument is None  # what every rank clusters by itself, from the codes of all rows
     state: Tensor | None = None
     failed: str | None = None
     if cfg.needs_fingerprint or head.kinds.get("observation", "integers") != "integers":
         plan = _Plan.make(
-            columns, counts, quadratic=cfg.needs_fingerprint or cfg.partition == "similar",
+            columns, counts, quadratic=cfg.needs_fingerprint or not of_codes,
             together=_makes_values(cfg) and cfg.share != "group",
         )  # fmt: skip
         found, state, failed = _labels(ranks, plan, columns, head, own, where, num_threads, memory)
@@ -341,7 +344,7 @@ def _run(
             columns["observation"] = found
     if bool(columns["valid"].all()):
         del columns["valid"]
-    last = cfg if cfg.partition in ("none", "history") else replace(cfg, partition="exact")
+    last = cfg if of_codes else replace(cfg, partition="exact")
     given = {name: to_device(value, where, name) for name, value in columns.items()}
     try:
         result = run({**dict.fromkeys(_ARGUMENTS), **given}, None, last, head.backend, "now", num_threads)
@@ -509,7 +512,7 @@ def _cluster(
     """Labels [m] of the records this rank owns, and the states [m] of their fingerprints."""
     state = torch.zeros(which.size, dtype=torch.int64)
     items = [pickle.loads(item) for item in objects]
-    if head.config.partition in ("exact", "history"):
+    if PARTITIONS[head.config.partition].by_code:
         return number_objects(items)[which], state
     # The records that advantage() sets aside, and copies of a step, must not found clusters here either.
     cfg = replace(head.config, on_invalid="singleton")

@@ -287,11 +287,17 @@ def _info(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = Fa
     _run("info", locals())
 
 
-@app.command(
-    "bench",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
+# Options of a program that is forwarded to.
+_FORWARDED = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command("bench", context_settings=_FORWARDED, add_help_option=False)
 def _bench(context: typer.Context) -> None:
     """Measure the kernels on this machine: the same as python -m bipace_kernels.bench; --help shows its options."""
     _run("bench", {"args": context.args})
+
+
+@app.command("truth", context_settings=_FORWARDED, add_help_option=False)
+def _truth(context: typer.Context) -> None:
+    """Hold estimators, your own too, against true advantages: python -m bench truth, in a checkout."""
+    _run("bench", {"args": ["truth", *context.args]})

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_help_and_version() -> None:
     shown = CliRunner().invoke(app, ["--help"]).output
-    for command in ("advantage", "report", "calibrate", "info", "bench"):
+    for command in ("advantage", "report", "calibrate", "info", "bench", "truth"):
         assert command in shown
     assert CliRunner().invoke(app, ["--version"]).output.strip() == f"bipace-kernels {bk.__version__}"
     assert CliRunner().invoke(app, ["nonsense"]).exit_code == 2

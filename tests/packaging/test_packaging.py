@@ -60,9 +60,7 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     assert "bipace_kernels/py.typed" in names
     assert "bipace_kernels/integrations/__init__.py" in names
     bench = {name.removeprefix("bipace_kernels/bench/") for name in names if name.startswith("bipace_kernels/bench/")}
-    on_a_gpu = {
-        path.name for form in ("gpu*.py", "chain.*", "truth*.py", "_gae*.py") for path in ROOT.glob(f"bench/{form}")
-    }
+    on_a_gpu = {path.name for form in ("gpu*.py", "chain.*", "truth*.py") for path in ROOT.glob(f"bench/{form}")}
     assert "gpu.py" in on_a_gpu
     assert bench == {path.name for path in ROOT.glob("bench/*.py")} - on_a_gpu, "no results, data or GPU scripts"
     assert "bipace_kernels/triton_kernels/__init__.py" in names
