@@ -56,8 +56,10 @@ def make(update: int, role: str, continuations: int, out: Path, again: bool) -> 
     example()
     import torch
     from model import load, split_tasks
-    from rollout import State, play, play_on
+    from rollout import play
     from settings import Settings
+
+    from .continuations import State, returns_from
 
     torch.set_num_threads(1)
     settings = Settings()
@@ -97,7 +99,7 @@ def make(update: int, role: str, continuations: int, out: Path, again: bool) -> 
                 if batch >= 0:
                     here = type(env)(env.task, env.recipes)
                     here.inventory = dict(env.inventory)
-                    state = State(here, past, settings.horizon - t)
+                    state = State(here, tuple(past), settings.horizon - t)
                     unknown.setdefault(tuple(past), (state, []))[1].append(len(columns["group"]))
                 row = (batch, begin + number // rollouts, trajectory + number, t, episode.rewards[t], 0.0, 0.0,
                        episode.observations[t], episode.commands[t])  # fmt: skip
@@ -119,7 +121,8 @@ def make(update: int, role: str, continuations: int, out: Path, again: bool) -> 
 
     at(update)
     add(0, tasks, ROLLOUTS, seed)
-    pasts = list(unknown.values())
+    # Transcripts with as many commands left stand together: their rows end at about the same time.
+    pasts = sorted(unknown.values(), key=lambda past: (past[0].left, len(past[0].ids)))
     log = out / f"{path.stem}-{continuations}.jsonl"  # what is measured already, state by state
     known = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     half = continuations // 2
@@ -129,12 +132,10 @@ def make(update: int, role: str, continuations: int, out: Path, again: bool) -> 
                 continue
             generator = torch.Generator().manual_seed(1_000_003 * seed + chunk)
             here = [state for state, _ in pasts[chunk : chunk + STATES]]
-            rows = ""
-            for episodes in play_on(model, tokenizer, here, copies=continuations, generator=generator):
-                found = [GAMMA ** (len(e.commands) - 1) if e.solved else 0.0 for e in episodes]
-                known.append([float(np.mean(found[:half])), float(np.mean(found[half:]))])
-                rows += json.dumps(known[-1]) + "\n"
-            file.write(rows)
+            found = returns_from(model, tokenizer, here, copies=continuations, gamma=GAMMA, generator=generator)
+            values = np.stack([found[:, :half].mean(axis=1), found[:, half:].mean(axis=1)], axis=1).tolist()
+            known += values
+            file.write("".join(json.dumps(value) + "\n" for value in values))
             file.flush()
     for (_, rows_of), values in zip(pasts, known, strict=True):
         for row in rows_of:

@@ -86,56 +86,20 @@ def _roomy(x: torch.Tensor, room: int) -> torch.Tensor:
     return out
 
 
+@torch.inference_mode()
 def play(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[Task], *, horizon: int,
     temperature: float = 1.0, generator: torch.Generator | None = None,
 ) -> list[Episode]:  # fmt: skip
     """One episode of at most `horizon` commands for each of the tasks; equal tasks may stand there several times."""
+    if not tasks:
+        return []
     distinct = list(dict.fromkeys(tasks))
     prompts = tokenizer([prompt_text(task) for task in distinct]).input_ids
     of_row = [distinct.index(task) for task in tasks]
     episodes = [
         Episode(TextCraft(task), prompts[at], observations=[task.text]) for task, at in zip(tasks, of_row, strict=True)
     ]
-    _play_on(model, tokenizer, episodes, prompts, of_row, [horizon] * len(tasks), temperature, generator)
-    return episodes
-
-
-@dataclass(frozen=True)
-class State:
-    """Where an episode stands before a command: its environment, all tokens so far, and the commands that are left."""
-
-    env: TextCraft
-    ids: list[int]
-    left: int
-
-
-def play_on(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, states: Sequence[State], *, copies: int,
-    temperature: float = 1.0, generator: torch.Generator | None = None,
-) -> list[list[Episode]]:  # fmt: skip
-    """`copies` independent continuations of each of the states, which stay as they are; the past is computed once a state."""
-    episodes = []
-    for state in states:
-        for _ in range(copies):
-            env = TextCraft(state.env.task, state.env.recipes)
-            env.inventory = dict(state.env.inventory)
-            episodes.append(Episode(env, state.ids))
-    of_row = [row // copies for row in range(len(episodes))]
-    left = [states[at].left for at in of_row]
-    _play_on(model, tokenizer, episodes, [state.ids for state in states], of_row, left, temperature, generator)
-    return [episodes[i : i + copies] for i in range(0, len(episodes), copies)]
-
-
-@torch.inference_mode()
-def _play_on(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, episodes: Sequence[Episode],
-    prompts: Sequence[list[int]], of_row: Sequence[int], left: Sequence[int],
-    temperature: float, generator: torch.Generator | None,
-) -> None:  # fmt: skip
-    """Plays every episode to its end, at most left[row] commands; prompts[of_row[row]] is all that a row begins with."""
-    if not episodes:
-        return
     was_training = model.training
     model.eval()
     device, pad, end = model.device, tokenizer.pad_token_id, tokenizer(CLOSE).input_ids[-1]
@@ -155,17 +119,16 @@ def _play_on(
     logits, seen, position = logits[rows], seen[rows], position[rows, -1]
     for layer in layers:
         layer.choose(rows)
-    slots: list[tuple[Episode, int] | None] = list(zip(episodes, left, strict=True))  # None where the episode is over
+    slots: list[Episode | None] = list(episodes)  # None where the episode is over
 
     while True:
         logp = torch.log_softmax(logits.float() / temperature, dim=-1)
         drawn = torch.rand(len(slots), 1, generator=generator, device=device)  # far cheaper than multinomial()
         sampled = torch.searchsorted(logp.exp().cumsum(1), drawn).clamp(max=logp.shape[1] - 1)
         token, chance = sampled.squeeze(1).tolist(), logp.gather(1, sampled).squeeze(1).tolist()
-        for slot, playing in enumerate(slots):
-            if playing is None:
+        for slot, episode in enumerate(slots):
+            if episode is None:
                 continue
-            episode, horizon = playing
             if episode.reading:
                 token[slot] = episode.reading.popleft()
                 episode.take(token[slot], 0, 0.0)
@@ -176,7 +139,7 @@ def _play_on(
                 _act(episode, tokenizer)
                 if episode.solved or len(episode.commands) == horizon:
                     slots[slot] = None
-        live = [slot for slot, playing in enumerate(slots) if playing is not None]
+        live = [slot for slot, episode in enumerate(slots) if episode is not None]
         if not live:
             break
         fed = torch.tensor(token, device=device)
@@ -189,6 +152,7 @@ def _play_on(
         seen = torch.nn.functional.pad(seen, (0, 1), value=True)
         logits = _forward(model, fed[:, None], seen[:, None, None], position[:, None], cache)
     model.train(was_training)
+    return episodes
 
 
 def _act(episode: Episode, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,0 +1,87 @@
+"""Continuations for the truth of a model's states: the fast way is the model's own forward, and plays as the example does."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from environment import TextCraft
+from model import load, split_tasks
+from rollout import play
+from settings import Settings
+
+from bench.make_truth.continuations import Rows, State, returns_from
+from bench.make_truth.textcraft import EXAMPLE
+
+GAMMA = 0.95
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load(EXAMPLE / "results" / "warm_start")
+
+
+@pytest.fixture(scope="module")
+def tasks(policy):
+    settings = Settings()
+    found = split_tasks(
+        policy[1],
+        most_commands=settings.most_commands,
+        prompt_tokens=settings.prompt_tokens,
+        held_out=settings.held_out,
+    )
+    return found.train[:10]
+
+
+def test_logits_are_those_of_plain_forwards(policy):
+    """Pasts of unequal lengths, one of whose rows end early, beyond one growth of the own keys; in float64 within 1e-9."""
+    model, rng = policy[0].double(), random.Random(0)
+    vocabulary = model.config.vocab_size
+    pasts = [[rng.randrange(vocabulary) for _ in range(n)] for n in (7, 30, 19)]
+    with torch.inference_mode():
+        rows = Rows(model, pasts, 3)
+        written = [list(pasts[number // 3]) for number in range(9)]
+        for step in range(45):
+            if step in (10, 20):  # first some rows of each past, then all of the second past
+                kept = [0, 2, 4, 7, 8] if step == 10 else [0, 1, 3, 4]
+                rows.keep(torch.tensor(kept))
+                written = [written[i] for i in kept]
+            token = [rng.randrange(vocabulary) for _ in written]
+            for ids, new in zip(written, token, strict=True):
+                ids.append(new)
+            wanted = torch.tensor([0, len(written) - 1])
+            logits = rows.feed(torch.tensor(token), wanted)
+            if step in (0, 9, 10, 20, 31, 32, 44):
+                for row, found in zip(wanted.tolist(), logits, strict=True):
+                    plain = model(input_ids=torch.tensor([written[row]])).logits[0, -1]
+                    assert (plain - found).abs().max() < 1e-9, (step, row)
+    policy[0].float()
+
+
+def test_a_policy_that_never_doubts_goes_on_as_its_episode_went_on(policy, tasks):
+    """Logits a thousand times as large leave no choice: V(s_t) = γ^(n-1-t) where the example's rollout solves its task, else 0."""
+    model, tokenizer = policy
+    with torch.no_grad():
+        model.model.norm.weight *= 1000
+    try:
+        episodes = play(model, tokenizer, tasks, horizon=12)
+        states, wanted = [], []
+        for episode in episodes:
+            env, t = TextCraft(episode.env.task), 0
+            for at, own in enumerate(episode.own):
+                if own and not (at and episode.own[at - 1]):
+                    here = TextCraft(env.task, env.recipes)
+                    here.inventory = dict(env.inventory)
+                    states.append(State(here, (*episode.prompt_ids, *episode.ids[:at]), 12 - t))
+                    wanted.append(GAMMA ** (len(episode.commands) - 1 - t) if episode.solved else 0.0)
+                    env.step(episode.commands[t])
+                    t += 1
+        generator = torch.Generator().manual_seed(0)
+        found = returns_from(model, tokenizer, states, copies=2, gamma=GAMMA, generator=generator)
+    finally:
+        with torch.no_grad():
+            model.model.norm.weight /= 1000
+    assert 0 < sum(episode.solved for episode in episodes) < len(episodes)
+    np.testing.assert_allclose(found, np.repeat(np.array(wanted)[:, None], 2, axis=1), rtol=1e-12)
