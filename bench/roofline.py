@@ -98,6 +98,14 @@ def advantage_work(clustering: Work, records: int) -> Work:
     return Work(bytes=clustering.bytes + 53 * records, flop=clustering.flop)
 
 
+def value_work(fingerprint: torch.Tensor, offsets: Sequence[int]) -> Work:
+    """Read the fingerprints, write a value each; a group's n (n + 1) D of products and n³ / 3 of a factorisation."""
+    n, d = fingerprint.shape
+    sizes = np.diff(np.asarray(offsets)).astype(np.float64)
+    flop = float((sizes * (sizes + 1) * d + sizes**3 / 3).sum())
+    return Work(bytes=n * d * fingerprint.element_size() + 8 * n, flop=int(flop))
+
+
 def text_work(texts: Sequence[str], *, out_bytes: int) -> Work:
     """Read each character once, write the result."""
     return Work(bytes=sum(len(t.encode()) for t in texts) + out_bytes)

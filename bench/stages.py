@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -206,6 +207,9 @@ DECODE = "tokenizer.batch_decode + re + hash"
 DECODE_RUST = "tokenizers' decode_batch + re + hash"
 DIFFLIB = "difflib loop"
 DIFFLIB_BEST = "difflib loop, indexed once, bounds first"
+BIPACE_CALL = "bk.advantage, Config.bipace()"
+GAE_GROUP, GAE_BATCH = "bk.advantage, Config.gae(share='group')", "bk.advantage, Config.gae()"
+NUMPY_VALUES = "NumPy/BLAS and LAPACK, group by group"
 XXHASH = "xxhash + np.bincount loop"
 
 
@@ -234,6 +238,9 @@ class Hidden:
 
     def advantage(self, _: Any = None) -> Any:
         return bk.advantage(**self.ids, **self.values, fingerprint=self.fingerprint)
+
+    def gae(self, config: bk.Config) -> Any:
+        return bk.advantage(**self.ids, **{**self.values, "config": config}, fingerprint=self.fingerprint)
 
     def advantage_with_layout(self, _: Any = None) -> Any:
         return bk.advantage(None, None, **self.values, layout=self.layout, fingerprint=self.fingerprint)
@@ -383,6 +390,37 @@ def _advantage_at(ctx: Context, shape: w.Shape) -> None:
     if not searched:
         reason = f"one search per record over {shape.records:,} records: tens of minutes"
         _absent(ctx, "advantage", shape.name, shape.text(), "str", PIPELINE, reason)
+
+
+def critic(ctx: Context) -> None:
+    """Config.gae() against BiPACE on the same fingerprints, and against a Gaussian process by BLAS and LAPACK."""
+    for shape in (w.TINY,) if ctx.quick else w.TRAINING[:2]:
+        _critic_at(ctx, shape)
+        gc.collect()
+
+
+def _critic_at(ctx: Context, shape: w.Shape) -> None:
+    ctx.say(f"critic: making {shape.name}")
+    x = Hidden(shape)
+    group, batch = bk.Config.gae(share="group"), bk.Config.gae()
+    result, time = x.gae(group), torch.as_tensor(x.ids["step"]).numpy()
+    rows, returns = x.fingerprint.numpy(), result.returns.numpy()
+    work = roofline.value_work(x.fingerprint, x.offsets)
+
+    def naive(_: Any = None) -> Any:
+        return c.numpy_values(
+            rows, x.offsets, returns, time, width=group.kernel_width, horizon=group.kernel_time or math.inf,
+            noise=group.kernel_noise,
+        )  # fmt: skip
+
+    same = number_agreement(torch.from_numpy(naive()), result.value.double())
+    entries = [
+        Entry(Side(BIPACE_CALL, x.advantage), "ours", Work(), note="the yardstick"),
+        Entry(Side(GAE_GROUP, lambda _: x.gae(group)), "ours", work),
+        Entry(Side(NUMPY_VALUES, naive), "competitor", work, same, "values of states alone"),
+        Entry(Side(GAE_BATCH, lambda _: x.gae(batch)), "ours", work),
+    ]
+    _compare(ctx, "critic", shape.name, shape.text(), "float32", entries, ctx.slow)
 
 
 def gigpo(ctx: Context) -> None:
@@ -591,6 +629,7 @@ def memory_stage(ctx: Context) -> None:
 STAGES: dict[str, Callable[[Context], None]] = {
     "clusters": clusters,
     "advantage": advantage,
+    "critic": critic,
     "gigpo": gigpo,
     "action_keys": action_keys,
     "similar": similar,
@@ -644,6 +683,9 @@ def targets(found: Results) -> list[Target]:
         against("action_tag keys of 6,400 × 512 token ids", 50, "action_keys", "token ids", DECODE, DECODE_RUST),
         against("similar, 6,400 texts of 400 characters, against difflib", 30, "similar", "observations", DIFFLIB),
     ]
+    for text, side, limit in (("inside the group", GAE_GROUP, 3), ("over the batch", GAE_BATCH, 10)):
+        times = found.ratio("critic", name, side)
+        out.append(Target(f"GAE {text} on 6,400 × 3,584, times BiPACE", limit, times, at_least=False))
     worst = max((m.peak_bytes / m.allowed_bytes for m in found.memory), default=None)
     out.append(Target("memory beyond the inputs, worst case / allowed", 1.0, worst, at_least=False))
     out.append(
