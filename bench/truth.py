@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import sys
 import time
@@ -29,6 +30,11 @@ SIZES = (2, 4, 8, 16)
 LAMBDAS = (0.0, 0.3, 0.5, 0.8, 1.0)
 EPSILONS = (0.05, 0.1, 0.2, 0.3)
 FAMILIES = ("planner", "model", "alfworld")
+TITLES = {
+    "planner": "TextCraft, a planner with stray commands",
+    "model": "TextCraft, the model that is trained",
+    "alfworld": "ALFWorld, a scripted searcher",
+}
 BIPACE = "BiPACE Q-style ε 0.1"
 STEP_ONLY = ", step term only"
 DEFAULT = "Config.gae()"
@@ -401,6 +407,7 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
     families = families_of(sets)
     figure, axes = plt.subplots(1, len(families), figsize=(4.6 * len(families) + 1, 4.4), sharey=True, squeeze=False)
     for axis, (family, names) in zip(axes[0], families.items(), strict=True):
+        ends: list[tuple[float, int, str, str]] = []
         for name, colour in (PICTURE | dict.fromkeys(own, "#000000")).items():
             points = [(g, found) for g in SIZES if (found := summary.over(names, name, g)) is not None]
             if not points:
@@ -409,12 +416,16 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
             low, high = np.array([interval(found[1]) for _, found in points]).T
             axis.plot(xs, ys, "o-", color=colour, linewidth=2)
             axis.fill_between(xs, low, high, color=colour, alpha=0.12, linewidth=0)
-            axis.annotate(name, (xs[-1], ys[-1]), xytext=(6, 0),
-                          textcoords="offset points", va="center", fontsize=8, color=colour)  # fmt: skip
+            ends.append((ys[-1], xs[-1], name, colour))
+        low = -math.inf
+        for y, x, name, colour in sorted(ends):  # names one above the other where lines end close together
+            low = max(y, low + 0.018)
+            axis.annotate(name, (x, y), xytext=(x * 1.08, low), va="center", fontsize=8, color=colour)
         axis.set_xscale("log", base=2)
         axis.set_xticks(SIZES, [str(g) for g in SIZES])
         axis.set_xlim(1.8, 60)
-        axis.set_title(f"{family}, {len(names)} sets", fontsize=10)
+        kind, _, role = family.partition(" ")
+        axis.set_title(f"{TITLES.get(kind, kind)}\n{len(names)} sets {role}", fontsize=10)
         axis.set_xlabel("rollouts per prompt")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", alpha=0.3)
