@@ -104,6 +104,30 @@ def test_a_completion_that_runs_out_of_tokens_has_ended(tmp_path, masked):
     assert all(0 < r < 1 for r in ratio)
 
 
+def test_values_of_batches_before_go_with_the_checkpoint(tmp_path):
+    """A run that resumes has the bits of the one that went on; without the file it begins anew."""
+    options = {
+        "rollout_func": tt.rollout, "bipace_method": "gae", "bipace_share": "memory", "bipace_memory_rows": 12,
+        "bipace_kernel_same": 0.5, "num_iterations": 2, "max_steps": 3, "save_strategy": "steps", "save_steps": 2,
+    }  # fmt: skip
+    config, memory = bk.Config.gae(share="memory", kernel_same=0.5, **SINGLETON), bk.ValueMemory(12)
+    first = trained(tmp_path, **options)
+    assert len(first.batches) == 2
+    check(first, config, memory=memory)
+    at = tmp_path / "checkpoint-2"
+    assert not list(at.glob("*.begun"))
+    for kept in (True, False):
+        if not kept:
+            (at / "bipace_memory.pt").unlink()
+        second = tt.make_trainer(tmp_path, **options)
+        second.train(resume_from_checkpoint=str(at))
+        (batch,) = second.batches
+        (alone,) = tt.by_hand(batch, config=config)
+        wanted = first.batches[1]["output"]["advantages"] if kept else alone
+        assert torch.equal(batch["output"]["advantages"], wanted)
+    assert not torch.equal(alone, first.batches[1]["output"]["advantages"])
+
+
 def test_what_was_cut_off_is_told_by_one_bool_per_row(tmp_path):
     def wrong(prompts, trainer):
         return {**tt.rollout(prompts, trainer), "truncated": [[True]] * len(prompts)}
@@ -368,6 +392,7 @@ def config(**options):
             {"scale_rewards": "batch", "bipace_method": "gae", "bipace_episode_weight": 1.0},
             "scale_rewards='batch' has no",
         ),
+        ({"bipace_memory_rows": 5}, "bipace_memory_rows is a setting of share memory with value kernel"),
         ({"bipace_gae_lambda": 0.5}, "bipace_gae_lambda is a setting of method gae, and method is bipace"),
         (
             {"bipace_method": "gae", "bipace_kernel_time": -1.0},
