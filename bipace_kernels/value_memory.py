@@ -106,7 +106,8 @@ class ValueMemory:
         if self._held is not None and self._held.fingerprint.shape[1] != now.fingerprint.shape[1]:
             raise ValueError(
                 f"fingerprint must have D = {self._held.fingerprint.shape[1]} as the batches in memory, got "
-                f"{now.fingerprint.shape[1]}; use a new ValueMemory where the fingerprints change."
+                f"{now.fingerprint.shape[1]}: of another model, layer or embedder; begin with an empty ValueMemory (a checkpoint "
+                "that a trainer resumes from may hold a full one, in bipace_memory.pt)."
             )
         both = now if self._held is None else self._held.then(now)
         self._held = both.last(self.max_rows)

@@ -12,7 +12,7 @@ from ..config import Config
 from ..embedders import EMBEDDERS, find
 
 Method = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae"]
-OF_GAE = ("value", "share", "shrinkage", "kernel_width", "kernel_time", "kernel_noise", "gae_lambda")
+OF_GAE = ("value", "share", "shrinkage", "kernel_width", "kernel_time", "kernel_noise", "kernel_same", "gae_lambda")
 OF_METHOD = {
     "gigpo_mode": "gigpo", "history_length": "hgpo", "length_weight_alpha": "hgpo", "base_group": "hgpo",
     **dict.fromkeys(OF_GAE, "gae"),
@@ -55,6 +55,7 @@ class Settings:
     layer            of the actor, as in bipace_kernels.hidden.tap()
     action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"
     kernel_time      0: time does not count, where Config has None
+    memory_rows      max_rows of the ValueMemory of share "memory"
     The others are those of bipace_kernels.Config; None keeps the preset's value.  Those of another method are an error.
     """
 
@@ -78,7 +79,9 @@ class Settings:
     kernel_width: float | None = None
     kernel_time: float | None = None
     kernel_noise: float | None = None
+    kernel_same: float | None = None
     gae_lambda: float | None = None
+    memory_rows: int = 16_384
     episode_weight: float | None = None
     step_norm: Literal["none", "std", "batch", "group"] | None = None
     episode_norm: Literal["std", "none"] | None = None
@@ -98,6 +101,10 @@ class Settings:
                 raise ValueError(
                     f"{name} is a setting of method {method}, and method is {self.method}: leave one of them out."
                 )
+        if self.memory_rows != type(self).memory_rows and not self.needs_memory:
+            raise ValueError(
+                f"memory_rows is a setting of share memory with value kernel, and share is {self.share}: leave one of them out."
+            )
         if self.episode_weight is not None and self.method == "hgpo":
             raise ValueError("episode_weight has no use in method hgpo, whose total is its step term: leave it out.")
         if self.embedder != "auto":
@@ -152,6 +159,11 @@ class Settings:
     def needs_fingerprint(self) -> bool:
         """Whether the method reads fingerprints (else: equal observations, or nothing)."""
         return self.has_epsilon or (self.method == "gae" and self.value in (None, "kernel"))
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether values are read from the batches before, too."""
+        return self.share == "memory" and self.needs_fingerprint
 
     @property
     def has_epsilon(self) -> bool:

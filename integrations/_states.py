@@ -1,4 +1,4 @@
-"""States: the fingerprints of a training run's steps, which embedder makes them, and the ε that goes with it."""
+"""States: the fingerprints of a training run's steps, which embedder makes them, the ε that goes with it, and its memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from ..hidden.layers import find_decoder, layer_of
 from ..hidden.tap import Tap, tap
 from ..records import Unread
 from ..result import AdvantageResult
+from ..value_memory import ValueMemory
 from ._settings import Settings
 
 Tensor = torch.Tensor
 Columns = Mapping[str, Any]  # arguments of advantage(), a row for each record
+MEMORY_FILE = "bipace_memory.pt"  # beside what States.save() writes
 
 
 class States:
@@ -30,12 +33,14 @@ class States:
     where     what goes before the settings' names in messages, such as "algorithm.bipace."
     epsilon   ε of the configured embedder, of hidden states under embedder=auto; None until "auto" has chosen it, and of a
               method that has none
+    memory    of share="memory", else None; of several processes that of rank 0 holds the records, and the others stay empty
     """
 
     def __init__(self, settings: Settings, where: str = "") -> None:
         self.settings, self.where = settings, where
         used = "actor_hidden" if settings.embedder == "auto" else embedders.find(settings.embedder)[0].name
         self.epsilon = settings.epsilon_of(used) if settings.has_epsilon else None
+        self.memory = ValueMemory(settings.memory_rows) if settings.needs_memory else None
         self._embedder: Any = None
 
     @property
@@ -80,7 +85,7 @@ class States:
         config = self.settings.config(epsilon)
         if labels is not None:
             config = replace(config, partition="exact")  # of labels: the bits of the clusters that they stand for
-        result = run(**given, config=config, check="now")
+        result = run(**given, memory=self.memory, config=config, check="now")
         unread = result.records
         if labels is not None and isinstance(unread, Unread):
             state = bad[unread.layout.on(bad.device).order].to(torch.uint8)
@@ -127,29 +132,60 @@ class States:
         return self.epsilon
 
     def save(self, path: Path) -> None:
-        """Writes what was chosen, beside a checkpoint."""
+        """Writes what was chosen, beside a checkpoint, and a memory with records, that of rank 0, beside that."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.state_dict()))
-
-    @staticmethod
-    def read(path: Path) -> dict[str, Any] | None:
-        """What was written there, for load_state_dict(); None where nothing was."""
-        return json.loads(path.read_text()) if path.exists() else None
+        _write(path, lambda file: file.write_text(json.dumps(self.state_dict())))
+        if self.memory is not None and len(self.memory):
+            found = {**self._kind, "memory": self.memory.state_dict()}
+            _write(path.with_name(MEMORY_FILE), partial(torch.save, found))
 
     def load(self, path: Path) -> None:
-        """Takes up what was written there, if anything was."""
-        if (state := self.read(path)) is not None:
-            self.load_state_dict(state)
+        """Takes up what was written there, if anything was.  Of several processes rank 0 does, and tells the others its ε."""
+        if path.exists():
+            self.load_state_dict(json.loads(path.read_text()))
+        file = path.with_name(MEMORY_FILE)
+        if self.memory is None or not file.exists():
+            return
+        found = torch.load(file, map_location="cpu", weights_only=True)
+        kind = {name: found[name] for name in self._kind}
+        if kind == self._kind:
+            self.memory.load_state_dict(found["memory"])
+        else:
+            warnings.warn(
+                f"{self.where}share=memory begins with an empty memory: {file} holds states of {kind}, and this run reads "
+                f"{self._kind}.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def _kind(self) -> dict[str, Any]:
+        """Which states a checkpoint is about."""
+        return {"embedder": self.settings.embedder, "layer": self.settings.layer}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was chosen, for a checkpoint: plain values."""
-        return {"epsilon": self.epsilon, "embedder": self.settings.embedder, "layer": self.settings.layer}
+        """What was chosen, for a checkpoint: plain values, without the memory's records."""
+        return {"epsilon": self.epsilon, **self._kind}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes the ε of the run that goes on, where this one would choose one for the same states."""
-        same = all(state[name] == getattr(self.settings, name) for name in ("embedder", "layer"))
+        same = {name: state[name] for name in self._kind} == self._kind
         if self.settings.has_epsilon and self.settings.epsilon == "auto" and same:
             self.epsilon = state["epsilon"]
+
+
+def _write(path: Path, write: Callable[[Path], Any]) -> None:
+    """The file as a whole or not at all: a run may end while it is written."""
+    begun = path.with_name(f"{path.name}.begun")
+    write(begun)
+    begun.replace(path)
+
+
+def file_of(trainer: Any, *, resumed: bool = False) -> Path:
+    """For save(), in the folder of a verl trainer's own checkpoint of this step; for load(), of the one it resumed from."""
+    where = trainer.config.trainer
+    given = where.resume_from_path if resumed and where.resume_mode == "resume_path" else None
+    return Path(given or Path(where.default_local_dir, f"global_step_{trainer.global_steps}")) / "bipace.json"
 
 
 def no_hidden(where: str, why: str) -> ValueError:

@@ -126,7 +126,7 @@ def _records(
     }  # fmt: skip
     if settings.needs_truncated:
         cut = _rollout_field(trainer, inputs, "truncated")
-        records["truncated"] = turns.truncated(_cut_off(trainer, output) if cut is None else cut)
+        records["truncated"] = turns.truncated([False] * b if cut is None else cut)
     if settings.needs_keys:
         actions = _rollout_field(trainer, inputs, "actions")
         if actions is None:
@@ -166,22 +166,6 @@ def _rollout_field(trainer: Any, inputs: Sequence[dict[str, Any]], name: str) ->
         return None
     if missing:
         raise ValueError(f"{name} must be given for every row or for none, but row {missing[0]} has none.")
-    return found
-
-
-def _cut_off(trainer: Any, output: dict[str, Any]) -> list[bool]:
-    """[B] whether TRL's own generation stopped short of an end token, as in its completions/clipped_ratio.
-
-    What ends a completion of rollout_func only that function knows: none was cut off.
-    """
-    ids, length = output["completion_ids"], output["completion_mask"].sum(1)
-    if getattr(trainer, "rollout_func", None) is not None:
-        return [False] * len(ids)
-    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-    ends = [*getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]), tokenizer.pad_token_id]
-    last = ids.gather(1, (length - 1).clamp(min=0)[:, None])[:, 0]
-    masked = length == 0  # mask_truncated_completions masks those that were cut off, and no others are empty
-    found: list[bool] = (masked | ~torch.isin(last, torch.tensor(ends, device=ids.device))).tolist()
     return found
 
 

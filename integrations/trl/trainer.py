@@ -104,7 +104,8 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.args.should_save and self._bipace.settings.has_epsilon:
+        settings = self._bipace.settings
+        if self.args.should_save and (settings.has_epsilon or settings.needs_memory):
             folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
             self._bipace.save(folder / STATE_FILE)
 
@@ -112,7 +113,7 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             path = Path(checkpoint, STATE_FILE)
-            found = self._bipace.read(path) if self.accelerator.is_main_process else None
-            (found,) = broadcast_object_list([found])  # one answer, where not every machine sees the folder
-            if found is not None:
-                self._bipace.load_state_dict(found)
+            if self.accelerator.is_main_process:
+                self._bipace.load(path)
+            # One answer, where not every machine sees the folder.
+            (self._bipace.epsilon,) = broadcast_object_list([self._bipace.epsilon])

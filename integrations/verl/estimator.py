@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from .._rollout_rows import RolloutRows
 from .._settings import Settings
-from .._states import States
+from .._states import States, file_of
 from .._versions import check_version
 
 Tensor = torch.Tensor
@@ -142,17 +141,11 @@ class Trainer:
 
     def _save_checkpoint(self) -> None:
         if self.bipace is not None:
-            self.bipace.states.save(self._file(self.config.trainer.default_local_dir))
+            self.bipace.states.save(file_of(self))
         super()._save_checkpoint()  # type: ignore[misc]
 
     def _load_checkpoint(self) -> Any:
         found = super()._load_checkpoint()  # type: ignore[misc]
         if self.bipace is not None:
-            where = self.config.trainer
-            resumed = where.resume_from_path if where.resume_mode == "resume_path" else None
-            self.bipace.states.load(self._file(where.default_local_dir, resumed))
+            self.bipace.states.load(file_of(self, resumed=True))
         return found
-
-    def _file(self, folder: str, checkpoint: str | None = None) -> Path:
-        """In the folder of verl's own checkpoint of this step."""
-        return Path(checkpoint or Path(folder, f"global_step_{self.global_steps}")) / "bipace.json"

@@ -13,6 +13,7 @@ import torch
 from ...embedders import named
 from ...pipeline import advantage
 from ...tokens import to_tokens
+from ...value_memory import ValueMemory
 from .._states import metrics_of
 from .._turns import keys_of
 from .settings import WHERE, Settings
@@ -33,7 +34,9 @@ def mark(batch: Any, settings: Settings) -> None:
         batch.meta_info[LAYER] = settings.bisim_layer
 
 
-def write_advantages(data: Any, settings: Settings, tokenizer: Any = None) -> dict[str, float]:
+def write_advantages(
+    data: Any, settings: Settings, tokenizer: Any = None, memory: ValueMemory | None = None
+) -> dict[str, float]:
     """Writes `advantages` and `returns` [N, T] float32 (both the same, as verl-agent does) and returns the metrics.
 
         A_i = A_ep(i) + w · A_S(i),    A_ep of token_level_rewards.sum(-1), A_S of step_rewards; HGPO: its aggregate
@@ -72,7 +75,7 @@ def write_advantages(data: Any, settings: Settings, tokenizer: Any = None) -> di
         given["rewards"] = _rewards(data, settings)[rows].masked_fill(spoilt, torch.nan)
         if "truncated" in data.non_tensor_batch:
             given["truncated"] = data.non_tensor_batch["truncated"][rows.numpy()].astype(bool)
-    result = advantage(group, trajectory, config=config, **given)
+    result = advantage(group, trajectory, config=config, memory=memory, **given)
     embedder = settings.bisim_embedder if settings.bisim_grouping or config.needs_fingerprint else ""
     epsilon = config.epsilon if config.partition == "cosine" else None
     metrics, total = metrics_of(result, embedder, epsilon, config.partition != "none"), result.advantage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -11,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from .._replace import replace, replaced
+from .._states import States, file_of
 from .._versions import check_parts
 from .batch import mark, write_advantages
-from .settings import Settings
+from .settings import WHERE, Settings
 
 CONFIG = Path(__file__).with_name("config")
 
@@ -44,6 +46,12 @@ def attach(trainer: Any, settings: Settings | None) -> None:
     check_parts("verl-agent", module, *ours)
     core = getattr(module, name)
     metrics: dict[str, float] = {}
+    memory = None
+    if settings.gae is not None and settings.gae.needs_memory:
+        own = dataclasses.replace(settings.gae, embedder=settings.bisim_embedder, layer=settings.bisim_layer)
+        states = States(own, f"{WHERE}bipace_")
+        keep(trainer, states)
+        memory = states.memory
 
     def fit(inner: Any, self: Any) -> Any:
         def compute_step_discounted_returns(inner: Any, batch: Any, gamma: float) -> Any:
@@ -53,7 +61,7 @@ def attach(trainer: Any, settings: Settings | None) -> None:
 
         def compute_advantage(inner: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
             metrics.clear()
-            metrics.update(write_advantages(data, settings, self.tokenizer))
+            metrics.update(write_advantages(data, settings, self.tokenizer, memory))
             return data
 
         def compute_data_metrics(inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,6 +71,22 @@ def attach(trainer: Any, settings: Settings | None) -> None:
             return inner(self)
 
     replace(trainer, fit)
+
+
+def keep(trainer: Any, states: States) -> None:
+    """Lets checkpoints of the trainer class carry the states' memory."""
+
+    def _save_checkpoint(inner: Any, self: Any) -> Any:
+        states.save(file_of(self))
+        return inner(self)
+
+    def _load_checkpoint(inner: Any, self: Any) -> Any:
+        found = inner(self)
+        states.load(file_of(self, resumed=True))
+        return found
+
+    check_parts("verl-agent", trainer, "_save_checkpoint", "_load_checkpoint")
+    replace(trainer, _save_checkpoint, _load_checkpoint)
 
 
 class Runner:

@@ -12,7 +12,7 @@ from .._settings import OF_GAE, check_fields
 from .._settings import Settings as Shared
 
 WHERE = "algorithm.gigpo."
-BIPACE = tuple(f"bipace_{name}" for name in ("method", "gamma", *OF_GAE, "episode_weight", "step_norm"))
+BIPACE = tuple(f"bipace_{name}" for name in ("method", "gamma", *OF_GAE, "memory_rows", "episode_weight", "step_norm"))
 
 
 @dataclass(frozen=True)

@@ -363,7 +363,9 @@ def test_wrong_memories():
     with pytest.raises(TypeError, match=r"memory must be a bipace_kernels.ValueMemory, got dict"):
         run(config, memory={})
     run(config, memory=memory)
-    with pytest.raises(ValueError, match=r"fingerprint must have D = \d+ as the batches in memory, got 2"):
+    with pytest.raises(
+        ValueError, match=r"fingerprint must have D = \d+ as the batches in memory, got 2: of another model"
+    ):
         run(config, memory=memory, fingerprint=np.ones((N, 2), np.float32))
     with pytest.raises(ValueError, match=r"state must come from ValueMemory.state_dict\(\)"):
         memory.load_state_dict({"groups": [1]})

@@ -109,12 +109,9 @@ def make_trainer(folder: Any, cls: Any = Keeping, model: Any = None, reward_func
 
 
 def by_hand(
-    *ranks: dict[str, Any], config: bk.Config, mode: str = "action_tag", generated: bool = False
+    *ranks: dict[str, Any], config: bk.Config, mode: str = "action_tag", memory: bk.ValueMemory | None = None
 ) -> list[torch.Tensor]:
-    """[B, T] of each rank's batch, what the page says, token by token: loops, bk.advantage() and nothing of the adapter.
-
-    generated   by TRL itself, which cut off what does not end in <eos>
-    """
+    """[B, T] of each rank's batch, what the page says, token by token: loops, bk.advantage() and nothing of the adapter."""
     g, rows, spans = 4, [], []
     for rank, batch in enumerate(ranks):
         output = batch["output"]
@@ -125,8 +122,6 @@ def by_hand(
             starts = [t for t, m in enumerate(mask) if m and (t == 0 or not mask[t - 1])] or [0]
             scores, extra, before = batch["rewards"][first + b], batch["inputs"][b], 0
             total = float("nan") if bool(scores.isnan().all()) else float(scores.nansum())
-            real = output["completion_ids"][b][output["completion_mask"][b].bool()].tolist()
-            cut = generated and (not real or real[-1] != TOKENIZER.eos_token_id)
             for i, t in enumerate(starts):
                 end = next((u for u in range(t, len(mask)) if not mask[u]), len(mask))
                 ids = output["completion_ids"][b, t:end].tolist()
@@ -138,7 +133,7 @@ def by_hand(
                     "observation": extra["observations"][i] if "observations" in extra else TOKENIZER.decode(
                         prompt if i == 0 else output["completion_ids"][b, before:t], skip_special_tokens=True),
                     "action": extra["actions"][i] if "actions" in extra else None, "ids": ids,
-                    "truncated": extra.get("truncated", cut),
+                    "truncated": extra.get("truncated", False),
                 })  # fmt: skip
                 spans.append((rank, b, t, end))
                 before = end
@@ -152,7 +147,7 @@ def by_hand(
         keys, _ = bk.action_keys([row["ids"] for row in rows], mode=mode, token_bytes=TABLE, mask=masks)
     result = bk.advantage(
         **records, fingerprint=torch.stack([row["fingerprint"] for row in rows]), action_key=keys,
-        observation=[row["observation"] for row in rows], config=config,
+        observation=[row["observation"] for row in rows], memory=memory, config=config,
     )  # fmt: skip
     found = [torch.zeros(batch["output"]["completion_mask"].shape) for batch in ranks]
     for (rank, b, t, end), value in zip(spans, result.advantage.tolist(), strict=True):

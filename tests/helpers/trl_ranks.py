@@ -33,7 +33,7 @@ AcceleratorState.__init__ = init
 
 
 def main(folder: Path, options: dict) -> dict:
-    bad_rank = options.pop("bad_rank", None)
+    bad_rank, resumed = options.pop("bad_rank", None), options.pop("resume", None)
 
     def rollout(prompts, trainer):
         out = tt.rollout(prompts, trainer)
@@ -41,7 +41,7 @@ def main(folder: Path, options: dict) -> dict:
 
     trainer = tt.make_trainer(folder, rollout_func=rollout, **options)
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=resumed and str(folder.parent / resumed))
     except ValueError as error:
         return {"error": str(error)}
     for batch in trainer.batches:
@@ -49,7 +49,11 @@ def main(folder: Path, options: dict) -> dict:
         batch["turns"] = len(turns)
     logged = [log for log in trainer.state.log_history if "loss" in log]
     sharded = {type(p).__name__ for p in trainer.model.parameters()}
-    return {"batches": trainer.batches, "log": logged, "epsilon": trainer._bipace.epsilon, "parameters": sharded}
+    states = trainer._bipace
+    return {
+        "batches": trainer.batches, "log": logged, "epsilon": states.epsilon, "parameters": sharded,
+        "memory": len(states.memory or ()),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ CONFIG = {
         "rollout": {"tensor_model_parallel_size": 1, "log_prob_micro_batch_size_per_gpu": 4, "temperature": 1.0,
                     "log_prob_use_dynamic_bsz": False, "log_prob_max_token_len_per_gpu": 64},
     },
-    "trainer": {"n_gpus_per_node": 1, "balance_batch": True, "total_epochs": 1, "total_training_steps": None},
+    "trainer": {"n_gpus_per_node": 1, "balance_batch": True, "total_epochs": 1, "total_training_steps": None,
+                "default_local_dir": "checkpoints", "resume_mode": "disable", "resume_from_path": None},
 }  # fmt: skip
 
 
@@ -184,10 +186,22 @@ class ActorRolloutRefWorker:
 
 
 class RayPPOTrainer:
-    """fit() for one batch: what the driver does to it, in the fork's order."""
+    """fit() for one batch: what the driver does to it, in the fork's order; checkpoints without anything in them."""
+
+    def _save_checkpoint(self):
+        Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}").mkdir(
+            parents=True, exist_ok=True
+        )
+
+    def _load_checkpoint(self):
+        if self.config.trainer.resume_mode == "resume_path":
+            self.global_steps = int(self.config.trainer.resume_from_path.split("global_step_")[-1])
 
     def fit(self):
         config, algorithm = self.config, self.config.algorithm
+        self.global_steps = 0
+        self._load_checkpoint()
+        self.global_steps += 1
         hgpo = algorithm.adv_estimator == "hgpo"
         batch = self.traj_collector.multi_turn_loop(None, self.actor_rollout_wg, None, is_train=True)
         core = core_hgpo if hgpo else core_gigpo

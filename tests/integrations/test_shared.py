@@ -170,7 +170,11 @@ def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
         ({"value": "kernel"}, "value is a setting of method gae, and method is bipace"),
         ({"method": "bigpo", "shrinkage": 1.0}, "shrinkage is a setting of method gae, and method is bigpo"),
         ({"method": "gae", "value": "critic"}, "value must be one of group, cluster, kernel, got 'critic'"),
-        ({"method": "gae", "share": "world"}, "share must be one of group"),
+        ({"method": "gae", "share": "world"}, "share must be one of group, batch, memory, got 'world'"),
+        ({"method": "gae", "memory_rows": 5}, "memory_rows is a setting of share memory with value kernel, and share is None"),
+        ({"method": "gae", "share": "memory", "memory_rows": 0}, "memory_rows must be an int of at least 1, got 0"),
+        ({"method": "gae", "kernel_same": -1}, "kernel_same must be a number"),
+        ({"method": "bigpo", "kernel_same": 1}, "kernel_same is a setting of method gae, and method is bigpo"),
         ({"method": "gae", "gae_lambda": 2}, "gae_lambda must be a number in [0, 1], got 2"),
         ({"method": "gae", "kernel_time": False}, "kernel_time must be a number"),
         ({"method": "gae", "kernel_noise": 0.0}, "kernel_noise must be a number"),
@@ -236,7 +240,10 @@ def test_settings_of_gae_are_those_of_its_configuration():
         settings = Settings.of({"method": "gae", "value": value, "epsilon": "auto"})
         assert (settings.needs_fingerprint, settings.needs_observation) == needs
         assert not settings.needs_keys and settings.config(0.3) == bk.Config.gae(value or "kernel", **own)
-    changed = {"gae_lambda": 0.9, "kernel_width": 0.2, "kernel_noise": 1.0, "episode_weight": 0.5, "step_norm": "group"}
+    changed = {
+        "gae_lambda": 0.9, "kernel_width": 0.2, "kernel_noise": 1.0, "kernel_same": 0.7, "episode_weight": 0.5,
+        "step_norm": "group", "share": "group",
+    }  # fmt: skip
     found = Settings.of({"method": "gae", "kernel_time": 0, **changed}).config()
     assert found == bk.Config.gae(kernel_time=None, **changed, **own)
     assert Settings.of({"episode_weight": 0}).config() == bk.Config.bipace(episode_weight=0, **own)
@@ -248,6 +255,76 @@ def test_settings_of_gae_are_those_of_its_configuration():
     assert torch.equal(
         result.advantage, bk.advantage(**RECORDS, fingerprint=hidden, config=bk.Config.gae(**own)).advantage
     )
+
+
+MEMORY = {"method": "gae", "share": "memory", "memory_rows": 4}
+
+
+def states_of(**settings):
+    return States(Settings.of({**MEMORY, **settings}), "here.")
+
+
+def test_a_memory_goes_with_the_checkpoint_and_a_run_that_resumes_has_the_same_bits(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    before, after = torch.randn(3, 4, generator=rng), torch.randn(3, 4, generator=rng)
+    config = bk.Config.gae(share="memory", on_invalid="singleton", duplicates="once")
+    one, file = states_of(), tmp_path / "seven" / "bipace.json"
+    one.advantage(RECORDS, list, hidden=before)
+    one.save(file)
+    assert sorted(path.name for path in file.parent.iterdir()) == ["bipace.json", "bipace_memory.pt"]
+    went_on, memory = one.advantage(RECORDS, list, hidden=after)[0], bk.ValueMemory(4)
+    bk.advantage(**RECORDS, fingerprint=before, memory=memory, config=config)
+    wanted = bk.advantage(**RECORDS, fingerprint=after, memory=memory, config=config)
+    resumed = states_of()
+    resumed.load(file)
+    again = resumed.advantage(RECORDS, list, hidden=after)[0]
+    for result in (went_on, again):
+        assert torch.equal(result.value, wanted.value) and torch.equal(result.advantage, wanted.advantage)
+    alone = bk.advantage(**RECORDS, fingerprint=after, config=config)
+    assert not torch.equal(wanted.value, alone.value) and len(resumed.memory) == 4
+
+
+def test_a_memory_of_other_states(tmp_path):
+    """Those of another layer are left where they are, with a warning; those of another model have another width."""
+    one, file = states_of(), tmp_path / "bipace.json"
+    one.save(file)
+    assert not (tmp_path / "bipace_memory.pt").exists()  # of an empty one, such as that of a rank behind the first
+    one.advantage(RECORDS, list, hidden=torch.randn(3, 4))
+    one.save(file)
+    other = states_of(layer=-3)
+    with pytest.warns(
+        RuntimeWarning, match=r"here\.share=memory begins with an empty memory: .*'layer': -8.*'layer': -3"
+    ):
+        other.load(file)
+    assert len(other.memory) == 0
+    plain = States(Settings.of({"method": "gae"}))
+    plain.load(file)
+    assert (
+        plain.memory is None and States(Settings.of({**MEMORY, "memory_rows": None, "value": "group"})).memory is None
+    )
+    later = states_of()
+    later.load(file)
+    with pytest.raises(
+        ValueError, match=r"D = 4 as the batches in memory, got 6: of another model, .*bipace_memory\.pt"
+    ):
+        later.advantage(RECORDS, list, hidden=torch.randn(3, 6))
+
+
+def test_a_state_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    one, file = states_of(), tmp_path / "bipace.json"
+    one.advantage(RECORDS, list, hidden=torch.randn(3, 4))
+    one.save(file)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def half(found, path):
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(torch, "save", half)
+    one.advantage(RECORDS, list, hidden=torch.randn(3, 4))
+    with pytest.raises(OSError, match="no space left"):
+        one.save(file)
+    assert all(path.read_bytes() == content for path, content in before.items())
 
 
 def test_a_key_of_none_was_not_given():

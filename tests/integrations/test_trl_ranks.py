@@ -22,10 +22,16 @@ SINGLETON = {"on_invalid": "singleton", "duplicates": "once"}
 
 
 # 6 rows on each of two processes, groups of 4: the second group has two rows on either.
+TWO_BATCHES = {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3}
+# Shuffled epochs do not come again in transformers after a checkpoint at the end of one.
+MEMORY = {"bipace_method": "gae", "bipace_share": "memory", "bipace_memory_rows": 20, "shuffle_dataset": False}
 WAYS = {
     "auto": {"per_device_train_batch_size": 6, "bipace_epsilon": "auto"},
-    "tapped": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, "bipace_method": "bigpo"},
-    "gae": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, "bipace_method": "gae"},
+    "tapped": {**TWO_BATCHES, "bipace_method": "bigpo"},
+    "gae": {**TWO_BATCHES, "bipace_method": "gae"},
+    # No optimizer: transformers does not find the device "cpu:0" again, and a batch is scored before it is learned.
+    "memory": {**TWO_BATCHES, **MEMORY, "save_strategy": "steps", "save_steps": 2, "save_only_model": True},
+    "resumed": {**TWO_BATCHES, **MEMORY, "resume": "memory/checkpoint-2"},
     "failing": {"per_device_train_batch_size": 6, "bad_rank": 1},
 }
 
@@ -52,11 +58,11 @@ def run(folder, ways, **more):
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 
-def compare(ranks, name, config):
+def compare(ranks, name, config, memory=None):
     batches = list(zip(*(rank[name]["batches"] for rank in ranks), strict=True))
     assert len(batches) == 2
     for both in batches:
-        wanted = tt.by_hand(*both, config=config)
+        wanted = tt.by_hand(*both, config=config, memory=memory)
         for batch, advantages in zip(both, wanted, strict=True):
             assert torch.equal(batch["output"]["advantages"], advantages)
     return batches
@@ -78,6 +84,15 @@ def test_a_tapped_forward(ranks):
 
 def test_the_root_mean_square_of_gae_is_over_both(ranks):
     compare(ranks, "gae", bk.Config.gae(**SINGLETON))
+
+
+def test_batches_before_are_in_the_memory_of_the_first_process(ranks):
+    """And in the one file that it writes; a run that resumes there has the bits of the one that went on."""
+    compare(ranks, "memory", bk.Config.gae(share="memory", **SINGLETON), bk.ValueMemory(20))
+    assert [rank["memory"]["memory"] for rank in ranks] == [rank["resumed"]["memory"] for rank in ranks] == [20, 0]
+    for rank in ranks:
+        (again,) = rank["resumed"]["batches"]
+        assert torch.equal(again["output"]["advantages"], rank["memory"]["batches"][1]["output"]["advantages"])
 
 
 def test_where_one_process_fails_all_do(ranks):

@@ -92,19 +92,40 @@ def test_gae_by_every_value_and_with_rollouts_that_were_cut_off(tmp_path, value)
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_gae_takes_what_trl_itself_cut_off(tmp_path, masked):
-    """Few tokens, so that about a quarter of those that are drawn is the end."""
+def test_a_completion_that_runs_out_of_tokens_has_ended(tmp_path, masked):
+    """Few tokens, so that about a quarter of those that are drawn is the end: V̂ stands for nothing that was cut off."""
     few = {"suppress_tokens": [i for i in range(len(tt.TOKENIZER)) if i not in (65, 66, 67, tt.TOKENIZER.eos_token_id)]}
     trainer = trained(
         tmp_path, bipace_method="gae", bipace_value="group", max_completion_length=4, generation_kwargs=few,
         mask_truncated_completions=masked,
     )  # fmt: skip
-    check(trainer, bk.Config.gae("group", **SINGLETON), generated=True)
+    check(trainer, bk.Config.gae("group", **SINGLETON))
     ratio = [log["completions/clipped_ratio"] for log in trainer.state.log_history if "loss" in log]
     assert all(0 < r < 1 for r in ratio)
-    for batch, share in zip(trainer.batches, ratio, strict=True):
-        found = credit._cut_off(trainer, batch["output"])
-        assert sum(found) / len(found) == pytest.approx(share)
+
+
+def test_values_of_batches_before_go_with_the_checkpoint(tmp_path):
+    """A run that resumes has the bits of the one that went on; without the file it begins anew."""
+    options = {
+        "rollout_func": tt.rollout, "bipace_method": "gae", "bipace_share": "memory", "bipace_memory_rows": 12,
+        "bipace_kernel_same": 0.5, "num_iterations": 2, "max_steps": 3, "save_strategy": "steps", "save_steps": 2,
+    }  # fmt: skip
+    config, memory = bk.Config.gae(share="memory", kernel_same=0.5, **SINGLETON), bk.ValueMemory(12)
+    first = trained(tmp_path, **options)
+    assert len(first.batches) == 2
+    check(first, config, memory=memory)
+    at = tmp_path / "checkpoint-2"
+    assert not list(at.glob("*.begun"))
+    for kept in (True, False):
+        if not kept:
+            (at / "bipace_memory.pt").unlink()
+        second = tt.make_trainer(tmp_path, **options)
+        second.train(resume_from_checkpoint=str(at))
+        (batch,) = second.batches
+        (alone,) = tt.by_hand(batch, config=config)
+        wanted = first.batches[1]["output"]["advantages"] if kept else alone
+        assert torch.equal(batch["output"]["advantages"], wanted)
+    assert not torch.equal(alone, first.batches[1]["output"]["advantages"])
 
 
 def test_what_was_cut_off_is_told_by_one_bool_per_row(tmp_path):
@@ -371,6 +392,7 @@ def config(**options):
             {"scale_rewards": "batch", "bipace_method": "gae", "bipace_episode_weight": 1.0},
             "scale_rewards='batch' has no",
         ),
+        ({"bipace_memory_rows": 5}, "bipace_memory_rows is a setting of share memory with value kernel"),
         ({"bipace_gae_lambda": 0.5}, "bipace_gae_lambda is a setting of method gae, and method is bipace"),
         (
             {"bipace_method": "gae", "bipace_kernel_time": -1.0},

@@ -550,13 +550,13 @@ def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path):
         assert other.states.epsilon != chosen.epsilon
 
 
-@pytest.mark.parametrize("version", ["v0", "v1"])
-@pytest.mark.parametrize("mode", ["auto", "resume_path"])
-def test_verl_s_own_checkpoints_carry_it(tmp_path, version, mode):
-    """Through the trainers' _save_checkpoint() and _load_checkpoint(), with workers that save nothing."""
+@pytest.fixture(params=[(version, mode) for version in ("v0", "v1") for mode in ("auto", "resume_path")], ids="-".join)
+def trainer(tmp_path, request):
+    """Makes trainers with these settings, whose workers save nothing, past all but _save_checkpoint() and _load_checkpoint()."""
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
     from verl.trainer.ppo.v1 import get_trainer_cls
 
+    version, mode = request.param
     changes = [
         ("trainer.default_local_dir", str(tmp_path)), ("trainer.resume_mode", mode),
         ("trainer.resume_from_path", str(tmp_path / "global_step_3") if mode == "resume_path" else None),
@@ -572,15 +572,19 @@ def test_verl_s_own_checkpoints_carry_it(tmp_path, version, mode):
         def __getattr__(self, name):
             return lambda *args, **kwargs: None
 
-    def make():
+    def make(**settings):
         trainer = object.__new__(RayPPOTrainer if version == "v0" else get_trainer_cls("sync"))
-        trainer.config = run_of(changes, epsilon="auto")
+        trainer.config = run_of(changes, **settings)
         trainer.bipace, trainer.global_steps, trainer.use_critic = Bipace(trainer.config), 3, False
         trainer.actor_rollout_wg = trainer.train_dataloader = trainer.checkpoint_callback = Nothing()
         trainer.trainer_mode = "sync"
         return trainer
 
-    saved, resumed = make(), make()
+    return make
+
+
+def test_verl_s_own_checkpoints_carry_it(trainer, tmp_path):
+    saved, resumed = trainer(epsilon="auto"), trainer(epsilon="auto")
     saved.bipace.states.epsilon = 0.07
     saved._save_checkpoint()
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
@@ -588,3 +592,22 @@ def test_verl_s_own_checkpoints_carry_it(tmp_path, version, mode):
     resumed.global_steps = 0
     resumed._load_checkpoint()
     assert resumed.global_steps == 3 and resumed.bipace.states.epsilon == 0.07
+
+
+def test_verl_s_own_checkpoints_carry_the_batches_before(trainer, advantages):
+    """A run that resumes has the bits of the one that went on."""
+    torch.manual_seed(0)
+    before, after = ([torch.randn(n, 16) for n in (2, 2, 1, 2)] for _ in range(2))
+    settings = {"method": "gae", "share": "memory", "memory_rows": 10, "kernel_same": 0.5}
+    saved, resumed, fresh = (trainer(**settings) for _ in range(3))
+    advantages(saved.bipace, batch(MULTI), before)
+    saved._save_checkpoint()
+    went_on, _ = advantages(saved.bipace, batch(MULTI), after)
+    resumed.global_steps = 0
+    resumed._load_checkpoint()
+    again, alone = (advantages(each.bipace, batch(MULTI), after)[0] for each in (resumed, fresh))
+    assert torch.equal(again, went_on) and not torch.equal(alone, went_on)
+    memory, config = bk.ValueMemory(10), bk.Config.gae(share="memory", kernel_same=0.5)
+    records(TERMINAL, config, fingerprint=torch.cat(before), memory=memory)
+    result = records(TERMINAL, config, fingerprint=torch.cat(after), memory=memory)
+    assert torch.equal(again, spread(result.advantage, batch(MULTI).batch["response_mask"]))

@@ -273,6 +273,60 @@ def test_gae_of_a_whole_step(tmp_path, tokenizer):
         assert advantages.isfinite().all() and advantages.any(1).double().mean() > 0.5
 
 
+def test_values_of_batches_before_go_with_verl_agent_s_checkpoints(tmp_path, tokenizer):
+    """fit() resumes from what the trainer's own functions saved, and has the bits of the run that went on."""
+    overrides = [
+        "algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_share=memory", "algorithm.gigpo.bipace_memory_rows=20",
+        "algorithm.gigpo.bipace_kernel_same=0.5", "algorithm.gigpo.bisim_embedder=ngram",
+        f"trainer.default_local_dir={tmp_path}",
+    ]  # fmt: skip
+
+    class Nothing:  # of the fork: what it saves besides, in workers and of its data
+        state_dict = dict
+
+        def __init__(self, rows=()):
+            self.rows = rows
+
+        def __iter__(self):
+            return iter(self.rows)
+
+        def load_state_dict(self, state):
+            pass
+
+    def make(seed, **where):
+        config = config_of(tmp_path, *overrides)
+        trainer = trainer_of(config, tokenizer, rollout(seed, tokenizer))
+        config.trainer.update(where)
+        trainer.train_dataloader, trainer.use_critic = Nothing(getattr(trainer, "train_dataloader", ())), False
+        for name in ("save_checkpoint", "load_checkpoint"):
+            setattr(trainer.actor_rollout_wg, name, lambda *_, **__: None)
+        attach(type(trainer), settings_of(config))
+        return trainer
+
+    def fitted(trainer):
+        np.random.seed(0)  # noqa: NPY002  # what the fork chooses copies with
+        trainer.fit()
+        return trainer.actor_rollout_wg.seen.batch["advantages"]
+
+    first = make(10)
+    fitted(first)
+    first.global_steps = 3
+    first._save_checkpoint()
+    assert (tmp_path / "global_step_3" / "bipace_memory.pt").exists()
+    first.traj_collector.multi_turn_loop = lambda *_, **__: rollout(11, tokenizer)
+    went_on = fitted(first)
+    resumed = fitted(make(11, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_3")))
+    assert torch.equal(resumed, went_on) and not torch.equal(fitted(make(11)), went_on)
+
+
+def test_without_a_memory_checkpoints_are_verl_agent_s_own(tmp_path, tokenizer):
+    config = config_of(tmp_path, "algorithm.gigpo.bipace_method=gae")
+    trainer = trainer_of(config, tokenizer, rollout(10, tokenizer))
+    before = type(trainer)._save_checkpoint, type(trainer)._load_checkpoint
+    attach(type(trainer), settings_of(config))
+    assert (type(trainer)._save_checkpoint, type(trainer)._load_checkpoint) == before
+
+
 def test_pace_alone_keeps_verl_agent_s_own_groups(ready):
     """cacb_enabled without bisim_grouping: equal observations, or similar ones."""
     for similar, partition in ((False, "exact"), (True, "similar")):
@@ -379,6 +433,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae where there are keys bipace_…, got 'bigpo'"),
         (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae .* got None: set it, or leave out bipace_value"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_gae_lambda=2"], r"gigpo\.bipace_gae_lambda must be a"),
+        (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_memory_rows=9"], r"gigpo\.bipace_memory_rows is a"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gamma=2"], r"algorithm\.gigpo\.bipace_gamma must be a number"),
     ],
 )  # fmt: skip
