@@ -12,11 +12,10 @@ def main() -> None:
     textcraft = sets.add_parser("textcraft", help="TextCraft with the noisy planner; ten minutes of one core")
     _options(textcraft, 256)
     training = sets.add_parser("train", help="the training run whose policies `model` looks at; needs TRL")
-    model = sets.add_parser("model", help="TextCraft with the example's model as policy; an hour or two of one core")
+    model = sets.add_parser("model", help="TextCraft with the example's model as policy; half an hour of one core")
     _options(model, 32)
     for command in (training, model):
         command.add_argument("--out", type=Path, default=Path("out/truth_model"), help="folder of the run's weights")
-    model.add_argument("--only", default="", help="of the sets, those whose name contains this")
     alfworld = sets.add_parser("alfworld", help="ALFWorld with a scripted searcher; needs textworld[pddl]")
     _options(alfworld, 64)
     alfworld.add_argument("--games", type=Path, required=True, help="folder with the games, each a game.tw-pddl")
@@ -35,11 +34,13 @@ def main() -> None:
             raise SystemExit(1 if games.check(arguments.games) else 0)
         for role in games.ROLES:
             for noise in games.NOISES:
-                games.make(noise, role, arguments.continuations, arguments.games, arguments.again)
+                if arguments.only in f"alfworld_{round(100 * noise)}_{role}":
+                    games.make(noise, role, arguments.continuations, arguments.games, arguments.again)
     elif arguments.set == "textcraft":
         for role in planner.ROLES:
             for noise in planner.NOISES:
-                planner.make(noise, role, arguments.continuations, arguments.again)
+                if arguments.only in f"textcraft_planner{round(100 * noise)}_{role}":
+                    planner.make(noise, role, arguments.continuations, arguments.again)
     elif arguments.set == "train":
         of_model.train(arguments.out)
     elif arguments.set == "model":
@@ -54,6 +55,7 @@ def _options(parser: argparse.ArgumentParser, continuations: int) -> None:
         "--continuations", type=int, default=continuations, metavar="M", help="of each state (default: %(default)s)"
     )
     parser.add_argument("--again", action="store_true", help="make sets that are there anew")
+    parser.add_argument("--only", default="", help="of the sets, those whose name contains this")
 
 
 if __name__ == "__main__":
