@@ -1,7 +1,6 @@
 """`python -m bench [STAGE ...] [--quick] [--threads N] [--out DIR]`, also `bipace bench`.
 
-Programs of their own beside the stages: `python -m bench gpu`, `resources`, `cuda_resources`, `drift`, `distributed`,
-`hidden` and `trainers`.
+Programs of their own beside the stages: see PROGRAMS.
 """
 
 from __future__ import annotations
