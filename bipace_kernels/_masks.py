@@ -34,6 +34,10 @@ class Kept:
         """[…, M] -> […, kept]."""
         return values if values is None or self.positions is None else values[..., self.positions]
 
+    def places(self, positions: Tensor) -> Tensor:
+        """Positions among M that are kept -> among the kept."""
+        return positions if self.positions is None else torch.searchsorted(self.positions, positions)
+
     def offsets(self, offsets: Tensor) -> Tensor:
         """Offsets [S+1] of runs -> those [≤ S+1] of what is left of them; runs left empty go."""
         if self.positions is None:

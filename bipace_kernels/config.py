@@ -14,14 +14,14 @@ import torch
 from ._handles import Handled
 from .estimators import ESTIMATORS, StepRecords, estimator_of, name_of, needs_of
 from .partitions import PARTITIONS
-from .stages import ABOVE_ZERO, DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, Range
+from .stages import ABOVE_ZERO, DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, SAME, WIDTH, Range
 
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
 _NUMBERS = {
     "gamma": GAMMA, "step_weight": NOT_NEGATIVE, "epsilon": EPSILON, "delta": DELTA, "length_weight_alpha": NOT_NEGATIVE,
     "similarity": Range("in (0, 1]", lambda x: 0 < x <= 1), "episode_weight": NOT_NEGATIVE, "shrinkage": NOT_NEGATIVE,
-    "kernel_width": ABOVE_ZERO, "kernel_time": ABOVE_ZERO, "kernel_noise": NOISE,
-    "kernel_same": NOT_NEGATIVE, "gae_lambda": GAMMA,
+    "kernel_width": WIDTH, "kernel_time": ABOVE_ZERO, "kernel_noise": NOISE,
+    "kernel_same": SAME, "gae_lambda": GAMMA,
 }  # fmt: skip
 
 
@@ -57,10 +57,10 @@ class Config(Handled):
     share                value="kernel": what a value is read from, the prompt "group", the "batch", or the batch and the ones
                          before it in `memory`
     shrinkage            κ ≥ 0 of value="cluster"
-    kernel_width         ℓ > 0 of value="kernel": exp((cos − 1)/ℓ) of centred fingerprints
+    kernel_width         ℓ ≥ 0.05 of value="kernel": exp((cos − 1)/ℓ) of centred fingerprints
     kernel_time          θ > 0 in steps: exp(−Δt²/(2 θ²)); None: time does not count
     kernel_noise         ρ ≥ 0.1, the variance of returns about their value, in units of the kernel's
-    kernel_same          s ≥ 0 of share "batch" and "memory": what records of one prompt group have in common
+    kernel_same          s in [0, 1000] of share "batch" and "memory": what records of one prompt group have in common
     gae_lambda           λ in [0, 1]
     base_group           HGPO: the episode advantage joins the aggregate as depth 0
     duplicates           rows with equal (group, trajectory, step): an error, one record, or a record each
@@ -145,9 +145,10 @@ class Config(Handled):
             wish = "a partition" if self.value == "cluster" else "partition='none'"
             raise ValueError(f"value={self.value!r} of estimator={name!r} needs {wish}, got {self.partition!r}.")
         if self.step_norm not in row.step_norms:
+            own = " or ".join(map(repr, row.step_norms))
             able = " or ".join(repr(each.name) for each in ESTIMATORS.values() if self.step_norm in each.step_norms)
             raise ValueError(
-                f"step_norm={self.step_norm!r} goes with estimator {able}, got estimator={name!r}; use step_norm='none'."
+                f"step_norm={self.step_norm!r} goes with estimator {able}, got estimator={name!r}; use {own}."
             )
 
     @property

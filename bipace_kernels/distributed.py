@@ -97,7 +97,13 @@ def advantage(
         check_memory(memory)
         return _check_own(given, check_config(config), backend, num_threads)
 
-    result = _run(process_group, prepare, num_threads, memory)
+    held = None if memory is None else memory.state()
+    try:
+        result = _run(process_group, prepare, num_threads, memory)
+    except BaseException:
+        if memory is not None:
+            memory.restore(held)  # its owner read bad rows before the other ranks knew of them
+        raise
     back = _interop.from_dlpack_of(given)
     return result if back is None else result.as_arrays(back)
 

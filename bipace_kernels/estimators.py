@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .landmarks import choose_landmarks
 from .partitions import PARTITIONS, cluster_histories, histories, labels_of
 from .schema import Branch, Terms
 from .value_memory import Readings
@@ -117,24 +118,34 @@ def _kernel_values(batch: Batch) -> Tensor:
         horizon=float(cfg.kernel_time or 0.0), noise=float(cfg.kernel_noise), same=float(cfg.kernel_same),
     )  # fmt: skip
     if cfg.share != "memory" or batch.memory is None:
-        usable = _in_company(batch) if cfg.share == "group" else batch.usable
+        alone = cfg.share == "group"
+        usable = _in_company(batch) if alone else batch.usable
+        landmarks = None if alone else choose_landmarks(fingerprint, lay.order, lay.time(), _inside(batch))
         return run(
-            fingerprint, lay.order, batch.returns, lay.time(), lay.group_offsets, usable, n_groups=lay.n_groups,
+            fingerprint, lay.order, batch.returns, lay.time(), lay.group_offsets, usable, landmarks, n_groups=lay.n_groups,
             longest_group=lay.longest_group, taken=batch.taken,
         )  # fmt: skip
-    inside = torch.ones_like(batch.returns, dtype=torch.bool)
-    for mask in (batch.taken, batch.usable):
-        inside = inside if mask is None else inside & mask
+    inside = _inside(batch)
     groups = tuple(batch.layout.group_offsets.diff().tolist())
-    both = batch.memory.join(Readings(batch.by_record(fingerprint), batch.returns, lay.time(), inside, groups))
+    both = batch.memory.before(Readings(batch.by_record(fingerprint), batch.returns, lay.time(), inside, groups))
     offsets = torch.tensor([0, *both.groups]).cumsum(0).to(fingerprint.device)
     every, earlier = torch.arange(both.returns.shape[0], device=fingerprint.device), len(both.returns) - lay.n_records
     taken = None if batch.taken is None else torch.cat([torch.ones_like(both.usable[:earlier]), batch.taken])
+    landmarks = choose_landmarks(both.fingerprint, every, both.time, both.usable)
     value = run(
-        both.fingerprint, every, both.returns, both.time, offsets, both.usable, n_groups=len(both.groups),
+        both.fingerprint, every, both.returns, both.time, offsets, both.usable, landmarks, n_groups=len(both.groups),
         longest_group=max(both.groups, default=0), taken=taken,
     )  # fmt: skip
+    batch.memory.keep(both)
     return value[earlier:]
+
+
+def _inside(batch: Batch) -> Tensor:
+    """[M] bool: taken, and usable."""
+    inside = torch.ones_like(batch.returns, dtype=torch.bool)
+    for mask in (batch.taken, batch.usable):
+        inside = inside if mask is None else inside & mask
+    return inside
 
 
 def _in_company(batch: Batch) -> Tensor:

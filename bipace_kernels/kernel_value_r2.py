@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from . import _checks
+from . import _checks, _interop
 from .config import Config
+from .landmarks import choose_landmarks
 from .reference.clusters import unit_vector
-from .reference.critic import JITTER, LANDMARKS, cut, kernel_matrix
+from .reference.critic import JITTER, cut, kernel_matrix, spaced
 from .result import AdvantageResult
 from .value_r2 import ValueR2, judged, mean_of_others
 
@@ -36,7 +38,8 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
         raise ValueError("config must be a Config.gae() with value='kernel'; other values have result.value_r2().")
     records = result._records()
     lay = records.layout
-    x = _checks.fingerprint_matrix(fingerprint, lay.n_rows).detach().cpu()
+    given = _interop.all_to_torch({"fingerprint": fingerprint})["fingerprint"]
+    x = _checks.fingerprint_matrix(given, lay.n_rows).detach().cpu()
     r, group = records.returns.double().numpy(), lay.group_of_record().numpy()
     trajectory, time = lay.trajectory_of_record().numpy(), lay.time().double().numpy()
     taken, base = mean_of_others(r, group, trajectory)
@@ -53,43 +56,50 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
         if len(part):
             z = np.stack([unit_vector(rows[i]) for i in part.tolist()])
             prior = base[part] if alone else np.zeros(len(part))
+            if alone:
+                at = spaced(len(part))
+            else:
+                chosen = choose_landmarks(x, lay.order, lay.time(), torch.from_numpy(usable))
+                at = np.searchsorted(part, chosen[chosen >= 0].numpy())
             prediction[part] = _left_out(
-                z - z.mean(axis=0), time[part], r[part], prior, trajectory[part], cut(blocks), config
+                z - z.mean(axis=0), time[part], r[part], prior, trajectory[part], cut(blocks), at, config
             )
             covered[part] = True
     return judged(r, prediction, base, taken, covered & taken, group, lay.n_groups)
 
 
 def _left_out(
-    z: Floats, time: Floats, r: Floats, prior: Floats, trajectory: Ints, blocks: list[slice], config: Config
+    z: Floats, time: Floats, r: Floats, prior: Floats, trajectory: Ints, blocks: list[slice], at: Ints, config: Config
 ) -> Floats:
-    """[n] R̂ of each trajectory given the others; `prior` [n] is one number for each trajectory."""
+    """[n] R̂ of each trajectory given the others; `prior` [n] is one number for each trajectory, `at` [m] the landmarks."""
     horizon, noise = float(config.kernel_time or 0.0), config.kernel_noise
     same = 0.0 if config.share == "group" else config.kernel_same
 
     def k(a: Any, b: Any) -> Floats:
         return kernel_matrix(z[a], z[b], time[a], time[b], config.kernel_width, horizon)
 
-    n, several = len(r), len(blocks) > 1
-    at = np.arange(min(n, LANDMARKS)) * n // min(n, LANDMARKS) if several else np.zeros(0, np.int64)
+    n = len(r)
+    if len(blocks) == 1:
+        at = at[:0]
     factor = np.linalg.cholesky(k(at, at) + JITTER * np.eye(len(at)))
-    across = np.linalg.solve(factor, k(at, slice(None))).T if several else np.zeros((n, 0))  # U
-    ones, inverses = np.ones(n), []
-    inner, sums = np.eye(len(at)), np.zeros((len(at), 2))
-    for block in blocks:  # D⁻¹, and what the blocks know of each other
+    across = np.linalg.solve(factor, k(at, slice(None))).T if len(at) else np.zeros((n, 0))  # U
+    inverses, solved, of = [], np.zeros((n, len(at))), np.zeros((n, 2))
+    y = np.stack([r, np.ones(n)], axis=1)
+    for block in blocks:  # (D + ρ I)⁻¹, and it times U, R and ones
         u = across[block]
         inverses.append(np.linalg.inv(k(block, block) + same + noise * np.eye(len(u)) - u @ u.T))
-        inner += u.T @ inverses[-1] @ u
-        sums += u.T @ inverses[-1] @ np.stack([r[block], ones[block]], axis=1)
-    out = np.empty(n)
-    for block, inverse in zip(blocks, inverses, strict=True):
-        solved = inverse @ across[block]
-        of = inverse @ np.stack([r[block], ones[block]], axis=1) - solved @ np.linalg.solve(inner, sums)
-        for t in np.unique(trajectory[block]):
-            own = np.flatnonzero(trajectory[block] == t)
-            place = own + block.start
-            mean = prior[place[0]]
-            within = inverse[np.ix_(own, own)] - solved[own] @ np.linalg.solve(inner, solved[own].T)
-            y = r[place] - mean
-            out[place] = mean + y - np.linalg.solve(within, of[own, 0] - mean * of[own, 1])
+        solved[block], of[block] = inverses[-1] @ u, inverses[-1] @ y[block]
+    inner = np.eye(len(at)) + across.T @ solved
+    of -= solved @ np.linalg.solve(inner, across.T @ of)
+    out, starts = np.empty(n), np.array([block.start for block in blocks])
+    for t in np.unique(trajectory):
+        own = np.flatnonzero(trajectory == t)
+        within = -solved[own] @ np.linalg.solve(inner, solved[own].T)
+        touched = slice(*np.searchsorted(starts, own[[0, -1]], side="right") + (-1, 0))
+        for block, inverse in zip(blocks[touched], inverses[touched], strict=True):
+            inside = np.flatnonzero((own >= block.start) & (own < block.stop))
+            place = own[inside] - block.start
+            within[np.ix_(inside, inside)] += inverse[np.ix_(place, place)]
+        mean = prior[own[0]]
+        out[own] = r[own] - np.linalg.solve(within, of[own, 0] - mean * of[own, 1])
     return out

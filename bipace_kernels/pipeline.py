@@ -61,7 +61,7 @@ def advantage(
         A_i = A_ep(τ_i) + w · A_S(i),    A_ep(τ) = (R(τ) − μ_p) / (σ_p + δ)        (paper eq. 1, 10)
 
     A_S is the estimator's term inside the record's cluster: R − mean, R − mean of other actions, or
-    Q̂(s, a) − V̂(s) (paper eq. 7 to 9); clusters never leave a prompt group.  docs/estimator.md defines all of it.
+    Q̂(s, a) − V̂(s) (paper eq. 7 to 9), or GAE(λ) over a value read off the batch (docs/gae.md); clusters never leave a prompt group.  docs/estimator.md defines all of it.
 
     group            [N] prompt-group id of each step record: integers, or any hashable ids such as uuid strings
     trajectory       [N] trajectory id, unique in the batch
@@ -75,7 +75,8 @@ def advantage(
     action_parsed    [N] bool   feeds the metric action_parse_rate
     valid            [N] bool   False rows (padding) take part in nothing: advantages 0, cluster −1
     truncated        [N] bool   estimator "gae": True on the last step of a trajectory that was cut off there; V̂ of that step
-                     stands for what would have come.  Not read elsewhere in a trajectory; None: none was
+                     stands for what would have come.  Not read elsewhere in a trajectory, nor under duplicates="once" on
+                     other copies than the first; None: none was
     memory           a `ValueMemory`, which share="memory" reads and then adds this batch to; None: there is none yet
     layout           a `Layout` of these ids; group, trajectory and step are then None
     config           `Config`; None: Config.bipace()
@@ -88,7 +89,7 @@ def advantage(
     rewards, then returns) is such an array and the library has from_dlpack, as CuPy and JAX have.  Arguments that the
     configuration does not use are checked for length and otherwise ignored.  The caller's tensors are never changed.
     Returns an `AdvantageResult` in the caller's row order.  Same input, same bits, at any thread count; a prompt group
-    alone gives the same bits as inside any batch.  No output holds NaN.
+    alone gives the same bits as inside any batch, but where estimator "gae" reads or divides over the batch.  No output holds NaN.
     ValueError or TypeError names the argument, what was wanted, what came and the cure; nothing is computed then.
     """
     given = {

@@ -59,6 +59,7 @@ F32_N = Annotated[Tensor, Spec("N", (torch.float32,))]
 F32_T = Annotated[Tensor, Spec("T", (torch.float32,))]
 F64_M = Annotated[Tensor, Spec("M", (torch.float64,))]
 I64_M = Annotated[Tensor, Spec("M", (torch.int64,))]
+I64_L = Annotated[Tensor, Spec("L", (torch.int64,))]
 I64_N = Annotated[Tensor, Spec("N", (torch.int64,))]
 I64_EM = Annotated[Tensor, Spec("E M", (torch.int64,))]
 I64_HM = Annotated[Tensor, Spec("H M", (torch.int64,))]
@@ -81,6 +82,8 @@ GAMMA = Range("in [0, 1]", lambda x: 0 <= x <= 1)
 DELTA = Range("in (0, 1e-2]", lambda x: 0 < x <= 1e-2)
 NOT_NEGATIVE = Range("finite and at least 0", lambda x: 0 <= x < math.inf)
 ABOVE_ZERO = Range("finite and above 0", lambda x: 0 < x < math.inf)
+WIDTH = Range("finite and at least 0.05", lambda x: 0.05 <= x < math.inf)
+SAME = Range("in [0, 1000]", lambda x: 0 <= x <= 1000)
 NOISE = Range("finite and at least 0.1", lambda x: 0.1 <= x < math.inf)
 NORMS = OneOf(("none", "std"))
 
@@ -280,15 +283,16 @@ class Critic(Protocol):
         time: I64_M,  # step numbers, at least 0
         group_offsets: GroupOffsets,
         usable: BOOL_M | None,
+        landmarks: I64_L | None,  # distinct usable records, or −1; of share "batch" alone, None: the first 128 records
         *,
         n_groups: NGroups,
         longest_group: Longest,
         taken: BOOL_M | None,
         share: Annotated[str, OneOf(("group", "batch"))],
-        width: Annotated[float, ABOVE_ZERO],  # ℓ
+        width: Annotated[float, WIDTH],  # ℓ
         horizon: Annotated[float, NOT_NEGATIVE],  # θ in steps; 0: time does not count
         noise: Annotated[float, NOISE],  # ρ
-        same: Annotated[float, NOT_NEGATIVE],  # s of share "batch"
+        same: Annotated[float, SAME],  # s of share "batch"
     ) -> F64_M:
         """share "group": V̂ = μ_p + C (C + ρ I)⁻¹ (R − μ_p) over the usable records of each group; "batch": V̂ = C (C + ρ I)⁻¹ R over
         those of all groups.  μ_p for records that are not usable.
@@ -297,8 +301,9 @@ class Critic(Protocol):
         of the usable ones of the group or the batch.  Rows within a squared distance of 1e-5 of that mean have c = 1 among
         themselves and 0 with others; equal rows have c = 1.
         Blocks are the groups' usable records; those of a group with n > 2,048 are cut into ⌈n / 1,024⌉ equal runs.  C is K
-        inside a block, under share "batch" K + s; between blocks K_im (K_mm + 10⁻³ I)⁻¹ K_mj over the landmarks ⌊k n / m⌋ of
-        all n usable records, m = min(n, 128).  Memory O(n m) beside the longest block's square.
+        inside a block, under share "batch" K + s; between blocks K_im (K_mm + 10⁻³ I)⁻¹ K_mj over the landmarks: those given, or
+        under share "group" ⌊k n / m⌋ of the group's n usable records, m = min(n, 128).  Memory
+        O(n m) beside the longest block's square.
         """
 
     def gae_advantage(

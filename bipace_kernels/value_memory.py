@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from .stages import FINGERPRINT_DTYPES
 
 Tensor = torch.Tensor
 
@@ -29,26 +32,27 @@ class Readings:
     groups: tuple[int, ...]
 
     def last(self, rows: int) -> Readings:
-        """The last `rows` records at most."""
+        """The last `rows` records at most, in memory of their own."""
         begin = max(sum(self.groups) - rows, 0)
+        if not begin:
+            return self
         kept, left = [], sum(self.groups) - begin
         for size in reversed(self.groups):
             if left > 0:
                 kept.append(min(size, left))
             left -= size
         return Readings(
-            self.fingerprint[begin:],
-            self.returns[begin:],
-            self.time[begin:],
-            self.usable[begin:],
-            tuple(reversed(kept)),
-        )
+            self.fingerprint[begin:].clone(), self.returns[begin:].clone(), self.time[begin:].clone(),
+            self.usable[begin:].clone(), tuple(reversed(kept)),
+        )  # fmt: skip
 
     def then(self, later: Readings) -> Readings:
-        """These records, on the device of the later ones, and those behind them."""
+        """These records, on the device of the later ones, and those behind them; fingerprints in a dtype that holds both."""
+        device = later.returns.device
 
         def both(a: Tensor, b: Tensor) -> Tensor:
-            return torch.cat([a.to(b), b])
+            dtype = torch.promote_types(a.dtype, b.dtype)
+            return torch.cat([a.to(device, dtype), b.to(dtype)])
 
         return Readings(
             both(self.fingerprint, later.fingerprint), both(self.returns, later.returns), both(self.time, later.time),
@@ -66,10 +70,10 @@ class ValueMemory:
     one or two batches are enough (docs/gae.md).
     """
 
-    def __init__(self, max_rows: int) -> None:
-        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
+    def __init__(self, max_rows: Any) -> None:
+        if isinstance(max_rows, bool) or not isinstance(max_rows, numbers.Integral) or max_rows < 1:
             raise ValueError(f"max_rows must be an int of at least 1, got {max_rows!r}.")
-        self.max_rows = max_rows
+        self.max_rows: int = int(max_rows)
         self._held: Readings | None = None
 
     def __len__(self) -> int:
@@ -91,24 +95,45 @@ class ValueMemory:
         if not state:
             self._held = None
             return
-        try:
-            groups = tuple(int(n) for n in state["groups"])
-            found = Readings(state["fingerprint"], state["returns"], state["time"], state["usable"], groups)
-            fits = all(x.shape[0] == sum(groups) for x in (found.fingerprint, found.returns, found.time, found.usable))
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"state must come from ValueMemory.state_dict(): {error}.") from error
-        if not fits:
-            raise ValueError("state must come from ValueMemory.state_dict(), got tensors of different lengths.")
+        wanted = {
+            "fingerprint": (2, FINGERPRINT_DTYPES), "returns": (1, (torch.float32,)), "time": (1, (torch.int64,)),
+            "usable": (1, (torch.bool,)),
+        }  # fmt: skip
+        groups = state.get("groups")
+        if not isinstance(groups, (list, tuple)) or not all(type(n) is int and n >= 0 for n in groups):
+            raise ValueError(f"state must come from ValueMemory.state_dict(): groups must be sizes, got {groups!r}.")
+        for name, (ndim, dtypes) in wanted.items():
+            x = state.get(name)
+            if not isinstance(x, Tensor) or x.ndim != ndim or x.dtype not in dtypes or x.shape[0] != sum(groups):
+                got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+                raise ValueError(
+                    f"state must come from ValueMemory.state_dict(): {name} must be a tensor of {sum(groups)} records, got {got}."
+                )
+        fingerprint, returns, time, usable = (state[name].clone() for name in wanted)
+        found = Readings(fingerprint, returns, time, usable, tuple(groups))
         self._held = found.last(self.max_rows)
 
-    def join(self, now: Readings) -> Readings:
-        """The records held, and behind them those of now, which are held from now on."""
-        if self._held is not None and self._held.fingerprint.shape[1] != now.fingerprint.shape[1]:
+    def before(self, now: Readings) -> Readings:
+        """The records held, and behind them those of now."""
+        held = self._held
+        if held is None or not len(self):
+            return now
+        if held.fingerprint.shape[1] != now.fingerprint.shape[1]:
             raise ValueError(
-                f"fingerprint must have D = {self._held.fingerprint.shape[1]} as the batches in memory, got "
+                f"fingerprint must have D = {held.fingerprint.shape[1]} as the batches in memory, got "
                 f"{now.fingerprint.shape[1]}: of another model, layer or embedder; begin with an empty ValueMemory (a checkpoint "
                 "that a trainer resumes from may hold a full one, in bipace_memory.pt)."
             )
-        both = now if self._held is None else self._held.then(now)
+        return held.then(now)
+
+    def keep(self, both: Readings) -> None:
+        """Holds the last max_rows of these from now on."""
         self._held = both.last(self.max_rows)
-        return both
+
+    def state(self) -> Readings | None:
+        """What is held, for restore()."""
+        return self._held
+
+    def restore(self, held: Readings | None) -> None:
+        """Back to an earlier state()."""
+        self._held = held

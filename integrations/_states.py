@@ -138,6 +138,8 @@ class States:
         if self.memory is not None and len(self.memory):
             found = {**self._kind, "memory": self.memory.state_dict()}
             _write(path.with_name(MEMORY_FILE), partial(torch.save, found))
+        elif self.memory is not None:
+            path.with_name(MEMORY_FILE).unlink(missing_ok=True)  # of an earlier run in this folder
 
     def load(self, path: Path) -> None:
         """Takes up what was written there, if anything was.  Of several processes rank 0 does, and tells the others its ε."""

@@ -42,6 +42,7 @@ def kernel_values(
     time: Tensor,
     group_offsets: Tensor,
     usable: Tensor | None,
+    landmarks: Tensor | None,
     *,
     n_groups: int,
     longest_group: int,
@@ -59,10 +60,12 @@ def kernel_values(
     order, returns, time, usable = kept.rows(order), kept.rows(returns), kept.rows(time), kept.rows(usable)
     offsets = kept.offsets(group_offsets)
     value = torch.empty(returns.shape[0], dtype=torch.float64)
+    chosen = None if landmarks is None else kept.places(landmarks[landmarks >= 0]).contiguous()
     load().kernel_values(
         *address_of_rows(fingerprint), order.data_ptr(), returns.data_ptr(), time.data_ptr(), offsets.data_ptr(),
-        offsets.shape[0] - 1, 0 if usable is None else usable.data_ptr(), _SHARES.index(share), width, horizon, noise,
-        same, value.data_ptr(), _threads.count(),
+        offsets.shape[0] - 1, 0 if usable is None else usable.data_ptr(), 0 if chosen is None else chosen.data_ptr(),
+        0 if chosen is None else chosen.shape[0], _SHARES.index(share), width, horizon, noise, same, value.data_ptr(),
+        _threads.count(),
     )  # fmt: skip
     return kept.spread(value, 0.0)
 

@@ -13,6 +13,7 @@ from .clusters import unit_vector
 
 Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 FLAT = 1e-5  # a centred squared length up to here counts as the mean
 LONGEST = 2048  # usable records of a group that is one block
@@ -57,6 +58,7 @@ def kernel_values(
     time: Tensor,
     group_offsets: Tensor,
     usable: Tensor | None,
+    landmarks: Tensor | None,
     *,
     n_groups: int,
     longest_group: int,
@@ -83,17 +85,19 @@ def kernel_values(
         z = z - z.mean(axis=0)
         prior = value[part] if share == "group" else np.zeros(len(part))
         kernel = kernel_matrix(z, z, t[part], t[part], width, horizon)
-        value[part] = _posterior(kernel, r[part], prior, cut(blocks), noise, same if share == "batch" else 0.0)
+        at = spaced(len(part)) if share == "group" else _places(landmarks, kept, part)
+        value[part] = _posterior(kernel, r[part], prior, cut(blocks), at, noise, same if share == "batch" else 0.0)
     return kept.spread(torch.from_numpy(value), 0.0)
 
 
-def _posterior(kernel: Floats, y: Floats, prior: Floats, blocks: list[slice], noise: float, same: float) -> Floats:
+def _posterior(
+    kernel: Floats, y: Floats, prior: Floats, blocks: list[slice], at: Ints, noise: float, same: float
+) -> Floats:
     """prior + C (C + ρ I)⁻¹ (y − prior): C is K + s inside the blocks, and what the landmarks know of K between them."""
     n = len(y)
     if len(blocks) == 1:
         c = kernel + same
     else:
-        at = np.arange(min(n, LANDMARKS)) * n // min(n, LANDMARKS)
         c = kernel[:, at] @ np.linalg.solve(kernel[np.ix_(at, at)] + JITTER * np.eye(len(at)), kernel[at])
         for block in blocks:
             c[block, block] = kernel[block, block] + same
@@ -102,7 +106,23 @@ def _posterior(kernel: Floats, y: Floats, prior: Floats, blocks: list[slice], no
     return out
 
 
-def cut(groups: list[npt.NDArray[np.int64]]) -> list[slice]:
+def spaced(n: int) -> Ints:
+    """Landmarks of a group by itself: evenly spaced in processing order."""
+    m = min(n, LANDMARKS)
+    found: Ints = np.arange(m) * n // max(m, 1)
+    return found
+
+
+def _places(landmarks: Tensor | None, kept: Kept, part: Ints) -> Ints:
+    """Places among the records `part` of landmarks, which count all records; None: the first ones."""
+    if landmarks is None:
+        return np.arange(min(len(part), LANDMARKS))
+    chosen = landmarks[landmarks >= 0]
+    found: Ints = np.searchsorted(part, kept.places(chosen).numpy())
+    return found
+
+
+def cut(groups: list[Ints]) -> list[slice]:
     """Blocks of the groups' usable records, laid end to end: a group, or equal runs of one that is too long."""
     found, begin = [], 0
     for group in groups:
@@ -178,7 +198,7 @@ def _normed(a: Floats, returns: Floats, group_offsets: list[int], step_norm: str
 
 def _reciprocal(square: float, n: int, largest: float) -> float:
     size = float(np.sqrt(square / n))
-    return 1 / size if size > TINY * largest else 0.0
+    return 1 / size if largest > 0 and size > TINY * largest else 0.0
 
 
 def _mean(values: Floats) -> float:

@@ -70,6 +70,7 @@ def kernel_values(
     time: Tensor,  # [M] int64
     group_offsets: Tensor,  # [G+1] int64
     usable: Tensor | None,  # [M] bool
+    landmarks: Tensor | None,  # [L] int64
     *,
     n_groups: int,
     longest_group: int,
@@ -109,11 +110,21 @@ def kernel_values(
     if share == "group" and runs == 1:
         gain = kernel.gain(blocks, longest)
     elif share == "batch":
-        gain = kernel.gain(blocks, longest, kernel.to_landmarks(offsets[0], offsets[-1], m))
+        if landmarks is None:
+            k = torch.arange(min(m, LANDMARKS), device=device)
+            at, live = k, k < offsets[-1]
+        else:
+            live = (landmarks >= 0) & inside[landmarks.clamp(min=0)]
+            at = place[landmarks.clamp(min=0)].clamp(max=m - 1)
+        gain = kernel.gain(blocks, longest, kernel.to_landmarks(at, live, offsets[0], offsets[-1], m))
     else:
         gain = torch.zeros_like(kernel.y)
         for g in range(n_groups):
-            across = kernel.to_landmarks(offsets[g], offsets[g + 1], longest_group)
+            n = offsets[g + 1] - offsets[g]
+            some = n.clamp(1, LANDMARKS)
+            k = torch.arange(LANDMARKS, device=device)
+            at = (offsets[g] + k.clamp(max=some - 1) * n // some).clamp(max=m - 1)
+            across = kernel.to_landmarks(at, k < n, offsets[g], offsets[g + 1], longest_group)
             gain += kernel.gain(blocks[g * runs : (g + 1) * runs + 1], longest, across)
     return torch.where(inside, prior + gain[place[:-1].clamp(max=m - 1)], value)
 
@@ -169,7 +180,7 @@ def _factors(square: Tensor, largest: Tensor, count: Tensor, step_norm: str) -> 
     if step_norm == "batch":
         square, largest, count = (x.expand_as(square) for x in (square.sum(), largest.amax(), count.sum()))
     size = (square / count.clamp(min=1)).sqrt()
-    return torch.where(size > TINY * largest, 1 / size, 0.0)
+    return torch.where((largest > 0) & (size > TINY * largest), 1 / size, 0.0)
 
 
 def _means_of(returns: Tensor, group_offsets: Tensor, taken: Tensor | None, n_groups: int) -> Tensor:
@@ -216,14 +227,12 @@ class _Kernel:
     noise: float
     same: float
 
-    def to_landmarks(self, begin: Tensor, end: Tensor, longest: int) -> Tensor:
-        """[M, m] float64 U = K_im L⁻ᵀ of the records begin : end, at most `longest`, with L Lᵀ = K_mm + 10⁻³ I."""
-        m, device = min(longest, LANDMARKS), self.z.device
-        n = end - begin
-        some = n.clamp(1, m)
-        k = torch.arange(m, device=device)
-        at = (begin + k.clamp(max=some - 1) * n // some).clamp(max=self.z.shape[0] - 1)
-        live = k < n  # fewer records than landmarks: each is one
+    def to_landmarks(self, at: Tensor, live: Tensor, begin: Tensor, end: Tensor, longest: int) -> Tensor:
+        """[M, L] float64 U = K_im L⁻ᵀ of the records begin : end, at most `longest`, with L Lᵀ = K_mm + 10⁻³ I.
+
+        at, live   [L] the landmarks, and which of them are any
+        """
+        m, device = at.shape[0], self.z.device
         eye = torch.eye(m, dtype=torch.float64, device=device)
         among = torch.where(live[:, None] & live, self.entries(at, at) + JITTER * eye, eye)
         factor = torch.linalg.cholesky_ex(among).L

@@ -66,13 +66,14 @@ void bind_stages(py::module_& m) {
   m.def(
       "kernel_values",
       [](Address data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, Address order,
-         Address returns, Address time, Address group_offsets, int64_t n_groups, Address usable, int share,
-         double width, double horizon, double noise, double same, Address value, int threads) {
+         Address returns, Address time, Address group_offsets, int64_t n_groups, Address usable, Address landmarks,
+         int64_t n_landmarks, int share, double width, double horizon, double noise, double same, Address value,
+         int threads) {
         const Rows rows{pointer<const void>(data), static_cast<DType>(dtype), row_stride, column_stride, dim};
         kernel_values(rows, pointer<const int64_t>(order), pointer<const float>(returns), pointer<const int64_t>(time),
                       pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable),
-                      static_cast<Share>(share), ValueKernel{width, horizon, noise, same}, pointer<double>(value),
-                      threads);
+                      pointer<const int64_t>(landmarks), n_landmarks, static_cast<Share>(share),
+                      ValueKernel{width, horizon, noise, same}, pointer<double>(value), threads);
       },
       release);
   m.def(

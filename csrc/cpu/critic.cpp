@@ -84,6 +84,7 @@ struct Members {
   std::vector<double> reciprocal;  // 1 / norm
   std::vector<double> mean;        // [D] of the rows at unit length
   std::vector<int64_t> blocks;     // [B+1] where each begins
+  std::vector<int64_t> landmarks;  // members that carry the kernel between blocks
 
   int64_t size() const { return static_cast<int64_t>(rows.size()); }
   int64_t n_blocks() const { return static_cast<int64_t>(blocks.size()) - 1; }
@@ -126,6 +127,8 @@ struct Work {
     }
     const int64_t n = found.size(), runs = n <= kLongestBlock ? (n ? 1 : 0) : (n + kCutBlock - 1) / kCutBlock;
     for (int64_t k = 0; k <= runs; ++k) found.blocks.push_back(runs ? k * n / runs : 0);
+    const int64_t m = runs > 1 ? kLandmarks : 0;
+    for (int64_t k = 0; k < m; ++k) found.landmarks.push_back(k * n / m);
     return found;
   }
 
@@ -213,9 +216,10 @@ struct Work {
 
   void run_blocks(const Members& members, bool from_mean, double same, int n_threads,
                   std::vector<Scratch>& scratch) const {
-    const int64_t n = members.size(), m = std::min(n, kLandmarks), wide = Symmetric::padded(m);
+    const int64_t n = members.size(), m = static_cast<int64_t>(members.landmarks.size());
+    const int64_t wide = Symmetric::padded(m);
     Centred landmarks;
-    centre(members, m, [n, m](int64_t k) { return k * n / m; }, scratch[0], landmarks);
+    centre(members, m, [&](int64_t k) { return members.landmarks[static_cast<size_t>(k)]; }, scratch[0], landmarks);
     Symmetric among;
     among.reset(m);
     entries(landmarks, landmarks, scratch[0], [&](int64_t i, int64_t j, double k) { among.row(i)[j] = k; });
@@ -309,8 +313,8 @@ void cluster_values(const float* returns, const int64_t* labels, const int64_t* 
 }
 
 void kernel_values(const Rows& rows, const int64_t* order, const float* returns, const int64_t* time,
-                   const int64_t* group_offsets, int64_t n_groups, const uint8_t* usable, Share share,
-                   ValueKernel kernel, double* value, int n_threads) {
+                   const int64_t* group_offsets, int64_t n_groups, const uint8_t* usable, const int64_t* landmarks,
+                   int64_t n_landmarks, Share share, ValueKernel kernel, double* value, int n_threads) {
   const Work work{rows, returns, time, kernel, value, dot_kernels()};
   const size_t workers = static_cast<size_t>(std::max(n_threads, 1));
   std::vector<std::vector<Scratch>> scratch(workers);
@@ -347,6 +351,14 @@ void kernel_values(const Rows& rows, const int64_t* order, const float* returns,
   }
   if (!all.size()) return;
   for (double& m : all.mean) m /= static_cast<double>(all.size());
+  for (int64_t k = 0; k < (landmarks ? n_landmarks : std::min(all.size(), kLandmarks)); ++k) {
+    if (!landmarks) {
+      all.landmarks.push_back(k);
+      continue;
+    }
+    const auto found = std::lower_bound(all.at.begin(), all.at.end(), landmarks[k]);
+    if (found != all.at.end() && *found == landmarks[k]) all.landmarks.push_back(found - all.at.begin());
+  }
   std::vector<Scratch> each(workers);
   work.run(all, false, kernel.same, n_threads, each);
 }
@@ -402,7 +414,7 @@ void gae_advantage(const double* rewards, const double* value, const float* retu
   });
   const auto reciprocal = [](double total, int64_t n, float most) {
     const double size = n ? std::sqrt(total / static_cast<double>(n)) : 0.0;
-    return size > kTiny * static_cast<double>(most) ? 1.0 / size : 0.0;
+    return most > 0.0f && size > kTiny * static_cast<double>(most) ? 1.0 / size : 0.0;
   };
   double whole = 0.0;
   float most = 0.0f;

@@ -42,8 +42,9 @@ void kernel_values(const Rows& rows,
                    const int64_t* time,           // [M] step numbers, at least 0
                    const int64_t* group_offsets,  // [G+1]
                    int64_t n_groups,
-                   const uint8_t* usable,  // [M] or null: all
-                   Share share, ValueKernel kernel,
+                   const uint8_t* usable,     // [M] or null: all
+                   const int64_t* landmarks,  // [n_landmarks] usable records, of kBatch; null: the first ones
+                   int64_t n_landmarks, Share share, ValueKernel kernel,
                    double* value,  // [M]
                    int n_threads);
 

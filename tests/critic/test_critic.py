@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
-from bipace_kernels.reference.critic import LANDMARKS, kernel_matrix
+from bipace_kernels.landmarks import choose_landmarks
+from bipace_kernels.reference.critic import kernel_matrix
 
 Config = bk.Config
 BATCH = make_batch(7, groups=4, trajectories=5, longest=8)
@@ -86,6 +87,20 @@ def test_order_of_rows_and_rollouts_changes_nothing(name, norm):
     if name != "cosine":  # greedy clusters do depend on the order of rollouts
         renamed = rng.permutation(int(BATCH.trajectory.max()) + 1)[BATCH.trajectory]
         close(run(config, trajectory=renamed).advantage, whole.advantage)
+
+
+def test_a_shared_value_does_not_depend_on_any_order():
+    """More records than landmarks, ids numbered by first appearance: rows, rollouts and groups in another order."""
+    batch = make_batch(6, groups=12, trajectories=9, longest=14, dim=20)
+    assert batch.n > 400
+    whole, rng = run(VALUES["shared"], batch), np.random.default_rng(0)
+    for backend in BACKENDS:
+        rows = rng.permutation(batch.n)
+        shuffled = batch.take(rows)
+        ids = {"group": [f"g{g}" for g in shuffled.group], "trajectory": [f"t{t}" for t in shuffled.trajectory]}
+        got = run(VALUES["shared"], shuffled, backend=backend, **ids)
+        close(got.value, whole.value[rows], 2e-5)
+        close(got.advantage, whole.advantage[rows], 2e-5)
 
 
 @pytest.mark.parametrize("name", list(VALUES))
@@ -183,7 +198,7 @@ def test_root_mean_squares_of_one(norm):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    seed=st.integers(0, 10**6), width=st.floats(1e-3, 1e3), time=st.one_of(st.none(), st.floats(1e-3, 1e6)),
+    seed=st.integers(0, 10**6), width=st.floats(0.05, 1e3), time=st.one_of(st.none(), st.floats(1e-3, 1e6)),
     noise=st.floats(0.1, 1e3), scale=st.sampled_from([1e-30, 1.0, 1e30]),
 )  # fmt: skip
 def test_values_stay_inside_the_returns_spread(seed, width, time, noise, scale):
@@ -209,7 +224,7 @@ def test_equal_rows_and_rows_at_the_mean(backend):
         if len(np.unique(BATCH.trajectory[rows])) > 1:
             assert result.value[rows].numpy() == pytest.approx(np.full(rows.sum(), returns[rows].mean()), abs=2e-6)
     two = np.where(np.arange(N)[:, None] % 2, [[1.0, 0.0]], [[0.0, 1.0]]).astype(np.float32)
-    result = run(replace(config, kernel_width=1e-9), fingerprint=two, backend=backend)  # equal rows alone are near
+    result = run(replace(config, kernel_width=0.05), fingerprint=two, backend=backend)  # equal rows alone are near
     for group in range(4):
         rows = np.flatnonzero(BATCH.group == group)
         if len(np.unique(BATCH.trajectory[rows])) == 1:
@@ -367,8 +382,12 @@ def test_wrong_memories():
         ValueError, match=r"fingerprint must have D = \d+ as the batches in memory, got 2: of another model"
     ):
         run(config, memory=memory, fingerprint=np.ones((N, 2), np.float32))
-    with pytest.raises(ValueError, match=r"state must come from ValueMemory.state_dict\(\)"):
+    with pytest.raises(
+        ValueError, match=r"state must come from ValueMemory.state_dict\(\): fingerprint must be a tensor"
+    ):
         memory.load_state_dict({"groups": [1]})
+    with pytest.raises(ValueError, match="groups must be sizes"):
+        memory.load_state_dict(memory.state_dict() | {"groups": [N + 6, -6]})
 
 
 # --------------------------------------------------------------------------------------------------------------- edges
@@ -514,7 +533,8 @@ def test_arguments_that_are_missing():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"value": "mean"}, {"share": "all"}, {"kernel_same": -0.1}, {"shrinkage": -1.0},
+        {"value": "mean"}, {"share": "all"}, {"kernel_same": -0.1}, {"kernel_same": 1e4}, {"kernel_width": 0.01},
+        {"shrinkage": -1.0},
         {"shrinkage": math.inf}, {"kernel_width": 0.0}, {"kernel_width": math.nan}, {"kernel_time": 0.0},
         {"kernel_noise": 0.0}, {"kernel_noise": 0.09}, {"gae_lambda": 1.1}, {"gae_lambda": True},
         {"episode_weight": -1.0}, {"step_norm": "std"}, {"partition": "exact"},
@@ -547,11 +567,13 @@ def left_out_by_hand(batch, config):
         x = batch.fingerprint[rows].astype(np.float64)
         x /= np.linalg.norm(x, axis=1, keepdims=True)
         x -= x.mean(axis=0)
-        t, n = batch.step[rows], len(rows)
+        t = batch.step[rows]
         k = kernel_matrix(x, x, t, t, config.kernel_width, config.kernel_time)
         c = k
         if whole:
-            at = np.arange(min(n, LANDMARKS)) * n // min(n, LANDMARKS)
+            lay = bk.layout(batch.group, batch.trajectory, batch.step)
+            chosen = choose_landmarks(torch.from_numpy(batch.fingerprint), lay.order, lay.time(), None)
+            at = lay.order[chosen[chosen >= 0]].numpy()
             c = k[:, at] @ np.linalg.solve(k[np.ix_(at, at)] + 1e-3 * np.eye(len(at)), k[at])
             same = batch.group[rows][:, None] == batch.group[rows]
             c = np.where(same, k + config.kernel_same, c)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from ragged import ragged, sentinels, stage, unaligned
 
+from bipace_kernels.landmarks import choose_landmarks
 from bipace_kernels.reference import critic as reference_critic
 
 critic = stage("critic")
@@ -43,7 +44,11 @@ class Case:
         rows = states[rng.integers(0, 7, m)] + 0.2 * rng.normal(size=(m, dim)) * (rng.random(m) < 0.7)[:, None]
         self.fingerprint = torch.from_numpy(rows.astype(np.float32)).to(dtype)
         self.order = torch.arange(m)
+        self.time = lay.step
         self.groups = {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
+
+    def landmarks(self, fingerprint, masked):
+        return choose_landmarks(fingerprint, self.order, self.time, self.usable & self.taken if masked else None)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -70,10 +75,11 @@ def test_kernel_values(device, dtype, masked):
         fingerprint = case.fingerprint.clone()
         if masked:
             fingerprint[torch.nonzero(~case.usable)[:, 0]] = float("nan")
-        given = (fingerprint, case.order, case.returns, case.lay.step, case.lay.group_offsets, usable)
+        chosen = case.landmarks(fingerprint, masked) if kernel["share"] == "batch" else None
+        given = (fingerprint, case.order, case.returns, case.lay.step, case.lay.group_offsets, usable, chosen)
         want = reference_critic.kernel_values(*given, **case.groups, taken=taken, **kernel)
         there = moved(device, (*given[1:], taken))
-        got = critic.kernel_values(fingerprint.to(device), *there[:5], **case.groups, taken=there[5], **kernel)
+        got = critic.kernel_values(fingerprint.to(device), *there[:6], **case.groups, taken=there[6], **kernel)
         close(got, want)
 
 
@@ -89,10 +95,12 @@ def test_kernel_values_of_long_groups(device, monkeypatch, kernel):
     case = Case(4, groups=6)
     assert case.lay.longest_group > 24 > int(case.lay.group_offsets.diff().min())
     for usable, taken in ((None, None), (case.usable, case.taken)):
-        given = (case.fingerprint, case.order, case.returns, case.lay.step, case.lay.group_offsets, usable)
+        chosen = case.landmarks(case.fingerprint, taken is not None) if taken is not None else None
+        chosen = chosen if kernel["share"] == "batch" else None
+        given = (case.fingerprint, case.order, case.returns, case.lay.step, case.lay.group_offsets, usable, chosen)
         want = reference_critic.kernel_values(*given, **case.groups, taken=taken, **kernel)
         there = moved(device, (*given[1:], taken))
-        got = critic.kernel_values(given[0].to(device), *there[:5], **case.groups, taken=there[5], **kernel)
+        got = critic.kernel_values(given[0].to(device), *there[:6], **case.groups, taken=there[6], **kernel)
         close(got, want)
 
 
@@ -115,3 +123,11 @@ def test_gae_advantage(device, numbers, masked, norm):
             got = critic.gae_advantage(*there[:7], *numbers, **sizes, taken=there[7])
         close(got, want, 2e-6)
         assert bool(got.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_landmarks_are_the_same_records_on_every_device(device, dtype):
+    case = Case(3, dtype=dtype, groups=9)
+    want = case.landmarks(case.fingerprint, True)
+    got = choose_landmarks(*(x.to(device) for x in (case.fingerprint, case.order, case.time, case.usable & case.taken)))
+    assert torch.equal(got.cpu(), want)

@@ -121,10 +121,12 @@ def _cases() -> dict[str, list[Case]]:
         ],
         "kernel_values": [
             (
-                (fingerprint, lay.order, step_return, lay.time(), lay.group_offsets, some),
+                (fingerprint, lay.order, step_return, lay.time(), lay.group_offsets, some, chosen),
                 {**groups, "taken": kept, "share": share, "width": 0.3, "horizon": horizon, "noise": 2.0, "same": 0.3},
             )
-            for some, kept, horizon, share in ((usable, taken, 4.0, "group"), (None, None, 0.0, "batch"))
+            for some, kept, horizon, share, chosen in (
+                (usable, taken, 4.0, "group", None), (None, None, 0.0, "batch", torch.tensor([0, 2, -1])),
+            )
         ],
         "gae_advantage": [
             (

@@ -1,0 +1,44 @@
+"""Which records carry the kernel's value between prompt groups: a choice by content, the same in any order of rows."""
+
+from __future__ import annotations
+
+import torch
+
+Tensor = torch.Tensor
+
+LANDMARKS = 128
+_ROWS = 256  # that are looked at together
+_LAST = torch.iinfo(torch.int64).max
+
+
+def choose_landmarks(fingerprint: Tensor, order: Tensor, time: Tensor, inside: Tensor | None) -> Tensor:
+    """[min(M, 128)] int64 records: distinct pairs (fingerprint, time) with the smallest keys; −1 where there are fewer.
+
+    fingerprint  [N, D] float32 | bfloat16 | float16
+    order        [M] int64   row of each record
+    time         [M] int64
+    inside       [M] bool or None   records that may be chosen
+
+    A key is a sum in integers: so the choice depends on what the rows hold and not on where they stand, and is as good as
+    random.  Of two rows whose keys collide by chance one is never chosen.  Nothing waits for a GPU.
+    """
+    key = state_keys(fingerprint, order) * 0x2545F4914F6CDD1D + time * 0x5851F42D4C957F2D
+    if inside is not None:
+        key = torch.where(inside, key, _LAST)
+    ascending, record = key.sort(stable=True)
+    new = ascending != _LAST
+    new[1:] &= ascending[1:] != ascending[:-1]  # of equal ones the first
+    chosen = (~new).to(torch.uint8).argsort(stable=True)[:LANDMARKS]
+    return torch.where(new[chosen], record[chosen], -1)
+
+
+def state_keys(fingerprint: Tensor, order: Tensor) -> Tensor:
+    """[M] int64 in the range of int32, equal for rows of equal numbers (−0 is 0): Σ bits · odd number, modulo 2^32."""
+    dim, device = fingerprint.shape[1], fingerprint.device
+    weight = (torch.arange(1, dim + 1, device=device) * 0x1E3779B97F4A7C15 >> 24).to(torch.int32) | 1
+    key = torch.empty(order.shape[0], dtype=torch.int64, device=device)
+    for first in range(0, order.shape[0], _ROWS):
+        rows = fingerprint[order[first : first + _ROWS]].contiguous().add_(0.0)
+        bits = rows.view(torch.int32) if rows.dtype == torch.float32 else rows.view(torch.int16).to(torch.int32)
+        key[first : first + _ROWS] = bits.mul_(weight).sum(dim=1, dtype=torch.int32)
+    return key
