@@ -11,8 +11,6 @@ import torch
 from . import _checks, _interop
 from .config import Config
 from .landmarks import choose_landmarks
-from .reference.clusters import unit_vector
-from .reference.critic import JITTER, cut, kernel_matrix, spaced
 from .result import AdvantageResult
 from .value_r2 import ValueR2, judged, mean_of_others
 
@@ -34,6 +32,9 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
 
     On the host, in float64: time grows with records · (longest group)².  ValueError for another configuration.
     """
+    from .reference.clusters import unit_vector
+    from .reference.critic import cut, spaced
+
     if not isinstance(config, Config) or config.estimator != "gae" or config.value != "kernel":
         raise ValueError("config must be a Config.gae() with value='kernel'; other values have result.value_r2().")
     records = result._records()
@@ -72,6 +73,8 @@ def _left_out(
     z: Floats, time: Floats, r: Floats, prior: Floats, trajectory: Ints, blocks: list[slice], at: Ints, config: Config
 ) -> Floats:
     """[n] R̂ of each trajectory given the others; `prior` [n] is one number for each trajectory, `at` [m] the landmarks."""
+    from .reference.critic import JITTER, kernel_matrix
+
     horizon, noise = float(config.kernel_time or 0.0), config.kernel_noise
     same = 0.0 if config.share == "group" else config.kernel_same
 

@@ -61,7 +61,8 @@ def advantage(
         A_i = A_ep(τ_i) + w · A_S(i),    A_ep(τ) = (R(τ) − μ_p) / (σ_p + δ)        (paper eq. 1, 10)
 
     A_S is the estimator's term inside the record's cluster: R − mean, R − mean of other actions, or
-    Q̂(s, a) − V̂(s) (paper eq. 7 to 9), or GAE(λ) over a value read off the batch (docs/gae.md); clusters never leave a prompt group.  docs/estimator.md defines all of it.
+    Q̂(s, a) − V̂(s) (paper eq. 7 to 9), or GAE(λ) over a value read off the batch (docs/gae.md).  Clusters never leave a
+    prompt group.  docs/estimator.md defines all of it.
 
     group            [N] prompt-group id of each step record: integers, or any hashable ids such as uuid strings
     trajectory       [N] trajectory id, unique in the batch
