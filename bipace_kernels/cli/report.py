@@ -216,9 +216,7 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
         section.table.append(curve[list(epsilons).index(options.epsilon)])
         gae = bk.Config.gae(gamma=options.gamma)
         with refused(f"kernel over n-grams{of}"):
-            section.values[f"{state}, n-grams"] = bk.kernel_value_r2(
-                curve[0].result, fingerprint, gae
-            )
+            section.values[f"{state}, n-grams"] = bk.kernel_value_r2(curve[0].result, fingerprint, gae)
         advance()
     for name, fingerprint in _fingerprints(section, seen, options).items():
         row = EMBEDDERS[name]
