@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from . import _checks, _dispatch, _interop, _threads
@@ -53,7 +54,7 @@ def discounted_returns(
     if layout is None:
         if trajectory is None:
             raise ValueError("trajectory is missing; pass one id per row, or a layout made by bipace_kernels.layout().")
-        lay = make_layout([0] * _checks.length(trajectory, "trajectory"), trajectory, step)
+        lay = make_layout(np.zeros(_checks.length(trajectory, "trajectory"), np.int64), trajectory, step)
     elif not isinstance(layout, Layout):
         raise TypeError(f"layout must come from bipace_kernels.layout(), got {_checks.type_name(layout)}.")
     elif trajectory is not None or step is not None:
