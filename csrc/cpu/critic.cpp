@@ -1,6 +1,6 @@
 // How kernel_values works: rows to unit length, less their mean in float64, rounded to float32 once; products of those
-// by the kernels of dot.h (a Gram of the rows as they are, centred afterwards, would put the rounding of cosines near
-// 0.99 into every entry); K in float64.  With L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D,
+// in bundles (gram.h; a Gram of the rows as they are, centred afterwards, would put the rounding of cosines near 0.99
+// into every entry); K in float64.  With L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D,
 // D without anything between blocks.  So a block needs its own D + noise alone, (C + noise)^-1 follows by Sherman,
 // Morrison and Woodbury, and blocks are worked on side by side.
 #include "cpu/critic.h"
@@ -19,10 +19,11 @@
 namespace bipace {
 namespace {
 
-constexpr double kFlat = 1e-5;    // a centred squared length up to here counts as the mean
-constexpr double kJitter = 1e-3;  // on the diagonal of the landmarks' matrix, which equal rows make singular
-constexpr double kTiny = 1e-6;    // of max |R|: a root mean square up to here is rounding
-constexpr int64_t kRuns = 64;     // of blocks, whose sums are added up in order
+constexpr double kFlat = 1e-5;     // a centred squared length up to here counts as the mean
+constexpr double kJitter = 1e-3;   // on the diagonal of the landmarks' matrix, which equal rows make singular
+constexpr double kTiny = 1e-6;     // of max |R|: a root mean square up to here is rounding
+constexpr int64_t kRuns = 64;      // of blocks, whose sums are added up in order
+constexpr int64_t kStretch = 128;  // elements of a bundle's rows that are centred at a time
 
 // In processing order; exactly the value where all are equal.
 double mean_of(const float* values, int64_t n) {
@@ -38,43 +39,17 @@ double mean_of(const float* values, int64_t n) {
 
 // ---- the kernel ----------------------------------------------------------------------------------------------------
 
-// Centred rows of float32, their squared lengths and their steps.
+// Centred rows and their steps.
 struct Centred {
-  std::vector<float> data;  // [n, stride]
-  std::vector<ScaledRow> rows;
-  std::vector<double> square;
+  Bundles rows;
   std::vector<int64_t> time;
-  int64_t stride = 0, dim = 0;
+  std::vector<double> square, reciprocal;  // |x|^2 and 1 / |x|, once their own products are there
 
-  // Keeps what is there.
-  void resize(int64_t n, int64_t new_dim) {
-    dim = new_dim;
-    stride = (dim + 15) / 16 * 16;
-    if (stride % 1024 == 0) stride += 16;  // rows a multiple of 4 KB apart would share the sets of the cache
-    data.resize(static_cast<size_t>(n * stride));
-    rows.resize(static_cast<size_t>(n));
-    square.resize(static_cast<size_t>(n));
-    time.resize(static_cast<size_t>(n));
-  }
-  Rows view() const { return {data.data(), DType::kFloat32, stride, 1, dim}; }
-  int64_t size() const { return static_cast<int64_t>(rows.size()); }
+  int64_t size() const { return rows.n; }
 };
 
-double entry(double product, double square_a, double square_b, int64_t time_a, int64_t time_b, ValueKernel kernel) {
-  double cosine;
-  if (square_a <= kFlat || square_b <= kFlat) {
-    cosine = square_a <= kFlat && square_b <= kFlat ? 1.0 : 0.0;
-  } else if (2.0 * product >= square_a + square_b) {
-    cosine = 1.0;  // equal rows
-  } else {
-    cosine = std::min(1.0, product / std::sqrt(square_a * square_b));
-  }
-  double exponent = (cosine - 1.0) / kernel.width;
-  if (kernel.horizon > 0.0) {
-    const double steps = static_cast<double>(time_a - time_b) / kernel.horizon;
-    exponent -= steps * steps / 2.0;
-  }
-  return std::exp(exponent);
+void add_diagonal(Symmetric& matrix, int64_t n, double added) {
+  for (int64_t i = 0; i < n; ++i) matrix.row(i)[i] += added;
 }
 
 // Usable records that share a mean: those of a group, or of the batch.
@@ -92,11 +67,10 @@ struct Members {
 
 // What a thread works in.
 struct Scratch {
-  std::vector<float> row;  // [D]
+  std::vector<float> row;
   Centred block;
   Symmetric matrix;
   std::vector<double> transposed, columns;
-  double products[kGramBlock][kGramBlock];
 };
 
 struct Work {
@@ -106,6 +80,26 @@ struct Work {
   ValueKernel kernel;
   double* value;  // holds each group's mean
   const DotKernels& dot;
+
+  // The kernel of row i of a and row j of b, of their product.
+  double entry(double product, const Centred& a, int64_t i, const Centred& b, int64_t j) const {
+    const size_t p = static_cast<size_t>(i), q = static_cast<size_t>(j);
+    const double square_a = a.square[p], square_b = b.square[q];
+    double cosine;
+    if (square_a <= kFlat || square_b <= kFlat) {
+      cosine = square_a <= kFlat && square_b <= kFlat ? 1.0 : 0.0;
+    } else if (2.0 * product >= square_a + square_b) {
+      cosine = 1.0;  // equal rows
+    } else {
+      cosine = std::min(1.0, product * a.reciprocal[p] * b.reciprocal[q]);
+    }
+    double exponent = (cosine - 1.0) / kernel.width;
+    if (kernel.horizon > 0.0) {
+      const double steps = static_cast<double>(a.time[p] - b.time[q]) / kernel.horizon;
+      exponent -= steps * steps / 2.0;
+    }
+    return std::exp(exponent);
+  }
 
   // The usable records of [begin, begin + length), with the sum of their rows at unit length as `mean`, and their
   // blocks.
@@ -135,53 +129,57 @@ struct Work {
   // The rows which(0) ... which(n - 1) less the mean.
   template <typename Which>
   void centre(const Members& members, int64_t n, const Which& which, Scratch& scratch, Centred& out) const {
-    out.resize(n, rows.dim);
-    scratch.row.resize(static_cast<size_t>(rows.dim));
-    const double* mean = members.mean.data();
-    for (int64_t i = 0; i < n; ++i) {
-      const size_t from = static_cast<size_t>(which(i)), place = static_cast<size_t>(i);
-      const double reciprocal = members.reciprocal[from];
-      const float* x = read_panel(rows, dot, members.rows[from], 0, rows.dim, scratch.row.data());
-      float* z = out.data.data() + i * out.stride;
-      for (int64_t e = 0; e < rows.dim; ++e) {
-        z[e] = static_cast<float>(reciprocal * static_cast<double>(x[e]) - mean[e]);
-      }
-      out.rows[place] = {i, 1.0f};
-      out.time[place] = time[members.at[from]];
-      out.square[place] = square_of(out.view(), dot, out.rows[place]);
-    }
-  }
-
-  // use(i, j, K_ij) of all rows of a and b; of the same rows twice i <= j only.
-  template <typename Use>
-  void entries(const Centred& a, const Centred& b, Scratch& scratch, const Use& use) const {
-    const bool same = &a == &b;
-    for (int64_t first = 0; first < a.size(); first += kGramBlock) {
-      const int64_t height = std::min(kGramBlock, a.size() - first);
-      for (int64_t from = same ? first : 0; from < b.size(); from += kGramBlock) {
-        const int64_t width = std::min(kGramBlock, b.size() - from);
-        const bool diagonal = same && first == from;
-        multiply_rows(a.view(), dot, a.rows.data() + first, height, b.view(), b.rows.data() + from, width, diagonal,
-                      scratch.products);
+    out.rows.resize(n, rows.dim);
+    out.time.resize(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) out.time[static_cast<size_t>(i)] = time[members.at[static_cast<size_t>(which(i))]];
+    scratch.row.resize(static_cast<size_t>(kStretch * (kBundle + 1)));
+    float* const beside = scratch.row.data() + kStretch;  // [kBundle, kStretch], to be turned
+    for (int64_t bundle = 0; bundle < out.rows.count(); ++bundle) {
+      const int64_t first = bundle * kBundle, height = std::min<int64_t>(kBundle, n - first);
+      std::fill(beside, beside + kBundle * kStretch, 0.0f);
+      for (int64_t from = 0; from < rows.dim; from += kStretch) {
+        const int64_t len = std::min(kStretch, rows.dim - from);
+        const double* mean = members.mean.data() + from;
         for (int64_t i = 0; i < height; ++i) {
-          for (int64_t j = diagonal ? i : 0; j < width; ++j) {
-            const size_t p = static_cast<size_t>(first + i), q = static_cast<size_t>(from + j);
-            use(first + i, from + j,
-                diagonal && i == j
-                    ? 1.0
-                    : entry(scratch.products[j][i], a.square[p], b.square[q], a.time[p], b.time[q], kernel));
+          const size_t member = static_cast<size_t>(which(first + i));
+          const double reciprocal = members.reciprocal[member];
+          const float* x = read_panel(rows, dot, members.rows[member], from, len, scratch.row.data());
+          float* z = beside + i * kStretch;
+          for (int64_t e = 0; e < len; ++e) {
+            z[e] = static_cast<float>(reciprocal * static_cast<double>(x[e]) - mean[e]);
           }
+        }
+        float* to = out.rows.at(bundle, from);
+        for (int64_t e = 0; e < len; ++e) {
+          for (int64_t i = 0; i < kBundle; ++i) to[e * kBundle + i] = beside[i * kStretch + e];
         }
       }
     }
   }
 
-  // K + same + noise on the diagonal, of a block.
-  void fill(const Centred& block, double same, Scratch& scratch) const {
-    Symmetric& matrix = scratch.matrix;
-    matrix.reset(block.size());
-    entries(block, block, scratch, [&](int64_t i, int64_t j, double k) { matrix.row(i)[j] = k + same; });
-    for (int64_t i = 0; i < block.size(); ++i) matrix.row(i)[i] += kernel.noise;
+  // K + same of a block in the upper triangle of `matrix`, which fills in the squares of its rows too.
+  void fill(Centred& block, double same, Symmetric& matrix) const {
+    const int64_t n = block.size();
+    matrix.reset(n);
+    multiply(dot, block.rows, block.rows, matrix.data.data(), matrix.stride);
+    block.square.resize(static_cast<size_t>(n));
+    block.reciprocal.resize(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) {
+      block.square[static_cast<size_t>(i)] = matrix.row(i)[i];
+      block.reciprocal[static_cast<size_t>(i)] = 1.0 / std::sqrt(matrix.row(i)[i]);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      matrix.row(i)[i] = 1.0 + same;
+      for (int64_t j = i + 1; j < n; ++j) matrix.row(i)[j] = same + entry(matrix.row(i)[j], block, i, block, j);
+    }
+  }
+
+  // K of the rows of a and b, into whole bundles of zeros at `out`.
+  void between(const Centred& a, const Centred& b, double* out, int64_t stride) const {
+    multiply(dot, a.rows, b.rows, out, stride);
+    for (int64_t i = 0; i < a.size(); ++i) {
+      for (int64_t j = 0; j < b.size(); ++j) out[i * stride + j] = entry(out[i * stride + j], a, i, b, j);
+    }
   }
 
   // Values of the members, whose means are `prior` or else 0.
@@ -200,7 +198,8 @@ struct Work {
   void run_whole(const Members& members, bool from_mean, double same, Scratch& scratch) const {
     const int64_t n = members.size();
     centre(members, n, [](int64_t i) { return i; }, scratch, scratch.block);
-    fill(scratch.block, same, scratch);
+    fill(scratch.block, same, scratch.matrix);
+    add_diagonal(scratch.matrix, n, kernel.noise);
     factorise(dot, scratch.matrix);
     std::vector<double>& x = scratch.columns;
     x.assign(static_cast<size_t>(scratch.matrix.n), 0.0);
@@ -221,9 +220,8 @@ struct Work {
     Centred landmarks;
     centre(members, m, [&](int64_t k) { return members.landmarks[static_cast<size_t>(k)]; }, scratch[0], landmarks);
     Symmetric among;
-    among.reset(m);
-    entries(landmarks, landmarks, scratch[0], [&](int64_t i, int64_t j, double k) { among.row(i)[j] = k; });
-    for (int64_t i = 0; i < m; ++i) among.row(i)[i] += kJitter;
+    fill(landmarks, 0.0, among);
+    add_diagonal(among, m, kJitter);
     factorise(dot, among);
 
     // Of each block D + noise = W^T W, with [U, y] in `wide` + 1 columns: sums of [U, y]^T (D + noise)^-1 [U, y], and
@@ -241,11 +239,12 @@ struct Work {
         const int64_t first = members.blocks[static_cast<size_t>(block)];
         const int64_t size = members.blocks[static_cast<size_t>(block) + 1] - first, tall = Symmetric::padded(size);
         centre(members, size, [first](int64_t i) { return first + i; }, own, own.block);
+        fill(own.block, same, own.matrix);
+        add_diagonal(own.matrix, size, kernel.noise);
         own.transposed.assign(static_cast<size_t>(wide * tall), 0.0);  // U^T
         double* u = own.transposed.data();
-        entries(landmarks, own.block, own, [&](int64_t i, int64_t j, double k) { u[i * tall + j] = k; });
+        between(landmarks, own.block, u, tall);
         solve_forward(dot, among, u, tall, tall);
-        fill(own.block, same, own);
         add_square(dot, own.matrix, u, tall, wide, -1.0);
         factorise(dot, own.matrix);
         own.columns.assign(static_cast<size_t>(tall * width), 0.0);
@@ -264,7 +263,6 @@ struct Work {
     });
 
     Symmetric inner;
-    inner.reset(0);
     inner.n = inner.stride = wide;
     inner.data.assign(static_cast<size_t>(wide * wide), 0.0);
     std::vector<double> weight(static_cast<size_t>(wide), 0.0);

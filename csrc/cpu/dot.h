@@ -20,7 +20,8 @@ static inline int64_t panel_length(int64_t dim) {
   return panels == 0 ? kPanel : ((dim + panels - 1) / panels + 15) / 16 * 16;
 }
 
-constexpr int kOuterA = 4;  // of a tile of float64 products
+constexpr int kBundle = 16;  // rows that lie side by side, element by element
+constexpr int kOuterA = 4;   // of a tile of float64 products
 constexpr int kOuterB = 16;
 constexpr int kTileA = 8;  // rows of a tile on the long side
 constexpr int kTileB = 3;  // and on the block's side: 24 accumulators, 3 + 1 operands of 32 registers
@@ -49,6 +50,10 @@ struct DotKernels {
   void (*outer)(const double* a, int64_t a_stride,  // [depth] rows of kOuterA
                 const double* b, int64_t b_stride,  // [depth] rows of kOuterB
                 int64_t depth, double (*sum)[kOuterB]);
+
+  // out[i][j] += a_i . b_j of two bundles; each product is one float32 sum in order, by fused multiply-adds.
+  void (*bundles)(const float* a,                                               // [depth, kBundle]
+                  const float* b, int64_t depth, double* out, int64_t stride);  // [kBundle] rows
 
   double (*largest)(const double* values,  // [n], n >= 1
                     int64_t n);

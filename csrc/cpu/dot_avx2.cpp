@@ -12,6 +12,7 @@ __m256i mask_of(int64_t width) {
 }
 
 struct Simd {
+  static constexpr int kStrips = 3;
   __m256 low, high;
 
   static Simd zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -44,6 +45,7 @@ struct Simd {
 };
 
 struct Doubles {
+  static constexpr int kTogether = 1;
   __m256d low, high;
 
   static Doubles zero() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
@@ -144,11 +146,12 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 }
 
 constexpr DotKernels kKernels = {
-    "avx2",       {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-    fold,         outer,
-    largest,      first_at_least,
-    follow,       convert,
-    largest_bits, hash,
+    "avx2",         {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+    fold,           outer,
+    bundles,        largest,
+    first_at_least, follow,
+    convert,        largest_bits,
+    hash,
 };
 
 }  // namespace

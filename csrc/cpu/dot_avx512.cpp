@@ -8,6 +8,7 @@ namespace bipace {
 namespace {
 
 struct Simd {
+  static constexpr int kStrips = 2;
   __m512 v;
 
   static Simd zero() { return {_mm512_setzero_ps()}; }
@@ -29,6 +30,7 @@ struct Simd {
 };
 
 struct Doubles {
+  static constexpr int kTogether = 2;
   __m512d v;
 
   static Doubles zero() { return {_mm512_setzero_pd()}; }
@@ -124,11 +126,12 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 }
 
 constexpr DotKernels kKernels = {
-    "avx512",     {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-    fold,         outer,
-    largest,      first_at_least,
-    follow,       convert,
-    largest_bits, hash,
+    "avx512",       {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+    fold,           outer,
+    bundles,        largest,
+    first_at_least, follow,
+    convert,        largest_bits,
+    hash,
 };
 
 }  // namespace

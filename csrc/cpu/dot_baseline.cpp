@@ -7,6 +7,7 @@ namespace bipace {
 namespace {
 
 struct Simd {
+  static constexpr int kStrips = 3;
   float v[16];
 
   static Simd zero() { return {}; }
@@ -35,6 +36,7 @@ struct Simd {
 };
 
 struct Doubles {
+  static constexpr int kTogether = 1;
   double v[8];
 
   static Doubles zero() { return {}; }
@@ -103,11 +105,12 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 }
 
 constexpr DotKernels kKernels = {
-    "baseline",   {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-    fold,         outer,
-    largest,      first_at_least,
-    follow,       convert,
-    largest_bits, hash,
+    "baseline",     {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+    fold,           outer,
+    bundles,        largest,
+    first_at_least, follow,
+    convert,        largest_bits,
+    hash,
 };
 
 }  // namespace

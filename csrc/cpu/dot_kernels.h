@@ -39,21 +39,51 @@ double fold(const float* const* source, const float* weight, int64_t n, int64_t 
 
 void outer(const double* a, int64_t a_stride, const double* b, int64_t b_stride, int64_t depth,
            double (*sum)[kOuterB]) {
-  Doubles total[kOuterA][2];
-  for (int i = 0; i < kOuterA; ++i) total[i][0] = total[i][1] = Doubles::zero();
-  for (int64_t k = 0; k < depth; ++k) {
-    const Doubles low = Doubles::load(b + k * b_stride), high = Doubles::load(b + k * b_stride + 8);
-#pragma GCC unroll 4
+  constexpr int kColumns = Doubles::kTogether;  // times eight: what fills the registers
+  for (int first = 0; first < kOuterB; first += 8 * kColumns) {
+    Doubles total[kOuterA][kColumns];
     for (int i = 0; i < kOuterA; ++i) {
-      const double x = a[k * a_stride + i];
-      total[i][0] = Doubles::multiply_add(x, low, total[i][0]);
-      total[i][1] = Doubles::multiply_add(x, high, total[i][1]);
+      for (int c = 0; c < kColumns; ++c) total[i][c] = Doubles::zero();
+    }
+    for (int64_t k = 0; k < depth; ++k) {
+      Doubles y[kColumns];
+      for (int c = 0; c < kColumns; ++c) y[c] = Doubles::load(b + k * b_stride + first + 8 * c);
+#pragma GCC unroll 4
+      for (int i = 0; i < kOuterA; ++i) {
+        const double x = a[k * a_stride + i];
+        for (int c = 0; c < kColumns; ++c) total[i][c] = Doubles::multiply_add(x, y[c], total[i][c]);
+      }
+    }
+    for (int i = 0; i < kOuterA; ++i) {
+      for (int c = 0; c < kColumns; ++c) Doubles::store(total[i][c], sum[i] + first + 8 * c);
     }
   }
-  for (int i = 0; i < kOuterA; ++i) {
-    Doubles::store(total[i][0], sum[i]);
-    Doubles::store(total[i][1], sum[i] + 8);
+}
+
+// The s-th of Simd::kStrips parts of the rows a against all of b: as many sums as stay in registers.
+template <int s>
+void bundle_strip(const float* a, const float* b, int64_t depth, double* out, int64_t stride) {
+  constexpr int kFirst = kBundle * s / Simd::kStrips, kRows = kBundle * (s + 1) / Simd::kStrips - kFirst;
+  Simd sum[kRows];
+  for (int i = 0; i < kRows; ++i) sum[i] = Simd::zero();
+  for (int64_t k = 0; k < depth; ++k) {
+    const Simd y = Simd::load(b + k * kBundle);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) sum[i] = Simd::multiply_add(a[k * kBundle + kFirst + i], y, sum[i]);
   }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+    float row[kBundle];
+    Simd::store(sum[i], row);
+    double* to = out + (kFirst + i) * stride;
+    for (int j = 0; j < kBundle; ++j) to[j] += static_cast<double>(row[j]);
+  }
+}
+
+void bundles(const float* a, const float* b, int64_t depth, double* out, int64_t stride) {
+  bundle_strip<0>(a, b, depth, out, stride);
+  bundle_strip<1>(a, b, depth, out, stride);
+  if constexpr (Simd::kStrips == 3) bundle_strip<2>(a, b, depth, out, stride);
 }
 
 void follow(const float* gram, double change, double weight, int64_t n, double* similar) {

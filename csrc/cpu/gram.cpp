@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 
 #include "cpu/greedy.h"
 
 namespace bipace {
+namespace {
 
+constexpr int64_t kBundleDepth = 224;  // elements: two bundles stay in a cache of 32 KB
+constexpr int64_t kBlock = 6;          // bundles a side: those of two sides stay in a cache of 512 KB
+
+// By the tile that makes the Gram matrices of the clusters.
 double square_of(const Rows& rows, const DotKernels& dot, ScaledRow row) {
   float buffer[kPanel];
   const int64_t panel = panel_length(rows.dim);
@@ -22,6 +26,8 @@ double square_of(const Rows& rows, const DotKernels& dot, ScaledRow row) {
   return square[0];
 }
 
+}  // namespace
+
 double measure(const Rows& rows, const DotKernels& dot, ScaledRow& row) {
   double square = square_of(rows, dot, row);
   if (!readable_in_place(square)) {
@@ -33,24 +39,18 @@ double measure(const Rows& rows, const DotKernels& dot, ScaledRow& row) {
   return 1.0 / std::sqrt(square);
 }
 
-void multiply_rows(const Rows& rows, const DotKernels& dot, const ScaledRow* wanted_a, int64_t n, const Rows& rows_b,
-                   const ScaledRow* wanted_b, int64_t width, bool diagonal, double (*products)[kGramBlock]) {
-  const int64_t panel = panel_length(rows.dim);
-  const std::unique_ptr<float[]> buffer(new float[static_cast<size_t>(2 * kGramBlock * panel)]);
-  for (int64_t j = 0; j < width; ++j) std::fill(products[j], products[j] + kGramBlock, 0.0);
-  const float* a[kGramBlock + kTileA];
-  const float* b[kGramBlock];
-  for (int64_t first = 0; first < rows.dim; first += panel) {
-    const int64_t len = std::min(panel, rows.dim - first);
-    read_panels(rows, dot, wanted_a, n, first, len, buffer.get(), panel, a);
-    read_panels(rows_b, dot, wanted_b, width, first, len, buffer.get() + kGramBlock * panel, panel, b);
-    std::fill(a + n, a + n + kTileA, a[n - 1]);  // an incomplete tile repeats its last row
-    for (int64_t i = 0; i < n; i += kTileA) {
-      for (int64_t j = diagonal ? i / kTileB * kTileB : 0; j < width; j += kTileB) {
-        double* out[kTileB];
-        for (int64_t w = 0; w < kTileB; ++w) out[w] = products[std::min(j + w, width - 1)] + i;
-        const int64_t columns = std::min<int64_t>(kTileB, width - j);
-        dot.tile[n - i > 4 ? 1 : 0][columns - 1](a + i, b + j, len, reinterpret_cast<const char*>(b[j]), out);
+void multiply(const DotKernels& dot, const Bundles& a, const Bundles& b, double* out, int64_t stride) {
+  const bool same = &a == &b;
+  for (int64_t top = 0; top < a.count(); top += kBlock) {
+    for (int64_t left = same ? top : 0; left < b.count(); left += kBlock) {
+      const int64_t bottom = std::min(a.count(), top + kBlock), right = std::min(b.count(), left + kBlock);
+      for (int64_t e = 0; e < a.dim; e += kBundleDepth) {
+        const int64_t depth = std::min(kBundleDepth, a.dim - e);
+        for (int64_t i = top; i < bottom; ++i) {
+          for (int64_t j = same && top == left ? i : left; j < right; ++j) {
+            dot.bundles(a.at(i, e), b.at(j, e), depth, out + i * kBundle * stride + j * kBundle, stride);
+          }
+        }
       }
     }
   }

@@ -20,6 +20,7 @@ namespace bipace {
 namespace {
 
 constexpr int64_t kGramFloats = kLongestSweep * kLongestSweep;  // Gram matrices held at a time: 64 MiB
+constexpr int64_t kBlock = 96;  // rows of a task's square of G: two panels of them stay in a cache of 512 KB
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -48,9 +49,26 @@ struct Square {
 // One square of a Gram matrix and its mirror image.
 void multiply_square(const Rows& rows, const DotKernels& dot, const Square& at) {
   const Group& group = *at.group;
-  const int64_t n = std::min(kGramBlock, group.size() - at.i), width = std::min(kGramBlock, group.size() - at.j);
-  double products[kGramBlock][kGramBlock];  // [j, i]
-  multiply_rows(rows, dot, group.rows.data() + at.i, n, rows, group.rows.data() + at.j, width, at.i == at.j, products);
+  const int64_t n = std::min(kBlock, group.size() - at.i), width = std::min(kBlock, group.size() - at.j);
+  const int64_t panel = panel_length(rows.dim);
+  const std::unique_ptr<float[]> buffer(new float[static_cast<size_t>(2 * kBlock * panel)]);
+  double products[kBlock][kBlock] = {};  // [j, i]
+  const float* a[kBlock + kTileA];
+  const float* b[kBlock];
+  for (int64_t first = 0; first < rows.dim; first += panel) {
+    const int64_t len = std::min(panel, rows.dim - first);
+    read_panels(rows, dot, group.rows.data() + at.i, n, first, len, buffer.get(), panel, a);
+    read_panels(rows, dot, group.rows.data() + at.j, width, first, len, buffer.get() + kBlock * panel, panel, b);
+    std::fill(a + n, a + n + kTileA, a[n - 1]);  // an incomplete tile repeats its last row
+    for (int64_t i = 0; i < n; i += kTileA) {
+      for (int64_t j = at.i == at.j ? i / kTileB * kTileB : 0; j < width; j += kTileB) {
+        double* out[kTileB];
+        for (int64_t w = 0; w < kTileB; ++w) out[w] = products[std::min(j + w, width - 1)] + i;
+        const int64_t columns = std::min<int64_t>(kTileB, width - j);
+        dot.tile[n - i > 4 ? 1 : 0][columns - 1](a + i, b + j, len, reinterpret_cast<const char*>(b[j]), out);
+      }
+    }
+  }
   for (int64_t j = 0; j < width; ++j) {
     for (int64_t i = 0; i < (at.i == at.j ? j + 1 : n); ++i) {
       const int64_t p = at.i + i, q = at.j + j;
@@ -188,8 +206,8 @@ class Sweep {
       group->stride = row_stride(group->length);
       group->gram = gram;
       gram += group->length * group->stride;
-      for (int64_t i = 0; i < group->size(); i += kGramBlock) {
-        for (int64_t j = i; j < group->size(); j += kGramBlock) squares.push_back({group, i, j});
+      for (int64_t i = 0; i < group->size(); i += kBlock) {
+        for (int64_t j = i; j < group->size(); j += kBlock) squares.push_back({group, i, j});
       }
     }
     parallel_for(static_cast<int64_t>(squares.size()), n_threads_, [&](int64_t task, int) {

@@ -5,7 +5,7 @@
 namespace bipace {
 namespace {
 
-constexpr int64_t kPanelRows = 32;  // of a factorisation; what is inside a panel is done without DotKernels::outer
+constexpr int64_t kPanelRows = 16;  // of a factorisation; what is inside a panel is done without DotKernels::outer
 constexpr int64_t kBlock = 64;      // columns: two blocks of a panel stay in the first cache
 
 // out[i][j] += sign * sum over k of a[k][i] b[k][j], for [rows, columns] of multiples of kOuterA and kOuterB.
