@@ -201,7 +201,7 @@ def test_golden_ids(device, ids, want):
     assert ours(matrix, device, mode="first_n") == ([want], [False])
 
 
-@pytest.mark.parametrize("n", [1, slow(3), 4, slow(100), slow(255), 256, 257, slow(1000), 2**62])
+@pytest.mark.parametrize("n", [1, slow(3), slow(4), slow(100), slow(255), 256, 257, slow(1000), slow(2**62)])
 def test_first_n_beyond_a_tile_and_beyond_the_ring(device, n):
     generator = torch.Generator().manual_seed(n % 97)
     ids = torch.randint(-(2**63), 2**63 - 1, (12, 400), generator=generator)
@@ -288,7 +288,7 @@ def test_empty_table(device):
 
 
 @pytest.mark.parametrize("mode", ["action_tag", slow("text")])
-@pytest.mark.parametrize("bad", [-1, 260, slow(2**62), -(2**63)])
+@pytest.mark.parametrize("bad", [slow(-1), 260, slow(2**62), -(2**63)])
 def test_id_outside_the_table(device, mode, bad):
     ids = torch.full((300, 90), 65)
     ids[:, :2] = torch.tensor([257, 258])  # parsed at once: the rest of the row is checked all the same

@@ -178,7 +178,7 @@ def test_the_kernel_is_the_posterior_mean(changes, backend):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [1, 3, 500, 1000])
 def test_the_cpu_against_the_reference(dtype, dim):
-    for seed in range(3):
+    for seed in range(1):
         batch = make_batch(seed, dim=dim, longest=40)
         fingerprint = torch.from_numpy(batch.fingerprint).to(dtype)
         for view in (fingerprint, fingerprint.t().contiguous().t(), fingerprint * 2.0**-10):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from ragged import ragged, sentinels, stage, unaligned
 
 from bipace_kernels.landmarks import choose_landmarks
@@ -66,11 +67,15 @@ def test_cluster_values(device, seed, masked):
         close(got, want, 1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "masked"),
+    [(torch.float32, False), (torch.bfloat16, True), *(slow(torch.float16, masked) for masked in (False, True)),
+     slow(torch.float32, True), slow(torch.bfloat16, False)],
+    ids=str,
+)  # fmt: skip
 def test_kernel_values(device, dtype, masked):
     for seed, kernel in enumerate((KERNEL, {**KERNEL, "horizon": 0.0, "noise": 0.1}, SHARED)):
-        case = Case(seed, dtype=dtype)
+        case = Case(seed, dtype=dtype, groups=4)
         taken, usable = (case.taken, case.usable) if masked else (None, None)
         fingerprint = case.fingerprint.clone()
         if masked:
@@ -83,7 +88,7 @@ def test_kernel_values(device, dtype, masked):
         close(got, want)
 
 
-@pytest.mark.parametrize("kernel", [KERNEL, SHARED], ids=["group", "batch"])
+@pytest.mark.parametrize("kernel", [KERNEL, slow(SHARED)], ids=["group", "batch"])
 def test_kernel_values_of_long_groups(device, monkeypatch, kernel):
     """With small limits, so that the interpreter ends: some groups are cut into blocks, the others are one."""
     for module in (critic, reference_critic):
@@ -104,9 +109,17 @@ def test_kernel_values_of_long_groups(device, monkeypatch, kernel):
         close(got, want)
 
 
-@pytest.mark.parametrize("norm", ["none", "batch", "group"])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("numbers", [(0.95, 0.5), (1.0, 1.0), (0.0, 0.5), (0.9, 0.0)], ids=str)
+NUMBERS = [(0.95, 0.5), (1.0, 1.0), (0.0, 0.5), (0.9, 0.0)]
+FEW = [(NUMBERS[0], True, "none"), (NUMBERS[0], True, "batch"), (NUMBERS[0], False, "group"), (NUMBERS[1], True, "group"),
+       (NUMBERS[2], True, "none"), (NUMBERS[3], False, "none")]  # fmt: skip
+EVERY = [
+    (numbers, masked, norm) for numbers in NUMBERS for masked in (False, True) for norm in ("none", "batch", "group")
+]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "masked", "norm"), [case if case in FEW else slow(*case) for case in EVERY], ids=str
+)
 def test_gae_advantage(device, numbers, masked, norm):
     case = Case(2)
     lay = case.lay

@@ -401,7 +401,7 @@ def test_peft():
         assert distance(bk.hidden.extract(model, ids, mask), rows) > 1e-3
 
 
-@pytest.mark.parametrize("how", [slow("in place"), "replaced"])
+@pytest.mark.parametrize("how", [slow("in place"), slow("replaced")])
 def test_compiled_blocks(how):
     torch._dynamo.reset()
     model, (ids, mask) = tm.make(), tm.prompts()

@@ -10,6 +10,7 @@ import weakref
 import pytest
 import tiny_models as tm
 import torch
+from marks import slow
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -327,7 +328,7 @@ def test_the_model_is_left_as_it_was_found_whatever_happens(how):
 # --------------------------------------------------------------------------------------------------------------- wrappers
 
 
-@pytest.mark.parametrize("how", ["in place", "replaced"])
+@pytest.mark.parametrize("how", [slow("in place"), "replaced"])
 def test_compiled_blocks(how):
     """Compiled before the tap comes, which is when a block would not notice a hook."""
     torch._dynamo.reset()

@@ -115,7 +115,9 @@ def test_the_program_without_its_packages(words):
 
 
 @pytest.mark.parametrize(
-    ("module", "subject"), [("bipace_kernels.cli", "the program bipace"), ("bench", "bench")], ids=["cli", "bench"]
+    ("module", "subject"),
+    [slow("bipace_kernels.cli", "the program bipace"), slow("bench", "bench")],
+    ids=["cli", "bench"],
 )
 def test_modules_that_are_programs(module, subject):
     code = (

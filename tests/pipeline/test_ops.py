@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from batches import CONFIGS, OUTPUTS, make_batch
+from marks import slow
 from op_cases import OPS, op_cases
 
 import bipace_kernels as bk
@@ -80,8 +81,12 @@ def test_every_op_has_a_case():
         assert op_cases(name, "cpu"), name
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_gives_the_same_bits(backend, device):
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [("aot_eager", ["bipace", "hgpo", "gae"]), ("inductor", ["bipace"]), slow("aot_eager", COMPILED)],
+    ids=["aot_eager", "inductor", "every configuration"],
+)
+def test_compiled_gives_the_same_bits(backend, names, device):
     """One function for every configuration, with arithmetic of the caller's around the call."""
 
     def whole(given, layout, config):
@@ -89,7 +94,7 @@ def test_compiled_gives_the_same_bits(backend, device):
         return result, result.advantage * 2
 
     lay, given = layout_of(BATCH), given_of(BATCH, device)
-    for name in COMPILED if backend == "aot_eager" else ["bipace"]:
+    for name in names:
         torch.compiler.reset()
         result, doubled = torch.compile(whole, fullgraph=True, backend=backend)(given, lay, CONFIGS[name])
         want, _ = whole(given, lay, CONFIGS[name])

@@ -68,7 +68,7 @@ def test_equals_the_reference_in_every_bit(device, longest, seed, estimator, nor
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize(("estimator", "norm"), ESTIMATORS)
+@pytest.mark.parametrize(("estimator", "norm"), [slow(*ESTIMATORS[0]), slow(*ESTIMATORS[1]), *ESTIMATORS[2:]])
 def test_groups_longer_than_a_program(device, longest, estimator, norm):
     lay = from_lengths([64 + 5, 2 * 64 + 1, 3, 1], [1, 1, 1, 1])  # programs of 64 records, tiles of up to 128
     r, labels, keys = records(11, lay, states=3)
@@ -104,7 +104,7 @@ def test_records_set_aside_change_nothing_for_the_others(device, longest, estima
 @pytest.mark.parametrize(("estimator", "norm"), ESTIMATORS)
 @pytest.mark.parametrize("r", [0.1, slow(-1e-30), slow(3e36)])
 def test_equal_returns_give_exactly_zero(device, longest, estimator, norm, r):
-    lay = from_lengths([70, 13, 9], [1, 1, 1])
+    lay = from_lengths([40, 13, 9], [1, 1, 1])
     _, labels, keys = records(3, lay, states=2)
     equal = torch.full((lay.n_records,), r)
     assert bool((step_advantage(device, longest, lay, equal, labels, keys, estimator, norm)[0] == 0).all())
