@@ -397,7 +397,7 @@ class Texts(Protocol):
     ) -> tuple[Tensor, tuple[int, int] | None]:
         """Flat values [E] int64, and (row, column) of the first item that is no integer of 64 bits (or None).
 
-        A bool is an integer only where `bools` is True.
+        Column −1: the row is not as long as its offsets say.  A bool is an integer only where `bools` is True.
         """
 
 
