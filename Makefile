@@ -72,7 +72,7 @@ format: $(VENV)/.linted
 sanitize: $(VENV)/.checked
 	PYTHON=$(PYTHON) tests/native/sanitize.sh
 
-# Tag matching and the JSONL reader under seeded mutations, FUZZ_SECONDS each.
+# Tag matching and the JSONL reader under seeded mutations, FUZZ_SECONDS each, and 20,000 calls of the torch ops.
 FUZZ_SECONDS ?= 20
 fuzz: $(VENV)/.checked
 	PYTHON=$(PYTHON) tests/native/fuzz.sh $(FUZZ_SECONDS)
