@@ -53,7 +53,8 @@ class Settings:
     embedder         "actor_hidden" | "ngram" | "identity" | "sentence:MODEL"; "auto": hidden states, or n-grams with one
                      warning where no forward gives any
     layer            of the actor, as in bipace_kernels.hidden.tap()
-    action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"
+    action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"; "auto": tool calls, action tags,
+                     or one of these others, as the responses have it (_turns.keys_of)
     kernel_time      0: time does not count, where Config has None
     memory_rows      max_rows of the ValueMemory of share "memory"
     The others are those of bipace_kernels.Config; None keeps the preset's value.  Those of another method are an error.
@@ -65,7 +66,7 @@ class Settings:
     ngram_epsilon: float = EMBEDDERS["ngram"].epsilon
     embedder: str = "auto"
     layer: int | str = -8
-    action_key_mode: Literal["action_tag", "first_n", "text"] = "action_tag"
+    action_key_mode: Literal["auto", "action_tag", "first_n", "text"] = "auto"
     n_action_tokens: int = 8
     gamma: float = 0.95
     step_weight: float = 1.0

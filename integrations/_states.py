@@ -21,6 +21,7 @@ from ..records import Unread
 from ..result import AdvantageResult
 from ..value_memory import ValueMemory
 from ._settings import Settings
+from ._turns import KINDS
 
 Tensor = torch.Tensor
 Columns = Mapping[str, Any]  # arguments of advantage(), a row for each record
@@ -41,6 +42,7 @@ class States:
         used = "actor_hidden" if settings.embedder == "auto" else embedders.find(settings.embedder)[0].name
         self.epsilon = settings.epsilon_of(used) if settings.has_epsilon else None
         self.memory = ValueMemory(settings.memory_rows) if settings.needs_memory else None
+        self.fitted = False  # whether a rollout has given entries that fit its turns, or none
         self._embedder: Any = None
 
     @property
@@ -73,6 +75,7 @@ class States:
         run       advantage(), or the same over several processes; then gather(columns) gives those of all processes
         """
         given, used, epsilon = dict(records), "", None
+        kinds = gather({"kind": given.pop("action_kind")})["kind"] if "action_kind" in given else None
         if labels is not None:
             bad = given["valid"] & (labels < 0)
             given["observation"], used, epsilon = labels.where(~bad, -1 - labels), "actor_hidden", self.epsilon
@@ -90,7 +93,13 @@ class States:
         if labels is not None and isinstance(unread, Unread):
             state = bad[unread.layout.on(bad.device).order].to(torch.uint8)
             result = replace(result, records=replace(unread, state=state, checked=True))
-        return result, metrics_of(result, used, epsilon, config.partition != "none")
+        metrics = metrics_of(result, used, epsilon, config.partition != "none")
+        if kinds is not None:
+            shares = torch.bincount(kinds.cpu().long(), minlength=len(KINDS)) / max(1, len(kinds))
+            metrics |= {
+                f"bipace/action_key/{kind}": share for kind, share in zip(KINDS, shares.tolist(), strict=True) if share
+            }
+        return result, metrics
 
     def fingerprint(self, hidden: Tensor | None, texts: Callable[[], Sequence[Any]], why: str) -> tuple[str, Tensor]:
         """The embedder in use, and its fingerprints [n, D]; arguments as in advantage()."""

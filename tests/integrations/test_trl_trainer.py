@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ import torch
 from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit
+from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit, rollouts
 from datasets import Dataset
 from transformers import HfArgumentParser, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -441,7 +442,7 @@ def test_a_plain_config(tmp_path):
         ({"actions": lambda rows: ["north"] * len(rows)}, "actions must have one entry per turn of the model, but row"),
         (
             {"step_rewards": lambda rows: rows[:3] + [None] * (len(rows) - 3)},
-            "step_rewards must be given for every row or for none, but row 3",
+            "step_rewards must have one entry per turn of the model, but row 3 has 0 for",
         ),
         ({"turn_starts": lambda rows: [[99]] * len(rows)}, "turn_starts must be columns below"),
         (
@@ -455,9 +456,32 @@ def test_what_a_rollout_func_gives_wrongly(tmp_path, change, message):
         out = tt.rollout(prompts, trainer, extras=ALL)
         return {**out, **{name: make(out.get(name, out["completion_ids"])) for name, make in change.items()}}
 
-    trainer = tt.make_trainer(tmp_path, rollout_func=wrong, bipace_embedder="ngram")
+    trainer = tt.make_trainer(tmp_path, rollout_func=wrong, bipace_embedder="ngram", bipace_on_invalid="raise")
     with pytest.raises((ValueError, TypeError), match=message):
         trainer.train()
+
+
+def test_rows_of_a_rollout_func_that_fit_no_turns_are_set_aside(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollouts, "_warned", set())
+
+    def some(prompts, trainer):
+        out = tt.rollout(prompts, trainer)
+        return {**out, "step_rewards": [[1.0] * 9, None, *out["step_rewards"][2:]]}
+
+    trainer = tt.make_trainer(tmp_path, rollout_func=some, max_steps=1)
+    with pytest.warns(RuntimeWarning, match="row 0 has 9 for . turns.* such rows are set aside"):
+        trainer.train()
+    advantages = trainer.batches[0]["output"]["advantages"]
+    assert not advantages[:2].any() and advantages[2:4].any()
+    assert trainer.state.log_history[0]["bipace/invalid_row_fraction"] > 0
+
+
+def test_what_environments_log_needs_the_tool_loop(tmp_path):
+    trainer = trained(tmp_path, max_steps=1)
+    batch = trainer.batches[0]
+    trainer.environments = [SimpleNamespace(step_rewards=[1.0]) for _ in batch["inputs"]]
+    with pytest.raises(ValueError, match="loop must be given to bipace_advantages"):
+        bipace_advantages(trainer, batch["inputs"], batch["output"], batch["rewards"], trainer._bipace)
 
 
 def test_rows_and_states_of_another_batch(tmp_path):
