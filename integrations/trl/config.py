@@ -29,7 +29,7 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
     bipace_estimator: Literal["q_style", "diff_peer"] = _setting("estimator", "step term of method bipace.")
     bipace_epsilon: float | str | None = _setting(
         "epsilon",
-        "radius of the clusters, or auto: chosen on the first training batch and kept; None: the embedder's own.",
+        "radius of the clusters; auto: chosen on the first training batch and kept; follow: moved at each; None: the embedder's.",
     )
     bipace_ngram_epsilon: float = _setting("ngram_epsilon", "radius where n-grams of the observation are clustered.")
     bipace_embedder: str = _setting(

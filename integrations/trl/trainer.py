@@ -128,4 +128,4 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             if self.accelerator.is_main_process:
                 self._bipace.load(path)
             # One answer, where not every machine sees the folder.
-            (self._bipace.epsilon,) = broadcast_object_list([self._bipace.epsilon])
+            self._bipace.load_state_dict(*broadcast_object_list([self._bipace.state_dict()]))

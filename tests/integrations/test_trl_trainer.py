@@ -334,6 +334,40 @@ def test_epsilon_auto_is_chosen_once_and_goes_with_the_checkpoint(tmp_path, monk
     assert second._bipace.epsilon == 0.123 and second.state.log_history[-2]["bipace/epsilon"] == 0.123
 
 
+def states_of(batch):
+    """Of each turn: its hidden state, row and number."""
+    turns = credit.turns_of(batch["output"]["completion_mask"], batch["output"]["tool_mask"], None)
+    return batch["states"][turns.row, turns.start + batch["output"]["prompt_ids"].shape[1] - 1], turns
+
+
+def test_epsilon_follows_and_a_run_that_resumes_has_the_bits_of_the_one_that_went_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(_states, "choose_epsilon", lambda *_, **__: SimpleNamespace(epsilon=0.02, reason="far off"))
+    options = {
+        "rollout_func": tt.rollout, "bipace_epsilon": "follow", "num_iterations": 2, "max_steps": 7, "shuffle_dataset": False,
+        "save_strategy": "steps", "save_steps": 4,
+    }  # fmt: skip
+    first = trained(tmp_path, **options)
+    controller, found = None, []
+    for batch in first.batches:
+        states, turns = states_of(batch)
+        given = (states, turns.row // 4)
+        of_turns = {"trajectory": turns.row, "step": turns.step}
+        controller = controller or bk.EpsilonController(0.02)
+        found.append(controller.update(*given, **of_turns))
+        (wanted,) = tt.by_hand(batch, config=bk.Config.bipace(found[-1], **SINGLETON))
+        assert torch.equal(batch["output"]["advantages"], wanted)
+    assert len(set(found)) > 1 and len(found) == 4
+    log = [log for log in first.state.log_history if "loss" in log]
+    moves = controller.metrics()["bipace/epsilon_moves"]
+    assert (log[-1]["bipace/epsilon"], log[-1]["bipace/epsilon_moves"]) == (found[-1], moves)
+    assert not list((tmp_path / "checkpoint-4").glob("*.begun"))
+    second = tt.make_trainer(tmp_path, **options)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    for batch, again in zip(first.batches[2:], second.batches, strict=True):
+        assert torch.equal(batch["output"]["advantages"], again["output"]["advantages"])
+    assert second._bipace.state_dict() == first._bipace.state_dict()
+
+
 def test_a_command_line_and_a_yaml_file(tmp_path):
     parser = HfArgumentParser(BiPACEGRPOConfig)
     line = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
@@ -384,7 +418,7 @@ def config(**options):
     ("options", "message"),
     [
         ({"bipace_method": "ppo"}, "bipace_method must be one of grpo, gigpo"),
-        ({"bipace_epsilon": "wide"}, "bipace_epsilon must be a number or 'auto', got 'wide'"),
+        ({"bipace_epsilon": "wide"}, "bipace_epsilon must be a number, 'auto' or 'follow', got 'wide'"),
         ({"bipace_epsilon": 3.0}, "epsilon"),
         ({"bipace_gamma": 2.0}, "gamma"),
         ({"bipace_embedder": "bert"}, "bipace_embedder must be one of auto"),
