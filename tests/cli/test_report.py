@@ -61,6 +61,7 @@ def test_json_is_a_direct_computation(made: tuple[Path, str], games: Path) -> No
     expected = {
         "exact": direct(games, bk.Config(partition="exact", **q_style), observation=seen),
         "history": direct(games, bk.Config(partition="history", **q_style), observation=seen),
+        "hgpo": direct(games, bk.Config(partition="history", estimator="hgpo"), observation=seen),
         "similar": direct(games, bk.Config(partition="similar", **q_style), observation=seen),
         "cosine_observation": direct(games, bk.Config.bipace(0.25), fingerprint=ngrams["observation"]),
         "cosine_history": direct(games, bk.Config.bipace(0.25), fingerprint=ngrams["history"]),
@@ -322,17 +323,14 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
 
 
 def test_figures_of_extremes(tmp_path: Path) -> None:
-    """Huge and no clusters, no advantage at all, long texts with the characters matplotlib reads as mathematics."""
-    metrics = {
-        f"{name}_cluster_{what}": 1.0
-        for name, what in (("singleton", "fraction"), ("mean", "size"), ("median", "size"), ("p90", "size"))
-    }
-    several = [np.full(3, 10 ** (2 * i)) for i in range(3)] + [np.zeros(0, np.int64)]
+    """Huge clusters and none, no advantage at all, long texts with the characters matplotlib reads as mathematics."""
+    shares = dict.fromkeys(("pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction"), 0.0)
     outcomes = [
-        Outcome("key", f"p{i}", {"epsilon": 0.1}, metrics, bk.ValueR2(None, 0.0, None), sizes)
-        for i, sizes in enumerate(several)
-    ]
-    figures.size_histograms(tmp_path / "a.png", "$x_1$ and _y_^z", outcomes)
+        Outcome("key", f"p{i}", {"epsilon": 0.1}, {**shares, "singleton_cluster_fraction": i % 2, "mean_cluster_size": size},
+                bk.ValueR2(None, 0.0, None))
+        for i, size in enumerate([1.0, 1e4, 1e8, 0.0])
+    ]  # fmt: skip
+    figures.step_shares(tmp_path / "a.png", "$x_1$ and _y_^z", outcomes)
     figures.epsilon_curve(tmp_path / "b.png", "t", {"c": outcomes[:1]}, outcomes[1:2], 0.1)
     rows = [
         figures.Row(f"rollout {i}", list(range(70)), list(range(70)), [0.0] * 70, [True, False, None][i])
