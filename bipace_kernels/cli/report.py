@@ -55,6 +55,7 @@ class Options:
     merge_files: bool = False
     backend: str = "auto"
     threads: int | None = None
+    longest_line: int = rollouts.LONGEST_LINE
 
 
 @dataclass
@@ -92,6 +93,7 @@ def run(given: Mapping[str, Any]) -> None:
             merge_files=options.merge_files,
             duplicates=options.duplicates,
             allow_nonfinite=options.on_invalid == "singleton",
+            longest_line=options.longest_line,
             advance=lambda n: bar.advance(task, n),
         )
         if options.fingerprint is not None:
