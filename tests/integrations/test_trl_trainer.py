@@ -16,6 +16,7 @@ from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit, rollouts
+from bipace_kernels.integrations.trl import trainer as trainer_module
 from datasets import Dataset
 from transformers import HfArgumentParser, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -42,7 +43,7 @@ def no_early_exit(monkeypatch):
     def refuse(*_):
         raise AssertionError("a forward of its own, where TRL's was there to tap")
 
-    monkeypatch.setattr(credit, "_early_exit", refuse)
+    monkeypatch.setattr(trainer_module, "early_exit", refuse)
 
 
 def trained(folder, **options):
@@ -197,6 +198,32 @@ def test_the_old_log_prob_forward_is_tapped(tmp_path, no_early_exit, options):
     trainer = trained(tmp_path, rollout_func=tt.rollout, **options)
     assert "old_per_token_logps" in trainer.batches[-1]["output"]
     check(trainer)
+
+
+def test_where_a_batch_is_learned_from_once_the_loss_s_forward_is_tapped(tmp_path, no_early_exit):
+    """TRL's defaults: no forward besides."""
+    trainer = trained(tmp_path, rollout_func=tt.rollout)
+    assert "old_per_token_logps" not in trainer.batches[0]["output"]
+    check(trainer)
+    model, forwards = tt.make_model(), []
+    model.model.layers[0].register_forward_hook(lambda *_: forwards.append(torch.is_grad_enabled()))
+    trained(tmp_path, cls=tt.BiPACEGRPOTrainer, model=model, rollout_func=tt.rollout)
+    assert forwards == [True, True]
+
+
+def test_dropout_would_be_noise_in_the_states_of_the_loss(tmp_path, monkeypatch):
+    ran, run = [], trainer_module.early_exit
+    monkeypatch.setattr(trainer_module, "early_exit", lambda *given: ran.append(1) or run(*given))
+    model = tt.make_model(attention_dropout=0.5)
+    trained(tmp_path, cls=tt.BiPACEGRPOTrainer, model=model, rollout_func=tt.rollout, max_steps=1)
+    assert ran == [1]
+
+
+def test_a_loss_that_runs_no_forward_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda *_: torch.zeros(()))
+    trainer = tt.make_trainer(tmp_path, cls=tt.BiPACEGRPOTrainer, rollout_func=tt.rollout)
+    with pytest.raises(RuntimeError, match="ran no forward through"):
+        trainer.train()
 
 
 def test_gradient_accumulation_has_no_such_forward(tmp_path):
