@@ -81,10 +81,10 @@ class Keeping(BiPACEGRPOTrainer):  # type: ignore[misc]
         if self.model.training:
             ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
             mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
-            with torch.no_grad():
+            with torch.no_grad(), self.accelerator.autocast():
                 states = self.model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[LAYER]
             self.__dict__.setdefault("batches", []).append(
-                {"inputs": inputs, "output": dict(output), "rewards": self.seen, "states": states}
+                {"inputs": inputs, "output": dict(output), "rewards": self.seen, "states": states, "ids": ids}
             )
         return output
 
