@@ -1,4 +1,4 @@
-# make demo   sets everything up and runs BiPACE on real agent rollouts
+# make demo   sets everything up and shows the package on recorded rollouts
 # make test   sets everything up and runs the tests; make test-quick those that take least
 # make docs   builds the documentation into out/site and checks every link of it
 # make check  lint, sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
@@ -72,7 +72,7 @@ format: $(VENV)/.linted
 sanitize: $(VENV)/.checked
 	PYTHON=$(PYTHON) tests/native/sanitize.sh
 
-# Tag matching and the JSONL reader under seeded mutations, FUZZ_SECONDS each.
+# Tag matching and the JSONL reader under seeded mutations, FUZZ_SECONDS each, and 20,000 calls of the torch ops.
 FUZZ_SECONDS ?= 20
 fuzz: $(VENV)/.checked
 	PYTHON=$(PYTHON) tests/native/fuzz.sh $(FUZZ_SECONDS)
@@ -100,9 +100,9 @@ $(OLDEST)/.installed: $(VENV)/.tested
 	$(VENV)/bin/python -m pip install -q --no-deps --upgrade --target $(OLDEST) triton==$(OLDEST_TRITON) "numpy<2.4"
 	@touch $@
 
-# Strict: a warning is an error.  mkdocs.yml.
+# Strict: a warning is an error (mkdocs.yml).  Without -q, which hides warnings from the count as well.
 docs: $(VENV)/.documented
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build -q
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build
 
 # Needs a GPU; `bench/gpu.sh --help` lists the parts.
 OUT ?= out/gpu

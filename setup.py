@@ -74,11 +74,11 @@ class CMakeBuild(build_ext):
                 stale.unlink()
 
 
-CHECKOUT = ("gpu", "chain", "truth")  # modules of bench/
+CHECKOUT = ("gpu", "chain", "truth", "readme_chart")  # modules of bench/
 
 
 class LeaveOut(build_py):
-    """Leaves out of a wheel the benchmarks that need a checkout: those of a GPU, and those that read the truth sets."""
+    """Leaves out of a wheel the benchmarks that need a checkout: those of a GPU, and what reads the repository."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         modules = super().find_package_modules(package, package_dir)

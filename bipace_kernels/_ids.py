@@ -105,19 +105,20 @@ def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:
 
 
 def _number_list(values: Sequence[Any], name: str) -> Tensor:
-    codes = torch.empty(len(values), dtype=torch.int64)
+    held = tuple(values)  # __hash__ and __eq__, or another thread, may do anything to a list
     if _native_loader.reason():
-        _number_list_python(values, name, codes)
-    else:
-        _native_loader.load().number_objects(values, codes.data_ptr(), (np.ndarray, Tensor), _array_key, name)
+        return _number_list_python(held, name)
+    codes = torch.empty(len(held), dtype=torch.int64)
+    load = _native_loader.load()
+    load.number_objects(held, len(held), codes.data_ptr(), (np.ndarray, Tensor), _array_key, name)
     return codes
 
 
-def _number_list_python(values: Sequence[Any], name: str, codes: Tensor) -> None:
+def _number_list_python(values: tuple[Any, ...], name: str) -> Tensor:
     """As the native function, where the compiled module does not load."""
     seen: dict[Any, int] = {}
     numbers = []
-    for row, value in enumerate(tuple(values)):  # __hash__ and __eq__ may do anything to a list
+    for row, value in enumerate(values):
         key = _array_key(value, name, row) if isinstance(value, (np.ndarray, Tensor)) else value
         try:
             hash(key)
@@ -127,7 +128,7 @@ def _number_list_python(values: Sequence[Any], name: str, codes: Tensor) -> None
                 "(json.dumps(value, sort_keys=True)), an image to an array"
             ) from error
         numbers.append(seen.setdefault(key, len(seen)))
-    codes.copy_(torch.tensor(numbers, dtype=torch.int64))
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _array_key(value: np.ndarray[Any, Any] | Tensor, name: str, row: int) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""Arrays of other libraries (CuPy, JAX, Numba): in without a copy, and out again as what came in."""
+"""Arguments as they come: arrays of other libraries (CuPy, JAX, Numba) in without a copy, and out again as what came in;
+lists as tuples, which nobody changes."""
 
 from __future__ import annotations
 
@@ -28,10 +29,14 @@ def is_interop_array(value: Any) -> bool:
 
 
 def to_torch(value: Any, name: str) -> Any:
-    """A tensor that shares the memory of another library's array; anything else as it is.
+    """A tensor that shares the memory of another library's array, a tuple of a list; anything else as it is.
 
-    The current stream of torch waits for the array's, as DLPack has it; the host waits for nothing.
+    The current stream of torch waits for the array's, as DLPack has it; the host waits for nothing.  Lists are copied
+    because all that follows measures first and reads then: another thread may change a list in between, and a
+    subclass's __len__ need not say what it holds.
     """
+    if isinstance(value, (list, tuple)):
+        return tuple(value)
     if not is_interop_array(value):
         return value
     try:
@@ -45,7 +50,7 @@ def to_torch(value: Any, name: str) -> Any:
 
 
 def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
-    """to_torch() of arguments by name."""
+    """to_torch() of arguments by name, at the start of every public function that takes rows."""
     return {name: to_torch(value, name) for name, value in given.items()}
 
 

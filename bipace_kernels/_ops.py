@@ -19,7 +19,7 @@ import torch
 from . import _compiled, _dispatch, pipeline
 from ._handles import find
 from .config import Config
-from .stages import FINGERPRINT_DTYPES, OPS, OneOf, Range, Size, Spec
+from .stages import FINGERPRINT_DTYPES, OPS, Offsets, OneOf, Places, Range, Size, Spec
 
 Tensor = torch.Tensor
 
@@ -38,6 +38,7 @@ class Argument:
     size: Size | None = None
     range: Range | None = None
     words: OneOf | None = None
+    values: Offsets | Places | None = None
     default: Any = None  # None: it must be given
 
     @property
@@ -88,7 +89,8 @@ def _argument(name: str, hint: Any, keyword: bool, default: Any) -> Argument:
         kind = f"{_PLAIN[get_args(hint)[0]]}[]"
     else:
         kind = "SymInt" if size is not None and name != "dim" else _PLAIN[hint]
-    return Argument(name, kind, keyword, mark(Spec), size, mark(Range), mark(OneOf), default)
+    values = mark(Offsets) or mark(Places)
+    return Argument(name, kind, keyword, mark(Spec), size, mark(Range), mark(OneOf), values, default)
 
 
 def _ops() -> dict[str, Op]:
@@ -121,10 +123,14 @@ def _run(op: Op) -> Callable[..., Any]:
         for a in op.arguments:
             if isinstance(given[a.name], Tensor):
                 given[a.name] = _tensor(op.name, a, given[a.name], device)
-        check_sizes(op, given)
+            elif a.type == "Tensor":  # torch takes None for every tensor
+                raise TypeError(f"bipace::{op.name}: {a.name} is missing; pass a tensor.")
+        sizes = check_sizes(op, given)
         _check_values(op, given)
         if op.name == "hash_token_ids":
             _check_ids(op.name, given)
+        if device.type == "cpu":
+            _check_places(op, given, sizes)
         chosen = _dispatch.choose("auto", device)
         positional = [given.pop(a.name) for a in op.arguments if not a.keyword]
         with torch.no_grad():
@@ -191,14 +197,14 @@ def _tensor(op: str, a: Argument, value: Tensor, device: torch.device) -> Tensor
     return value.contiguous()
 
 
-def check_sizes(op: Op, given: dict[str, Any]) -> None:
-    """ValueError for lengths that contradict each other."""
+def check_sizes(op: Op, given: dict[str, Any]) -> dict[str, int]:
+    """Sizes by letter; ValueError for lengths that contradict each other."""
     known = {
         a.size.letter: (given[a.name], a.name) for a in op.arguments if a.size is not None and a.name.startswith("n_")
     }
     for a in op.arguments:
         value = given.get(a.name)
-        if not isinstance(value, Tensor) or a.spec is None or a.spec.dtypes == FINGERPRINT_DTYPES:
+        if not isinstance(value, Tensor) or a.spec is None:
             continue
         wanted = a.spec.shape.split()
         if value.ndim != len(wanted):
@@ -207,12 +213,45 @@ def check_sizes(op: Op, given: dict[str, Any]) -> None:
             )
         for letter, size in zip(wanted, value.shape, strict=True):
             length = size - 1 if letter.endswith("+1") else size
+            if length < 0:
+                raise ValueError(f"bipace::{op.name}: {a.name} must hold at least one offset, got none.")
             other, where = known.setdefault(letter[0], (length, a.name))
             if length != other:
                 raise ValueError(
                     f"bipace::{op.name}: {a.name} must have shape [{', '.join(wanted)}] with {letter[0]} = {other} as "
                     f"{where} has it, got {list(value.shape)}; take both from one layout."
                 )
+    return {letter: size for letter, (size, _) in known.items()}
+
+
+def _check_places(op: Op, given: dict[str, Any], sizes: dict[str, int]) -> None:
+    """ValueError for offsets and places of CPU tensors that native code would follow out of bounds.
+
+    By NumPy: torch's threads would hang in a forked child.
+    """
+    if op.name == "hash_token_ids" and given["row_offsets"] is not None:
+        sizes = {**sizes, "E": given["ids"].shape[0]}
+    for a in op.arguments:
+        if a.values is None or given[a.name] is None:
+            continue
+        values, end = given[a.name].numpy(), sizes[a.values.letter]
+        if isinstance(a.values, Offsets):
+            if values[0] != 0 or values[-1] != end or (values[1:] < values[:-1]).any():
+                raise ValueError(
+                    f"bipace::{op.name}: {a.name} must rise from 0 to {a.values.letter} = {end}, got "
+                    f"{_shown(values)}; take it from one layout with the others."
+                )
+        elif values.size and (values.min() < a.values.lowest or values.max() >= end):
+            raise ValueError(
+                f"bipace::{op.name}: {a.name} must hold numbers from {a.values.lowest} to below {a.values.letter} = {end}, "
+                f"got {values.min()} to {values.max()}."
+            )
+
+
+def _shown(values: Any) -> str:
+    """The ends of a vector of numbers, for an error."""
+    several = values.tolist() if values.size <= 6 else [*values[:3].tolist(), "…", *values[-2:].tolist()]
+    return f"[{', '.join(map(str, several))}]"
 
 
 def _check_values(op: Op, given: dict[str, Any]) -> None:
@@ -224,6 +263,11 @@ def _check_values(op: Op, given: dict[str, Any]) -> None:
         for number in value if a.several else [value]:
             if a.range is not None and not a.range.holds(number):
                 raise ValueError(f"bipace::{op.name}: {a.name} must be {a.range.text}, got {number!r}.")
+    if op.name == "cluster_history" and given["depth"] > max(given["codes"].shape[0], 1):
+        raise ValueError(
+            f"bipace::{op.name}: depth must be at most M = {given['codes'].shape[0]}, the records there are, got "
+            f"{given['depth']}."
+        )
     if op.name == "step_advantage" and given["estimator"] != "mean" and given["action_key"] is None:
         raise ValueError(
             f"bipace::{op.name}: action_key is missing; estimator={given['estimator']!r} compares actions."
@@ -287,7 +331,7 @@ def _advantage(
     """
     given = {"group": None, "trajectory": None, "step": None, **dict.fromkeys(_CHAIN_TENSORS)}
     given |= dict(zip(_CHAIN_TENSORS, tensors, strict=False))
-    cfg = find(config) if config else Config(**ast.literal_eval(fields))
+    cfg = find(config) if config else _config(fields)
     with torch.no_grad():
         result = pipeline.run(given, find(layout), cfg, backend, check, num_threads or None)
         flags, late = _compiled.flags_of(result)
@@ -295,6 +339,15 @@ def _advantage(
         result.advantage, result.step_advantage, result.episode_advantage, result.returns, result.cluster, result.branch,
         torch.zeros_like(result.advantage) if result.value is None else result.value, flags, late,
     )  # fmt: skip
+
+
+def _config(fields: str) -> Config:
+    try:
+        return Config(**ast.literal_eval(fields))
+    except (SyntaxError, MemoryError, RecursionError) as error:  # what Python's parser raises
+        raise ValueError(
+            f"bipace::advantage: fields must be a dict of Config's fields, got {fields[:80]!r}."
+        ) from error
 
 
 def _advantage_fake(*tensors: Tensor | None, **_: Any) -> tuple[Tensor, ...]:

@@ -77,23 +77,25 @@ def action_keys(
             f"responses must be {KINDS}, got {type(responses).__name__}; put a single response into a list."
         )
 
-    if isinstance(responses, (list, tuple)) and (len(responses) == 0 or isinstance(responses[0], (str, bytes))):
+    if isinstance(responses, (list, tuple)):
+        responses = tuple(responses)  # another thread may change a list between a check and a reading
+    if isinstance(responses, tuple) and (len(responses) == 0 or isinstance(responses[0], (str, bytes))):
         host = _dispatch.texts(backend)
         _check_texts(responses)
         if mask is not None and len(responses):
             raise ValueError("mask must be None for text, which has no tokens to mask; cut the text instead.")
         with _threads.using(num_threads):
-            return host.hash_texts(tuple(responses), mode=mode)
+            return host.hash_texts(responses, mode=mode)
 
     given: dict[str, Any] = {"responses": responses, "mask": mask}
-    if isinstance(responses, (list, tuple)):
+    if isinstance(responses, tuple):
         given = {f"responses[{i}]": row for i, row in enumerate(responses)} | {"mask": mask}
     device = _checks.one_device(given)
     chosen = _dispatch.choose(backend, device)
     row_offsets = valid = None
-    if isinstance(responses, (list, tuple)):
+    if isinstance(responses, tuple):
         host = _dispatch.texts(backend)
-        ids, row_offsets = _flatten(list(responses), "responses", host, device, bools=False)
+        ids, row_offsets = _flatten(responses, "responses", host, device, bools=False)
         if mask is not None:
             valid = _flat_mask(mask, row_offsets, host, device)
     else:
@@ -197,7 +199,7 @@ def _matrix_mask(mask: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _flatten(
-    rows: list[Any], name: str, host: Texts, device: torch.device, *, bools: bool
+    rows: tuple[Any, ...], name: str, host: Texts, device: torch.device, *, bools: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of integers (with bools=True also of bool) as flat values [E] int64 on a device, and offsets [N+1] int64.
 
@@ -209,13 +211,13 @@ def _flatten(
                 raise ValueError(f"{name}[{i}] must be one row of integers, got shape {list(row.shape)}; flatten it.")
         elif not isinstance(row, (list, tuple)):
             raise TypeError(f"{name}[{i}] must be a row of integers, got {type(row).__name__}; {name} must be {KINDS}.")
-    lengths = [len(row) for row in rows]
-    offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
-    offsets[1:] = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
+    lengths = [len(row) for row in rows]  # what follows is compared with it: a list may change, and a __len__ lie
+    offsets = _offsets(lengths)
     if device.type == "cpu":
-        return _flatten_host(dict(enumerate(rows)), name, host, bools=bools), offsets
+        return _flatten_host(dict(enumerate(rows)), offsets, name, host, bools=bools), offsets
     others = {i: row for i, row in enumerate(rows) if not isinstance(row, torch.Tensor)}
-    moved = _transfer.to_device(_flatten_host(others, name, host, bools=bools), device, name)
+    their_offsets = _offsets([lengths[i] for i in others])
+    moved = _transfer.to_device(_flatten_host(others, their_offsets, name, host, bools=bools), device, name)
     parts, start = {}, 0
     for i in others:
         parts[i] = moved[start : start + lengths[i]]
@@ -227,19 +229,35 @@ def _flatten(
     return torch.cat([parts[i] for i in range(len(rows))]), offsets
 
 
-def _flatten_host(rows: dict[int, Any], name: str, host: Texts, *, bools: bool) -> torch.Tensor:
+def _offsets(lengths: list[int]) -> torch.Tensor:
+    """[N+1] int64 offsets of rows of these lengths."""
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    offsets[1:] = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
+    return offsets
+
+
+def _flatten_host(rows: dict[int, Any], offsets: torch.Tensor, name: str, host: Texts, *, bools: bool) -> torch.Tensor:
     """Rows of integers on the host, by number, as flat values [E] int64."""
     if rows and all(isinstance(row, (torch.Tensor, np.ndarray)) for row in rows.values()):
         wish = "bool or integers" if bools else "integers"
         tensors = [_integers(row, f"{name}[{i}]", wish, bools=bools) for i, row in rows.items()]
-        return torch.cat([tensor.to(torch.int64) for tensor in tensors])
+        flat = torch.cat([tensor.to(torch.int64) for tensor in tensors])
+        if flat.numel() != int(offsets[-1]):
+            raise ValueError(
+                f"{name} must hold rows as long as their len() says, {int(offsets[-1])} items in all, got {flat.numel()}."
+            )
+        return flat
     lists = [row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row for row in rows.values()]
-    offsets = torch.zeros(len(lists) + 1, dtype=torch.int64)
-    offsets[1:] = torch.tensor([len(row) for row in lists], dtype=torch.int64).cumsum(0)
     flat, bad = host.flatten_rows(lists, offsets, bools=bools)
     if bad is not None:
         row, column = bad
-        item, number = lists[row][column], list(rows)[row]
+        number = list(rows)[row]
+        if column < 0:
+            raise ValueError(
+                f"{name}[{number}] must hold {int(offsets[row + 1] - offsets[row])} items, as its len() said, but it has "
+                "changed since; copy the rows before other threads change them."
+            )
+        item = lists[row][column]
         if isinstance(item, int) and not isinstance(item, bool):
             raise ValueError(f"{name}[{number}] must hold integers inside int64, got {item} at position {column}.")
         raise TypeError(
@@ -254,7 +272,7 @@ def _flat_mask(mask: Any, row_offsets: torch.Tensor, host: Texts, device: torch.
     if not isinstance(mask, (list, tuple, np.ndarray, torch.Tensor)) or len(mask) != row_offsets.numel() - 1:
         got = f"{len(mask)} rows" if hasattr(mask, "__len__") else type(mask).__name__
         raise ValueError(f"mask must have one row per response, N = {row_offsets.numel() - 1}, got {got}.")
-    flat, offsets = _flatten(list(mask), "mask", host, device, bools=True)
+    flat, offsets = _flatten(tuple(mask), "mask", host, device, bools=True)
     if not torch.equal(offsets, row_offsets):
         row = int(torch.nonzero(offsets.diff() != row_offsets.diff())[0])
         raise ValueError(

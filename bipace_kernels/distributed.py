@@ -83,6 +83,7 @@ def advantage(
     set.  Clusters are numbered over the batch; metrics() and value_r2() are the batch's, equal on all ranks.
     A fingerprint goes to the rank that owns its group, once and in its own dtype; what else is given for a row goes to
     every rank, 8 bytes each.  Rank 0 owns all groups where values are shared between them (share "batch" and "memory").
+    Ranks must trust each other: ids and observations that are not integers travel as pickles (docs/distributed.md).
     ValueError and TypeError come on all ranks: about an argument, naming the rank; about values, with rows counted over
     the ranks.  RuntimeError where a rank has ended, or does not make this call within the group's timeout.
     """

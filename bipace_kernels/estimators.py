@@ -31,7 +31,7 @@ class Estimator:
     """A row of the table.
 
     name         as in Config.estimator
-    meaning      one line for tables of the documentation and the command line
+    meaning      what it is, in one line
     terms        makes labels, step term and branch of a batch
     partitions   those that it may stand with
     needs        arguments of advantage() that it reads beside what its partition needs (see needs_of())

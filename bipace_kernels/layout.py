@@ -184,7 +184,7 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     step_number = None if step is None else _checks.integer_vector(step, "step", n)
     mask = None if valid is None else _checks.bool_vector(valid, "valid", n)
     taken = None if mask is None else torch.nonzero(mask).flatten()
-    group_id, trajectory_id = _ids(group, "group", taken), _ids(trajectory, "trajectory", taken)
+    group_id, trajectory_id = _ids(group, "group", n, taken), _ids(trajectory, "trajectory", n, taken)
     if taken is not None and step_number is not None:
         step_number = step_number[taken]
     made = _build(n, group_id, trajectory_id, step_number, mask, taken)
@@ -193,12 +193,12 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     return made
 
 
-def _ids(values: Any, name: str, taken: Tensor | None) -> Tensor:
+def _ids(values: Any, name: str, n: int, taken: Tensor | None) -> Tensor:
     """[M] int64 ids of the rows that take part; padding may hold anything."""
     if isinstance(values, torch.Tensor):
         _checks.check_dense(values, name)
     if taken is None:
-        return ids_to_int(values, name)[0]
+        return _checks.check_vector(ids_to_int(values, name)[0], name, n)
     return ids_to_int(_checks.take_rows(values, taken), name)[0]
 
 
@@ -315,9 +315,10 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
     Integer ids are numbered in their numeric order by (group, rollout), any others by first appearance.  Ids on a GPU are
     sorted on the host, which waits for the device once, and the result is there.
     """
-    device = _checks.one_device({"group": group, "rollout": rollout})
+    given = _interop.all_to_torch({"group": group, "rollout": rollout})
+    device = _checks.one_device(given)
     _dispatch.check_device(device)
-    group, rollout = _transfer.to_host((group, rollout))
+    group, rollout = _transfer.to_host(tuple(given.values()))
     n = _checks.length(group, "group")
     _checks.check_length(rollout, "rollout", n)
     g, _ = ids_to_int(group, "group")

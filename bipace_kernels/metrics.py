@@ -45,6 +45,13 @@ def compute_metrics(records: Records) -> dict[str, float]:
         out["value_explained_share"] = _explained(records)
     if records.action_parsed is not None:
         out["action_parse_rate"] = _mean(records.action_parsed.numpy())
+        if m and out["action_parse_rate"] < 0.5:
+            _warn(
+                "unparsed",
+                f"{out['action_parse_rate']:.0%} of the responses hold an action that was recognized: the others are equal only "
+                "where they begin alike, and without equal actions PACE is a mean over the cluster. Take another mode of action "
+                "keys, or give the actions themselves.",
+            )
     return {f"bipace/{name}": value for name, value in out.items()}
 
 

@@ -55,6 +55,8 @@ def ngram_fingerprint(
                 raise TypeError(
                     f"texts must all be str or bytes, got {type(text).__name__} at index {i}; render it first."
                 )
+        # What a subclass holds, which its __len__ and encode() need not say.
+        items = tuple(str.__str__(text) if isinstance(text, str) else bytes(memoryview(text)) for text in items)
     place = _device(device)
     chosen = _dispatch.choose(backend, place)
     data, offsets = _encoded(items, place)

@@ -25,7 +25,7 @@ def observation_codes(observation: Any, lay: Layout) -> Tensor:
         return number_objects(observation)
     (observation,) = to_host([observation])
     if lay.valid is None:
-        return number_objects(observation)
+        return _checks.check_vector(number_objects(observation), "observation", lay.n_rows)
     taken = torch.nonzero(lay.valid).flatten()
     codes = torch.zeros(lay.n_rows, dtype=torch.int64)
     codes[taken] = number_objects(_checks.take_rows(as_sequence(observation, "observation"), taken))

@@ -25,7 +25,7 @@ class Partition:
     """A row of the table.
 
     name       as in Config.partition
-    meaning    one line for tables of the documentation and the command line
+    meaning    what it is, in one line
     labels     [M] int64 of a batch: clusters numbered by first appearance, −1 for records set aside
     argument   of advantage() that it reads; None: none
     by_code    it compares codes of observations, which are made before anything is computed

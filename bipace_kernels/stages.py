@@ -8,7 +8,9 @@ Shapes are in the letters of schema.py: M records in processing order, N rows of
 groups.  "G+1" are offsets: a group's records are offsets[g] : offsets[g+1].  `taken` is False for records set aside, which
 take part in nothing; `usable` is False for records whose fingerprint has no direction: each is a cluster of its own.
 Sizes that a GPU's host would have to wait for come as ints.  A stage computes and checks nothing: values out of these
-bounds are undefined, and no stage reads a tensor back to the host of a GPU.  Same input, same bits.
+bounds are undefined, and no stage reads a tensor back to the host of a GPU.  `advantage()` makes what is in bounds; the
+torch ops, which anybody may call, look at `Offsets` and `Places` first where the tensors are on the CPU.  Same input, same
+bits.
 """
 
 from __future__ import annotations
@@ -46,6 +48,19 @@ class Range(NamedTuple):
     holds: Callable[[Any], bool]
 
 
+class Offsets(NamedTuple):
+    """Values that rise from 0 to the size of this letter, where neighbours may be equal."""
+
+    letter: str
+
+
+class Places(NamedTuple):
+    """Values from `lowest` to below the size of this letter."""
+
+    letter: str
+    lowest: int = 0
+
+
 class OneOf(NamedTuple):
     """Words that a kernel knows."""
 
@@ -59,7 +74,6 @@ F32_N = Annotated[Tensor, Spec("N", (torch.float32,))]
 F32_T = Annotated[Tensor, Spec("T", (torch.float32,))]
 F64_M = Annotated[Tensor, Spec("M", (torch.float64,))]
 I64_M = Annotated[Tensor, Spec("M", (torch.int64,))]
-I64_L = Annotated[Tensor, Spec("L", (torch.int64,))]
 I64_N = Annotated[Tensor, Spec("N", (torch.int64,))]
 I64_EM = Annotated[Tensor, Spec("E M", (torch.int64,))]
 I64_HM = Annotated[Tensor, Spec("H M", (torch.int64,))]
@@ -68,8 +82,14 @@ U8_N = Annotated[Tensor, Spec("N", (torch.uint8,))]
 BOOL_M = Annotated[Tensor, Spec("M", (torch.bool,))]
 BOOL_T = Annotated[Tensor, Spec("T", (torch.bool,))]
 Fingerprint = Annotated[Tensor, Spec("N D", FINGERPRINT_DTYPES)]
-GroupOffsets = Annotated[Tensor, Spec("G+1", (torch.int64,))]
-TrajectoryOffsets = Annotated[Tensor, Spec("T+1", (torch.int64,))]
+GroupOffsets = Annotated[Tensor, Spec("G+1", (torch.int64,)), Offsets("M")]
+TrajectoryOffsets = Annotated[Tensor, Spec("T+1", (torch.int64,)), Offsets("M")]
+GroupTrajectories = Annotated[Tensor, Spec("G+1", (torch.int64,)), Offsets("T")]
+Order = Annotated[Tensor, Spec("M", (torch.int64,)), Places("N")]  # the row of each record
+Source = Annotated[Tensor, Spec("N", (torch.int64,)), Places("M", -1)]  # the record of each row; −1: none
+Labels = Annotated[Tensor, Spec("M", (torch.int64,)), Places("M", -1)]  # dense over the batch; −1: set aside
+DepthLabels = Annotated[Tensor, Spec("H M", (torch.int64,)), Places("M", -1)]
+Landmarks = Annotated[Tensor, Spec("L", (torch.int64,)), Places("M", -1)]  # distinct usable records, or −1
 
 NGroups = Annotated[int, Size("G")]
 NRecords = Annotated[int, Size("M")]
@@ -133,7 +153,7 @@ class Episode(Protocol):
         self,
         episode_return: F32_T,  # R(τ)
         trajectory_offsets: TrajectoryOffsets,
-        group_trajectories: GroupOffsets,
+        group_trajectories: GroupTrajectories,
         *,
         n_groups: NGroups,
         n_records: NRecords,
@@ -149,13 +169,13 @@ class Episode(Protocol):
 class Clusters(Protocol):
     """Greedy cosine clusters inside each prompt group (Algorithm 1 of the paper; docs/estimator.md, section 3)."""
 
-    def scan_rows(self, fingerprint: Fingerprint, order: I64_M) -> U8_M:
+    def scan_rows(self, fingerprint: Fingerprint, order: Order) -> U8_M:
         """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
 
     def cluster_cosine(
         self,
         fingerprint: Fingerprint,  # any strides, any length
-        order: I64_M,  # row of each record
+        order: Order,
         group_offsets: GroupOffsets,
         usable: BOOL_M | None,
         epsilon: Annotated[float, EPSILON],  # 0: equal rows
@@ -169,7 +189,7 @@ class Clusters(Protocol):
     def cluster_sweep(
         self,
         fingerprint: Fingerprint,
-        order: I64_M,
+        order: Order,
         group_offsets: GroupOffsets,
         usable: BOOL_M | None,
         epsilons: Annotated[Sequence[float], EPSILON],
@@ -201,7 +221,7 @@ class Observations(Protocol):
         step: I64_M | None,
         trajectory_offsets: TrajectoryOffsets,
         group_offsets: GroupOffsets,
-        depth: Annotated[int, Size("H"), Range("at least 1", lambda x: x >= 1)],
+        depth: Annotated[int, Size("H"), Range("at least 1", lambda x: x >= 1)],  # at most M, or 1
         *,
         n_trajectories: NTrajectories,
         n_groups: NGroups,
@@ -227,7 +247,7 @@ class Values(Protocol):
     def step_advantage(
         self,
         returns: F32_M,
-        labels: I64_M,  # dense over the batch; −1: set aside
+        labels: Labels,
         action_key: I64_M | None,  # None for "mean"
         group_offsets: GroupOffsets,
         *,
@@ -242,7 +262,7 @@ class Values(Protocol):
     def hgpo_advantage(
         self,
         returns: F32_M,
-        depth_labels: I64_HM,  # −1: fewer observations than the depth, or set aside
+        depth_labels: DepthLabels,  # −1: fewer observations than the depth, or set aside
         episode_advantage: F32_M,
         group_offsets: GroupOffsets,
         *,
@@ -265,7 +285,7 @@ class Critic(Protocol):
     def cluster_values(
         self,
         returns: F32_M,
-        labels: I64_M | None,  # None: V̂ = μ_p
+        labels: Labels | None,  # None: V̂ = μ_p
         group_offsets: GroupOffsets,
         *,
         n_groups: NGroups,
@@ -278,12 +298,12 @@ class Critic(Protocol):
     def kernel_values(
         self,
         fingerprint: Fingerprint,  # any strides, any length
-        order: I64_M,  # row of each record
+        order: Order,
         returns: F32_M,
         time: I64_M,  # step numbers, at least 0
         group_offsets: GroupOffsets,
         usable: BOOL_M | None,
-        landmarks: I64_L | None,  # distinct usable records, or −1; of share "batch" alone, None: the first 128 records
+        landmarks: Landmarks | None,  # of share "batch" only; None: the first 128 records
         *,
         n_groups: NGroups,
         longest_group: Longest,
@@ -342,7 +362,7 @@ class Combine(Protocol):
         returns: F32_M,
         labels: I64_M,
         branch: U8_M,
-        source: I64_N,  # the record whose results each row gets; −1: none
+        source: Source,  # the record whose results each row gets
         taken: BOOL_M | None,
         *,
         weight: Annotated[float, NOT_NEGATIVE],
@@ -366,9 +386,9 @@ class ActionKeys(Protocol):
     def hash_token_ids(
         self,
         ids: Tensor,  # [R, L] any integer dtype and strides, or flat [E] with row_offsets
-        row_offsets: Annotated[Tensor, Spec("R+1", (torch.int64,))] | None,
+        row_offsets: Annotated[Tensor, Spec("R+1", (torch.int64,)), Offsets("E")] | None,
         valid: Tensor | None,  # like ids: bool or any integer dtype, non-zero = valid
-        table_offsets: Annotated[Tensor, Spec("V+1", (torch.int64,))] | None,  # None: mode "first_n"
+        table_offsets: Annotated[Tensor, Spec("V+1", (torch.int64,)), Offsets("B")] | None,  # None: mode "first_n"
         table_bytes: Annotated[Tensor, Spec("B", (torch.uint8,))] | None,
         *,
         mode: Annotated[str, OneOf(("action_tag", "first_n", "text"))],
@@ -397,7 +417,7 @@ class Texts(Protocol):
     ) -> tuple[Tensor, tuple[int, int] | None]:
         """Flat values [E] int64, and (row, column) of the first item that is no integer of 64 bits (or None).
 
-        A bool is an integer only where `bools` is True.
+        Column −1: the row is not as long as its offsets say.  A bool is an integer only where `bools` is True.
         """
 
 
@@ -407,7 +427,7 @@ class Ngrams(Protocol):
     def ngram_fingerprints(
         self,
         bytes: Annotated[Tensor, Spec("B", (torch.uint8,))],  # the texts one after the other
-        offsets: Annotated[Tensor, Spec("S+1", (torch.int64,))],
+        offsets: Annotated[Tensor, Spec("S+1", (torch.int64,)), Offsets("B")],
         *,
         n: Annotated[int, Range("in [1, 4096]", lambda x: 1 <= x <= 1 << 12)],
         dim: Annotated[int, Size("D"), Range("in [1, 2^24]", lambda x: 1 <= x <= 1 << 24)],

@@ -47,13 +47,15 @@ class Settings:
 
     method           a preset of bipace_kernels.Config
     estimator        "q_style" | "diff_peer", for method "bipace"
-    epsilon          ε of the clusters; "auto": chosen on the first training step by choose_epsilon(), and kept; None: the
-                     embedder's own, 0.10 for hidden states and 0.20 for a sentence encoder
+    epsilon          ε of the clusters; "auto": chosen on the first training step by choose_epsilon(), and kept; "follow": chosen
+                     there and moved at each step by an EpsilonController; None: the embedder's own, 0.10 for hidden states and
+                     0.20 for a sentence encoder
     ngram_epsilon    ε of n-grams, which may stand in for hidden states where `epsilon` was set for those
     embedder         "actor_hidden" | "ngram" | "identity" | "sentence:MODEL"; "auto": hidden states, or n-grams with one
                      warning where no forward gives any
     layer            of the actor, as in bipace_kernels.hidden.tap()
-    action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"
+    action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"; "auto": tool calls, action tags,
+                     or one of these others, as the responses have it (_turns.keys_of)
     kernel_time      0: time does not count, where Config has None
     memory_rows      max_rows of the ValueMemory of share "memory"
     The others are those of bipace_kernels.Config; None keeps the preset's value.  Those of another method are an error.
@@ -61,11 +63,11 @@ class Settings:
 
     method: Method = "bipace"
     estimator: Literal["q_style", "diff_peer"] = "q_style"
-    epsilon: float | Literal["auto"] | None = None
+    epsilon: float | Literal["auto", "follow"] | None = None
     ngram_epsilon: float = EMBEDDERS["ngram"].epsilon
     embedder: str = "auto"
     layer: int | str = -8
-    action_key_mode: Literal["action_tag", "first_n", "text"] = "action_tag"
+    action_key_mode: Literal["auto", "action_tag", "first_n", "text"] = "auto"
     n_action_tokens: int = 8
     gamma: float = 0.95
     step_weight: float = 1.0
@@ -94,8 +96,8 @@ class Settings:
         check_fields(self)
         epsilon: Any = self.epsilon
         is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
-        if epsilon not in (None, "auto") and not is_number:
-            raise ValueError(f"epsilon must be a number or 'auto', got {epsilon!r}.")
+        if epsilon not in (None, "auto", "follow") and not is_number:
+            raise ValueError(f"epsilon must be a number, 'auto' or 'follow', got {epsilon!r}.")
         for name, method in OF_METHOD.items():
             if getattr(self, name) is not None and self.method != method:
                 raise ValueError(
@@ -147,13 +149,13 @@ class Settings:
         return config
 
     def epsilon_of(self, embedder: str) -> float | None:
-        """ε for the fingerprints of this row of EMBEDDERS: what was set for them, else their own; None: "auto" chooses it."""
+        """ε for the fingerprints of this row of EMBEDDERS: what was set for them, else their own; None: data choose it."""
         row = EMBEDDERS[embedder]
         if embedder == "ngram":
             return self.ngram_epsilon
         if row.fixed or self.epsilon is None:
             return row.epsilon
-        return None if self.epsilon == "auto" else float(self.epsilon)
+        return None if isinstance(self.epsilon, str) else float(self.epsilon)
 
     @property
     def needs_fingerprint(self) -> bool:

@@ -15,12 +15,14 @@ import torch
 
 from .. import embedders, pipeline
 from ..epsilon import choose_epsilon
+from ..epsilon_controller import EpsilonController
 from ..hidden.layers import find_decoder, layer_of
 from ..hidden.tap import Tap, tap
 from ..records import Unread
 from ..result import AdvantageResult
 from ..value_memory import ValueMemory
 from ._settings import Settings
+from ._turns import KINDS
 
 Tensor = torch.Tensor
 Columns = Mapping[str, Any]  # arguments of advantage(), a row for each record
@@ -30,23 +32,32 @@ MEMORY_FILE = "bipace_memory.pt"  # beside what States.save() writes
 class States:
     """Of one training run; keeps what was chosen on its way.
 
-    where     what goes before the settings' names in messages, such as "algorithm.bipace."
-    epsilon   ε of the configured embedder, of hidden states under embedder=auto; None until "auto" has chosen it, and of a
-              method that has none
-    memory    of share="memory", else None; of several processes that of rank 0 holds the records, and the others stay empty
+    where       what goes before the settings' names in messages, such as "algorithm.bipace."
+    epsilon     ε of the configured embedder, of hidden states under embedder=auto; None until "auto" or "follow" has chosen it,
+                and of a method that has none
+    controller  of epsilon="follow", once there is an ε; else None
+    memory      of share="memory", else None; of several processes that of rank 0 holds the records, and the others stay empty
     """
 
     def __init__(self, settings: Settings, where: str = "") -> None:
         self.settings, self.where = settings, where
         used = "actor_hidden" if settings.embedder == "auto" else embedders.find(settings.embedder)[0].name
         self.epsilon = settings.epsilon_of(used) if settings.has_epsilon else None
+        self.controller: EpsilonController | None = None
         self.memory = ValueMemory(settings.memory_rows) if settings.needs_memory else None
+        self.fitted = False  # whether a rollout has given entries that fit its turns, or none
         self._embedder: Any = None
 
     @property
     def may_be_hidden(self) -> bool:
         """Whether the settings take hidden states where there are some."""
         return self.settings.needs_fingerprint and self.settings.embedder in ("auto", "actor_hidden")
+
+    @property
+    def moves(self) -> dict[str, float]:
+        """What is logged of epsilon="follow" besides its ε."""
+        name = "bipace/epsilon_moves"
+        return {} if self.controller is None else {name: self.controller.metrics()[name]}
 
     def no_hidden(self, why: str) -> ValueError:
         return no_hidden(self.where, why)
@@ -73,6 +84,7 @@ class States:
         run       advantage(), or the same over several processes; then gather(columns) gives those of all processes
         """
         given, used, epsilon = dict(records), "", None
+        kinds = gather({"kind": given.pop("action_kind")})["kind"] if "action_kind" in given else None
         if labels is not None:
             bad = given["valid"] & (labels < 0)
             given["observation"], used, epsilon = labels.where(~bad, -1 - labels), "actor_hidden", self.epsilon
@@ -90,7 +102,14 @@ class States:
         if labels is not None and isinstance(unread, Unread):
             state = bad[unread.layout.on(bad.device).order].to(torch.uint8)
             result = replace(result, records=replace(unread, state=state, checked=True))
-        return result, metrics_of(result, used, epsilon, config.partition != "none")
+        metrics = metrics_of(result, used, epsilon, config.partition != "none")
+        metrics |= self.moves
+        if kinds is not None:
+            shares = torch.bincount(kinds.cpu().long(), minlength=len(KINDS)) / max(1, len(kinds))
+            metrics |= {
+                f"bipace/action_key/{kind}": share for kind, share in zip(KINDS, shares.tolist(), strict=True) if share
+            }
+        return result, metrics
 
     def fingerprint(self, hidden: Tensor | None, texts: Callable[[], Sequence[Any]], why: str) -> tuple[str, Tensor]:
         """The embedder in use, and its fingerprints [n, D]; arguments as in advantage()."""
@@ -113,11 +132,15 @@ class States:
         return embedders.find(kind)[0].name, self._embedder.embed(texts())
 
     def radius(self, used: str, records: Columns, gather: Callable[[Columns], Columns]) -> float:
-        """ε of the embedder in use; "auto" is chosen here once, from steps that have a direction, copies counted once."""
+        """ε of the embedder in use; what data choose is chosen here, from steps that have a direction, copies counted once.
+
+        "auto" chooses once, "follow" moves it at each call.
+        """
         epsilon = self.settings.epsilon_of(used)
         if epsilon is not None:
             return epsilon
-        if self.epsilon is None:
+        follows = self.settings.epsilon == "follow"
+        if self.epsilon is None or follows:
             names = ("fingerprint", "group", "trajectory", "step", "valid")
             rows = {k: v.cpu() for k, v in gather({k: records[k] for k in names if k in records}).items()}
             fingerprint = rows["fingerprint"]
@@ -125,10 +148,21 @@ class States:
             at = torch.nonzero(fine).flatten()
             ids = torch.stack([rows[k] for k in ("group", "trajectory", "step")], 1)
             at = at[torch.from_numpy(np.sort(np.unique(ids[at].numpy(), axis=0, return_index=True)[1]))]
-            group, trajectory, step = ids[at].unbind(1)
-            chosen = choose_epsilon(fingerprint[at], group, trajectory=trajectory, step=step)
+            found, (group, trajectory, step) = fingerprint[at], ids[at].unbind(1)
+        if self.epsilon is None:
+            chosen = choose_epsilon(found, group, trajectory=trajectory, step=step)
             self.epsilon = chosen.epsilon
-            warnings.warn(f"{self.where}epsilon=auto chose {chosen.epsilon:g}: {chosen.reason}.", stacklevel=2)
+            warnings.warn(
+                f"{self.where}epsilon={self.settings.epsilon} chose {chosen.epsilon:g}: {chosen.reason}.", stacklevel=2
+            )
+        if follows:
+            if self.controller is None:
+                self.controller = EpsilonController(self.epsilon)
+            mine = self.controller.update(found, group, trajectory=trajectory, step=step)
+            # Of several processes the first one's holds: CPUs of another kind may round a decision otherwise.
+            self.controller.epsilon = self.epsilon = float(
+                gather({"ε": torch.tensor([mine], dtype=torch.float64)})["ε"][0]
+            )
         return self.epsilon
 
     def save(self, path: Path) -> None:
@@ -142,7 +176,7 @@ class States:
             path.with_name(MEMORY_FILE).unlink(missing_ok=True)  # of an earlier run in this folder
 
     def load(self, path: Path) -> None:
-        """Takes up what was written there, if anything was.  Of several processes rank 0 does, and tells the others its ε."""
+        """Takes up what was written there, if anything was.  Of several processes rank 0 does, and the others load_state_dict()."""
         if path.exists():
             self.load_state_dict(json.loads(path.read_text()))
         file = path.with_name(MEMORY_FILE)
@@ -167,13 +201,18 @@ class States:
 
     def state_dict(self) -> dict[str, Any]:
         """What was chosen, for a checkpoint: plain values, without the memory's records."""
-        return {"epsilon": self.epsilon, **self._kind}
+        state = {"epsilon": self.epsilon, **self._kind}
+        return state if self.controller is None else {**state, "controller": self.controller.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes the ε of the run that goes on, where this one would choose one for the same states."""
         same = {name: state[name] for name in self._kind} == self._kind
-        if self.settings.has_epsilon and self.settings.epsilon == "auto" and same:
-            self.epsilon = state["epsilon"]
+        if not (self.settings.has_epsilon and self.settings.epsilon in ("auto", "follow") and same):
+            return
+        self.epsilon = state["epsilon"]
+        if self.settings.epsilon == "follow" and "controller" in state:
+            self.controller = EpsilonController()
+            self.controller.load_state_dict(state["controller"])
 
 
 def _write(path: Path, write: Callable[[Path], Any]) -> None:

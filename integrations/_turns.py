@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,14 +122,11 @@ class Turns:
                 )
         return torch.tensor([bool(value) for value in rows])[self.row]
 
-    def field(
-        self, rows: Sequence[Any], name: str, fill: Any, *, mask: str, spare: int = 0, valid: Any = None
-    ) -> list[Any]:
+    def field(self, rows: Sequence[Any], name: str, fill: Any, *, mask: str, valid: Any = None) -> list[Any]:
         """[n] values out of B rows, each with a list of one entry per turn, or in a row of one turn the entry itself.
 
-        fill    of padding, of a row without a turn whose list is empty, and of a last turn that has no entry
+        fill    of padding, and of a row without a turn whose list is empty
         mask    what the trainer calls the mask of the model's tokens
-        spare   1: a list may have one entry more, which is left out; −1: one fewer
         valid   [B] bool   False: padding; None: there is none
         """
         found: list[Any] = []
@@ -137,7 +137,7 @@ class Turns:
                 continue
             several = isinstance(value, (list, tuple, np.ndarray, Tensor)) and np.ndim(value) > 0
             values = [] if value is None else list(value) if several else [value]
-            if row not in empty and len(values) not in (n, n + spare):
+            if row not in empty and len(values) != n:
                 raise ValueError(
                     f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a turn is a "
                     f"run of ones in {mask}, which must be 0 on what others wrote in between."
@@ -146,12 +146,78 @@ class Turns:
         return found
 
 
-def keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> dict[str, Tensor]:
-    """`action_key` and, where the mode parses anything, `action_parsed` of responses: ids and mask [n, T]; on their device.
+KINDS = ("first_n", "action_tag", "tool_call", "text", "rollout")  # what a key was made of, under mode "auto"
+TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+
+
+def keys_of(
+    ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int, calls: Sequence[str] | None = None
+) -> dict[str, Tensor]:
+    """`action_key` of responses, ids and mask [n, T], on their device, and where the mode parses anything `action_parsed`.
+
+    mode "auto", with `action_kind` int8, an index into KINDS, takes the first of these that a response holds:
+        its tool calls, each with name and arguments in canonical order, `calls` [n] as call_text() gives them; None: those
+        between <tool_call> and </tool_call>
+        <action>…</action>
+        where there are tools (`calls` is given, or one response has a call), its whole text; else its first n tokens
 
     Made of the tokens' bytes.  Those of a tokenizer that has no table of bytes are made of its decoded text, with one warning:
     equal actions have equal keys either way.
     """
+    if mode != "auto":
+        return _keys_of(ids, mask, tokenizer, mode, n)
+    found = _keys_of(ids, mask, tokenizer, "action_tag", n)
+    kind = found["action_parsed"].to(torch.int8)
+    tools = calls is not None
+    if calls is None:
+        calls = _calls_in_text(ids, mask, tokenizer, found["action_parsed"])
+    called = torch.tensor([text != "" for text in calls], dtype=torch.bool).to(ids.device)
+    if tools or bool(called.any()):
+        texts = _keys_of(ids, mask, tokenizer, "text", n)
+        rest = kind == KINDS.index("first_n")
+        found = {name: texts[name].where(rest, column) for name, column in found.items()}
+        kind = kind.masked_fill(rest, KINDS.index("text"))
+        keys, _ = action_keys(list(calls), mode="text")
+        found["action_key"] = keys.to(ids.device).where(called, found["action_key"])
+        found["action_parsed"] |= called
+        kind = kind.masked_fill(called, KINDS.index("tool_call"))
+    return {**found, "action_kind": kind}
+
+
+def call_text(calls: Sequence[tuple[Any, Any]]) -> str:
+    """One line for each (name, arguments): equal for equal calls, whatever the order of the arguments; "" for none."""
+    lines = []
+    for name, arguments in calls:
+        if isinstance(arguments, str):
+            with contextlib.suppress(ValueError):
+                arguments = json.loads(arguments)
+        lines.append(
+            json.dumps([name, arguments], sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+        )
+    return "\n".join(lines)
+
+
+def _calls_in_text(ids: Tensor, mask: Tensor, tokenizer: Any, parsed: Tensor) -> list[str]:
+    """[n] call_text() of the calls that stand in each response as JSON; what is no JSON is none."""
+    # Decoding is what costs here.  Where the tag is one token (Qwen's), only rows that hold it are decoded; else those without
+    # an action tag.
+    token = tokenizer.convert_tokens_to_ids("<tool_call>")
+    one = token is not None and tokenizer.convert_ids_to_tokens(token) == "<tool_call>"
+    where = torch.nonzero(((ids == token) & (mask != 0)).any(1) if one else ~parsed).flatten().tolist()
+    rows = [ids[i][mask[i] != 0].tolist() for i in where]
+    texts = [""] * len(ids)
+    for i, text in zip(where, tokenizer.batch_decode(rows, skip_special_tokens=False) if rows else (), strict=True):
+        calls = []
+        for match in TOOL_CALL.finditer(text):
+            with contextlib.suppress(ValueError):
+                call = json.loads(match[1])
+                calls.append((call.get("name"), call.get("arguments")))
+        texts[i] = call_text(calls)
+    return texts
+
+
+def _keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> dict[str, Tensor]:
+    """By one mode of bk.action_keys()."""
     table = None if mode == "first_n" else _byte_table(tokenizer)
     if mode == "first_n" or table is not None:
         keys, parsed = action_keys(ids, mode=mode, n=n, mask=mask, token_bytes=table, check="now")

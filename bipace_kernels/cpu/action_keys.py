@@ -22,7 +22,8 @@ def flatten_rows(
     rows: Sequence[Sequence[Any]], row_offsets: torch.Tensor, *, bools: bool
 ) -> tuple[torch.Tensor, tuple[int, int] | None]:
     flat = torch.empty(int(row_offsets[-1]), dtype=torch.int64)
-    return flat, _native_loader.load().flatten_rows(rows, row_offsets.data_ptr(), flat.data_ptr(), bools)
+    n = row_offsets.numel() - 1
+    return flat, _native_loader.load().flatten_rows(tuple(rows), n, row_offsets.data_ptr(), flat.data_ptr(), bools)
 
 
 def hash_token_ids(
@@ -62,6 +63,7 @@ def _native(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def hash_texts(texts: Sequence[str], *, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
-    keys, parsed = torch.empty(len(texts), dtype=torch.int64), torch.empty(len(texts), dtype=torch.bool)
-    _native_loader.load().text_keys(texts, _MODES[mode], keys.data_ptr(), parsed.data_ptr(), _threads.count())
+    texts, n = tuple(texts), len(texts)
+    keys, parsed = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.bool)
+    _native_loader.load().text_keys(texts, n, _MODES[mode], keys.data_ptr(), parsed.data_ptr(), _threads.count())
     return keys, parsed

@@ -11,6 +11,12 @@ from .. import _native_loader, _threads
 def cluster_similar(texts: list[str], group_offsets: Tensor, similarity: float) -> Tensor:
     labels = torch.empty(len(texts), dtype=torch.int64)
     _native_loader.load().cluster_similar(
-        texts, group_offsets.data_ptr(), group_offsets.numel() - 1, similarity, _threads.count(), labels.data_ptr()
+        tuple(texts),
+        len(labels),
+        group_offsets.data_ptr(),
+        group_offsets.numel() - 1,
+        similarity,
+        _threads.count(),
+        labels.data_ptr(),
     )
     return labels

@@ -1,12 +1,12 @@
 """Hidden states out of vLLM, taken while it generates: the arguments of the engine, and a reader of what it writes.
 
-    states = bk.hidden.vllm.Extraction(model_folder, "/dev/shm/states", layer=-8)
+    states = bk.hidden.vllm.Extraction(model_folder, "/dev/shm/states", layer=-8, keep=False)
     llm = LLM(model=model_folder, **states.engine_arguments())
     fingerprint = states.read(llm.generate(prompts, sampling))
 
 vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector writes, for each request, the states of all its
-prompt tokens: 15 MB for 2,048 tokens of width 3,584.  A step needs one of these rows; only that is read, and the file goes.
-Nothing of vLLM is imported here: its files are read on the machine where they are, in whichever process.
+prompt tokens: 15 MB for 2,048 tokens of width 3,584.  A step needs one of these rows; only that is read, and with keep=False
+the file goes.  Nothing of vLLM is imported here: its files are read on the machine where they are, in whichever process.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import json
 import math
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -31,6 +32,7 @@ Tensor = torch.Tensor
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # safetensors' names
 POLL_S = 0.01
+LONGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
 
 
 class Extraction:
@@ -40,7 +42,7 @@ class Extraction:
     folder     where vLLM writes, a file per request; in memory, such as below /dev/shm, for speed.  Made by vLLM
     layer      index into Hugging Face's hidden_states, or "block 16", as in tap(); −1, after the final norm, vLLM does not give
     layers     several of them instead, for read_layers()
-    keep       leave the files where they are; False: what has been read is removed
+    keep       leave the files where they are; False: what has been read is removed, and only files of `folder` are read
     timeout_s  how long to wait for one file that is not there yet, or not whole
     """
 
@@ -51,7 +53,7 @@ class Extraction:
         layer: int | str = -8,
         *,
         layers: Sequence[int | str] | None = None,
-        keep: bool = False,
+        keep: bool = True,
         timeout_s: float = 60.0,
     ) -> None:
         n_blocks = _n_blocks(model)
@@ -103,8 +105,9 @@ class Extraction:
                         paths and answers where the requests asked for include_output_tokens
 
         Waits for files that are still written.  Where the outputs have their prompt_token_ids, the file must hold the same.
-        Files are removed when all rows are there, so that a failed call can be made again; with n > 1 samples per
-        request, those of the other samples too.
+        With keep=False files are removed when all rows are there, so that a failed call can be made again; with n > 1
+        samples per request, those of the other samples too.  What a server names is then read only where it is a regular
+        file inside the folder, symbolic links followed: nothing else is removed.  ValueError for another.
         """
         if len(self.layers) > 1:
             raise ValueError(f"read() gives one layer, but there are {len(self.layers)}; use read_layers().")
@@ -120,8 +123,8 @@ class Extraction:
 
         count  how many to wait for; TimeoutError where none comes for timeout_s.  None: those that are whole now
 
-        A file's last token is taken: requests must not ask for include_output_tokens.  Each file is removed before its
-        row is given out.
+        A file's last token is taken: requests must not ask for include_output_tokens.  With keep=False each file is
+        removed before its row is given out.
         """
         if count is not None:
             count = _checks.integer_at_least(count, "count", 0)
@@ -131,6 +134,7 @@ class Extraction:
             for path in sorted(self.folder.glob("*.safetensors")):
                 if path in seen or _unfinished(path) or (count is not None and len(seen) >= count):
                     continue
+                self._check_inside(path)
                 row = self._row(_Request(path, None, None, 1))
                 seen.add(path)
                 last = time.monotonic()
@@ -153,6 +157,7 @@ class Extraction:
         for request in requests:
             if request in rows:
                 continue
+            self._check_inside(request.path)
             self._wait(request.path)
             rows[request] = self._row(request)
             width, first = rows[request].shape[1], rows[requests[0]].shape[1]
@@ -177,7 +182,7 @@ class Extraction:
     def _row(self, request: _Request) -> Tensor:  # [layers, D]
         """Of one whole file; reads its header, the row, and where the prompt is known its ids."""
         path = request.path
-        with open(path, "rb", buffering=0) as file:
+        with _opened(path) as file:
             states, tokens = _header(file.fileno(), path)
             n_tokens, n_layers, width = states.shape
             if n_layers != len(self.layers):
@@ -202,10 +207,21 @@ class Extraction:
             size = n_layers * width * states.dtype.itemsize
             # Read, not mapped: a row of a mapped file would keep all of it in memory after its removal.
             data = os.pread(file.fileno(), size, states.begin + (length - 1) * size)
+        if len(data) != size:
+            raise ValueError(f"{path} became shorter while it was read; let only vLLM write into its folder.")
         return torch.frombuffer(bytearray(data), dtype=states.dtype).reshape(n_layers, width)
+
+    def _check_inside(self, path: Path) -> None:
+        """ValueError for a file that may not be removed, where files are: a server's answer may name any."""
+        if not self.keep and not path.resolve().is_relative_to(self.folder.resolve()):
+            raise ValueError(
+                f"{path} must lie in {self.folder}, symbolic links followed: with keep=False what is read is removed; start the "
+                "engine with the engine_arguments() of this very object, or take keep=True."
+            )
 
     def _remove(self, path: Path) -> None:
         if not self.keep:
+            self._check_inside(path)
             path.unlink(missing_ok=True)
             _lock_of(path).unlink(missing_ok=True)
 
@@ -274,14 +290,14 @@ def _unfinished(path: Path) -> str:
     """Why a file cannot be read yet; empty where it can.  vLLM holds a lock beside it from the request's first step on."""
     locked = True
     try:
-        with open(_lock_of(path), "rb") as lock:
+        with _opened(_lock_of(path)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "vLLM still holds its lock; give a longer timeout_s."
     except FileNotFoundError:
         locked = False  # use_synchronization_lock=False: what remains to be seen is the size
     try:
-        with open(path, "rb", buffering=0) as file:
+        with _opened(path) as file:
             _header(file.fileno(), path)
     except FileNotFoundError:
         if not locked:
@@ -292,6 +308,17 @@ def _unfinished(path: Path) -> str:
     return ""
 
 
+def _opened(path: Path) -> IO[bytes]:
+    """A regular file to be read; ValueError for another, such as a pipe, which would wait or never end."""
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise ValueError(
+        f"{path} must be a regular file, as vLLM's connector writes it; let only vLLM write into its folder."
+    )
+
+
 class _CutOff(Exception):
     """A file that is shorter than its header says."""
 
@@ -300,16 +327,18 @@ def _header(fd: int, path: Path) -> tuple[_Stored, _Stored]:
     """hidden_states [tokens, layers, D] and token_ids [tokens] of a safetensors file, whose size must be what it says."""
     size = os.fstat(fd).st_size
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
-    if size < 8 or size < 8 + length:
+    if size < 8 or size < 8 + length <= LONGEST_HEADER:
         raise _CutOff(f"it is cut off in its header, at {size} bytes; the disk may be full.")
     try:
+        if length > LONGEST_HEADER:
+            raise ValueError(f"a header of {length} bytes")
         entries = json.loads(os.pread(fd, length, 8))
         states, tokens = (_stored(entries[name], 8 + length) for name in ("hidden_states", "token_ids"))
-        end = 8 + length + max(entries[name]["data_offsets"][1] for name in entries if name != "__metadata__")
+        end = 8 + length + max(_offsets(entries[name])[1] for name in entries if name != "__metadata__")
         fits = len(states.shape) == 3 and states.dtype != torch.int64 and len(tokens.shape) == 1
         if not fits or tokens.dtype != torch.int64:
             raise ValueError(f"hidden_states {list(states.shape)}, token_ids {list(tokens.shape)}")
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} must be a safetensors file with hidden_states [tokens, layers, D] in bfloat16, float16 or float32 and "
             f"token_ids [tokens] in int64, as vLLM's connector writes it, but it is not ({error!r}); let only vLLM "
@@ -322,11 +351,21 @@ def _header(fd: int, path: Path) -> tuple[_Stored, _Stored]:
 
 def _stored(entry: Any, data: int) -> _Stored:
     dtype = {**DTYPES, "I64": torch.int64}[entry["dtype"]]
-    begin, end = entry["data_offsets"]
-    shape = tuple(int(n) for n in entry["shape"])
+    begin, end = _offsets(entry)
+    shape = tuple(entry["shape"])
+    if not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"shape {list(shape)}")
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{list(shape)} in {end - begin} bytes")
     return _Stored(dtype, shape, data + begin)
+
+
+def _offsets(entry: Any) -> tuple[int, int]:
+    """Where a tensor's bytes begin and end, behind the header."""
+    begin, end = entry["data_offsets"]
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end < 1 << 62:
+        raise ValueError(f"data_offsets [{begin}, {end}]")
+    return begin, end
 
 
 def _n_blocks(model: Any) -> int:

@@ -41,7 +41,10 @@ def flatten_rows(
     rows: Sequence[Sequence[Any]], row_offsets: torch.Tensor, *, bools: bool
 ) -> tuple[torch.Tensor, tuple[int, int] | None]:
     flat = []
-    for r, row in enumerate(rows):
+    lengths = row_offsets.diff().tolist()
+    for r, row in enumerate(map(tuple, rows)):
+        if len(row) != lengths[r]:
+            return torch.zeros(0, dtype=torch.int64), (r, -1)
         for column, item in enumerate(row):
             fits = hasattr(item, "__index__") and -(2**63) <= operator.index(item) < 2**63
             if not fits or (isinstance(item, bool) and not bools):

@@ -55,26 +55,32 @@ py::object token_keys(const Array& ids, const std::optional<Array>& mask, uintpt
   return py::make_tuple(outside.row, outside.column, outside.id);
 }
 
-// Copies rows of Python integers to out.  None, or (row, column) of the first item that is no integer of 64 bits.
-py::object flatten_rows(const py::list& rows, uintptr_t row_offsets, uintptr_t out_address, bool bools) {
+Py_ssize_t row_length(PyObject* row) {
+  if (PyList_Check(row)) return PyList_GET_SIZE(row);
+  if (PyTuple_Check(row)) return PyTuple_GET_SIZE(row);
+  throw py::type_error("rows must be lists or tuples");
+}
+
+// Copies N rows (lists and tuples) of Python integers to out.  None, or (row, column) of the first item that is no
+// integer of 64 bits; column -1: the row is not, or no longer, as long as its offsets say.
+py::object flatten_rows(const py::tuple& rows, int64_t n_rows, uintptr_t row_offsets, uintptr_t out_address,
+                        bool bools) {
   const int64_t* offsets = pointer<const int64_t>(row_offsets);
   int64_t* out = pointer<int64_t>(out_address);
-  const auto n_rows = static_cast<int64_t>(rows.size());
+  check_count(rows, n_rows);
   for (int64_t r = 0; r < n_rows; ++r) {
-    const auto row = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(rows.ptr(), r));
-    const bool is_list = PyList_Check(row.ptr());
-    for (int64_t i = 0; i < offsets[r + 1] - offsets[r]; ++i) {
-      // Asked each time: __index__ of an odd item may run code that shortens the list.
-      if (i >= (is_list ? PyList_GET_SIZE(row.ptr()) : PyTuple_GET_SIZE(row.ptr()))) {
-        throw py::value_error("responses changed while they were read");
-      }
-      PyObject* item = is_list ? PyList_GET_ITEM(row.ptr(), i) : PyTuple_GET_ITEM(row.ptr(), i);
+    PyObject* row = PyTuple_GET_ITEM(rows.ptr(), r);
+    const int64_t length = offsets[r + 1] - offsets[r];
+    if (row_length(row) != length) return py::make_tuple(r, -1);
+    for (int64_t i = 0; i < length; ++i) {
+      PyObject* item = PyList_Check(row) ? PyList_GET_ITEM(row, i) : PyTuple_GET_ITEM(row, i);
       py::object index;
       if (!PyLong_CheckExact(item)) {
         if (!PyIndex_Check(item) || (PyBool_Check(item) && !bools)) return py::make_tuple(r, i);
         const auto held = py::reinterpret_borrow<py::object>(item);
         index = py::reinterpret_steal<py::object>(PyNumber_Index(item));
         if (!index) throw py::error_already_set();
+        if (row_length(row) != length) return py::make_tuple(r, -1);  // __index__ may run any code
         item = index.ptr();
       }
       int overflow = 0;
@@ -85,7 +91,8 @@ py::object flatten_rows(const py::list& rows, uintptr_t row_offsets, uintptr_t o
   return py::none();
 }
 
-void text_keys(const py::sequence& items, int mode, uintptr_t keys, uintptr_t parsed, int n_threads) {
+void text_keys(const py::tuple& items, int64_t n, int mode, uintptr_t keys, uintptr_t parsed, int n_threads) {
+  check_count(items, n);
   const Texts texts(items);
   py::gil_scoped_release release;
   hash_texts(texts.starts(), texts.sizes(), texts.count(), static_cast<KeyMode>(mode), pointer<int64_t>(keys),

@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <string>
 
 #include "common/status.h"
 
@@ -16,6 +17,15 @@ namespace py = pybind11;
 template <typename T>
 T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
+}
+
+// Python sequences come as exact tuples with the length of what is written for them: no other code can change a tuple
+// while it is read, and no __len__ of a subclass can lie about it.
+inline void check_count(const py::tuple& items, int64_t n) {
+  if (PyTuple_GET_SIZE(items.ptr()) != n) {
+    throw py::value_error("a sequence must have " + std::to_string(n) + " items, got " +
+                          std::to_string(PyTuple_GET_SIZE(items.ptr())) + "; it changed while it was read");
+  }
 }
 
 inline void raise_if_failed(const Status& status) {

@@ -79,30 +79,28 @@ bool storage(PyObject* object, std::string_view* bytes, int* tag) {
   throw py::error_already_set();
 }
 
-// codes [N] of a tuple or list; returns the number of distinct objects.  Where all are str or bytes their storage is
+// codes [N] of a tuple; returns the number of distinct objects.  Where all are str or bytes their storage is
 // compared, which is Python's equality and leaves their hashes uncomputed; else a dict decides.  Objects of array_types
 // are replaced by array_key(object).
-int64_t number_objects(const py::object& values, uintptr_t out, const py::object& array_types,
+int64_t number_objects(const py::tuple& values, int64_t n, uintptr_t out, const py::object& array_types,
                        const py::object& array_key, const std::string& name) {
+  check_count(values, n);
   int64_t* codes = pointer<int64_t>(out);  // [N]
   {
-    // No Python code runs in this block, so nobody can change the list.
-    PyObject* const* items = PySequence_Fast_ITEMS(values.ptr());
-    const Py_ssize_t n = PySequence_Fast_GET_SIZE(values.ptr());
     ByteNumbers numbers(n);
-    Py_ssize_t i = 0;
+    int64_t i = 0;
     std::string_view bytes;
     int tag = 0;
-    for (; i < n && storage(items[i], &bytes, &tag); ++i) codes[i] = numbers.number(bytes, tag);
+    for (; i < n && storage(PyTuple_GET_ITEM(values.ptr(), i), &bytes, &tag); ++i) {
+      codes[i] = numbers.number(bytes, tag);
+    }
     if (i == n) return numbers.size();
   }
-  const py::tuple held(values);  // __hash__ and __eq__ may do anything to a list
   const py::dict seen;
   PyTypeObject* last_type = nullptr;
   bool is_array = false;
-  const Py_ssize_t n = PyTuple_GET_SIZE(held.ptr());
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    PyObject* object = PyTuple_GET_ITEM(held.ptr(), i);
+  for (int64_t i = 0; i < n; ++i) {
+    PyObject* object = PyTuple_GET_ITEM(values.ptr(), i);
     if (Py_TYPE(object) != last_type) {
       const int answer = PyObject_IsInstance(object, array_types.ptr());
       if (answer < 0) throw py::error_already_set();

@@ -20,16 +20,15 @@ Text view(PyObject* object, Py_ssize_t row) {
   return {PyUnicode_DATA(object), PyUnicode_GET_LENGTH(object), static_cast<int>(PyUnicode_KIND(object))};
 }
 
-void cluster_similar_binding(const py::list& texts, uintptr_t group_offsets, int64_t n_groups, double similarity,
-                             int n_threads, uintptr_t labels) {
+// The tuple keeps every string alive while the GIL is released.
+void cluster_similar_binding(const py::tuple& texts, int64_t n, uintptr_t group_offsets, int64_t n_groups,
+                             double similarity, int n_threads, uintptr_t labels) {
   const int64_t* offsets = pointer<const int64_t>(group_offsets);
-  // A tuple of our own keeps every string alive while the GIL is released, whatever others do to the list.
-  const py::tuple held(texts);
-  const Py_ssize_t n = static_cast<Py_ssize_t>(held.size());
+  check_count(texts, n);
   if (offsets[n_groups] != n) throw py::value_error("group_offsets must end at the number of texts");
   std::vector<Text> views;
   views.reserve(static_cast<size_t>(n));
-  for (Py_ssize_t i = 0; i < n; ++i) views.push_back(view(PyTuple_GET_ITEM(held.ptr(), i), i));
+  for (int64_t i = 0; i < n; ++i) views.push_back(view(PyTuple_GET_ITEM(texts.ptr(), i), i));
   Status status;
   {
     py::gil_scoped_release release;

@@ -1,4 +1,4 @@
-// Bytes of a list of str or bytes, readable while the GIL is released.
+// Bytes of a tuple of str or bytes, readable while the GIL is released.
 #pragma once
 
 #include <vector>
@@ -7,18 +7,19 @@
 
 namespace bipace {
 
-// Holds a reference to every item, so the bytes stay where they are whatever other threads do to the list.  ASCII
+// Holds a reference to every item, so the bytes stay where they are while the GIL is released.  ASCII
 // strings are read in place.  Others are encoded into bytes of our own: PyUnicode_AsUTF8 would leave a copy in the
 // caller's strings for as long as they live.  Lone surrogates are encoded as Python's "surrogatepass" does.
 class Texts {
  public:
-  explicit Texts(const py::sequence& items) {
-    const auto n = static_cast<size_t>(py::len(items));
+  explicit Texts(const py::tuple& items) {
+    const auto n = static_cast<size_t>(PyTuple_GET_SIZE(items.ptr()));
     held_.reserve(n);
     starts_.reserve(n);
     sizes_.reserve(n);
-    for (size_t i = 0; i < n; ++i)
-      add(py::reinterpret_steal<py::object>(PySequence_GetItem(items.ptr(), static_cast<Py_ssize_t>(i))));
+    for (size_t i = 0; i < n; ++i) {
+      add(py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
+    }
   }
   const uint8_t* const* starts() const { return starts_.data(); }
   const int64_t* sizes() const { return sizes_.data(); }
@@ -26,7 +27,6 @@ class Texts {
 
  private:
   void add(py::object item) {
-    if (!item) throw py::error_already_set();
     if (PyUnicode_Check(item.ptr())) {
       if (PyUnicode_IS_COMPACT_ASCII(item.ptr())) {
         push(PyUnicode_DATA(item.ptr()), PyUnicode_GET_LENGTH(item.ptr()));

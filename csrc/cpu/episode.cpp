@@ -14,10 +14,10 @@ void episode_advantage(const float* episode_return, const int64_t* trajectory_of
     const int64_t begin = group_trajectories[g], end = group_trajectories[g + 1];
     const int64_t first = trajectory_offsets[begin];
     MeanSigma stats{0.0, 1.0};
-    int64_t n = end - begin;
+    const int64_t n = rule.over_steps ? trajectory_offsets[end] - first : end - begin;
+    if (n == 0) return;  // nobody to be written
     if (rule.over_steps) {
       // The population is the step records; walk trajectories and repeat each return as often as it has steps.
-      n = trajectory_offsets[end] - first;
       int64_t t = begin;
       stats = mean_and_sigma(n, true, [&](int64_t i) {
         if (i == 0) t = begin;

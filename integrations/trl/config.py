@@ -29,7 +29,7 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
     bipace_estimator: Literal["q_style", "diff_peer"] = _setting("estimator", "step term of method bipace.")
     bipace_epsilon: float | str | None = _setting(
         "epsilon",
-        "radius of the clusters, or auto: chosen on the first training batch and kept; None: the embedder's own.",
+        "radius of the clusters; auto: chosen on the first training batch and kept; follow: moved at each; None: the embedder's.",
     )
     bipace_ngram_epsilon: float = _setting("ngram_epsilon", "radius where n-grams of the observation are clustered.")
     bipace_embedder: str = _setting(
@@ -37,7 +37,9 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
         "auto, actor_hidden, ngram, identity or sentence:MODEL; auto: hidden states where the model has any.",
     )
     bipace_layer: int | str | None = _setting("layer", "index into hidden_states, or 'block 16'.")
-    bipace_action_key_mode: Literal["action_tag", "first_n", "text"] = _setting("action_key_mode", "what an action is.")
+    bipace_action_key_mode: Literal["auto", "action_tag", "first_n", "text"] = _setting(
+        "action_key_mode", "what an action is; auto: a tool call or what stands between action tags."
+    )
     bipace_n_action_tokens: int = _setting("n_action_tokens", "tokens of an action key in mode first_n.")
     bipace_gamma: float = _setting("gamma", "discount of rewards from turn to turn.")
     bipace_step_weight: float = _setting("step_weight", "w in A_ep + w A_S.")

@@ -14,7 +14,8 @@ import bipace_kernels as bk
 
 from ..._ranks import Ranks
 from .._states import States, no_hidden_states
-from .._turns import Turns, keys_of, start_mask
+from .._turns import KINDS, Turns, call_text, keys_of, start_mask
+from .rollouts import Said, ToolLoop, warn_once
 
 Tensor = torch.Tensor
 
@@ -43,6 +44,7 @@ def bipace_advantages(
     states: States,
     *,
     hidden: Tensor | None = None,
+    loop: ToolLoop | None = None,
 ) -> Credit:
     """Per-token advantages of what _generate_and_score_completions(inputs) gives; changes nothing of it.
 
@@ -52,13 +54,14 @@ def bipace_advantages(
     rewards   [B of all processes, F]   what its _calculate_rewards() gave: already gathered
     states    States(Settings(...), "bipace_"), the same one for all batches of a run
     hidden    [n, D] hidden states of the turns, where a forward was tapped; None: an early exit runs where they are needed
+    loop      TRL's tool loop of this batch, where environments log or tools are called
 
     ValueError names what does not fit and the cure.  All processes call this together, and where one fails, all raise.
     """
     settings, several = states.settings, trainer.accelerator.num_processes > 1
 
     def prepare() -> tuple[Turns, dict[str, Any], list[Any], str]:
-        return _records(trainer, inputs, output, rewards, states, hidden)
+        return _records(trainer, inputs, output, rewards, states, hidden, loop)
 
     turns, records, texts, why = Ranks(None).agree(prepare, lambda _: None)[0] if several else prepare()
     if states.may_be_hidden and not why and hidden is None:
@@ -82,17 +85,16 @@ def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | No
 
 def _records(
     trainer: Any, inputs: Sequence[dict[str, Any]], output: dict[str, Any], rewards: Tensor, states: States,
-    hidden: Tensor | None,
+    hidden: Tensor | None, loop: ToolLoop | None,
 ) -> tuple[Turns, dict[str, Any], list[Any], str]:  # fmt: skip
     """Turns of this process, their ids, rewards and keys, their observations, and why there is nothing hidden."""
     settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
     ids, tokenizer = output["completion_ids"], trainer.processing_class
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
-    turns = turns_of(output["completion_mask"], output.get("tool_mask"), _rollout_field(trainer, inputs, "turn_starts"))
-    b = turns.shape[0]
-    # An environment sees calls: of a last turn that makes none it knows nothing, and behind a last call it has a state more.
     of_function = getattr(trainer, "rollout_func", None) is not None
-    spare, mask = int(not of_function), "the env_mask of rollout_func" if of_function else "TRL's tool mask"
+    starts = [row.get("turn_starts") or () for row in inputs] if of_function else None
+    turns = turns_of(output["completion_mask"], output.get("tool_mask"), starts)
+    b = turns.shape[0]
     if of_function and output.get("tool_mask") is None and len(turns) == b:
         warnings.warn(
             "every rollout counts as one turn, for rollout_func returned no env_mask: return it, 0 on the tokens that others "
@@ -111,29 +113,25 @@ def _records(
     own = rewards[first : first + b].double().cpu()
     total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as TRL has it
 
-    stepwise = _rollout_field(trainer, inputs, "step_rewards")
-    step_rewards = turns.on_last(total)
-    if stepwise is not None:
-        for row in turns.row[turns.stop == turns.start].tolist():  # all its turns are masked: one record has their sum
-            stepwise[row] = [sum(settings.gamma**t * float(r) for t, r in enumerate(stepwise[row]))]
-        step_rewards = torch.tensor(
-            turns.field(stepwise, "step_rewards", 0.0, mask=mask, spare=-spare), dtype=torch.float64
-        )
+    said = Said(trainer, inputs, turns, loop)
+    stepwise = said.by_turn("step_rewards")
+    actions = said.by_turn("actions") if settings.needs_keys else None
+    observations = said.by_turn("observations") if settings.needs_observation or settings.needs_fingerprint else None
+    aside = _set_aside(said, states)
+    total = total.masked_fill(aside, torch.nan)
+    step_rewards = _rewards(said, stepwise, total, settings.gamma).masked_fill(aside[turns.row], torch.nan)
     place = first + turns.row
     records: dict[str, Any] = {
         "group": place // g, "trajectory": place, "step": turns.step, "rewards": step_rewards,
         "episode_return": total[turns.row],
     }  # fmt: skip
     if settings.needs_truncated:
-        cut = _rollout_field(trainer, inputs, "truncated")
-        records["truncated"] = turns.truncated([False] * b if cut is None else cut)
+        records["truncated"] = turns.truncated(said.truncated())
     if settings.needs_keys:
-        actions = _rollout_field(trainer, inputs, "actions")
-        if actions is None:
-            records |= keys_of(*turns.tokens(ids), tokenizer, settings.action_key_mode, settings.n_action_tokens)
-        else:
-            keys = bk.action_keys(turns.field(actions, "actions", "", mask=mask, spare=-spare), mode="text")
-            records["action_key"], records["action_parsed"] = keys
+        calls = _calls(turns, loop) if loop is not None and getattr(trainer, "tools", None) else None
+        records |= keys_of(*turns.tokens(ids), tokenizer, settings.action_key_mode, settings.n_action_tokens, calls)
+        if actions is not None:
+            records |= _given_keys(said, actions, records)
     records = {name: value.to(ids.device) for name, value in records.items()}
     why = no_hidden_states(trainer.model, states) if states.may_be_hidden and hidden is None else ""
     if "pixel_values" in output and hidden is None:
@@ -142,30 +140,59 @@ def _records(
         raise states.no_hidden(why)
     texts: list[Any] = []
     if settings.needs_observation or (settings.needs_fingerprint and (why or not states.may_be_hidden)):
-        observations = _rollout_field(trainer, inputs, "observations")
-        if observations is None:
-            pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
-            texts = turns.observation_texts([row[kept] for row, kept in pairs], ids, tokenizer)
-        else:
-            texts = turns.field(observations, "observations", "", mask=mask, spare=spare)
+        pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
+        texts = turns.observation_texts([row[kept] for row, kept in pairs], ids, tokenizer)
+        texts = [entries[-1] if entries else text for entries, text in zip(said.flat(observations), texts, strict=True)]
     return turns, records, texts, why
 
 
-def _rollout_field(trainer: Any, inputs: Sequence[dict[str, Any]], name: str) -> list[Any] | None:
-    """What rollout_func returned for each row, or what each row's environment has under that name; None where neither has."""
-    environments = getattr(trainer, "environments", None) or ()
-    if getattr(trainer, "rollout_func", None) is not None:
-        found = [row.get(name) for row in inputs]
-    else:
-        found = [getattr(environment, name, None) for environment in environments[: len(inputs)]]
-        # A method or a space of that name says nothing of turns; where turns begin, TRL's own loop knows.
-        kinds = (bool,) if name == "truncated" else (list, tuple)
-        found = [value if isinstance(value, kinds) and name != "turn_starts" else None for value in found]
-    missing = [row for row, value in enumerate(found) if value is None]
-    if len(missing) == len(found):
-        return None
-    if missing:
-        raise ValueError(f"{name} must be given for every row or for none, but row {missing[0]} has none.")
+def _set_aside(said: Said, states: States) -> Tensor:
+    """[B] bool: rows whose entries cannot be put to turns.  They take part in nothing and are counted as invalid.
+
+    An error under on_invalid="raise", and where no row of a rollout_func has ever fitted: that is its code, not a rollout.
+    """
+    misfits, b = said.misfits, said.turns.shape[0]
+    if misfits:
+        why = misfits[min(misfits)]
+        if states.settings.on_invalid == "raise" or (said.of_function and len(misfits) == b and not states.fitted):
+            raise ValueError(f"{why}.")
+        warn_once("misfits", f"{why}: such rows are set aside, and counted in bipace/invalid_row_fraction.")
+    states.fitted |= len(misfits) < b
+    return torch.tensor([row in misfits for row in range(b)])
+
+
+def _rewards(said: Said, stepwise: Any, total: Tensor, gamma: float) -> Tensor:
+    """[n] float64 r_t: what the entries of each turn add up to, else R(τ) at the last turn."""
+    rewards = said.turns.on_last(total)
+    for i, (row, entries) in enumerate(zip(said.turns.row.tolist(), said.flat(stepwise), strict=True)):
+        if entries is not None and row in said.masked:  # one record stands for all its turns
+            rewards[i] = sum(gamma**t * float(r) for t, of_turn in enumerate(stepwise[row]) for r in of_turn)
+        elif entries is not None:
+            rewards[i] = sum(map(float, entries))
+    return rewards
+
+
+def _calls(turns: Turns, loop: ToolLoop) -> list[str]:
+    """[n] the tool calls of each turn as one text, empty where it made none."""
+    found: list[str] = []
+    for row, n in enumerate(turns.counts.tolist()):
+        functions = [[call.get("function", call) for call in calls] for calls in loop.calls(row)]
+        texts = [call_text([(f.get("name"), f.get("arguments")) for f in calls]) for calls in functions]
+        found += [*texts, *([""] * n)][:n]
+    return found
+
+
+def _given_keys(said: Said, actions: Any, records: dict[str, Any]) -> dict[str, Tensor]:
+    """The keys of what rollouts give as actions; a turn without an entry keeps its own, but a last one has the empty action."""
+    entries, last = said.flat(actions), said.turns.last.tolist()
+    given = torch.tensor([e is not None and (bool(e) or end) for e, end in zip(entries, last, strict=True)])
+    keys, _ = bk.action_keys(["\n".join(map(str, e or ())) for e in entries], mode="text")
+    device = records["action_key"].device
+    given, keys = given.to(device), keys.to(device)
+    found = {"action_key": keys.where(given, records["action_key"])}
+    found["action_parsed"] = given | records.get("action_parsed", torch.zeros_like(given))
+    if "action_kind" in records:
+        found["action_kind"] = records["action_kind"].masked_fill(given, KINDS.index("rollout"))
     return found
 
 

@@ -17,6 +17,7 @@ from .._states import States, no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
 from .credit import bipace_advantages, turns_of
+from .rollouts import ToolLoop
 
 Tensor = torch.Tensor
 STATE_FILE = "bipace_state.json"  # in a checkpoint's folder: States.state_dict()
@@ -24,6 +25,9 @@ STATE_FILE = "bipace_state.json"  # in a checkpoint's folder: States.state_dict(
 
 class _Watched:
     """What passes by while the trainer makes one batch."""
+
+    def __init__(self) -> None:
+        self.loop = ToolLoop()
 
     tool_mask: Any = None  # B lists, or None
     starts: Any = None  # B lists, or None
@@ -65,7 +69,9 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         # The first forward was the policy's own only if there are old log-probs: else it was a reference's, which PEFT runs
         # through the same model.
         hidden = watched.hidden if "old_per_token_logps" in output else None
-        credit = bipace_advantages(self, inputs, output, watched.rewards, self._bipace, hidden=hidden)
+        credit = bipace_advantages(
+            self, inputs, output, watched.rewards, self._bipace, hidden=hidden, loop=watched.loop
+        )
         output["advantages"] = credit.advantages
         for name, value in credit.metrics.items():
             self._metrics["train"][name].append(value)
@@ -78,6 +84,11 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             extras: dict[str, Any] = next(part for part in generated if isinstance(part, dict))
             self._bipace_watched.starts = extras.get("turn_starts")
         return generated
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        if self._bipace_watched is not None:
+            self._bipace_watched.loop.begin_turn(getattr(self, "environments", None))
+        return super()._generate_single_turn(*args, **kwargs)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
@@ -96,10 +107,11 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         watched.hidden = tapped.rows()
         return found
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        rewards: Tensor = super()._calculate_rewards(*args, **kwargs)
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Tensor:
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
         if self._bipace_watched is not None:
             self._bipace_watched.rewards = rewards
+            self._bipace_watched.loop.completions = completions
         return rewards
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -116,4 +128,4 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             if self.accelerator.is_main_process:
                 self._bipace.load(path)
             # One answer, where not every machine sees the folder.
-            (self._bipace.epsilon,) = broadcast_object_list([self._bipace.epsilon])
+            self._bipace.load_state_dict(*broadcast_object_list([self._bipace.state_dict()]))

@@ -90,6 +90,11 @@ class Bipace:
             raise ValueError(
                 f"{WHERE}cluster_on=workers makes clusters, and method=gae reads its value on the driver: set cluster_on=driver."
             )
+        if place == "workers" and self.settings.epsilon == "follow":
+            raise ValueError(
+                f"{WHERE}cluster_on=workers leaves states on the workers, and epsilon=follow reads them on the driver at each "
+                "step: set cluster_on=driver, or epsilon=auto."
+            )
         self.on_workers = place == "workers"
         self.why = ""
         self.bypass = bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))

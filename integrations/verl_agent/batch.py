@@ -13,8 +13,7 @@ import torch
 from ...embedders import named
 from ...pipeline import advantage
 from ...tokens import to_tokens
-from ...value_memory import ValueMemory
-from .._states import metrics_of
+from .._states import States, metrics_of
 from .._turns import keys_of
 from .settings import WHERE, Settings
 
@@ -35,7 +34,7 @@ def mark(batch: Any, settings: Settings) -> None:
 
 
 def write_advantages(
-    data: Any, settings: Settings, tokenizer: Any = None, memory: ValueMemory | None = None
+    data: Any, settings: Settings, tokenizer: Any = None, states: States | None = None
 ) -> dict[str, float]:
     """Writes `advantages` and `returns` [N, T] float32 (both the same, as verl-agent does) and returns the metrics.
 
@@ -65,6 +64,10 @@ def write_advantages(
     if config.needs_fingerprint:
         hidden = settings.bisim_embedder == "actor_hidden"
         given = {"fingerprint": _hidden(data)[rows] if hidden else named(settings.bisim_embedder).embed(anchors)}
+    if settings.chooses_epsilon:
+        states = states or settings.states()
+        ids = {"group": group, "trajectory": trajectory, "step": step}
+        config = settings.config(states.radius("actor_hidden", {**ids, "fingerprint": given["fingerprint"]}, dict))
     if config.needs_keys:
         mode, n = settings.cacb_action_key_mode, settings.cacb_n_action_tokens
         given |= keys_of(data.batch["responses"][rows], mask[rows], tokenizer, mode, n)
@@ -75,10 +78,11 @@ def write_advantages(
         given["rewards"] = _rewards(data, settings)[rows].masked_fill(spoilt, torch.nan)
         if "truncated" in data.non_tensor_batch:
             given["truncated"] = data.non_tensor_batch["truncated"][rows.numpy()].astype(bool)
-    result = advantage(group, trajectory, config=config, memory=memory, **given)
+    result = advantage(group, trajectory, config=config, memory=states and states.memory, **given)
     embedder = settings.bisim_embedder if settings.bisim_grouping or config.needs_fingerprint else ""
     epsilon = config.epsilon if config.partition == "cosine" else None
     metrics, total = metrics_of(result, embedder, epsilon, config.partition != "none"), result.advantage
+    metrics |= {} if states is None else states.moves
     if settings.hgpo is None:
         config = replace(config, partition="none", estimator="none", step_norm="none")
         rows_alone = {"step": torch.zeros_like(step), "returns": score, "episode_return": score}

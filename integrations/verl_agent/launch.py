@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import re
 import sys
@@ -15,7 +14,7 @@ from .._replace import replace, replaced
 from .._states import States, file_of
 from .._versions import check_parts
 from .batch import mark, write_advantages
-from .settings import WHERE, Settings
+from .settings import Settings
 
 CONFIG = Path(__file__).with_name("config")
 
@@ -46,12 +45,9 @@ def attach(trainer: Any, settings: Settings | None) -> None:
     check_parts("verl-agent", module, *ours)
     core = getattr(module, name)
     metrics: dict[str, float] = {}
-    memory = None
-    if settings.gae is not None and settings.gae.needs_memory:
-        own = dataclasses.replace(settings.gae, embedder=settings.bisim_embedder, layer=settings.bisim_layer)
-        states = States(own, f"{WHERE}bipace_")
+    states = settings.states()
+    if states is not None:
         keep(trainer, states)
-        memory = states.memory
 
     def fit(inner: Any, self: Any) -> Any:
         def compute_step_discounted_returns(inner: Any, batch: Any, gamma: float) -> Any:
@@ -61,7 +57,7 @@ def attach(trainer: Any, settings: Settings | None) -> None:
 
         def compute_advantage(inner: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
             metrics.clear()
-            metrics.update(write_advantages(data, settings, self.tokenizer, memory))
+            metrics.update(write_advantages(data, settings, self.tokenizer, states))
             return data
 
         def compute_data_metrics(inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +70,7 @@ def attach(trainer: Any, settings: Settings | None) -> None:
 
 
 def keep(trainer: Any, states: States) -> None:
-    """Lets checkpoints of the trainer class carry the states' memory."""
+    """Lets checkpoints of the trainer class carry what the states keep."""
 
     def _save_checkpoint(inner: Any, self: Any) -> Any:
         states.save(file_of(self))

@@ -10,6 +10,7 @@ from ...config import Config
 from ...embedders import EMBEDDERS
 from .._settings import OF_GAE, check_fields
 from .._settings import Settings as Shared
+from .._states import States
 
 WHERE = "algorithm.gigpo."
 BIPACE = tuple(f"bipace_{name}" for name in ("method", "gamma", *OF_GAE, "memory_rows", "episode_weight", "step_norm"))
@@ -22,7 +23,7 @@ class Settings:
     bisim_grouping: bool = False
     bisim_embedder: Literal["actor_hidden", "ngram", "identity"] = "actor_hidden"
     bisim_layer: int | str = -8
-    bisim_eps: float | None = None  # the embedder's own
+    bisim_eps: float | Literal["auto", "follow"] | None = None  # the embedder's own
     bisim_duplicates: Literal["once", "count"] = "once"  # of rows that fill up the batch, which verl-agent counts
     bisim_on_invalid: Literal["singleton", "raise"] = "singleton"
     cacb_enabled: bool = False
@@ -39,6 +40,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self, WHERE)
+        if isinstance(self.bisim_eps, str) and (
+            self.bisim_eps not in ("auto", "follow") or self.bisim_embedder != "actor_hidden"
+        ):
+            raise ValueError(
+                f"{WHERE}bisim_eps must be a number, or auto or follow with {WHERE}bisim_embedder=actor_hidden, got "
+                f"{self.bisim_eps!r} with {self.bisim_embedder}."
+            )
         if self.bisim_grouping and self.enable_similarity:
             raise ValueError(f"{WHERE}enable_similarity groups otherwise than {WHERE}bisim_grouping; set one to False.")
         if self.hgpo is not None and (self.cacb_enabled or self.bisim_embedder != "identity" or self.enable_similarity):
@@ -97,8 +105,22 @@ class Settings:
     def needs_hidden(self) -> bool:
         return self.bisim_embedder == "actor_hidden" and self.config().needs_fingerprint
 
-    def config(self) -> Config:
-        """Norms are those of verl-agent's mode; PACE's step term is never divided."""
+    @property
+    def chooses_epsilon(self) -> bool:
+        """Whether ε is chosen from the states of a batch."""
+        return isinstance(self.bisim_eps, str) and self.bisim_grouping and self.bisim_embedder == "actor_hidden"
+
+    def states(self) -> States | None:
+        """What a run keeps from batch to batch: an ε that is chosen, or the memory of gae; None: nothing."""
+        kind: dict[str, Any] = {"embedder": self.bisim_embedder, "layer": self.bisim_layer}
+        if self.chooses_epsilon:
+            return States(Shared(method="bigpo", epsilon=self.bisim_eps, **kind), f"{WHERE}bisim_eps: ")
+        if self.gae is not None and self.gae.needs_memory:
+            return States(replace(self.gae, **kind), f"{WHERE}bipace_")
+        return None
+
+    def config(self, chosen: float | None = None) -> Config:
+        """At the ε that was chosen, where one is.  Norms are those of verl-agent's mode; PACE's step term is never divided."""
         own: dict[str, Any] = {"on_invalid": self.bisim_on_invalid, "duplicates": self.bisim_duplicates}
         if self.hgpo is not None:
             own |= {k: self.hgpo[k] for k in ("history_length", "length_weight_alpha", "base_group") if k in self.hgpo}
@@ -110,8 +132,11 @@ class Settings:
             own |= {name: getattr(norms, name) for name in ("episode_norm", "episode_scope", "lone_trajectory")}
             return replace(self.gae.config(), step_weight=self.step_advantage_w, **own)
         if self.bisim_grouping and self.bisim_embedder != "identity":
-            epsilon = EMBEDDERS[self.bisim_embedder].epsilon if self.bisim_eps is None else self.bisim_eps
-            own |= {"partition": "cosine", "epsilon": epsilon}
+            given = chosen if self.chooses_epsilon else self.bisim_eps
+            own |= {
+                "partition": "cosine",
+                "epsilon": EMBEDDERS[self.bisim_embedder].epsilon if given is None else given,
+            }
         elif self.enable_similarity:
             own |= {"partition": "similar", "similarity": self.similarity_thresh}
         if self.cacb_enabled:

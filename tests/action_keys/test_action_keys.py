@@ -13,6 +13,7 @@ import trained_tokenizers
 from action_texts import GOLDEN_IDS, GOLDEN_TEXT, MODES, TABLE, byte_table, key, spelt
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lying import LyingList
 
 import bipace_kernels as bk
 from bipace_kernels.cpu import action_keys as cpu
@@ -486,8 +487,16 @@ def test_row_that_shrinks_while_it_is_read_is_an_error() -> None:
             return 1
 
     row: list[Any] = [Shrinking(), 2, 3]
-    with pytest.raises(ValueError, match="changed while they were read"):
+    with pytest.raises(ValueError, match=r"responses\[0\] must hold 3 items.* changed since"):
         bk.action_keys([row], mode="first_n", backend="cpu")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lengths", [(3, 200_000, 3), (2,), (4,)])
+def test_rows_that_lie_about_their_length_are_an_error(backend: str, lengths: tuple[int, ...]) -> None:
+    """Their len() is their place among the flat ids: keys of a row that is shorter would be read beyond the end."""
+    with pytest.raises(ValueError, match=rf"responses\[1\] must hold {max(lengths[:2])} items"):
+        bk.action_keys([[1], LyingList([3, 4, 5], *lengths)], mode="first_n", backend=backend)
 
 
 @pytest.mark.parametrize("where", [0, 5, 260])

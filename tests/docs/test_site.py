@@ -94,7 +94,7 @@ def test_the_site_builds_strictly(tmp_path):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed (make docs)")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "--site-dir", str(tmp_path / "site")], cwd=ROOT,
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], cwd=ROOT,
         capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

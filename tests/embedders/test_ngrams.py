@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lying import LyingText
 
 import bipace_kernels as bk
 from bipace_kernels.cpu import ngrams as cpu
@@ -68,6 +69,11 @@ def test_every_kind_of_input_gives_the_same_rows() -> None:
     want = bk.ngram_fingerprint(texts)
     for kind in (tuple(texts), np.array(texts, object), np.array(texts), [text.encode() for text in texts]):
         assert torch.equal(bk.ngram_fingerprint(kind), want)
+
+
+def test_subclasses_of_str_count_as_the_text_they_hold() -> None:
+    want = bk.ngram_fingerprint(["abc", "aé"])
+    assert torch.equal(bk.ngram_fingerprint([LyingText("abc"), LyingText("aé")]), want)
 
 
 def test_same_bits_at_any_thread_count_and_in_any_batch() -> None:

@@ -95,7 +95,7 @@ def test_rows_are_those_of_an_early_exit(tmp_path, model_folder, include):
     prompts = [{"prompt_token_ids": row[keep.bool()].tolist()} for row, keep in zip(ids, mask, strict=True)]
     sampling = engine.SamplingParams(extra_args={"kv_transfer_params": {"include_output_tokens": include}})
     layers = ["block 8", -3, -8]
-    found = Extraction(model_folder, tmp_path, layers=layers)
+    found = Extraction(model_folder, tmp_path, layers=layers, keep=False)
     outputs = engine.LLM(str(model_folder), **found.engine_arguments()).generate(prompts, sampling)
     rows = found.read_layers(outputs)
     expected = bk.hidden.extract_layers(tm.make(), ids, mask, layers)
@@ -109,7 +109,7 @@ def test_rows_are_those_of_an_early_exit(tmp_path, model_folder, include):
 
 def test_files_of_all_samples_go(tmp_path, model_folder):
     """vLLM tells the path of one sample of a request alone; each of them has written a file."""
-    found = Extraction(model_folder, tmp_path)
+    found = Extraction(model_folder, tmp_path, keep=False)
     llm = engine.LLM(str(model_folder), **found.engine_arguments())
     outputs = llm.generate([{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": [5, 6, 9]}], engine.SamplingParams(n=3))
     engine.write(tmp_path / "0_another.safetensors", states(2), [5, 6], lock=False)
@@ -121,7 +121,7 @@ def test_files_of_all_samples_go(tmp_path, model_folder):
 def test_a_sample_that_was_never_written_does_not_hold_up_the_rows(tmp_path):
     path = tmp_path / "1_7.safetensors"
     engine.write(path, states(2), [5, 6])
-    rows = Extraction(9, tmp_path, timeout_s=0.02).read([engine.output(path, [5, 6], n=2)])
+    rows = Extraction(9, tmp_path, keep=False, timeout_s=0.02).read([engine.output(path, [5, 6], n=2)])
     assert torch.equal(rows, states(2)[-1:, 0])
     assert names(tmp_path) == []
 
@@ -205,7 +205,7 @@ def test_without_locks_the_size_tells(tmp_path):
 def test_a_failed_call_removes_nothing(tmp_path):
     good, lost = tmp_path / "0.safetensors", tmp_path / "1.safetensors"
     engine.write(good, states(4), range(4))
-    found = Extraction(9, tmp_path, timeout_s=0)
+    found = Extraction(9, tmp_path, keep=False, timeout_s=0)
     with pytest.raises(TimeoutError, match=r"1.safetensors was not whole.*there is no such file; read on the machine"):
         found.read([good, lost])
     os.close(engine.locked(lost))
@@ -214,6 +214,69 @@ def test_a_failed_call_removes_nothing(tmp_path):
     assert "0.safetensors" in names(tmp_path)
     engine.write(lost, states(3), range(3))
     assert found.read([good, lost]).shape == (2, 24)
+    assert names(tmp_path) == []
+
+
+# ---- files of a server that is not to be trusted
+
+
+@pytest.mark.parametrize("how", ["absolute", "dots", "link"])
+def test_only_files_of_its_folder_are_removed(tmp_path, how):
+    folder, other = tmp_path / "states", tmp_path / "other.safetensors"
+    folder.mkdir()
+    engine.write(other, states(4), range(4), lock=False)
+    inside = folder / "0.safetensors"
+    path = {"absolute": other, "dots": folder / ".." / other.name}.get(how, inside)
+    if how == "link":
+        inside.symlink_to(other)
+    with pytest.raises(ValueError, match=r"must lie in .*states, symbolic links followed.*keep=True"):
+        Extraction(9, folder, keep=False).read([engine.output(path, range(4))])
+    assert other.exists()
+    assert torch.equal(Extraction(9, folder).read([engine.output(path, range(4))]), states(4)[-1:, 0])
+    assert other.exists()
+
+
+def test_files_stay_where_nothing_was_said(tmp_path):
+    engine.write(tmp_path / "0.safetensors", states(4), range(4))
+    found = Extraction(9, tmp_path)
+    assert len(list(found.follow())) == len(list(found.follow())) == 1
+    found.read([tmp_path / "0.safetensors"])
+    assert names(tmp_path) == ["0.safetensors", "0.safetensors.lock"]
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "0.safetensors")
+    with pytest.raises(ValueError, match=r"0.safetensors must be a regular file"):
+        Extraction(9, tmp_path).read([tmp_path / "0.safetensors"])
+
+
+ENTRY = '{"dtype": "%s", "shape": %s, "data_offsets": %s}'
+GOOD = {"hidden_states": ENTRY % ("F32", "[4, 1, 2]", "[0, 32]"), "token_ids": ENTRY % ("I64", "[4]", "[32, 64]")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_states": ENTRY % ("F32", "[4, 1, 2]", "[-32, 0]")},
+        {"hidden_states": ENTRY % ("F32", "[-4, -1, 2]", "[0, 32]")},
+        {"hidden_states": ENTRY % ("F32", "[4, 1, Infinity]", "[0, 32]")},
+        {"hidden_states": ENTRY % ("F32", "[4, 1, 2]", "[0, Infinity]")},
+        {"hidden_states": ENTRY % ("F32", "[4.0, 1, 2]", "[0, 32]")},
+        {"hidden_states": ENTRY % ("F32", "[4, 1, " + "9" * 30 + "]", "[0, " + "9" * 30 + "]")},
+        {"hidden_states": "[" * 100_000},
+        {"more": ENTRY % ("F32", "[1]", "[NaN, Infinity]")},
+        {"more": "3"},
+    ],
+)
+def test_hostile_headers_are_refused(tmp_path, change):
+    header = "{" + ", ".join(f'"{name}": {text}' for name, text in {**GOOD, **change}.items()) + "}"
+    path = tmp_path / "0.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(64))
+    with pytest.raises(ValueError, match="must be a safetensors file with hidden_states"):
+        Extraction(9, tmp_path, timeout_s=0).read([path])
+    path.write_bytes((1 << 62).to_bytes(8, "little") + bytes(64))
+    with pytest.raises(ValueError, match="a header of 4611686018427387904 bytes"):
+        Extraction(9, tmp_path, timeout_s=0).read([path])
 
 
 @pytest.mark.parametrize(
@@ -278,7 +341,7 @@ def test_outputs_that_do_not_fit_are_named(tmp_path, outputs, lengths, kind, mes
 
 
 def test_following_a_folder(tmp_path):
-    found = Extraction(9, tmp_path, layers=[-8, -4], timeout_s=20)
+    found = Extraction(9, tmp_path, layers=[-8, -4], keep=False, timeout_s=20)
     stored = {f"{i}-abcd": states(i + 2, 2, seed=i) for i in range(5)}
 
     def write() -> None:

@@ -14,7 +14,7 @@ from bipace_kernels.integrations import _versions
 from bipace_kernels.integrations._replace import replace, replaced
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations._turns import Turns, keys_of
+from bipace_kernels.integrations._turns import KINDS, Turns, keys_of
 from bipace_kernels.integrations._versions import check_parts, check_version
 from trained_tokenizers import byte_level
 
@@ -40,6 +40,34 @@ def ids():
     for i, row in enumerate(rows):
         ids[i, : len(row)] = torch.tensor(row)
     return ids, torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
+
+
+@pytest.mark.parametrize("one_token", [False, True])
+def test_keys_of_tool_calls_in_text(one_token):
+    """Name and arguments in canonical order, whatever stands around them; where there are tools, the rest by its text."""
+
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level(), pad_token="<|endoftext|>")
+    if one_token:
+        tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+
+    def keys(*texts, mode="auto"):
+        given = tokenizer(list(texts), padding=True, return_tensors="pt")
+        return keys_of(given["input_ids"], given["attention_mask"], tokenizer, mode, 8)
+
+    one = '<tool_call>\n{"name": "go", "arguments": {"to": "A", "by": [1, 2]}}\n</tool_call>'
+    same = 'Well. <tool_call>{"arguments":{"by":[1,2],"to":"A"},"name":"go"}</tool_call>'
+    text = '<tool_call>{"name": "go", "arguments": "{\\"by\\": [1, 2], \\"to\\": \\"A\\"}"}</tool_call>'
+    bad, tag = "<tool_call>{no}</tool_call>", "<action>go</action>"
+    found = keys(one, same, text, one + same, bad, tag)
+    key = found["action_key"].tolist()
+    assert key[0] == key[1] == key[2] and len(set(key)) == 4
+    assert key[4] == int(bk.action_keys([bad], mode="text")[0]) and key[5] == int(bk.action_keys([tag])[0])
+    assert [KINDS[k] for k in found["action_kind"].tolist()] == ["tool_call"] * 4 + ["text", "action_tag"]
+    none = keys("no tool", tag)  # and where there are none, as action_tag has it
+    wanted = keys("no tool", tag, mode="action_tag")
+    assert torch.equal(none["action_key"], wanted["action_key"])
+    assert none["action_parsed"].tolist() == [False, True]
 
 
 @pytest.mark.parametrize("mode", ["action_tag", "text"])
@@ -76,17 +104,15 @@ TURNS = Turns.of(torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 1]]))  # 
 
 
 @pytest.mark.parametrize(
-    ("rows", "spare", "wanted"),
+    ("rows", "wanted"),
     [
-        ([["a", "b"], ["c"], [], None], 0, ["a", "b", "c", "-", "-", "-"]),
-        ([("a", "b"), "word", ["d", "e"], ["x"]], 0, ["a", "b", "word", "d", "-", "-"]),
-        ([["a", "b", "more"], ["c", "more"], None, ()], 1, ["a", "b", "c", "-", "-", "-"]),
-        ([["a"], [], ["d"], ()], -1, ["a", "-", "-", "d", "-", "-"]),
-        ([np.array([1, 2]), 3.0, np.array(4), None], 0, [1, 2, 3.0, 4, "-", "-"]),
+        ([["a", "b"], ["c"], [], None], ["a", "b", "c", "-", "-", "-"]),
+        ([("a", "b"), "word", ["d", "e"], ["x"]], ["a", "b", "word", "d", "-", "-"]),
+        ([np.array([1, 2]), 3.0, np.array(4), None], [1, 2, 3.0, 4, "-", "-"]),
     ],
 )
-def test_entries_per_turn(rows, spare, wanted):
-    assert TURNS.field(rows, "things", "-", mask="the mask", spare=spare, valid=[True, True, True, False]) == wanted
+def test_entries_per_turn(rows, wanted):
+    assert TURNS.field(rows, "things", "-", mask="the mask", valid=[True, True, True, False]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -159,8 +185,8 @@ def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
         ({"gigpo_mode": "mean_norm"}, "gigpo_mode is a setting of method gigpo, and method is bipace"),
         ({"history_length": 7}, "history_length is a setting of method hgpo, and method is bipace"),
         ({"method": "gigpo", "base_group": True}, "base_group is a setting of method hgpo, and method is gigpo"),
-        ({"epsilon": "wide"}, "epsilon must be a number or 'auto', got 'wide'"),
-        ({"epsilon": True}, "epsilon must be a number or 'auto', got True"),
+        ({"epsilon": "wide"}, "epsilon must be a number, 'auto' or 'follow', got 'wide'"),
+        ({"epsilon": True}, "epsilon must be a number, 'auto' or 'follow', got True"),
         ({"embedder": 1}, "embedder must be a text, got 1"),
         ({"layer": 1.5}, "layer must be an int, an index into hidden_states, or 'block N', got 1.5"),
         ({"layer": "foo"}, "layer must be an int, an index into hidden_states, or 'block N', got 'foo'"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import re
 
@@ -13,9 +12,8 @@ pytest.importorskip("trl", reason="TRL is not installed: make test-integrations"
 import tiny_trl as tt
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
-from trl import chat_template_utils
+from tool_turns import Silent, Walk, make, tokenizer
+from trl import GRPOTrainer
 
 import bipace_kernels as bk
 
@@ -23,57 +21,7 @@ CONFIG = bk.Config.bipace(on_invalid="singleton", duplicates="once")
 DATA = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("Go. ", "Walk. ")]})
 
 
-class Walk:
-    """Walks along a line; says where it is, and logs what it knows of each step."""
-
-    logs = True
-
-    def reset(self, **_) -> str:
-        self.place = 0
-        if self.logs:
-            self.step_rewards, self.observations, self.actions = [], ["at 0"], []
-        return "at 0"
-
-    def move(self, direction: str) -> str:
-        """
-        Takes one step.
-
-        Args:
-            direction: north or south.
-
-        Returns:
-            Where that led.
-        """
-        self.place += 1 if direction == "north" else -1
-        if self.logs:
-            self.step_rewards.append(float(self.place))
-            self.actions.append(direction)
-            self.observations.append(f"at {self.place}")
-        return f"at {self.place}"
-
-
-class Silent(Walk):
-    logs = False
-
-
-@functools.cache
-def tokenizer():
-    """Qwen's template, and pieces learnt from it: its description of tools alone would be a thousand bytes."""
-    template = chat_template_utils.qwen3_chat_template
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    inner.train_from_iterator(
-        [template],
-        trainers.BpeTrainer(vocab_size=900, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
-    )
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<|endoftext|>", eos_token="<|im_end|>")
-    made.chat_template = template
-    return made
-
-
-class Scripted(tt.Keeping):
+class Drawing(GRPOTrainer):
     """Turns are drawn, not generated: a call, or an answer that ends the rollout."""
 
     rng = random.Random(0)
@@ -89,6 +37,8 @@ class Scripted(tt.Keeping):
 
         return [self.processing_class(turn())["input_ids"] for _ in prompt_ids], None
 
+
+class Scripted(tt.Keeping, Drawing):
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
         told = [vars(environment) for environment in self.environments]
@@ -104,13 +54,8 @@ class Scripted(tt.Keeping):
 
 
 def trained(folder, environment, **options):
-    made = tokenizer()
-    trainer = tt.make_trainer(
-        folder, cls=Scripted, environment_factory=environment, train_dataset=DATA, processing_class=made,
-        model=tt.make_model(vocab_size=len(made), max_position_embeddings=1024, eos_token_id=made.eos_token_id),
-        reward_funcs=[lambda environments, **_: [float(e.place > 0) for e in environments]],
-        max_completion_length=200, max_tool_calling_iterations=3, **{"max_steps": 1, **options},
-    )  # fmt: skip
+    options = {"max_steps": 1, "max_completion_length": 200, **options}
+    trainer = make(folder, environment, cls=Scripted, train_dataset=DATA, **options)
     trainer.train()
     return trainer
 
@@ -120,7 +65,7 @@ def same_tokenizer(monkeypatch):
     made = tokenizer()
     monkeypatch.setattr(tt, "TOKENIZER", made)
     monkeypatch.setattr(tt, "TABLE", bk.token_bytes(made))
-    monkeypatch.setattr(Scripted, "rng", random.Random(0))
+    monkeypatch.setattr(Drawing, "rng", random.Random(0))
 
 
 def messages_of(batch):
@@ -179,19 +124,3 @@ def test_an_environment_that_logs_nothing(tmp_path):
     (batch,) = trainer.batches
     (wanted,) = tt.by_hand(batch, config=CONFIG, mode="text")
     assert torch.equal(batch["output"]["advantages"], wanted)
-
-
-def test_an_environment_whose_log_does_not_fit(tmp_path):
-    class Twice(Walk):
-        def move(self, direction: str) -> str:
-            """
-            Takes one step.
-
-            Args:
-                direction: north or south.
-            """
-            self.step_rewards.append(0.0)
-            return super().move(direction)
-
-    with pytest.raises(ValueError, match="step_rewards must have one entry per turn of the model"):
-        trained(tmp_path, Twice)

@@ -27,6 +27,7 @@ TWO_BATCHES = {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps
 MEMORY = {"bipace_method": "gae", "bipace_share": "memory", "bipace_memory_rows": 20, "shuffle_dataset": False}
 WAYS = {
     "auto": {"per_device_train_batch_size": 6, "bipace_epsilon": "auto"},
+    "follow": {"per_device_train_batch_size": 6, "bipace_epsilon": "follow"},
     "tapped": {**TWO_BATCHES, "bipace_method": "bigpo"},
     "gae": {**TWO_BATCHES, "bipace_method": "gae"},
     # No optimizer: transformers does not find the device "cpu:0" again, and a batch is scored before it is learned.
@@ -58,10 +59,11 @@ def run(folder, ways, **more):
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 
-def compare(ranks, name, config, memory=None):
+def compare(ranks, name, *configs, memory=None):
+    """Two batches, each with its configuration, or all with the same."""
     batches = list(zip(*(rank[name]["batches"] for rank in ranks), strict=True))
     assert len(batches) == 2
-    for both in batches:
+    for both, config in zip(batches, configs * (2 // len(configs)), strict=True):
         wanted = tt.by_hand(*both, config=config, memory=memory)
         for batch, advantages in zip(both, wanted, strict=True):
             assert torch.equal(batch["output"]["advantages"], advantages)
@@ -78,6 +80,12 @@ def test_advantages_are_those_of_one_process(ranks):
     assert log["bipace/mean_cluster_size"] * log["bipace/cluster_count"] == pytest.approx(rows)
 
 
+def test_an_epsilon_that_follows_is_the_same_on_both(ranks):
+    found = [[log["bipace/epsilon"] for log in rank["follow"]["log"]] for rank in ranks]
+    assert found[0] == found[1]
+    compare(ranks, "follow", *(bk.Config.bipace(epsilon, **SINGLETON) for epsilon in found[0]))
+
+
 def test_a_tapped_forward(ranks):
     compare(ranks, "tapped", bk.Config.bigpo(**SINGLETON))
 
@@ -88,7 +96,7 @@ def test_the_root_mean_square_of_gae_is_over_both(ranks):
 
 def test_batches_before_are_in_the_memory_of_the_first_process(ranks):
     """And in the one file that it writes; a run that resumes there has the bits of the one that went on."""
-    compare(ranks, "memory", bk.Config.gae(share="memory", **SINGLETON), bk.ValueMemory(20))
+    compare(ranks, "memory", bk.Config.gae(share="memory", **SINGLETON), memory=bk.ValueMemory(20))
     assert [rank["memory"]["memory"] for rank in ranks] == [rank["resumed"]["memory"] for rank in ranks] == [20, 0]
     for rank in ranks:
         (again,) = rank["resumed"]["batches"]

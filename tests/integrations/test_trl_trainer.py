@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ import torch
 from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit
+from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit, rollouts
 from datasets import Dataset
 from transformers import HfArgumentParser, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -333,6 +334,40 @@ def test_epsilon_auto_is_chosen_once_and_goes_with_the_checkpoint(tmp_path, monk
     assert second._bipace.epsilon == 0.123 and second.state.log_history[-2]["bipace/epsilon"] == 0.123
 
 
+def states_of(batch):
+    """Of each turn: its hidden state, row and number."""
+    turns = credit.turns_of(batch["output"]["completion_mask"], batch["output"]["tool_mask"], None)
+    return batch["states"][turns.row, turns.start + batch["output"]["prompt_ids"].shape[1] - 1], turns
+
+
+def test_epsilon_follows_and_a_run_that_resumes_has_the_bits_of_the_one_that_went_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(_states, "choose_epsilon", lambda *_, **__: SimpleNamespace(epsilon=0.02, reason="far off"))
+    options = {
+        "rollout_func": tt.rollout, "bipace_epsilon": "follow", "num_iterations": 2, "max_steps": 7, "shuffle_dataset": False,
+        "save_strategy": "steps", "save_steps": 4,
+    }  # fmt: skip
+    first = trained(tmp_path, **options)
+    controller, found = None, []
+    for batch in first.batches:
+        states, turns = states_of(batch)
+        given = (states, turns.row // 4)
+        of_turns = {"trajectory": turns.row, "step": turns.step}
+        controller = controller or bk.EpsilonController(0.02)
+        found.append(controller.update(*given, **of_turns))
+        (wanted,) = tt.by_hand(batch, config=bk.Config.bipace(found[-1], **SINGLETON))
+        assert torch.equal(batch["output"]["advantages"], wanted)
+    assert len(set(found)) > 1 and len(found) == 4
+    log = [log for log in first.state.log_history if "loss" in log]
+    moves = controller.metrics()["bipace/epsilon_moves"]
+    assert (log[-1]["bipace/epsilon"], log[-1]["bipace/epsilon_moves"]) == (found[-1], moves)
+    assert not list((tmp_path / "checkpoint-4").glob("*.begun"))
+    second = tt.make_trainer(tmp_path, **options)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    for batch, again in zip(first.batches[2:], second.batches, strict=True):
+        assert torch.equal(batch["output"]["advantages"], again["output"]["advantages"])
+    assert second._bipace.state_dict() == first._bipace.state_dict()
+
+
 def test_a_command_line_and_a_yaml_file(tmp_path):
     parser = HfArgumentParser(BiPACEGRPOConfig)
     line = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
@@ -383,7 +418,7 @@ def config(**options):
     ("options", "message"),
     [
         ({"bipace_method": "ppo"}, "bipace_method must be one of grpo, gigpo"),
-        ({"bipace_epsilon": "wide"}, "bipace_epsilon must be a number or 'auto', got 'wide'"),
+        ({"bipace_epsilon": "wide"}, "bipace_epsilon must be a number, 'auto' or 'follow', got 'wide'"),
         ({"bipace_epsilon": 3.0}, "epsilon"),
         ({"bipace_gamma": 2.0}, "gamma"),
         ({"bipace_embedder": "bert"}, "bipace_embedder must be one of auto"),
@@ -441,7 +476,7 @@ def test_a_plain_config(tmp_path):
         ({"actions": lambda rows: ["north"] * len(rows)}, "actions must have one entry per turn of the model, but row"),
         (
             {"step_rewards": lambda rows: rows[:3] + [None] * (len(rows) - 3)},
-            "step_rewards must be given for every row or for none, but row 3",
+            "step_rewards must have one entry per turn of the model, but row 3 has 0 for",
         ),
         ({"turn_starts": lambda rows: [[99]] * len(rows)}, "turn_starts must be columns below"),
         (
@@ -455,9 +490,32 @@ def test_what_a_rollout_func_gives_wrongly(tmp_path, change, message):
         out = tt.rollout(prompts, trainer, extras=ALL)
         return {**out, **{name: make(out.get(name, out["completion_ids"])) for name, make in change.items()}}
 
-    trainer = tt.make_trainer(tmp_path, rollout_func=wrong, bipace_embedder="ngram")
+    trainer = tt.make_trainer(tmp_path, rollout_func=wrong, bipace_embedder="ngram", bipace_on_invalid="raise")
     with pytest.raises((ValueError, TypeError), match=message):
         trainer.train()
+
+
+def test_rows_of_a_rollout_func_that_fit_no_turns_are_set_aside(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollouts, "_warned", set())
+
+    def some(prompts, trainer):
+        out = tt.rollout(prompts, trainer)
+        return {**out, "step_rewards": [[1.0] * 9, None, *out["step_rewards"][2:]]}
+
+    trainer = tt.make_trainer(tmp_path, rollout_func=some, max_steps=1)
+    with pytest.warns(RuntimeWarning, match="row 0 has 9 for . turns.* such rows are set aside"):
+        trainer.train()
+    advantages = trainer.batches[0]["output"]["advantages"]
+    assert not advantages[:2].any() and advantages[2:4].any()
+    assert trainer.state.log_history[0]["bipace/invalid_row_fraction"] > 0
+
+
+def test_what_environments_log_needs_the_tool_loop(tmp_path):
+    trainer = trained(tmp_path, max_steps=1)
+    batch = trainer.batches[0]
+    trainer.environments = [SimpleNamespace(step_rewards=[1.0]) for _ in batch["inputs"]]
+    with pytest.raises(ValueError, match="loop must be given to bipace_advantages"):
+        bipace_advantages(trainer, batch["inputs"], batch["output"], batch["rewards"], trainer._bipace)
 
 
 def test_rows_and_states_of_another_batch(tmp_path):

@@ -550,6 +550,29 @@ def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path):
         assert other.states.epsilon != chosen.epsilon
 
 
+def test_an_epsilon_that_follows_goes_on_from_the_checkpoint(advantages, tmp_path):
+    torch.manual_seed(0)
+    states = [[torch.randn(n, 4) for n in (2, 2, 1, 2)] for _ in range(4)]
+    run, resumed = of(epsilon="follow"), of(epsilon="follow")
+    kept, found = [], []
+    for i, hidden in enumerate(states):
+        found.append(advantages(run, batch(MULTI), hidden)[0])
+        kept.append(run.metrics["bipace/epsilon"])
+        if i == 1:
+            run.states.save(tmp_path / "bipace.json")
+    assert len(set(kept)) > 1
+    resumed.states.load(tmp_path / "bipace.json")
+    for hidden, wanted, epsilon in zip(states[2:], found[2:], kept[2:], strict=True):
+        assert torch.equal(advantages(resumed, batch(MULTI), hidden)[0], wanted)
+        assert resumed.metrics["bipace/epsilon"] == epsilon
+    assert resumed.states.state_dict() == run.states.state_dict()
+
+
+def test_an_epsilon_that_follows_needs_the_states_on_the_driver():
+    with pytest.raises(ValueError, match="cluster_on=workers leaves states on the workers, and epsilon=follow"):
+        of(epsilon="follow", cluster_on="workers")
+
+
 @pytest.fixture(params=[(version, mode) for version in ("v0", "v1") for mode in ("auto", "resume_path")], ids="-".join)
 def trainer(tmp_path, request):
     """Makes trainers with these settings, whose workers save nothing, past all but _save_checkpoint() and _load_checkpoint()."""

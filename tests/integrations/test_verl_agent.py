@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from bipace_kernels.integrations import _states
 from bipace_kernels.integrations.verl_agent import Settings, attach
 from bipace_kernels.integrations.verl_agent import launch as launcher
 from bipace_kernels.integrations.verl_agent.batch import HIDDEN, HIDDEN_IDS, IDS, mark, write_advantages
@@ -273,13 +274,18 @@ def test_gae_of_a_whole_step(tmp_path, tokenizer):
         assert advantages.isfinite().all() and advantages.any(1).double().mean() > 0.5
 
 
-def test_values_of_batches_before_go_with_verl_agent_s_checkpoints(tmp_path, tokenizer):
+KEPT = {
+    "bipace_memory.pt": ("bipace_method=gae", "bipace_share=memory", "bipace_memory_rows=20", "bipace_kernel_same=0.5",
+                         "bisim_embedder=ngram"),
+    "bipace.json": ("bisim_grouping=True", "bisim_eps=follow", "bisim_layer=-2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", KEPT)
+def test_what_a_run_keeps_goes_with_verl_agent_s_checkpoints(tmp_path, tokenizer, monkeypatch, file):
     """fit() resumes from what the trainer's own functions saved, and has the bits of the run that went on."""
-    overrides = [
-        "algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_share=memory", "algorithm.gigpo.bipace_memory_rows=20",
-        "algorithm.gigpo.bipace_kernel_same=0.5", "algorithm.gigpo.bisim_embedder=ngram",
-        f"trainer.default_local_dir={tmp_path}",
-    ]  # fmt: skip
+    monkeypatch.setattr(_states, "choose_epsilon", lambda *_, **__: SimpleNamespace(epsilon=0.02, reason="far off"))
+    overrides = [*(f"algorithm.gigpo.{key}" for key in KEPT[file]), f"trainer.default_local_dir={tmp_path}"]
 
     class Nothing:  # of the fork: what it saves besides, in workers and of its data
         state_dict = dict
@@ -306,17 +312,21 @@ def test_values_of_batches_before_go_with_verl_agent_s_checkpoints(tmp_path, tok
     def fitted(trainer):
         np.random.seed(0)  # noqa: NPY002  # what the fork chooses copies with
         trainer.fit()
-        return trainer.actor_rollout_wg.seen.batch["advantages"]
+        trainer.global_steps = 9
+        trainer._save_checkpoint()
+        kept = (tmp_path / "global_step_9" / "bipace.json").read_text()
+        return trainer.actor_rollout_wg.seen.batch["advantages"], kept
 
     first = make(10)
     fitted(first)
     first.global_steps = 3
     first._save_checkpoint()
-    assert (tmp_path / "global_step_3" / "bipace_memory.pt").exists()
+    assert (tmp_path / "global_step_3" / file).exists()
     first.traj_collector.multi_turn_loop = lambda *_, **__: rollout(11, tokenizer)
-    went_on = fitted(first)
-    resumed = fitted(make(11, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_3")))
-    assert torch.equal(resumed, went_on) and not torch.equal(fitted(make(11)), went_on)
+    (went_on, kept), (fresh, anew) = fitted(first), fitted(make(11))
+    resumed, again = fitted(make(11, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_3")))
+    assert torch.equal(resumed, went_on) and again == kept
+    assert anew != kept if file == "bipace.json" else not torch.equal(fresh, went_on)
 
 
 def test_without_a_memory_checkpoints_are_verl_agent_s_own(tmp_path, tokenizer):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lying import LyingList
 
 from bipace_kernels import _native_loader
 from bipace_kernels._ids import ids_to_int, number_objects
@@ -120,6 +121,23 @@ def test_a_list_changed_by_hash_does_no_harm() -> None:
 
     values += ["a", Vandal(), "b", "c"] * 100
     assert len(number_objects(values)) == 400
+
+
+@pytest.mark.parametrize("length", [0, 2, 1000])
+def test_codes_of_what_a_list_holds_whatever_its_len_says(length: int) -> None:
+    assert codes(LyingList(["a", "b", "a", "c"], length)) == [0, 1, 0, 2]
+    assert codes(LyingList(["a", 2, "a", 3], length)) == [0, 1, 0, 2]
+
+
+def test_native_code_refuses_lists_and_other_lengths() -> None:
+    """It writes as many codes as there are items: the two must agree, and stay so."""
+    out, native = torch.full((4,), -1), _native_loader.load()
+    rest = (out.data_ptr(), (np.ndarray,), str, "observation")
+    with pytest.raises(ValueError, match="must have 2 items, got 4"):
+        native.number_objects(("a", "b", "c", "d"), 2, *rest)
+    with pytest.raises(TypeError):
+        native.number_objects(["a", "b", "c", "d"], 4, *rest)
+    assert out.eq(-1).all()
 
 
 def test_arrays_and_images_as_elements() -> None:

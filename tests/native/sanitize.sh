@@ -2,7 +2,8 @@
 # Runs the tests of native code under AddressSanitizer and UndefinedBehaviorSanitizer.
 #   tests/native/sanitize.sh [PYTEST ARGUMENTS]      e.g. tests/native/sanitize.sh -k ragged tests/clusters/test_clusters.py
 # The sanitized module lives in a copy of the package inside the build folder; the one in use stays as it is.
-# Without arguments the CUDA kernels run too: by their twin, compiled as C++ with the same sanitizers.
+# Without arguments the torch ops are fuzzed and the CUDA kernels run too: by their twin, compiled as C++ with the same
+# sanitizers.
 set -euo pipefail
 source "$(dirname "$0")/build.sh"
 
@@ -65,5 +66,8 @@ if [ ${#twin[@]} -gt 0 ]; then
   export ASAN_OPTIONS=$ASAN_OPTIONS:detect_stack_use_after_return=0
   BIPACE_TEST_BACKEND=cuda BIPACE_TWIN=1 BIPACE_TWIN_SANITIZE=1 under_sanitizers -m pytest -q -p no:cacheprovider \
     --capture=sys -c "$root/pyproject.toml" --rootdir "$root" -m "not slow and not gpu" -k random "${twin[@]}"
+fi
+if [ $# -eq 0 ]; then
+  under_sanitizers "$root/tests/native/fuzz_ops.py" 4000 2
 fi
 echo "sanitize: no report of AddressSanitizer or UndefinedBehaviorSanitizer"

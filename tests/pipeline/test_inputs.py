@@ -13,6 +13,7 @@ from bad_inputs import BAD, BATCH, N
 from batches import CONFIGS, make_batch
 from hypothesis import given
 from hypothesis import strategies as st
+from lying import LyingList
 
 import bipace_kernels as bk
 from bipace_kernels import _checks
@@ -322,6 +323,29 @@ def test_fingerprint_strides_and_dtypes(dtype, backend):
     padded[:, 3:-2] = x
     for view in (x.t().contiguous().t(), padded[:, 3:-2], x.repeat_interleave(2, dim=1)[:, ::2], x.repeat(1, 1)[:N]):
         assert torch.equal(run(fingerprint=view, backend=backend).cluster, want.cluster)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_lists_count_as_what_they_hold(backend):
+    """Whatever their len() says: it would be the size of what native code writes."""
+    given = {"group": BATCH.group, "trajectory": BATCH.trajectory, "rewards": BATCH.rewards, "step": BATCH.step}
+    given = {name: values.tolist() for name, values in given.items()} | {"observation": list(BATCH.observation)}
+    want = bk.advantage(config=CONFIGS["gigpo"], backend=backend, **given)
+    lying = {name: LyingList(values, 10 * N) for name, values in given.items()}
+    assert torch.equal(bk.advantage(config=CONFIGS["gigpo"], backend=backend, **lying).advantage, want.advantage)
+
+
+@pytest.mark.parametrize("name", ["group", "trajectory", "observation"])
+def test_a_column_that_is_not_as_long_as_its_len_says(name):
+    class Column:
+        def __len__(self):
+            return N
+
+        def __array__(self, *_args, **_options):
+            return np.arange(N // 2)
+
+    with pytest.raises(ValueError, match=rf"{name} must have shape \[N\] = \[{N}\]"):
+        run(CONFIGS["gigpo"], **{name: Column()})
 
 
 def test_the_callers_tensors_are_never_changed(backend):

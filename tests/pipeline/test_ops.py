@@ -244,6 +244,14 @@ WRONG = [
     ("cluster_cosine", {"epsilon": lambda t: math.nan}, ValueError, r"epsilon must be 0 or in \[1e-4, 1\], got nan"),
     ("cluster_sweep", {"epsilons": lambda t: [0.1, -1.0]}, ValueError, r"epsilons must be 0 or in .* got -1\.0"),
     ("cluster_history", {"depth": lambda t: 0}, ValueError, "depth must be at least 1, got 0"),
+    ("cluster_history", {"depth": lambda t: 1 << 40}, ValueError, "depth must be at most M = "),
+    ("cluster_exact", {"codes": lambda t: None}, TypeError, "codes is missing; pass a tensor"),
+    (
+        "cluster_exact",
+        {"group_offsets": lambda t: t[:0], "n_groups": lambda t: -1},
+        ValueError,
+        "group_offsets must hold at least one offset",
+    ),
     ("combine", {"weight": lambda t: -0.5}, ValueError, r"weight must be finite and at least 0, got -0\.5"),
     ("discounted_returns", {"gamma": lambda t: 1.5}, ValueError, r"gamma must be in \[0, 1\], got 1\.5"),
     ("ngram_fingerprints", {"n": lambda t: 0}, ValueError, r"n must be in \[1, 4096\], got 0"),
@@ -273,6 +281,50 @@ def test_ops_refuse_what_kernels_would_misread(name, changes, error, words):
     op(**given)
     with pytest.raises(error, match=words):
         op(**given | {k: change(given.get(k)) for k, change in changes.items()})
+
+
+PLACES = [(op.name, a.name) for op in _ops.STAGE_OPS.values() for a in op.arguments if a.values is not None]
+
+
+@pytest.mark.parametrize(("name", "argument"), PLACES)
+def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
+    """Native code would read or write there, or count for ever: an op looks first where the tensors are on the CPU."""
+    op, refused = getattr(torch.ops.bipace, name), 0
+    (a,) = (a for a in _ops.STAGE_OPS[name].arguments if a.name == argument)
+    for args, kwargs in op_cases(name, "cpu"):
+        given = dict(zip([x.name for x in op.default._schema.arguments], args, strict=False)) | kwargs
+        right = given.get(argument)
+        if right is None:
+            continue
+        op(**given)
+        flat = right.flatten()
+        wrong = [flat.clone() for _ in range(3)]
+        if isinstance(a.values, _ops.Offsets):
+            words = f"{argument} must rise from 0 to {a.values.letter} = "
+            wrong[0][0], wrong[1][-1], wrong[2][1] = -1, flat[-1] + 1, flat[-1] + 5
+        else:
+            words = f"{argument} must hold numbers from {a.values.lowest} to below {a.values.letter} = "
+            wrong[0][0], wrong[1][-1], wrong[2][0] = a.values.lowest - 1, 1 << 20, 1 << 62
+        for changed in wrong:
+            with pytest.raises(ValueError, match=words):
+                op(**given | {argument: changed.view_as(right)})
+        refused += 1
+    assert refused
+
+
+def test_all_other_integers_are_compared_only():
+    """A new argument that native code follows needs `Offsets` or `Places` in its stage's Protocol."""
+    integers = {
+        (op.name, a.name)
+        for op in _ops.STAGE_OPS.values()
+        for a in op.arguments
+        if a.spec and torch.int64 in a.spec.dtypes
+    }
+    assert integers - set(PLACES) == {
+        ("cluster_exact", "codes"), ("cluster_history", "codes"), ("cluster_history", "step"), ("combine", "labels"),
+        ("discounted_returns", "step"), ("gae_advantage", "step"), ("kernel_values", "time"),
+        ("step_advantage", "action_key"), ("trajectory_returns", "step"),
+    }  # fmt: skip
 
 
 def test_views_are_taken():

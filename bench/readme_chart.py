@@ -1,0 +1,52 @@
+"""Draws docs/images/speed.png, the README's four pairs of bars, from a result of `python -m bench`.
+
+python -m bench.readme_chart bench/results/cpu/bench.json docs/images/speed.png
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+# Title of a pair, stage, workload, the sides of both bars, and what the second one is.
+PAIRS = [
+    ("BiPACE, the whole call\n6,400 records × 3,584, synthetic", "advantage", "alfworld-7b", "bipace_kernels",
+     "torch loop, one record at a time", "torch, record by record"),
+    ("GiGPO, the whole call\n6,400 observations, synthetic", "gigpo", "alfworld-7b", "bipace_kernels, integer ids",
+     "dict-of-lists GiGPO, integer ids", "lists in dicts"),
+    ("action keys\n6,400 rows of 512 token ids", "action_keys", "token ids", "bipace_kernels",
+     "tokenizers' decode_batch + re + hash", "decode_batch and re"),
+    ("n-gram fingerprints\n6,400 texts of 240 characters", "ngrams", "observations", "bipace_kernels",
+     "xxhash + np.bincount loop", "xxhash and NumPy"),
+]  # fmt: skip
+OURS, THEIRS = "#0072b2", "#999999"  # of the palette of Okabe and Ito
+
+
+def main(source: Path, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = json.loads(source.read_text())["rows"]
+    median = {(row["stage"], row["workload"], row["side"]): row["median_ms"] for row in rows}
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    ticks = []
+    for place, (title, stage, workload, own, theirs, name) in enumerate(PAIRS):
+        for shift, side, color, what in ((-0.2, own, OURS, "bipace_kernels"), (0.2, theirs, THEIRS, name)):
+            value = median[stage, workload, side]
+            axes.barh(place + shift, value, 0.38, color=color)
+            axes.text(value * 1.08, place + shift, f"{value:,.3g} ms  {what}", va="center", fontsize=10)
+        ticks.append(title)
+    axes.set_yticks(range(len(PAIRS)), ticks, fontsize=10)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlim(1, 2e4)
+    axes.set_xlabel("milliseconds, two threads; less is better", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

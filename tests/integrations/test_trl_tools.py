@@ -1,0 +1,229 @@
+"""What environments log, by the turns of TRL's own tool loop: calls that fail, several in one turn, none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("trl", reason="TRL is not installed: make test-integrations")
+
+import tiny_trl as tt
+import torch
+from bipace_kernels.integrations.trl import rollouts
+from datasets import Dataset
+from tool_turns import Scripted, Silent, Walk, answer, call, make
+
+import bipace_kernels as bk
+
+NORTH, SOUTH = call("move", direction="north"), call("move", direction="south")
+WRONG, UNKNOWN = call("move", way="north"), call("fly")
+CLOSE = 1e-6
+
+
+@pytest.fixture
+def records(monkeypatch):
+    """What bk.advantage() is given, call by call."""
+    seen, run = [], bk.advantage
+
+    def advantage(*args, **kwargs):
+        seen.append(kwargs)
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(bk, "advantage", advantage)
+    return seen
+
+
+def one_batch(folder, scripts, environment=Walk, **options):
+    """One batch of four rollouts whose turns are these; no update."""
+    data = options.pop("train_dataset", [{"prompt": [{"role": "user", "content": "Go. "}]}])
+    trainer = make(folder, environment, per_device_train_batch_size=4, train_dataset=Dataset.from_list(data), **options)
+    trainer.scripts = scripts
+    trainer.model.train()
+    output = trainer._generate_and_score_completions([dict(row) for row in data for _ in range(4 // len(data))])
+    return trainer, output
+
+
+def of_row(records, name, row):
+    """Its entries, turn by turn."""
+    kept = records["trajectory"] == row
+    values = records[name]
+    return (
+        [v for v, k in zip(values, kept.tolist(), strict=True) if k]
+        if isinstance(values, list)
+        else values[kept].tolist()
+    )
+
+
+def key(text):
+    return int(bk.action_keys([text], mode="text")[0])
+
+
+SCRIPTS = [
+    [NORTH, WRONG, NORTH, answer("done")],  # a call that fails in the middle
+    [WRONG, answer("done")],  # no call that worked
+    [NORTH + SOUTH, NORTH, answer("done")],  # two calls in one turn
+    [UNKNOWN, NORTH + WRONG, answer("so")],
+]
+
+
+def test_entries_go_to_the_turn_that_made_the_call(tmp_path, records):
+    trainer, output = one_batch(tmp_path, SCRIPTS, bipace_embedder="ngram")
+    (given,) = records
+    wanted = [[1.0, 0.0, 2.0, 0.0], [0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
+    assert [of_row(given, "rewards", row) for row in range(4)] == wanted
+    keys = [of_row(given, "action_key", row) for row in range(4)]
+    wrong, unknown, nothing = (key('["move",{"way":"north"}]'), key('["fly",{}]'), key(""))
+    assert keys == [
+        [key("north"), wrong, key("north"), nothing],
+        [wrong, nothing],
+        [key("north\nsouth"), key("north"), nothing],
+        [unknown, key("north"), nothing],
+    ]
+    assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [0.0]
+    assert trainer._metrics["train"]["bipace/action_parse_rate"] == [1.0]
+    assert output["advantages"].isfinite().all() and output["advantages"].any()
+
+
+def test_a_turn_answers_what_was_last_observed(tmp_path, records):
+    one_batch(tmp_path, SCRIPTS, bipace_method="gigpo")
+    found = [of_row(records[0], "observation", row) for row in range(4)]
+    assert found == [
+        ["at 0", "at 1", "at 1", "at 2"], ["at 0", "at 0"], ["at 0", "at 0", "at 1"], ["at 0", "at 0", "at 1"]
+    ]  # fmt: skip
+
+
+def test_a_masked_row_keeps_the_rewards_of_its_turns(tmp_path, records):
+    cut = answer("no end").removesuffix("<|im_end|>")
+    scripts = [[NORTH, WRONG, NORTH, cut], *SCRIPTS[1:]]
+    _, output = one_batch(tmp_path, scripts, mask_truncated_completions=True, bipace_embedder="ngram")
+    assert not output["completion_mask"][0].any() and not output["advantages"][0].any()
+    assert of_row(records[0], "rewards", 0) == pytest.approx([1.0 + 0.95**2 * 2.0])
+    assert of_row(records[0], "action_key", 0) == [key("north")]
+
+
+class Shrinking(Walk):
+    """Forgets what it logged where it goes south."""
+
+    def move(self, direction: str) -> str:
+        """
+        Takes one step.
+
+        Args:
+            direction: north or south.
+        """
+        seen = super().move(direction)
+        if direction == "south":
+            self.step_rewards.clear()
+        return seen
+
+
+@pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
+def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, monkeypatch, on_invalid):
+    monkeypatch.setattr(rollouts, "_warned", set())
+    scripts = [
+        [NORTH, SOUTH, answer("done")],
+        [NORTH, answer("done")],
+        [NORTH, NORTH, answer("so")],
+        [NORTH, answer("so")],
+    ]
+    options = {"environment": Shrinking, "bipace_embedder": "ngram", "bipace_on_invalid": on_invalid}
+    if on_invalid == "raise":
+        with pytest.raises(
+            ValueError, match="step_rewards of row 0 cannot be put to its 3 turns: entries were taken out"
+        ):
+            one_batch(tmp_path, scripts, **options)
+        return
+    with pytest.warns(RuntimeWarning, match="step_rewards of row 0 cannot be put to its 3 turns"):
+        trainer, output = one_batch(tmp_path, scripts, **options)
+    assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [pytest.approx(3 / 10)]
+    assert not output["advantages"][0].any() and output["advantages"][1].any()
+    assert of_row(records[0], "rewards", 2) == [1.0, 2.0, 0.0]
+
+
+class Choices(Silent):
+    """Has a list of its own by the name of a log."""
+
+    actions = ("north", "south")
+
+
+def test_an_attribute_of_the_environment_is_no_log(tmp_path, records, monkeypatch):
+    monkeypatch.setattr(rollouts, "_warned", set())
+    with pytest.warns(RuntimeWarning, match="Choices.actions has entries before the first turn"):
+        one_batch(tmp_path, [[NORTH, answer("done")]] * 4, environment=Choices, bipace_embedder="ngram")
+    assert of_row(records[0], "action_key", 0) == [key('["move",{"direction":"north"}]'), key("done")]
+
+
+def test_environments_of_which_only_some_log(tmp_path, records):
+    data = [{"prompt": [{"role": "user", "content": "Go. "}], "environment": name} for name in ("walk", "silent")]
+    environments = {"walk": Walk, "silent": Silent}
+    options = {"train_dataset": data, "num_generations": 2, "bipace_method": "gigpo"}
+    one_batch(tmp_path, [[NORTH, answer("done")]] * 4, environment=environments, **options)
+    (given,) = records
+    assert [of_row(given, "rewards", row) for row in range(4)] == [[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 2
+    assert of_row(given, "observation", 0) == ["at 0", "at 1"]
+    assert "Go." in of_row(given, "observation", 2)[0] and "at 1" in of_row(given, "observation", 2)[1]
+
+
+# --------------------------------------------------------------------------------------------------------- action keys
+
+
+def test_keys_of_tool_calls_are_name_and_arguments_in_order(tmp_path, records):
+    def go(direction: str, steps: int = 1) -> str:
+        """
+        Goes.
+
+        Args:
+            direction: north or south.
+            steps: how many.
+        """
+        return f"{direction} {steps}"
+
+    def raw(text):
+        return f"<tool_call>\n{text}\n</tool_call><|im_end|>"
+
+    scripts = [
+        [raw('{"name": "go", "arguments": {"direction": "north", "steps": 2}}'), answer("done")],
+        [
+            "<think>\nso\n</think>\n\n" + raw('{"name":"go","arguments":{"steps":2,"direction":"north"}}'),
+            answer("done"),
+        ],
+        [raw('{"name": "go", "arguments": {"direction": "north", "steps": 3}}'), answer("<action>wait</action>")],
+        [answer("no idea")],
+    ]
+    trainer, _ = one_batch(tmp_path, scripts, environment=None, tools=[go], bipace_embedder="ngram",
+                           reward_funcs=[lambda completions, **_: [0.0, 1.0, 2.0, 3.0]])  # fmt: skip
+    (given,) = records
+    found = [of_row(given, "action_key", row) for row in range(4)]
+    wanted = key(json.dumps(["go", {"direction": "north", "steps": 2}], separators=(",", ":")))
+    assert found[0] == found[1] == [wanted, key("done")]
+    assert found[2] == [
+        key('["go",{"direction":"north","steps":3}]'),
+        int(bk.action_keys(["<action>wait</action>"])[0]),
+    ]
+    assert given["action_parsed"].all()
+    metrics = trainer._metrics["train"]
+    shares = {name: metrics[f"bipace/action_key/{name}"] for name in ("tool_call", "action_tag", "text")}
+    assert shares == {
+        "tool_call": [pytest.approx(3 / 7)],
+        "action_tag": [pytest.approx(1 / 7)],
+        "text": [pytest.approx(3 / 7)],
+    }
+
+
+def test_actions_that_cannot_be_told_apart_are_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(bk.metrics, "_warned", set())
+    trainer = tt.make_trainer(tmp_path, max_steps=1)
+    with pytest.warns(RuntimeWarning, match="0% of the responses hold an action that was recognized"):
+        trainer.train()
+    assert trainer.state.log_history[0]["bipace/action_key/first_n"] == 1.0
+
+
+def test_a_run_through_wrong_calls_ends_of_itself(tmp_path):
+    """Updates whose batches begin with what a small model writes at first."""
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Go. "}]]})
+    trainer = make(tmp_path, Walk, per_device_train_batch_size=4, train_dataset=data, max_steps=2)
+    trainer.scripts = SCRIPTS
+    trainer.train()
+    assert len(trainer.batches) == 2 and all(b["output"]["advantages"].any() for b in trainer.batches)
+    assert isinstance(trainer, Scripted) and torch.isfinite(torch.tensor(trainer.state.log_history[0]["loss"]))
