@@ -124,6 +124,7 @@ setup(
     include_package_data=False,
     package_data={
         "bipace_kernels": ["py.typed", "*.pyi"],
+        "bipace_kernels.cli": ["templates/*"],
         "bipace_kernels.csrc.common": ["*.h"],
         "bipace_kernels.csrc.cuda": ["*.cu", "*.h", "flags.txt"],
         "bipace_kernels.integrations": ["**/*.yaml"],

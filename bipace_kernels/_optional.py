@@ -10,6 +10,7 @@ PACKAGES = {
     "typer": ("typer", "cli"),
     "rich": ("rich", "cli"),
     "matplotlib": ("matplotlib", "cli"),
+    "jinja2": ("Jinja2", "cli"),
     "pyarrow": ("pyarrow", "parquet"),
     "sklearn": ("scikit-learn", "calibrate"),
     "transformers": ("transformers", "hidden"),

@@ -12,4 +12,4 @@ echo "1. Advantages of BiPACE (n-gram states) for logs of real language models o
 $BIPACE advantage "$DATA/webshop_llm.jsonl.gz" --out "$OUT/webshop_advantage.parquet"
 echo
 echo "2. Which partition of states is best?  Real models on WebShop; scripted policies on ALFWorld and TextCraft"
-$BIPACE report "$DATA/webshop_llm.jsonl.gz" "$DATA/alfworld_scripted.jsonl.gz" "$DATA/textcraft_scripted.jsonl.gz" --out "$OUT"
+$BIPACE report "$DATA/webshop_llm.jsonl.gz" "$DATA/alfworld_scripted.jsonl.gz" "$DATA/textcraft_scripted.jsonl.gz" --out "$OUT" --html

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +207,15 @@ def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str,
     if records.action is not None:
         shared["action_key"], shared["action_parsed"] = states.action_keys(records.action, action_mode)
     return shared
+
+
+@contextmanager
+def refused(records: rollouts.Rollouts, what: str) -> Iterator[None]:
+    """Turns what the package refuses into CliError, which begins with `what` was computed."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CliError(f"{what}: {in_the_users_words(records, str(error))}") from None
 
 
 def in_the_users_words(records: rollouts.Rollouts, message: str) -> str:

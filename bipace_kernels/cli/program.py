@@ -217,6 +217,10 @@ def _report(
     group: Annotated[
         str | None, typer.Option(metavar="TASK", help="Task of the timeline; else an informative one.")
     ] = None,
+    html: Annotated[
+        bool,
+        typer.Option("--html", help="Also inspector.html: every step's credit under every estimator, in a browser."),
+    ] = False,
     duplicates: Duplicates = "raise",
     on_invalid: OnInvalid = "raise",
     task_column: TaskColumn = "task_id",

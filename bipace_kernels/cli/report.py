@@ -8,8 +8,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +24,14 @@ from ..embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
 from ..schema import LIMIT
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
-from .advantage import check_sources, in_the_users_words, shared_arguments
+from .advantage import check_sources, refused, shared_arguments
 from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, format_r2, table_rows
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs unasked
+INSPECTOR = "inspector.html"
 NAMED_CLUSTERS = 7  # clusters of the timeline that get a colour of their own
 
 
@@ -53,6 +53,7 @@ class Options:
     sentence: str | None = None
     fingerprint: str | None = None
     merge_files: bool = False
+    html: bool = False
     backend: str = "auto"
     threads: int | None = None
     longest_line: int = rollouts.LONGEST_LINE
@@ -83,6 +84,8 @@ def run(given: Mapping[str, Any]) -> None:
     _base_config(options, actions=True)
     output.check_folder(options.out, "--out")
     _optional.need("matplotlib", "bipace report")
+    if options.html:
+        _optional.need("jinja2", "bipace report --html")
     with notes(), progress() as bar:
         task = stage(bar, "reading", rollouts.total_bytes(paths))
         records = rollouts.read(
@@ -112,6 +115,9 @@ def run(given: Mapping[str, Any]) -> None:
             for section in sections:
                 _draw(section, options, folder)
                 bar.advance(drawing)
+            if options.html:
+                stage(bar, "writing the inspector")
+                (folder / INSPECTOR).write_text(_inspector(sections, options), encoding="utf-8")
             (folder / "report.json").write_text(_json(sections, options), encoding="utf-8")
             (folder / "report.md").write_text(_markdown(sections, options), encoding="utf-8")
             figures = sorted(file.name for file in folder.glob("*.png"))
@@ -174,21 +180,13 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
         fields = {name: value for name, value in settings.items() if name not in ("state", "embedder")}
         if "codes" in arguments:  # clusters found already: records of equal code share one
             fields, arguments = {"partition": "exact"}, {"observation": arguments["codes"]}
-        with refused(label):
+        with refused(records, f"{section.name}, partition {label}"):
             result = bk.advantage(config=replace(base, **fields), **shared, **arguments)
         with warnings.catch_warnings():  # ε runs to both ends on purpose; the table says what a warning would
             warnings.simplefilter("ignore", RuntimeWarning)
             metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
         advance()
         return Outcome(key, label, settings, metrics, result.value_r2(), result, records.action is not None, choice)
-
-    @contextmanager
-    def refused(label: str) -> Iterator[None]:
-        try:
-            yield
-        except (TypeError, ValueError, RuntimeError) as error:
-            message = in_the_users_words(records, str(error))
-            raise CliError(f"{section.name}, partition {label}: {message}") from None
 
     depth = options.history_length
     seen = states.observations(records, states.State())
@@ -205,7 +203,7 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
     for name, state in (("observation", states.State()), ("history", states.State(depth))):
         fingerprint = Ngram().embed(states.texts(records, state))
         of = "" if name == "observation" else f" of history {depth}"
-        with refused(f"cosine n-grams{of}"):
+        with refused(records, f"{section.name}, partition cosine n-grams{of}"):
             swept = bk.cluster(
                 fingerprint, epsilon=epsilons, layout=taking_part, backend=options.backend, num_threads=options.threads
             )
@@ -216,12 +214,12 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
         section.curves[name] = curve
         section.table.append(curve[list(epsilons).index(options.epsilon)])
         gae = bk.Config.gae(gamma=options.gamma)
-        with refused(f"kernel over n-grams{of}"):
+        with refused(records, f"{section.name}, partition kernel over n-grams{of}"):
             section.values[f"{state}, n-grams"] = bk.kernel_value_r2(curve[0].result, fingerprint, gae)
         advance()
     for name, fingerprint in _fingerprints(section, seen, options).items():
         row = EMBEDDERS[name]
-        with refused(row.label):
+        with refused(records, f"{section.name}, partition {row.label}"):
             choice = _choose(row, fingerprint, taking_part, options)
         settings = {"partition": "cosine", "state": "observation", "embedder": name, "epsilon": choice.epsilon}
         label = f"{row.label}, ε {choice.epsilon:.3g}"
@@ -427,6 +425,24 @@ def _largest_clusters(cluster: Any, rows: Sequence[int]) -> list[tuple[int, list
 # ---- writing
 
 
+def _inspector(sections: Sequence[Section], options: Options) -> str:
+    """The page of `--html`: hidden states at the ε that was chosen for them where there are some, else n-grams at --epsilon."""
+    from . import inspector
+
+    def part(section: Section) -> inspector.Part:
+        fingerprint, name, epsilon = (
+            _fingerprints(section, section.records.observation, options),
+            "ngram",
+            options.epsilon,
+        )
+        for outcome in section.compared:
+            if outcome.key == "actor_hidden" and outcome.choice is not None:
+                name, epsilon = outcome.key, outcome.choice.epsilon
+        return inspector.Part(section.name, section.records, fingerprint[name], EMBEDDERS[name].label, epsilon)
+
+    return inspector.page([part(section) for section in sections], options)
+
+
 def _json(sections: Sequence[Section], options: Options) -> str:
     def counts(records: rollouts.Rollouts) -> dict[str, int]:
         rows = [row for row in range(len(records)) if records.is_valid(row)]
@@ -551,5 +567,5 @@ def _print_summary(sections: Sequence[Section], options: Options, figures: Seque
             title = ""
         console.print(grid(VALUES, _value_rows(section), title))
     folder = Path(options.out)
-    for name in ("report.md", "report.json", *figures):
+    for name in ("report.md", "report.json", *figures, *([INSPECTOR] if options.html else [])):
         console.print(str(folder / name), markup=False, highlight=False, soft_wrap=True)

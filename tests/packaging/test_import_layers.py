@@ -21,6 +21,7 @@ OPTIONAL = {
     "rich",
     "pyarrow",
     "matplotlib",
+    "jinja2",
     "sklearn",
     "transformers",
     "sentence_transformers",

@@ -69,7 +69,7 @@ def test_dependencies_and_extras_are_those_of_the_project():
     found = extras()
     for package, extra in _optional.PACKAGES.values():
         assert package in found[extra], (package, extra)
-    assert set(found["cli"]) == {"bipace-kernels[parquet]", "typer", "rich", "matplotlib", "scikit-learn"}
+    assert set(found["cli"]) == {"bipace-kernels[parquet]", "typer", "rich", "matplotlib", "Jinja2", "scikit-learn"}
     assert "bipace-kernels[cli]" in found["test"]
 
 
@@ -135,6 +135,11 @@ def test_commands_that_need_one_package_more(tmp_path):
     said = sentence(command("report", SAMPLE, "--out", tmp_path / "report", blocked=plots))
     assert (
         said == 'bipace report needs the package matplotlib, which is not installed: pip install "bipace-kernels[cli]"'
+    )
+    said = sentence(command("report", SAMPLE, "--out", tmp_path / "report", "--html", blocked=("jinja2",)))
+    assert (
+        said
+        == 'bipace report --html needs the package Jinja2, which is not installed: pip install "bipace-kernels[cli]"'
     )
     parquet = 'a Parquet file needs the package pyarrow, which is not installed: pip install "bipace-kernels[parquet]"'
     assert sentence(command("advantage", SAMPLE, "--out", tmp_path / "out.parquet", blocked=tables)) == parquet

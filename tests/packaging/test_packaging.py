@@ -73,6 +73,7 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
         for form in ("py", "yaml")
         for p in ROOT.glob(f"integrations/**/*.{form}")
     }
+    sources |= {str(p.relative_to(ROOT)) for p in (ROOT / "bipace_kernels/cli/templates").iterdir()}
     assert sources <= set(names)
     assert wheel.stat().st_size < 5e6
 

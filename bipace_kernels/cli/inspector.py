@@ -1,0 +1,386 @@
+"""The credit inspector of `bipace report --html`: one HTML file that shows what every estimator makes of every step.
+
+The page needs no server and no network.  Its data is JSON, gzipped and in base64, so that no text of a rollout stands in
+the page as markup; the script beside it (templates/inspector.js) writes texts as text only, and the page's own policy
+forbids every other script and every request.  docs/inspector.md
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import bipace_kernels as bk
+
+from ..config import PACE_ESTIMATORS
+from ..reference.clusters import unit_vector
+from ..reference.critic import kernel_matrix
+from ..schema import LIMIT
+from . import rollouts
+from .advantage import BRANCHES, refused, shared_arguments
+
+if TYPE_CHECKING:
+    from .report import Options
+
+Ints = npt.NDArray[np.int64]
+
+BYTES = 5_000_000  # of the page, with up to 10,000 records
+BYTES_PER_RECORD = 500  # beyond those
+SHORTEST = 200  # characters that a text keeps, however large the file
+NAME = 120  # characters of task ids, rollout ids and file names
+NEIGHBOURS = 8
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The records of one file, or of all files together, and the states that the cosine estimators compare.
+
+    fingerprint   [N, D] of the observations, a row for each record
+    embedder      what made it
+    epsilon       ε of cosine clusters
+    """
+
+    name: str
+    records: rollouts.Rollouts
+    fingerprint: torch.Tensor
+    embedder: str
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """An estimator of the page.
+
+    partition   the column of clusters that it compares in; "" for none
+    config      its configuration
+    """
+
+    key: str
+    label: str
+    meaning: str
+    partition: str
+    config: bk.Config
+
+
+def page(parts: Sequence[Part], options: Options) -> str:
+    """The whole page."""
+    content = collect(parts, options)
+    limit = max(BYTES, BYTES_PER_RECORD * sum(len(part.records) for part in parts))
+    texts: list[str] = content.pop("texts")
+    cap = max(SHORTEST, max(map(len, texts), default=0))
+    while True:
+        cut = [{"start": text[:cap], "more": len(text) - cap} if len(text) > cap else text for text in texts]
+        made = render(content | {"texts": cut})
+        size = len(made.encode())
+        if size < limit or cap == SHORTEST:
+            return made
+        cap = max(SHORTEST, int(0.9 * cap * limit / size))
+
+
+def render(content: dict[str, Any]) -> str:
+    """The page of what `collect()` gives."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    script, style = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("inspector.js", "inspector.css"))
+    packed = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return environment.get_template("inspector.html").render(
+        title=", ".join(content["files"]),
+        version=content["version"],
+        script=script,
+        style=style,
+        script_hash=_hash(script),
+        style_hash=_hash(style),
+        data=base64.b64encode(gzip.compress(packed, mtime=0)).decode(),
+    )
+
+
+def unpack(made: str) -> dict[str, Any]:
+    """The data of a page."""
+    packed = made.partition('<script id="data" type="application/gzip">')[2].partition("</script>")[0]
+    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return content
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+# ---- the content
+
+
+def collect(parts: Sequence[Part], options: Options) -> dict[str, Any]:
+    """What the page shows, as JSON: columns with an entry for each record, by prompt group, rollout and step.
+
+    Numbers have four digits.  `spread` is the estimators' disagreement: the largest less the smallest A/rms(A), each rms
+    over the part.  `neighbours` are the records of the same prompt group with the largest kernel k of "gae".
+    """
+    has_actions = all(part.records.action is not None for part in parts)
+    rows = _estimators(parts[0], options, has_actions)
+    texts: dict[str, int] = {}
+    groups: list[dict[str, Any]] = []
+    paths: list[dict[str, Any]] = []
+    columns = _Columns([row.key for row in rows])
+    for number, part in enumerate(parts):
+        _add(part, number, options, _estimators(part, options, has_actions), columns, texts, groups, paths)
+    return {
+        "version": bk.__version__,
+        "gamma": options.gamma,
+        "files": [_cut(part.name) for part in parts],
+        "estimators": [
+            {"key": row.key, "label": row.label, "meaning": row.meaning, "partition": row.partition} for row in rows
+        ],
+        "partitions": _partitions(parts, options),
+        "branches": list(BRANCHES),
+        "has_actions": has_actions,
+        "groups": groups,
+        "rollouts": paths,
+        "columns": columns.__dict__,
+        "texts": list(texts),
+    }
+
+
+class _Columns:
+    """Of all parts, one list entry for each record."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self.group: list[int] = []
+        self.rollout: list[int] = []
+        self.step: list[int] = []
+        self.line: list[int] = []
+        self.observation: list[int] = []
+        self.action: list[int] = []
+        self.reward: list[float | None] = []
+        self.returns: list[float | None] = []
+        self.value: list[float | None] = []
+        self.episode: list[float | None] = []
+        self.spread: list[float | None] = []
+        self.advantage: dict[str, list[float | None]] = {key: [] for key in keys}
+        self.scaled: dict[str, list[float | None]] = {key: [] for key in keys}
+        self.branch: dict[str, list[int]] = {key: [] for key in keys}
+        self.cluster: dict[str, list[int]] = {"exact": [], "history": [], "cosine": []}
+        self.same_action: list[int] = []
+        self.neighbours: list[list[int]] = []
+        self.kernel: list[list[float | None]] = []
+
+
+def _estimators(part: Part, options: Options, has_actions: bool) -> list[Row]:
+    shared: dict[str, Any] = {
+        "gamma": options.gamma,
+        "duplicates": options.duplicates,
+        "on_invalid": options.on_invalid,
+    }
+    depth = options.history_length
+    rows = [
+        Row("grpo", "GRPO", "the rollout's total against its prompt group's", "", bk.Config.grpo(**shared)),
+        Row("gigpo", "GiGPO", "R against equal observations", "exact", bk.Config.gigpo(**shared)),
+        Row("hgpo", "HGPO", f"R against equal histories of up to {depth + 1} observations", "history",
+            bk.Config.hgpo(depth, **shared)),
+        Row("bigpo", "BiGPO", "R against similar observations", "cosine", bk.Config.bigpo(part.epsilon, **shared)),
+        Row("bipace", "BiPACE", "the action's mean R against that of similar observations", "cosine",
+            bk.Config.bipace(part.epsilon, **shared)),
+        Row("gae", "GAE", "GAE(λ) over a value read off the batch by a kernel", "kernel", bk.Config.gae(**shared)),
+    ]  # fmt: skip
+    return [row for row in rows if has_actions or row.config.estimator not in PACE_ESTIMATORS]
+
+
+def _partitions(parts: Sequence[Part], options: Options) -> list[dict[str, str]]:
+    cosine = dict.fromkeys(f"cosine of {part.embedder}, ε {part.epsilon:.3g}" for part in parts)
+    return [
+        {"key": "exact", "label": "equal observations"},
+        {"key": "history", "label": f"equal histories, up to {options.history_length + 1} observations"},
+        {"key": "cosine", "label": "; ".join(cosine)},
+    ]
+
+
+def _add(
+    part: Part,
+    number: int,
+    options: Options,
+    estimators: Sequence[Row],
+    columns: _Columns,
+    texts: dict[str, int],
+    groups: list[dict[str, Any]],
+    paths: list[dict[str, Any]],
+) -> None:
+    """Appends a part's records, groups and rollouts."""
+    records = part.records
+    results = _results(part, options, estimators)
+    order = _order(records, options.duplicates == "once")
+    first, first_group = len(columns.group), len(groups)
+    place = np.full(len(records), -1)
+    place[order] = first + np.arange(len(order))
+
+    known_groups: dict[int, int] = {}
+    known_paths: dict[int, int] = {}
+    for row in order.tolist():
+        group, trajectory = int(records.group[row]), int(records.trajectory[row])
+        if group not in known_groups:
+            known_groups[group] = len(groups)
+            groups.append({"file": number, "task": _cut(str(records.task[row])), "rollouts": 0, "records": 0})
+        at = known_groups[group]
+        if trajectory not in known_paths:
+            known_paths[trajectory] = len(paths)
+            source = f"{Path(records.sources[records.file[row]].path).name} " if records.merged else ""
+            paths.append({"group": at, "name": _cut(f"{source}{records.rollout[row]}"), "total": 0.0, "success": None})
+            groups[at]["rollouts"] += 1
+        path = paths[known_paths[trajectory]]
+        groups[at]["records"] += 1
+        path["total"] += records.reward[row]
+        path["success"] = None if records.success is None else records.success[row]  # that of the last record
+        columns.group.append(at)
+        columns.rollout.append(known_paths[trajectory])
+        columns.step.append(records.step[row])
+        columns.line.append(records.line[row])
+        columns.observation.append(texts.setdefault(records.observation[row], len(texts)))
+        action = "" if records.action is None else records.action[row]
+        columns.action.append(texts.setdefault(action, len(texts)))
+        columns.reward.append(_short(records.reward[row]))
+    _finish(groups[first_group:], first_group, paths, known_paths.values())
+
+    columns.returns += _floats(results["grpo"].returns[order])
+    columns.episode += _floats(results["grpo"].episode_advantage[order])
+    columns.value += _floats(results["gae"].value[order])
+    advantages = {row.key: results[row.key].advantage[order].double().numpy() for row in estimators}
+    scaled = {key: found / (_rms(found) or 1.0) for key, found in advantages.items()}
+    for key, found in advantages.items():
+        columns.advantage[key] += _floats(found)
+        columns.scaled[key] += _floats(scaled[key])
+        columns.branch[key] += results[key].branch[order].tolist()
+    several = np.stack(list(scaled.values()))
+    columns.spread += _floats(several.max(axis=0) - several.min(axis=0))
+    for name, of in (("exact", "gigpo"), ("history", "hgpo"), ("cosine", "bigpo")):
+        columns.cluster[name] += _renumbered(results[of].cluster[order].numpy(), columns.cluster[name])
+    columns.same_action += _renumbered(_action_numbers(part, options)[order], columns.same_action)
+    near, kernel = _neighbours(part, order, next(row.config for row in estimators if row.key == "gae"))
+    columns.neighbours += [place[rows].tolist() for rows in near]
+    columns.kernel += [_floats(row) for row in kernel]
+
+
+def _results(part: Part, options: Options, estimators: Sequence[Row]) -> dict[str, Any]:
+    shared = shared_arguments(part.records, options.action_mode, options.backend, options.threads)
+    results = {}
+    for row in estimators:
+        given: dict[str, Any] = {}
+        if row.config.needs_fingerprint:
+            given["fingerprint"] = part.fingerprint
+        elif row.partition:
+            given["observation"] = list(part.records.observation)
+        with refused(part.records, f"{part.name}, {row.label}"):
+            results[row.key] = bk.advantage(config=row.config, **shared, **given)
+    return results
+
+
+def _order(records: rollouts.Rollouts, once: bool) -> Ints:
+    """Rows of the page: valid ones, by prompt group, rollout and step; once: the first of each step's copies."""
+    valid = np.array([records.is_valid(row) for row in range(len(records))], bool)
+    step = np.array(records.step, np.int64)
+    order: Ints = np.lexsort((np.arange(len(records)), step, records.trajectory, records.group))
+    order = order[valid[order]]
+    if once and len(order):
+        ids = np.stack([records.trajectory[order], step[order]], axis=1)
+        order = order[np.append(True, (ids[1:] != ids[:-1]).any(axis=1))]
+    return order
+
+
+def _finish(groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[str, Any]], own: Iterable[int]) -> None:
+    """Totals of the rollouts; share of successes of the groups, and mean and standard deviation of their totals."""
+    totals: dict[int, list[float]] = {}
+    for path in (paths[at] for at in own):
+        total = path["total"]
+        fine = abs(total) <= LIMIT
+        if path["success"] is None and fine:
+            path["success"] = total > 0
+        path["total"] = _short(total)
+        if fine:
+            totals.setdefault(path["group"], []).append(total)
+    for number, group in enumerate(groups, first):
+        found = totals.get(number, [])
+        flags = [path["success"] for path in paths if path["group"] == number and path["success"] is not None]
+        group["success"] = _short(sum(flags) / len(flags)) if flags else None
+        group["mean"] = _short(float(np.mean(found))) if found else None
+        group["std"] = _short(float(np.std(found))) if found else None
+
+
+def _action_numbers(part: Part, options: Options) -> Ints:
+    """[N] numbers that are equal for equal actions of the file, as the estimators count them."""
+    if part.records.action is None:
+        return np.zeros(len(part.records), np.int64)
+    key = shared_arguments(part.records, options.action_mode, options.backend, options.threads)["action_key"]
+    number: Ints = np.unique(np.asarray(key), return_inverse=True)[1].reshape(-1)
+    return number
+
+
+def _neighbours(part: Part, order: Ints, config: bk.Config) -> tuple[list[Ints], list[Any]]:
+    """Rows [≤ 8] and k of each shown record's nearest records in its prompt group, by the kernel of "gae"."""
+    group, step = part.records.group[order], np.array(part.records.step, np.float64)[order]
+    rows = part.fingerprint[torch.from_numpy(order)].float()
+    usable = (rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)).numpy()
+    near: list[Ints] = [np.zeros(0, np.int64) for _ in order]
+    kernel: list[Any] = [np.zeros(0) for _ in order]
+    if not usable.any():
+        return near, kernel
+    mean = np.zeros(rows.shape[1])
+    for i in np.flatnonzero(usable).tolist():
+        mean += unit_vector(rows[i])
+    mean /= usable.sum()
+    for members in _runs(group):
+        own = np.arange(members.start, members.stop)[usable[members]]
+        if len(own) < 2:
+            continue
+        z = np.stack([unit_vector(rows[i]) for i in own.tolist()]) - mean
+        for part_of in np.array_split(np.arange(len(own)), math.ceil(len(own) / 1024)):
+            k = kernel_matrix(
+                z[part_of], z, step[own[part_of]], step[own], config.kernel_width, config.kernel_time or 0.0
+            )
+            k[np.arange(len(part_of)), part_of] = -1.0  # itself
+            best = np.argsort(-k, axis=1, kind="stable")[:, : min(NEIGHBOURS, len(own) - 1)]
+            for i, chosen, row in zip(own[part_of].tolist(), best, k, strict=True):
+                near[i], kernel[i] = order[own[chosen]], row[chosen]
+    return near, kernel
+
+
+def _runs(ids: Ints) -> Iterator[slice]:
+    """Runs of equal ids."""
+    ends = np.append(np.flatnonzero(np.diff(ids)) + 1, len(ids)) if len(ids) else np.zeros(0, np.int64)
+    begin = 0
+    for end in ends.tolist():
+        yield slice(begin, end)
+        begin = end
+
+
+def _renumbered(labels: Ints, before: Sequence[int]) -> list[int]:
+    """Labels that no part before has; −1 stays."""
+    ahead = max(before, default=-1) + 1
+    return np.where(labels < 0, -1, labels + ahead).tolist()  # type: ignore[no-any-return]
+
+
+def _rms(values: Any) -> float:
+    return float(np.sqrt(np.mean(values * values))) if len(values) else 0.0
+
+
+def _floats(values: Any) -> list[float | None]:
+    return [_short(value) for value in values.tolist()]
+
+
+def _short(value: float) -> float | None:
+    """Four digits; None for what is not finite."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME else name[: NAME - 1] + "…"

@@ -1,0 +1,488 @@
+"use strict";
+// Texts of rollouts enter the page by textContent only.
+
+const PAGE = 100;
+const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a900"];  // Okabe and Ito
+const BRANCHES = { singleton: "alone", pace: "with peers", leave_one_out: "leave one out" };
+const $ = (selector) => document.querySelector(selector);
+
+let data, columns, count, members, letters;
+const shown = { estimator: "", partition: "", group: 0, step: -1, page: 0, groupSort: [0, 1], stepSort: [0, 1] };
+
+function make(tag, content, properties) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties || {})) {
+    if (name.startsWith("--")) node.style.setProperty(name, value);
+    else if (name in node) node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  for (const child of [content].flat()) if (child !== undefined && child !== null) node.append(child);
+  return node;
+}
+
+const option = (value, text) => make("option", text, { value });
+
+function number(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  const text = size >= 1e5 || (size > 0 && size < 5e-4) ? value.toExponential(1) : value.toFixed(3);
+  return text.replace("-", "−");
+}
+const signed = (value) => (value > 0 ? "+" : "") + number(value);
+const direction = (value) => (value > 0 ? "above" : value < 0 ? "below" : "");
+const colour = (value) => `var(--${direction(value) || "none"})`;
+const percent = (value) => (value === null ? "–" : Math.round(100 * value) + " %");
+
+function text(index) {
+  const found = data.texts[index];
+  return typeof found === "string" ? found : found.start;
+}
+function full(index) {
+  const found = data.texts[index];
+  return typeof found === "string" ? found : `${found.start}… (${found.more.toLocaleString("en")} more characters in the file)`;
+}
+const oneLine = (index) => text(index).slice(0, 300).replace(/\s+/g, " ").trim();
+const place = (i) => `${data.rollouts[columns.rollout[i]].name} · ${columns.step[i]}`;
+const ofGroup = (g) => members.group.get(g) || [];
+const clusterOf = (i) => columns.cluster[shown.partition][i];
+const mean = (rows, column) => rows.reduce((sum, i) => sum + column[i], 0) / rows.length;
+
+function membersBy(column) {
+  const found = new Map();
+  column.forEach((key, i) => { if (!found.has(key)) found.set(key, []); found.get(key).push(i); });
+  return found;
+}
+
+// A, B, ... of the clusters of two or more records in a prompt group, the largest first.
+function nameClusters(g) {
+  const sizes = new Map();
+  for (const i of ofGroup(g)) if (clusterOf(i) >= 0) sizes.set(clusterOf(i), (sizes.get(clusterOf(i)) || 0) + 1);
+  const several = [...sizes].filter(([, size]) => size > 1).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
+  return new Map(several.map(([cluster, size], at) => {
+    let name = "";
+    for (let rest = at; rest >= 0; rest = Math.floor(rest / 26) - 1) name = String.fromCharCode(65 + (rest % 26)) + name;
+    return [cluster, { name, size, colour: COLOURS[at] || "var(--none)" }];
+  }));
+}
+
+// ---- tables
+
+// Rows as a grid that arrow keys move in; choose(row) follows the focus.
+function fill(table, headings, rows, sort, resort, choose) {
+  const head = table.tHead.rows[0], body = table.tBodies[0];
+  head.replaceChildren(...headings.map(({ name, title, cls }, at) => {
+    const mark = sort[0] === at ? (sort[1] > 0 ? " ▲" : " ▼") : "";
+    const button = make("button", name + mark, { type: "button", title: title || name, onclick: () => resort(at) });
+    return make("th", button, { className: cls || "", scope: "col", "aria-sort": mark ? (sort[1] > 0 ? "ascending" : "descending") : "none" });
+  }));
+  body.replaceChildren(...rows.map(({ key, cells, selected }) => {
+    const row = make("tr", cells, { tabIndex: -1, "aria-selected": String(!!selected) });
+    row.dataset.key = key;
+    row.onclick = () => { row.focus(); choose(key); };
+    return row;
+  }));
+  const first = body.querySelector('[aria-selected="true"]') || body.rows[0];
+  if (first) {
+    first.tabIndex = 0;
+    reveal(first);
+  }
+  body.onkeydown = (event) => {
+    const row = event.target.closest("tr"), go = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    if (event.target !== row || !(go || event.key === "Enter")) return;
+    event.preventDefault();
+    const next = go ? row[go] : row;
+    if (next) { next.focus(); choose(Number(next.dataset.key)); }
+  };
+}
+
+// Scrolls a panel, and not the page, until the node shows.
+function reveal(node) {
+  const panel = node && node.closest(".scroll");
+  if (!panel) return;
+  const [inner, outer] = [node.getBoundingClientRect(), panel.getBoundingClientRect()];
+  if (node.matches(".cell")) {  // beside the column of names, 150 pixels wide
+    if (inner.left < outer.left + 150) panel.scrollLeft -= outer.left + 150 - inner.left;
+    if (inner.right > outer.right) panel.scrollLeft += inner.right - outer.right + 40;
+  }
+  if (inner.top < outer.top + 28) panel.scrollTop -= outer.top + 28 - inner.top;
+  if (inner.bottom > outer.bottom) panel.scrollTop += inner.bottom - outer.bottom + 28;
+}
+
+function select(table, key) {
+  for (const row of table.tBodies[0].rows) {
+    const here = row.dataset.key === String(key);
+    row.setAttribute("aria-selected", String(here));
+    row.tabIndex = here ? 0 : -1;
+  }
+  const body = table.tBodies[0];
+  if (!body.querySelector('[tabindex="0"]') && body.rows[0]) body.rows[0].tabIndex = 0;
+  reveal(body.querySelector('[aria-selected="true"]'));
+}
+
+const cell = (content, cls) => make("td", content, { className: cls || "" });
+const numeric = (value, write = number) => cell(write(value), "number " + (write === signed ? direction(value) : ""));
+
+function sorted(rows, value, way) {
+  const key = (row) => { const found = value(row); return found === null || found === undefined ? -Infinity : found; };
+  return rows.slice().sort((a, b) => {
+    const [x, y] = [key(a), key(b)];
+    const order = typeof x === "string" && typeof y === "string" ? x.localeCompare(y, "en", { numeric: true }) : x < y ? -1 : x > y ? 1 : 0;
+    return way * order || a - b;
+  });
+}
+const turned = (sort, at, up) => [at, sort[0] === at ? -sort[1] : up ? 1 : -1];
+
+// ---- prompt groups
+
+const GROUPS = [
+  { name: "task", value: (g) => data.groups[g].task, cls: "text" },
+  { name: "rollouts", value: (g) => data.groups[g].rollouts, cls: "number", write: String },
+  { name: "success", title: "share of rollouts that succeeded", value: (g) => data.groups[g].success, cls: "number", write: percent },
+  { name: "spread", title: "standard deviation of the rollouts' sums of rewards", value: (g) => data.groups[g].std, cls: "number" },
+  { name: "|A|", title: "mean of |A|, of the advantage chosen above", value: (g) => meanSize(g), cls: "number" },
+  { name: "disagree", title: "mean over its steps of the largest less the smallest A/rms(A)", value: (g) => mean(ofGroup(g), columns.spread), cls: "number" },
+];
+
+function meanSize(g) {
+  return ofGroup(g).reduce((sum, i) => sum + Math.abs(columns.advantage[shown.estimator][i]), 0) / ofGroup(g).length;
+}
+
+function drawGroups() {
+  const wanted = $("#find-group").value.toLowerCase(), [at, way] = shown.groupSort;
+  const several = data.files.length > 1;
+  let rows = data.groups.map((_, g) => g);
+  rows = rows.filter((g) => `${data.groups[g].task} ${data.files[data.groups[g].file]}`.toLowerCase().includes(wanted));
+  rows = sorted(rows, GROUPS[at].value, way);
+  fill($("#groups table"), GROUPS, rows.map((g) => ({
+    key: g, selected: g === shown.group,
+    cells: GROUPS.map((column) => {
+      const found = column.value(g);
+      if (column.cls !== "text") return cell((column.write || number)(found), "number");
+      return make("td", [found, several ? make("span", ` ${data.files[data.groups[g].file]}`, { className: "soft" }) : null], { className: "text", title: found });
+    }),
+  })), shown.groupSort, (column) => { shown.groupSort = turned(shown.groupSort, column, column === 0); drawGroups(); }, chooseGroup);
+}
+
+// ---- the timeline
+
+function drawTimeline() {
+  const group = data.groups[shown.group], rows = ofGroup(shown.group), table = $("#timeline table");
+  $("#timeline-title").textContent = `Timeline of ${group.task}`;
+  const legend = $("#timeline .legend"), multiple = [...letters.values()];
+  const alone = rows.filter((i) => !letters.has(clusterOf(i))).length;
+  legend.replaceChildren(
+    `${group.rollouts} rollouts, ${group.records} steps, success ${percent(group.success)}, totals ${number(group.mean)} ± ${number(group.std)}. `,
+    `Letter: cluster of two or more steps (${multiple.length} here; ${alone} steps are alone, dashed). Shade and number: `,
+    make("span", "+ advantage above 0", { className: "above" }), ", ", make("span", "− below 0", { className: "below" }), ".",
+  );
+  const steps = [...new Set(rows.map((i) => columns.step[i]))].sort((a, b) => a - b);
+  const at = new Map(steps.map((step, k) => [step, k]));
+  table.tHead.replaceChildren(make("tr", [make("th", "rollout", { scope: "col" }), ...steps.map((step) => make("th", String(step), { scope: "col" }))]));
+  const largest = Math.max(1e-30, ...rows.map((i) => Math.abs(columns.advantage[shown.estimator][i])));
+  const paths = membersBy(rows.map((i) => columns.rollout[i]));
+  table.tBodies[0].replaceChildren(...[...paths].map(([path, own]) => {
+    const rollout = data.rollouts[path], cells = steps.map(() => make("td"));
+    for (const i of own.map((k) => rows[k])) cells[at.get(columns.step[i])].append(drawCell(i, largest));
+    const end = rollout.success === null ? "" : rollout.success ? "✓ success" : "✗ failure";
+    return make("tr", [make("th", [rollout.name, make("span", `${end} ${number(rollout.total)}`)], { scope: "row", title: rollout.name }), ...cells]);
+  }));
+  markCells();
+}
+
+function drawCell(i, largest) {
+  const value = columns.advantage[shown.estimator][i], cluster = letters.get(clusterOf(i)), action = oneLine(columns.action[i]);
+  const name = cluster ? cluster.name : "·";
+  const button = make("button", [
+    make("span", [make("b", name), make("span", signed(value))], { className: "top" }),
+    make("span", action || (data.has_actions ? "(no action)" : ""), { className: "action" }),
+  ], {
+    type: "button", tabIndex: -1, className: "cell" + (cluster ? "" : " alone"), title: action,
+    "aria-label": `rollout ${place(i)}, cluster ${cluster ? name : "alone"}, advantage ${signed(value)}, ${action}`,
+    "--sign": colour(value), "--share": `${Math.round((45 * Math.abs(value)) / largest)}%`, "--cluster": cluster ? cluster.colour : "transparent",
+  });
+  button.dataset.key = i;
+  button.onclick = () => chooseStep(i);
+  return button;
+}
+
+function markCells() {
+  const cluster = shown.step < 0 ? -2 : clusterOf(shown.step);
+  let any = false;
+  for (const button of document.querySelectorAll("#timeline .cell")) {
+    const i = Number(button.dataset.key), here = i === shown.step;
+    button.setAttribute("aria-pressed", String(here));
+    if (here) reveal(button);
+    button.tabIndex = here ? 0 : -1;
+    any = any || here;
+    button.classList.toggle("peer", !here && letters.has(cluster) && clusterOf(i) === cluster);
+  }
+  const first = $("#timeline .cell");
+  if (!any && first) first.tabIndex = 0;
+}
+
+function moveInTimeline(event) {
+  const way = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+  if (!way || !event.target.matches(".cell")) return;
+  event.preventDefault();
+  const td = event.target.closest("td"), rows = [...$("#timeline tbody").rows];
+  let r = rows.indexOf(td.parentElement), c = td.cellIndex;
+  for (;;) {  // over empty places
+    r += way[0];
+    c += way[1];
+    const next = rows[r] && rows[r].cells[c];
+    if (!next || c < 1) return;
+    const button = next.querySelector(".cell");
+    if (button) { chooseStep(Number(button.dataset.key)); button.focus(); return; }
+  }
+}
+
+// ---- the list of steps
+
+function stepColumns() {
+  return [
+    { name: "rollout · step", value: (i) => i, draw: (i) => cell($("#scope").value === "all" ? `${data.groups[columns.group[i]].task} · ${place(i)}` : place(i)) },
+    { name: "cluster", title: "records in its cluster", value: (i) => clusterSize(i), cls: "number", draw: (i) => cell(drawMark(i)) },
+    { name: "action", value: (i) => oneLine(columns.action[i]), cls: "text", draw: (i) => make("td", oneLine(columns.action[i]), { className: "text", title: oneLine(columns.observation[i]) }) },
+    { name: "R", title: "discounted return-to-go", value: (i) => columns.returns[i], cls: "number", draw: (i) => numeric(columns.returns[i]) },
+    { name: "|A|", title: "sorted by size, shown with its sign", value: (i) => Math.abs(columns.advantage[shown.estimator][i]), cls: "number", draw: (i) => numeric(columns.advantage[shown.estimator][i], signed) },
+    { name: "disagree", title: "largest less smallest A/rms(A) of the estimators", value: (i) => columns.spread[i], cls: "number", draw: (i) => numeric(columns.spread[i]) },
+  ];
+}
+
+const clusterSize = (i) => (clusterOf(i) < 0 ? 0 : members[shown.partition].get(clusterOf(i)).length);
+
+function drawMark(i) {
+  if (clusterOf(i) < 0) return "set aside";
+  const own = columns.group[i] === shown.group && letters.get(clusterOf(i));
+  const size = clusterSize(i);
+  return make("span", own ? `${own.name} (${size})` : size > 1 ? `(${size})` : "alone", { className: "mark", "--cluster": own ? own.colour : "transparent" });
+}
+
+function wantedSteps() {
+  const all = $("#scope").value === "all", least = Number($("#least").value), apart = Number($("#disagree").value);
+  const cluster = $("#cluster").value, needle = $("#find-step").value.toLowerCase();
+  const advantage = columns.advantage[shown.estimator];
+  const matches = needle && new Set(data.texts.map((_, k) => k).filter((k) => text(k).toLowerCase().includes(needle)));
+  const rows = all ? Array.from({ length: count }, (_, i) => i) : ofGroup(shown.group);
+  return rows.filter((i) =>
+    Math.abs(advantage[i]) >= least && columns.spread[i] >= apart
+    && (cluster === "" || (cluster === "several" ? clusterSize(i) > 1 : cluster === "alone" ? clusterSize(i) <= 1 : clusterOf(i) === Number(cluster)))
+    && (!needle || matches.has(columns.observation[i]) || matches.has(columns.action[i])));
+}
+
+function drawSteps() {
+  const table = stepColumns(), [at, way] = shown.stepSort;
+  const rows = sorted(wantedSteps(), table[at].value, way);
+  const pages = Math.max(1, Math.ceil(rows.length / PAGE));
+  shown.page = Math.min(shown.page, pages - 1);
+  const part = rows.slice(shown.page * PAGE, (shown.page + 1) * PAGE);
+  fill($("#steps table"), table, part.map((i) => ({ key: i, selected: i === shown.step, cells: table.map((column) => column.draw(i)) })),
+    shown.stepSort, (column) => { shown.stepSort = turned(shown.stepSort, column, column === 0); shown.page = 0; drawSteps(); }, chooseStep);
+  $("#count").textContent = rows.length ? `${shown.page * PAGE + 1} to ${shown.page * PAGE + part.length} of ${rows.length.toLocaleString("en")} steps` : "no step passes the filters";
+  $("#back").disabled = shown.page === 0;
+  $("#more").disabled = shown.page === pages - 1;
+}
+
+function drawClusterChoice() {
+  const list = $("#cluster"), before = list.value;
+  list.replaceChildren(option("", "any"), option("several", "with peers"), option("alone", "alone"),
+    ...[...letters].map(([cluster, { name, size }]) => option(String(cluster), `${name} (${size} steps)`)));
+  list.value = before;
+  if (list.selectedIndex < 0) list.value = "";
+}
+
+// ---- one step
+
+function small(headings, rows) {
+  return make("table", [
+    make("thead", make("tr", headings.map(([name, cls, title]) => make("th", name, { className: cls || "", title: title || "", scope: "col" })))),
+    make("tbody", rows.map((cells) => make("tr", cells))),
+  ]);
+}
+
+const go = (i) => make("button", place(i), { type: "button", className: "go", onclick: () => { chooseStep(i); $("#step").focus(); } });
+
+function bar(value, largest) {
+  const width = (50 * Math.abs(value)) / largest;
+  const inner = make("i", null, { "--sign": colour(value) });
+  inner.style.left = `${value < 0 ? 50 - width : 50}%`;
+  inner.style.width = `${width}%`;
+  return make("div", inner, { className: "bar", "aria-hidden": "true" });
+}
+
+function drawStep() {
+  const i = shown.step, body = $("#step .body");
+  if (i < 0) return;
+  const rollout = data.rollouts[columns.rollout[i]], group = data.groups[columns.group[i]];
+  $("#step-title").textContent = `Step ${columns.step[i]} of rollout ${rollout.name}`;
+  const facts = {
+    task: group.task,
+    "return R": `${number(columns.returns[i])}, reward of this step ${number(columns.reward[i])}, γ = ${data.gamma}`,
+    rollout: `${rollout.success === null ? "" : rollout.success ? "success, " : "failure, "}sum of rewards ${number(rollout.total)}`,
+    source: `${data.files[group.file]}, record ${columns.line[i]}`,
+  };
+  body.replaceChildren(
+    make("dl", Object.entries(facts).flatMap(([name, value]) => [make("dt", name), make("dd", value)])),
+    make("h3", "Observation"), make("pre", full(columns.observation[i]), { id: "observation", tabIndex: 0 }),
+    ...(data.has_actions ? [make("h3", "Action"), make("pre", full(columns.action[i]) || "(none)", { id: "action" })] : []),
+    make("h3", "Advantage by estimator"), drawEstimators(i),
+    make("p", "A/rms: divided by the estimator's root mean square over the file, so that they compare.", { className: "soft" }),
+    ...drawPeers(i), ...drawNeighbours(i),
+  );
+  body.scrollTop = 0;
+}
+
+function drawEstimators(i) {
+  const largest = Math.max(1e-30, ...data.estimators.map(({ key }) => Math.abs(columns.scaled[key][i])));
+  const table = small([["estimator"], ["A", "number"], ["A/rms", "number"], ["", "", ""], ["step term", "", "what it was compared with"]], data.estimators.map((row) => [
+    make("th", row.label, { scope: "row", title: row.meaning }),
+    numeric(columns.advantage[row.key][i], signed), numeric(columns.scaled[row.key][i], signed),
+    cell(bar(columns.scaled[row.key][i], largest)),
+    cell(row.partition === "" ? "none" : row.partition === "kernel" ? `V̂ = ${number(columns.value[i])}` : BRANCHES[data.branches[columns.branch[row.key][i]]]),
+  ]));
+  table.id = "estimators";
+  return table;
+}
+
+function drawPeers(i) {
+  const cluster = clusterOf(i), title = data.partitions.find((row) => row.key === shown.partition).label;
+  const rows = cluster < 0 ? [] : members[shown.partition].get(cluster);
+  if (rows.length < 2) {
+    return [make("h3", "Cluster"), make("p", `${cluster < 0 ? "Set aside: it takes no part." : "No other step of the prompt group shares its state"} (${title}).`, { className: "soft" })];
+  }
+  const found = [make("h3", `Cluster ${letters.has(cluster) ? letters.get(cluster).name : ""} of ${rows.length} steps: ${title}`)];
+  const name = letters.get(cluster);
+  if (data.has_actions) {
+    const actions = sorted([...membersBy(rows.map((k) => columns.same_action[k])).values()].map((own) => own.map((k) => rows[k])).map((own) => own[0]), (k) => -actionOf(k, rows).length, 1);
+    found.push(make("p", `Mean return of the cluster ${number(mean(rows, columns.returns))}; by action (▸ this step's):`, { className: "soft" }));
+    found.push(small([["action"], ["steps", "number"], ["mean R", "number"]], actions.map((k) => {
+      const own = actionOf(k, rows), here = columns.same_action[k] === columns.same_action[i];
+      const label = oneLine(columns.action[k]) || "(none)";
+      return [make("td", here ? make("b", `▸ ${label}`) : label, { className: "text", title: label }), cell(String(own.length), "number"), numeric(mean(own, columns.returns))];
+    })));
+  }
+  const others = rows.filter((k) => k !== i);
+  const table = small([["rollout · step"], ["action"], ["R", "number"], ["A", "number"]], others.slice(0, 50).map((k) => [
+    cell(go(k)), make("td", oneLine(columns.action[k]), { className: "text", title: oneLine(columns.action[k]) }),
+    numeric(columns.returns[k]), numeric(columns.advantage[shown.estimator][k], signed),
+  ]));
+  table.id = "peers";
+  found.push(make("h3", "Its peers"), table);
+  if (others.length > 50) found.push(make("p", `${others.length - 50} more: filter the list of steps by cluster ${name ? name.name : ""}.`, { className: "soft" }));
+  return found;
+}
+
+const actionOf = (k, rows) => rows.filter((other) => columns.same_action[other] === columns.same_action[k]);
+
+function drawNeighbours(i) {
+  const near = columns.neighbours[i];
+  const found = [make("h3", "Kernel neighbours (GAE)")];
+  if (!near.length) return [...found, make("p", "None: the prompt group has no other usable state.", { className: "soft" })];
+  const table = small([["rollout · step"], ["action"], ["R", "number"], ["k", "number", "kernel of state and time, at most 1"]], near.map((k, at) => [
+    cell(go(k)), make("td", oneLine(columns.action[k]), { className: "text", title: oneLine(columns.action[k]) }),
+    numeric(columns.returns[k]), numeric(columns.kernel[i][at]),
+  ]));
+  table.id = "neighbours";
+  return [...found, make("p", "The steps of this prompt group that its value is read from first. Other prompts count too, through landmarks.", { className: "soft" }), table];
+}
+
+// ---- choosing
+
+function chooseGroup(g) {
+  shown.group = g;
+  letters = nameClusters(g);
+  shown.page = 0;
+  drawClusterChoice();
+  drawTimeline();
+  select($("#groups table"), g);
+  if (shown.step < 0 || columns.group[shown.step] !== g) chooseStep(ofGroup(g)[0]);
+  else drawSteps();
+}
+
+function chooseStep(i) {
+  if (i === undefined || i < 0 || i >= count) return;
+  shown.step = i;
+  if (columns.group[i] !== shown.group) { chooseGroup(columns.group[i]); return keep(); }
+  markCells();
+  const here = [...$("#steps tbody").rows].some((row) => row.dataset.key === String(i));
+  if (here && $("#steps").contains(document.activeElement)) select($("#steps table"), i);
+  else drawSteps();
+  drawStep();
+  keep();
+}
+
+function keep() {
+  drawStep();
+  history.replaceState(null, "", `#step=${shown.step}`);
+}
+
+function redraw() {
+  shown.estimator = $("#estimator").value;
+  shown.partition = $("#partition").value;
+  letters = nameClusters(shown.group);
+  drawClusterChoice();
+  drawGroups();
+  drawTimeline();
+  drawSteps();
+  drawStep();
+}
+
+// Of the group that shows most (outcomes that differ, then disagreement) the step with the largest |A| that all rollouts reach.
+function informative() {
+  const score = (g) => (data.groups[g].std > 0 ? 1e6 : 0) + mean(ofGroup(g), columns.spread);
+  const g = data.groups.map((_, k) => k).sort((a, b) => score(b) - score(a) || a - b)[0];
+  const value = columns.advantage[shown.estimator];
+  const shortest = Math.min(...[...membersBy(ofGroup(g).map((i) => columns.rollout[i])).values()].map((own) => columns.step[ofGroup(g)[own.at(-1)]]));
+  return ofGroup(g).filter((i) => columns.step[i] <= shortest).sort((a, b) => Math.abs(value[b]) - Math.abs(value[a]) || a - b)[0];
+}
+
+function theme(wanted) {
+  const dark = wanted === "dark";
+  document.documentElement.dataset.theme = wanted;
+  $("#theme").textContent = dark ? "Light" : "Dark";
+  $("#theme").title = dark ? "Light colours" : "Dark colours";
+  $("#theme").onclick = () => theme(dark ? "light" : "dark");
+}
+
+function keys(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+  if (event.key === "/") { event.preventDefault(); $("#find-step").focus(); }
+  const next = { "[": -1, "]": 1 }[event.key];
+  if (next && columns.group[shown.step + next] === shown.group) chooseStep(shown.step + next);
+}
+
+async function start() {
+  const packed = Uint8Array.from(atob($("#data").textContent), (c) => c.charCodeAt(0));
+  data = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+  columns = data.columns;
+  count = columns.group.length;
+  members = { group: membersBy(columns.group) };
+  for (const [name, column] of Object.entries(columns.cluster)) members[name] = membersBy(column);
+  $("#about").textContent = `${data.files.join(", ")}: ${count.toLocaleString("en")} steps of ${data.rollouts.length.toLocaleString("en")} rollouts in ${data.groups.length.toLocaleString("en")} prompt groups`;
+  $("#estimator").append(...data.estimators.map((row) => option(row.key, row.label)));
+  $("#partition").append(...data.partitions.map((row) => option(row.key, row.label)));
+  $("#estimator").value = data.has_actions ? "bipace" : "bigpo";
+  $("#partition").value = "cosine";
+  shown.estimator = $("#estimator").value;
+  shown.partition = "cosine";
+  theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const linked = /^#step=(\d+)$/.exec(location.hash);
+  shown.step = linked && Number(linked[1]) < count ? Number(linked[1]) : informative();
+  shown.group = columns.group[shown.step];
+  $("#problem").hidden = true;
+  $("main").hidden = false;
+  shown.stepSort = [0, 1];
+  redraw();
+  $("#estimator").onchange = $("#partition").onchange = redraw;
+  $("#find-group").oninput = drawGroups;
+  const form = $("#steps form"), again = () => { shown.page = 0; drawSteps(); };
+  form.oninput = again;
+  form.onsubmit = (event) => event.preventDefault();
+  form.onreset = () => setTimeout(again);
+  $("#back").onclick = () => { shown.page -= 1; drawSteps(); };
+  $("#more").onclick = () => { shown.page += 1; drawSteps(); };
+  $("#timeline table").onkeydown = moveInTimeline;
+  document.onkeydown = keys;
+}
+
+start().catch((error) => { $("#problem").textContent = `The page cannot be shown: ${error.message}`; $("#problem").hidden = false; });

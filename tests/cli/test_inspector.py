@@ -1,0 +1,281 @@
+"""`bipace report --html`: its numbers are those of the package's functions, texts stay texts, the size is bounded."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_runs import GOLDEN, direct, observations, record, run, write
+
+import bipace_kernels as bk
+from bipace_kernels.cli import figures, inspector, report, rollouts
+
+MARKUP = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'> & \u2028"
+PRESETS = {
+    "grpo": bk.Config.grpo(),
+    "gigpo": bk.Config.gigpo(),
+    "hgpo": bk.Config.hgpo(2),
+    "bigpo": bk.Config.bigpo(0.25),
+    "bipace": bk.Config.bipace(0.25),
+    "gae": bk.Config.gae(),
+}
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures as empty files: drawing is most of a report's time."""
+    for name in ("size_histograms", "epsilon_curve", "embedders", "timeline"):
+        monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(b""))
+
+
+def made_by(path: Path, folder: Path, *options: object) -> str:
+    done = run("report", path, "--out", folder, "--epsilons", "0.25", "--no-similar", "--html", *options)
+    assert done.exit_code == 0, done.output
+    assert str(folder / "inspector.html") in done.output.replace("\n", "")
+    return (folder / "inspector.html").read_text(encoding="utf-8")
+
+
+def content_of(tmp_path: Path, rows: list[dict[str, Any]], *options: object) -> dict[str, Any]:
+    return inspector.unpack(made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out", *options))
+
+
+def close(found: Any, wanted: Any) -> None:
+    wanted = wanted.numpy() if isinstance(wanted, torch.Tensor) else wanted
+    np.testing.assert_allclose(np.array(found, float), wanted, rtol=6e-4, atol=1e-7)  # four digits
+
+
+def test_numbers_are_a_direct_computation(games: Path, tmp_path: Path) -> None:
+    content = inspector.unpack(made_by(games, tmp_path / "out"))
+    columns, seen = content["columns"], observations(games)
+    line = np.array(columns["line"]) - 1  # back to the order of the file
+    assert sorted(line.tolist()) == list(range(len(seen)))
+    assert [content["texts"][i] for i in columns["observation"]] == [seen[i] for i in line]
+    fingerprint, scaled = bk.ngram_fingerprint(seen), []
+    for key, config in PRESETS.items():
+        given = {"fingerprint": fingerprint} if config.needs_fingerprint else {"observation": seen}
+        result = direct(games, config, **({} if key == "grpo" else given))
+        close(columns["advantage"][key], result.advantage[line])
+        assert columns["branch"][key] == result.branch[line].tolist()
+        advantage = result.advantage[line].double().numpy()
+        scaled.append(advantage / np.sqrt(np.mean(advantage**2)))
+        close(columns["scaled"][key], scaled[-1])
+        name = {"gigpo": "exact", "hgpo": "history", "bigpo": "cosine"}.get(key)
+        if name is not None:
+            assert columns["cluster"][name] == result.cluster[line].tolist()
+    close(columns["returns"], result.returns[line])
+    close(columns["value"], result.value[line])
+    close(columns["spread"], np.max(scaled, axis=0) - np.min(scaled, axis=0))
+
+
+def test_groups_have_their_success_and_spread(tmp_path: Path) -> None:
+    content = content_of(tmp_path, GOLDEN)  # totals 1, 0, 0
+    (group,) = content["groups"]
+    assert group == {
+        "file": 0, "task": "key", "rollouts": 3, "records": 6, "success": 0.3333, "mean": 0.3333, "std": 0.4714,
+    }  # fmt: skip
+    assert [path["total"] for path in content["rollouts"]] == [1.0, 0.0, 0.0]
+    assert [path["success"] for path in content["rollouts"]] == [True, False, False]
+    actions = content["columns"]["same_action"]
+    assert actions[1] == actions[5] and len(set(actions)) == 4  # "take" and " take"
+
+
+def test_neighbours_are_the_nearest_by_the_kernel_of_gae(games: Path, tmp_path: Path) -> None:
+    content = inspector.unpack(made_by(games, tmp_path / "out"))
+    columns, seen = content["columns"], observations(games)
+    x = bk.ngram_fingerprint([seen[line - 1] for line in columns["line"]]).double().numpy()
+    z = x - x.mean(axis=0)
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    step, group = np.array(columns["step"]), np.array(columns["group"])
+    config = PRESETS["gae"]
+    k = np.exp(
+        (np.minimum(z @ z.T, 1) - 1) / config.kernel_width - (step[:, None] - step) ** 2 / (2 * config.kernel_time**2)
+    )
+    k[(group[:, None] != group) | np.eye(len(k), dtype=bool)] = -1
+    for i, (near, shown) in enumerate(zip(columns["neighbours"], columns["kernel"], strict=True)):
+        assert len(near) == 8 and i not in near
+        close(shown, np.sort(k[i])[::-1][:8])
+        close(k[i][near], shown)
+
+
+def test_what_takes_no_part(tmp_path: Path) -> None:
+    """Padding and copies are not shown; a rollout set aside is, in no cluster and with advantage 0."""
+    rows = [dict(row) for row in GOLDEN]
+    rows += [dict(rows[0]), record(3, 0, "room", "go", float("nan")), record(4, 0, "room", "go", valid=False)]
+    content = content_of(tmp_path, rows, "--duplicates", "once", "--on-invalid", "singleton")
+    columns = content["columns"]
+    assert columns["line"] == [1, 2, 3, 4, 5, 6, 8]
+    assert columns["reward"][-1] is None and content["rollouts"][-1]["total"] is None
+    for name, clusters in columns["cluster"].items():
+        assert clusters[-1] == -1, name
+    for key in PRESETS:
+        assert columns["advantage"][key][-1] == 0
+    assert content["groups"][0]["success"] == 0.3333
+
+
+def test_without_actions_there_is_no_bipace(tmp_path: Path) -> None:
+    rows = [{name: value for name, value in row.items() if name != "action"} for row in GOLDEN]
+    content = content_of(tmp_path, rows)
+    assert [row["key"] for row in content["estimators"]] == ["grpo", "gigpo", "hgpo", "bigpo", "gae"]
+    assert content["has_actions"] is False
+
+
+def test_several_files_share_one_page_and_no_cluster(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.jsonl", GOLDEN), write(tmp_path / "b.jsonl", GOLDEN[:4])
+    assert run("report", first, second, "--out", tmp_path / "out", "--epsilons", "0.25", "--html").exit_code == 0
+    content = inspector.unpack((tmp_path / "out/inspector.html").read_text(encoding="utf-8"))
+    assert content["files"] == ["a.jsonl", "b.jsonl"]
+    columns, group = content["columns"], content["columns"]["group"]
+    assert [row["file"] for row in content["groups"]] == [0, 1] and group == [0] * 6 + [1] * 4
+    for clusters in columns["cluster"].values():
+        assert set(clusters[:6]).isdisjoint(clusters[6:])
+    for i, near in enumerate(columns["neighbours"]):
+        assert {group[j] for j in near} == {group[i]}
+
+
+def test_texts_are_never_markup(tmp_path: Path) -> None:
+    rows = [dict(row, observation=row["observation"] + MARKUP, action=row["action"] + MARKUP) for row in GOLDEN]
+    rows = [dict(row, task_id=f"<b>{MARKUP}", rollout=f"{row['rollout']}{MARKUP}") for row in rows]
+    path = write(tmp_path / "<i onclick=x>.jsonl", rows)
+    made = made_by(path, tmp_path / "out")
+    assert "window.broken" not in made and "<i onclick" not in made and "&lt;i onclick=x&gt;.jsonl" in made
+    assert len(re.findall("<script", made, re.IGNORECASE)) == len(re.findall("</script", made, re.IGNORECASE)) == 2
+    content = inspector.unpack(made)
+    assert content["texts"][0] == "room" + MARKUP and content["groups"][0]["task"].startswith("<b></script>")
+
+
+def test_the_page_allows_its_own_script_and_style_and_nothing_else(tmp_path: Path) -> None:
+    made = made_by(write(tmp_path / "a.jsonl", GOLDEN), tmp_path / "out")
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', made)[1].replace("&#39;", "'")
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        text = re.findall(f"<{tag}>(.*?)</{tag}>", made, re.DOTALL)[0]
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert rules[rule] == f"'sha256-{digest}'"
+    assert rules["default-src"] == "'none'"
+    assert not re.search(r"https?://|innerHTML|insertAdjacentHTML|document\.write|eval\(", made)
+
+
+def test_ten_thousand_records_are_below_5_mb(tmp_path: Path) -> None:
+    """Also of texts that no compression helps: they are cut, and say by how much."""
+    rng, n = np.random.default_rng(0), 10_000
+    texts = [base64.b64encode(rng.bytes(600)).decode() for _ in range(n)]
+    rows = [
+        {"task_id": i // 200, "rollout": i // 20, "step": i % 20, "observation": texts[i], "reward": rng.normal(),
+         "action": f"go {rng.integers(9)}"}
+        for i in range(n)
+    ]  # fmt: skip
+    records = rollouts.read([str(write(tmp_path / "a.jsonl", rows))], wanted=["action"])
+    part = inspector.Part(
+        "a.jsonl", records, torch.from_numpy(rng.normal(size=(n, 8)).astype(np.float32)), "random", 0.25
+    )
+    made = inspector.page([part], report.Options(out=""))
+    assert 3_000_000 < len(made.encode()) < 5_000_000
+    found = [text for text in inspector.unpack(made)["texts"] if not str(text).startswith("go ")]
+    for text, wanted in zip(found, texts, strict=True):
+        assert len(text["start"]) >= 200 and wanted.startswith(text["start"])
+        assert len(text["start"]) + text["more"] == 800
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, Debian's or another, driven by Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright: it drives the browser")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.mark.slow
+def test_in_chromium(browser: Any, tmp_path: Path) -> None:
+    rows = [dict(row, observation=f"{row['observation']} {MARKUP}", action=row["action"] + MARKUP) for row in GOLDEN]
+    rows += [dict(row, task_id="other", reward=0.0) for row in GOLDEN]
+    made_by(write(tmp_path / "a.jsonl", rows), tmp_path / "out")
+    content = inspector.unpack((tmp_path / "out/inspector.html").read_text(encoding="utf-8"))
+    context = browser.new_context(offline=True, color_scheme="dark", viewport={"width": 1500, "height": 900})
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("request", lambda request: wrong.append(request.url) if not request.url.startswith("file:") else None)
+    page.goto((tmp_path / "out/inspector.html").as_uri())
+    page.wait_for_selector("main:not([hidden])")
+
+    # The group with outcomes that differ comes first, the text of its step is text.
+    assert page.inner_text("#timeline-title") == "Timeline of key"
+    assert page.text_content("#observation").endswith(f" {MARKUP}")
+    assert page.text_content("#action").endswith(MARKUP)
+    assert page.evaluate("window.broken") is None and page.locator("main img, main script").count() == 0
+
+    # A click on a cell shows that step: six estimators with its numbers, its peers and neighbours.
+    cells = page.locator("#timeline .cell")
+    assert cells.count() == 6
+    cells.nth(1).click()
+    assert page.inner_text("#step-title") == "Step 1 of rollout 0"
+    for key, row in zip(PRESETS, page.locator("#estimators tbody tr").all(), strict=True):
+        shown = row.locator("td").first.inner_text().replace("−", "-")
+        assert float(shown) == pytest.approx(content["columns"]["advantage"][key][1], abs=6e-4)
+    assert page.locator("#neighbours tbody tr").count() == 5
+    page.select_option("#partition", "exact")
+    assert [link.inner_text() for link in page.locator("#peers .go").all()] == ["2 · 1"]  # both in the hall
+    page.locator("#peers .go").first.click()
+    assert page.inner_text("#step-title") == "Step 1 of rollout 2" and page.url.endswith("#step=5")
+
+    # Arrow keys, in the timeline and in tables.
+    page.locator('#timeline .cell[aria-pressed="true"]').focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowUp")
+    assert page.inner_text("#step-title") == "Step 0 of rollout 1"
+    page.keyboard.press("]")
+    assert page.inner_text("#step-title") == "Step 1 of rollout 1"
+    page.locator("#groups tbody tr[tabindex='0']").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.inner_text("#timeline-title") == "Timeline of other"
+
+    # Filters and order of the list.
+    page.select_option("#scope", "all")
+    assert "of 12 steps" in page.inner_text("#count")
+    advantage = content["columns"]["advantage"]["bipace"]
+    page.fill("#least", "1")
+    wanted = sorted((abs(a) for a in advantage if abs(a) >= 1), reverse=True)
+    page.locator("#steps thead button").nth(4).click()
+    shown = [
+        abs(float(text.replace("−", "-"))) for text in page.locator("#steps tbody td:nth-child(5)").all_inner_texts()
+    ]
+    assert shown == pytest.approx(wanted, abs=6e-4) and 0 < len(shown) < 12
+    page.fill("#least", "0")
+    page.fill("#disagree", "0.7")
+    count = sum(spread >= 0.7 for spread in content["columns"]["spread"])
+    assert page.locator("#steps tbody tr").count() == count and 0 < count < 12
+    page.fill("#disagree", "0")
+    page.fill("#find-step", "ROOF")
+    assert page.locator("#steps tbody tr").count() == 2
+    page.fill("#find-step", "")
+    page.select_option("#cluster", "alone")
+    page.select_option("#scope", "group")
+    assert page.locator("#steps tbody tr").count() == 1  # the roof
+
+    # Colours: those of the system, and the other ones.
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    page.click("#theme")
+    assert page.evaluate(background) != dark and page.inner_text("#theme") == "Dark"
+    for label, value in (("narrow", 400), ("wide", 1500)):
+        page.set_viewport_size({"width": value, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= value, label
+    assert wrong == []
+    context.close()
