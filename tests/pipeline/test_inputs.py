@@ -405,7 +405,7 @@ def test_anything_gives_a_clear_error_or_a_finite_result(arguments, name, invali
 
 EYE = np.eye(4, dtype=np.float32)
 MISTAKES = [
-    ({"fingerprint": list("abcd")}, TypeError, "bk.ngram_fingerprint"),
+    ({"fingerprint": list("abcd"), "config": bk.Config.bigpo()}, TypeError, "bk.ngram_fingerprint"),
     ({"fingerprint": EYE, "action_key": list("abcd")}, TypeError, "bk.action_keys"),
     (
         {"fingerprint": EYE, "action_key": bk.action_keys(list("abcd"))},
