@@ -50,7 +50,7 @@ class Size:
     prompts: int = 4
     rollouts: int = 8
     turns: int = 6
-    width: int = 192
+    width: int = 96
     blocks: int = 12  # of which layer −4 leaves nine, as −8 leaves 21 of 28
 
 
