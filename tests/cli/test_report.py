@@ -36,7 +36,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_files(made: tuple[Path, str]) -> None:
     folder, shown = made
-    figures = {"games_sizes.png", "games_epsilon.png", "games_embedders.png", "games_timeline.png"}
+    figures = {"games_steps.png", "games_epsilon.png", "games_embedders.png", "games_timeline.png"}
     names = {"report.md", "report.json", *figures}
     assert {path.name for path in folder.iterdir()} == names
     text = (folder / "report.md").read_text()
