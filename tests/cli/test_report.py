@@ -30,7 +30,7 @@ def made(games: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures as empty files: drawing is most of a report's time."""
-    for name in ("size_histograms", "epsilon_curve", "embedders", "timeline"):
+    for name in ("step_shares", "epsilon_curve", "embedders", "timeline"):
         monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(PNG))
 
 
@@ -215,7 +215,7 @@ def test_records_set_aside_share_nothing() -> None:
 def rows_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: list[dict[str, Any]], *args: object) -> Any:
     """The rows and names that the timeline gets."""
     drawn: list[Any] = []
-    for name in ("size_histograms", "epsilon_curve", "embedders"):
+    for name in ("step_shares", "epsilon_curve", "embedders"):
         monkeypatch.setattr(figures, name, lambda *_: None)
     monkeypatch.setattr(figures, "timeline", lambda *given: drawn.append(given[3:]))
     path = write(tmp_path / "a.jsonl", rows)
