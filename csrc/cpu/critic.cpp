@@ -11,8 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "common/mean.h"
 #include "cpu/gram.h"
 #include "cpu/greedy.h"
+#include "cpu/interrupt.h"
 #include "cpu/parallel.h"
 #include "cpu/symmetric.h"
 
@@ -71,7 +73,7 @@ double entry(double product, double square_a, double square_b, int64_t time_a, i
   }
   double exponent = (cosine - 1.0) / kernel.width;
   if (kernel.horizon > 0.0) {
-    const double steps = static_cast<double>(time_a - time_b) / kernel.horizon;
+    const double steps = static_cast<double>(steps_between(time_b, time_a)) / kernel.horizon;
     exponent -= steps * steps / 2.0;
   }
   return std::exp(exponent);
@@ -157,6 +159,7 @@ struct Work {
   void entries(const Centred& a, const Centred& b, Scratch& scratch, const Use& use) const {
     const bool same = &a == &b;
     for (int64_t first = 0; first < a.size(); first += kGramBlock) {
+      poll_interrupt();
       const int64_t height = std::min(kGramBlock, a.size() - first);
       for (int64_t from = same ? first : 0; from < b.size(); from += kGramBlock) {
         const int64_t width = std::min(kGramBlock, b.size() - from);
@@ -376,8 +379,8 @@ void gae_advantage(const double* rewards, const double* value, const float* retu
       int64_t first = last - 1;
       while (step && first > begin && step[first - 1] == step[first]) --first;
       double discount = gamma, decay = gamma * gae_lambda;
-      if (last < end && step && step[last] - step[first] != 1) {
-        const double gap = static_cast<double>(step[last] - step[first]);
+      if (last < end && step && steps_between(step[first], step[last]) != 1) {
+        const double gap = static_cast<double>(steps_between(step[first], step[last]));
         discount = std::pow(discount, gap);
         decay = std::pow(decay, gap);
       }
