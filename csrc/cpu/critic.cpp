@@ -14,7 +14,6 @@
 #include "common/mean.h"
 #include "cpu/gram.h"
 #include "cpu/greedy.h"
-#include "cpu/interrupt.h"
 #include "cpu/parallel.h"
 #include "cpu/symmetric.h"
 
