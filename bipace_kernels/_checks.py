@@ -84,6 +84,7 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
         if tensor.dtype != torch.uint64 or tensor.is_cuda:  # a look at the largest would wait for the device
             return tensor
         value = tensor.cpu().numpy()
+    check_unmasked(value, name)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
@@ -94,6 +95,10 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
             array = np.asarray(array.tolist())
         except (ValueError, TypeError) as error:
             raise TypeError(f"{name} must be {wish}, got ragged or mixed entries: {error}") from error
+    if array.dtype.kind == "O" and all(isinstance(v, (int, float)) for v in array.flat):
+        raise ValueError(
+            f"{name} must be {wish}, got an integer of more than 64 bits; give floats, or smaller numbers."
+        )
     if array.dtype.kind not in "biuf":
         cure = _CURES.get(name, "") if array.dtype.kind in "US" else ""
         raise TypeError(f"{name} must be {wish}, got entries of NumPy dtype {array.dtype}{cure}.")
@@ -115,6 +120,15 @@ def check_dense(value: Tensor, name: str) -> Tensor:
             f"{name} must be a dense tensor, got a {kind} one; convert it (to_dense(), dequantize(), padding)."
         )
     return value
+
+
+def check_unmasked(value: Any, name: str) -> None:
+    """TypeError for an array with masked entries."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError(
+            f"{name} must not be a masked array: the values under its mask would be read; leave those rows out, or mark them "
+            "by valid."
+        )
 
 
 def check_vector(tensor: Tensor, name: str, n: int, like: str = "group") -> Tensor:
