@@ -89,7 +89,11 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         )
         if waits:
             self._bipace_waiting = batch
-            output[ROW] = torch.arange(batch.turns.shape[0], device=output["completion_ids"].device)
+            device = output["completion_ids"].device
+            output[ROW] = torch.arange(batch.turns.shape[0], device=device)
+            output["advantages"] = torch.full(
+                batch.turns.shape, torch.nan, device=device
+            )  # whoever reads them now is wrong
             return output
         if hidden is None and self._bipace.may_be_hidden and not batch.why:
             hidden = early_exit(self, output, batch.turns, self._bipace.settings.layer)

@@ -205,6 +205,9 @@ def test_where_a_batch_is_learned_from_once_the_loss_s_forward_is_tapped(tmp_pat
     trainer = trained(tmp_path, rollout_func=tt.rollout)
     assert "old_per_token_logps" not in trainer.batches[0]["output"]
     check(trainer)
+    rows = [dict(row) for row in trainer.train_dataset.select([0])] * 4
+    trainer.model.train()
+    assert trainer._generate_and_score_completions(rows)["advantages"].isnan().all()  # until the loss has its forward
     model, forwards = tt.make_model(), []
     model.model.layers[0].register_forward_hook(lambda *_: forwards.append(torch.is_grad_enabled()))
     trained(tmp_path, cls=tt.BiPACEGRPOTrainer, model=model, rollout_func=tt.rollout)
