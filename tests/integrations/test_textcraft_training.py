@@ -11,6 +11,7 @@ from environment import Explained, TextCraft, published
 from model import (
     Split,
     commands_needed,
+    demonstration,
     lessons,
     load,
     load_split,
@@ -19,6 +20,7 @@ from model import (
     make_tokenizer,
     save,
     save_split,
+    teach,
 )
 from rollout import CLOSE, COMMAND_TOKENS, OPEN, _closed, _ends, answer_text, play
 from settings import METHODS, Settings
