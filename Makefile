@@ -4,6 +4,7 @@
 # make check  lint, sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
 # make test-integrations   the adapters with the real trainers, in an environment of their own
 # make textcraft   trains a small model by every method on TextCraft (hours of two cores; goes on where it was stopped)
+# make alfworld GAMES=FOLDER   the same on ALFWorld's own games
 # make gpu    checks and measures on this machine's GPU
 
 # torch from one place: this is a release with a CPU build on PyPI's default index for the tested platform.  Any torch
@@ -13,7 +14,7 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 
-.PHONY: demo docs test test-quick test-integrations textcraft check environments all-environments lint format build bench gpu wheel clean sanitize fuzz resources cuda-resources oldest-triton
+.PHONY: demo docs test test-quick test-integrations textcraft alfworld check environments all-environments lint format build bench gpu wheel clean sanitize fuzz resources cuda-resources oldest-triton
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
@@ -37,6 +38,19 @@ test-integrations: $(TRAINERS)/.installed
 # --device cuda another model, whose runs need a folder of their own (--out).
 textcraft: $(TRAINERS)/.installed
 	$(TRAINERS)/bin/python examples/textcraft/train.py all $(ARGS)
+
+# The same on real ALFWorld games.  The first time GAMES=FOLDER says where they are; examples/alfworld/README.md.
+GAMES ?=
+PREPARED = out/alfworld/games
+alfworld: $(TRAINERS)/.installed $(PREPARED)/index.json
+	$(TRAINERS)/bin/python examples/alfworld/train_alfworld.py all --prepared $(PREPARED) $(ARGS)
+
+# TextWorld has an environment of its own: it pins packages that the trainers want newer.
+$(PREPARED)/index.json:
+	@test -n "$(GAMES)" || { echo "make alfworld GAMES=FOLDER: a folder of ALFWorld games (examples/alfworld/README.md)"; exit 1; }
+	$(BASE_PYTHON) -m venv out/alfworld/textworld
+	out/alfworld/textworld/bin/python -m pip install -q "textworld[pddl]==1.7.0" typer rich
+	out/alfworld/textworld/bin/python examples/alfworld/train_alfworld.py games --games $(GAMES) --prepared $(PREPARED)
 
 $(TRAINERS)/.installed: tests/integrations/requirements.txt pyproject.toml setup.py CMakeLists.txt \
     cmake/cuda.cmake $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu*)

@@ -7,6 +7,7 @@ most wins.  What it chose stands in tuned.json, which final runs read; a method 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -152,3 +153,21 @@ def work_through(
         for child in running:
             child.terminate()
     return failed
+
+
+def complete(
+    program: Sequence[str], options: Sequence[str], settings: Settings, out: Path, tuned: Path, methods: Sequence[str],
+    plan: Callable[[Settings, Path, Path], Iterator[Run]], processes: int, say: Callable[[str], None], tune_only: bool = False,
+) -> list[Run]:  # fmt: skip
+    """Tuning of the methods that are not tuned, then the runs of the plan; gives those that failed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are ended too
+    chosen = read_tuned(tuned)
+    missing = [run for method in methods if method not in chosen for run in tuning(method, settings, out)]
+    failed = work_through(missing, program, options, processes, say)
+    for method in methods:
+        choose(method, settings, out, tuned)
+    if tune_only:
+        return failed
+    return failed + work_through(
+        [run for run in plan(settings, out, tuned) if run.method in methods], program, options, processes, say
+    )

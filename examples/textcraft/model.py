@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from environment import Recipes, Task, TextCraft, all_recipes, published
 from generate import generate, split_goals
 from planner import plan, stray
 from rollout import CLOSE, OPEN, answer_text
+from settings import Settings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -42,12 +44,7 @@ def prompt_text(task: Task) -> str:
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, trained on the tasks, on commands, and on what the environment answers."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(PIECES, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    """Trained on the tasks, on commands, and on what the environment answers."""
     texts = [prompt_text(task) for task in published()]
     for item in sorted(all_recipes().gettable | all_recipes().printed.keys()):
         name = item.replace(" ", "_")
@@ -57,6 +54,16 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
             answer_text(f"Could not find {item}"),
             answer_text(f"Could not find enough items to craft minecraft:{name}"),
         ]
+    return train_tokenizer(texts, PIECES, vocabulary)
+
+
+def train_tokenizer(texts: Sequence[str], pieces: Regex, vocabulary: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE inside the pieces that the pattern isolates."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(pieces, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=[PAD, END], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -171,6 +178,11 @@ def demonstration(
         if done:
             break
         parts.append((answer_text(observation), 0))
+    return tokens_of(parts, tokenizer)
+
+
+def tokens_of(parts: Sequence[tuple[str, int]], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Ids of texts one after the other, and for each token whether it is to be learned."""
     ids, mask = [], []
     for found, (_, own) in zip(tokenizer([text for text, _ in parts]).input_ids, parts, strict=True):
         ids += found
@@ -179,25 +191,18 @@ def demonstration(
 
 
 def imitate(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[Sequence[Task]], *, updates: int, batch: int,
-    learning_rate: float, noise: float, horizon: int, strays: bool, seed: int, advance: Callable[[int, float], bool],
+    model: PreTrainedModel, pad: int, draw: Callable[[random.Random], tuple[list[int], list[int]]], *, updates: int, batch: int,
+    learning_rate: float, seed: int, advance: Callable[[int, float], None],
 ) -> None:  # fmt: skip
-    """Cross-entropy on the planner's commands in noisy episodes, out of each list of tasks equally often.
-
-    `advance(update, loss)` says when it is enough, by giving True.
-    """
+    """Cross-entropy on the tokens to learn of drawn episodes; `advance(update, loss)` is called after each update."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
-    pad = tokenizer.pad_token_id
     device = model.device
     model.train()
     waiting: list[tuple[list[int], list[int]]] = []
     for update in range(1, updates + 1):
         if not waiting:  # batches of like lengths, out of a larger draw, cost little padding
-            drawn = [
-                demonstration(rng.choice(rng.choice(tasks)), tokenizer, noise, horizon, strays, rng)
-                for _ in range(16 * batch)
-            ]
+            drawn = [draw(rng) for _ in range(16 * batch)]
             waiting = sorted(drawn, key=lambda row: len(row[0]))
             order = list(range(0, len(waiting), batch))
             rng.shuffle(order)
@@ -216,8 +221,43 @@ def imitate(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if advance(update, loss.item()):
-            return
+        advance(update, loss.item())
+
+
+def teach(
+    out: Path, tokenizer: PreTrainedTokenizerBase, settings: Settings, look: Callable[[PreTrainedModel], float],
+    draw: Callable[[bool, random.Random], tuple[list[int], list[int]]], say: Callable[[str], None], device: str,
+) -> tuple[PreTrainedModel, list[dict[str, object]]]:  # fmt: skip
+    """A new model after two lessons, and how it did on the way: first it learns the planner's own commands, then all of them.
+
+    look(model)       success, every `settings.lesson_check` updates
+    draw(strays, rng) tokens of an episode, and those to learn
+    Each lesson ends in a folder of its own, from which a warm start that was stopped goes on.
+    """
+    model: PreTrainedModel = make_model(
+        tokenizer, width=settings.width, blocks=settings.blocks, heads=settings.heads, seed=0
+    ).to(device)
+    history: list[dict[str, object]] = []
+    lessons_of = (("own commands", settings.lesson_rate, settings.lesson_updates),
+                  ("all commands", settings.noisy_rate, settings.noisy_updates))  # fmt: skip
+    for number, (name, rate, updates) in enumerate(lessons_of):
+        folder = out / f"lesson{number + 1}"
+        if not (folder / FACTS).exists():
+
+            def advance(update: int, loss: float, name: str = name, policy: PreTrainedModel = model) -> None:
+                if update % settings.lesson_check == 0:
+                    history.append({"lesson": name, "update": update, "loss": round(loss, 4), "success": look(policy)})
+                    policy.train()
+                    say(f"warm start: {json.dumps(history[-1])}")
+
+            imitate(
+                model, tokenizer.pad_token_id, partial(draw, number > 0), updates=updates, batch=settings.lesson_batch,
+                learning_rate=rate, seed=number, advance=advance,
+            )  # fmt: skip
+            save(folder, model, tokenizer, {"history": history})
+        model = load(folder)[0].to(device)  # as it is kept
+        history[:] = json.loads((folder / FACTS).read_text(encoding="utf-8"))["history"]
+    return model, history
 
 
 def save(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, facts: dict[str, object]) -> None:

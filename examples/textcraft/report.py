@@ -152,7 +152,7 @@ def table(rows: Sequence[dict[str, Any]], before: float | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_report(folder: Path, start: Path) -> list[Path]:
+def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Path]:
     """results.md, results.json and the figures beside the runs; gives what was written."""
     runs = read_runs(folder)
     if not runs:
@@ -170,12 +170,12 @@ def write_report(folder: Path, start: Path) -> list[Path]:
         ("fewer.png", [key for key in runs if key[1] < most]),
     ):
         if chosen:
-            _draw(folder / name, {key: runs[key] for key in chosen}, before)
+            _draw(folder / name, {key: runs[key] for key in chosen}, before, title)
             written.append(folder / name)
     return written
 
 
-def _draw(path: Path, runs: Runs, before: float | None) -> None:
+def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
     groups = sorted({group for _, group in runs}, reverse=True)
     figure = Figure(figsize=(7.5 if len(groups) == 1 else 11, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -189,7 +189,7 @@ def _draw(path: Path, runs: Runs, before: float | None) -> None:
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=9)
     figure.axes[0].set_ylabel("success on test tasks")
-    figure.suptitle("TextCraft: mean over seeds, 95 % interval where there are several", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{title}: mean over seeds, 95 % interval where there are several", x=0.01, ha="left", fontsize=11)
     figure.savefig(path, metadata={"Software": None})
 
 

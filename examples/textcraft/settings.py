@@ -65,8 +65,8 @@ class Settings:
     check_every: int = 10  # updates between checks on the test tasks; 0: none
 
     @classmethod
-    def of(cls, changes: list[str]) -> Settings:
-        """From "name=value" texts; ValueError names what does not fit."""
+    def of(cls, changes: list[str], base: Settings | None = None) -> Settings:
+        """Those of `base` (None: the defaults) with "name=value" texts; ValueError names what does not fit."""
         kinds = {f.name: type(f.default) for f in fields(cls)}
         given: dict[str, Any] = {}
         for change in changes:
@@ -77,7 +77,7 @@ class Settings:
                 given[name] = kinds[name](value)
             except ValueError:
                 raise ValueError(f"{name} must be of type {kinds[name].__name__}, got {value!r}.") from None
-        return cls(**given)
+        return replace(base or cls(), **given)
 
     def changed(self, **values: Any) -> Settings:
         return replace(self, **values)

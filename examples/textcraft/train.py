@@ -9,10 +9,10 @@ python examples/textcraft/train.py report                           # table and 
 from __future__ import annotations
 
 import json
+import random
 import shutil
-import signal
-import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +55,7 @@ def warm(
         return
     import torch
     from environment import TextCraft
-    from model import imitate, lessons, load, make_model, make_split, make_tokenizer, save, save_split
+    from model import demonstration, lessons, make_split, make_tokenizer, save, save_split, teach
     from trainer import World, success
 
     torch.set_num_threads(threads)
@@ -69,29 +69,14 @@ def warm(
     save_split(out / "tasks.json.gz", split)
     world = World(split.train, split.test, TextCraft)
     shown = lessons(split, settings.most_commands)
-    model = make_model(tokenizer, width=settings.width, blocks=settings.blocks, heads=settings.heads, seed=0).to(device)
-    history: list[dict[str, Any]] = []
-    lessons_of = (("own commands", settings.lesson_rate, settings.lesson_updates),
-                  ("all commands", settings.noisy_rate, settings.noisy_updates))  # fmt: skip
-    for number, (name, rate, updates) in enumerate(lessons_of):
-        folder = out / f"lesson{number + 1}"
-        if not (folder / "warm_start.json").exists():
 
-            def look(update: int, loss: float, name: str = name, policy: Any = model, looks: Any = history) -> bool:
-                if update % settings.lesson_check == 0:
-                    found = success(policy, tokenizer, world, settings, split.train[:100])
-                    policy.train()
-                    looks.append({"lesson": name, "update": update, "loss": round(loss, 4), "train": found})
-                    console.print(f"warm start: {json.dumps(looks[-1])}")
-                return False
+    def draw(strays: bool, rng: random.Random) -> tuple[list[int], list[int]]:
+        return demonstration(rng.choice(rng.choice(shown)), tokenizer, settings.noise, settings.horizon, strays, rng)
 
-            imitate(
-                model, tokenizer, shown, updates=updates, batch=settings.lesson_batch, learning_rate=rate,
-                noise=settings.noise, horizon=settings.horizon, strays=number > 0, seed=number, advance=look,
-            )  # fmt: skip
-            save(folder, model, tokenizer, {"history": history})
-        model = load(folder)[0].to(device)  # as it is kept
-        history = json.loads((folder / "warm_start.json").read_text(encoding="utf-8"))["history"]
+    def look(policy: Any) -> float:
+        return success(policy, tokenizer, world, settings, split.train[:100])
+
+    model, history = teach(out, tokenizer, settings, look, draw, console.print, device)
     found = {
         name: success(model, tokenizer, world, settings, tasks)
         for name, tasks in (("test", split.test), ("new_goals", split.new_goals))
@@ -169,24 +154,19 @@ def everything(
     if model == HERE / "warm_start":
         warm(model, change, device, threads)
     tuned = TUNED if model == HERE / "warm_start" else out / "tuned.json"
-    command = [__file__]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are ended too
-    failed: list[campaign.Run] = []
-
-    def work(runs: list[campaign.Run]) -> None:
-        failed.extend(campaign.work_through(
-            runs, command, ["--model", str(model), "--device", device, "--threads", str(threads)], processes, console.print
-        ))  # fmt: skip
-
-    wanted = methods.split(",")
-    if unknown := set(wanted) - set(METHODS):
-        raise typer.BadParameter(f"--methods takes {', '.join(METHODS)}; got {', '.join(sorted(unknown))}.")
-    chosen = campaign.read_tuned(tuned)
-    work([run for method in wanted if method not in chosen for run in campaign.tuning(method, settings, out)])
-    for method in wanted:
-        campaign.choose(method, settings, out, tuned)
-    if not tune_only:
-        work([run for run in campaign.final(settings, out, tuned) if run.method in wanted])
+    options = ["--model", str(model), "--device", device, "--threads", str(threads)]
+    failed = campaign.complete(
+        [__file__],
+        options,
+        settings,
+        out,
+        tuned,
+        _methods(methods, METHODS),
+        campaign.final,
+        processes,
+        console.print,
+        tune_only,
+    )
     if failed:
         console.print(f"these runs failed, their logs say why: {', '.join(str(run.work) + '.log' for run in failed)}")
         raise typer.Exit(1)
@@ -221,6 +201,13 @@ def world(model: Path, settings: Settings, out: Path) -> Any:
             save_split(kept, split)
     split = load_split(kept)
     return World(split.train, split.test, env)
+
+
+def _methods(text: str, known: Iterable[str]) -> list[str]:
+    wanted = text.split(",")
+    if unknown := sorted(set(wanted) - set(known)):
+        raise typer.BadParameter(f"--methods takes {', '.join(known)}; got {', '.join(unknown)}.")
+    return wanted
 
 
 def _settings(change: list[str]) -> Settings:

@@ -13,9 +13,10 @@ import torch
 pytest.importorskip("rich", reason="the tables of the benchmark need rich, which is not installed")
 pytest.importorskip("matplotlib", reason="the picture of the benchmark needs matplotlib, which is not installed")
 
+from alfworld_game import goal_of
+from searcher import Memory, Searcher
+
 from bench import truth, truth_batches, truth_sets
-from bench.make_truth.alfworld import Memory, Searcher
-from bench.make_truth.alfworld_game import goal_of
 
 COMMITTED = sorted(truth_sets.FOLDER.glob("*.npz"))
 

@@ -11,6 +11,7 @@ from environment import Explained, TextCraft, published
 from model import (
     Split,
     commands_needed,
+    demonstration,
     lessons,
     load,
     load_split,
@@ -19,6 +20,7 @@ from model import (
     make_tokenizer,
     save,
     save_split,
+    teach,
 )
 from rollout import CLOSE, COMMAND_TOKENS, OPEN, _closed, _ends, answer_text, play
 from settings import METHODS, Settings
@@ -32,6 +34,10 @@ SMALL = Settings(
     micro_batch=2, layer=-1, check_every=1,
 )  # fmt: skip
 CHANGE = [f"{name}={value}" for name, value in SMALL.as_json().items()]
+
+
+class Stopped(Exception):
+    pass
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +164,6 @@ def test_a_run_of_two_updates(start, world, method, tmp_path):
     assert json.loads(json.dumps(found)) == found and not (tmp_path / "work").exists()
 
 
-class Stopped(Exception):
-    pass
-
-
 @pytest.mark.parametrize("method", ["grpo", "bipace", "gae"])
 def test_a_run_is_the_same_from_its_json_and_after_a_stop(start, method, tmp_path, monkeypatch):
     """Bit for bit: five updates in one go, the same from the JSON, and the same where it was killed behind a checkpoint."""
@@ -188,6 +190,34 @@ def test_a_run_is_the_same_from_its_json_and_after_a_stop(start, method, tmp_pat
     assert seen == [3, 4, 5]
     before = json.loads(path.read_text())
     assert found["updates"] == before["updates"] and found["checks"] == before["checks"]
+
+
+def test_a_warm_start_goes_on_after_the_lesson_that_it_finished(tokenizer, split, tmp_path):
+    """Own commands first, then all of them; what the first lesson drew is not drawn again."""
+    short = SMALL.changed(lesson_updates=2, noisy_updates=1, lesson_check=1, lesson_batch=2)
+    drawn = []
+
+    def draw(strays, rng):
+        drawn.append(strays)
+        if len(drawn) == 33:
+            raise Stopped
+        return demonstration(split.train[0], tokenizer, 0.3, 3, strays, rng)
+
+    def lessons_of():
+        return teach(tmp_path, tokenizer, short, lambda model: 0.5, draw, print, "cpu")
+
+    with pytest.raises(Stopped):
+        lessons_of()
+    assert drawn == [False] * 32 + [True]
+    drawn[:] = [None] * 33
+    model, history = lessons_of()
+    assert drawn[33:] == [True] * 32
+    assert [(row["lesson"], row["update"]) for row in history] == [
+        ("own commands", 1),
+        ("own commands", 2),
+        ("all commands", 1),
+    ]
+    assert all(p.dtype == torch.float32 and torch.equal(p, p.bfloat16().float()) for p in model.parameters())
 
 
 def test_a_warm_start_of_other_settings_is_refused(start, tmp_path):

@@ -15,6 +15,7 @@ import json
 import random
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,25 +43,37 @@ class Node:
     after: dict[str, tuple[Node, str]] = field(default_factory=dict)
 
 
+def grounded(path: Path) -> dict[str, Any]:
+    """What a Game is made of, as JSON can hold it: the translator's output for a game.tw-pddl.  Needs textworld[pddl]."""
+    import fast_downward
+
+    data = json.loads(path.read_text(encoding="utf-8"))
+    task, sas = fast_downward.pddl2sas(data["pddl_domain"], data["pddl_problem"], verbose=False)
+    facts = [atom for atom in task.init if type(atom).__name__ == "Atom" and atom.predicate != "="]
+    return {
+        "task": re.search(r"Your task is to: ([^\"]+?)\"", data["grammar"])[1].strip(),  # type: ignore[index]
+        "objects": [o.name.lower() for o in task.objects],
+        "facts": [[atom.predicate.lower(), *(a.lower() for a in atom.args)] for atom in facts],
+        "sas": sas,
+    }
+
+
 class Game:
-    """`start` and `intro`; `step(node, command)` gives (node, observation). Whether it is won stands in the node."""
+    """`start` and `intro`; `step(node, command)` gives (node, observation). Whether it is won stands in the node.
 
-    def __init__(self, path: Path) -> None:
-        import fast_downward
+    Made of a game.tw-pddl, or of what `grounded()` gives for it.
+    """
 
-        data = json.loads(path.read_text(encoding="utf-8"))
-        task, sas = fast_downward.pddl2sas(data["pddl_domain"], data["pddl_problem"], verbose=False)
-        self.task = re.search(r"Your task is to: ([^\"]+?)\"", data["grammar"])[1].strip()  # type: ignore[index]
-        kinds = {o.name.lower(): o.type_name for o in task.objects}
-        self.names = _names(kinds)
-        lines = sas.split("\n")
+    def __init__(self, source: Path | dict[str, Any]) -> None:
+        data = grounded(source) if isinstance(source, Path) else source
+        self.task: str = data["task"]
+        self.names = _names(data["objects"])
+        lines = data["sas"].split("\n")
         self._variables(lines)
         self.static: dict[str, list[tuple[str, ...]]] = defaultdict(list)
-        for atom in task.init:
-            if type(atom).__name__ == "Atom" and atom.predicate != "=":
-                arguments = tuple(a.lower() for a in atom.args)
-                if (atom.predicate.lower(), arguments) not in self.place:
-                    self.static[atom.predicate.lower()].append(arguments)
+        for predicate, *arguments in data["facts"]:
+            if (predicate, tuple(arguments)) not in self.place:
+                self.static[predicate].append(tuple(arguments))
         self.receptacle_at = dict(self._all_static("receptacleatlocation"))
         self.openable = {a[0] for a in self._all_static("openable")}
         self.toggleable = {a[0] for a in self._all_static("toggleable")}
@@ -292,11 +305,11 @@ def _pair(line: str) -> tuple[int, int]:
     return int(variable), int(value)
 
 
-def _names(kinds: dict[str, str]) -> dict[str, str]:
+def _names(items: Iterable[str]) -> dict[str, str]:
     """ "apple_bar__minus_00_dot_59..." is "apple 1": numbered by the order of the ids, kind by kind; basins by their own kind."""
     count: dict[str, int] = defaultdict(int)
     out = {}
-    for item in sorted(kinds):
+    for item in sorted(items):
         if "_bar_" not in item or item.startswith("loc_"):
             continue
         kind = item.split("_bar_", 1)[0]
@@ -315,9 +328,8 @@ def compare(path: Path, steps: int, seed: int) -> list[str]:
     words, for TextWorld lists objects in the order of a set.
     """
     import textworld
+    from searcher import Memory, Searcher
     from textworld.envs.pddl.pddl import PddlEnv
-
-    from .alfworld import Memory, Searcher
 
     game, rng = Game(path), random.Random(seed)
     env = PddlEnv(textworld.EnvInfos(admissible_commands=True, won=True))

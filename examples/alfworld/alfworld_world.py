@@ -1,0 +1,162 @@
+"""ALFWorld's games as tasks: which train and which measure, their episodes, and what the searcher shows.
+
+Game files are not here.  `prepare()` reads a folder of them once, with TextWorld's translator, and leaves what a Game is made of.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from alfworld_game import Game, Node, grounded
+from searcher import Memory, Searcher
+
+TEXTCRAFT = Path(__file__).resolve().parent.parent / "textcraft"
+if str(TEXTCRAFT) not in sys.path:  # the trainer and its settings; its modules import each other by their bare names
+    sys.path.insert(0, str(TEXTCRAFT))
+
+from settings import Settings  # noqa: E402
+
+INDEX = "index.json"
+TEST_SHARE = 0.25  # of the tasks
+# What differs from TextCraft: longer prompts and observations, 30 commands as in the truth sets, a model that sees all of it.
+DEFAULTS = Settings(
+    vocabulary=1024, horizon=30, command_tokens=16, noise=0.2, lesson_updates=1500, noisy_updates=300, test_tasks=400, updates=40,
+)  # fmt: skip
+METHODS = ("grpo", "bipace", "gae", "gigpo")
+SEEDS = range(3)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One game."""
+
+    name: str
+    intro: str
+    file: Path
+
+
+class ALFWorld:
+    """One episode.  A command that is not admissible changes nothing; reward 1 where the game is won, which ends it."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.done = task, False
+        self._node: Node | None = None
+
+    @property
+    def opening(self) -> str:
+        return self.task.intro
+
+    @property
+    def prompt(self) -> str:
+        return self.task.intro + "\n"
+
+    def step(self, command: str) -> tuple[str, float, bool]:
+        if self.done:
+            raise RuntimeError("the game is won and the episode over; make a new ALFWorld.")
+        game = _game(self.task.file)
+        self._node, observed = game.step(self._node or game.start, command)
+        self.done = self._node.won
+        return observed, float(self.done), self.done
+
+
+@lru_cache(maxsize=64)  # a game's graph grows with what is played in it
+def _game(file: Path) -> Game:
+    return Game(json.loads(gzip.decompress(file.read_bytes())))
+
+
+def prepare(games: Path, out: Path, say: Callable[[str], None]) -> None:
+    """A file for each game below the folder, and an index that says what trains and what measures; what is there is left alone.
+
+    Games of one task, a kind with its object, place and room, are on one side together; games that open with the same text as
+    another one are left out.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, dict[str, str]] = {}
+    files = sorted(games.glob("**/game.tw-pddl"))
+    if not files:
+        raise ValueError(f"--games {games} must hold folders with a game.tw-pddl each, and holds none.")
+    for number, path in enumerate(files):
+        task, trial = path.parent.parent.name, path.parent.name
+        file = out / f"{task}.{trial}.json.gz"
+        if not file.exists():
+            try:
+                data = grounded(path)
+            except ImportError as error:
+                raise ImportError(
+                    f"games are read by TextWorld's translator: pip install 'textworld[pddl]==1.7.0' ({error})"
+                ) from error
+            part = file.with_suffix(".part")
+            part.write_bytes(gzip.compress(json.dumps(data).encode(), mtime=0))
+            part.replace(file)
+        intro = _game(file).intro
+        if all(intro != other["intro"] for other in found.values()):
+            found[file.name] = {"task": task, "intro": intro}
+        if number % 50 == 49:
+            say(f"{number + 1} of {len(files)} games")
+    tasks = sorted({row["task"] for row in found.values()})
+    test = set(random.Random("alfworld").sample(tasks, round(TEST_SHARE * len(tasks))))
+    index = {
+        side: {name: row["intro"] for name, row in found.items() if (row["task"] in test) == (side == "test")}
+        for side in ("train", "test")
+    }
+    (out / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def tasks_of(folder: Path, side: str) -> list[Task]:
+    if not (folder / INDEX).exists():
+        raise ValueError(f"{folder} holds no games: make them with `train_alfworld.py games --games FOLDER`.")
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    return [Task(name, intro, folder / name) for name, intro in index[side].items()]
+
+
+def measured(tasks: Sequence[Task], episodes: int) -> list[Task]:
+    """The tasks over and over, until there are so many episodes."""
+    return [tasks[i % len(tasks)] for i in range(episodes)]
+
+
+def demonstration(task: Task, noise: float, horizon: int, strays: bool, rng: random.Random) -> list[tuple[str, int]]:
+    """The texts of one episode of the noisy searcher, each with whether it is to be learned."""
+    from rollout import CLOSE, OPEN, answer_text
+
+    game, memory = _game(task.file), Memory()
+    policy, node = Searcher(game.task, 0.0), game.start
+    parts = [(task.intro + "\n", 0)]
+    for _ in range(horizon):
+        own = rng.random() >= noise
+        command = policy.act(memory, node.commands, rng) if own else rng.choice(node.commands)
+        node, observed = game.step(node, command)
+        memory = policy.remember(memory, command, observed)
+        parts.append((OPEN + command + CLOSE, int(own or strays)))
+        if node.won:
+            break
+        parts.append((answer_text(observed), 0))
+    return parts
+
+
+# Commands and lists of things are few tokens: verbs with the space behind them, and names with their numbers.
+PIECES = (
+    r"</action>|<action>(?:go to|open|close|take|put|clean|heat|cool|use|examine|slice)? ?| (?:from|in/on|with) |(?:, and|,)? a "
+    r"|On the |, you see|The | is (?:open|closed)\.| In it, you see|[a-z]+ \d+|\.?\n+"
+)
+
+
+def texts(tasks: Sequence[Task], settings: Settings) -> list[str]:
+    """What a tokenizer is trained on: an episode of each task."""
+    rng = random.Random("tokenizer")
+    return [
+        "".join(text for text, _ in demonstration(task, settings.noise, settings.horizon, True, rng)) for task in tasks
+    ]
+
+
+def world(games: Path, settings: Settings) -> Any:
+    from trainer import World
+
+    return World(tasks_of(games, "train"), measured(tasks_of(games, "test"), settings.test_tasks), ALFWorld)

@@ -1,0 +1,120 @@
+"""The ALFWorld example: real games' format in small, the split by task, the searcher's lessons, and a run by the common trainer."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import alfworld_world
+import pytest
+from alfworld_world import (
+    DEFAULTS,
+    METHODS,
+    PIECES,
+    ALFWorld,
+    demonstration,
+    measured,
+    prepare,
+    tasks_of,
+    texts,
+    world,
+)
+from model import make_model, save, tokens_of, train_tokenizer
+from rollout import CLOSE, OPEN, play
+from tokenizers import Regex
+from train_alfworld import plan, run
+
+SMALL = DEFAULTS.changed(
+    vocabulary=400, width=32, blocks=2, heads=2, horizon=4, command_tokens=8, test_tasks=5, updates=1, batch=4, group=2,
+    micro_batch=2, layer=-1, check_every=1,
+)  # fmt: skip
+
+
+def a_game(thing: str, holder: str) -> dict:
+    """Two places; whoever goes to the holder and takes the thing has won.  The translator's format, written by hand."""
+    variable = "begin_variable\nvar{}\n-1\n2\n{}\n{}\nend_variable\n"
+    operator = "begin_operator\n{}\n{}\n1\n{}\n1\nend_operator\n"
+    places = [f"Atom atlocation(agent1, loc_{i})" for i in (0, 1)]
+    holds = [f"Atom holds(agent1, {thing}_bar_1)", f"NegatedAtom holds(agent1, {thing}_bar_1)"]
+    sas = (
+        variable.format(0, *places) + variable.format(1, *holds) + "begin_state\n0\n1\nend_state\nbegin_goal\n1\n1 0\nend_goal\n"
+        + operator.format(f"gotolocation agent1 loc_0 loc_1 {holder}_bar_1", 0, "0 0 0 1")
+        + operator.format(f"pickupobject agent1 loc_1 {thing}_bar_1 {holder}_bar_1", "1\n0 1", "0 1 1 0")
+        + operator.format("look agent1 loc_0", 0, "0 0 0 0")
+    )  # fmt: skip
+    facts = [
+        ["receptacleatlocation", f"{holder}_bar_1", "loc_1"],
+        ["inreceptacle", f"{thing}_bar_1", f"{holder}_bar_1"],
+    ]
+    return {
+        "task": f"put a {thing} in {holder}.",
+        "objects": [f"{thing}_bar_1", f"{holder}_bar_1"],
+        "facts": facts,
+        "sas": sas,
+    }
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory):
+    """Eight games, two of which open with the same text as another one, as `prepare` leaves them."""
+    folder = tmp_path_factory.mktemp("games")
+    kinds = [(thing, holder) for thing in ("apple", "mug") for holder in ("shelf", "desk", "bed")]
+    for thing, holder in kinds:
+        for trial in ("a", "b") if holder == "bed" else "a":
+            path = folder / "raw" / f"put-{thing}-{holder}" / trial / "game.tw-pddl"
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps(a_game(thing, holder)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alfworld_world, "grounded", lambda path: json.loads(path.read_text()))
+        prepare(folder / "raw", folder / "prepared", print)
+    return folder / "prepared"
+
+
+def test_games_are_split_by_task_and_open_with_different_texts(games):
+    sides = {side: tasks_of(games, side) for side in ("train", "test")}
+    assert {side: len(tasks) for side, tasks in sides.items()} == {"train": 4, "test": 2}
+    names = {side: {task.name.split(".")[0] for task in tasks} for side, tasks in sides.items()}
+    assert not names["train"] & names["test"]
+    intros = [task.intro for tasks in sides.values() for task in tasks]
+    assert len(set(intros)) == len(intros)
+    assert [task.name for task in measured(sides["test"], 5)] == [sides["test"][i % 2].name for i in range(5)]
+
+
+def test_an_episode_wins_by_the_games_own_commands(games):
+    task = tasks_of(games, "train")[0]
+    thing, holder = (name.rstrip(".") for name in task.intro.rsplit("put a ", 1)[1].split(" in "))
+    env = ALFWorld(task)
+    assert env.step("dance") == ("Nothing happens.", 0.0, False)
+    assert env.step(f"go to {holder} 1") == (f"On the {holder} 1, you see a {thing} 1.", 0.0, False)
+    assert env.step(f"take {thing} 1 from {holder} 1")[1:] == (1.0, True) and env.done
+    with pytest.raises(RuntimeError, match="over"):
+        env.step("look")
+
+
+def test_lessons_show_the_searcher_and_mark_what_is_to_be_learned(games):
+    task, rng = tasks_of(games, "train")[0], random.Random(0)
+    own = demonstration(task, 0.0, 5, False, rng)
+    assert [learn for _, learn in own] == [0, 1, 0, 1] and own[-1][0].startswith(OPEN + "take ")
+    noisy = [demonstration(task, 1.0, 5, strays, rng) for strays in (False, True)]
+    assert sum(learn for _, learn in noisy[0]) == 0 and sum(learn for _, learn in noisy[1]) > 0
+
+
+def test_a_run_by_the_common_trainer(games, tmp_path):
+    of_games = world(games, SMALL)
+    tokenizer = train_tokenizer(texts(of_games.train, SMALL), Regex(PIECES), SMALL.vocabulary)
+    ids, _ = tokens_of([(text, 0) for text in texts(of_games.train, SMALL)], tokenizer)
+    assert tokenizer.decode(ids) == "".join(texts(of_games.train, SMALL))
+    assert tokenizer.decode(tokenizer(f"{OPEN}go to shelf 1{CLOSE}").input_ids) == f"{OPEN}go to shelf 1{CLOSE}"
+    model = make_model(tokenizer, width=32, blocks=2, heads=2, seed=0)
+    save(tmp_path / "start", model, tokenizer, {"test": 0.0})
+    episodes = play(model, tokenizer, [ALFWorld(task) for task in of_games.test], horizon=4, seed=0, command_tokens=8)
+    assert all(len(episode.commands) == 4 for episode in episodes if not episode.solved)
+    run("gae", 0, tmp_path, tmp_path / "start", games, [f"{name}={value}" for name, value in SMALL.as_json().items()])
+    found = json.loads((tmp_path / "gae-g2-seed0.json").read_text())
+    assert [check["update"] for check in found["checks"]] == [1] and found["settings"] == SMALL.as_json()
+
+
+def test_the_plan_is_seed_by_seed(tmp_path):
+    (tmp_path / "tuned.json").write_text(json.dumps({method: {"learning_rate": 1e-3} for method in METHODS}))
+    runs = list(plan(DEFAULTS, tmp_path, tmp_path / "tuned.json"))
+    assert [(r.method, r.seed) for r in runs] == [(method, seed) for seed in range(3) for method in METHODS]
