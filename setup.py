@@ -53,7 +53,15 @@ class CMakeBuild(build_ext):
     def configure(self, build: Path) -> None:
         import pybind11
 
+        if not any(map(shutil.which, (os.environ.get("CXX", "c++").split()[0], "g++", "clang++"))):
+            raise SystemExit(
+                "bipace_kernels is built by a C++17 compiler, and none was found: install one (apt-get install g++, or "
+                "dnf install gcc-c++), or name yours in CXX, and try again."
+            )
         build.mkdir(parents=True, exist_ok=True)
+        # What an earlier build remembers may be gone: the ninja of pip's build environment, another Python's headers.
+        # Objects stay, and only what has changed is compiled.
+        (build / "CMakeCache.txt").unlink(missing_ok=True)
         archs = os.environ.get("BIPACE_CUDA_ARCHS", "").replace(",", " ").replace(";", " ").split()
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build),

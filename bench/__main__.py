@@ -33,6 +33,7 @@ PROGRAMS = {
     "hidden": "hidden states beside the forward that a trainer runs anyway",
     "truth": "advantages against true ones, on committed rollouts",
     "trainers": "what the adapters add to a training step; needs TRL and verl",
+    "trainer_steps": "whole steps of TRL with BiPACE, in turns with stock GRPO; needs TRL",
 }
 
 

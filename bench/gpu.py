@@ -341,7 +341,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for each part (default: 480)")
     parser.add_argument("--commit", default="", metavar="ID", help="of the sources, where this is no checkout")
     parser.add_argument("--dry", action="store_true",
-                        help="tiny sizes on the CPU, by Triton's interpreter and the CUDA twin: measures nothing")  # fmt: skip
+                        help="tiny sizes on the CPU, by Triton's interpreter and the CUDA emulator: measures nothing")  # fmt: skip
     parser.add_argument("--merge", type=Path, nargs="+", metavar="DIR",
                         help="one gpu.json and gpu.md out of those in these folders, the later part of a name counts")  # fmt: skip
     return parser

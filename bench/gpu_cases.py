@@ -41,12 +41,12 @@ def expected(backend: str) -> bool:
 
 
 def dry_cuda() -> None:
-    """backend="cuda" on CPU tensors by the kernels' twin, which is a part of the tests: in a checkout, with a compiler."""
+    """backend="cuda" on CPU tensors by the kernels' emulator, which is a part of the tests: in a checkout, with a compiler."""
     helpers = Path(__file__).resolve().parent.parent / "tests/helpers"
-    if (helpers / "cuda_twin.py").exists():
+    if (helpers / "cuda_emulator.py").exists():
         sys.path.insert(0, str(helpers))
-        twin = importlib.import_module("cuda_twin")
-        twin.run_on_cpu(twin.of_checkout())
+        emulator = importlib.import_module("cuda_emulator")
+        emulator.run_on_cpu(emulator.of_checkout())
 
 
 class Batch:

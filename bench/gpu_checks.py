@@ -88,7 +88,7 @@ def tests(part: Part, folder: Path, seconds: float, dry: bool, say: Say, backend
     short = {"triton": "backends/test_device_triton_available.py", "cuda": "values/test_device_values.py"}[backend]
     of_stages = ["-o", "python_files=test_device_*.py"] if backend == "cuda" else []
     where = [f"tests/{short}"] if dry else ["tests", "-m", "gpu", *of_stages]
-    more = {"BIPACE_TWIN": "1"} if dry else {"BIPACE_REQUIRE": "gpu"}
+    more = {"BIPACE_EMULATOR": "1"} if dry else {"BIPACE_REQUIRE": "gpu"}
     # Most tests are in one file, and compiling takes most of the time: files are not kept together.
     spread = ["-n", str(min(8, all_cores())), "--dist", "load"]
     if dry or any("xdist" in line for line in part.lines):

@@ -171,7 +171,29 @@ class States:
         path = self.folder / f"{stem}.npy"
         if self._done.get(stem):
             return np.load(path, mmap_mode="r+")
-        return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        try:
+            _allocate(path)
+        except OSError as error:
+            path.unlink()
+            raise OSError(
+                error.errno,
+                f"{os.strerror(error.errno or 0)}: {path.name} needs {out.nbytes / 2**20:,.1f} MiB for states",
+            ) from error
+        return out
+
+
+def _allocate(path: Path) -> None:
+    """Gives all of a file its place on the disk: a write to a mapped file that finds none would end the process (SIGBUS)."""
+    with path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        start = file.read(1 << 12)  # of its header; what follows is zero
+        for at in range(len(start), size, 1 << 24):
+            file.seek(at)
+            file.write(bytes(min(1 << 24, size - at)))
 
 
 def _batches(tokens: Sequence[Tensor], done: int, budget: int) -> Iterable[range]:

@@ -18,6 +18,13 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, tor
 FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+# What makes numbers of texts, where texts are a likely mistake.
+_CURES = {
+    "fingerprint": "; bk.ngram_fingerprint() makes vectors of texts",
+    "action_key": "; bk.action_keys() makes keys of texts",
+}
+
+
 class LateCheck(NamedTuple):
     """A question about values that was put to the device and not waited for."""
 
@@ -54,7 +61,9 @@ def length(value: Any, name: str) -> int:
 def check_length(value: Any, name: str, n: int) -> None:
     got = length(value, name)
     if got != n:
-        raise ValueError(f"{name} must have one entry per row, N = {n} like group, got {got}.")
+        pair = name == "action_key" and isinstance(value, tuple) and got == 2
+        cure = "; action_keys() returns keys and which of them parsed: give them as action_key and action_parsed" * pair
+        raise ValueError(f"{name} must have one entry per row, N = {n} like group, got {got}{cure}.")
 
 
 def path(value: Any, name: str) -> Path:
@@ -75,6 +84,7 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
         if tensor.dtype != torch.uint64 or tensor.is_cuda:  # a look at the largest would wait for the device
             return tensor
         value = tensor.cpu().numpy()
+    check_unmasked(value, name)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
@@ -85,8 +95,13 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
             array = np.asarray(array.tolist())
         except (ValueError, TypeError) as error:
             raise TypeError(f"{name} must be {wish}, got ragged or mixed entries: {error}") from error
+    if array.dtype.kind == "O" and all(isinstance(v, (int, float)) for v in array.flat):
+        raise ValueError(
+            f"{name} must be {wish}, got an integer of more than 64 bits; give floats, or smaller numbers."
+        )
     if array.dtype.kind not in "biuf":
-        raise TypeError(f"{name} must be {wish}, got entries of NumPy dtype {array.dtype}.")
+        cure = _CURES.get(name, "") if array.dtype.kind in "US" else ""
+        raise TypeError(f"{name} must be {wish}, got entries of NumPy dtype {array.dtype}{cure}.")
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         if array.size and int(array.max()) > np.iinfo(np.int64).max:
             raise ValueError(f"{name} must fit int64, got {int(array.max())}; view it as int64 or renumber it.")
@@ -105,6 +120,15 @@ def check_dense(value: Tensor, name: str) -> Tensor:
             f"{name} must be a dense tensor, got a {kind} one; convert it (to_dense(), dequantize(), padding)."
         )
     return value
+
+
+def check_unmasked(value: Any, name: str) -> None:
+    """TypeError for an array with masked entries."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError(
+            f"{name} must not be a masked array: the values under its mask would be read; leave those rows out, or mark them "
+            "by valid."
+        )
 
 
 def check_vector(tensor: Tensor, name: str, n: int, like: str = "group") -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from . import _native_loader
 
 _ARRAY, _TENSOR = object(), object()  # first items of array keys: no user's tuple equals one
 _INT64 = np.iinfo(np.int64)
+# NaN and NaT, those of pandas too (a subclass of datetime), are what no id is equal to.
+_MAY_BE_NONE = (float, np.floating, np.datetime64, np.timedelta64, datetime)
 
 
 def number_objects(values: Any, name: str = "observation") -> Tensor:
@@ -78,6 +81,8 @@ def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
         if kind == "u" and array.size and int(array.max()) > _INT64.max:
             raise _beyond_int64(name, int(array.argmax()), int(array.max()))
         return torch.from_numpy(array.astype(np.int64)), True
+    if kind in "mM" and bool(np.isnat(array).any()):
+        raise _no_id(name, int(np.isnat(array).argmax()), "NaT")
     if kind in "bmM":
         return _number_array_rows(array, name), False
     return _ids_of_list(_elements(array), name)
@@ -95,12 +100,10 @@ def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:
             row = next(i for i, v in enumerate(values) if not _INT64.min <= int(v) <= _INT64.max)
             raise _beyond_int64(name, row, int(values[row])) from None
         return torch.from_numpy(array), True
-    if type(None) in types or any(issubclass(t, (float, np.floating)) for t in types):
+    if type(None) in types or any(issubclass(t, _MAY_BE_NONE) for t in types):
         for row, value in enumerate(values):
-            if value is None or (isinstance(value, (float, np.floating)) and value != value):
-                raise ValueError(
-                    f"{name}[{row}] must be an id, got {value}; give every row one, and mark padding rows by valid."
-                )
+            if value is None or (isinstance(value, _MAY_BE_NONE) and value != value):
+                raise _no_id(name, row, value)
     return _number_list(values, name), False
 
 
@@ -241,5 +244,10 @@ def _float_ids(name: str, dtype: str) -> TypeError:
     )
 
 
+def _no_id(name: str, row: int, value: Any) -> ValueError:
+    return ValueError(f"{name}[{row}] must be an id, got {value}; give every row one, and mark padding rows by valid.")
+
+
 def _beyond_int64(name: str, row: int, value: int) -> ValueError:
-    return ValueError(f"{name}[{row}] must fit into int64, got {value}; use str(id) for each id, or smaller numbers.")
+    got = str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length()} bits"
+    return ValueError(f"{name}[{row}] must fit into int64, got {got}; use str(id) for each id, or smaller numbers.")

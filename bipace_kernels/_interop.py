@@ -11,6 +11,8 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
+from . import _checks
+
 # Arguments of advantage() of which the first that is given decides the type of the results.
 DECIDING = ("fingerprint", "rewards", "returns")
 
@@ -33,10 +35,14 @@ def to_torch(value: Any, name: str) -> Any:
 
     The current stream of torch waits for the array's, as DLPack has it; the host waits for nothing.  Lists are copied
     because all that follows measures first and reads then: another thread may change a list in between, and a
-    subclass's __len__ need not say what it holds.
+    subclass's __len__ need not say what it holds.  TypeError for nested tensors, and for masked arrays, whose mask nobody
+    would look at.
     """
     if isinstance(value, (list, tuple)):
         return tuple(value)
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        _checks.check_dense(value, name)
+    _checks.check_unmasked(value, name)
     if not is_interop_array(value):
         return value
     try:

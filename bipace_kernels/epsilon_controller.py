@@ -300,13 +300,18 @@ class EpsilonController:
         if not isinstance(state, dict) or state.keys() != wanted:
             got = sorted(map(str, state)) if isinstance(state, dict) else _checks.type_name(state)
             raise ValueError(f"state must be what state_dict() gave, with the keys {', '.join(wanted)}, got {got}.")
-        self.epsilon = _checks.check_number_in(state["epsilon"], "state['epsilon']", *self.bounds)
-        self._settled = bool(state["settled"])
-        self._updates = _checks.integer_at_least(state["updates"], "state['updates']", 0)
-        self._moves = _checks.integer_at_least(state["moves"], "state['moves']", 0)
-        self._sizes = Sizes(float(state["median"]), float(state["singletons"]), int(state["clusters"]))
-        self._r2 = None if state["r2"] is None else float(state["r2"])
-        self.reason = str(state["reason"])
+        for name, kind in (("settled", bool), ("reason", str)):
+            if not isinstance(state[name], kind):
+                raise ValueError(f"state[{name!r}] must be {kind.__name__}, got {state[name]!r}.")
+        # All of it before any of it: a state that is refused changes nothing.
+        epsilon = _checks.check_number_in(state["epsilon"], "state['epsilon']", *self.bounds)
+        counts = [_checks.integer_at_least(state[n], f"state['{n}']", 0) for n in ("updates", "moves", "clusters")]
+        median = _checks.check_number_in(state["median"], "state['median']", 0.0, math.inf)
+        singletons = _checks.check_number_in(state["singletons"], "state['singletons']", 0.0, 1.0)
+        r2 = None if state["r2"] is None else _checks.check_number_in(state["r2"], "state['r2']", -math.inf, 1.0)
+        self.epsilon, self._settled, self.reason, self._r2 = epsilon, state["settled"], state["reason"], r2
+        self._updates, self._moves = counts[0], counts[1]
+        self._sizes = Sizes(median, singletons, counts[2])
 
 
 def _median(point: _Point) -> str:

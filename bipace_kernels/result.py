@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from .value_r2 import ValueR2, value_r2
 Tensor = torch.Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AdvantageResult:
     """Advantages in the caller's row order.  Padding and rows set aside hold 0, cluster −1, branch SINGLETON.
 
@@ -37,9 +37,20 @@ class AdvantageResult:
     returns: Tensor
     cluster: Tensor
     branch: Tensor
-    records: RecordSource = field(repr=False)
-    tensors: AdvantageResult | None = field(default=None, repr=False)  # this result, where its fields are no tensors
+    records: RecordSource
+    tensors: AdvantageResult | None = None  # this result, where its fields are no tensors
     value: Tensor | None = None
+
+    def __repr__(self) -> str:
+        """A few lines; nothing is read from a GPU."""
+        there = (self.tensors or self).advantage
+        fields = ("advantage", "step_advantage", "episode_advantage", "returns", "value", "cluster", "branch")
+        named = ", ".join(name for name in fields if getattr(self, name) is not None)
+        return (
+            f"AdvantageResult of {there.shape[0]} rows on {there.device}\n"
+            f"  fields: {named}\n"
+            "  .metrics() for a logger, .value_r2() of the partition, .check() for deferred errors"
+        )
 
     def as_arrays(self, from_dlpack: Callable[[Tensor], Any]) -> AdvantageResult:
         """The same memory as arrays of another library, e.g. of from_dlpack=jax.numpy.from_dlpack."""

@@ -19,6 +19,10 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
     Returns [B, T] float32.  ValueError for advantages that are not finite and masks of other numbers, on the CPU; on a GPU
     nobody looks, because that would wait for it.
     """
+    if hasattr(advantage, "advantage"):
+        raise TypeError(
+            f"advantage must be the advantages [B], got {type(advantage).__name__}; give its field `advantage`."
+        )
     given = _interop.all_to_torch({"advantage": advantage, "mask": mask})
     advantage, mask = given.values()
     device = _checks.one_device(given)

@@ -114,7 +114,10 @@ def check_fingerprint(lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE, 
 
     state   [M] uint8   0 fine, 1 holds a non-finite value, 2 is zero
     """
-    for code, fact in ((1, "holds a non-finite value"), (2, "is zero, so it has no direction")):
+    for code, fact in (
+        (1, "holds a non-finite value (beyond ±3.4e38 counts as one)"),
+        (2, "is zero, so it has no direction"),
+    ):
         rows = torch.zeros(lay.n_rows, dtype=torch.bool)
         rows[lay.order[state == code]] = True
         if bool(rows.any()):

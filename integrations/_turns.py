@@ -82,6 +82,14 @@ class Turns:
         before = prompt_length if isinstance(prompt_length, int) else prompt_length[self.row]
         return Positions(self.start + before - 1, torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)))
 
+    def positions_of(self, rows: Tensor, prompt_length: int) -> tuple[Tensor, Positions]:
+        """The same of rows in another order [B]: the turns [n] as they come there, and the token before each of them."""
+        place = torch.empty(self.shape[0], dtype=torch.int64)
+        place[rows.cpu()] = torch.arange(self.shape[0])
+        order = torch.argsort(place[self.row], stable=True)
+        offsets = torch.nn.functional.pad(self.counts[rows.cpu()].cumsum(0), (1, 0))
+        return order, Positions(self.start[order] + prompt_length - 1, offsets)
+
     def spread(self, advantage: Tensor) -> Tensor:
         """[B, T] float32: each turn's advantage [n] on its tokens, 0 elsewhere; on the advantage's device."""
         length = (self.stop - self.start).to(advantage.device)

@@ -3,8 +3,8 @@
 Files named test_device_*.py test what runs where the tensors are: on a GPU (they get the mark `gpu`), or on CPU tensors by
 what stands in for one.  `TRITON_INTERPRET=1 pytest tests/*/test_device_*.py` runs the Triton kernels in Triton's
 interpreter; the variable has to stand in the environment before Triton is imported, so that is a run of its own.
-`BIPACE_TEST_BACKEND=cuda` tests the CUDA kernels instead, and with BIPACE_TWIN=1 on the CPU: by their twin
-(tests/native/twin), under several orders of the threads each; BIPACE_TWIN_SANITIZE=1 compiles it with AddressSanitizer and
+`BIPACE_TEST_BACKEND=cuda` tests the CUDA kernels instead, and with BIPACE_EMULATOR=1 on the CPU: by their emulator
+(tests/native/emulator), under several orders of the threads each; BIPACE_EMULATOR_SANITIZE=1 compiles it with AddressSanitizer and
 UndefinedBehaviorSanitizer (tests/native/sanitize.sh).  test_device_triton_*.py and test_device_cuda_*.py are of one backend.
 Without a stand-in these tests need a GPU and skip where there is none; BIPACE_REQUIRE=gpu makes the skip a failure.
 """
@@ -27,7 +27,7 @@ from ragged import BACKEND, ON_CPU
 import bipace_kernels as bk
 
 if TYPE_CHECKING:
-    from cuda_twin import Twin
+    from cuda_emulator import Emulator
     from stand_ins import Watched
 
 # Helpers that assert for several tests say as much as the tests do.
@@ -141,11 +141,11 @@ def device() -> torch.device:
 
 
 if BACKEND == "cuda" and ON_CPU:
-    from cuda_twin import SCHEDULES, of_checkout, run_on_cpu
+    from cuda_emulator import SCHEDULES, of_checkout, run_on_cpu
 
     @pytest.fixture(scope="session")
-    def twin() -> Twin:
-        return of_checkout(sanitize=os.environ.get("BIPACE_TWIN_SANITIZE") == "1")
+    def emulator() -> Emulator:
+        return of_checkout(sanitize=os.environ.get("BIPACE_EMULATOR_SANITIZE") == "1")
 
     def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if _on_device(metafunc):
@@ -160,7 +160,7 @@ if BACKEND == "cuda" and ON_CPU:
         """The order of threads and blocks of the test's kernels; nothing for tests of other files."""
         if not hasattr(request, "param"):
             return ""
-        twin = request.getfixturevalue("twin")
-        twin.schedule, twin.seed = request.param, 7
-        run_on_cpu(twin, monkeypatch.setattr)
+        emulator = request.getfixturevalue("emulator")
+        emulator.schedule, emulator.seed = request.param, 7
+        run_on_cpu(emulator, monkeypatch.setattr)
         return str(request.param)

@@ -125,8 +125,7 @@ def returns_from(
 
     The rules are those of the example's rollouts; the states stay as they are.
     """
-    from model import CLOSE, OPEN, answer_text
-    from rollout import LONGEST_COMMAND
+    from rollout import CLOSE, COMMAND_TOKENS, OPEN, answer_text
 
     end = tokenizer(CLOSE).input_ids[-1]
     read = cache(lambda observation: tokenizer(answer_text(observation)).input_ids)
@@ -154,7 +153,7 @@ def returns_from(
                 continue
             token[slot] = chosen[slot]
             playing.written.append(token[slot])
-            if token[slot] == end or len(playing.written) == LONGEST_COMMAND:
+            if token[slot] == end or len(playing.written) == COMMAND_TOKENS:
                 observation, _, done = playing.env.step(spell(tuple(playing.written)))
                 playing.steps += 1
                 if done:

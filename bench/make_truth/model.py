@@ -16,27 +16,40 @@ import numpy as np
 from tqdm import tqdm
 
 from ..truth_sets import FOLDER, write
-from .textcraft import EXAMPLE, GAMMA, LAYERS, ROLES, example
+from .textcraft import GAMMA, HORIZON, LAYERS, MOST_COMMANDS, POLICY, PROMPT_TOKENS, ROLES, example
 
 UPDATES = (30, 60, 0)  # in the order of making
 EARLIER = 2  # updates before, whose batches may serve as memory
-METHOD, SEED = "bipace_q", 0
+METHOD, SEED, BATCH = "bipace", 0, 64
 PROMPTS, ROLLOUTS = 18, 8
 STATES = 16  # of one call of the model: times the continuations, rows of its cache
 
 
+def split(tokenizer: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Published tasks of depth 2 and 3 that fit, by a fixed shuffle: those that the policy was trained on, and 25 others."""
+    from environment import published
+    from model import commands_needed, prompt_text
+
+    fitting = [
+        task for task in published()
+        if task.depth in (2, 3) and commands_needed(task) <= MOST_COMMANDS
+        and len(tokenizer(prompt_text(task)).input_ids) <= PROMPT_TOKENS
+    ]  # fmt: skip
+    random.Random(0).shuffle(fitting)
+    return tuple(fitting[:-25]), tuple(fitting[-25:])
+
+
 def train(out: Path) -> None:
-    """Weights after the updates that `make` needs, as out/update<k>.pt; the run itself is examples/textcraft's."""
+    """Weights after the updates that `make` needs, as out/update<k>.pt, by the trainer of examples/textcraft."""
     example()
     import torch
-    import train as of_example
+    import trainer
+    from environment import TextCraft
+    from model import load
     from settings import Settings
 
     wanted = {update - back for update in UPDATES for back in range(EARLIER + 1)}
     out.mkdir(parents=True, exist_ok=True)
-    warm = out / "warm_start"
-    if not warm.exists():
-        warm.symlink_to(EXAMPLE / "results" / "warm_start")
 
     def keep(update: int, model: Any) -> None:
         if update in wanted:
@@ -44,7 +57,9 @@ def train(out: Path) -> None:
                 {name: x.to(torch.bfloat16) for name, x in model.state_dict().items()}, out / f"update{update}.pt"
             )
 
-    found = of_example.train(METHOD, SEED, Settings(), out, "cpu", 1, after_update=keep)
+    settings = Settings().changed(updates=max(UPDATES), batch=BATCH, learning_rate=5e-4, check_every=0)
+    world = trainer.World(*split(load(POLICY)[1]), TextCraft)
+    found = trainer.train(METHOD, SEED, settings, world, POLICY, out / "work", after_update=keep)
     (out / "run.json").write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -55,23 +70,17 @@ def make(update: int, role: str, continuations: int, out: Path, again: bool) -> 
         return
     example()
     import torch
-    from model import load, split_tasks
+    from environment import TextCraft
+    from model import load
     from rollout import play
-    from settings import Settings
 
     from .continuations import State, returns_from
 
     torch.set_num_threads(1)
-    settings = Settings()
-    model, tokenizer = load(EXAMPLE / "results" / "warm_start")
-    split = split_tasks(
-        tokenizer,
-        most_commands=settings.most_commands,
-        prompt_tokens=settings.prompt_tokens,
-        held_out=settings.held_out,
-    )
+    model, tokenizer = load(POLICY)
+    trained, _ = split(tokenizer)
     seed = 10_000 * ROLES[role] + update
-    shuffled = list(split.train)
+    shuffled = list(trained)
     random.Random("truth").shuffle(shuffled)
     first = PROMPTS * list(ROLES).index(role)
     tasks = shuffled[first : first + PROMPTS]
@@ -83,9 +92,8 @@ def make(update: int, role: str, continuations: int, out: Path, again: bool) -> 
     unknown: dict[tuple[int, ...], tuple[State, list[int]]] = {}  # distinct pasts, and the rows that have them
 
     def add(batch: int, tasks: list[Any], rollouts: int, seed: int) -> None:
-        repeated = [task for task in tasks for _ in range(rollouts)]
-        generator = torch.Generator().manual_seed(seed)
-        episodes = play(model, tokenizer, repeated, horizon=settings.horizon, generator=generator)
+        envs = [TextCraft(task) for task in tasks for _ in range(rollouts)]
+        episodes: Any = play(model, tokenizer, envs, horizon=HORIZON, seed=seed)
         begin = columns["group"][-1] + 1 if columns["group"] else 0
         trajectory = columns["trajectory"][-1] + 1 if columns["trajectory"] else 0
         for number, episode in enumerate(episodes):
@@ -99,7 +107,7 @@ def make(update: int, role: str, continuations: int, out: Path, again: bool) -> 
                 if batch >= 0:
                     here = type(env)(env.task, env.recipes)
                     here.inventory = dict(env.inventory)
-                    state = State(here, tuple(past), settings.horizon - t)
+                    state = State(here, tuple(past), HORIZON - t)
                     unknown.setdefault(tuple(past), (state, []))[1].append(len(columns["group"]))
                 row = (batch, begin + number // rollouts, trajectory + number, t, episode.rewards[t], 0.0, 0.0,
                        episode.observations[t], episode.commands[t])  # fmt: skip
@@ -143,12 +151,12 @@ def make(update: int, role: str, continuations: int, out: Path, again: bool) -> 
     if update > 0:
         for back in range(1, EARLIER + 1):
             at(update - back)
-            drawn = random.Random(f"{seed} {back}").sample(list(split.train), settings.tasks)
-            add(-back, drawn, settings.rollouts, seed + 100 * back)
+            drawn = random.Random(f"{seed} {back}").sample(list(trained), BATCH // ROLLOUTS)
+            add(-back, drawn, ROLLOUTS, seed + 100 * back)
     meta = {
         "name": path.stem, "environment": "TextCraft, published tasks that the model was trained on", "role": role,
         "policy": f"the example's model, temperature 1, after {update} updates of {METHOD}, seed {SEED}", "gamma": GAMMA,
-        "horizon": settings.horizon, "continuations": continuations, "rollouts": ROLLOUTS, "seed": seed,
+        "horizon": HORIZON, "continuations": continuations, "rollouts": ROLLOUTS, "seed": seed,
         "hidden": "the policy's own", "tasks": [task.task_id for task in tasks],
         "made_by": f"python -m bench.make_truth model --continuations {continuations}",
     }  # fmt: skip

@@ -16,6 +16,8 @@ EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "textcraf
 NOISES = (0.3, 0.5, 0.65)
 ROLES = {"choose": 1, "hold": 2}  # and their seeds
 GAMMA, PROMPTS, ROLLOUTS, BATCHES = 0.95, 16, 16, 2
+POLICY = Path(__file__).resolve().parent / "policy"  # a model that imitated the planner on the published tasks
+HORIZON, MOST_COMMANDS, PROMPT_TOKENS = 12, 10, 110
 LAYERS = (2, 3)  # of hidden_states; 3 is what the example trains with (layer -2)
 TEST_GOALS = 140  # goals of the hold sets
 
@@ -35,17 +37,16 @@ def make(noise: float, role: str, continuations: int, again: bool) -> None:
     import torch
     from environment import TextCraft
     from generate import generate, split_goals
-    from model import CLOSE, OPEN, answer_text, load, prompt_text
+    from model import load, prompt_text
     from planner import plan, stray
-    from settings import Settings
+    from rollout import CLOSE, OPEN, answer_text
 
     torch.set_num_threads(1)
-    settings = Settings()
-    model, tokenizer = load(EXAMPLE / "results" / "warm_start")
+    model, tokenizer = load(POLICY)
     seed = ROLES[role] * 1000 + round(1000 * noise)
 
     def fits(task: Any) -> bool:
-        return len(tokenizer(prompt_text(task)).input_ids) <= settings.prompt_tokens
+        return len(tokenizer(prompt_text(task)).input_ids) <= PROMPT_TOKENS
 
     def act(env: TextCraft, rng: random.Random) -> str:
         return stray(env, rng) if rng.random() < noise else plan(env)
@@ -64,7 +65,7 @@ def make(noise: float, role: str, continuations: int, again: bool) -> None:
         return float(found[:half].mean()), float(found[half:].mean())
 
     goals = split_goals(TEST_GOALS, seed=0)[role == "hold"]
-    tasks = generate(BATCHES * PROMPTS, seed=seed, goals=goals, most_commands=settings.most_commands, fits=fits)
+    tasks = generate(BATCHES * PROMPTS, seed=seed, goals=goals, most_commands=MOST_COMMANDS, fits=fits)
     columns: dict[str, list[Any]] = {
         name: [] for name in
         ("batch", "group", "trajectory", "step", "reward", "value_a", "value_b", "observation", "action")
@@ -76,10 +77,10 @@ def make(noise: float, role: str, continuations: int, again: bool) -> None:
             rng = random.Random(f"{seed} {group} {rollout}")
             env, observed = TextCraft(task), task.text
             ids, places = list(tokenizer(prompt_text(task)).input_ids), []
-            for t in range(settings.horizon):
+            for t in range(HORIZON):
                 state = (tuple(sorted(env.inventory.items())), t)
                 if state not in known:  # a generator of its own, so that values do not depend on the order
-                    known[state] = value(env, settings.horizon - t, random.Random(f"{seed} {group} {state}"))
+                    known[state] = value(env, HORIZON - t, random.Random(f"{seed} {group} {state}"))
                 command = act(env, rng)
                 places.append(len(ids) - 1)
                 ids += tokenizer(OPEN + command + CLOSE).input_ids
@@ -97,8 +98,8 @@ def make(noise: float, role: str, continuations: int, again: bool) -> None:
                 states[layer].append(found[layer][0, places].numpy())
     meta = {
         "name": path.stem, "environment": "TextCraft, generated tasks", "role": role, "gamma": GAMMA,
-        "policy": f"planner with {noise:.0%} stray commands", "horizon": settings.horizon, "continuations": continuations,
-        "rollouts": ROLLOUTS, "seed": seed, "hidden": "examples/textcraft/results/warm_start",
+        "policy": f"planner with {noise:.0%} stray commands", "horizon": HORIZON, "continuations": continuations,
+        "rollouts": ROLLOUTS, "seed": seed, "hidden": "bench/make_truth/policy",
         "made_by": f"python -m bench.make_truth textcraft --continuations {continuations}",
         "tasks": [[task.goal, list(task.commands)] for task in tasks],
     }  # fmt: skip

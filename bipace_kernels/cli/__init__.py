@@ -19,6 +19,8 @@ def main(args: Sequence[str] | None = None) -> None:
         except _optional.MissingPackageError as error:
             sys.stderr.write(f"error: {error}\n")
             raise SystemExit(MISSING_PACKAGE) from None
+    from ._console import stdout_errors
     from .program import app
 
-    app(list(args) if args is not None else None, prog_name="bipace")
+    with stdout_errors():
+        app(list(args) if args is not None else None, prog_name="bipace")

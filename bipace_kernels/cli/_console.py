@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -21,6 +24,10 @@ BAD_INPUT = 2  # exit status of every error that the user can correct
 INTERRUPTED = 130  # as shells report SIGINT
 
 
+# What a write to stdout fails with: the reader has gone, the disk is full, the descriptor is closed.
+_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
 class CliError(Exception):
     """An error that the user can correct: shown as one paragraph, without a traceback, with exit status 2."""
 
@@ -30,10 +37,15 @@ def pick(cls: type[T], given: Mapping[str, Any]) -> T:
     return cls(**{field.name: given[field.name] for field in fields(cls)})  # type: ignore[arg-type]  # a dataclass
 
 
+class _Results(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))  # rich would end the program without a word
+
+
 def stdout() -> Console:
     """Console of results; without a terminal it is wide enough for every table."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
+    console = _Results()
+    return console if console.is_terminal else _Results(width=120)
 
 
 def stderr() -> Console:
@@ -81,12 +93,39 @@ def user_errors() -> Iterator[None]:
         stderr().print("[bold red]error:[/] ", end="")
         stderr().print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(BAD_INPUT) from None
+    except BrokenPipeError as error:  # typer would end the program without a word
+        raise OSError(errno.EIO, error.strerror) from None
     except KeyboardInterrupt:
         stderr().print("stopped; nothing was written", markup=False)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def stdout_errors() -> Iterator[None]:
+    """Around the program: SystemExit with status 2, and a sentence, where its results cannot be written to stdout."""
+    if sys.stdout is None:
+        _stop("it is closed")
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _LOST or error.filename is not None:
+            raise
+        # What is left in the buffer would be written again at exit, and fail again.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        _stop(error.strerror or str(error))
+
+
+def _stop(reason: str) -> NoReturn:
+    if sys.stderr is not None:
+        sys.stderr.write(f"error: stdout cannot be written: {reason}; send it elsewhere (> FILE, or > /dev/null).\n")
+    raise SystemExit(BAD_INPUT)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ class Options:
     backend: str = "auto"
     threads: int | None = None
     merge_files: bool = False
+    longest_line: int = rollouts.LONGEST_LINE
 
 
 def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mode: str | None = None) -> bk.Config:
@@ -83,6 +84,7 @@ def run(given: Mapping[str, Any]) -> None:
             merge_files=options.merge_files,
             duplicates=config.duplicates,
             allow_nonfinite=config.on_invalid == "singleton",
+            longest_line=options.longest_line,
             advance=lambda n: bar.advance(task, n),
         )
         if options.fingerprint is not None:

@@ -12,7 +12,7 @@ from .. import _optional
 from ..calibration import HEADINGS, row_cells
 from . import output
 from ._console import INTERRUPTED, CliError, grid, notes, number, pick, stderr, stdout
-from .rollouts import json_lines
+from .rollouts import LONGEST_LINE, json_lines
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Options:
     dtype: str = "auto"
     token_budget: int | None = None
     backend: str = "auto"
+    longest_line: int = LONGEST_LINE
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -88,7 +89,7 @@ def read_prompts(path: str, options: Options) -> Prompts:
     found = Prompts([], [], [] if options.group is not None else None)
     if not Path(path).is_file():
         raise CliError(f"{path} is not a file; give a .jsonl or .jsonl.gz file with one prompt per line.")
-    for line, record in json_lines(path):
+    for line, record in json_lines(path, longest_line=options.longest_line):
         _take(found, record, f"{path}, line {line}", options)
     if not found.prompts:
         raise CliError(f"{path} holds no prompts; give a file with one JSON object per line.")

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.colors import LogNorm, Normalize, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from ._console import number
 
@@ -50,73 +48,45 @@ class Row:
     success: bool | None
 
 
-def size_histograms(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
-    """Small multiples: how many clusters of each size, on shared logarithmic axes."""
-    columns = min(3, len(partitions))
-    rows = -(-len(partitions) // columns)
-    largest = max((int(p.sizes.max(initial=1)) for p in partitions), default=1)
-    n_bins = max(3, int(np.ceil(np.log2(largest))) + 1)
-    figure, axes = _figure(1.5 + 3.6 * columns, 1.3 + 2.5 * rows, rows, columns, sharex=True, sharey=True)
-    top = 1.0
-    for axis, partition in zip(axes.flat, partitions, strict=False):
-        counts = np.bincount(_size_bin(partition.sizes), minlength=n_bins)
-        top = max(top, float(counts.max(initial=1)))
-        colours = [VERMILLION] + [BLUE] * (n_bins - 1)
-        bars = axis.bar(np.arange(n_bins), counts, color=colours, width=0.86)
-        labels = [f"{count:,}" if count else "" for count in counts]
-        axis.bar_label(bars, labels, fontsize=7, color=DARK, padding=1)
-        axis.set_title(partition.label, loc="left", fontsize=10, fontweight="bold", pad=16)
-        axis.text(
-            0, 1.02, _size_summary(partition.sizes), transform=axis.transAxes, fontsize=8, color=DARK, va="bottom"
+def step_shares(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
+    """A bar per partition: the share of steps that are compared with peers, and of those that are alone.
+
+    Where the records have action keys, steps with peers of their own action stand apart from those without.
+    """
+    keyed = any(outcome.actions for outcome in partitions)
+    parts = [
+        (
+            "pace_row_fraction",
+            BLUE,
+            "peers with the same action (HGPO: any peers)" if keyed else "peers in the same state",
         )
-        axis.set_yscale("log")
-    for axis in list(axes.flat)[len(partitions) :]:
-        axis.set_axis_off()
-    for axis in axes.flat:
-        axis.set_ylim(0.7, top * 3)
-        axis.yaxis.set_minor_locator(NullLocator())
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
-        axis.set_xticks(np.arange(n_bins), [_bin_name(b) for b in range(n_bins)], fontsize=7, rotation=45, ha="right")
-        axis.tick_params(axis="x", labelbottom=True)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("clusters (log scale)")
-    for column in range(columns):
-        shown = [axis for axis in axes[:, column] if axis.axison]
-        shown[-1].set_xlabel("records in the cluster (log scale)")
-    handles = [
-        Patch(color=VERMILLION, label="singletons: no step-level signal"),
-        Patch(color=BLUE, label="clusters with peers"),
     ]
-    _title(figure, f"Cluster sizes: {title}")
-    spare = list(axes.flat)[len(partitions) :]
-    if spare:
-        spare[0].legend(handles=handles, loc="center", frameon=False, fontsize=9)
-    else:
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    if keyed:
+        parts.append(("leave_one_out_row_fraction", SKY, "peers, none of them with its action"))
+    parts.append(("singleton_row_fraction", VERMILLION, "alone: no step-level signal"))
+    figure, axes = _figure(8.6, 1.5 + 0.5 * len(partitions), 1, 1)
+    axis, y, left = axes[0, 0], np.arange(len(partitions)), np.zeros(len(partitions))
+    for name, colour, label in parts:
+        share = np.array(_metric(partitions, name))
+        bars = axis.barh(y, share, left=left, color=colour, height=0.62, label=label)
+        texts = [f"{value:.0%}" if value >= 0.04 else "" for value in share]
+        axis.bar_label(bars, texts, label_type="center", fontsize=9, color="black" if colour == SKY else "white")
+        left += share
+    axis.set_yticks(y, [outcome.label for outcome in partitions], fontsize=9)
+    axis.set_ylim(len(partitions) - 0.5, -0.5)  # the first on top
+    axis.set_xlim(0, 1)
+    axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axis.set_xlabel("share of steps")
+    axis.grid(False)
+    _title(figure, f"What a step is compared with: {title}")
+    figure.legend(loc="outside lower center", ncols=len(parts), frameon=False, fontsize=9)
     _save(figure, path)
-
-
-def _size_bin(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Bin of each size: 1, 2, 3–4, 5–8, 9–16, ..."""
-    return np.ceil(np.log2(np.maximum(sizes, 1))).astype(np.int64)
-
-
-def _bin_name(number: int) -> str:
-    low, high = 2 ** (number - 1) + 1, 2**number
-    return str(high) if number < 2 else f"{low}–{high}"
-
-
-def _size_summary(sizes: npt.NDArray[np.int64]) -> str:
-    if not sizes.size:
-        return "no clusters"
-    share = float((sizes == 1).mean())
-    return f"{share:.0%} singletons · mean {sizes.mean():.1f} · P90 {np.quantile(sizes, 0.9):.0f}"
 
 
 def epsilon_curve(
     path: Path, title: str, curves: Mapping[str, Sequence[Outcome]], levels: Sequence[Outcome], marked: float
 ) -> None:
-    """Three panels over ε: share of singletons, cluster sizes, value R² with a band of ± one standard error.
+    """Three panels over ε: share of singletons, mean cluster size, value R² with a band of ± one standard error.
 
     curves   by the kind of state, the outcomes of the same radii
     levels   partitions without an ε, drawn as lines across the panels
@@ -128,9 +98,7 @@ def epsilon_curve(
     for (label, curve), colour, marker in zip(curves.items(), (BLUE, ORANGE), ("o", "s"), strict=False):
         style = {"color": colour, "marker": marker, "markersize": 5}
         singles.plot(x, _metric(curve, "singleton_cluster_fraction"), label=f"cosine n-grams, {label}", **style)
-        sizes.plot(x, _metric(curve, "p90_cluster_size"), **{**style, "linestyle": ":", "alpha": 0.9})
         sizes.plot(x, _metric(curve, "mean_cluster_size"), **style)
-        sizes.plot(x, _metric(curve, "median_cluster_size"), **{**style, "linestyle": "--", "alpha": 0.9})
         centre = np.array([outcome.value_r2.r2 for outcome in curve], np.float64)  # None: nan, which is not drawn
         spread = np.nan_to_num(np.array([outcome.value_r2.stderr for outcome in curve], np.float64))
         r2.fill_between(x, centre - spread, centre + spread, color=colour, alpha=0.2, linewidth=0)
@@ -159,12 +127,7 @@ def epsilon_curve(
     sizes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     sizes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     sizes.yaxis.set_minor_formatter(NullFormatter())
-    kinds: tuple[tuple[str, Any], ...] = (("P90", ":"), ("mean (exact and history: mean)", "-"), ("median", "--"))
-    lines = [Line2D([], [], color="#666666", linestyle=dash, label=name) for name, dash in kinds]
-    sizes.legend(handles=lines, loc="upper left", ncols=3, frameon=False, fontsize=8)
-    low, high = sizes.get_ylim()
-    sizes.set_ylim(low, high * (high / low) ** 0.15)  # room for the legend above the lines
-    sizes.set_ylabel("cluster size\n(records, log scale)")
+    sizes.set_ylabel("mean cluster size\n(records, log scale)")
     r2.set_ylabel("value R²\n(band: ± standard error)")
     r2.set_xlabel("ε: largest cosine distance at which a record joins a cluster")
     r2.set_xticks(x, [f"{value:g}" for value in x])

@@ -24,7 +24,6 @@ class Outcome:
     key        its name in report.json
     settings   what differs between partitions: partition, state, epsilon, ...
     metrics    of AdvantageResult.metrics(), without the prefix "bipace/"
-    sizes      [C] records of each cluster
     actions    whether the records have action keys
     choice     how ε was chosen, of an embedder
     """
@@ -34,7 +33,6 @@ class Outcome:
     settings: dict[str, Any]
     metrics: dict[str, float]
     value_r2: bk.ValueR2
-    sizes: Any
     result: Any = field(default=None, repr=False)
     actions: bool = True
     choice: bk.EpsilonChoice | None = None

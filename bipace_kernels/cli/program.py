@@ -77,6 +77,9 @@ ValidColumn = Annotated[str, _column("valid", "False for padding records; option
 SuccessColumn = Annotated[str, _column("success", "Whether the episode succeeded; optional.")]
 FingerprintColumn = Annotated[str | None, _column("fingerprint", "Hidden states: a list of numbers per record.")]
 MergeFiles = Annotated[bool, _input("--merge-files", "Equal task ids of different files are one group.")]
+LongestLine = Annotated[
+    int, _input("--longest-line", "MiB that a line of JSONL may have.", metavar="MIB", min=1, max=1 << 20)
+]
 ActionMode = Annotated[
     str,
     _input(
@@ -176,6 +179,7 @@ def _advantage(
     on_invalid: OnInvalid = None,
     action_mode: ActionMode = "text",
     merge_files: MergeFiles = False,
+    longest_line: LongestLine = 64,
     task_column: TaskColumn = "task_id",
     rollout_column: RolloutColumn = "rollout",
     step_column: StepColumn = "step",
@@ -236,6 +240,7 @@ def _report(
     ] = None,
     action_mode: ActionMode = "text",
     merge_files: MergeFiles = False,
+    longest_line: LongestLine = 64,
     backend: Backend = "auto",
     threads: Threads = None,
 ) -> None:
@@ -279,6 +284,7 @@ def _calibrate(
         int | None,
         typer.Option("--token-budget", min=1, help="Tokens of one forward; else 512 on the CPU, 16,384 on a GPU."),
     ] = None,
+    longest_line: LongestLine = 64,
     backend: Backend = "auto",
 ) -> None:
     """Choose layer, pooling and ε for a model: linear probes and clusters over layers × poolings × ε."""

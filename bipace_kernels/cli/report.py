@@ -56,6 +56,7 @@ class Options:
     html: bool = False
     backend: str = "auto"
     threads: int | None = None
+    longest_line: int = rollouts.LONGEST_LINE
 
 
 @dataclass
@@ -95,6 +96,7 @@ def run(given: Mapping[str, Any]) -> None:
             merge_files=options.merge_files,
             duplicates=options.duplicates,
             allow_nonfinite=options.on_invalid == "singleton",
+            longest_line=options.longest_line,
             advance=lambda n: bar.advance(task, n),
         )
         if options.fingerprint is not None:
@@ -105,7 +107,7 @@ def run(given: Mapping[str, Any]) -> None:
         if options.sentence is not None:
             _encode(sections, options.sentence, bar)
         n_embedders = 2 + (options.sentence is not None) + (records.fingerprint is not None)
-        comparing = stage(bar, "comparing", len(sections) * (5 + 2 * len(epsilons) + n_embedders))
+        comparing = stage(bar, "comparing", len(sections) * (6 + 2 * len(epsilons) + n_embedders))
         for section in sections:
             _compare(section, options, epsilons, lambda: bar.advance(comparing))
         drawing = stage(bar, "drawing", len(sections))
@@ -184,17 +186,16 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
             warnings.simplefilter("ignore", RuntimeWarning)
             metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
         advance()
-        cluster = result.cluster.numpy()
-        sizes = np.bincount(cluster[cluster >= 0])
-        return Outcome(
-            key, label, settings, metrics, result.value_r2(), sizes, result, records.action is not None, choice
-        )
+        return Outcome(key, label, settings, metrics, result.value_r2(), result, records.action is not None, choice)
 
     depth = options.history_length
     seen = states.observations(records, states.State())
     section.table.append(outcome("exact", "exact (GiGPO)", {"partition": "exact"}, observation=seen))
     history = {"partition": "history", "history_length": depth}
-    section.table.append(outcome("history", f"history {depth} (HGPO)", history, observation=seen))
+    section.table.append(outcome("history", f"history {depth}, deepest level", history, observation=seen))
+    section.table.append(
+        outcome("hgpo", f"HGPO, all levels to {depth}", {**history, "estimator": "hgpo"}, observation=seen)
+    )
     if _runs_similar(records, options):
         similar = {"partition": "similar", "similarity": options.similarity}
         section.table.append(outcome("similar", f"similar {options.similarity:g}", similar, observation=seen))
@@ -355,7 +356,7 @@ def _draw(section: Section, options: Options, folder: Path) -> None:
     from . import figures
 
     start = f"{section.slug}_"
-    figures.size_histograms(folder / f"{start}sizes.png", section.name, section.table)
+    figures.step_shares(folder / f"{start}steps.png", section.name, section.table)
     curves = {
         "state: the observation": section.curves["observation"],
         f"state: the last {options.history_length + 1} observations": section.curves["history"],
@@ -501,7 +502,7 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
         "",
         *markdown_table(PARTITIONS, table_rows(PARTITIONS, section.table)),
         "",
-        f"![Cluster sizes]({section.slug}_sizes.png)",
+        f"![What a step is compared with]({section.slug}_steps.png)",
         "",
         "### Values by kernel regression",
         "",

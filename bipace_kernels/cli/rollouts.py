@@ -27,6 +27,8 @@ from ._console import CliError
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIXES = (".parquet", ".pq")
+LONGEST_LINE = 64  # MiB
+BOMB_BYTES, BOMB_RATIO = 1 << 30, 200  # a gzipped file of more bytes unpacked, and more of them to one of its own
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Ints = npt.NDArray[np.int64]
@@ -142,6 +144,7 @@ def read(
     merge_files: bool = False,
     duplicates: str = "raise",
     allow_nonfinite: bool = False,
+    longest_line: int = LONGEST_LINE,
     advance: Advance | None = None,
 ) -> Rollouts:
     """The step records of all files; CliError for the first bad one.
@@ -152,6 +155,7 @@ def read(
     merge_files      a group is a task id of all files together, not of one file
     duplicates       as Config.duplicates: "raise" refuses two records with equal file, task, rollout and step, "once"
                      refuses them where their rewards differ
+    longest_line     MiB that a line of JSONL may have
     allow_nonfinite  NaN, infinite and huge rewards and fingerprints pass (for on_invalid="singleton")
     """
     columns = columns or Columns()
@@ -166,7 +170,7 @@ def read(
         if Path(path).suffix.lower() in PARQUET_SUFFIXES:
             _read_parquet(parser, advance)
         else:
-            for line, record in json_lines(path, advance):
+            for line, record in json_lines(path, advance, longest_line=longest_line):
                 if not parser.fields:
                     parser.start(record.__contains__)
                 parser.add(record, line)
@@ -442,15 +446,32 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def json_lines(path: str, advance: Advance | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number, counted from 1, and object of each line that is not blank, of a file that may be gzipped; CliError names the line."""
-    line = read = 0
+def json_lines(
+    path: str, advance: Advance | None = None, *, longest_line: int = LONGEST_LINE
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number, counted from 1, and object of each line that is not blank, of a file that may be gzipped; CliError names the line.
+
+    longest_line   MiB that a line may have
+    """
+    line = read = unpacked = 0
+    most = longest_line << 20
     try:
         with open(path, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"  # by content: a renamed file still reads
             raw.seek(0)
             stream: Any = io.BufferedReader(GzipFile(fileobj=raw), 1 << 16) if zipped else raw
-            for line, text in enumerate(stream, 1):
+            for line, text in enumerate(iter(lambda: stream.readline(most + 1), b""), 1):
+                if len(text) > most:
+                    raise CliError(
+                        f"{path}, line {line}: wanted at most {longest_line} MiB, got more; write one record per line, or take "
+                        f"--longest-line {2 * longest_line}."
+                    )
+                unpacked += len(text)
+                if zipped and unpacked > max(BOMB_BYTES, BOMB_RATIO * raw.tell()):
+                    raise CliError(
+                        f"{path}, line {line}: it unpacks to more than {BOMB_RATIO} times its size, {unpacked >> 20:,} MiB so "
+                        "far; unpack it by gunzip first if that is what it should hold."
+                    )
                 if advance is not None and raw.tell() - read >= 1 << 16:
                     advance(raw.tell() - read)
                     read = raw.tell()

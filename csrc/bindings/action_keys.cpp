@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "bindings/texts.h"
 #include "common/xxh64.h"
 
@@ -47,7 +48,7 @@ py::object token_keys(const Array& ids, const std::optional<Array>& mask, uintpt
   }
   TokenOutside outside;
   {
-    py::gil_scoped_release release;
+    const GilReleased release;
     outside = hash_token_rows(rows, table, static_cast<KeyMode>(mode), n, pointer<int64_t>(keys),
                               pointer<uint8_t>(parsed), n_threads);
   }
@@ -94,7 +95,7 @@ py::object flatten_rows(const py::tuple& rows, int64_t n_rows, uintptr_t row_off
 void text_keys(const py::tuple& items, int64_t n, int mode, uintptr_t keys, uintptr_t parsed, int n_threads) {
   check_count(items, n);
   const Texts texts(items);
-  py::gil_scoped_release release;
+  const GilReleased release;
   hash_texts(texts.starts(), texts.sizes(), texts.count(), static_cast<KeyMode>(mode), pointer<int64_t>(keys),
              pointer<uint8_t>(parsed), n_threads);
 }

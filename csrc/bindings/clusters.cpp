@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "cpu/dot.h"
 #include "cpu/sweep.h"
 
@@ -56,7 +57,7 @@ void bind_clusters(py::module_& m) {
     }
   });
   m.def("dot_products", &dot_products);
-  const auto release = py::call_guard<py::gil_scoped_release>();
+  const auto release = py::call_guard<GilReleased>();
   m.def(
       "scan_rows",
       [](uintptr_t data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, uintptr_t order,

@@ -1,5 +1,6 @@
 // The compiled module bipace_kernels._native.
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "cpu/parallel.h"
 
 namespace bipace {
@@ -13,7 +14,7 @@ namespace {
 py::list parallel_squares(int64_t n_tasks, int n_threads) {
   std::vector<int64_t> out(static_cast<size_t>(n_tasks));
   {
-    py::gil_scoped_release release;
+    const GilReleased release;
     parallel_for(n_tasks, n_threads, [&](int64_t task, int) { out[static_cast<size_t>(task)] += task * task; });
   }
   py::list result;
@@ -27,6 +28,14 @@ py::list parallel_squares(int64_t n_tasks, int n_threads) {
 PYBIND11_MODULE(_native, m) {
   m.doc() = "CPU kernels of bipace_kernels.  Private: call the functions of bipace_kernels instead.";
   m.attr("cuda_decision") = BIPACE_CUDA_DECISION;  // whether this build has CUDA kernels, and why not
+  bipace::prepare_unwinding();
+  pybind11::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const bipace::Interrupted&) {
+      // PyErr_CheckSignals has set the error already: KeyboardInterrupt, or what the user's handler raised.
+    }
+  });
   m.def("parallel_squares", &bipace::parallel_squares);
   bipace::bind_stages(m);
   bipace::bind_objects(m);

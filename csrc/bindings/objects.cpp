@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 
 namespace bipace {
 namespace {
@@ -71,6 +72,8 @@ bool storage(PyObject* object, std::string_view* bytes, int* tag) {
   return false;
 }
 
+constexpr int64_t kObjectsBetweenPolls = 1 << 16;  // some milliseconds
+
 [[noreturn]] void raise_unhashable(const std::string& name, Py_ssize_t row, PyObject* object) {
   const std::string text =
       name + "[" + std::to_string(row) + "] must be hashable, got " + std::string(Py_TYPE(object)->tp_name) +
@@ -101,6 +104,7 @@ int64_t number_objects(const py::tuple& values, int64_t n, uintptr_t out, const 
   bool is_array = false;
   for (int64_t i = 0; i < n; ++i) {
     PyObject* object = PyTuple_GET_ITEM(values.ptr(), i);
+    if (i % kObjectsBetweenPolls == 0 && PyErr_CheckSignals() != 0) throw py::error_already_set();
     if (Py_TYPE(object) != last_type) {
       const int answer = PyObject_IsInstance(object, array_types.ptr());
       if (answer < 0) throw py::error_already_set();
@@ -127,7 +131,7 @@ int64_t number_objects(const py::tuple& values, int64_t n, uintptr_t out, const 
 int64_t number_rows(uintptr_t rows, int64_t n, int64_t row_bytes, uintptr_t out) {
   const char* data = pointer<const char>(rows);  // [N, row_bytes]
   int64_t* codes = pointer<int64_t>(out);        // [N]
-  py::gil_scoped_release release;
+  const GilReleased release;
   ByteNumbers numbers(n);
   for (int64_t i = 0; i < n; ++i) {
     codes[i] = numbers.number({data + i * row_bytes, static_cast<size_t>(row_bytes)}, 0);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 
 namespace bipace {
 namespace {
@@ -31,7 +32,7 @@ void cluster_similar_binding(const py::tuple& texts, int64_t n, uintptr_t group_
   for (int64_t i = 0; i < n; ++i) views.push_back(view(PyTuple_GET_ITEM(texts.ptr(), i), i));
   Status status;
   {
-    py::gil_scoped_release release;
+    const GilReleased release;
     status = cluster_similar(views.data(), offsets, n_groups, similarity, n_threads, pointer<int64_t>(labels));
   }
   raise_if_failed(status);

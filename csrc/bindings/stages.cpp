@@ -1,5 +1,6 @@
 // Bindings of the small stages: returns, episode, values, critic, observations, n-grams.
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "cpu/critic.h"
 #include "cpu/episode.h"
 #include "cpu/ngrams.h"
@@ -12,7 +13,7 @@ namespace bipace {
 using Address = uintptr_t;
 
 void bind_stages(py::module_& m) {
-  const auto release = py::call_guard<py::gil_scoped_release>();
+  const auto release = py::call_guard<GilReleased>();
   m.def(
       "discounted_returns",
       [](Address rewards, Address step, Address offsets, int64_t n_trajectories, double gamma, Address out,

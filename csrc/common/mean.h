@@ -8,6 +8,11 @@ namespace bipace {
 // What a step term came from: no one else in the cluster, its estimator's mean, or the mean of all others.
 enum Branch : uint8_t { kSingleton = 0, kPace = 1, kLeaveOneOut = 2 };
 
+// later − earlier, of any step numbers: a difference beyond 64 bits wraps round, where a signed one would be undefined.
+BIPACE_HD inline int64_t steps_between(int64_t earlier, int64_t later) {
+  return static_cast<int64_t>(static_cast<uint64_t>(later) - static_cast<uint64_t>(earlier));
+}
+
 // R − mean as a float32 difference, the mean rounded to float32 once: equal returns give exactly 0.
 BIPACE_HD inline float centred(float value, double mean) { return value - static_cast<float>(mean); }
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cpu/greedy.h"
+#include "cpu/interrupt.h"
 #include "cpu/parallel.h"
 
 namespace bipace {
@@ -110,6 +111,7 @@ class GroupClusters {
       }
       if (block_.empty()) break;
       soon_.assign(order + next, order + std::min(n, next + wanted));
+      poll_interrupt();
       run_block(labels);
     }
     // Clusters are numbered by seed already; rows without a cluster come in between.

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/mean.h"
 #include "cpu/gram.h"
 #include "cpu/greedy.h"
 #include "cpu/parallel.h"
@@ -95,7 +96,7 @@ struct Work {
     }
     double exponent = (cosine - 1.0) / kernel.width;
     if (kernel.horizon > 0.0) {
-      const double steps = static_cast<double>(a.time[p] - b.time[q]) / kernel.horizon;
+      const double steps = static_cast<double>(steps_between(b.time[q], a.time[p])) / kernel.horizon;
       exponent -= steps * steps / 2.0;
     }
     return std::exp(exponent);
@@ -374,8 +375,8 @@ void gae_advantage(const double* rewards, const double* value, const float* retu
       int64_t first = last - 1;
       while (step && first > begin && step[first - 1] == step[first]) --first;
       double discount = gamma, decay = gamma * gae_lambda;
-      if (last < end && step && step[last] - step[first] != 1) {
-        const double gap = static_cast<double>(step[last] - step[first]);
+      if (last < end && step && steps_between(step[first], step[last]) != 1) {
+        const double gap = static_cast<double>(steps_between(step[first], step[last]));
         discount = std::pow(discount, gap);
         decay = std::pow(decay, gap);
       }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cpu/greedy.h"
+#include "cpu/interrupt.h"
 
 namespace bipace {
 namespace {
@@ -42,6 +43,7 @@ double measure(const Rows& rows, const DotKernels& dot, ScaledRow& row) {
 void multiply(const DotKernels& dot, const Bundles& a, const Bundles& b, double* out, int64_t stride) {
   const bool same = &a == &b;
   for (int64_t top = 0; top < a.count(); top += kBlock) {
+    poll_interrupt();
     for (int64_t left = same ? top : 0; left < b.count(); left += kBlock) {
       const int64_t bottom = std::min(a.count(), top + kBlock), right = std::min(b.count(), left + kBlock);
       for (int64_t e = 0; e < a.dim; e += kBundleDepth) {

@@ -1,10 +1,20 @@
 #include "cpu/observations.h"
 
 #include <algorithm>
+#include <random>
 #include <vector>
 
 namespace bipace {
 namespace {
+
+// Of the process.  Labels do not depend on it.
+uint64_t secret() {
+  static const uint64_t drawn = [] {
+    std::random_device device;
+    return static_cast<uint64_t>(device()) << 32 | device();
+  }();
+  return drawn;
+}
 
 // Numbers pairs of integers by first appearance: open addressing, cleared per group by shrinking to the group's size.
 class PairNumbers {
@@ -32,14 +42,16 @@ class PairNumbers {
   struct Slot {
     int64_t a, b, label;
   };
-  static size_t hash(int64_t a, int64_t b) {
-    uint64_t h = static_cast<uint64_t>(a) * 0x9E3779B97F4A7C15u ^ (static_cast<uint64_t>(b) + 0x632BE59BD9B4E019u);
+  size_t hash(int64_t a, int64_t b) const {
+    uint64_t h = (static_cast<uint64_t>(a) ^ secret_) * 0x9E3779B97F4A7C15u ^
+                 ((static_cast<uint64_t>(b) ^ (secret_ >> 1)) * 0xC2B2AE3D27D4EB4Fu + 0x632BE59BD9B4E019u);
     h ^= h >> 32;
     h *= 0xD6E8FEB86659FD93u;
     return static_cast<size_t>(h ^ (h >> 32));
   }
   std::vector<Slot> slots_;
   size_t mask_ = 0;
+  const uint64_t secret_ = secret();  // codes come from outside: nobody shall choose some that all collide
 };
 
 }  // namespace

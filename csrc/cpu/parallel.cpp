@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "cpu/interrupt.h"
 
 namespace bipace {
 namespace {
@@ -27,6 +30,7 @@ class Pool {
       n_tasks_ = n_tasks;
       next_.store(0, std::memory_order_relaxed);
       error_ = nullptr;
+      stop_.store(false, std::memory_order_relaxed);
       wanted_ = n_threads - 1;
       running_ = n_threads - 1;
       ++round_;
@@ -34,7 +38,15 @@ class Pool {
     wake_.notify_all();
     work(0);
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [&] { return running_ == 0; });
+    while (!done_.wait_for(lock, std::chrono::milliseconds(kPollEvery), [&] { return running_ == 0; })) {
+      lock.unlock();
+      try {
+        if (!stop_.load(std::memory_order_relaxed)) poll_interrupt();
+      } catch (...) {
+        fail();
+      }
+      lock.lock();
+    }
     body_ = nullptr;
     if (error_) std::rethrow_exception(error_);
   }
@@ -73,17 +85,25 @@ class Pool {
   }
 
   void work(int worker) {
+    const Following following(&stop_);
     try {
       for (;;) {
+        poll_interrupt();
         const int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
         if (task >= n_tasks_) break;
         (*body_)(task, worker);
       }
     } catch (...) {
-      next_.store(n_tasks_, std::memory_order_relaxed);  // nobody starts another task
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!error_) error_ = std::current_exception();
+      fail();
     }
+  }
+
+  // In a handler: nobody starts another task, and long ones end at their next poll.
+  void fail() {
+    next_.store(n_tasks_, std::memory_order_relaxed);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!error_) error_ = std::current_exception();
+    stop_.store(true, std::memory_order_relaxed);
   }
 
   std::mutex mutex_;
@@ -92,6 +112,7 @@ class Pool {
   const Body* body_ = nullptr;
   int64_t n_tasks_ = 0;
   std::atomic<int64_t> next_{0};
+  std::atomic<bool> stop_{false};
   std::exception_ptr error_;
   int wanted_ = 0, running_ = 0;
   uint64_t round_ = 0;
@@ -142,7 +163,10 @@ void parallel_for(int64_t n_tasks, int n_threads, const std::function<void(int64
       return;
     }
   }
-  for (int64_t task = 0; task < n_tasks; ++task) body(task, 0);
+  for (int64_t task = 0; task < n_tasks; ++task) {
+    poll_interrupt();
+    body(task, 0);
+  }
 }
 
 }  // namespace bipace

@@ -10,7 +10,8 @@ namespace bipace {
 // worker in [0, n_threads) names the thread, for scratch memory.  Which thread gets which task is not fixed, so a body
 // may only write what its task owns: then results are the same at any thread count.
 // Runs on the caller alone when called from inside a body or while another thread's call holds the pool.  Safe after
-// fork(): the child starts a pool of its own.  An exception of a body is thrown again here, once all bodies have ended.
+// fork(): the child starts a pool of its own.  An exception of a body is thrown again here, once all bodies have ended;
+// Interrupted (interrupt.h) where the call is to end.
 void parallel_for(int64_t n_tasks, int n_threads, const std::function<void(int64_t task, int worker)>& body);
 
 }  // namespace bipace

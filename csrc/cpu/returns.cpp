@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/mean.h"
 #include "cpu/parallel.h"
 
 namespace bipace {
@@ -30,7 +31,7 @@ void discounted_returns(const double* rewards, const int64_t* step, const int64_
       if (i == trajectory_offsets[t + 1] - 1) {
         next = rewards[i];
       } else {
-        const int64_t gap = step ? step[i + 1] - step[i] : 1;
+        const int64_t gap = step ? steps_between(step[i], step[i + 1]) : 1;
         // Equal step numbers are one step recorded twice: its reward counts once.
         if (gap == 1) {
           next = rewards[i] + gamma * next;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/interrupt.h"
 #include "cpu/parallel.h"
 
 namespace bipace {
@@ -16,6 +17,7 @@ namespace {
 
 // difflib drops an element from its index of b when b has at least this many elements and more than 1 % + 1 are equal.
 constexpr int32_t kPopularMinimum = 200;
+constexpr int64_t kWorkBetweenPolls = 1 << 20;  // some milliseconds
 constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
 
 // The ratio in the very operations Python performs, so that comparing it with a threshold gives the same answer.
@@ -194,6 +196,10 @@ class Matcher {
         p = static_cast<int32_t>(std::lower_bound(b.positions.begin() + p, b.positions.begin() + end, r.b_low) -
                                  b.positions.begin());
       }
+      if ((work_ += end - p + 1) > kWorkBetweenPolls) {
+        work_ = 0;
+        poll_interrupt();
+      }
       const int32_t row_first = p;
       for (; p < end; ++p) {
         const int32_t j = b.positions[p];
@@ -228,6 +234,7 @@ class Matcher {
   std::vector<int32_t> a_;
   std::vector<int32_t> row_, last_;  // [len b + 1]
   std::vector<Region> regions_;
+  int64_t work_ = 0;  // pairs of positions since the last poll
 };
 
 // Labels of one group from 0; returns the number of clusters.

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "cpu/interrupt.h"
+
 namespace bipace {
 namespace {
 
@@ -44,6 +46,7 @@ void add_square(const DotKernels& dot, Symmetric& target, const double* p, int64
 
 void factorise(const DotKernels& dot, Symmetric& a) {
   for (int64_t begin = 0; begin < a.n; begin += kPanelRows) {
+    poll_interrupt();
     const int64_t end = std::min(a.n, begin + kPanelRows);
     for (int64_t k = begin; k < end; ++k) {
       double* pivot = a.row(k);

@@ -3,7 +3,8 @@
 //
 //   nvcc        into the wheel (csrc/cuda/launch.cpp launches them);
 //   NVRTC       through cupy.RawModule, where the wheel came without them: no host header is included here;
-//   BIPACE_TWIN as plain C++ for the CPU (tests/native/twin), where every thread of a block is a fibre and the order in
+//   BIPACE_EMULATOR as plain C++ for the CPU (tests/native/emulator), where every thread of a block is a fibre and the
+//   order in
 //               which they run is the test's to choose.
 //
 // A kernel is  BIPACE_KERNEL(name, NameArgs, threads) { … a.field … }  with one argument `a`, a struct of 8-byte
@@ -12,8 +13,8 @@
 
 #include "common/hd.h"
 
-#ifdef BIPACE_TWIN
-#include "twin.h"
+#ifdef BIPACE_EMULATOR
+#include "emulator.h"
 #else
 
 #define BIPACE_DEVICE __device__ __forceinline__

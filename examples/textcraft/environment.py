@@ -98,6 +98,15 @@ class TextCraft:
         self.inventory: dict[str, int] = {}
         self.done = False
 
+    @property
+    def opening(self) -> str:
+        return self.task.text
+
+    @property
+    def prompt(self) -> str:
+        """What stands before the first command of a model."""
+        return self.task.text + "\n"
+
     def step(self, command: str) -> tuple[str, float, bool]:
         if self.done:
             raise RuntimeError("the goal is crafted and the episode over; make a new TextCraft.")
@@ -136,6 +145,21 @@ class TextCraft:
         held[item] = held.get(item, 0) + made
         self.done = item == self.task.goal
         return f"Crafted {made} {name}", float(self.done), self.done
+
+
+class Explained(TextCraft):
+    """For a model that has not imitated anybody: the rules stand before the task."""
+
+    RULES = (
+        "Craft the goal. You have one command a turn, written <action>command</action>:\n"
+        "get 2 ITEM: takes what no recipe makes; free.\n"
+        "craft 1 OUT using 2 A, 1 B: one of the crafting commands below; the inventory must hold exactly what it uses.\n"
+        "inventory: shows what you have.\n\n"
+    )
+
+    @property
+    def prompt(self) -> str:
+        return self.RULES + super().prompt
 
 
 @lru_cache(maxsize=1 << 16)

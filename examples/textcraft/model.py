@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import torch
 from environment import Recipes, Task, TextCraft, all_recipes, published
+from generate import generate, split_goals
 from planner import plan, stray
+from rollout import CLOSE, OPEN, answer_text
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)  # fmt: skip
 
-OPEN, CLOSE = "<action>", "</action>"  # around each command of the model; CLOSE ends its turn
+FACTS = "warm_start.json"  # in the folder of a warm start
 PAD, END = "<pad>", "<end>"  # END stands nowhere: trainers want a tokenizer to have one
 
 # Counts go with the words around them and item names stand alone, so a command is few tokens: "<action>get 2 ", "quartz",
@@ -28,11 +39,6 @@ PIECES = Regex(
 
 def prompt_text(task: Task) -> str:
     return task.text + "\n"
-
-
-def answer_text(observation: str) -> str:
-    """How an observation stands between two commands."""
-    return "\n" + observation + "\n"
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
@@ -77,10 +83,54 @@ def make_model(
 
 @dataclass(frozen=True)
 class Split:
-    """Tasks to train on, and tasks that reinforcement learning never sees; the planner shows both."""
+    """Tasks to train on and tasks to measure on, all different.
+
+    test       drawn like `train`, from the same goals
+    new_goals  of goals that nothing else has: neither reinforcement learning nor the planner's lessons
+    """
 
     train: tuple[Task, ...]
-    held_out: tuple[Task, ...]
+    test: tuple[Task, ...]
+    new_goals: tuple[Task, ...]
+
+
+def make_split(
+    tokenizer: PreTrainedTokenizerBase, *, train: int, test: int, new_goals: int, most_commands: int, prompt_tokens: int
+) -> Split:
+    """`train` and `test` tasks of the same goals, and `test` tasks of `new_goals` others; equal arguments, equal tasks."""
+
+    def fits(task: Task) -> bool:
+        return len(tokenizer(prompt_text(task)).input_ids) <= prompt_tokens
+
+    goals, others = split_goals(new_goals, seed=0)
+    seen = generate(train + test, seed=1, goals=goals, most_commands=most_commands, fits=fits)
+    unseen = generate(test, seed=2, goals=others, most_commands=most_commands, fits=fits)
+    drawn = random.Random(3).sample(seen, len(seen))  # they come goal by goal
+    return Split(tuple(drawn[test:]), tuple(drawn[:test]), unseen)
+
+
+def save_split(path: Path, split: Split) -> None:
+    """Gzipped JSON; making the tasks takes ten seconds."""
+    found = {part.name: [astuple(task) for task in getattr(split, part.name)] for part in fields(split)}
+    path.write_bytes(gzip.compress(json.dumps(found).encode(), mtime=0))
+
+
+def load_split(path: Path) -> Split:
+    found = json.loads(gzip.decompress(path.read_bytes()))
+    return Split(**{part: tuple(Task(*row[:3], tuple(row[3])) for row in rows) for part, rows in found.items()})
+
+
+LESSONS = 1000  # tasks whose other recipes become goals of lessons
+
+
+def lessons(split: Split, most_commands: int) -> tuple[list[Task], list[Task]]:
+    """What the planner shows: the train tasks, and what else the recipes of some print, as goals of their own."""
+    hidden = {task.goal for task in (*split.train, *split.new_goals)}
+    others = [
+        Task(f"{task.task_id}/{goal}", goal, 0, task.commands)
+        for task in split.train[:LESSONS] for goal in Recipes(task.commands).printed if goal not in hidden
+    ]  # fmt: skip
+    return list(split.train), [task for task in others if _solvable(task, most_commands)]
 
 
 def commands_needed(task: Task, limit: int = 100) -> int:
@@ -91,30 +141,6 @@ def commands_needed(task: Task, limit: int = 100) -> int:
         if env.done:
             return n
     return limit + 1
-
-
-def split_tasks(tokenizer: PreTrainedTokenizerFast, *, most_commands: int, prompt_tokens: int, held_out: int) -> Split:
-    """The tasks of depth 2 and 3 that fit, by a fixed shuffle: the last `held_out` of them are held out."""
-    fitting = [
-        task for task in published()
-        if task.depth in (2, 3) and commands_needed(task) <= most_commands
-        and len(tokenizer(prompt_text(task)).input_ids) <= prompt_tokens
-    ]  # fmt: skip
-    random.Random(0).shuffle(fitting)
-    if not 0 < held_out < len(fitting):
-        raise ValueError(f"held_out must be in [1, {len(fitting) - 1}], for {len(fitting)} tasks fit, got {held_out}.")
-    return Split(tuple(fitting[:-held_out]), tuple(fitting[-held_out:]))
-
-
-def lessons(split: Split, most_commands: int) -> tuple[list[Task], list[Task]]:
-    """What the planner shows: all tasks of the split, and what else their printed recipes make, as goals of their own."""
-    tasks = [*split.train, *split.held_out]
-    goals = {task.goal for task in tasks}
-    others = [
-        Task(f"{task.task_id}/{goal}", goal, 0, task.commands)
-        for task in tasks for goal in Recipes(task.commands).printed if goal not in goals
-    ]  # fmt: skip
-    return tasks, [task for task in others if _solvable(task, most_commands)]
 
 
 def _solvable(task: Task, most_commands: int) -> bool:
@@ -198,10 +224,15 @@ def save(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFa
     """Weights in bfloat16: half the size, and every run starts from the very same ones."""
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "warm_start.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def load(folder: Path) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
-    """Model in float32, and tokenizer."""
-    model = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model, PreTrainedTokenizerFast.from_pretrained(folder)
+def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model in float32, and tokenizer: a warm start, or any causal language model in a local folder."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    # By its name alone the architecture would bring its own rules of splitting along.
+    own = (folder / FACTS).exists()
+    tokenizer = (PreTrainedTokenizerFast if own else AutoTokenizer).from_pretrained(folder, local_files_only=True)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model, tokenizer

@@ -1,4 +1,4 @@
-"""Table and curves of finished runs: means over seeds, with the smallest and largest seed as interval."""
+"""Figure and table of the runs that are finished, whichever these are; every number says over how many seeds it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,183 +15,194 @@ from matplotlib.ticker import PercentFormatter
 from settings import METHODS
 
 LABELS = {
-    "grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO", "bigpo": "BiGPO", "bipace_first": "BiPACE, first token",
-    "bipace_tag": "BiPACE, action tag", "bipace_q": "BiPACE, Q-style",
+    "grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO", "bigpo": "BiGPO", "bipace": "BiPACE, Q-style",
+    "bipace-step": "BiPACE, step term only", "gae": "GAE, kernel", "gae-group": "GAE, group mean (control)",
+    "gae-cluster": "GAE, clusters",
 }  # fmt: skip
 # Okabe and Ito's colours, and a line style each: nothing is told apart by colour alone.
 STYLES = {
-    "grpo": ("#000000", "-"), "gigpo": ("#E69F00", "--"), "hgpo": ("#009E73", "-."), "bigpo": ("#56B4E9", ":"),
-    "bipace_first": ("#CC79A7", "--"), "bipace_tag": ("#0072B2", "-."), "bipace_q": ("#D55E00", "-"),
+    "grpo": ("#000000", "-"), "gigpo": ("#E69F00", "--"), "bipace": ("#0072B2", "-."), "gae": ("#D55E00", "-"),
+    "gae-group": ("#009E73", ":"), "bipace-step": ("#56B4E9", "--"), "hgpo": ("#CC79A7", "-."), "bigpo": ("#8A8A8A", ":"),
+    "gae-cluster": ("#B8A800", "-"),
 }  # fmt: skip
-WINDOW = 5  # updates in the mean of noisy curves
-LAST = 10  # updates at the end that the table's train success is over
+SHOWN = ("grpo", "gigpo", "bipace", "gae-group", "gae")  # in the figure
+REFERENCE = "gae"  # of the paired differences
+LEVELS = (0.4, 0.5, 0.6)
+# 97.5 % quantiles of Student's t, by degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
-Runs = dict[str, list[dict[str, Any]]]
+Runs = dict[tuple[str, int], dict[int, dict[str, Any]]]  # (method, rollouts of a task): {seed: run}
 
 
 def read_runs(folder: Path) -> Runs:
-    """{method: its finished runs by seed}, in the order of METHODS."""
-    runs: Runs = {method: [] for method in METHODS}
+    runs: Runs = {}
     for path in sorted(folder.glob("*-seed*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
-        runs[found["method"]].append(found)
-    for found in runs.values():
-        found.sort(key=lambda run: run["seed"])
-    return {method: found for method, found in runs.items() if found}
+        runs.setdefault((found["method"], found["settings"]["group"]), {})[found["seed"]] = found
+    order = list(METHODS)
+    return dict(sorted(runs.items(), key=lambda item: (-item[0][1], order.index(item[0][0]))))
 
 
-def write_report(folder: Path) -> list[Path]:
-    """results.md, results.json, success.png and partitions.png beside the runs; gives what was written."""
+def curve(run: dict[str, Any], before: float | None) -> tuple[list[int], list[float]]:
+    """Rollouts and success on the test tasks, from the start on, whose success is `before`; None: the run has measured it."""
+    batch, checks = run["settings"]["batch"], run["checks"]
+    if before is not None:
+        checks = [{"update": 0, "test": before}, *checks]
+    return [c["update"] * batch for c in checks], [c["test"] for c in checks]
+
+
+def area(run: dict[str, Any], before: float | None) -> float:
+    """Mean success on the test tasks over the rollouts of the run, by trapezes."""
+    x, y = curve(run, before)
+    return float(np.trapezoid(y, x) / x[-1])
+
+
+def rollouts_to(run: dict[str, Any], before: float | None, level: float) -> float | None:
+    """Where the curve, straight between checks, first reaches the level; None where it does not."""
+    x, y = curve(run, before)
+    for i, value in enumerate(y):
+        if value >= level:
+            return float(x[i] if i == 0 else x[i - 1] + (x[i] - x[i - 1]) * (level - y[i - 1]) / (value - y[i - 1]))
+    return None
+
+
+def interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and half the width of its 95 % interval over seeds; None for fewer than two."""
+    n = len(values)
+    half = STUDENT[n - 2] * float(np.std(values, ddof=1)) / n**0.5 if 1 < n <= len(STUDENT) + 1 else None
+    return float(np.mean(values)), half
+
+
+def summary(runs: Runs, before: float | None) -> list[dict[str, Any]]:
+    """One row for each method and group size: values by seed, and what is paired with the reference's."""
+    rows = []
+    for (method, group), found in runs.items():
+        seeds = sorted(found)
+        row: dict[str, Any] = {
+            "method": method, "group": group, "seeds": seeds,
+            "final": [found[s]["checks"][-1]["test"] for s in seeds],
+            "half-way": [float(np.interp(curve(found[s], before)[0][-1] / 2, *curve(found[s], before))) for s in seeds],
+            "area": [round(area(found[s], before), 5) for s in seeds],
+            "rollouts_to": {f"{level:g}": [rollouts_to(found[s], before, level) for s in seeds] for level in LEVELS},
+            "train_last_10_updates": [float(np.mean([u["train"] for u in found[s]["updates"][-10:]])) for s in seeds],
+            "cpu_minutes": [round(found[s]["seconds"]["cpu"] / 60, 2) for s in seeds],
+            "share_of_time": {
+                name: round(sum(found[s]["seconds"][name] for s in seeds) / sum(found[s]["seconds"]["wall"] for s in seeds), 3)
+                for name in ("rollouts", "scoring", "checks")
+            },
+        }  # fmt: skip
+        reference = runs.get((REFERENCE, group), {})
+        both = [s for s in seeds if s in reference] if method != REFERENCE else []
+        if both:
+            row["reference_minus_this"] = {
+                "seeds": both,
+                "final": [reference[s]["checks"][-1]["test"] - found[s]["checks"][-1]["test"] for s in both],
+                "area": [area(reference[s], before) - area(found[s], before) for s in both],
+            }
+            # What share of this method's rollouts the reference needs for its final success.
+            shares = [
+                (rollouts_to(reference[s], before, found[s]["checks"][-1]["test"]), curve(found[s], before)[0][-1])
+                for s in both
+            ]
+            row["reference_minus_this"]["share_of_rollouts"] = [None if a is None else a / b for a, b in shares]
+        rows.append(row)
+    return rows
+
+
+def _percent(values: Sequence[float], sign: str = "") -> str:
+    mean, half = interval(values)
+    return f"{100 * mean:{sign}.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
+
+
+def table(rows: Sequence[dict[str, Any]], before: float | None) -> str:
+    head = ["method", "G", "seeds", "success half-way, %", "success at the end, %", "area under the curve, %",
+            *(f"rollouts to {level:.0%}" for level in LEVELS), "GAE − this: end", "GAE − this: area", "GAE's rollouts to its end",
+            "CPU minutes"]  # fmt: skip
+    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
+    for row in rows:
+        cells = [
+            LABELS[row["method"]],
+            str(row["group"]),
+            str(len(row["seeds"])),
+            *(_percent(row[k]) for k in ("half-way", "final", "area")),
+        ]
+        for level in LEVELS:
+            values = row["rollouts_to"][f"{level:g}"]
+            reached = [v for v in values if v is not None]
+            text = f"{np.mean(reached):,.0f}" if reached else "–"
+            cells.append(text if len(reached) in (0, len(values)) else f"{text} ({len(reached)} of {len(values)})")
+        paired = row.get("reference_minus_this")
+        if paired is None:
+            cells += ["", "", ""]
+        else:
+            reached = [v for v in paired["share_of_rollouts"] if v is not None]
+            share = f"{_percent(reached)} %" if reached else "not reached"
+            missing = len(paired["seeds"]) - len(reached)
+            cells += [_percent(paired["final"], "+"), _percent(paired["area"], "+"),
+                      share + (f" (not in {missing} of {len(paired['seeds'])})" if reached and missing else "")]  # fmt: skip
+        cells.append(f"{np.mean(row['cpu_minutes']):.1f}")
+        lines.append("| " + " | ".join(cells).replace(" -", " −") + " |")
+    lines += [
+        "",
+        "Success on test tasks, one episode each, after the same rollouts for all. Means over seeds ± half of a 95 % interval "
+        "(Student's t; none for one seed). Differences are by seed, in points; *GAE's rollouts to its end*: what share of the "
+        "method's rollouts the kernel GAE needed to reach that method's final success. "
+        "" if before is None else f"The warm start solves {before:.1%}.",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def write_report(folder: Path, start: Path) -> list[Path]:
+    """results.md, results.json and the figures beside the runs; gives what was written."""
     runs = read_runs(folder)
     if not runs:
         raise ValueError(f"{folder} holds no finished run; make one with `train.py run` or `train.py all`.")
-    seeds = [{run["seed"] for run in found} for found in runs.values()]
-    common, some = set.intersection(*seeds), set.union(*seeds)
-    if common:  # methods are compared on equal seeds
-        runs = {method: [run for run in found if run["seed"] in common] for method, found in runs.items()}
-    rows = {method: summary(found) for method, found in runs.items()}
+    facts = start / "warm_start.json"
+    before = json.loads(facts.read_text(encoding="utf-8"))["test"] if facts.exists() else None
+    rows = summary(runs, before)
     (folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    left_out = (
-        f"\nSeeds left out, as not every method has run them: {sorted(some - common)}.\n" if common < some else ""
-    )
-    (folder / "results.md").write_text(table(rows) + left_out * bool(common), encoding="utf-8")
-    draw_success(folder / "success.png", runs)
-    draw_partitions(folder / "partitions.png", runs)
-    return [folder / name for name in ("results.md", "results.json", "success.png", "partitions.png")]
+    (folder / "results.md").write_text(table(rows, before), encoding="utf-8")
+    written = [folder / "results.md", folder / "results.json"]
+    most = max(group for _, group in runs)
+    for name, chosen in (
+        ("success.png", [key for key in runs if key[1] == most and key[0] in SHOWN]),
+        ("others.png", [key for key in runs if key[1] == most and key[0] not in SHOWN]),
+        ("fewer.png", [key for key in runs if key[1] < most]),
+    ):
+        if chosen:
+            _draw(folder / name, {key: runs[key] for key in chosen}, before)
+            written.append(folder / name)
+    return written
 
 
-def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One method's numbers, one per seed each."""
-
-    def last(run: dict[str, Any], name: str) -> float | None:
-        values = [row[name] for row in run["updates"][-LAST:] if row.get(name) is not None]
-        return round(float(np.mean(values)), 4) if values else None
-
-    def checked(run: dict[str, Any], name: str) -> list[float]:
-        return [check[name] for check in run["checks"] if name in check]
-
-    facts: dict[str, Any] = {
-        "seeds": [run["seed"] for run in found],
-        "train_last_updates": [last(run, "train") for run in found],
-        "held_out_before": [checked(run, "held_out")[0] for run in found],
-        "held_out_after": [checked(run, "held_out")[-1] for run in found],
-        "held_out_mean_of_checks": [round(float(np.mean(checked(run, "held_out")[1:])), 4) for run in found],
-        "train_after": [checked(run, "train")[-1] for run in found],
-        "cpu_minutes": [round(run["cpu_seconds"] / 60, 2) for run in found],
-    }
-    for name in ("singleton_cluster_fraction", "value_r2", "epsilon"):
-        values = [last(run, name) for run in found]
-        if any(value is not None for value in values):
-            facts[name] = values
-    return facts
-
-
-def table(rows: dict[str, dict[str, Any]]) -> str:
-    """Markdown: mean (smallest to largest seed)."""
-
-    def cell(row: dict[str, Any], name: str, form: str) -> str:
-        values = [value for value in row.get(name, []) if value is not None]
-        if not values:
-            return "–"
-        text = format(float(np.mean(values)), form)
-        if len(values) > 1:
-            text += f" ({min(values):{form}} to {max(values):{form}})"
-        return text.replace("-", "−")
-
-    head = ["method", "seeds", f"train, last {LAST} updates", "train tasks, after", "held-out, after",
-            "held-out, mean of checks", "singletons", "value R²", "CPU minutes"]  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
-    for method, row in rows.items():
-        cells = [LABELS[method], str(len(row["seeds"]))]
-        cells += [cell(row, name, ".1%") for name in
-                  ("train_last_updates", "train_after", "held_out_after", "held_out_mean_of_checks",
-                   "singleton_cluster_fraction")]  # fmt: skip
-        cells += [cell(row, "value_r2", ".3f"), cell(row, "cpu_minutes", ".1f")]
-        lines.append("| " + " | ".join(cells) + " |")
-    before = {value for row in rows.values() for value in row["held_out_before"]}
-    text = "\n".join(lines) + "\n\nMeans over seeds (smallest to largest seed). "
-    return text + f"Held-out success of the warm start: {', '.join(f'{v:.1%}' for v in sorted(before))}.\n"
-
-
-def curve(found: Sequence[dict[str, Any]], part: str, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Updates [U], and values [seeds, U] of one method, NaN where there are none."""
-    steps = sorted({row["update"] for run in found for row in run[part]})
-    values = np.full((len(found), len(steps)), np.nan)
-    for i, run in enumerate(found):
-        for row in run[part]:
-            if row.get(name) is not None:
-                values[i, steps.index(row["update"])] = row[name]
-    return np.array(steps), values
-
-
-def smooth(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Mean of the last WINDOW updates, fewer at the beginning."""
-    windows = (values[:, max(0, i + 1 - WINDOW) : i + 1] for i in range(values.shape[1]))
-    return np.stack([_mean(window, 1) for window in windows], axis=1)
-
-
-def _mean(values: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
-    """Mean of what is not NaN; NaN where all is."""
-    there = ~np.isnan(values)
-    with np.errstate(invalid="ignore"):
-        mean: npt.NDArray[Any] = np.where(there, values, 0).sum(axis) / there.sum(axis)
-    return mean
-
-
-def draw_success(path: Path, runs: Runs) -> None:
-    """A column for each method: success in training above, on held-out tasks below; GRPO's mean in all of them."""
-    figure = Figure(figsize=(2.1 * len(runs) + 0.8, 5.2), dpi=150, layout="constrained")
+def _draw(path: Path, runs: Runs, before: float | None) -> None:
+    groups = sorted({group for _, group in runs}, reverse=True)
+    figure = Figure(figsize=(7.5 if len(groups) == 1 else 11, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, len(runs), sharex=True, sharey="row", squeeze=False)
-    seeds = sorted({run["seed"] for found in runs.values() for run in found})
-    for row, (part, name) in enumerate((("updates", "train"), ("checks", "held_out"))):
-        for column, (method, found) in enumerate(runs.items()):
-            axis = axes[row, column]
-            if "grpo" in runs and method != "grpo":
-                steps, values = curve(runs["grpo"], part, name)
-                mean = _mean(smooth(values) if row == 0 else values, 0)
-                axis.plot(steps, mean, color="#8A8A8A", linewidth=1.2, label="GRPO, mean")
-            _line(axis, found, part, name, method, smoothed=row == 0)
-            axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-            axis.grid(alpha=0.25)
-            if row == 0:
-                axis.set_title(LABELS[method], fontsize=10, fontweight="bold", loc="left")
-            else:
-                axis.set_xlabel("updates")
-    axes[0, 0].set_ylabel(f"train success\n(mean of {WINDOW} updates)")
-    axes[1, 0].set_ylabel("held-out success")
-    figure.suptitle(
-        f"Success on TextCraft: mean over {len(seeds)} seed{'s' * (len(seeds) > 1)}, band from smallest to largest; "
-        "grey: GRPO's mean", x=0.01, ha="left", fontsize=11,
-    )  # fmt: skip
-    figure.savefig(path, metadata={"Software": None})
-
-
-def draw_partitions(path: Path, runs: Runs) -> None:
-    """What the partitions look like while the policy changes: singletons and value R²."""
-    shown = {method: found for method, found in runs.items() if "singleton_cluster_fraction" in found[0]["updates"][0]}
-    figure = Figure(figsize=(11, 4.2), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    for method, found in shown.items():
-        _line(left, found, "updates", "singleton_cluster_fraction", method, smoothed=True)
-        _line(right, found, "updates", "value_r2", method, smoothed=True)
-    left.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    left.set_title("Singletons: clusters without a peer", fontsize=10, fontweight="bold", loc="left")
-    right.set_title("Value R²: returns predicted from other rollouts", fontsize=10, fontweight="bold", loc="left")
-    right.axhline(0, color="#8A8A8A", linewidth=0.8)
-    for axis in (left, right):
-        axis.set_xlabel(f"updates (mean of {WINDOW})")
+    for axis, group in zip(figure.subplots(1, len(groups), sharey=True, squeeze=False)[0], groups, strict=True):
+        for (method, size), found in runs.items():
+            if size == group:
+                _line(axis, method, found, before)
+        axis.set_xlabel("rollouts")
+        axis.set_title(f"{group} rollouts a task", fontsize=10, loc="left")
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis.grid(alpha=0.25)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        axis.legend(frameon=False, fontsize=9)
+    figure.axes[0].set_ylabel("success on test tasks")
+    figure.suptitle("TextCraft: mean over seeds, 95 % interval where there are several", x=0.01, ha="left", fontsize=11)
     figure.savefig(path, metadata={"Software": None})
 
 
-def _line(axis: Axes, found: Sequence[dict[str, Any]], part: str, name: str, method: str, *, smoothed: bool) -> None:
-    steps, values = curve(found, part, name)
-    if smoothed:
-        values = smooth(values)
+def _line(axis: Axes, method: str, found: dict[int, dict[str, Any]], before: float | None) -> None:
+    curves = [curve(run, before) for run in found.values()]
+    steps = min((x for x, _ in curves), key=len)
+    values = np.array([y[: len(steps)] for _, y in curves])
     colour, style = STYLES[method]
-    axis.fill_between(steps, np.fmin.reduce(values), np.fmax.reduce(values), color=colour, alpha=0.18, linewidth=0)
-    axis.plot(steps, _mean(values, 0), color=colour, linestyle=style, linewidth=1.8, label=LABELS[method])
+    label = f"{LABELS[method]} ({len(found)} seed{'s' * (len(found) > 1)})"
+    axis.plot(steps, values.mean(axis=0), color=colour, linestyle=style, linewidth=1.8, label=label)
+    halves = [interval(column)[1] for column in values.T]
+    if len(found) > 1 and None not in halves:
+        half = np.array(halves, dtype=float)
+        axis.fill_between(
+            steps, values.mean(axis=0) - half, values.mean(axis=0) + half, color=colour, alpha=0.15, linewidth=0
+        )

@@ -11,23 +11,38 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
 
 import torch
-from environment import Task, TextCraft
-from model import CLOSE, OPEN, answer_text, prompt_text
-from transformers import Cache, PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
-LONGEST_COMMAND = 16  # tokens; a longer command is cut there, and tried as it is
+OPEN, CLOSE = "<action>", "</action>"  # around each command of the model; CLOSE ends its turn
+COMMAND_TOKENS = 16  # a longer command is cut there, and tried as it is
 SPARE = 1 / 8  # share of rows that are over before the cache is copied without them
+
+
+class Environment(Protocol):
+    """One episode of a world of texts."""
+
+    prompt: str  # what stands before the first command
+    opening: str  # the first observation
+    done: bool  # it is solved
+
+    def step(self, command: str) -> tuple[str, float, bool]: ...
+
+
+def answer_text(observation: str) -> str:
+    """How an observation stands between two commands."""
+    return "\n" + observation + "\n"
 
 
 @dataclass
 class Episode:
     """One episode as tokens (after the prompt) and as turns."""
 
-    env: TextCraft
+    env: Environment
     prompt_ids: list[int]
     ids: list[int] = field(default_factory=list)  # commands and observations
     own: list[int] = field(default_factory=list)  # 1 on tokens that the model wrote
@@ -37,6 +52,7 @@ class Episode:
     rewards: list[float] = field(default_factory=list)  # of each command
     written: list[int] = field(default_factory=list)  # the command in the making
     reading: deque[int] = field(default_factory=deque)  # of the observation, what is to be taken still
+    drawn: int = 0  # random numbers used
 
     def take(self, token: int, own: int, logprob: float) -> None:
         self.ids.append(token)
@@ -88,21 +104,24 @@ def _roomy(x: torch.Tensor, room: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def play(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[Task], *, horizon: int,
-    temperature: float = 1.0, generator: torch.Generator | None = None,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, envs: Sequence[Environment], *, horizon: int, seed: int,
+    temperature: float = 1.0, command_tokens: int = COMMAND_TOKENS,
 ) -> list[Episode]:  # fmt: skip
-    """One episode of at most `horizon` commands for each of the tasks; equal tasks may stand there several times."""
-    if not tasks:
+    """One episode of at most `horizon` commands in each environment.
+
+    Every row has random numbers of its own, one for each token it may write: whatever the other rows do, equal policies write
+    equal episodes, and different policies are compared under the same luck.
+    """
+    if not envs:
         return []
-    distinct = list(dict.fromkeys(tasks))
-    prompts = tokenizer([prompt_text(task) for task in distinct]).input_ids
-    of_row = [distinct.index(task) for task in tasks]
-    episodes = [
-        Episode(TextCraft(task), prompts[at], observations=[task.text]) for task, at in zip(tasks, of_row, strict=True)
-    ]
+    distinct = list(dict.fromkeys(env.prompt for env in envs))
+    prompts = tokenizer(distinct).input_ids
+    of_row = [distinct.index(env.prompt) for env in envs]
+    episodes = [Episode(env, prompts[at], observations=[env.opening]) for env, at in zip(envs, of_row, strict=True)]
     was_training = model.training
     model.eval()
-    device, pad, end = model.device, tokenizer.pad_token_id, tokenizer(CLOSE).input_ids[-1]
+    device, pad, ends = model.device, tokenizer.pad_token_id, _ends(tokenizer)
+    luck = torch.rand(len(envs), horizon * command_tokens, generator=torch.Generator().manual_seed(seed)).tolist()
     width = max(map(len, prompts))
     layers = [_Columns() for _ in range(model.config.num_hidden_layers)]
     cache = Cache(layers=layers)
@@ -119,27 +138,31 @@ def play(
     logits, seen, position = logits[rows], seen[rows], position[rows, -1]
     for layer in layers:
         layer.choose(rows)
-    slots: list[Episode | None] = list(episodes)  # None where the episode is over
+    slots: list[int | None] = list(range(len(episodes)))  # row of each slot, None where the episode is over
 
     while True:
         logp = torch.log_softmax(logits.float() / temperature, dim=-1)
-        drawn = torch.rand(len(slots), 1, generator=generator, device=device)  # far cheaper than multinomial()
+        wanted = [0.0 if row is None else luck[row][min(episodes[row].drawn, len(luck[row]) - 1)] for row in slots]
+        drawn = torch.tensor(wanted, device=device)[:, None]  # far cheaper than multinomial()
         sampled = torch.searchsorted(logp.exp().cumsum(1), drawn).clamp(max=logp.shape[1] - 1)
         token, chance = sampled.squeeze(1).tolist(), logp.gather(1, sampled).squeeze(1).tolist()
-        for slot, episode in enumerate(slots):
-            if episode is None:
+        for slot, row in enumerate(slots):
+            if row is None:
                 continue
+            episode = episodes[row]
             if episode.reading:
                 token[slot] = episode.reading.popleft()
                 episode.take(token[slot], 0, 0.0)
                 continue
             episode.take(token[slot], 1, chance[slot])
             episode.written.append(token[slot])
-            if token[slot] == end or len(episode.written) == LONGEST_COMMAND:
+            episode.drawn += 1
+            full = len(episode.written) == command_tokens
+            if full or (token[slot] in ends and _closed(tokenizer, episode.written)):
                 _act(episode, tokenizer)
                 if episode.solved or len(episode.commands) == horizon:
                     slots[slot] = None
-        live = [slot for slot, episode in enumerate(slots) if episode is not None]
+        live = [slot for slot, row in enumerate(slots) if row is not None]
         if not live:
             break
         fed = torch.tensor(token, device=device)
@@ -155,22 +178,40 @@ def play(
     return episodes
 
 
-def _act(episode: Episode, tokenizer: PreTrainedTokenizerFast) -> None:
+@lru_cache(maxsize=4)
+def _ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that may end a command: the tokenizer's end, and those with the last character of CLOSE."""
+    vocabulary = range(len(tokenizer))
+    last = {i for i, text in enumerate(tokenizer.batch_decode([[i] for i in vocabulary])) if CLOSE[-1] in text}
+    return frozenset(last | {tokenizer.eos_token_id})
+
+
+def _closed(tokenizer: PreTrainedTokenizerBase, written: list[int]) -> bool:
+    return written[-1] == tokenizer.eos_token_id or CLOSE in tokenizer.decode(written)
+
+
+def _act(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> None:
     """Ends the command, and lines up the observation for reading."""
-    command = tokenizer.decode(episode.written).removeprefix(OPEN).removesuffix(CLOSE).strip()
+    text = tokenizer.decode(episode.written, skip_special_tokens=True)
+    command = text.partition(CLOSE)[0].rpartition(OPEN)[2].strip()
     observation, reward, _ = episode.env.step(command)
     episode.commands.append(command)
     episode.rewards.append(reward)
     episode.written.clear()
     episode.observations.append(observation)
-    episode.reading.extend(tokenizer(answer_text(observation)).input_ids)
+    episode.reading.extend(tokenizer(answer_text(observation), add_special_tokens=False).input_ids)
 
 
 def _forward(
-    model: Qwen2ForCausalLM, ids: torch.Tensor, look: torch.Tensor, position: torch.Tensor, cache: Cache
+    model: PreTrainedModel, ids: torch.Tensor, look: torch.Tensor, position: torch.Tensor, cache: Cache
 ) -> torch.Tensor:
     """[rows, vocabulary] logits after the last of the ids."""
-    states = model.model(
-        input_ids=ids, attention_mask=look, position_ids=position, past_key_values=cache, use_cache=True
-    ).last_hidden_state[:, -1]
-    return model.lm_head(states)
+    found: torch.Tensor = model(
+        input_ids=ids,
+        attention_mask=look,
+        position_ids=position,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits
+    return found[:, -1]

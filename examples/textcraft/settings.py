@@ -1,23 +1,28 @@
-"""What a run is made of.  All methods share all of it but their own rows of METHODS."""
+"""What a run is made of.  All methods share all of it but their own rows of METHODS and what tuning chose for them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-# BiPACE's settings of each method; the three of BiPACE are the paper's: keys of first tokens or of action tags, and Q-style.
+# Settings of bipace_kernels, one row a method.
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"method": "grpo"},
+    "bipace": {"method": "bipace", "estimator": "q_style", "action_key_mode": "action_tag"},
+    "gae": {"method": "gae"},
     "gigpo": {"method": "gigpo"},
+    "bipace-step": {"method": "bipace", "estimator": "q_style", "action_key_mode": "action_tag", "episode_weight": 0.0},
+    "gae-group": {"method": "gae", "value": "group"},
     "hgpo": {"method": "hgpo"},
     "bigpo": {"method": "bigpo"},
-    "bipace_first": {
-        "method": "bipace", "estimator": "diff_peer", "action_key_mode": "first_n", "n_action_tokens": 1,
-    },
-    "bipace_tag": {"method": "bipace", "estimator": "diff_peer", "action_key_mode": "action_tag"},
-    "bipace_q": {"method": "bipace", "estimator": "q_style", "action_key_mode": "action_tag"},
+    "gae-cluster": {"method": "gae", "value": "cluster"},
+}
+MAIN = ("grpo", "bipace", "gae", "gigpo", "bipace-step", "gae-group")
+# The parameter that a method has beside the learning rate; the others have none.
+OWN = {
+    "bipace": "epsilon", "bipace-step": "epsilon", "bigpo": "epsilon",
+    "gae": "gae_lambda", "gae-group": "gae_lambda", "gae-cluster": "gae_lambda",
 }  # fmt: skip
-SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -29,33 +34,35 @@ class Settings:
     width: int = 128
     blocks: int = 4
     heads: int = 4
-    # the tasks: depth 2 and 3, of which the planner needs at most so many commands, with prompts of at most so many tokens
+    # the tasks: depth 2 and 3, at most so many commands of the planner, prompts of at most so many tokens
+    train_tasks: int = 4000
+    test_tasks: int = 400  # of the goals that are trained, and as many of goals that are not
+    new_goals: int = 60  # of the 366 that are not trained; some of them give no task that fits
     most_commands: int = 10
     prompt_tokens: int = 110
-    held_out: int = 25
     horizon: int = 12  # commands of an episode
+    command_tokens: int = 16  # of one command
     # the warm start
     noise: float = 0.3  # share of stray commands in the planner's episodes
     lesson_batch: int = 16
-    lesson_check: int = 100  # updates between looks at the success
-    lesson_rate: float = 2e-3  # first lesson: the planner's own commands, until this success on the train tasks
-    lesson_updates: int = 3000
-    enough: float = 0.35
+    lesson_check: int = 100  # updates between looks at the success on 100 train tasks
+    lesson_rate: float = 2e-3  # first lesson: the planner's own commands
+    lesson_updates: int = 2000
     noisy_rate: float = 1e-3  # second lesson: all commands of the noisy planner, strays too
     noisy_updates: int = 300
     # training
-    updates: int = 60
-    tasks: int = 8
-    rollouts: int = 8
-    micro_batch: int = 64  # rows of one forward and backward
+    updates: int = 40
+    batch: int = 64  # rollouts of an update
+    group: int = 8  # of them of one task
+    micro_batch: int = 8  # rows of one forward and backward
     learning_rate: float = 5e-4
     gamma: float = 0.95
     step_weight: float = 1.0
     layer: int = -2
     epsilon: str = "auto"
+    gae_lambda: float = 0.5
     # evaluation
-    check_every: int = 10
-    check_rollouts: int = 4
+    check_every: int = 10  # updates between checks on the test tasks; 0: none
 
     @classmethod
     def of(cls, changes: list[str]) -> Settings:
@@ -71,6 +78,9 @@ class Settings:
             except ValueError:
                 raise ValueError(f"{name} must be of type {kinds[name].__name__}, got {value!r}.") from None
         return cls(**given)
+
+    def changed(self, **values: Any) -> Settings:
+        return replace(self, **values)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -60,18 +60,53 @@ def bipace_advantages(
 
     ValueError names what does not fit and the cure.  All processes call this together, and where one fails, all raise.
     """
-    settings, several = states.settings, trainer.accelerator.num_processes > 1
+    batch = prepare(trainer, inputs, output, rewards, states, hidden=hidden, loop=loop)
+    if hidden is None and states.may_be_hidden and not batch.why:
+        hidden = early_exit(trainer, output, batch.turns, states.settings.layer)
+    return batch.credit(states, hidden)
 
-    def prepare() -> tuple[Turns, dict[str, Any], list[Any], str]:
-        return _records(trainer, inputs, output, rewards, states, hidden, loop)
 
-    turns, records, texts, why = Ranks(None).agree(prepare, lambda _: None)[0] if several else prepare()
-    if states.may_be_hidden and not why and hidden is None:
-        hidden = _early_exit(trainer, output, turns, settings.layer)
-    result, metrics = states.advantage(
-        records, lambda: texts, hidden=hidden, why=why, run=bk.distributed.advantage if several else bk.advantage, gather=_of_all
-    )  # fmt: skip
-    return Credit(turns.spread(result.advantage), metrics, result, turns)
+@dataclass(frozen=True)
+class Batch:
+    """The records of a batch, while its hidden states may not be there yet.
+
+    turns     of this process
+    records   columns [n] of them, as advantage() takes them
+    texts     [n] observations where they are needed, else none
+    why       there are no hidden states, where there are none
+    several   whether there are other processes, which then do all this together
+    """
+
+    turns: Turns
+    records: dict[str, Any]
+    texts: list[Any]
+    why: str
+    several: bool
+
+    def credit(self, states: States, hidden: Tensor | None) -> Credit:
+        """With states [n, D] of the turns, or None where there are none."""
+        run = bk.distributed.advantage if self.several else bk.advantage
+        gather = _of_all if self.several else dict
+        result, metrics = states.advantage(
+            self.records, lambda: self.texts, hidden=hidden, why=self.why, run=run, gather=gather
+        )
+        return Credit(self.turns.spread(result.advantage), metrics, result, self.turns)
+
+
+def prepare(
+    trainer: Any, inputs: Sequence[dict[str, Any]], output: dict[str, Any], rewards: Tensor, states: States,
+    *, hidden: Tensor | None, loop: ToolLoop | None, later: bool = False,
+) -> Batch:  # fmt: skip
+    """The records of this process; arguments as in bipace_advantages().  later: a forward of TRL's own will give the states."""
+    several = trainer.accelerator.num_processes > 1
+
+    def records() -> Batch:
+        turns, *others = _records(trainer, inputs, output, rewards, states, later or hidden is not None, loop)
+        if hidden is not None and len(hidden) != len(turns):
+            raise ValueError(f"hidden must have one row per turn, {len(turns)}, got {len(hidden)}: of another batch?")
+        return Batch(turns, *others, several)
+
+    return Ranks(None).agree(records, lambda _: None)[0] if several else records()
 
 
 def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | None) -> Turns:
@@ -87,7 +122,7 @@ def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | No
 
 def _records(
     trainer: Any, inputs: Sequence[dict[str, Any]], output: dict[str, Any], rewards: Tensor, states: States,
-    hidden: Tensor | None, loop: ToolLoop | None,
+    tapped: bool, loop: ToolLoop | None,
 ) -> tuple[Turns, dict[str, Any], list[Any], str]:  # fmt: skip
     """Turns of this process, their ids, rewards and keys, their observations, and why there is nothing hidden."""
     settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
@@ -109,8 +144,6 @@ def _records(
             f"rewards must have one row per completion of all processes, a multiple of num_generations = {g}, got "
             f"{len(rewards)} where this process of {accelerator.num_processes} has {b}; all need the same number of rows."
         )
-    if hidden is not None and len(hidden) != len(turns):
-        raise ValueError(f"hidden must have one row per turn, {len(turns)}, got {len(hidden)}: of another batch?")
     first = b * accelerator.process_index
     own = rewards[first : first + b].double().cpu()
     total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as TRL has it
@@ -138,9 +171,9 @@ def _records(
     if states.recorder is not None and accelerator.is_main_process:
         given = said.flat(observations), said.flat(actions)
         states.recorder.expect(trainer.state.global_step, partial(_texts, output, turns, tokenizer, *given))
-    why = no_hidden_states(trainer.model, states) if states.may_be_hidden and hidden is None else ""
-    if "pixel_values" in output and hidden is None:
-        why = why or "with images they come only from TRL's own forward (num_iterations=2)"
+    why = no_hidden_states(trainer.model, states) if states.may_be_hidden and not tapped else ""
+    if "pixel_values" in output and not tapped:
+        why = why or "with images they come only from a forward of TRL's own (num_iterations=2)"
     if why and settings.embedder == "actor_hidden":
         raise states.no_hidden(why)
     texts: list[Any] = []
@@ -218,7 +251,7 @@ def _given_keys(said: Said, actions: Any, records: dict[str, Any]) -> dict[str, 
     return found
 
 
-def _early_exit(trainer: Any, output: dict[str, Any], turns: Turns, layer: int | str) -> Tensor:
+def early_exit(trainer: Any, output: dict[str, Any], turns: Turns, layer: int | str) -> Tensor:
     """[n, D] hidden states before each turn, by a forward that stops after the layer."""
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
     mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from trl import GRPOTrainer
 
 import bipace_kernels as bk
 
+from ...hidden.positions import Positions
 from .._states import States, no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
-from .credit import bipace_advantages, turns_of
+from .credit import Batch, early_exit, prepare, turns_of
 from .rollouts import ToolLoop
 
 Tensor = torch.Tensor
 STATE_FILE = "bipace_state.json"  # in a checkpoint's folder: States.state_dict()
+ROW = "bipace_row"  # [B] in a batch whose advantages wait for the loss's forward: where its rows, which TRL shuffles, stood
 
 
 class _Watched:
@@ -56,6 +59,17 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if why and self.args.bipace_embedder == "actor_hidden":
             raise self._bipace.no_hidden(why)
         self._bipace_taps = self._bipace.may_be_hidden and not why
+        # Where a batch is learned from once and as a whole, and no forward gives old log-probs, the loss's own forward has the
+        # states.  Dropout would be noise in them.
+        vllm = self.use_vllm and getattr(self, "vllm_importance_sampling_correction", True)
+        once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm
+        dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.model.modules())
+        dropout = dropout or bool(getattr(self.model.config, "attention_dropout", 0))
+        self._bipace_waits = (
+            self._bipace_taps and once and not dropout and not getattr(self.args, "use_liger_kernel", False)
+        )
+        self._bipace_waiting: Any = None  # Batch: its hidden states are to come
+        self._bipace_loss: dict[str, Any] | None = None  # what _compute_loss() is given, until its forward runs
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if self._bipace.settings.method == "grpo" or not self.model.training:
@@ -69,13 +83,38 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         # The first forward was the policy's own only if there are old log-probs: else it was a reference's, which PEFT runs
         # through the same model.
         hidden = watched.hidden if "old_per_token_logps" in output else None
-        credit = bipace_advantages(
-            self, inputs, output, watched.rewards, self._bipace, hidden=hidden, loop=watched.loop
+        waits = hidden is None and self._bipace_waits
+        batch = prepare(
+            self, inputs, output, watched.rewards, self._bipace, hidden=hidden, loop=watched.loop, later=waits
         )
-        output["advantages"] = credit.advantages
+        if waits:
+            self._bipace_waiting = batch
+            output[ROW] = torch.arange(batch.turns.shape[0], device=output["completion_ids"].device)
+            return output
+        if hidden is None and self._bipace.may_be_hidden and not batch.why:
+            hidden = early_exit(self, output, batch.turns, self._bipace.settings.layer)
+        output["advantages"] = self._bipace_credit(batch, hidden)
+        return output
+
+    def _bipace_credit(self, batch: Batch, hidden: Tensor | None) -> Tensor:
+        """Advantages [B, T]; their metrics are logged."""
+        credit = batch.credit(self._bipace, hidden)
         for name, value in credit.metrics.items():
             self._metrics["train"][name].append(value)
-        return output
+        return credit.advantages
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        self._bipace_loss = inputs if ROW in inputs else None
+        try:
+            loss = super()._compute_loss(model, inputs)
+        finally:
+            waited, self._bipace_loss = self._bipace_loss, None
+        if waited is not None:
+            raise RuntimeError(
+                "_compute_loss() ran no forward through _get_per_token_logps_and_entropies(), and the hidden states were to "
+                "come from it: set bipace_embedder to ngram, or let your _compute_loss() call it."
+            )
+        return loss
 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
@@ -93,19 +132,35 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
     ) -> Any:
-        run = super()._get_per_token_logps_and_entropies
         given = (model, input_ids, attention_mask, logits_to_keep, *args)
-        watched = self._bipace_watched
-        if watched is None or watched.forwards or model is not self.model or not self._bipace_taps:
-            return run(*given, **kwargs)
+        run = partial(super()._get_per_token_logps_and_entropies, *given, **kwargs)
+        watched, inputs, prompt_length = self._bipace_watched, self._bipace_loss, input_ids.shape[1] - logits_to_keep
+        if inputs is not None:  # the loss's, whose advantages wait for it
+            batch, row, self._bipace_loss = self._bipace_waiting, inputs[ROW], None
+            order, places = batch.turns.positions_of(row, prompt_length)
+            found, states = self._bipace_tapped(model, places, run)
+            hidden = torch.empty_like(states)
+            hidden[order.to(states.device)] = states
+            inputs["advantages"] = self._bipace_credit(batch, hidden)[row]
+            return found
+        if (
+            watched is None
+            or watched.forwards
+            or model is not self.model
+            or not self._bipace_taps
+            or self._bipace_waits
+        ):
+            return run()
         watched.forwards += 1
-        prompt_length = input_ids.shape[1] - logits_to_keep
         turns = turns_of(attention_mask[:, prompt_length:], watched.tool_mask, watched.starts)
-        layer, places = self._bipace.settings.layer, turns.positions(prompt_length)
-        with bk.hidden.tap(model, layer, positions=places) as tapped:
-            found = run(*given, **kwargs)
-        watched.hidden = tapped.rows()
+        found, watched.hidden = self._bipace_tapped(model, turns.positions(prompt_length), run)
         return found
+
+    def _bipace_tapped(self, model: Any, places: Positions, run: Any) -> tuple[Any, Tensor]:
+        """What a forward gives, and the hidden states there."""
+        with bk.hidden.tap(model, self._bipace.settings.layer, positions=places) as tapped:
+            found = run()
+        return found, tapped.rows()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Tensor:
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)

@@ -113,8 +113,8 @@ def test_fields_are_those_of_the_structs(tmp_path):
                 ]
         path = tmp_path / "fields.cpp"
         path.write_text("\n".join(lines))
-        argv = [compiler, "-std=c++17", "-fsyntax-only", "-DBIPACE_TWIN", "-Wno-unknown-pragmas", f"-I{ROOT / 'csrc'}",
-                f"-I{ROOT / 'tests/native/twin'}", str(path)]  # fmt: skip
+        argv = [compiler, "-std=c++17", "-fsyntax-only", "-DBIPACE_EMULATOR", "-Wno-unknown-pragmas", f"-I{ROOT / 'csrc'}",
+                f"-I{ROOT / 'tests/native/emulator'}", str(path)]  # fmt: skip
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 

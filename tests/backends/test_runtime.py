@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from batches import CONFIGS, make_batch
 from paths import HELPERS, ROOT
 
 import bipace_kernels as bk
-from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _threads, _triton_loader, cuda
+from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _threads, _triton_loader, cpu, cuda
 
 BATCH = make_batch(2, groups=8)
 WANT = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
@@ -257,3 +258,46 @@ def test_results_do_not_depend_on_torchs_flags():
         torch.set_float32_matmul_precision("highest")
     assert torch.equal(again.advantage, WANT.advantage)
     np.testing.assert_array_equal(again.cluster.numpy(), WANT.cluster.numpy())
+
+
+def test_the_process_ends_while_daemon_threads_compute():
+    """Python unwinds a thread that wants the GIL of an interpreter on its way out, which C++ frames must not abort."""
+    code = """
+import threading, time
+from bipace_kernels import _native_loader
+native = _native_loader.load()
+def compute(n):
+    while True:
+        native.parallel_squares(n, 1)
+for n in (10, 10, 20_000_000):
+    threading.Thread(target=compute, args=(n,), daemon=True).start()
+time.sleep(0.1)
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ctrl_c_ends_a_long_call(threads):
+    """The handler runs while native code does: signals that come before a call returns would count once, after it."""
+    rng = np.random.default_rng(0)  # texts of which difflib compares nearly every pair of places: half a minute
+    texts = ["".join(map(chr, rng.integers(300, 450, 80_000))) for _ in range(2)]
+    texts, offsets = texts * threads, torch.arange(0, 2 * threads + 1, 2)
+    called = []
+
+    def count(*_):
+        called.append(1)
+        if len(called) == 3:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, count)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    try:
+        with pytest.raises(KeyboardInterrupt), _threads.using(threads):
+            cpu.similar.cluster_similar(texts, offsets, 0.3)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(called) >= 3
+    assert bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments()).metrics() == WANT.metrics()

@@ -248,8 +248,8 @@ def test_without_a_gpu_it_says_not_measured(tmp_path, capsys):
         gpu.main(["nonsense"])
 
 
-def by_the_twin(code):
-    """What a process prints that has the CUDA kernels by their twin, and Triton's by its interpreter."""
+def by_the_emulator(code):
+    """What a process prints that has the CUDA kernels by their emulator, and Triton's by its interpreter."""
     lines = f"from {PACKAGE} import gpu, gpu_cases, gpu_smoke\ngpu_cases.dry_cuda()\n{code}"
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False, timeout=600,
                           env={**os.environ, "TRITON_INTERPRET": "1"})  # fmt: skip
@@ -259,9 +259,9 @@ def by_the_twin(code):
 
 @pytest.mark.slow
 def test_rows_of_the_cuda_kernels(tmp_path):
-    """By the twin: every row is right, and has the name by which the targets look for it."""
+    """By the emulator: every row is right, and has the name by which the targets look for it."""
     parts = ("short", "sweep", "stages", "others")
-    by_the_twin(
+    by_the_emulator(
         f"gpu.BACKENDS = ('cuda',)\nraise SystemExit(gpu.main([*{parts}, '--dry', '--out', {str(tmp_path)!r}]))"
     )
     names = {r["name"] for part in report.load(tmp_path / "gpu.json") for r in part["rows"] if r["kind"] == "ours"}
@@ -279,8 +279,8 @@ def test_rows_of_the_cuda_kernels(tmp_path):
 
 @pytest.mark.slow
 def test_the_smoke_run_of_the_cuda_kernels():
-    """By the twin: it puts its own sizes into modules of the package, which have to have them."""
-    by_the_twin("raise SystemExit(gpu_smoke.main(['--small', '--backend', 'cuda']))")
+    """By the emulator: it puts its own sizes into modules of the package, which have to have them."""
+    by_the_emulator("raise SystemExit(gpu_smoke.main(['--small', '--backend', 'cuda']))")
 
 
 @pytest.mark.slow

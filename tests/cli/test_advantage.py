@@ -619,3 +619,13 @@ def test_make_config_is_what_the_presets_are() -> None:
     assert advantage.make_config("bigpo", {"partition": "exact"}, ngrams=True).epsilon == bk.Config().epsilon
     with pytest.raises(CliError, match="options of the estimator: gamma"):
         advantage.make_config("grpo", {"gamma": 2.0}, ngrams=True)
+
+
+def test_a_link_gives_way_and_what_it_pointed_to_stays(tmp_path: Path) -> None:
+    """docs/cli.md says so: results are moved to their place, never written through a link."""
+    rollouts, kept, out = write(tmp_path / "a.jsonl", GOLDEN), tmp_path / "kept.csv", tmp_path / "out.csv"
+    kept.write_text("kept")
+    out.symlink_to(kept)
+    assert run("advantage", rollouts, "--out", out, "--preset", "grpo").exit_code == 0
+    assert not out.is_symlink() and out.read_text().startswith("file,")
+    assert kept.read_text() == "kept"

@@ -60,6 +60,22 @@ def test_bench_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 2 and "has no benchmarks" in result.output
 
 
+@pytest.mark.parametrize(
+    ("where", "words"), [("full", "No space left on device"), ("unread", "Broken pipe"), ("closed", "it is closed")]
+)
+def test_a_stdout_that_takes_nothing_is_one_sentence(where: str, words: str) -> None:
+    command = [sys.executable, "-m", "bipace_kernels.cli", "info"]
+    if where == "closed":
+        command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    unread, stdout = os.pipe()
+    os.close(unread)
+    with open("/dev/full", "wb") as full, os.fdopen(stdout, "wb") as pipe:
+        done = subprocess.run(command, stdout=full if where == "full" else pipe, stderr=subprocess.PIPE, text=True,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == f"error: stdout cannot be written: {words}; send it elsewhere (> FILE, or > /dev/null).\n"
+
+
 def test_quickstart_runs() -> None:
     path = ROOT / "examples" / "quickstart.py"
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=ROOT, check=True,

@@ -30,13 +30,13 @@ def made(games: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures as empty files: drawing is most of a report's time."""
-    for name in ("size_histograms", "epsilon_curve", "embedders", "timeline"):
+    for name in ("step_shares", "epsilon_curve", "embedders", "timeline"):
         monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(PNG))
 
 
 def test_files(made: tuple[Path, str]) -> None:
     folder, shown = made
-    figures = {"games_sizes.png", "games_epsilon.png", "games_embedders.png", "games_timeline.png"}
+    figures = {"games_steps.png", "games_epsilon.png", "games_embedders.png", "games_timeline.png"}
     names = {"report.md", "report.json", *figures}
     assert {path.name for path in folder.iterdir()} == names
     text = (folder / "report.md").read_text()
@@ -61,6 +61,7 @@ def test_json_is_a_direct_computation(made: tuple[Path, str], games: Path) -> No
     expected = {
         "exact": direct(games, bk.Config(partition="exact", **q_style), observation=seen),
         "history": direct(games, bk.Config(partition="history", **q_style), observation=seen),
+        "hgpo": direct(games, bk.Config(partition="history", estimator="hgpo"), observation=seen),
         "similar": direct(games, bk.Config(partition="similar", **q_style), observation=seen),
         "cosine_observation": direct(games, bk.Config.bipace(0.25), fingerprint=ngrams["observation"]),
         "cosine_history": direct(games, bk.Config.bipace(0.25), fingerprint=ngrams["history"]),
@@ -214,7 +215,7 @@ def test_records_set_aside_share_nothing() -> None:
 def rows_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: list[dict[str, Any]], *args: object) -> Any:
     """The rows and names that the timeline gets."""
     drawn: list[Any] = []
-    for name in ("size_histograms", "epsilon_curve", "embedders"):
+    for name in ("step_shares", "epsilon_curve", "embedders"):
         monkeypatch.setattr(figures, name, lambda *_: None)
     monkeypatch.setattr(figures, "timeline", lambda *given: drawn.append(given[3:]))
     path = write(tmp_path / "a.jsonl", rows)
@@ -322,17 +323,14 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
 
 
 def test_figures_of_extremes(tmp_path: Path) -> None:
-    """Huge and no clusters, no advantage at all, long texts with the characters matplotlib reads as mathematics."""
-    metrics = {
-        f"{name}_cluster_{what}": 1.0
-        for name, what in (("singleton", "fraction"), ("mean", "size"), ("median", "size"), ("p90", "size"))
-    }
-    several = [np.full(3, 10 ** (2 * i)) for i in range(3)] + [np.zeros(0, np.int64)]
+    """Huge clusters and none, no advantage at all, long texts with the characters matplotlib reads as mathematics."""
+    shares = dict.fromkeys(("pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction"), 0.0)
     outcomes = [
-        Outcome("key", f"p{i}", {"epsilon": 0.1}, metrics, bk.ValueR2(None, 0.0, None), sizes)
-        for i, sizes in enumerate(several)
-    ]
-    figures.size_histograms(tmp_path / "a.png", "$x_1$ and _y_^z", outcomes)
+        Outcome("key", f"p{i}", {"epsilon": 0.1}, {**shares, "singleton_cluster_fraction": i % 2, "mean_cluster_size": size},
+                bk.ValueR2(None, 0.0, None))
+        for i, size in enumerate([1.0, 1e4, 1e8, 0.0])
+    ]  # fmt: skip
+    figures.step_shares(tmp_path / "a.png", "$x_1$ and _y_^z", outcomes)
     figures.epsilon_curve(tmp_path / "b.png", "t", {"c": outcomes[:1]}, outcomes[1:2], 0.1)
     rows = [
         figures.Row(f"rollout {i}", list(range(70)), list(range(70)), [0.0] * 70, [True, False, None][i])

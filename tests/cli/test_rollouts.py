@@ -164,6 +164,29 @@ def test_a_line_cut_off_at_the_end(tmp_path: Path) -> None:
     assert "may have been cut off" in error_of(str(path))
 
 
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_line_of_any_length_is_not_read_whole(tmp_path: Path, zipped: bool) -> None:
+    """The file's second line would need 2 MiB; with gzip a bomb of any size fits into a small file."""
+    path = tmp_path / "a.jsonl"
+    data = (json.dumps(record()) + "\n").encode() + bytes(2 << 20)
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    with pytest.raises(CliError, match=r"a.jsonl, line 2: wanted at most 1 MiB, got more; .*--longest-line 2\."):
+        rollouts.read([str(path)], longest_line=1)
+    with pytest.raises(CliError, match=r"line 2: wanted one JSON object"):
+        rollouts.read([str(path)], longest_line=2)
+
+
+def test_a_gzip_bomb_of_blank_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "BOMB_BYTES", 1 << 16)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b" " * 1023 + b"\n" * (1 << 21)))
+    with pytest.raises(CliError, match=r"unpacks to more than 200 times its size.*gunzip"):
+        rollouts.read([str(path)])
+    monkeypatch.setattr(rollouts, "BOMB_RATIO", 10_000)
+    with pytest.raises(CliError, match="holds no records"):
+        rollouts.read([str(path)])
+
+
 def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *(record(step=i, observation=os.urandom(20).hex()) for i in range(3000)))
     data = gzip.compress(Path(path).read_bytes())

@@ -335,12 +335,12 @@ def test_zero_epsilon_compares_what_hashes_alike():
         return (((x << 13) | (x >> 19)) & 0xFFFFFFFF) * 0x85EBCA77 & 0xFFFFFFFF
 
     words = np.random.default_rng(2).integers(0x3F000000, 0x40000000, (200, 32), dtype=np.uint32)
-    twin = words.copy()
-    twin[:, 0] ^= 0x5A5A
-    for row, other in zip(words, twin, strict=True):
+    emulator = words.copy()
+    emulator[:, 0] ^= 0x5A5A
+    for row, other in zip(words, emulator, strict=True):
         other[16] ^= lane_after(int(row[0])) ^ lane_after(int(other[0]))
-    fine = np.isfinite(twin.view(np.float32)).all(axis=1) & (twin[:, 16] & 0x7FFFFFFF != 0)
-    rows = torch.from_numpy(np.concatenate([words[fine], twin[fine]]).view(np.float32))
+    fine = np.isfinite(emulator.view(np.float32)).all(axis=1) & (emulator[:, 16] & 0x7FFFFFFF != 0)
+    rows = torch.from_numpy(np.concatenate([words[fine], emulator[fine]]).view(np.float32))
     assert len(rows) > 300
     assert cosine(rows, epsilon=0.0).tolist() == list(range(len(rows)))
 

@@ -14,7 +14,7 @@ import bipace_kernels as bk
 from bipace_kernels import _sizes
 
 clusters = stage("clusters")
-ONE_ORDER = True  # of the twin's threads: each stage has its own tests under several
+ONE_ORDER = True  # of the emulator's threads: each stage has its own tests under several
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 EPSILONS = [0.1, 0.0, 0.35, 1.0]

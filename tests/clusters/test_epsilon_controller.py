@@ -406,6 +406,12 @@ def test_bad_input_changes_nothing(changes, error, words):
         (lambda s: s.update(extra=1), "state must be what state_dict"),
         (lambda s: s.update(epsilon=0.9), r"state\['epsilon'\] must be a number in \[0.02, 0.4\]"),
         (lambda s: s.update(updates=-1), r"state\['updates'\] must be an int"),
+        (lambda s: s.update(epsilon=0.3, settled=1), r"state\['settled'\] must be bool, got 1"),
+        (lambda s: s.update(epsilon=0.3, reason=None), r"state\['reason'\] must be str, got None"),
+        (lambda s: s.update(epsilon=0.3, median="x"), r"state\['median'\] must be a number"),
+        (lambda s: s.update(epsilon=0.3, singletons=1.5), r"state\['singletons'\] must be a number in \[0, 1\]"),
+        (lambda s: s.update(epsilon=0.3, clusters=2.5), r"state\['clusters'\] must be an int"),
+        (lambda s: s.update(epsilon=0.3, r2=float("nan")), r"state\['r2'\] must be a number"),
     ],
 )
 def test_states_of_something_else(change, words):

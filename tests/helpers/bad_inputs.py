@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import torch
@@ -20,6 +21,12 @@ def at(values, index, value, dtype=None):
     return out
 
 
+def nested():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
 BAD = {
     # argument: (value, exception, words of the message)
     "group": [
@@ -30,6 +37,11 @@ BAD = {
         (BATCH.group[:-1], ValueError, "trajectory must have one entry per row"),
         (at(BATCH.group, -1, 99), ValueError, r"trajectory must lie in one group.*trajectory_ids"),
         (torch.tensor(3), ValueError, "group must have one entry per row, got a scalar"),
+        (np.ma.array(BATCH.group, mask=np.arange(N) == 3), TypeError, "group must not be a masked array"),
+        (nested(), TypeError, "group must be a dense tensor, got a nested one"),
+        (np.array(["NaT"] * N, "M8[s]"), ValueError, r"group\[0\] must be an id, got NaT"),
+        ([*range(N - 1), np.datetime64("NaT")], ValueError, rf"group\[{N - 1}\] must be an id, got NaT"),
+        ([*range(N - 1), 10**5000], ValueError, rf"group\[{N - 1}\] must fit into int64, got an integer of 16610 bits"),
     ],
     "trajectory": [
         (None, ValueError, "trajectory is missing"),
@@ -45,6 +57,9 @@ BAD = {
         (["a"] * N, TypeError, "step must be integers"),
     ],
     "rewards": [
+        (np.ma.array(BATCH.rewards, mask=np.arange(N) == 3), TypeError, "rewards must not be a masked array"),
+        (nested(), TypeError, "rewards must be a dense tensor, got a nested one"),
+        ([0.0] * (N - 1) + [10**400], ValueError, "rewards must be real numbers.* an integer of more than 64 bits"),
         (None, ValueError, "rewards is missing"),
         (BATCH.rewards[:-1], ValueError, f"rewards must have one entry per row, N = {N}"),
         (BATCH.rewards[:, None], ValueError, r"rewards must have shape \[N\]"),

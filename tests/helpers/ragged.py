@@ -17,8 +17,8 @@ import torch
 Tensor = torch.Tensor
 
 BACKEND = os.environ.get("BIPACE_TEST_BACKEND", "triton")  # whose kernels are tested: "triton" or "cuda"
-# Whether they run on the CPU: in Triton's interpreter, or by the twin of the CUDA kernels.
-ON_CPU = os.environ.get({"triton": "TRITON_INTERPRET", "cuda": "BIPACE_TWIN"}[BACKEND]) == "1"
+# Whether they run on the CPU: in Triton's interpreter, or by the emulator of the CUDA kernels.
+ON_CPU = os.environ.get({"triton": "TRITON_INTERPRET", "cuda": "BIPACE_EMULATOR"}[BACKEND]) == "1"
 if BACKEND == "cuda" and ON_CPU:
     os.environ["TRITON_INTERPRET"] = "1"  # for the stages that CUDA leaves to Triton, which is not imported yet
 OF_CUDA = ("_launch", "_provider", "action_keys", "clusters", "gram", "scan", "values")

@@ -11,6 +11,7 @@ pytest.importorskip("trl", reason="TRL is not installed: make test-integrations"
 
 import torch
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
+from bipace_kernels.integrations.trl.trainer import ROW
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -80,12 +81,18 @@ class Keeping(BiPACEGRPOTrainer):  # type: ignore[misc]
         if self.model.training:
             ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
             mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
-            with torch.no_grad():
+            with torch.no_grad(), self.accelerator.autocast():
                 states = self.model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[LAYER]
             self.__dict__.setdefault("batches", []).append(
-                {"inputs": inputs, "output": dict(output), "rewards": self.seen, "states": states}
+                {"inputs": inputs, "output": dict(output), "rewards": self.seen, "states": states, "ids": ids}
             )
         return output
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        loss = super()._compute_loss(model, inputs)
+        if ROW in inputs:  # the advantages are there by now, in the order of shuffled rows
+            self.batches[-1]["output"]["advantages"] = inputs["advantages"][inputs[ROW].argsort()]
+        return loss
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         self.seen = super()._calculate_rewards(*args, **kwargs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 
 import numpy as np
@@ -185,6 +187,27 @@ def test_a_stopped_run_goes_on(model, data, found, forwards, tmp_path):
     assert again == found and again.reused == 38 and again.seconds["probes"] == 0
     states = extract_layers(model, data[0], None, [-4])
     torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "states/block_5.last.npy")), *states.values())
+
+
+def test_a_full_disk_is_an_error_before_anything_is_mapped(model, data, tmp_path, monkeypatch):
+    """A write to a page of a mapped file for which the disk has no room ends the process (SIGBUS)."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"No space left on device: block_\d+\.\w+\.npy needs .* MiB for states"):
+        scan(model, data, out=tmp_path)
+    assert not list(tmp_path.rglob("block_*.npy"))
+
+
+def test_files_of_states_have_their_place_on_the_disk(tmp_path):
+    path = tmp_path / "states.npy"
+    with path.open("wb") as file:
+        file.truncate(1 << 22)
+    assert path.stat().st_blocks * 512 < 1 << 22
+    _calibration_states._allocate(path)
+    assert path.stat().st_blocks * 512 >= 1 << 22
 
 
 def test_other_settings_compute_what_is_missing(model, data, forwards, tmp_path):

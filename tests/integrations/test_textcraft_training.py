@@ -1,23 +1,37 @@
-"""The TextCraft example with the real trainer: its rollouts are the policy's own, and a run leaves what its page draws."""
+"""The TextCraft example with the real trainer: rollouts are the policy's own, and a run comes back from its JSON."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 import torch
-from environment import TextCraft, published
-from model import CLOSE, OPEN, answer_text, lessons, make_model, make_tokenizer, prompt_text, save, split_tasks
-from report import write_report
-from rollout import LONGEST_COMMAND, play
+import typer
+from environment import Explained, TextCraft, published
+from model import (
+    Split,
+    commands_needed,
+    lessons,
+    load,
+    load_split,
+    make_model,
+    make_split,
+    make_tokenizer,
+    save,
+    save_split,
+)
+from rollout import CLOSE, COMMAND_TOKENS, OPEN, _closed, _ends, answer_text, play
 from settings import METHODS, Settings
-from train import everything, run, train
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from train import again, run, warm
+from trainer import PROGRESS, World, train, trimmed
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SMALL = Settings(
-    width=32, blocks=2, heads=2, most_commands=4, prompt_tokens=60, held_out=3, horizon=3, updates=2, tasks=3, rollouts=3,
-    layer=-1, check_every=1, check_rollouts=2,
+    width=32, blocks=2, heads=2, train_tasks=12, test_tasks=4, new_goals=60, horizon=3, updates=2, batch=6, group=3,
+    micro_batch=2, layer=-1, check_every=1,
 )  # fmt: skip
+CHANGE = [f"{name}={value}" for name, value in SMALL.as_json().items()]
 
 
 @pytest.fixture(scope="module")
@@ -31,28 +45,39 @@ def model(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def warm_start(tmp_path_factory, tokenizer, model):
-    out = tmp_path_factory.mktemp("textcraft")
-    save(out / "warm_start", model, tokenizer, {"settings": SMALL.as_json()})
-    return out
+def split(tokenizer):
+    return make_split(tokenizer, train=12, test=4, new_goals=60, most_commands=4, prompt_tokens=60)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory, tokenizer, model, split):
+    """A warm start that was never warmed."""
+    folder = tmp_path_factory.mktemp("start")
+    save(folder, model, tokenizer, {"test": 0.0})
+    save_split(folder / "tasks.json.gz", split)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def world(split):
+    return World(split.train, split.test, TextCraft)
 
 
 def test_commands_are_few_tokens_and_come_back(tokenizer):
     command = f"{OPEN}craft 4 stick using 2 oak planks{CLOSE}"
     assert tokenizer.convert_ids_to_tokens(tokenizer(command).input_ids)[0] == "<action>craftĠ4Ġ"
-    for text in [command, answer_text("Got 2 string"), *(prompt_text(task) for task in published())]:
+    for text in [command, answer_text("Got 2 string"), *(TextCraft(task).prompt for task in published())]:
         assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_of_a_rollout_are_those_of_a_plain_forward(tokenizer, model, temperature):
-    """RolloutRows of unequal prompts, of which some end early, out of one cache: within 1e-4 of each row alone, without a cache."""
-    tasks = [published()[i] for i in (3, 3, 12, 40, 7)]
+def test_logprobs_of_a_rollout_are_those_of_a_plain_forward(tokenizer, temperature):
+    """Rows of unequal prompts, of which some end early, out of one cache: within 1e-4 of each row by itself, without a cache."""
+    envs = [TextCraft(published()[i]) for i in (3, 3, 12, 40, 7)]
     steered = make_model(tokenizer, width=32, blocks=2, heads=2, seed=1)
     with torch.no_grad():  # tokens that end commands become likely, so that rows are at different places
         steered.model.embed_tokens.weight[tokenizer(CLOSE).input_ids[0]] *= 3
-    generator = torch.Generator().manual_seed(0)
-    episodes = play(steered, tokenizer, tasks, horizon=4, temperature=temperature, generator=generator)
+    episodes = play(steered, tokenizer, envs, horizon=4, temperature=temperature, seed=0)
     assert len({len(e.ids) for e in episodes}) > 1 and len({len(e.prompt_ids) for e in episodes}) > 1
     for episode in episodes:
         ids = torch.tensor([episode.prompt_ids + episode.ids])
@@ -65,7 +90,7 @@ def test_logprobs_of_a_rollout_are_those_of_a_plain_forward(tokenizer, model, te
 
 
 def test_tokens_of_an_episode_are_its_commands_and_observations(tokenizer, model):
-    episode = play(model, tokenizer, [published()[3]], horizon=4, generator=torch.Generator().manual_seed(1))[0]
+    episode = play(model, tokenizer, [TextCraft(published()[3])], horizon=4, seed=1)[0]
     env, text, column = TextCraft(published()[3]), "", 0
     assert len(episode.commands) == 4 == len(episode.rewards) == len(episode.observations) - 1
     for command, observation in zip(episode.commands, episode.observations[1:], strict=True):
@@ -73,7 +98,7 @@ def test_tokens_of_an_episode_are_its_commands_and_observations(tokenizer, model
         stop = column
         while stop < len(episode.own) and episode.own[stop]:
             stop += 1
-        assert 0 < stop - column <= LONGEST_COMMAND
+        assert 0 < stop - column <= COMMAND_TOKENS
         written = tokenizer.decode(episode.ids[column:stop])
         assert written.removeprefix(OPEN).removesuffix(CLOSE).strip() == command
         text = answer_text(observation)
@@ -83,46 +108,139 @@ def test_tokens_of_an_episode_are_its_commands_and_observations(tokenizer, model
     assert stop == len(episode.ids)  # nobody reads the last observation
 
 
-def test_the_split_is_fixed_and_its_parts_are_apart(tokenizer):
-    settings = Settings()
-    split = split_tasks(
-        tokenizer, most_commands=settings.most_commands, prompt_tokens=settings.prompt_tokens, held_out=settings.held_out
-    )  # fmt: skip
-    assert len(split.held_out) == 25
-    assert not {task.goal for task in split.train} & {task.goal for task in split.held_out}
-    tasks, others = lessons(split, settings.most_commands)
-    assert len(tasks) == len(split.train) + 25
-    assert not {task.goal for task in tasks} & {task.goal for task in others}
+def test_a_row_has_its_own_luck(tokenizer, model):
+    """An episode is the same in whatever company it is played, so that policies are compared under the same random numbers."""
+    tasks = [published()[i] for i in (3, 12, 40)]
+    alone = play(model, tokenizer, [TextCraft(tasks[0])], horizon=3, seed=5)[0]
+    company = play(model, tokenizer, [TextCraft(task) for task in tasks], horizon=3, seed=5)
+    assert alone.commands == company[0].commands
+    assert len({tuple(e.commands) for e in play(model, tokenizer, [TextCraft(tasks[0])] * 3, horizon=3, seed=5)}) == 3
 
 
-@pytest.mark.parametrize("method", ["grpo", "hgpo", "bipace_q"])
-def test_a_run_of_two_updates(warm_start, method):
-    found = train(method, 0, SMALL, warm_start, "cpu", 1)
-    assert [row["update"] for row in found["updates"]] == [1, 2]
-    assert [check["update"] for check in found["checks"]] == [0, 1, 2]
-    assert found["settings"] == dataclasses.asdict(SMALL) and found["bipace"] == METHODS[method]
+def test_parts_of_the_split_are_apart(tokenizer, split, tmp_path):
+    parts = [split.train, split.test, split.new_goals]
+    assert [len(part) for part in parts] == [12, 4, 4]
+    keys = [{(task.goal, frozenset(task.commands)) for task in part} for part in parts]
+    assert sum(map(len, keys)) == len(set.union(*keys)) == 20
+    goals = [{task.goal for task in part} for part in parts]
+    assert not goals[2] & (goals[0] | goals[1])
+    assert all(commands_needed(task) <= 4 for part in parts for task in part)
+    save_split(tmp_path / "tasks.json.gz", split)
+    assert load_split(tmp_path / "tasks.json.gz") == split
+    tasks, others = lessons(Split(split.train, split.test, split.new_goals), 4)
+    assert tasks == list(split.train) and not {task.goal for task in others} & (goals[0] | goals[2])
+
+
+def test_a_batch_without_its_padding():
+    """Columns that are padding in every row go, from each tensor that has them; what says nothing of columns stays."""
+    prompt_mask, completion_mask = torch.tensor([[0, 0, 1], [0, 1, 1]]), torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]])
+    batch = {
+        "prompt_ids": torch.arange(6).view(2, 3), "prompt_mask": prompt_mask, "completion_ids": torch.arange(8).view(2, 4),
+        "completion_mask": completion_mask, "tool_mask": completion_mask, "advantages": torch.ones(2), "num_items_in_batch": 3,
+    }  # fmt: skip
+    found = trimmed(batch)
+    assert found["prompt_ids"].tolist() == [[1, 2], [4, 5]] and found["completion_ids"].tolist() == [[0, 1], [4, 5]]
+    assert found["tool_mask"].tolist() == [[1, 1], [1, 0]] == found["completion_mask"].tolist()
+    assert (
+        found["advantages"].shape == (2,) and found["num_items_in_batch"] == 3 and batch["prompt_ids"].shape == (2, 3)
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_of_two_updates(start, world, method, tmp_path):
+    found = train(method, 0, SMALL, world, start, tmp_path / "work")
+    assert [row["update"] for row in found["updates"]] == [1, 2] == [check["update"] for check in found["checks"]]
+    assert found["settings"] == SMALL.as_json() and found["bipace"] == METHODS[method]
     for row in found["updates"]:
-        assert ("singleton_cluster_fraction" in row) == (method != "grpo")
-        if method == "bipace_q":
-            assert row["epsilon"] > 0 and row["action_parse_rate"] <= 1
-    assert json.loads(json.dumps(found)) == found
+        assert ("singleton_cluster_fraction" in row) == (
+            method in ("gigpo", "hgpo", "bigpo", "bipace", "bipace-step", "gae-cluster")
+        )
+    assert json.loads(json.dumps(found)) == found and not (tmp_path / "work").exists()
 
 
-def test_finished_runs_are_left_alone_and_drawn(warm_start):
-    change = [f"{name}={value}" for name, value in SMALL.as_json().items()]
-    for method in ("grpo", "gigpo"):
-        run(method, 1, warm_start, change, "cpu", 1)
-    before = (warm_start / "grpo-seed1.json").stat()
-    run("grpo", 1, warm_start, change, "cpu", 1)
-    assert (warm_start / "grpo-seed1.json").stat().st_mtime_ns == before.st_mtime_ns
-    written = write_report(warm_start)
-    assert [path.name for path in written] == ["results.md", "results.json", "success.png", "partitions.png"]
-    assert "GiGPO" in written[0].read_text() and all(path.stat().st_size > 0 for path in written)
+class Stopped(Exception):
+    pass
 
 
-def test_runs_of_other_settings_are_not_mixed(warm_start):
-    with pytest.raises(Exception, match="made with other settings"):
-        run("grpo", 3, warm_start, ["width=32"], "cpu", 1)
-    (warm_start / "hgpo-seed2.json").write_text(json.dumps({"settings": {**SMALL.as_json(), "gamma": 0.5}}))
-    with pytest.raises(Exception, match=r"hgpo-seed2.json was made with other settings \(gamma=0.5\)"):
-        everything(warm_start, [f"{name}={value}" for name, value in SMALL.as_json().items()], "cpu", 1)
+@pytest.mark.parametrize("method", ["grpo", "bipace", "gae"])
+def test_a_run_is_the_same_from_its_json_and_after_a_stop(start, method, tmp_path, monkeypatch):
+    """Bit for bit: five updates in one go, the same from the JSON, and the same where it was killed behind a checkpoint."""
+    monkeypatch.setattr("trainer.SAVE_EVERY", 2)
+    five = SMALL.changed(updates=5)
+    run(method, 1, tmp_path, start, [f"{name}={value}" for name, value in five.as_json().items()])
+    path = tmp_path / f"{method}-g3-seed1.json"
+    with pytest.raises(typer.Exit) as ended:
+        again(path, tmp_path / "again", start)
+    assert ended.value.exit_code == 0
+
+    def stop(update, model):
+        if update == 3:
+            raise Stopped
+
+    split = load_split(start / "tasks.json.gz")
+    world, work = World(split.train, split.test, TextCraft), tmp_path / "work"
+    with pytest.raises(Stopped):
+        train(method, 1, five, world, start, work, after_update=stop)
+    assert (work / "checkpoint-2" / PROGRESS).exists()
+    (work / "checkpoint-4").mkdir()  # one that was cut off while it was written
+    seen = []
+    found = train(method, 1, five, world, start, work, after_update=lambda update, model: seen.append(update))
+    assert seen == [3, 4, 5]
+    before = json.loads(path.read_text())
+    assert found["updates"] == before["updates"] and found["checks"] == before["checks"]
+
+
+def test_a_warm_start_of_other_settings_is_refused(start, tmp_path):
+    (tmp_path / "warm_start.json").write_text(json.dumps({"settings": SMALL.of_warm_start()}))
+    warm(tmp_path, CHANGE)
+    with pytest.raises(typer.BadParameter, match=r"other settings \(width=32\)"):
+        warm(tmp_path, [*CHANGE, "width=64"])
+
+
+def test_finished_runs_are_left_alone_and_not_mixed(start, tmp_path):
+    run("grpo", 1, tmp_path, start, CHANGE)
+    path = tmp_path / "grpo-g3-seed1.json"
+    before = path.stat()
+    run("grpo", 1, tmp_path, start, CHANGE)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    with pytest.raises(ValueError, match=r"made with other settings \(gamma=0.95\)"):
+        run("grpo", 1, tmp_path, start, [*CHANGE, "gamma=0.5"])
+
+
+@pytest.fixture(scope="module")
+def of_bytes():
+    """A tokenizer that has a token for each byte, and none for the tag that ends a command."""
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words.train_from_iterator(
+        [], trainers.BpeTrainer(special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
+
+
+def test_a_model_of_hugging_face_in_a_local_folder(of_bytes, tmp_path):
+    """Another architecture and another tokenizer; prompts explain the rules."""
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(of_bytes), **shape)).save_pretrained(tmp_path / "llama")
+    of_bytes.save_pretrained(tmp_path / "llama")
+    change = ["prompt_tokens=300", "updates=1", "batch=2", "group=2", "horizon=2"]
+    run("gae", 0, tmp_path / "out", tmp_path / "llama", [*CHANGE, *change])
+    found = json.loads((tmp_path / "out" / "gae-g2-seed0.json").read_text())
+    assert [check["update"] for check in found["checks"]] == [0, 1] and len(
+        load_split(tmp_path / "out" / "tasks.json.gz").train
+    ) == SMALL.train_tasks
+    model, tokenizer = load(tmp_path / "llama")
+    env = Explained(published()[3])
+    episode = play(model, tokenizer, [env], horizon=2, seed=0, command_tokens=24)[0]
+    assert tokenizer.decode(episode.prompt_ids) == env.RULES + env.task.text + "\n"
+    assert sum(episode.own) <= 48 and len(episode.commands) == 2
+
+
+def test_a_command_ends_where_its_text_does(of_bytes):
+    """However the tokenizer cuts the tag; and at the tokenizer's own end."""
+    ids = of_bytes(f"{OPEN}inventory{CLOSE}").input_ids
+    ends = [n for n in range(1, len(ids) + 1) if ids[n - 1] in _ends(of_bytes) and _closed(of_bytes, ids[:n])]
+    assert len(of_bytes(CLOSE).input_ids) == len(CLOSE) and ends == [len(ids)]
+    assert _closed(of_bytes, [of_bytes.eos_token_id])

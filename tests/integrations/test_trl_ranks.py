@@ -27,7 +27,7 @@ TWO_BATCHES = {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps
 MEMORY = {"bipace_method": "gae", "bipace_share": "memory", "bipace_memory_rows": 20, "shuffle_dataset": False}
 WAYS = {
     "auto": {"per_device_train_batch_size": 6, "bipace_epsilon": "auto"},
-    "follow": {"per_device_train_batch_size": 6, "bipace_epsilon": "follow"},
+    "follow": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "bipace_epsilon": "follow"},
     "tapped": {**TWO_BATCHES, "bipace_method": "bigpo"},
     "gae": {**TWO_BATCHES, "bipace_method": "gae"},
     # No optimizer: transformers does not find the device "cpu:0" again, and a batch is scored before it is learned.
@@ -119,7 +119,8 @@ def test_zero_3(tmp_path):
         **dict.fromkeys(sizes, "auto"),
     }))  # fmt: skip
     ways = {
-        "early exit": {"per_device_train_batch_size": 6, "deepspeed": str(file)},
+        "loss": {"per_device_train_batch_size": 6, "deepspeed": str(file)},
+        "early exit": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "deepspeed": str(file)},
         "tapped": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, "deepspeed": str(file)},
     }
     # A folder of its own for what DeepSpeed compiles: a process that was killed while it did leaves a lock behind.
@@ -134,7 +135,8 @@ def test_fsdp(tmp_path):
     sharded = {"fsdp": "full_shard auto_wrap", "fsdp_config": {
         "fsdp_version": 2, "transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"]}}  # fmt: skip
     ways = {
-        "early exit": {"per_device_train_batch_size": 6, **sharded},
+        "loss": {"per_device_train_batch_size": 6, **sharded},
+        "early exit": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, **sharded},
         "tapped": {"per_device_train_batch_size": 6, "num_iterations": 2, "max_steps": 3, **sharded},
     }
     found = run(tmp_path, ways)

@@ -16,6 +16,7 @@ from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit, rollouts
+from bipace_kernels.integrations.trl import trainer as trainer_module
 from datasets import Dataset
 from transformers import HfArgumentParser, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -42,7 +43,7 @@ def no_early_exit(monkeypatch):
     def refuse(*_):
         raise AssertionError("a forward of its own, where TRL's was there to tap")
 
-    monkeypatch.setattr(credit, "_early_exit", refuse)
+    monkeypatch.setattr(trainer_module, "early_exit", refuse)
 
 
 def trained(folder, **options):
@@ -199,6 +200,32 @@ def test_the_old_log_prob_forward_is_tapped(tmp_path, no_early_exit, options):
     check(trainer)
 
 
+def test_where_a_batch_is_learned_from_once_the_loss_s_forward_is_tapped(tmp_path, no_early_exit):
+    """TRL's defaults: no forward besides."""
+    trainer = trained(tmp_path, rollout_func=tt.rollout)
+    assert "old_per_token_logps" not in trainer.batches[0]["output"]
+    check(trainer)
+    model, forwards = tt.make_model(), []
+    model.model.layers[0].register_forward_hook(lambda *_: forwards.append(torch.is_grad_enabled()))
+    trained(tmp_path, cls=tt.BiPACEGRPOTrainer, model=model, rollout_func=tt.rollout)
+    assert forwards == [True, True]
+
+
+def test_dropout_would_be_noise_in_the_states_of_the_loss(tmp_path, monkeypatch):
+    ran, run = [], trainer_module.early_exit
+    monkeypatch.setattr(trainer_module, "early_exit", lambda *given: ran.append(1) or run(*given))
+    model = tt.make_model(attention_dropout=0.5)
+    trained(tmp_path, cls=tt.BiPACEGRPOTrainer, model=model, rollout_func=tt.rollout, max_steps=1)
+    assert ran == [1]
+
+
+def test_a_loss_that_runs_no_forward_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda *_: torch.zeros(()))
+    trainer = tt.make_trainer(tmp_path, cls=tt.BiPACEGRPOTrainer, rollout_func=tt.rollout)
+    with pytest.raises(RuntimeError, match="ran no forward through"):
+        trainer.train()
+
+
 def test_gradient_accumulation_has_no_such_forward(tmp_path):
     trainer = trained(tmp_path, rollout_func=tt.rollout, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     assert "old_per_token_logps" not in trainer.batches[0]["output"]
@@ -226,11 +253,33 @@ def test_every_loss_takes_them(tmp_path, options):
     assert abs(log["loss"]) > 0 and 0 < log["grad_norm"] < float("inf")
 
 
-def test_truncated_rows_that_are_masked_out_still_count(tmp_path):
-    trainer = trained(tmp_path, mask_truncated_completions=True, bipace_method="bigpo")
+FORWARDS = {
+    "of the loss": {},
+    "of old log-probs": {"num_iterations": 2, "max_steps": 3},
+    "that ends early": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+}
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_truncated_rows_that_are_masked_out_still_count(tmp_path, forward):
+    trainer = trained(tmp_path, mask_truncated_completions=True, bipace_method="bigpo", **FORWARDS[forward])
     empty = [~b["output"]["completion_mask"].bool().any(1) for b in trainer.batches]
     assert any(rows.any() for rows in empty)
     check(trainer, CONFIGS["bigpo"])
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize("weights", ["bfloat16", "float32 under autocast"])
+def test_bf16(tmp_path, weights, forward):
+    """Advantages are those of the states that the policy has in bfloat16."""
+    model = tt.make_model()
+    if weights == "bfloat16":
+        model = model.to(torch.bfloat16)
+    trainer = trained(tmp_path, model=model, rollout_func=tt.rollout, bf16=True, **FORWARDS[forward])
+    check(trainer)
+    states = trainer.batches[0]["states"]
+    exact = tt.make_model().model(trainer.batches[0]["ids"], output_hidden_states=True).hidden_states[tt.LAYER]
+    assert states.dtype == torch.bfloat16 or 1e-4 < float((states - exact).abs().max()) < 0.1
 
 
 def test_step_rewards_of_a_masked_row_are_summed(tmp_path):
@@ -288,6 +337,32 @@ def test_grpo_trains_as_trl_does(tmp_path):
         trained(tmp_path, cls=cls, model=model, bipace_method="grpo", rollout_func=tt.rollout)
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_evaluation_is_trl_s_own_and_leaves_training_alone(tmp_path):
+    """Between the steps of a training: the batches of either are those of a run without the other."""
+    scored = {}
+
+    class Stock(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            if not self.model.training:
+                scored.setdefault(type(self), []).append(output["advantages"])
+            return output
+
+    class Ours(tt.Keeping, Stock):
+        pass
+
+    data = {"eval_dataset": Dataset.from_dict({"prompt": tt.PROMPTS}), "eval_strategy": "steps", "eval_steps": 1}
+    more = {**data, "num_generations_eval": 2, "per_device_eval_batch_size": 4, "learning_rate": 0.0}
+    trained(tmp_path, cls=Stock, rollout_func=tt.rollout, **more)
+    trainer = trained(tmp_path, cls=Ours, rollout_func=tt.rollout, **more)
+    assert len(scored[Stock]) == len(scored[Ours]) > 2
+    assert all(map(torch.equal, scored[Stock], scored[Ours])) and any(a.any() for a in scored[Ours])
+    check(trainer)
+    alone = trained(tmp_path, rollout_func=tt.rollout, learning_rate=0.0)
+    for a, b in zip(trainer.batches, alone.batches, strict=True):
+        assert torch.equal(a["output"]["advantages"], b["output"]["advantages"])
 
 
 def test_evaluation_keeps_trl_s_advantages(tmp_path):

@@ -8,31 +8,24 @@ import numpy as np
 import pytest
 import torch
 from environment import TextCraft
-from model import load, split_tasks
+from model import load
 from rollout import play
-from settings import Settings
 
 from bench.make_truth.continuations import Rows, State, returns_from
-from bench.make_truth.textcraft import EXAMPLE
+from bench.make_truth.model import split
+from bench.make_truth.textcraft import POLICY
 
 GAMMA = 0.95
 
 
 @pytest.fixture(scope="module")
 def policy():
-    return load(EXAMPLE / "results" / "warm_start")
+    return load(POLICY)
 
 
 @pytest.fixture(scope="module")
 def tasks(policy):
-    settings = Settings()
-    found = split_tasks(
-        policy[1],
-        most_commands=settings.most_commands,
-        prompt_tokens=settings.prompt_tokens,
-        held_out=settings.held_out,
-    )
-    return found.train[:10]
+    return split(policy[1])[0][:10]
 
 
 def test_logits_are_those_of_plain_forwards(policy):
@@ -66,7 +59,7 @@ def test_a_policy_that_never_doubts_goes_on_as_its_episode_went_on(policy, tasks
     with torch.no_grad():
         model.model.norm.weight *= 1000
     try:
-        episodes = play(model, tokenizer, tasks, horizon=12)
+        episodes = play(model, tokenizer, [TextCraft(task) for task in tasks], horizon=12, seed=0)
         states, wanted = [], []
         for episode in episodes:
             env, t = TextCraft(episode.env.task), 0

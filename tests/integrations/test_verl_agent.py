@@ -138,6 +138,33 @@ def test_identity_is_verl_agent_s_hgpo(ready, tmp_path, mode, base, seed):
     torch.testing.assert_close(batch.batch["advantages"], wanted, atol=2e-6, rtol=0)
 
 
+@pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
+def test_hgpo_is_the_estimator_s_on_the_same_records(ready, tmp_path, mode):
+    """Copies included: each has its record's."""
+    config = config_of(
+        tmp_path, f"algorithm.hgpo.mode={mode}", "algorithm.hgpo.length_weight_alpha=0.5", "env.history_length=3",
+        "algorithm.gigpo.bisim_grouping=True", hgpo=True,
+    )  # fmt: skip
+    settings = settings_of(config)
+    batch = ready(5, settings, hgpo=True, copies=4)
+    ids = batch.batch[IDS].tolist()
+    first = [i for i, row in enumerate(ids) if row not in ids[:i]]
+    group, trajectory, step = batch.batch[IDS][first].unbind(1)
+    result = bk.advantage(
+        group, trajectory, None, step=step, returns=batch.batch["step_rewards"][first],
+        episode_return=torch.zeros(len(first)), observation=[batch.non_tensor_batch["anchor_obs"][i] for i in first],
+        config=bk.Config.hgpo(
+            history_length=3, length_weight_alpha=0.5, base_group=False,
+            step_norm={"mean_norm": "none", "mean_std_norm": "std"}[mode],
+        ),
+    )  # fmt: skip
+    assert len(first) < len(ids) and result.advantage.any()
+    wanted = dict(zip([tuple(ids[i]) for i in first], result.advantage.tolist(), strict=True))
+    write_advantages(batch, settings)
+    full = torch.tensor([wanted[tuple(row)] for row in ids])[:, None] * batch.batch["response_mask"]
+    assert torch.equal(batch.batch["advantages"], full)
+
+
 def test_off_means_that_nothing_is_touched(tmp_path, tokenizer):
     """The same function objects, and the same fit()."""
     config = config_of(tmp_path)

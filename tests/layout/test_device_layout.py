@@ -8,7 +8,7 @@ from batches import make_batch
 
 import bipace_kernels as bk
 
-ONE_ORDER = True  # of the twin's threads: nothing here launches
+ONE_ORDER = True  # of the emulator's threads: nothing here launches
 BATCH = make_batch(3, groups=5)
 TENSORS = ("order", "group_offsets", "trajectory_offsets", "group_trajectories", "step")
 

@@ -89,9 +89,16 @@ def test_warnings_once_per_process(monkeypatch):
         collapsed.metrics()
     with pytest.warns(RuntimeWarning, match="alone in their cluster.*Raise epsilon"):
         bk.advantage(group, observation=[str(i) for i in range(n)], **arguments).metrics()
+    keys = {"action_key": np.arange(n) % 3, "action_parsed": np.arange(n) % 5 < 2}
+    pace = arguments | keys | {"config": bk.Config.bipace(), "fingerprint": np.eye(4)[np.arange(n) % 4]}
+    with pytest.warns(RuntimeWarning, match="41% of the responses hold an action that was recognized"):
+        bk.advantage(group, **pace).metrics()
+    half = {**pace, "action_parsed": np.arange(n) % 2 == 0}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         collapsed.metrics()
+        monkeypatch.setattr(metrics_module, "_warned", set())
+        bk.advantage(group, **half).metrics()
 
 
 def naive_value_r2(result, batch):

@@ -2,7 +2,7 @@
 # Runs the tests of native code under AddressSanitizer and UndefinedBehaviorSanitizer.
 #   tests/native/sanitize.sh [PYTEST ARGUMENTS]      e.g. tests/native/sanitize.sh -k ragged tests/clusters/test_clusters.py
 # The sanitized module lives in a copy of the package inside the build folder; the one in use stays as it is.
-# Without arguments the torch ops are fuzzed and the CUDA kernels run too: by their twin, compiled as C++ with the same
+# Without arguments the torch ops are fuzzed and the CUDA kernels run too: by their emulator, compiled as C++ with the same
 # sanitizers.
 set -euo pipefail
 source "$(dirname "$0")/build.sh"
@@ -33,7 +33,7 @@ assert hasattr(ctypes.CDLL(None), "__asan_init"), "the sanitizer's runtime is no
 assert b"__asan_report_load8" in open(native.__file__, "rb").read(), "the module is not instrumented"
 PY
 
-twin=()
+emulator=()
 if [ $# -gt 0 ]; then
   arguments=()
   for argument in "$@"; do
@@ -47,25 +47,25 @@ else
     pipeline/test_golden pipeline/test_inputs pipeline/test_theorems; do
     arguments+=("$root/tests/$name.py")
   done
-  # x86-64 alone has a twin; clustering takes minutes under sanitizers, but for two small batches.
+  # x86-64 alone has an emulator; clustering takes minutes under sanitizers, but for two small batches.
   # One order of the threads is enough for what is out of bounds in all.
   if [ "$(uname -m)" = x86_64 ]; then
-    twin+=("$root/tests/values/test_device_values.py")
+    emulator+=("$root/tests/values/test_device_values.py")
     for name in a_long_group_alone_has_no_matrix_of_its_own few_long_groups_among_many_short_ones; do
-      twin+=("$root/tests/clusters/test_device_cuda_clusters.py::test_$name")
+      emulator+=("$root/tests/clusters/test_device_cuda_clusters.py::test_$name")
     done
     for name in some_columns rows_of_extreme_length rows_of_any_order_and_stride; do
-      twin+=("$root/tests/clusters/test_device_cuda_gram.py::test_$name")
+      emulator+=("$root/tests/clusters/test_device_cuda_gram.py::test_$name")
     done
   fi
 fi
 under_sanitizers -m pytest -q -p no:cacheprovider --capture=sys -c "$root/pyproject.toml" --rootdir "$root" \
   -m "not slow and not gpu" "${arguments[@]}"
-if [ ${#twin[@]} -gt 0 ]; then
+if [ ${#emulator[@]} -gt 0 ]; then
   # Every fibre would have a stack of its own for what detect_stack_use_after_return watches: minutes.
   export ASAN_OPTIONS=$ASAN_OPTIONS:detect_stack_use_after_return=0
-  BIPACE_TEST_BACKEND=cuda BIPACE_TWIN=1 BIPACE_TWIN_SANITIZE=1 under_sanitizers -m pytest -q -p no:cacheprovider \
-    --capture=sys -c "$root/pyproject.toml" --rootdir "$root" -m "not slow and not gpu" -k random "${twin[@]}"
+  BIPACE_TEST_BACKEND=cuda BIPACE_EMULATOR=1 BIPACE_EMULATOR_SANITIZE=1 under_sanitizers -m pytest -q -p no:cacheprovider \
+    --capture=sys -c "$root/pyproject.toml" --rootdir "$root" -m "not slow and not gpu" -k random "${emulator[@]}"
 fi
 if [ $# -eq 0 ]; then
   under_sanitizers "$root/tests/native/fuzz_ops.py" 4000 2

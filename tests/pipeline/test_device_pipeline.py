@@ -15,7 +15,7 @@ from ragged import BACKEND, assert_close, same_bits, stage
 import bipace_kernels as bk
 from bipace_kernels import _dispatch
 
-ONE_ORDER = True  # of the twin's threads: each stage has its own tests under several
+ONE_ORDER = True  # of the emulator's threads: each stage has its own tests under several
 BATCH = make_batch(0)
 N = BATCH.n
 FLOATS = OUTPUTS[:4]

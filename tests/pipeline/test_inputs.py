@@ -401,3 +401,33 @@ def test_anything_gives_a_clear_error_or_a_finite_result(arguments, name, invali
         assert any(argument in str(error) for argument in (*BAD, "tensors")), error  # noqa: PT017
     else:
         assert torch.isfinite(result.advantage).all()
+
+
+EYE = np.eye(4, dtype=np.float32)
+MISTAKES = [
+    ({"fingerprint": list("abcd"), "config": bk.Config.bigpo()}, TypeError, "bk.ngram_fingerprint"),
+    ({"fingerprint": EYE, "action_key": list("abcd")}, TypeError, "bk.action_keys"),
+    (
+        {"fingerprint": EYE, "action_key": bk.action_keys(list("abcd"))},
+        ValueError,
+        "give them as action_key and action_parsed",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "cure"), MISTAKES, ids=["texts", "actions", "tuple"])
+def test_a_likely_mistake_gets_its_cure(arguments, error, cure):
+    with pytest.raises(error, match=cure):
+        bk.advantage([0, 0, 0, 0], [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], **arguments)
+
+
+def test_a_result_says_what_it_is():
+    result = bk.advantage([0, 0], [0, 1], [1.0, 0.0], config=bk.Config.grpo())
+    assert repr(result).startswith("AdvantageResult of 2 rows on cpu\n  fields: advantage,")
+    assert len(repr(result).splitlines()) <= 5
+    with pytest.raises(TypeError, match="give its field `advantage`"):
+        bk.to_tokens(result, torch.ones(2, 3))
+
+
+def test_the_package_lists_its_public_names_only():
+    assert dir(bk) == sorted(bk.__all__)

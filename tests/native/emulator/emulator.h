@@ -1,8 +1,8 @@
-// The CPU twin of csrc/cuda/intrinsics.h: the same names, with every thread of a block a fibre.  A fibre runs until it
-// has to wait for others; whose turn comes next is the schedule's choice, so that what is right under one order of the
-// threads only comes out wrong under another.  Stricter than a GPU: a barrier that a thread has left out, by returning
-// or by standing at another one, is an error; shared memory begins as garbage; asynchronous copies arrive as late as
-// they may, and their places hold garbage until then.  Blocks follow one another.
+// The CPU emulator of csrc/cuda/intrinsics.h: the same names, with every thread of a block a fibre.  A fibre runs until
+// it has to wait for others; whose turn comes next is the schedule's choice, so that what is right under one order of
+// the threads only comes out wrong under another.  Stricter than a GPU: a barrier that a thread has left out, by
+// returning or by standing at another one, is an error; shared memory begins as garbage; asynchronous copies arrive as
+// late as they may, and their places hold garbage until then.  Blocks follow one another.
 #pragma once
 
 #include <algorithm>
@@ -25,14 +25,14 @@ struct float4 {
 };
 
 #define BIPACE_DEVICE inline
-#define BIPACE_KERNEL(name, Args, threads)                                                                          \
-  static void name(const Args& a);                                                                                  \
-  static const bipace::twin::Kernel twin_##name(#name, sizeof(Args), threads,                                       \
-                                                [](const void* words) { name(*static_cast<const Args*>(words)); }); \
+#define BIPACE_KERNEL(name, Args, threads)                                                              \
+  static void name(const Args& a);                                                                      \
+  static const bipace::emulator::Kernel emulator_##name(                                                \
+      #name, sizeof(Args), threads, [](const void* words) { name(*static_cast<const Args*>(words)); }); \
   static void name(const Args& a)
 
 namespace bipace {
-namespace twin {
+namespace emulator {
 
 struct Kernel {
   using Body = void (*)(const void* words);
@@ -67,23 +67,23 @@ void commit_products();
 void finish_products(int pending);
 [[noreturn]] void fail(const std::string& why);
 
-}  // namespace twin
+}  // namespace emulator
 
 namespace gpu {
 
 constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
-inline int thread() { return twin::place().thread; }
+inline int thread() { return emulator::place().thread; }
 inline int lane() { return thread() % kWarp; }
 inline int warp() { return thread() / kWarp; }
-inline int64_t block() { return twin::place().block; }
-inline int64_t block_y() { return twin::place().block_y; }
-inline int64_t blocks() { return twin::place().blocks; }
-inline void sync_block() { twin::wait_for_block("sync_block"); }
-inline void sync_warp() { twin::wait_for_warp("sync_warp"); }
-inline void sync_some(int barrier, int threads) { twin::wait_for_some(barrier, threads); }
-inline unsigned char* shared_memory() { return twin::place().shared; }
+inline int64_t block() { return emulator::place().block; }
+inline int64_t block_y() { return emulator::place().block_y; }
+inline int64_t blocks() { return emulator::place().blocks; }
+inline void sync_block() { emulator::wait_for_block("sync_block"); }
+inline void sync_warp() { emulator::wait_for_warp("sync_warp"); }
+inline void sync_some(int barrier, int threads) { emulator::wait_for_some(barrier, threads); }
+inline unsigned char* shared_memory() { return emulator::place().shared; }
 
 template <typename T>
 struct Lanes {
@@ -93,7 +93,7 @@ template <typename T>
 Lanes<T> gather(const char* what, const T& mine) {
   static_assert(std::is_trivially_copyable<T>::value, "lanes exchange plain values");
   size_t stride = 0;
-  const unsigned char* all = twin::exchange(what, &mine, sizeof mine, stride);
+  const unsigned char* all = emulator::exchange(what, &mine, sizeof mine, stride);
   Lanes<T> out;
   for (int i = 0; i < kWarp; ++i) std::memcpy(&out.value[i], all + static_cast<size_t>(i) * stride, sizeof(T));
   return out;
@@ -156,11 +156,11 @@ inline float float_of(uint32_t bits) {
 
 inline float from_f16(uint16_t bits) { return f16_to_float(bits); }
 
-inline void copy_async(void* to_shared, const void* from, int bytes) { twin::start_copy(to_shared, from, bytes); }
-inline void copy_commit() { twin::commit_copies(); }
+inline void copy_async(void* to_shared, const void* from, int bytes) { emulator::start_copy(to_shared, from, bytes); }
+inline void copy_commit() { emulator::commit_copies(); }
 template <int pending>
 void copy_wait() {
-  twin::finish_copies(pending);
+  emulator::finish_copies(pending);
 }
 
 void load_matrices(uint32_t (&out)[4], const void* row_in_shared);
@@ -172,21 +172,21 @@ void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 #define BIPACE_WARPGROUPS 1
 constexpr int kGroup = 4 * kWarp;
 inline int group() { return thread() / kGroup; }
-inline void show_tensor_cores() { twin::show_copies(); }
+inline void show_tensor_cores() { emulator::show_copies(); }
 template <int n>
 void hold(float (&)[n]) {}
 template <int n>
 void products_begin(float (&)[n]) {
-  twin::begin_products();
+  emulator::begin_products();
 }
-inline void products_commit() { twin::commit_products(); }
+inline void products_commit() { emulator::commit_products(); }
 template <int pending>
 void products_wait() {
-  twin::finish_products(pending);
+  emulator::finish_products(pending);
 }
 template <bool bf16>
 void multiply_group(float (&c)[64], const void* a, const void* b, bool add) {
-  twin::start_product(c, a, b, add, bf16);
+  emulator::start_product(c, a, b, add, bf16);
 }
 
 }  // namespace gpu

@@ -1,4 +1,4 @@
-// Kernels with a fault each, which the twin has to find, and the same without it.
+// Kernels with a fault each, which the emulator has to find, and the same without it.
 #include "cuda/intrinsics.h"
 
 namespace bipace {

@@ -1,4 +1,4 @@
-"""The CPU twin as a provider of kernels: csrc/cuda/*.cu compiled as C++, threads as fibres in a chosen order."""
+"""The CPU emulator as a provider of kernels: csrc/cuda/*.cu compiled as C++, threads as fibres in a chosen order."""
 
 from __future__ import annotations
 
@@ -18,58 +18,66 @@ from bipace_kernels import _dispatch
 from bipace_kernels.cuda import _provider
 
 ROOT = Path(__file__).resolve().parents[2]
-TWIN = ROOT / "tests/native/twin"
+EMULATOR = ROOT / "tests/native/emulator"
 SCHEDULES = {"forward": 0, "reverse": 1, "random": 2}
-FLAGS = ["-std=c++17", "-g", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-DBIPACE_TWIN", "-Wno-unknown-pragmas"]
+FLAGS = [
+    "-std=c++17",
+    "-g",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-DBIPACE_EMULATOR",
+    "-Wno-unknown-pragmas",
+]
 
 
-class TwinError(RuntimeError):
-    """What the twin found wrong with a kernel or its launch."""
+class EmulatorError(RuntimeError):
+    """What the emulator found wrong with a kernel or its launch."""
 
 
 def build(sources: Sequence[Path], out: Path, *, sanitize: bool = False) -> Path:
-    """A shared library of these kernels and the twin's scheduler; objects newer than their sources are kept."""
+    """A shared library of these kernels and the emulator's scheduler; objects newer than their sources are kept."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        raise TwinError("the twin needs g++ or clang++, and there is neither")
-    flags = [*FLAGS, "-O1" if sanitize else "-O2", f"-I{ROOT / 'csrc'}", f"-I{TWIN}"]
+        raise EmulatorError("the emulator needs g++ or clang++, and there is neither")
+    flags = [*FLAGS, "-O1" if sanitize else "-O2", f"-I{ROOT / 'csrc'}", f"-I{EMULATOR}"]
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"] if sanitize else []
     out.mkdir(parents=True, exist_ok=True)
     headers = [
         *ROOT.glob("csrc/common/*.h"),
         *ROOT.glob("csrc/cuda/*.h"),
-        TWIN / "twin.h",
+        EMULATOR / "emulator.h",
     ]
     newest = max(path.stat().st_mtime for path in headers)
     objects = []
-    for source in [TWIN / "twin.cpp", *sources]:
+    for source in [EMULATOR / "emulator.cpp", *sources]:
         target = out / f"{source.stem}.o"
         if not target.exists() or target.stat().st_mtime < max(newest, source.stat().st_mtime):
             _run([compiler, *flags, "-x", "c++", "-c", str(source), "-o", str(target)])
         objects.append(str(target))
-    library = out / "libtwin.so"
+    library = out / "libemulator.so"
     if not library.exists() or library.stat().st_mtime < max(os.path.getmtime(o) for o in objects):
         _run([compiler, *flags, "-shared", *objects, "-o", str(library)])
     return library
 
 
-def of_checkout(*, sanitize: bool = False) -> Twin:
-    """The twin of this checkout's kernels; of several processes the first one builds it and the others wait."""
-    folder = ROOT / "build" / ("twin-sanitize" if sanitize else "twin")
+def of_checkout(*, sanitize: bool = False) -> Emulator:
+    """The emulator of this checkout's kernels; of several processes the first one builds it and the others wait."""
+    folder = ROOT / "build" / ("emulator-sanitize" if sanitize else "emulator")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         library = build(sorted((ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize)
-    return Twin.load(library)
+    return Emulator.load(library)
 
 
 # The other stages of a call with emulated kernels: those of the CPU.
 _LIGHT = {"triton_kernels": "cpu"}
 
 
-def run_on_cpu(twin: Twin, put: Callable[[Any, str, Any], None] = setattr) -> None:
-    """From here on backend="cuda" runs, by the twin and on CPU tensors."""
-    put(_provider, "stand_in", twin)
+def run_on_cpu(emulator: Emulator, put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """From here on backend="cuda" runs, by the emulator and on CPU tensors."""
+    put(_provider, "stand_in", emulator)
     real_package = _dispatch.package_of
     put(_dispatch, "package_of", lambda backend, stage: _LIGHT.get(found := real_package(backend, stage), found))
     _dispatch._backend.cache_clear()
@@ -81,11 +89,11 @@ def run_on_cpu(twin: Twin, put: Callable[[Any, str, Any], None] = setattr) -> No
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise TwinError(f"{' '.join(command)}\n{done.stderr[-3000:]}")
+        raise EmulatorError(f"{' '.join(command)}\n{done.stderr[-3000:]}")
 
 
 @dataclass
-class Twin:
+class Emulator:
     """Provider of bipace_kernels.cuda._launch; `schedule` is the order of the threads, and of the blocks."""
 
     library: ctypes.CDLL
@@ -95,9 +103,9 @@ class Twin:
     groups: bool = True  # whether groups of four warps feed the tensor cores, as on compute capability 9.0
 
     @classmethod
-    def load(cls, path: Path) -> Twin:
+    def load(cls, path: Path) -> Emulator:
         library = ctypes.CDLL(str(path))
-        library.bipace_twin_launch.argtypes = [
+        library.bipace_emulator_launch.argtypes = [
             ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64,
             ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_int64,
         ]  # fmt: skip
@@ -113,11 +121,11 @@ class Twin:
         device: torch.device,
     ) -> None:
         error = ctypes.create_string_buffer(1000)
-        if self.library.bipace_twin_launch(
+        if self.library.bipace_emulator_launch(
             kernel.encode(), *grid, threads, shared, words, len(words) // 8, SCHEDULES[self.schedule], self.seed,
             error, len(error),
         ):  # fmt: skip
-            raise TwinError(error.value.decode())
+            raise EmulatorError(error.value.decode())
 
     def shared_memory(self, device: torch.device) -> int:
         return self.shared

@@ -1,4 +1,4 @@
-"""The twin itself: what the intrinsics give, and that planted faults are found."""
+"""The emulator itself: what the intrinsics give, and that planted faults are found."""
 
 from __future__ import annotations
 
@@ -11,89 +11,91 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_twin import SCHEDULES, TWIN, Twin, TwinError, build
+from cuda_emulator import EMULATOR, SCHEDULES, Emulator, EmulatorError, build
 
 from bipace_kernels.cuda import _launch, _sources
 
 N = 128
 
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the twin switches its fibres on x86-64 alone")
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the emulator switches its fibres on x86-64 alone"
+)
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
-    return build([TWIN / "planted.cu"], tmp_path_factory.mktemp("twin"))
+    return build([EMULATOR / "planted.cu"], tmp_path_factory.mktemp("emulator"))
 
 
 @pytest.fixture(params=[("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)], ids=lambda p: f"{p[0]}-{p[1]}")
-def twin(request, library) -> Twin:
-    found = Twin.load(library)
+def emulator(request, library) -> Emulator:
+    found = Emulator.load(library)
     found.schedule, found.seed = request.param
     return found
 
 
-PLANTED = _sources.parse([TWIN / "planted.cu"])
+PLANTED = _sources.parse([EMULATOR / "planted.cu"])
 
 
-def run(twin, kernel, threads, *, bytes_shared=0, grid=(1, 1), **arguments):
+def run(emulator, kernel, threads, *, bytes_shared=0, grid=(1, 1), **arguments):
     words = _launch.pack(kernel, PLANTED[kernel], arguments)
-    twin.launch(kernel, grid, threads, bytes_shared, words, torch.device("cpu"))
+    emulator.launch(kernel, grid, threads, bytes_shared, words, torch.device("cpu"))
 
 
-def reversed_by(twin, barrier):
+def reversed_by(emulator, barrier):
     values, out = torch.arange(N, dtype=torch.int32), torch.empty(N, dtype=torch.int32)
-    run(twin, "reverse", N, values=values, out=out, barrier=barrier, bytes_shared=4 * N)
+    run(emulator, "reverse", N, values=values, out=out, barrier=barrier, bytes_shared=4 * N)
     return torch.equal(out, values.flip(0))
 
 
-def test_a_barrier_makes_every_order_right(twin):
-    assert reversed_by(twin, True)
+def test_a_barrier_makes_every_order_right(emulator):
+    assert reversed_by(emulator, True)
 
 
 def test_a_missing_barrier_is_caught(library):
-    twin = Twin.load(library)
+    emulator = Emulator.load(library)
     right = []
-    for twin.schedule in SCHEDULES:
-        right.append(reversed_by(twin, False))
+    for emulator.schedule in SCHEDULES:
+        right.append(reversed_by(emulator, False))
     assert not all(right)
 
 
-def passed_on_by(twin, barrier):
+def passed_on_by(emulator, barrier):
     values, out = torch.arange(N, dtype=torch.int32), torch.empty(N, dtype=torch.int32)
-    run(twin, "pass_on", N, values=values, out=out, barrier=barrier, bytes_shared=4 * (N - 32))
+    run(emulator, "pass_on", N, values=values, out=out, barrier=barrier, bytes_shared=4 * (N - 32))
     return torch.equal(out, torch.cat([values[:32], values[32:].flip(0)]))
 
 
 def test_a_barrier_of_some_warps(library):
     """Right under every order with it; and under some order wrong without."""
-    twin = Twin.load(library)
+    emulator = Emulator.load(library)
     found = []
-    for twin.schedule in SCHEDULES:
-        assert passed_on_by(twin, True)
-        found.append(passed_on_by(twin, False))
+    for emulator.schedule in SCHEDULES:
+        assert passed_on_by(emulator, True)
+        found.append(passed_on_by(emulator, False))
     assert not all(found)
 
 
 @pytest.mark.parametrize(("kernel", "said"), [("leave_early", "wait for ever"), ("part_ways", "others at")])
-def test_threads_that_miss_each_other_are_an_error(twin, kernel, said):
+def test_threads_that_miss_each_other_are_an_error(emulator, kernel, said):
     if kernel == "leave_early":
-        run(twin, kernel, N, fault=False)
-    with pytest.raises(TwinError, match=said):
-        run(twin, kernel, N, fault=True)
+        run(emulator, kernel, N, fault=False)
+    with pytest.raises(EmulatorError, match=said):
+        run(emulator, kernel, N, fault=True)
 
 
-def test_copies_arrive_when_waited_for_and_not_before(twin):
+def test_copies_arrive_when_waited_for_and_not_before(emulator):
     values = torch.arange(4 * N, dtype=torch.int32)
     for wait in (True, False):
         out = torch.zeros(4 * N, dtype=torch.int32)
-        run(twin, "copy_through", N, values=values, out=out, wait=wait, bytes_shared=16 * N)
+        run(emulator, "copy_through", N, values=values, out=out, wait=wait, bytes_shared=16 * N)
         assert torch.equal(out, values) == wait
 
 
-def test_collectives(twin):
+def test_collectives(emulator):
     values = torch.randperm(32, generator=torch.Generator().manual_seed(0)).int() - 16
     out, least = torch.empty((8, 32), dtype=torch.int32), torch.tensor([-1])
-    run(twin, "collectives", 32, values=values, out=out, least=least)
+    run(emulator, "collectives", 32, values=values, out=out, least=least)
     lane = torch.arange(32)
     assert torch.equal(out[0], values[(lane + 5) % 32])
     assert torch.equal(out[1], values[lane ^ 3])
@@ -108,35 +110,35 @@ def test_collectives(twin):
     assert least.tolist() == [0]  # −1 is the greatest of unsigned numbers
 
 
-def test_every_float16(twin):
+def test_every_float16(emulator):
     values, out = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16), torch.empty(2**16)
-    run(twin, "widen", 32, values=values, out=out, grid=(2**11, 1))
+    run(emulator, "widen", 32, values=values, out=out, grid=(2**11, 1))
     torch.testing.assert_close(out, values.float(), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_tensor_cores(twin, dtype):
+def test_tensor_cores(emulator, dtype):
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn((n, 16), generator=generator).to(dtype) for n in (16, 8))
     out = torch.empty((16, 8))
-    run(twin, "multiply_tile", 32, x=x, y=y, out=out, bf16=dtype == torch.bfloat16, bytes_shared=2 * 24 * 16)
+    run(emulator, "multiply_tile", 32, x=x, y=y, out=out, bf16=dtype == torch.bfloat16, bytes_shared=2 * 24 * 16)
     torch.testing.assert_close(out, x.float() @ y.float().T, rtol=1e-6, atol=1e-5)
 
 
-def test_launches_that_cannot_be_are_refused(twin):
-    with pytest.raises(TwinError, match="no kernel nobody"):
-        twin.launch("nobody", (1, 1), 32, 0, b"", torch.device("cpu"))
-    with pytest.raises(TwinError, match="takes 1 arguments, got 2"):
-        twin.launch("leave_early", (1, 1), N, 0, bytes(16), torch.device("cpu"))
-    with pytest.raises(TwinError, match="blocks of 48 threads"):
-        run(twin, "leave_early", 48, fault=0)
+def test_launches_that_cannot_be_are_refused(emulator):
+    with pytest.raises(EmulatorError, match="no kernel nobody"):
+        emulator.launch("nobody", (1, 1), 32, 0, b"", torch.device("cpu"))
+    with pytest.raises(EmulatorError, match="takes 1 arguments, got 2"):
+        emulator.launch("leave_early", (1, 1), N, 0, bytes(16), torch.device("cpu"))
+    with pytest.raises(EmulatorError, match="blocks of 48 threads"):
+        run(emulator, "leave_early", 48, fault=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_write_out_of_bounds_is_caught(tmp_path, shared):
     """In a process of its own, for AddressSanitizer ends it."""
-    library = build([TWIN / "planted.cu"], tmp_path, sanitize=True)
+    library = build([EMULATOR / "planted.cu"], tmp_path, sanitize=True)
     compiler = os.environ.get("CXX") or shutil.which("g++")
     preload = [
         subprocess.run(
@@ -153,9 +155,9 @@ libc.malloc.restype = ctypes.c_void_p
 at = libc.malloc(ctypes.c_size_t({4 * N}))
 error = ctypes.create_string_buffer(200)
 words = struct.pack("<qqq", at, {int(shared)}, int(sys.argv[1]))
-library.bipace_twin_launch.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64,
+library.bipace_emulator_launch.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64,
     ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_int64]
-print(library.bipace_twin_launch(b"write_beyond", 1, 1, {N}, {4 * N}, words, 3, 0, 0, error, 200))
+print(library.bipace_emulator_launch(b"write_beyond", 1, 1, {N}, {4 * N}, words, 3, 0, 0, error, 200))
 """
     env = {**os.environ, "LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0"}
     ends = [
@@ -167,12 +169,12 @@ print(library.bipace_twin_launch(b"write_beyond", 1, 1, {N}, {4 * N}, words, 3, 
     assert "heap-buffer-overflow" in ends[1].stderr
 
 
-def multiplied_together(twin, dtype, fault=0):
+def multiplied_together(emulator, dtype, fault=0):
     generator = torch.Generator().manual_seed(2)
     x, y = (torch.randn(n, 64, generator=generator).to(dtype) for n in (64, 128))
     out = torch.zeros(64, 128)
     run(
-        twin,
+        emulator,
         "multiply_together",
         N,
         x=x,
@@ -186,19 +188,19 @@ def multiplied_together(twin, dtype, fault=0):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_products_of_a_group_of_warps(twin, dtype):
-    out, exact = multiplied_together(twin, dtype)
+def test_products_of_a_group_of_warps(emulator, dtype):
+    out, exact = multiplied_together(emulator, dtype)
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("fault", "said"), [(1, "do not see what was copied"), (3, "written to before it was done"), (4, "have not begun")]
 )
-def test_faults_around_products_are_caught(twin, fault, said):
-    with pytest.raises(TwinError, match=said):
-        multiplied_together(twin, torch.bfloat16, fault)
+def test_faults_around_products_are_caught(emulator, fault, said):
+    with pytest.raises(EmulatorError, match=said):
+        multiplied_together(emulator, torch.bfloat16, fault)
 
 
-def test_sums_that_are_not_waited_for_are_nothing(twin):
-    out, _ = multiplied_together(twin, torch.bfloat16, 2)
+def test_sums_that_are_not_waited_for_are_nothing(emulator):
+    out, _ = multiplied_together(emulator, torch.bfloat16, 2)
     assert out.isnan().all()

@@ -1,4 +1,4 @@
-// The scheduler of the CPU twin: fibres, rendezvous, and a launch that Python calls through ctypes.
+// The scheduler of the CPU emulator: fibres, rendezvous, and a launch that Python calls through ctypes.
 #include <cuda/intrinsics.h>
 
 #include <cstdlib>
@@ -16,16 +16,16 @@
 #endif
 
 #ifndef __x86_64__
-#error "the twin switches fibres by a few instructions of x86-64"
+#error "the emulator switches fibres by a few instructions of x86-64"
 #endif
 
 // Keeps what a function must keep, leaves its stack at *from, and goes on where the other stack was left.
-extern "C" void bipace_twin_switch(void** from, void* to);
+extern "C" void bipace_emulator_switch(void** from, void* to);
 asm(R"(
 .text
-.globl bipace_twin_switch
-.type bipace_twin_switch, @function
-bipace_twin_switch:
+.globl bipace_emulator_switch
+.type bipace_emulator_switch, @function
+bipace_emulator_switch:
   pushq %rbp
   pushq %rbx
   pushq %r12
@@ -41,11 +41,11 @@ bipace_twin_switch:
   popq %rbx
   popq %rbp
   ret
-.size bipace_twin_switch, .-bipace_twin_switch
+.size bipace_emulator_switch, .-bipace_emulator_switch
 )");
 
 namespace bipace {
-namespace twin {
+namespace emulator {
 namespace {
 
 constexpr size_t kStack = 256 * 1024;
@@ -141,7 +141,7 @@ void to_scheduler(bool for_good) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(for_good ? nullptr : &self.fake_stack, run->scheduler_bottom, run->scheduler_size);
 #endif
-  bipace_twin_switch(&self.at, run->scheduler);
+  bipace_emulator_switch(&self.at, run->scheduler);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(self.fake_stack, &run->scheduler_bottom, &run->scheduler_size);
 #endif
@@ -164,7 +164,7 @@ void resume(Fibre& fibre) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&run->fake_stack, fibre.stack.get(), kStack);
 #endif
-  bipace_twin_switch(&run->scheduler, fibre.at);
+  bipace_emulator_switch(&run->scheduler, fibre.at);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(run->fake_stack, nullptr, nullptr);
 #endif
@@ -387,12 +387,13 @@ void finish_products(int pending) {
   }
 }
 
-}  // namespace twin
+}  // namespace emulator
 
 namespace gpu {
 
 void load_matrices(uint32_t (&out)[4], const void* row_in_shared) {
-  if (reinterpret_cast<uintptr_t>(row_in_shared) % 16) twin::fail("a row of load_matrices is not aligned to 16 bytes");
+  if (reinterpret_cast<uintptr_t>(row_in_shared) % 16)
+    emulator::fail("a row of load_matrices is not aligned to 16 bytes");
   const Lanes<const void*> rows = gather("load_matrices", row_in_shared);
   for (int q = 0; q < 4; ++q) {
     const unsigned char* row = static_cast<const unsigned char*>(rows.value[8 * q + lane() / 4]);
@@ -434,10 +435,10 @@ void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 }  // namespace bipace
 
 // Runs a launch to its end.  0: done; else `error` says why not.
-extern "C" int bipace_twin_launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64_t shared,
-                                  const uint64_t* words, int64_t n_words, int schedule, uint64_t seed, char* error,
-                                  int64_t room) {
-  using namespace bipace::twin;
+extern "C" int bipace_emulator_launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64_t shared,
+                                      const uint64_t* words, int64_t n_words, int schedule, uint64_t seed, char* error,
+                                      int64_t room) {
+  using namespace bipace::emulator;
   const auto refuse = [&](const std::string& why) {
     std::strncpy(error, why.c_str(), static_cast<size_t>(room) - 1);
     error[room - 1] = '\0';

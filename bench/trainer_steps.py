@@ -1,0 +1,212 @@
+"""`python -m bench trainer_steps [--quick] [--out DIR]`: a whole step of TRL with BiPACE, against stock GRPO.  Needs TRL."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .measure import machine, threads
+from .trainers import byte_tokenizer
+
+ABOUT = """\
+Two trainers, stock GRPOTrainer and BiPACEGRPOTrainer, train the same model on the same rollouts and take turns step by step
+(A B, B A, A B, …).  A step is all from the rollouts to the optimizer: scoring, advantages, forwards, backward, update.  What
+rollouts cost is not in it: they are made up, so shares of a step with generation are smaller.  CPU time of the thread that
+trains, one thread.  Added: mean over pairs of ours / stock − 1, with a 95 % interval (bootstrap over pairs; first pair left out).
+"""
+WAYS: dict[str, dict[str, Any]] = {
+    "TRL's defaults: the loss's forward is tapped": {},
+    "num_iterations=2: the old log-prob forward is tapped": {"num_iterations": 2},
+    "gradient_accumulation_steps=2: a forward that ends early": {"gradient_accumulation_steps": 2},
+    "the same with n-grams of the observations": {"gradient_accumulation_steps": 2, "bipace_embedder": "ngram"},
+}
+
+
+@dataclass
+class Row:
+    """CPU seconds of a step, medians; added: share of stock's, [mean, low, high]."""
+
+    way: str
+    stock_s: float
+    ours_s: float
+    added: tuple[float, float, float]
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Size:
+    prompts: int = 4
+    rollouts: int = 8
+    turns: int = 6
+    width: int = 96
+    blocks: int = 12  # of which layer −4 leaves nine, as −8 leaves 21 of 28
+
+
+def rollout_of(size: Size, tokenizer: Any) -> Any:
+    """A rollout_func: thinking and an action in each turn, a short answer in between."""
+
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        rng = random.Random(trainer.state.global_step)
+        out: dict[str, list[Any]] = {
+            k: [] for k in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "step_rewards")
+        }
+        for prompt in prompts:
+            ids: list[int] = []
+            mask: list[int] = []
+            for _ in range(size.turns):
+                turn = tokenizer(f"so {rng.random():.3f}<action>{rng.choice(['go', 'look', 'wait'])}</action>")[
+                    "input_ids"
+                ]
+                answer = tokenizer(rng.choice([" a door", " a wall"]))["input_ids"]
+                ids += turn + answer
+                mask += [1] * len(turn) + [0] * len(answer)
+            out["prompt_ids"].append(tokenizer(prompt)["input_ids"])
+            out["completion_ids"].append(ids)
+            out["logprobs"].append([0.0] * len(ids))
+            out["env_mask"].append(mask)
+            out["step_rewards"].append([float(rng.random() < 0.3) for _ in range(size.turns)])
+        return out
+
+    return rollout
+
+
+class Turnstile:
+    """Lets two threads take turns: first 0, 1, then 1, 0, then 0, 1, ..."""
+
+    def __init__(self) -> None:
+        self.passed, self.gone, self.changed = 0, False, threading.Condition()
+
+    def enter(self, who: int) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.gone or ((self.passed + 1) // 2 % 2) == who)
+
+    def leave(self, gone: bool = False) -> None:
+        with self.changed:
+            self.passed, self.gone = self.passed + 1, self.gone or gone
+            self.changed.notify_all()
+
+
+def measure(way: str, size: Size, pairs: int) -> Row:
+    """Both trainers on one configuration; a pair is as many steps as TRL learns from one batch."""
+    trl, adapter = importlib.import_module("trl"), importlib.import_module("bipace_kernels.integrations.trl")
+    transformers, datasets = importlib.import_module("transformers"), importlib.import_module("datasets")
+    tokenizer, turnstile = byte_tokenizer(), Turnstile()
+    tokenizer.pad_token = tokenizer.eos_token = tokenizer.convert_ids_to_tokens(0)
+    options, rows = dict(WAYS[way]), size.prompts * size.rollouts
+    cycle, accumulated = options.get("num_iterations", 1), options.get("gradient_accumulation_steps", 1)
+    seconds: tuple[list[float], list[float]] = ([], [])
+
+    class Clock(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def __init__(self, who: int) -> None:
+            self.who, self.begun = who, 0.0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            turnstile.enter(self.who)
+            self.begun = time.thread_time()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seconds[self.who].append(time.thread_time() - self.begun)
+            turnstile.leave()
+
+    def train(who: int, folder: str) -> None:
+        torch.manual_seed(0)
+        config = transformers.Qwen2Config(
+            vocab_size=256, hidden_size=size.width, intermediate_size=4 * size.width, num_hidden_layers=size.blocks,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, bos_token_id=None, pad_token_id=0,
+            eos_token_id=0,
+        )  # fmt: skip
+        own = {k: v for k, v in options.items() if who or not k.startswith("bipace")} | (
+            {"bipace_layer": -4} if who else {}
+        )
+        args = (adapter.BiPACEGRPOConfig if who else trl.GRPOConfig)(
+            output_dir=folder, per_device_train_batch_size=rows // accumulated, num_generations=size.rollouts, bf16=False,
+            max_steps=(pairs + 1) * cycle, max_completion_length=512, report_to=[], use_cpu=True, save_strategy="no",
+            disable_tqdm=True, logging_strategy="no", gradient_checkpointing=False, **own,
+        )  # fmt: skip
+        trainer = (adapter.BiPACEGRPOTrainer if who else trl.GRPOTrainer)(
+            transformers.Qwen2ForCausalLM(config), [lambda completions, **_: [float(len(c) % 3) for c in completions]], args,
+            train_dataset=datasets.Dataset.from_dict({"prompt": [f"task {i}" for i in range(size.prompts)]}),
+            processing_class=tokenizer, rollout_func=rollout_of(size, tokenizer), callbacks=[Clock(who)],
+        )  # fmt: skip
+        trainer.remove_callback(transformers.PrinterCallback)
+        try:
+            trainer.train()
+        finally:
+            turnstile.leave(gone=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        both = [threading.Thread(target=train, args=(who, folder)) for who in (0, 1)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+    if len(seconds[0]) != len(seconds[1]) or len(seconds[0]) != (pairs + 1) * cycle:
+        raise RuntimeError(f"a trainer ended early, after {[len(s) for s in seconds]} steps; its error is above.")
+    stock, ours = (torch.tensor(s, dtype=torch.float64).reshape(-1, cycle).sum(1)[1:] for s in seconds)
+    ratio = ours / stock - 1
+    drawn = ratio[torch.randint(pairs, (10_000, pairs), generator=torch.Generator().manual_seed(0))].mean(1)
+    low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Row(way, float(stock.median()), float(ours.median()), (float(ratio.mean()), low, high), pairs)
+
+
+def as_markdown(document: dict[str, Any]) -> str:
+    about, versions = document["machine"], document["versions"]
+    lines = [
+        "# A step of TRL with BiPACE, against stock GRPO", "",
+        f"{about['cpu']}, one thread; torch {about['torch']}, {', '.join(f'{k} {v}' for k, v in versions.items())}, "
+        f"bipace_kernels {about['package']} ({about['commit']}), {about['date']}, load {about['load']}.", "", ABOUT,
+        "{prompts} prompts of {rollouts} rollouts of {turns} turns; a random Qwen2 of {blocks} blocks of width {width}, in "
+        "float32; method bipace, states after three quarters of the blocks.".format(**document["size"]), "",
+        "| configuration | stock, CPU s | with BiPACE, CPU s | added | 95 % interval | pairs |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *(
+            f"| {r['way']} | {r['stock_s']:.3g} | {r['ours_s']:.3g} | {r['added'][0]:+.1%} | {r['added'][1]:+.1%} to "
+            f"{r['added'][2]:+.1%} | {r['pairs']} |"
+            for r in document["rows"]
+        ),
+    ]  # fmt: skip
+    return "\n".join([*lines, ""])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, shows the table, writes steps.json and steps.md."""
+    parser = argparse.ArgumentParser(
+        prog="bench trainer_steps", description="A step of TRL with BiPACE, against stock GRPO."
+    )
+    parser.add_argument("--pairs", type=int, default=20, metavar="N", help="pairs of steps (%(default)s)")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny model, two pairs: shows that it runs, not what it costs"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write steps.json and steps.md there")
+    arguments = parser.parse_args(argv)
+    versions = {name: importlib.import_module(name).__version__ for name in ("trl", "transformers")}
+    size, pairs = (Size(2, 4, 2, 32), 2) if arguments.quick else (Size(), arguments.pairs)
+    with threads(1) as note:
+        about = machine(1, note)
+        rows = [measure(way, size, pairs) for way in WAYS]
+    document = {
+        "schema": 1, "machine": about.asdict(), "versions": versions, "size": asdict(size), "rows": [asdict(row) for row in rows],
+    }  # fmt: skip
+    page = as_markdown(document)
+    sys.stdout.write(page)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "steps.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        (arguments.out / "steps.md").write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

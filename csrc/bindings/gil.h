@@ -1,0 +1,53 @@
+// Native code without the GIL: Ctrl-C ends it, and the end of the interpreter does not abort the process.
+#pragma once
+
+#include <Python.h>
+#include <cxxabi.h>
+#include <unistd.h>
+
+#include "cpu/interrupt.h"
+
+namespace bipace {
+
+// Once, when the module is loaded.  It has a libgcc of its own (-static-libgcc), which cannot catch what another libgcc
+// unwinds before it has unwound something itself.
+inline void prepare_unwinding() {
+  try {
+    throw 0;
+  } catch (int) {
+  }
+}
+
+// The GIL is another thread's while this lives; Ctrl-C ends the kernel inside by Interrupted, with Python's error set.
+class GilReleased {
+ public:
+  GilReleased() : state_(PyEval_SaveThread()), asking_(&GilReleased::ask, this) {}
+  ~GilReleased() { take(); }
+
+ private:
+  // Python before 3.14 ends a daemon thread that wants the GIL of an interpreter on its way out, by unwinding its
+  // stack; that would abort the process in the first C++ frame.  Such a thread waits for the process's end instead.
+  void take() {
+#ifdef __GLIBCXX__
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (abi::__forced_unwind&) {
+      for (;;) pause();
+    }
+#else
+    PyEval_RestoreThread(state_);
+#endif
+  }
+  static bool ask(void* self) {
+    GilReleased& own = *static_cast<GilReleased*>(self);
+    own.take();
+    const bool ends = PyErr_CheckSignals() != 0;
+    own.state_ = PyEval_SaveThread();
+    return ends;
+  }
+
+  PyThreadState* state_;
+  Asking asking_;
+};
+
+}  // namespace bipace

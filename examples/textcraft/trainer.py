@@ -1,0 +1,228 @@
+"""One run: a policy trained by one method and seed with TRL, checked on tasks that it never trains on.
+
+Nothing here knows an environment: a World says what the tasks are and how an episode begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from settings import METHODS, OWN, Settings
+
+KEPT = ("singleton_cluster_fraction", "mean_cluster_size", "value_r2", "value_r2_coverage", "epsilon",
+        "action_parse_rate")  # fmt: skip
+SAVE_EVERY = 10  # updates
+PROGRESS = "progress.json"  # in a checkpoint's folder: what the run measured so far
+
+
+@dataclass(frozen=True)
+class World:
+    """Tasks of a run.
+
+    train   prompts of training; no two begin with the same text
+    test    tasks to measure on
+    env     makes the environment of one episode: rollout.Environment
+    """
+
+    train: Sequence[Any]
+    test: Sequence[Any]
+    env: Callable[[Any], Any]
+
+
+def success(model: Any, tokenizer: Any, world: World, settings: Settings, tasks: Sequence[Any] | None = None) -> float:
+    """Share of the tasks (None: the test tasks) that are solved, one episode each, under the same luck every time."""
+    from rollout import play
+
+    envs = [world.env(task) for task in (world.test if tasks is None else tasks)]
+    episodes = play(model, tokenizer, envs, horizon=settings.horizon, seed=7, command_tokens=settings.command_tokens)
+    return round(sum(episode.solved for episode in episodes) / len(episodes), 5)
+
+
+def train(
+    method: str, seed: int, settings: Settings, world: World, start: Path, work: Path, *, device: str = "cpu",
+    threads: int = 1, after_update: Callable[[int, Any], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What happened in each update and check of one run, and what it was made of.
+
+    start    folder of the model that it begins with, and of its tokenizer
+    work     folder of its own: checkpoints from which it goes on where it was stopped, gone at the end
+    `after_update(number, model)` is called after each update; it must draw no random numbers of torch's.
+    """
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is one of its experiments
+    import torch
+    import transformers
+    import trl
+    from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
+    from datasets import Dataset
+    from model import FACTS, load
+    from rollout import play
+    from transformers import TrainerCallback
+
+    import bipace_kernels as bk
+
+    torch.set_num_threads(threads)
+    if settings.batch % settings.group or settings.batch % settings.micro_batch:
+        raise ValueError(
+            f"group and micro_batch must divide batch = {settings.batch}, got {settings.group} and {settings.micro_batch}."
+        )
+    model, tokenizer = load(start)
+    task_of = {world.env(task).prompt: task for task in world.train}
+    history: list[dict[str, Any]] = []
+    checks: list[dict[str, Any]] = []
+    spent = {"rollouts": 0.0, "scoring": 0.0, "checks": 0.0, "cpu": 0.0, "wall": 0.0}
+
+    def rollouts(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        begun = time.perf_counter()
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        envs = [world.env(task_of[prompt]) for prompt in prompts]
+        episodes = play(
+            policy, tokenizer, envs, horizon=settings.horizon, seed=1_000_003 * (seed + 1) + trainer.state.global_step,
+            command_tokens=settings.command_tokens,
+        )  # fmt: skip
+        spent["rollouts"] += time.perf_counter() - begun
+        spent["scoring"] -= time.perf_counter() - begun
+        return {
+            "prompt_ids": [e.prompt_ids for e in episodes],
+            "completion_ids": [e.ids for e in episodes],
+            "logprobs": [e.logprobs for e in episodes],
+            "env_mask": [e.own for e in episodes],
+            "step_rewards": [e.rewards for e in episodes],
+            "observations": [e.observations[: len(e.commands)] for e in episodes],
+        }
+
+    def solved(completions: list[str], step_rewards: list[list[float]], **_: Any) -> list[float]:
+        return [sum(rewards) for rewards in step_rewards]
+
+    class Timed(BiPACEGRPOTrainer):  # type: ignore[misc]
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            begun = time.perf_counter()
+            output = super()._generate_and_score_completions(inputs)
+            spent["scoring"] += time.perf_counter() - begun
+            return output
+
+        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+            return super()._compute_loss(model, trimmed(inputs))
+
+    class Keep(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if (
+                settings.check_every and not checks and not (start / FACTS).exists()
+            ):  # else the warm start's facts have it
+                self.look(0)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+            if logs is None or "reward" not in logs:
+                return
+            row = {"update": state.global_step, "train": logs["reward"], "entropy": logs.get("entropy"),
+                   "grad_norm": logs.get("grad_norm")}  # fmt: skip
+            row |= {name: logs[f"bipace/{name}"] for name in KEPT if f"bipace/{name}" in logs}
+            history.append({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()})
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if after_update is not None:
+                after_update(state.global_step, trainer.accelerator.unwrap_model(trainer.model))
+            if settings.check_every and state.global_step % settings.check_every == 0:
+                self.look(state.global_step)
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            folder = work / f"checkpoint-{state.global_step}"
+            (folder / PROGRESS).write_text(
+                json.dumps({"updates": history, "checks": checks, "spent": clock()}), encoding="utf-8"
+            )
+
+        def look(self, update: int) -> None:
+            begun = time.perf_counter()
+            policy = trainer.accelerator.unwrap_model(trainer.model)
+            checks.append({"update": update, "test": success(policy, tokenizer, world, settings)})
+            spent["checks"] += time.perf_counter() - begun
+
+    def clock() -> dict[str, float]:
+        """Seconds so far, of all the processes that this run took."""
+        cpu, wall = time.process_time() - computed, time.perf_counter() - started
+        return {**spent, "cpu": spent["cpu"] + cpu, "wall": spent["wall"] + wall}
+
+    own = OWN.get(method)
+    args = BiPACEGRPOConfig(
+        output_dir=str(work), save_strategy="steps", save_steps=SAVE_EVERY, save_total_limit=1,
+        report_to=[], disable_tqdm=True, logging_steps=1, use_cpu=device == "cpu", bf16=device != "cpu",
+        seed=seed, max_steps=settings.updates, per_device_train_batch_size=settings.micro_batch,
+        gradient_accumulation_steps=settings.batch // settings.micro_batch, num_generations=settings.group,
+        learning_rate=settings.learning_rate, lr_scheduler_type="constant", max_grad_norm=1.0, beta=0.0,
+        gradient_checkpointing=False, max_completion_length=4096, temperature=1.0,
+        bipace_gamma=settings.gamma, bipace_step_weight=settings.step_weight, bipace_layer=settings.layer,
+        **({} if own is None else {f"bipace_{own}": getattr(settings, own)}),
+        **{f"bipace_{name}": value for name, value in METHODS[method].items()},
+    )  # fmt: skip
+    trainer = Timed(
+        model=model, reward_funcs=solved, args=args, processing_class=tokenizer, rollout_func=rollouts,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in task_of]), callbacks=[Keep()],
+    )  # fmt: skip
+    checkpoint = last_checkpoint(work)
+    if checkpoint is not None:
+        before = json.loads((checkpoint / PROGRESS).read_text(encoding="utf-8"))
+        history += before["updates"]
+        checks += before["checks"]
+        spent |= before["spent"]
+    started, computed = time.perf_counter(), time.process_time()
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    seconds = {name: round(value, 1) for name, value in clock().items()}
+    shutil.rmtree(work, ignore_errors=True)
+    return {
+        "method": method, "seed": seed, "settings": settings.as_json(), "bipace": METHODS[method], "seconds": seconds,
+        "machine": {"processor": _processor(), "device": device, "threads": threads, "cores": os.cpu_count()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+                     "trl": trl.__version__, "bipace_kernels": bk.__version__},
+        "checks": checks, "updates": history,
+    }  # fmt: skip
+
+
+def trimmed(inputs: dict[str, Any]) -> dict[str, Any]:
+    """A part of a batch without the columns that are padding in all its rows: the same loss, for half the time."""
+    left = int(inputs["prompt_mask"].any(dim=0).int().argmax())
+    longest = int(inputs["completion_mask"].sum(dim=1).max())
+    whole = inputs["completion_mask"].shape[1]
+    found = dict(inputs)
+    for name, value in inputs.items():
+        if name in ("prompt_ids", "prompt_mask"):
+            found[name] = value[:, left:]
+        elif getattr(value, "ndim", 0) == 2 and value.shape[1] == whole:
+            found[name] = value[:, :longest]
+    return found
+
+
+def last_checkpoint(work: Path) -> Path | None:
+    """The latest one that was written to its end."""
+    found = [path for path in work.glob("checkpoint-*") if _progress(path)]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _progress(checkpoint: Path) -> bool:
+    try:
+        json.loads((checkpoint / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """JSON with one line for each update, which is small and shows what changed."""
+    lists = {name: found[name] for name in ("checks", "updates")}
+    text = json.dumps({k: v for k, v in found.items() if k not in lists}, indent=1)[:-2]
+    for name, rows in lists.items():
+        text += f',\n "{name}": [\n  ' + ",\n  ".join(json.dumps(row) for row in rows) + "\n ]"
+    return text + "\n}\n"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,117 @@
+"""What the TextCraft example says of its runs: areas, levels, intervals, paired differences; and what its tuning chooses."""
+
+from __future__ import annotations
+
+import json
+
+import campaign
+import pytest
+from settings import MAIN, METHODS, Settings
+
+report = pytest.importorskip("report", reason="the report draws with matplotlib", exc_type=ImportError)
+
+
+def a_run(method: str, seed: int, tests: list[float], group: int = 8) -> dict:
+    settings = Settings().changed(updates=10 * len(tests), group=group).as_json()
+    updates = [{"update": i + 1, "train": 0.5} for i in range(10 * len(tests))]
+    seconds = {"rollouts": 1.0, "scoring": 1.0, "checks": 1.0, "cpu": 60.0, "wall": 10.0}
+    checks = [{"update": 10 * (i + 1), "test": value} for i, value in enumerate(tests)]
+    return {
+        "method": method,
+        "seed": seed,
+        "settings": settings,
+        "updates": updates,
+        "checks": checks,
+        "seconds": seconds,
+    }
+
+
+def test_area_and_levels_of_straight_lines():
+    run = a_run("gae", 0, [0.4, 0.6])
+    assert report.area(run, 0.2) == pytest.approx(0.4)
+    assert report.rollouts_to(run, 0.2, 0.3) == pytest.approx(320)
+    assert report.rollouts_to(run, 0.2, 0.5) == pytest.approx(960)
+    assert report.rollouts_to(run, 0.2, 0.2) == 0 and report.rollouts_to(run, 0.2, 0.7) is None
+
+
+def test_intervals_are_students():
+    assert report.interval([1.0]) == (1.0, None)
+    mean, half = report.interval([1.0, 2.0, 3.0])
+    assert mean == 2.0 and half == pytest.approx(4.303 / 3**0.5)
+
+
+def test_differences_are_paired_by_seed_and_every_row_says_its_seeds(tmp_path):
+    runs = [a_run("grpo", s, [0.3, 0.4 + 0.1 * s]) for s in range(3)] + [
+        a_run("gae", s, [0.5, 0.5 + 0.1 * s]) for s in (1, 2)
+    ]
+    for run in [*runs, a_run("grpo", 0, [0.3, 0.3], group=4)]:
+        (tmp_path / f"{run['method']}-g{run['settings']['group']}-seed{run['seed']}.json").write_text(json.dumps(run))
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "warm_start.json").write_text(json.dumps({"test": 0.2}))
+    names = [path.name for path in report.write_report(tmp_path, tmp_path / "start")]
+    assert names == ["results.md", "results.json", "success.png", "fewer.png"]
+    grpo, gae, fewer = json.loads((tmp_path / "results.json").read_text())
+    assert (grpo["seeds"], gae["seeds"], fewer["group"]) == ([0, 1, 2], [1, 2], 4)
+    paired = grpo["reference_minus_this"]
+    assert (
+        paired["seeds"] == [1, 2] and paired["final"] == pytest.approx([0.1, 0.1]) and "reference_minus_this" not in gae
+    )
+    assert paired["share_of_rollouts"] == pytest.approx([0.5, 1 / 2 + 1 / 4])
+    assert "+10.0 ± 0.0" in (tmp_path / "results.md").read_text()
+
+
+def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
+    settings, tuned = Settings(), tmp_path / "tuned.json"
+    for run, share in zip(campaign.tuning("gae", settings, tmp_path), (0.3, 0.5, 0.4), strict=True):
+        assert run.seed not in campaign.SEEDS
+        campaign.choose("gae", settings, tmp_path, tuned)
+        assert not tuned.exists()  # not before all are there
+        run.folder.mkdir(parents=True)
+        found = {
+            "settings": run.settings.as_json(),
+            "checks": [],
+            "updates": [{"train": 1.0}] * 5 + [{"train": share}] * 15,
+        }
+        run.write(found)
+    campaign.choose("gae", settings, tmp_path, tuned)
+    assert json.loads(tuned.read_text())["gae"]["learning_rate"] == campaign.RATES[1]
+    before = tuned.read_text()
+    for run in campaign.tuning("gae", settings, tmp_path):
+        run.path.unlink()
+    campaign.choose("gae", settings, tmp_path, tuned)
+    assert tuned.read_text() == before
+    assert {(run.method, run.settings.learning_rate) for run in campaign.final(settings, tmp_path, tuned)} == {
+        ("gae", 6e-4)
+    }
+
+
+def test_final_runs_are_seed_by_seed_over_the_main_methods(tmp_path):
+    tuned = tmp_path / "tuned.json"
+    tuned.write_text(json.dumps({method: {"learning_rate": 5e-4} for method in METHODS}))
+    runs = list(campaign.final(Settings(), tmp_path, tuned))
+    assert len({run.name for run in runs}) == len(runs) == 30 + 18 + 9
+    assert [(run.method, run.seed) for run in runs[:12]] == [(method, seed) for seed in (0, 1) for method in MAIN]
+    assert all(run.settings.batch == 64 for run in runs)
+
+
+def test_the_queue_runs_what_is_missing_and_names_what_failed(tmp_path):
+    """A program that writes a run's file, or fails for one method; finished ones are not started."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, sys, pathlib\n"
+        "a = dict(zip(sys.argv[2::2], sys.argv[3::2]))\n"
+        "sets = dict(v.split('=') for n, v in zip(sys.argv, sys.argv[1:]) if n == '--set')\n"
+        "if a['--method'] == 'gigpo': sys.exit(3)\n"
+        "settings = {**json.loads(a['--base']), 'learning_rate': float(sets['learning_rate'])}\n"
+        "path = pathlib.Path(a['--out'], a['--method'] + '-g8-seed' + a['--seed'] + '.json')\n"
+        "path.write_text(json.dumps({'settings': settings}))\n"
+    )
+    runs = [campaign.Run(method, 0, Settings(), tmp_path) for method in ("grpo", "gigpo", "gae")]
+    said: list[str] = []
+    base = ["--base", json.dumps(Settings().as_json())]
+    failed = campaign.work_through(runs, [str(program)], base, 2, said.append)
+    assert [run.method for run in failed] == ["gigpo"] and [run.done for run in runs] == [True, False, True]
+    assert any("gigpo" in text and "FAILED" in text for text in said)
+    said.clear()
+    campaign.work_through(runs, [str(program)], base, 1, said.append)
+    assert {text.split()[0].rstrip(":") for text in said} == {"gigpo-g8-seed0"}
