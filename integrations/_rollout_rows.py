@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..result import AdvantageResult
+from ._recorder import texts_of
 from ._states import States
 from ._turns import Turns, keys_of
 
@@ -138,10 +139,23 @@ class RolloutRows:
             )
         return torch.cat(list(rows)).cpu()
 
+    def texts(self, tokenizer: Any, turns: Tensor) -> tuple[list[Any], list[str]]:
+        """Observations and actions of some turns [k], all those of their rows."""
+        observations, actions = texts_of(self.turns, turns, self.prompts(), self.responses.cpu(), tokenizer)
+        if "observation" in self.extra:
+            given = self.field("observation", "")
+            observations = [given[i] for i in turns.tolist()]
+        return observations, actions
+
     def advantage(
-        self, states: States, tokenizer: Any, token_rewards: Tensor, why: str = ""
+        self, states: States, tokenizer: Any, token_rewards: Tensor, why: str = "", update: int = 0
     ) -> tuple[AdvantageResult, dict[str, float]]:
-        """The result over the n turns, and metrics; `why` there are no hidden states, where there are none."""
+        """The result over the n turns, and metrics; `why` there are no hidden states, where there are none.
+
+        update   its number in the run, for what is recorded of it
+        """
+        if states.recorder is not None:
+            states.recorder.expect(update, partial(self.texts, tokenizer))
         settings, ids = states.settings, self.ids()
         records: dict[str, Any] = dict(ids)
         records["rewards"], records["episode_return"] = self.rewards(ids, token_rewards)

@@ -58,6 +58,7 @@ class Settings:
                      or one of these others, as the responses have it (_turns.keys_of)
     kernel_time      0: time does not count, where Config has None
     memory_rows      max_rows of the ValueMemory of share "memory"
+    record_dir       folder for step records of every `record_every`-th update; None: none are written
     The others are those of bipace_kernels.Config; None keeps the preset's value.  Those of another method are an error.
     """
 
@@ -91,6 +92,8 @@ class Settings:
     lone_trajectory: Literal["zero", "raw"] | None = None
     on_invalid: Literal["raise", "singleton"] = "singleton"
     duplicates: Literal["raise", "once", "count"] = "once"
+    record_dir: str | None = None
+    record_every: int = 50
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -98,6 +101,8 @@ class Settings:
         is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
         if epsilon not in (None, "auto", "follow") and not is_number:
             raise ValueError(f"epsilon must be a number, 'auto' or 'follow', got {epsilon!r}.")
+        if self.record_dir is not None and not (isinstance(self.record_dir, str) and self.record_dir):
+            raise ValueError(f"record_dir must be the path of a folder, got {self.record_dir!r}.")
         for name, method in OF_METHOD.items():
             if getattr(self, name) is not None and self.method != method:
                 raise ValueError(

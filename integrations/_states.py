@@ -21,6 +21,7 @@ from ..hidden.tap import Tap, tap
 from ..records import Unread
 from ..result import AdvantageResult
 from ..value_memory import ValueMemory
+from ._recorder import Recorder
 from ._settings import Settings
 from ._turns import KINDS
 
@@ -36,6 +37,7 @@ class States:
     epsilon     ε of the configured embedder, of hidden states under embedder=auto; None until "auto" or "follow" has chosen it,
                 and of a method that has none
     controller  of epsilon="follow", once there is an ε; else None
+    recorder    of record_dir, else None
     memory      of share="memory", else None; of several processes that of rank 0 holds the records, and the others stay empty
     """
 
@@ -46,6 +48,7 @@ class States:
         self.controller: EpsilonController | None = None
         self.memory = ValueMemory(settings.memory_rows) if settings.needs_memory else None
         self.fitted = False  # whether a rollout has given entries that fit its turns, or none
+        self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
         self._embedder: Any = None
 
     @property
@@ -98,6 +101,8 @@ class States:
         if labels is not None:
             config = replace(config, partition="exact")  # of labels: the bits of the clusters that they stand for
         result = run(**given, memory=self.memory, config=config, check="now")
+        if self.recorder is not None:
+            self.recorder.write(records, result)
         unread = result.records
         if labels is not None and isinstance(unread, Unread):
             state = bad[unread.layout.on(bad.device).order].to(torch.uint8)

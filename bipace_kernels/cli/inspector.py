@@ -40,6 +40,7 @@ BYTES_PER_RECORD = 500  # beyond those
 SHORTEST = 200  # characters that a text keeps, however large the file
 NAME = 120  # characters of task ids, rollout ids and file names
 NEIGHBOURS = 8
+TRAINED = "trained"  # the estimator and the partition that a training run recorded
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -134,17 +135,19 @@ def collect(parts: Sequence[Part], options: Options) -> dict[str, Any]:
     texts: dict[str, int] = {}
     groups: list[dict[str, Any]] = []
     paths: list[dict[str, Any]] = []
-    columns = _Columns([row.key for row in rows])
+    trained = all(_is_recorded(part.records) for part in parts)
+    shown = [{"key": row.key, "label": row.label, "meaning": row.meaning, "partition": row.partition} for row in rows]
+    if trained:
+        shown.append({"key": TRAINED, "label": "as trained", "meaning": "what the trainer used", "partition": TRAINED})
+    columns = _Columns([row["key"] for row in shown])
     for number, part in enumerate(parts):
         _add(part, number, options, _estimators(part, options, has_actions), columns, texts, groups, paths)
     return {
         "version": bk.__version__,
         "gamma": options.gamma,
         "files": [_cut(part.name) for part in parts],
-        "estimators": [
-            {"key": row.key, "label": row.label, "meaning": row.meaning, "partition": row.partition} for row in rows
-        ],
-        "partitions": _partitions(parts, options),
+        "estimators": shown,
+        "partitions": _partitions(parts, options, trained),
         "branches": list(BRANCHES),
         "has_actions": has_actions,
         "groups": groups,
@@ -173,6 +176,8 @@ class _Columns:
         self.scaled: dict[str, list[float | None]] = {key: [] for key in keys}
         self.branch: dict[str, list[int]] = {key: [] for key in keys}
         self.cluster: dict[str, list[int]] = {"exact": [], "history": [], "cosine": []}
+        if TRAINED in self.advantage:
+            self.cluster[TRAINED] = []
         self.same_action: list[int] = []
         self.neighbours: list[list[int]] = []
         self.kernel: list[list[float | None]] = []
@@ -198,12 +203,18 @@ def _estimators(part: Part, options: Options, has_actions: bool) -> list[Row]:
     return [row for row in rows if has_actions or row.config.estimator not in PACE_ESTIMATORS]
 
 
-def _partitions(parts: Sequence[Part], options: Options) -> list[dict[str, str]]:
+def _is_recorded(records: rollouts.Rollouts) -> bool:
+    """Whether a trainer recorded its own advantages and clusters."""
+    return records.trained_advantage is not None and records.trained_cluster is not None
+
+
+def _partitions(parts: Sequence[Part], options: Options, trained: bool) -> list[dict[str, str]]:
     cosine = dict.fromkeys(f"cosine of {part.embedder}, ε {part.epsilon:.3g}" for part in parts)
     return [
         {"key": "exact", "label": "equal observations"},
         {"key": "history", "label": f"equal histories, up to {options.history_length + 1} observations"},
         {"key": "cosine", "label": "; ".join(cosine)},
+        *([{"key": TRAINED, "label": "the trainer's own"}] if trained else []),
     ]
 
 
@@ -256,11 +267,14 @@ def _add(
     columns.episode += _floats(results["grpo"].episode_advantage[order])
     columns.value += _floats(results["gae"].value[order])
     advantages = {row.key: results[row.key].advantage[order].double().numpy() for row in estimators}
+    if TRAINED in columns.advantage:
+        advantages[TRAINED] = np.array(records.trained_advantage, np.float64)[order]
+        columns.cluster[TRAINED] += _renumbered(np.array(records.trained_cluster)[order], columns.cluster[TRAINED])
     scaled = {key: found / (_rms(found) or 1.0) for key, found in advantages.items()}
     for key, found in advantages.items():
         columns.advantage[key] += _floats(found)
         columns.scaled[key] += _floats(scaled[key])
-        columns.branch[key] += results[key].branch[order].tolist()
+        columns.branch[key] += results[key].branch[order].tolist() if key in results else [0] * len(order)
     several = np.stack(list(scaled.values()))
     columns.spread += _floats(several.max(axis=0) - several.min(axis=0))
     for name, of in (("exact", "gigpo"), ("history", "hgpo"), ("cosine", "bigpo")):

@@ -92,7 +92,7 @@ def run(given: Mapping[str, Any]) -> None:
             paths,
             columns,
             needed=["fingerprint"] if columns.fingerprint else [],
-            wanted=["action", "valid", "success"],
+            wanted=["action", "valid", "success", *(["trained_advantage", "trained_cluster"] if options.html else [])],
             merge_files=options.merge_files,
             duplicates=options.duplicates,
             allow_nonfinite=options.on_invalid == "singleton",

@@ -47,6 +47,8 @@ class Columns:
     action: str = "action"
     valid: str = "valid"
     success: str = "success"
+    trained_advantage: str = "bipace_advantage"  # these two as trainers record them
+    trained_cluster: str = "bipace_cluster"
     fingerprint: str | None = None
 
     @classmethod
@@ -83,6 +85,8 @@ class Rollouts:
     action: list[str] | None = None
     valid: list[bool] | None = None
     success: list[bool] | None = None
+    trained_advantage: list[float] | None = None
+    trained_cluster: list[int] | None = None
     fingerprint: Any = None  # [N, D] array or lists
     merged: bool = False  # whether equal task ids of different files are one group
     group: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] numbered by first appearance
@@ -258,6 +262,8 @@ class _Parser:
             "action": self._text,
             "valid": self._flag,
             "success": self._flag,
+            "trained_advantage": self._reward,
+            "trained_cluster": self._label,
             "fingerprint": self._vector,
         }
         for name in (*REQUIRED, *self.optional):
@@ -315,6 +321,11 @@ class _Parser:
     def _step(self, name: str, value: Any) -> int:
         if type(value) is not int or value < 0:
             raise _Wrong("an integer of at least 0", value)
+        return self._int64(value)
+
+    def _label(self, name: str, value: Any) -> int:
+        if type(value) is not int or value < -1:
+            raise _Wrong("an integer of at least −1", value)
         return self._int64(value)
 
     def _text(self, name: str, value: Any) -> str:

@@ -55,6 +55,8 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
     bipace_kernel_noise: float | None = _setting("kernel_noise", "variance of returns about V, method gae.")
     bipace_kernel_same: float | None = _setting("kernel_same", "what records of one prompt share, method gae.")
     bipace_memory_rows: int = _setting("memory_rows", "records kept of the batches before, share memory.")
+    bipace_record_dir: str | None = _setting("record_dir", "folder for step records, which bipace report --html reads.")
+    bipace_record_every: int = _setting("record_every", "updates from one recorded batch to the next.")
     bipace_gae_lambda: float | None = _setting("gae_lambda", "λ, method gae.")
     bipace_episode_weight: float | None = _setting("episode_weight", "weight of A_ep.")
     bipace_step_norm: Literal["none", "std", "batch", "group"] | None = _setting(

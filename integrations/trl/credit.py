@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from accelerate.utils import gather_object
 import bipace_kernels as bk
 
 from ..._ranks import Ranks
+from .._recorder import texts_of
 from .._states import States, no_hidden_states
 from .._turns import KINDS, Turns, call_text, keys_of, start_mask
 from .rollouts import Said, ToolLoop, warn_once
@@ -166,6 +168,9 @@ def _records(
         if actions is not None:
             records |= _given_keys(said, actions, records)
     records = {name: value.to(ids.device) for name, value in records.items()}
+    if states.recorder is not None and accelerator.is_main_process:
+        given = said.flat(observations), said.flat(actions)
+        states.recorder.expect(trainer.state.global_step, partial(_texts, output, turns, tokenizer, *given))
     why = no_hidden_states(trainer.model, states) if states.may_be_hidden and not tapped else ""
     if "pixel_values" in output and not tapped:
         why = why or "with images they come only from a forward of TRL's own (num_iterations=2)"
@@ -177,6 +182,23 @@ def _records(
         texts = turns.observation_texts([row[kept] for row, kept in pairs], ids, tokenizer)
         texts = [entries[-1] if entries else text for entries, text in zip(said.flat(observations), texts, strict=True)]
     return turns, records, texts, why
+
+
+def _texts(
+    output: dict[str, Any],
+    turns: Turns,
+    tokenizer: Any,
+    observations: Sequence[Any],
+    actions: Sequence[Any],
+    some: Tensor,
+) -> tuple[list[Any], list[Any]]:
+    """Observations and actions of some turns [k], whole rows: what rollouts give, else the text of the tokens."""
+    pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
+    seen, done = texts_of(turns, some, [row[kept] for row, kept in pairs], output["completion_ids"].cpu(), tokenizer)
+    for k, i in enumerate(some.tolist()):
+        seen[k] = observations[i][-1] if observations[i] else seen[k]
+        done[k] = "\n".join(map(str, actions[i])) if actions[i] else done[k]
+    return seen, done
 
 
 def _set_aside(said: Said, states: States) -> Tensor:

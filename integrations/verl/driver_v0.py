@@ -108,7 +108,8 @@ def compute_advantage(inner: Any, data: Any, adv_estimator: Any, *args: Any, **k
     """verl's own, with the rows handed over to the estimator; a trainer of v1 has done so already."""
     if adv_estimator != NAME or estimator.job.get() is not None or _trainer is None:
         return inner(data, adv_estimator, *args, **kwargs)
-    with _trainer.bipace.handed_over(rows_of(data, _trainer.states_of(data)), _trainer.tokenizer):
+    rows = rows_of(data, _trainer.states_of(data))
+    with _trainer.bipace.handed_over(rows, _trainer.tokenizer, _trainer.global_steps):
         return inner(data, adv_estimator, *args, **kwargs)
 
 

@@ -116,17 +116,19 @@ class Bipace:
         return request
 
     @contextmanager
-    def handed_over(self, rows: RolloutRows, tokenizer: Any) -> Iterator[None]:
-        """Inside, the estimator works on these rows."""
-        token = job.set(partial(self._run, rows, tokenizer))
+    def handed_over(self, rows: RolloutRows, tokenizer: Any, update: int = 0) -> Iterator[None]:
+        """Inside, the estimator works on these rows of an update, by its number in the run."""
+        token = job.set(partial(self._run, rows, tokenizer, update))
         try:
             yield
         finally:
             job.reset(token)
 
-    def _run(self, rows: RolloutRows, tokenizer: Any, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, rows: RolloutRows, tokenizer: Any, update: int, rewards: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Advantages and returns [B, T] float32: each turn's on its tokens, of which rollout correction may reject some."""
-        result, self.metrics = rows.advantage(self.states, tokenizer, rewards, self.why or NO_STATES)
+        result, self.metrics = rows.advantage(self.states, tokenizer, rewards, self.why or NO_STATES, update)
         on_tokens = [rows.turns.spread(x).to(mask.device) * (mask != 0) for x in (result.advantage, result.returns)]
         return on_tokens[0], on_tokens[1]
 
@@ -137,7 +139,7 @@ class Trainer:
     config: Any
     tokenizer: Any
     actor_rollout_wg: Any
-    global_steps: int
+    global_steps: int = 0
     bipace: Bipace | None
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:

@@ -75,7 +75,7 @@ class Trainer(estimator.Trainer):
         run = super()._compute_advantage  # type: ignore[misc]
         if self.bipace is None:
             return run(batch, metrics)
-        with self.bipace.handed_over(rows_of(batch), self.tokenizer):
+        with self.bipace.handed_over(rows_of(batch), self.tokenizer, self.global_steps):
             done = run(batch, metrics)
         metrics.update(self.bipace.metrics)
         return without(done)

@@ -13,6 +13,7 @@ import torch
 from ...embedders import named
 from ...pipeline import advantage
 from ...tokens import to_tokens
+from .._recorder import Recorder
 from .._states import States, metrics_of
 from .._turns import keys_of
 from .settings import WHERE, Settings
@@ -34,7 +35,11 @@ def mark(batch: Any, settings: Settings) -> None:
 
 
 def write_advantages(
-    data: Any, settings: Settings, tokenizer: Any = None, states: States | None = None
+    data: Any,
+    settings: Settings,
+    tokenizer: Any = None,
+    states: States | None = None,
+    recorder: Recorder | None = None,
 ) -> dict[str, float]:
     """Writes `advantages` and `returns` [N, T] float32 (both the same, as verl-agent does) and returns the metrics.
 
@@ -90,12 +95,25 @@ def write_advantages(
         total = (episode.advantage.double() + config.step_weight * result.step_advantage.double()).float()
         counted = total if settings.bisim_duplicates == "count" else total[rows == everyone]
         metrics["bipace/mean_advantage"] = float(counted.double().mean())
+    if recorder is not None:
+        rewards = torch.from_numpy(data.non_tensor_batch["rewards"].astype(np.float64))[rows]
+        ids = {"group": group, "trajectory": trajectory, "step": step}
+        recorder.write({**ids, "rewards": rewards}, replace(result, advantage=total))
     tokens = to_tokens(total, mask)
     data.batch["response_mask"], data.batch["advantages"], data.batch["returns"] = mask, tokens, tokens
     for name in (IDS, HIDDEN, HIDDEN_IDS):
         data.batch.pop(name, None)
     data.meta_info.pop(LAYER, None)
     return metrics
+
+
+def texts(data: Any, tokenizer: Any, rows: torch.Tensor) -> tuple[list[Any], list[str]]:
+    """Observations and responses of some rows."""
+    ids = data.batch["responses"][rows]
+    mask = data.batch["attention_mask"][rows, -ids.shape[1] :]
+    written = [row[kept != 0].tolist() for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)]
+    seen = data.non_tensor_batch["anchor_obs"][rows.numpy()]
+    return list(seen), tokenizer.batch_decode(written, skip_special_tokens=True)
 
 
 def _rewards(data: Any, settings: Settings) -> torch.Tensor:

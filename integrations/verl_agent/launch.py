@@ -10,11 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from .._recorder import Recorder
 from .._replace import replace, replaced
 from .._states import States, file_of
 from .._versions import check_parts
-from .batch import mark, write_advantages
-from .settings import Settings
+from .batch import mark, texts, write_advantages
+from .settings import WHERE, Settings
 
 CONFIG = Path(__file__).with_name("config")
 
@@ -48,6 +49,8 @@ def attach(trainer: Any, settings: Settings | None) -> None:
     states = settings.states()
     if states is not None:
         keep(trainer, states)
+    folder, every = settings.bipace_record_dir, settings.bipace_record_every
+    recorder = Recorder(folder, every, f"{WHERE}bipace_") if folder else None
 
     def fit(inner: Any, self: Any) -> Any:
         def compute_step_discounted_returns(inner: Any, batch: Any, gamma: float) -> Any:
@@ -57,7 +60,9 @@ def attach(trainer: Any, settings: Settings | None) -> None:
 
         def compute_advantage(inner: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
             metrics.clear()
-            metrics.update(write_advantages(data, settings, self.tokenizer, states))
+            if recorder is not None:
+                recorder.expect(self.global_steps, partial(texts, data, self.tokenizer))
+            metrics.update(write_advantages(data, settings, self.tokenizer, states, recorder))
             return data
 
         def compute_data_metrics(inner: Any, *args: Any, **kwargs: Any) -> Any:

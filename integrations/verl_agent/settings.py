@@ -31,6 +31,8 @@ class Settings:
     cacb_action_key_mode: Literal["action_tag", "first_n"] = "action_tag"
     cacb_estimator: Literal["q_style", "counterfactual"] = "q_style"  # the latter is diff_peer
     step_advantage_w: float = 1.0
+    bipace_record_dir: str | None = None  # folder for step records
+    bipace_record_every: int = 50  # updates from one recorded batch to the next
     mode: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
     enable_similarity: bool = False
     similarity_thresh: float = 0.95

@@ -338,7 +338,7 @@ function drawEstimators(i) {
     make("th", row.label, { scope: "row", title: row.meaning }),
     numeric(columns.advantage[row.key][i], signed), numeric(columns.scaled[row.key][i], signed),
     cell(bar(columns.scaled[row.key][i], largest)),
-    cell(row.partition === "" ? "none" : row.partition === "kernel" ? `V̂ = ${number(columns.value[i])}` : BRANCHES[data.branches[columns.branch[row.key][i]]]),
+    cell(row.partition === "" ? "none" : row.key === "trained" ? "recorded" : row.partition === "kernel" ? `V̂ = ${number(columns.value[i])}` : BRANCHES[data.branches[columns.branch[row.key][i]]]),
   ]));
   table.id = "estimators";
   return table;
@@ -461,10 +461,11 @@ async function start() {
   $("#about").textContent = `${data.files.join(", ")}: ${count.toLocaleString("en")} steps of ${data.rollouts.length.toLocaleString("en")} rollouts in ${data.groups.length.toLocaleString("en")} prompt groups`;
   $("#estimator").append(...data.estimators.map((row) => option(row.key, row.label)));
   $("#partition").append(...data.partitions.map((row) => option(row.key, row.label)));
-  $("#estimator").value = data.has_actions ? "bipace" : "bigpo";
-  $("#partition").value = "cosine";
+  const trained = data.partitions.some((row) => row.key === "trained");  // a training run's own credit comes first
+  $("#estimator").value = trained ? "trained" : data.has_actions ? "bipace" : "bigpo";
+  $("#partition").value = trained ? "trained" : "cosine";
   shown.estimator = $("#estimator").value;
-  shown.partition = "cosine";
+  shown.partition = $("#partition").value;
   theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   const linked = /^#step=(\d+)$/.exec(location.hash);
   shown.step = linked && Number(linked[1]) < count ? Number(linked[1]) : informative();

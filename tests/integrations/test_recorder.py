@@ -1,0 +1,235 @@
+"""Step records of a training run: what is in the files, how many there are, and that every adapter writes them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import tiny_trl as tt
+import torch
+from bipace_kernels.integrations import _recorder
+from bipace_kernels.integrations._recorder import Recorder, shown
+from bipace_kernels.integrations._rollout_rows import RolloutRows
+from bipace_kernels.integrations.verl.estimator import estimate
+from bipace_kernels.integrations.verl_agent import Settings, attach
+from trained_tokenizers import byte_level
+from transformers import PreTrainedTokenizerFast
+from verl_agent_harness import config_of, rollout, trainer_of
+from verl_stand_ins import Words, of
+
+import bipace_kernels as bk
+from bipace_kernels.cli import inspector
+from bipace_kernels.cli.program import app
+
+IDS = {
+    "group": torch.tensor([0, 0, 0, 1, 1]),
+    "trajectory": torch.tensor([0, 0, 1, 2, 3]),
+    "step": torch.tensor([0, 1, 0, 0, 0]),
+}
+RECORDS = {**IDS, "rewards": torch.tensor([0.0, 1.0, 0.5, 0.0, 1.0])}
+OBSERVATIONS, ACTIONS = ["room", "hall", "room", "</script>", "roof"], ["go", "take", "wait", "<b>", ""]
+
+
+class Clock:
+    """Seconds that pass when the test says so; each reading takes `cost`."""
+
+    def __init__(self) -> None:
+        self.now, self.cost = 1000.0, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.cost
+        return self.now
+
+
+def result_of(records=RECORDS):
+    return bk.advantage(
+        records["group"], records["trajectory"], records["rewards"], step=records["step"],
+        observation=OBSERVATIONS, config=bk.Config.gigpo(),
+    )  # fmt: skip
+
+
+def texts(rows):
+    return [OBSERVATIONS[i] for i in rows.tolist()], [ACTIONS[i] for i in rows.tolist()]
+
+
+def record(recorder, update):
+    recorder.expect(update, texts)
+    recorder.write(RECORDS, result_of())
+
+
+def updates(folder):
+    return [int(path.stem.split("_")[1]) for path in sorted(Path(folder).glob("*"))]
+
+
+def read(folder, update=0):
+    return pq.read_table(Path(folder) / f"update_{update:08d}.parquet").to_pydict()
+
+
+def inspected(path, folder):
+    """The page of `bipace report --html` for a recorded file."""
+    from typer.testing import CliRunner
+
+    options = ["--epsilons", "0.25", "--no-similar", "--html", "--on-invalid", "singleton"]
+    done = CliRunner().invoke(app, ["report", str(path), "--out", str(folder), *options])
+    assert done.exit_code == 0, done.output
+    return inspector.unpack((folder / "inspector.html").read_text(encoding="utf-8"))
+
+
+# ------------------------------------------------------------------------------------------------------------ the files
+
+
+def test_what_a_file_holds(tmp_path):
+    record(Recorder(str(tmp_path / "a/b"), 10), 0)
+    found, result = read(tmp_path / "a/b"), result_of()
+    assert found == {
+        "task_id": [0, 0, 0, 1, 1], "rollout": [0, 0, 1, 2, 3], "step": [0, 1, 0, 0, 0],
+        "observation": OBSERVATIONS, "action": ACTIONS, "reward": [0.0, 1.0, 0.5, 0.0, 1.0],
+        "bipace_advantage": result.advantage.tolist(), "bipace_cluster": result.cluster.tolist(),
+    }  # fmt: skip
+
+
+def test_padding_and_copies_are_left_out_and_groups_stay_whole(monkeypatch):
+    valid = torch.tensor([True, True, True, False, True])
+    assert shown(*IDS.values(), valid).tolist() == [0, 1, 2, 4]
+    again = {name: torch.cat([column, column[:2]]) for name, column in IDS.items()}
+    assert shown(*again.values()).tolist() == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(_recorder, "RECORDS", 4)
+    assert shown(*IDS.values()).tolist() == [0, 1, 2]
+    monkeypatch.setattr(_recorder, "RECORDS", 1)
+    assert shown(*IDS.values()).tolist() == [0, 1, 2], "a file is never without a group"
+
+
+def test_long_texts_are_cut_and_broken_ones_are_readable(tmp_path):
+    recorder = Recorder(str(tmp_path), 1)
+    recorder.expect(0, lambda rows: (["x" * 20_000, "\ud800", 3, "d", "e"], ACTIONS))
+    recorder.write(RECORDS, result_of())
+    assert [len(text) for text in read(tmp_path)["observation"][:3]] == [10_000, 1, 1]
+
+
+def test_every_n_updates_and_the_newest_files_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(_recorder, "FILES", 3)
+    recorder = Recorder(str(tmp_path), 4)
+    recorder._began -= 1e6  # a run that is long enough for any cost
+    for update in range(0, 30, 3):
+        record(recorder, update)
+    assert updates(tmp_path) == [12, 18, 24]
+    assert not list(tmp_path.glob("*.begun"))
+
+
+def test_recording_takes_at_most_one_percent_of_the_run(tmp_path):
+    clock = Clock()
+    recorder = Recorder(str(tmp_path), 1, clock=clock)
+    written = []
+    for update in range(300):
+        clock.now += 10  # an update
+        clock.cost = 2.0  # reading the clock again: what a file takes
+        before = len(updates(tmp_path))
+        record(recorder, update)
+        clock.cost = 0.0
+        if len(updates(tmp_path)) > before or update in updates(tmp_path):
+            written.append(update)
+            assert update == 0 or recorder._spent <= 0.01 * (clock.now - recorder._began)
+    assert written[0] == 0 and 5 < len(written) < 30, "each costs 2 s of 10 s: one in twenty"
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path, monkeypatch):
+    recorder = Recorder(str(tmp_path), 1, "bipace_")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.warns(RuntimeWarning, match=r"bipace_record_dir=.*: update 3 cannot be written \(No space left"):
+        record(recorder, 3)
+    monkeypatch.undo()
+    recorder._began -= 1e6
+    record(recorder, 4)
+    assert updates(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_the_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"bipace_record_dir=.* cannot be made: .*; name another folder"):
+        Recorder(str(tmp_path / "file/folder"), 1, "bipace_")
+    for wrong in ({"record_dir": ""}, {"record_dir": 3}, {"record_every": 0}):
+        with pytest.raises(ValueError, match=r"record_(dir|every) must be"):
+            of(**wrong)
+
+
+# --------------------------------------------------------------------------------------------------------- the adapters
+
+
+@pytest.mark.parametrize("extras", [("step_rewards",), ("step_rewards", "observations", "actions")])
+def test_trl(tmp_path, monkeypatch, extras):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    trainer = tt.make_trainer(
+        tmp_path, rollout_func=partial(tt.rollout, extras=extras), bipace_record_dir=str(tmp_path / "steps"),
+        bipace_record_every=5,
+    )  # fmt: skip
+    trainer.train()
+    assert updates(tmp_path / "steps") == [0]
+    batch, found = trainer.batches[0], read(tmp_path / "steps")
+    rows = [(b, i) for b, row in enumerate(batch["inputs"]) for i in range(len(row["step_rewards"]))]
+    assert list(zip(found["rollout"], found["step"], strict=True)) == rows and found["task_id"] == [
+        b // 4 for b, _ in rows
+    ]
+    assert found["reward"] == [r for row in batch["inputs"] for r in row["step_rewards"]]
+    for k, (b, i) in enumerate(rows):
+        row = batch["inputs"][b]
+        if "actions" in row:
+            assert (found["observation"][k], found["action"][k]) == (row["observations"][i], row["actions"][i])
+        else:
+            assert found["action"][k] in ("go", "look", "x")
+            assert found["observation"][k] in ([row["prompt"]] if i == 0 else ["<A>", "<B>"])
+        assert found["bipace_advantage"][k] in batch["output"]["advantages"][b].tolist()
+    page = inspected(tmp_path / "steps/update_00000000.parquet", tmp_path / "report")
+    assert [row["key"] for row in page["estimators"]][-1] == "trained"
+    assert page["columns"]["cluster"]["trained"] == found["bipace_cluster"]
+    assert page["columns"]["advantage"]["trained"] == [float(f"{a:.4g}") for a in found["bipace_advantage"]]
+
+
+def test_verl(tmp_path):
+    """Two prompts of two rollouts, one of them with two turns; padding is left out."""
+    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
+    scores = torch.zeros(5, 4)
+    scores[0, 3] = 1.0
+    rows = RolloutRows(
+        mask=mask, scores=scores, responses=torch.arange(20).reshape(5, 4),
+        prompts=lambda: [torch.tensor([50 + i]) for i in range(5)],
+        group=["p", "p", "q", "q", "pad"], trajectory=[0, 1, 2, 3, 4], place=[0] * 5, valid=torch.tensor([True] * 4 + [False]),
+    )  # fmt: skip
+    bipace, words = of(method="gigpo", record_dir=str(tmp_path), record_every=10), Words()
+    with bipace.handed_over(rows, words, 7):
+        advantages, _ = estimate(scores, mask, config=None, index=None)
+    found = read(tmp_path, 7)
+    assert found["step"] == [0, 1, 0, 0, 0] and len(set(found["task_id"])) == 2 and len(set(found["rollout"])) == 4
+    assert found["reward"] == [0.0, 1.0, 0.0, 0.0, 0.0]
+    decode = partial(words.batch_decode, skip_special_tokens=True)
+    assert found["observation"] == decode([[50], [2], [51], [52], [53]])
+    assert found["action"] == decode([[0, 1], [3], [4, 5], [8], [12, 13]])
+    assert found["bipace_advantage"] == [advantages[i, t].item() for i, t in ((0, 0), (0, 3), (1, 0), (2, 0), (3, 0))]
+
+
+def test_verl_agent(tmp_path):
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level(), eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    folder = tmp_path / "steps"
+    config = config_of(
+        tmp_path, "algorithm.gigpo.bisim_grouping=True", "algorithm.gigpo.bisim_embedder=identity",
+        f"algorithm.gigpo.bipace_record_dir={folder}", "algorithm.gigpo.bipace_record_every=3",
+    )  # fmt: skip
+    settings, batch = Settings.of(config), rollout(10, tokenizer)
+    trainer = trainer_of(config, tokenizer, batch)
+    attach(type(trainer), settings)
+    trainer.fit()
+    (update,) = updates(folder)
+    found = read(folder, update)
+    pairs = list(zip(found["rollout"], found["step"], strict=True))
+    assert len(set(pairs)) == len(pairs) > 10 and len(set(found["task_id"])) == 3
+    seen = set(map(str, batch.non_tensor_batch["anchor_obs"]))
+    assert set(found["observation"]) <= seen and all(found["action"])
+    trained = trainer.actor_rollout_wg.seen.batch["advantages"].flatten().tolist()
+    assert set(found["bipace_advantage"]) <= set(trained)
