@@ -2,7 +2,6 @@
 #pragma once
 
 #include <Python.h>
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include "cpu/interrupt.h"
@@ -31,7 +30,7 @@ class GilReleased {
 #ifdef __GLIBCXX__
     try {
       PyEval_RestoreThread(state_);
-    } catch (abi::__forced_unwind&) {
+    } catch (...) {  // of a C function: nothing else can come out of it
       for (;;) pause();
     }
 #else
