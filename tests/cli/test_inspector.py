@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_runs import GOLDEN, direct, observations, record, run, write
+from cli_runs import GOLDEN, direct, fail, observations, record, run, write
 
 import bipace_kernels as bk
 from bipace_kernels.cli import figures, inspector, report, rollouts
@@ -125,6 +125,28 @@ def test_without_actions_there_is_no_bipace(tmp_path: Path) -> None:
     content = content_of(tmp_path, rows)
     assert [row["key"] for row in content["estimators"]] == ["grpo", "gigpo", "hgpo", "bigpo", "gae"]
     assert content["has_actions"] is False
+
+
+OWN = {"bipace_advantage": [0.5, -1.25, 0.5, 2.0, 0.0, -3.0], "bipace_cluster": [0, 1, 0, 2, -1, 1]}
+
+
+def trained() -> list[dict[str, Any]]:
+    return [dict(row, **{name: column[i] for name, column in OWN.items()}) for i, row in enumerate(GOLDEN)]
+
+
+def test_what_a_trainer_recorded_stands_beside_the_presets(tmp_path: Path) -> None:
+    content = content_of(tmp_path, trained())
+    columns = content["columns"]
+    assert [row["key"] for row in content["estimators"]] == [*PRESETS, "trained"]
+    assert columns["advantage"]["trained"] == OWN["bipace_advantage"]
+    assert columns["cluster"]["trained"] == OWN["bipace_cluster"]
+    several = np.array([columns["scaled"][key] for key in (*PRESETS, "trained")])
+    np.testing.assert_allclose(columns["spread"], several.max(axis=0) - several.min(axis=0), rtol=2e-3)
+    rows = [dict(row, bipace_cluster="a") for row in trained()]
+    path = write(tmp_path / "b.jsonl", rows)
+    assert 'field "bipace_cluster": wanted an integer of at least −1' in fail(
+        "report", path, "--out", tmp_path, "--html"
+    )
 
 
 def test_several_files_share_one_page_and_no_cluster(tmp_path: Path) -> None:
@@ -279,3 +301,18 @@ def test_in_chromium(browser: Any, tmp_path: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= value, label
     assert wrong == []
     context.close()
+
+
+@pytest.mark.slow
+def test_in_chromium_a_training_run_s_own_credit_comes_first(browser: Any, tmp_path: Path) -> None:
+    made_by(write(tmp_path / "a.jsonl", trained()), tmp_path / "out")
+    page = browser.new_page(color_scheme="light")
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto((tmp_path / "out/inspector.html").as_uri() + "#step=5")
+    page.wait_for_selector("main:not([hidden])")
+    assert page.input_value("#estimator") == page.input_value("#partition") == "trained"
+    assert page.locator("#estimators tbody tr").last.inner_text().split("\t")[:2] == ["as trained", "−3.000"]
+    assert [link.inner_text() for link in page.locator("#peers .go").all()] == ["0 · 1"]
+    assert wrong == []
+    page.close()

@@ -191,6 +191,7 @@ class Driver:
     """What compute_advantage() needs of RayPPOTrainer."""
 
     states_of = driver_v0.Trainer.states_of
+    global_steps = 1
 
     def __init__(self, bipace, hidden):
         self.bipace, self.bipace_hidden, self.tokenizer = bipace, hidden, Words()
