@@ -74,9 +74,9 @@ def tuning(method: str, settings: Settings, out: Path) -> list[Run]:
     return [Run(method, TUNING_SEED, short.changed(learning_rate=rate), out / "tuning" / f"{rate:g}") for rate in RATES]
 
 
-def score(run: Run) -> float:
-    """Share of the run's rollouts that solved their task, without those of its first updates."""
-    rows = json.loads(run.path.read_text(encoding="utf-8"))["updates"]
+def score(found: dict[str, Any]) -> float:
+    """Share of a finished run's rollouts that solved their task, without those of its first updates."""
+    rows = found["updates"]
     kept = [row["train"] for row in rows[round(len(rows) * TUNING_SKIPPED) :]]
     return sum(kept) / len(kept)
 
@@ -90,7 +90,8 @@ def choose(method: str, settings: Settings, out: Path, tuned: Path) -> None:
     found, runs = read_tuned(tuned), tuning(method, settings, out)
     if method in found or not all(run.done for run in runs):
         return
-    scores = {run.settings.learning_rate: round(score(run), 4) for run in runs}
+    found_by = ((run, json.loads(run.path.read_text(encoding="utf-8"))) for run in runs)
+    scores = {run.settings.learning_rate: round(score(of_run), 4) for run, of_run in found_by}
     best = max(scores, key=lambda rate: scores[rate])
     found[method] = {"learning_rate": best, "scores": {f"{rate:g}": value for rate, value in scores.items()}}
     tuned.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

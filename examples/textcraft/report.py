@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from campaign import score
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -117,7 +118,7 @@ def _percent(values: Sequence[float], sign: str = "") -> str:
 def table(rows: Sequence[dict[str, Any]], before: float | None) -> str:
     head = ["method", "G", "seeds", "success half-way, %", "success at the end, %", "area under the curve, %",
             *(f"rollouts to {level:.0%}" for level in LEVELS), "GAE − this: end", "GAE − this: area", "GAE's rollouts to its end",
-            "CPU minutes"]  # fmt: skip
+            "scoring, % of time", "CPU minutes"]  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     for row in rows:
         cells = [
@@ -140,16 +141,39 @@ def table(rows: Sequence[dict[str, Any]], before: float | None) -> str:
             missing = len(paired["seeds"]) - len(reached)
             cells += [_percent(paired["final"], "+"), _percent(paired["area"], "+"),
                       share + (f" (not in {missing} of {len(paired['seeds'])})" if reached and missing else "")]  # fmt: skip
-        cells.append(f"{np.mean(row['cpu_minutes']):.1f}")
+        cells += [f"{100 * row['share_of_time']['scoring']:.0f}", f"{np.mean(row['cpu_minutes']):.1f}"]
         lines.append("| " + " | ".join(cells).replace(" -", " −") + " |")
     lines += [
         "",
         "Success on test tasks, one episode each, after the same rollouts for all. Means over seeds ± half of a 95 % interval "
         "(Student's t; none for one seed). Differences are by seed, in points; *GAE's rollouts to its end*: what share of the "
-        "method's rollouts the kernel GAE needed to reach that method's final success. "
+        "method's rollouts the kernel GAE needed to reach that method's final success; *scoring*: everything between rollouts "
+        "and loss, hidden states and advantages too. "
         "" if before is None else f"The warm start solves {before:.1%}.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def tuning_table(folder: Path) -> str:
+    """Markdown: what every tuning run scored; empty where there is none."""
+    scores: dict[str, dict[float, float]] = {}
+    for path in folder.glob("*/*-seed*.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        scores.setdefault(found["method"], {})[found["settings"]["learning_rate"]] = score(found)
+    if not scores:
+        return ""
+    rates = sorted({rate for row in scores.values() for rate in row})
+    lines = [
+        "",
+        "| tuning: solved, % | " + " | ".join(f"{rate:g}" for rate in rates) + " |",
+        "| --- |" + " ---: |" * len(rates),
+    ]
+    for method in (method for method in METHODS if method in scores):
+        cells = [f"{100 * scores[method][rate]:.1f}" if rate in scores[method] else "–" for rate in rates]
+        lines.append("| " + " | ".join([LABELS[method], *cells]) + " |")
+    return "\n".join(
+        [*lines, "", "Rollouts of the tuning seed, without those of the first updates, by learning rate.", ""]
+    )
 
 
 def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Path]:
@@ -161,7 +185,7 @@ def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Pa
     before = json.loads(facts.read_text(encoding="utf-8"))["test"] if facts.exists() else None
     rows = summary(runs, before)
     (folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    (folder / "results.md").write_text(table(rows, before), encoding="utf-8")
+    (folder / "results.md").write_text(table(rows, before) + tuning_table(folder / "tuning"), encoding="utf-8")
     written = [folder / "results.md", folder / "results.json"]
     most = max(group for _, group in runs)
     for name, chosen in (

@@ -68,6 +68,7 @@ def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
         assert not tuned.exists()  # not before all are there
         run.folder.mkdir(parents=True)
         found = {
+            "method": "gae",
             "settings": run.settings.as_json(),
             "checks": [],
             "updates": [{"train": 1.0}] * 5 + [{"train": share}] * 15,
@@ -75,6 +76,7 @@ def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
         run.write(found)
     campaign.choose("gae", settings, tmp_path, tuned)
     assert json.loads(tuned.read_text())["gae"]["learning_rate"] == campaign.RATES[1]
+    assert "GAE, kernel | 30.0 | 50.0 | 40.0 |" in report.tuning_table(tmp_path / "tuning")
     before = tuned.read_text()
     for run in campaign.tuning("gae", settings, tmp_path):
         run.path.unlink()

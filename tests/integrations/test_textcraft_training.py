@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import typer
+from bipace_kernels.integrations.trl import BiPACEGRPOConfig
 from environment import Explained, TextCraft, published
 from model import (
     Split,
@@ -23,7 +24,7 @@ from model import (
     teach,
 )
 from rollout import CLOSE, COMMAND_TOKENS, OPEN, _closed, _ends, answer_text, play
-from settings import METHODS, Settings
+from settings import METHODS, OWN, Settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from train import again, run, warm
 from trainer import PROGRESS, World, train, trimmed
@@ -152,7 +153,7 @@ def test_a_batch_without_its_padding():
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["grpo", "hgpo", "gae-cluster"])
 def test_a_run_of_two_updates(start, world, method, tmp_path):
     found = train(method, 0, SMALL, world, start, tmp_path / "work")
     assert [row["update"] for row in found["updates"]] == [1, 2] == [check["update"] for check in found["checks"]]
@@ -164,7 +165,15 @@ def test_a_run_of_two_updates(start, world, method, tmp_path):
     assert json.loads(json.dumps(found)) == found and not (tmp_path / "work").exists()
 
 
-@pytest.mark.parametrize("method", ["grpo", "bipace", "gae"])
+@pytest.mark.parametrize("method", METHODS)
+def test_settings_of_every_method_are_the_adapters(method, tmp_path):
+    own = {f"bipace_{OWN[method]}": getattr(SMALL, OWN[method])} if method in OWN else {}
+    given = {f"bipace_{name}": value for name, value in METHODS[method].items()}
+    settings = BiPACEGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **own, **given).settings
+    assert all(getattr(settings, name) == value for name, value in METHODS[method].items())
+
+
+@pytest.mark.parametrize("method", ["bipace", "gae"])
 def test_a_run_is_the_same_from_its_json_and_after_a_stop(start, method, tmp_path, monkeypatch):
     """Bit for bit: five updates in one go, the same from the JSON, and the same where it was killed behind a checkpoint."""
     monkeypatch.setattr("trainer.SAVE_EVERY", 2)
