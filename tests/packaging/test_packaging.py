@@ -60,9 +60,10 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     assert "bipace_kernels/py.typed" in names
     assert "bipace_kernels/integrations/__init__.py" in names
     bench = {name.removeprefix("bipace_kernels/bench/") for name in names if name.startswith("bipace_kernels/bench/")}
-    on_a_gpu = {path.name for form in ("gpu*.py", "chain.*", "truth*.py") for path in ROOT.glob(f"bench/{form}")}
-    assert "gpu.py" in on_a_gpu
-    assert bench == {path.name for path in ROOT.glob("bench/*.py")} - on_a_gpu, "no results, data or GPU scripts"
+    forms = ("gpu*.py", "chain.*", "truth*.py", "readme_chart.py")
+    of_checkouts = {path.name for form in forms for path in ROOT.glob(f"bench/{form}")}
+    assert "gpu.py" in of_checkouts
+    assert bench == {path.name for path in ROOT.glob("bench/*.py")} - of_checkouts, "no results, data or GPU scripts"
     assert "bipace_kernels/triton_kernels/__init__.py" in names
     assert sum(name.endswith(".so") for name in names) == 1
     kernels = {f"bipace_kernels/{p.relative_to(ROOT)}" for p in ROOT.glob("csrc/c*/*") if p.suffix in (".cu", ".txt")}
