@@ -28,7 +28,7 @@ STYLES = {
 }  # fmt: skip
 SHOWN = ("grpo", "gigpo", "bipace", "gae-group", "gae")  # in the figure
 REFERENCE = "gae"  # of the paired differences
-LEVELS = (0.4, 0.5, 0.6)
+LEVELS = (0.35, 0.4, 0.5)
 # 97.5 % quantiles of Student's t, by degrees of freedom.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
