@@ -149,7 +149,7 @@ def table(rows: Sequence[dict[str, Any]], before: float | None) -> str:
         "(Student's t; none for one seed). Differences are by seed, in points; *GAE's rollouts to its end*: what share of the "
         "method's rollouts the kernel GAE needed to reach that method's final success; *scoring*: everything between rollouts "
         "and loss, hidden states and advantages too. "
-        "" if before is None else f"The warm start solves {before:.1%}.",
+        + ("" if before is None else f"The warm start solves {before:.1%}."),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -57,7 +57,8 @@ def test_differences_are_paired_by_seed_and_every_row_says_its_seeds(tmp_path):
         paired["seeds"] == [1, 2] and paired["final"] == pytest.approx([0.1, 0.1]) and "reference_minus_this" not in gae
     )
     assert paired["share_of_rollouts"] == pytest.approx([0.5, 1 / 2 + 1 / 4])
-    assert "+10.0 ± 0.0" in (tmp_path / "results.md").read_text()
+    text = (tmp_path / "results.md").read_text()
+    assert "+10.0 ± 0.0" in text and "95 % interval" in text and "The warm start solves 20.0%." in text
 
 
 def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
