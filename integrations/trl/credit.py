@@ -178,9 +178,13 @@ def _records(
         raise states.no_hidden(why)
     texts: list[Any] = []
     if settings.needs_observation or (settings.needs_fingerprint and (why or not states.may_be_hidden)):
-        pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
-        texts = turns.observation_texts([row[kept] for row, kept in pairs], ids, tokenizer)
-        texts = [entries[-1] if entries else text for entries, text in zip(said.flat(observations), texts, strict=True)]
+        entries = said.flat(observations)
+        if all(entries):
+            texts = [of_turn[-1] for of_turn in entries if of_turn]
+        else:
+            pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
+            decoded = turns.observation_texts([row[kept] for row, kept in pairs], ids, tokenizer)
+            texts = [of_turn[-1] if of_turn else text for of_turn, text in zip(entries, decoded, strict=True)]
     return turns, records, texts, why
 
 
