@@ -61,9 +61,7 @@ def length(value: Any, name: str) -> int:
 def check_length(value: Any, name: str, n: int) -> None:
     got = length(value, name)
     if got != n:
-        pair = name == "action_key" and isinstance(value, tuple) and got == 2
-        cure = "; action_keys() returns keys and which of them parsed: give them as action_key and action_parsed" * pair
-        raise ValueError(f"{name} must have one entry per row, N = {n} like group, got {got}{cure}.")
+        raise ValueError(f"{name} must have one entry per row, N = {n} like group, got {got}.")
 
 
 def path(value: Any, name: str) -> Path:

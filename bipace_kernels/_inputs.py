@@ -65,6 +65,12 @@ def check_columns(
     """
     check_present(given, config, layout)
     n = _checks.length(given["group"], "group") if layout is None else layout.n_rows
+    keys = given["action_key"]
+    if isinstance(keys, tuple) and len(keys) == 2 and isinstance(keys[0], Tensor) and keys[0].ndim == 1:
+        raise TypeError(
+            "action_key must be one vector, got two, as action_keys() returns them: give them as action_key and "
+            "action_parsed."
+        )
     for name, value in given.items():
         if value is not None and name != "group":
             _checks.check_length(value, name, n)

@@ -409,7 +409,7 @@ MISTAKES = [
     ({"fingerprint": EYE, "action_key": list("abcd")}, TypeError, "bk.action_keys"),
     (
         {"fingerprint": EYE, "action_key": bk.action_keys(list("abcd"))},
-        ValueError,
+        TypeError,
         "give them as action_key and action_parsed",
     ),
 ]
