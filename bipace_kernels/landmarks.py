@@ -7,7 +7,6 @@ import torch
 Tensor = torch.Tensor
 
 LANDMARKS = 128
-_ROWS = {"cpu": 32}  # that are looked at together: a CPU keeps them in its cache
 _LAST = torch.iinfo(torch.int64).max
 
 
@@ -37,11 +36,12 @@ def state_keys(fingerprint: Tensor, order: Tensor) -> Tensor:
     dim, device = fingerprint.shape[1], fingerprint.device
     weight = (torch.arange(1, dim + 1, device=device) * 0x1E3779B97F4A7C15 >> 24).to(torch.int32) | 1
     key = torch.empty(order.shape[0], dtype=torch.int64, device=device)
-    together = _ROWS.get(device.type, 256)
+    on_cpu = device.type == "cpu"
+    together = 32 if on_cpu else 256  # rows; so few stay in a CPU's cache
     for first in range(0, order.shape[0], together):
         rows = fingerprint[order[first : first + together]].contiguous().add_(0.0)
         bits = rows.view(torch.int32) if rows.dtype == torch.float32 else rows.view(torch.int16).to(torch.int32)
         # In one pass where torch has it: a product with a vector of integers is for CPUs.
-        found = bits @ weight if device.type == "cpu" else bits.mul_(weight).sum(dim=1, dtype=torch.int32)
+        found = bits @ weight if on_cpu else bits.mul_(weight).sum(dim=1, dtype=torch.int32)
         key[first : first + together] = found
     return key
