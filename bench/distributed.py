@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 
 import bipace_kernels as bk
 
-from .measure import machine, threads
+from .measure import machine, publish, threads
 from .workloads import TINY, TRAINING, Shape, fingerprints, steps
 
 Tensor = torch.Tensor
@@ -177,11 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = json.loads((Path(folder) / "rows.json").read_text())
     document = {"schema": 1, "machine": about.asdict(), "shape": asdict(shape), "ranks": arguments.ranks, "rows": rows}
     page = as_markdown(document)
-    sys.stdout.write(page)
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "distributed.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-        (arguments.out / "distributed.md").write_text(page)
+    publish("distributed", document, page, arguments.out)
     return 0
 
 

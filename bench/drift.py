@@ -6,7 +6,6 @@ ABOUT says what is compared and on which data.  A simulation: seeded, and nothin
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ import bipace_kernels as bk
 from bipace_kernels import _optional
 from bipace_kernels.value_r2 import value_r2
 
-from .measure import machine, threads
+from .measure import machine, publish, threads
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -226,7 +225,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--rollouts: there is no {arguments.rollouts}; pass a file of rollouts as `bipace report` reads it"
         )
     settings = Settings(steps=arguments.steps)
-    console = Console()
     with threads(arguments.threads) as note:
         about = machine(arguments.threads, note)
         found = {}
@@ -243,11 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         },
     }  # fmt: skip
     page = as_markdown(document)
-    console.print(page, markup=False, highlight=False, soft_wrap=True)
+    publish("drift", document, page, arguments.out)
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "drift.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-        (arguments.out / "drift.md").write_text(page)
         draw(arguments.out / "drift.png", {name: lines for name, (lines, _) in found.items()},
              {name: drift for name, (_, drift) in found.items()})  # fmt: skip
     return 0

@@ -20,7 +20,7 @@ import torch
 import bipace_kernels as bk
 from bipace_kernels import _optional
 
-from .measure import Effort, Side, Timing, compare, high_water, machine, threads
+from .measure import Effort, Side, Timing, compare, high_water, machine, publish, threads
 
 Tensor = torch.Tensor
 
@@ -303,11 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rows": [asdict(row) for row in rows],
     }  # fmt: skip
     page = as_markdown(document)
-    Console().print(page, markup=False, highlight=False, soft_wrap=True)
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "hidden.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-        (arguments.out / "hidden.md").write_text(page)
+    publish("hidden", document, page, arguments.out)
     return 0
 
 

@@ -16,12 +16,14 @@ import ctypes
 import datetime
 import gc
 import importlib
+import json
 import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -272,3 +274,13 @@ def _commit() -> str:
     except (FileNotFoundError, subprocess.CalledProcessError):
         return "none (no git)"
     return head.stdout.strip() + (" + changes" if dirty.stdout.strip() else "")
+
+
+def publish(name: str, document: Mapping[str, Any], page: str, folder: Path | None) -> None:
+    """Prints the page of a benchmark; with a folder, writes name.json and name.md there."""
+    sys.stdout.write(page)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(document, indent=1, ensure_ascii=False)
+        (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        (folder / f"{name}.md").write_text(page, encoding="utf-8")

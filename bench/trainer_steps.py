@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import random
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .measure import machine, threads
+from .measure import machine, publish, threads
 from .trainers import byte_tokenizer
 
 ABOUT = """\
@@ -200,11 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "schema": 1, "machine": about.asdict(), "versions": versions, "size": asdict(size), "rows": [asdict(row) for row in rows],
     }  # fmt: skip
     page = as_markdown(document)
-    sys.stdout.write(page)
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "steps.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-        (arguments.out / "steps.md").write_text(page)
+    publish("steps", document, page, arguments.out)
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .measure import Effort, Side, compare, machine, threads
+from .measure import Effort, Side, compare, machine, publish, threads
 
 Tensor = torch.Tensor
 PROMISED_MS = 5.0  # at most, at the tiny size
@@ -218,11 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [row for batch in sizes for row in measure(batch, Effort(rounds=rounds, seconds=4.0))]
     document = {"schema": 1, "machine": about.asdict(), "versions": versions, "rows": [asdict(row) for row in rows]}
     page = as_markdown(document)
-    sys.stdout.write(page)
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "trainers.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-        (arguments.out / "trainers.md").write_text(page)
+    publish("trainers", document, page, arguments.out)
     return 0
 
 
