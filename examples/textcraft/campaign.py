@@ -20,11 +20,9 @@ from settings import MAIN, METHODS, Settings
 from trainer import as_text, last_checkpoint
 
 RATES = (3e-4, 6e-4, 1.2e-3)
-TUNING_SEED, TUNING_SHARE, TUNING_SKIPPED = (
-    100,
-    0.5,
-    0.25,
-)  # the seed; the share of the updates; of these what counts not
+TUNING_SEED = 100
+TUNING_SHARE = 0.5  # of the updates of a final run
+TUNING_SKIPPED = 0.25  # the first updates of a tuning run, which its score leaves out
 SEEDS, FEWER_SEEDS = range(5), range(3)
 FEWER_ROLLOUTS = (4, 2)
 OF_FEWER_ROLLOUTS = ("grpo", "bipace", "gae")

@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import partial
@@ -265,6 +266,31 @@ def save(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFa
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def made_already(folder: Path, settings: Settings) -> bool:
+    """Whether the folder holds a warm start; ValueError where it was made with other settings."""
+    if not (folder / FACTS).exists():
+        return False
+    there, wanted = json.loads((folder / FACTS).read_text(encoding="utf-8"))["settings"], settings.of_warm_start()
+    if other := [f"{name}={there.get(name)!r}" for name in wanted if there.get(name) != wanted[name]]:
+        raise ValueError(f"{folder} was made with other settings ({', '.join(other)}); use another folder.")
+    return True
+
+
+def save_warm_start(
+    folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Settings, facts: dict[str, object]
+) -> None:  # fmt: skip
+    """`facts["test"]`, the success on test tasks, must be 0.2 to 0.5, which leaves room for training; ValueError else."""
+    if not 0.2 <= float(str(facts["test"])) <= 0.5:
+        raise ValueError(
+            f"the warm start solves {facts['test']:.0%} of the test tasks, and 20 to 50 % leave room for training: change "
+            "lesson_updates, noisy_updates or noise."
+        )
+    parameters = sum(p.numel() for p in model.parameters())
+    save(folder, model, tokenizer, {**facts, "parameters": parameters, "settings": settings.of_warm_start()})
+    for lesson in folder.glob("lesson*"):
+        shutil.rmtree(lesson)
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

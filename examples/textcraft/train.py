@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,18 +44,25 @@ def warm(
 ) -> None:  # fmt: skip
     """Makes tasks, tokenizer and model, and lets the model imitate the noisy planner; once for all runs."""
     settings = _settings(change)
-    if (out / "warm_start.json").exists():
-        there, wanted = (
-            json.loads((out / "warm_start.json").read_text(encoding="utf-8"))["settings"],
-            settings.of_warm_start(),
-        )
-        if other := [f"{name}={there[name]!r}" for name in wanted if there[name] != wanted[name]]:
-            raise typer.BadParameter(f"{out} was made with other settings ({', '.join(other)}); use another folder.")
-        return
     import torch
     from environment import TextCraft
-    from model import demonstration, lessons, make_split, make_tokenizer, save, save_split, teach
+    from model import (
+        demonstration,
+        lessons,
+        made_already,
+        make_split,
+        make_tokenizer,
+        save_split,
+        save_warm_start,
+        teach,
+    )
     from trainer import World, success
+
+    try:
+        if made_already(out, settings):
+            return
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
@@ -82,19 +88,12 @@ def warm(
         for name, tasks in (("test", split.test), ("new_goals", split.new_goals))
     }
     console.print(f"warm start: {found['test']:.0%} of the test tasks")
-    if not 0.2 <= found["test"] <= 0.5:
-        raise typer.BadParameter(
-            f"the warm start solves {found['test']:.0%} of the test tasks, and 20 to 50 % leave room for training: change "
-            "lesson_updates, noisy_updates or noise."
-        )
-    facts = {
-        **found, "seconds": round(time.time() - started, 1), "parameters": sum(p.numel() for p in model.parameters()),
-        "tasks": {"train": len(split.train), "test": len(split.test), "lessons": [len(tasks) for tasks in shown]},
-        "history": history, "settings": settings.of_warm_start(),
-    }  # fmt: skip
-    save(out, model, tokenizer, facts)
-    for folder in out.glob("lesson*"):
-        shutil.rmtree(folder)
+    tasks = {"train": len(split.train), "test": len(split.test), "lessons": [len(tasks) for tasks in shown]}
+    facts = {**found, "seconds": round(time.time() - started, 1), "tasks": tasks, "history": history}
+    try:
+        save_warm_start(out, model, tokenizer, settings, facts)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @app.command()
