@@ -32,16 +32,19 @@ def choose_landmarks(fingerprint: Tensor, order: Tensor, time: Tensor, inside: T
 
 
 def state_keys(fingerprint: Tensor, order: Tensor) -> Tensor:
-    """[M] int64 in the range of int32, equal for rows of equal numbers (−0 is 0): Σ bits · odd number, modulo 2^32."""
+    """[M] int64, equal for rows of equal numbers (−0 is 0): Σ bits · odd number, modulo 2^31."""
     dim, device = fingerprint.shape[1], fingerprint.device
     weight = (torch.arange(1, dim + 1, device=device) * 0x1E3779B97F4A7C15 >> 24).to(torch.int32) | 1
-    key = torch.empty(order.shape[0], dtype=torch.int64, device=device)
+    # A product with a vector of integers is one pass over the rows, but torch has it for CPUs only.
     on_cpu = device.type == "cpu"
+    if on_cpu and fingerprint.dtype == torch.float32:
+        # Each -0 adds 2^31 times an odd number, which is the top bit.
+        return (fingerprint.view(torch.int32) @ weight)[order].to(torch.int64) & 0x7FFFFFFF
+    key = torch.empty(order.shape[0], dtype=torch.int64, device=device)
     together = 32 if on_cpu else 256  # rows; so few stay in a CPU's cache
     for first in range(0, order.shape[0], together):
         rows = fingerprint[order[first : first + together]].contiguous().add_(0.0)
         bits = rows.view(torch.int32) if rows.dtype == torch.float32 else rows.view(torch.int16).to(torch.int32)
-        # In one pass where torch has it: a product with a vector of integers is for CPUs.
         found = bits @ weight if on_cpu else bits.mul_(weight).sum(dim=1, dtype=torch.int32)
-        key[first : first + together] = found
+        key[first : first + together] = found & 0x7FFFFFFF
     return key

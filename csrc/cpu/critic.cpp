@@ -82,24 +82,27 @@ struct Work {
   double* value;  // holds each group's mean
   const DotKernels& dot;
 
-  // The kernel of row i of a and row j of b, of their product.
-  double entry(double product, const Centred& a, int64_t i, const Centred& b, int64_t j) const {
-    const size_t p = static_cast<size_t>(i), q = static_cast<size_t>(j);
-    const double square_a = a.square[p], square_b = b.square[q];
-    double cosine;
-    if (square_a <= kFlat || square_b <= kFlat) {
-      cosine = square_a <= kFlat && square_b <= kFlat ? 1.0 : 0.0;
-    } else if (2.0 * product >= square_a + square_b) {
-      cosine = 1.0;  // equal rows
-    } else {
-      cosine = std::min(1.0, product * a.reciprocal[p] * b.reciprocal[q]);
+  // K of row i of a and the rows of b from `first` on, in place of their products.
+  void entries(const Centred& a, int64_t i, const Centred& b, int64_t first, double* row) const {
+    const double square = a.square[static_cast<size_t>(i)], reciprocal = a.reciprocal[static_cast<size_t>(i)];
+    const double rate = 1.0 / kernel.width;
+    const bool flat = square <= kFlat;
+    for (int64_t j = first; j < b.size(); ++j) {
+      const double other = b.square[static_cast<size_t>(j)], product = row[j];
+      double cosine = std::min(1.0, product * reciprocal * b.reciprocal[static_cast<size_t>(j)]);
+      if (2.0 * product >= square + other) cosine = 1.0;  // equal rows
+      if (flat || other <= kFlat) cosine = flat && other <= kFlat ? 1.0 : 0.0;
+      row[j] = (cosine - 1.0) * rate;
     }
-    double exponent = (cosine - 1.0) / kernel.width;
     if (kernel.horizon > 0.0) {
-      const double steps = static_cast<double>(steps_between(b.time[q], a.time[p])) / kernel.horizon;
-      exponent -= steps * steps / 2.0;
+      const int64_t own = a.time[static_cast<size_t>(i)];
+      for (int64_t j = first; j < b.size(); ++j) {
+        const double between = static_cast<double>(steps_between(b.time[static_cast<size_t>(j)], own));
+        const double steps = between / kernel.horizon;
+        row[j] -= steps * steps / 2.0;
+      }
     }
-    return std::exp(exponent);
+    dot.exponential(row + first, b.size() - first);
   }
 
   // The usable records of [begin, begin + length), with the sum of their rows at unit length as `mean`, and their
@@ -170,17 +173,17 @@ struct Work {
       block.reciprocal[static_cast<size_t>(i)] = 1.0 / std::sqrt(matrix.row(i)[i]);
     }
     for (int64_t i = 0; i < n; ++i) {
-      matrix.row(i)[i] = 1.0 + same;
-      for (int64_t j = i + 1; j < n; ++j) matrix.row(i)[j] = same + entry(matrix.row(i)[j], block, i, block, j);
+      double* const row = matrix.row(i);
+      entries(block, i, block, i + 1, row);
+      row[i] = 1.0;
+      for (int64_t j = i; j < n; ++j) row[j] += same;
     }
   }
 
   // K of the rows of a and b, into whole bundles of zeros at `out`.
   void between(const Centred& a, const Centred& b, double* out, int64_t stride) const {
     multiply(dot, a.rows, b.rows, out, stride);
-    for (int64_t i = 0; i < a.size(); ++i) {
-      for (int64_t j = 0; j < b.size(); ++j) out[i * stride + j] = entry(out[i * stride + j], a, i, b, j);
-    }
+    for (int64_t i = 0; i < a.size(); ++i) entries(a, i, b, 0, out + i * stride);
   }
 
   // Values of the members, whose means are `prior` or else 0.

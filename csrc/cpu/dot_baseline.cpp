@@ -109,8 +109,8 @@ constexpr DotKernels kKernels = {
     fold,           outer,
     bundles,        largest,
     first_at_least, follow,
-    convert,        largest_bits,
-    hash,
+    exponential,    convert,
+    largest_bits,   hash,
 };
 
 }  // namespace

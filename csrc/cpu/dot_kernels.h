@@ -90,6 +90,37 @@ void follow(const float* gram, double change, double weight, int64_t n, double* 
   for (int64_t e = 0; e < n; ++e) similar[e] += change * similar[e] + weight * static_cast<double>(gram[e]);
 }
 
+// e^x = 2^k e^r with |r| <= ln 2 / 2, e^r by its Taylor series to r^12. Adding kRound leaves k in the low bits of a
+// double.
+void exponential(double* x, int64_t n) {
+  constexpr double kRound = 0x1.8p52, kLog2E = 0x1.71547652b82fep0;
+  constexpr double kHigh = 0x1.62e42fee00000p-1, kLow = 0x1.a39ef35793c76p-33;  // ln 2 in two parts
+  for (int64_t i = 0; i < n; ++i) {
+    const double value = x[i] < -700.0 ? -700.0 : x[i];
+    const double shifted = value * kLog2E + kRound, k = shifted - kRound;
+    const double r = (value - k * kHigh) - k * kLow;
+    double sum = 1.0 / 479001600.0;
+    sum = sum * r + 1.0 / 39916800.0;
+    sum = sum * r + 1.0 / 3628800.0;
+    sum = sum * r + 1.0 / 362880.0;
+    sum = sum * r + 1.0 / 40320.0;
+    sum = sum * r + 1.0 / 5040.0;
+    sum = sum * r + 1.0 / 720.0;
+    sum = sum * r + 1.0 / 120.0;
+    sum = sum * r + 1.0 / 24.0;
+    sum = sum * r + 1.0 / 6.0;
+    sum = sum * r + 0.5;
+    sum = sum * r + 1.0;
+    sum = sum * r + 1.0;
+    uint64_t bits, power;
+    std::memcpy(&bits, &sum, sizeof bits);
+    std::memcpy(&power, &shifted, sizeof power);
+    bits += power << 52;
+    std::memcpy(&sum, &bits, sizeof bits);
+    x[i] = x[i] < -700.0 ? 0.0 : sum;
+  }
+}
+
 template <typename T>
 uint32_t largest_bits_of(const T* source, int64_t len) {
   constexpr T kMask = static_cast<T>(~(T{1} << (sizeof(T) * 8 - 1)));
