@@ -179,7 +179,7 @@ def test_long_tokens_long_bodies_and_blank_stretches(device, mode):
         longer, how = 1, {"cut": stage.Cut(rows=64, tile=16, columns=64, capacity=512)}
     parts = [b" " * 700 * longer, b"Long" * 400 * longer, b"<action>", b"</action>", b"a", b"\n", b""]
     rng = random.Random(8)
-    rows = [[rng.randrange(7) for _ in range(rng.randrange(14))] for _ in range(40)]
+    rows = [[rng.randrange(7) for _ in range(rng.randrange(14))] for _ in range(12)]
     rows += [
         [2, 0, 4, 0, 3],
         [2, 0, 0, 3],

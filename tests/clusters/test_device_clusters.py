@@ -9,7 +9,7 @@ from certificate import BAND, Centroids, margins, replay, unit_rows
 from clustering import DTYPES, EPSILONS, TOLERANCE, mixture, offsets_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from marks import slow
+from marks import slow, slow_case_interpreted, slow_interpreted
 from ragged import BACKEND, ON_CPU, same_bits, sentinels, stage
 from sized import Sized
 
@@ -110,7 +110,7 @@ OF_EACH_DTYPE = {torch.float32: 3, torch.bfloat16: 130, torch.float16: 17}
 @pytest.mark.parametrize(
     ("dtype", "dim"),
     [
-        *OF_EACH_DTYPE.items(),
+        *(case if case[0] != torch.float16 else slow_case_interpreted(*case) for case in OF_EACH_DTYPE.items()),
         *(slow(dtype, dim) for dtype in DTYPES for dim in (1, 3, 17, 64, 130) if dim != OF_EACH_DTYPE[dtype]),
     ],
     ids=str,
@@ -133,6 +133,7 @@ def test_groups_of_several_tiles_and_long_rows(device, tile):
     check(x, sizes, 0.1, run(device, x, sizes, **how))
 
 
+@slow_interpreted
 def test_shapes_of_partitions(device):
     """One cluster; all singletons, so K beyond what a step takes at a time; nothing at all."""
     assert run(device, mixture(1, 70, 40, 1, noise=0.01)).tolist() == [0] * 70
@@ -143,6 +144,7 @@ def test_shapes_of_partitions(device):
         assert sweep(device, torch.empty(0, 5), sizes, [0.0, 0.1]).shape == (2, 0)
 
 
+@slow_interpreted
 @pytest.mark.parametrize("shape", SHAPES)
 def test_many_clusters(device, shape, monkeypatch):
     """K beyond what a step takes at a time, and clusters that are found again behind that border."""
@@ -188,6 +190,7 @@ def test_count_vectors_that_meet_epsilon(device):
         check(x, [50], epsilon, run(device, x, epsilon=epsilon))
 
 
+@slow_interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)], ids=str)
 def test_huge_and_tiny_rows(device, dtype):
     """Powers of two scale rows without a rounding, so the labels are those of the ordinary rows."""
@@ -213,6 +216,7 @@ def test_tiny_float16_rows(device):
 # ---- which records take part -----------------------------------------------------------------------------------------
 
 
+@slow_interpreted
 def test_records_set_aside(device):
     """Records that are not usable are alone, those not taken have no cluster; NaN and zeros in them reach nobody."""
     rng = np.random.default_rng(7)
@@ -253,7 +257,7 @@ def test_scan_rows(device):
 
 @OF_TRITON
 @pytest.mark.parametrize(
-    "bits", [pytest.param(64, id="hash"), slow(1, id="collisions"), pytest.param(0, id="one hash")]
+    "bits", [pytest.param(64, id="hash"), slow(1, id="collisions"), slow_case_interpreted(0, id="one hash")]
 )
 @pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
 def test_equal_rows(device, dtype, bits):
@@ -286,6 +290,7 @@ def test_equal_rows(device, dtype, bits):
 # ---- ε as an axis ----------------------------------------------------------------------------------------------------
 
 
+@slow_interpreted
 def test_each_of_a_sweep_is_its_own_clustering(device):
     """Zeros among them, more values than one launch writes."""
     sizes = [9, 0, 20, 1]
@@ -299,6 +304,7 @@ def test_each_of_a_sweep_is_its_own_clustering(device):
         assert torch.equal(found[e], run(device, x, sizes, epsilons[e])), epsilons[e]
 
 
+@slow_interpreted
 def test_a_batch_in_parts(device, monkeypatch):
     """Groups, and ε, take turns where their matrices do not fit at once."""
     sizes = [6, 3, 0, 12, 5]

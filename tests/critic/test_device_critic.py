@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from marks import slow
+from marks import slow, slow_interpreted
 from ragged import ragged, sentinels, stage, unaligned
 
 from bipace_kernels.landmarks import choose_landmarks
@@ -88,6 +88,7 @@ def test_kernel_values(device, dtype, masked):
         close(got, want)
 
 
+@slow_interpreted
 @pytest.mark.parametrize("kernel", [KERNEL, slow(SHARED)], ids=["group", "batch"])
 def test_kernel_values_of_long_groups(device, monkeypatch, kernel):
     """With small limits, so that the interpreter ends: some groups are cut into blocks, the others are one."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import CONFIGS, OUTPUTS, make_batch
-from marks import slow
+from marks import slow, slow_case_interpreted, slow_interpreted
 from op_cases import OPS, op_cases
 from ragged import BACKEND, assert_close, same_bits, stage
 
@@ -129,7 +129,12 @@ def test_every_dtype(dtype, device):
 
 
 @pytest.mark.parametrize(
-    "view", ["columns first", "one row for all", *map(slow, ("every other column", "part of wider rows"))]
+    "view",
+    [
+        "columns first",
+        slow_case_interpreted("one row for all"),
+        *map(slow, ("every other column", "part of wider rows")),
+    ],
 )
 @pytest.mark.parametrize("epsilon", [0.2, slow(0.0)])
 def test_every_layout(view, epsilon, device):
@@ -213,6 +218,7 @@ def test_what_scratch_memory_held_before_changes_no_bit(name, device, scratch_of
     assert_same(bk.advantage(config=config, backend=BACKEND, **given), want)
 
 
+@slow_interpreted
 @pytest.mark.parametrize("long_group", [8192, 8] if BACKEND == "cuda" else [8192])
 def test_what_scratch_memory_held_before_changes_no_cluster(long_group, device, scratch_of_nan, monkeypatch):
     clusters = stage("clusters")
@@ -297,6 +303,7 @@ def test_ops_mean_the_same_on_every_device(name, device, ops_by_device, monkeypa
                 assert torch.equal(one.cpu(), other)
 
 
+@slow_interpreted
 @pytest.mark.parametrize("name", ["bipace", slow("hgpo")])
 def test_compiled_gives_the_same_bits(name, device, ops_by_device):
     torch.compiler.reset()
