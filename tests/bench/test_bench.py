@@ -98,6 +98,7 @@ def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixtur
     assert "error" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", PACKAGE, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -314,6 +314,7 @@ def without_others(module, *arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_torch_and_numpy_are_enough_to_measure(tmp_path):
     without_others(PACKAGE, "gpu", "ceilings", "--dry", "--out", str(tmp_path))
     assert (tmp_path / "gpu.md").exists()

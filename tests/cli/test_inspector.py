@@ -185,6 +185,7 @@ def test_the_page_allows_its_own_script_and_style_and_nothing_else(tmp_path: Pat
     assert not re.search(r"https?://|innerHTML|insertAdjacentHTML|document\.write|eval\(", made)
 
 
+@pytest.mark.slow
 def test_ten_thousand_records_are_below_5_mb(tmp_path: Path) -> None:
     """Also of texts that no compression helps: they are cut, and say by how much."""
     rng, n = np.random.default_rng(0), 10_000

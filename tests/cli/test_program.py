@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+from marks import slow
 from typer.testing import CliRunner
 
 import bipace_kernels as bk
@@ -61,7 +62,8 @@ def test_bench_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "words"), [("full", "No space left on device"), ("unread", "Broken pipe"), ("closed", "it is closed")]
+    ("where", "words"),
+    [("full", "No space left on device"), slow("unread", "Broken pipe"), slow("closed", "it is closed")],
 )
 def test_a_stdout_that_takes_nothing_is_one_sentence(where: str, words: str) -> None:
     command = [sys.executable, "-m", "bipace_kernels.cli", "info"]

@@ -26,21 +26,21 @@ def test_goals_are_those_of_the_recipes_with_the_published_depths():
 
 
 def test_tasks_are_solved_from_their_lines_and_all_different():
-    tasks = generate(400, seed=3)
-    assert len({(task.goal, frozenset(task.commands)) for task in tasks}) == 400
-    assert len({task.task_id for task in tasks}) == 400
+    tasks = generate(200, seed=3)
+    assert len({(task.goal, frozenset(task.commands)) for task in tasks}) == 200
+    assert len({task.task_id for task in tasks}) == 200
     lines = {line for found in recipe_lines().values() for line in found}
     for task in tasks:
         assert 1 < needed(task) <= 10
         assert set(task.commands) <= lines and len(set(task.commands)) == len(task.commands)
-    assert len({task.goal for task in tasks}) > 250  # goals take turns
-    assert len({task.goal for task in tasks} - {task.goal for task in published()}) > 100
+    assert len({task.goal for task in tasks}) > 150  # goals take turns
+    assert len({task.goal for task in tasks} - {task.goal for task in published()}) > 50
 
 
 def test_equal_arguments_give_equal_tasks_and_other_seeds_others():
-    assert generate(30, seed=5) == generate(30, seed=5)
-    assert generate(30, seed=5) == generate(60, seed=5)[:30]
-    assert not {task.commands for task in generate(30, seed=5)} & {task.commands for task in generate(30, seed=6)}
+    tasks = generate(20, seed=5)
+    assert tasks == generate(20, seed=5) == generate(40, seed=5)[:20]
+    assert not {task.commands for task in tasks} & {task.commands for task in generate(20, seed=6)}
 
 
 def test_a_split_shares_no_goal_and_loses_none():
