@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
+class Simulation:
     """Size of the synthetic drift, as written into drift.json."""
 
     steps: int = 200
@@ -118,7 +118,7 @@ def _unit(x: Floats) -> Floats:
     return unit
 
 
-def synthetic(settings: Settings) -> Iterator[Batch]:
+def synthetic(settings: Simulation) -> Iterator[Batch]:
     """One batch per training step, on the fly; every step has a seed of its own."""
     per_group = settings.rollouts * settings.horizon
     group = np.repeat(np.arange(settings.groups), per_group)
@@ -142,7 +142,7 @@ def synthetic(settings: Settings) -> Iterator[Batch]:
         yield Batch(torch.from_numpy(x.astype(np.float32)), layout, returns, s * v)
 
 
-def recorded(settings: Settings, path: Path) -> Iterator[Batch]:
+def recorded(settings: Simulation, path: Path) -> Iterator[Batch]:
     """Batches of recorded rollouts, turned towards noise."""
     from bipace_kernels.cli import rollouts, states
 
@@ -211,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="bench drift", description="An ε that follows the policy against a fixed one."
     )
-    parser.add_argument("--steps", type=int, default=Settings.steps, metavar="N", help="training steps (%(default)s)")
+    parser.add_argument("--steps", type=int, default=Simulation.steps, metavar="N", help="training steps (%(default)s)")
     parser.add_argument(
         "--threads", type=int, default=2, metavar="N", help="(%(default)s); figures are the same at any"
     )
@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(
             f"--rollouts: there is no {arguments.rollouts}; pass a file of rollouts as `bipace report` reads it"
         )
-    settings = Settings(steps=arguments.steps)
+    settings = Simulation(steps=arguments.steps)
     with threads(arguments.threads) as note:
         about = machine(arguments.threads, note)
         found = {}
@@ -255,7 +255,7 @@ def as_markdown(document: dict[str, Any]) -> str:
         "# An ε that follows the policy, against a fixed one",
         "",
         f"{document['settings']['steps']} training steps, seed {document['settings']['seed']}; bipace_kernels "
-        f"{about['package']} ({about['commit']}), {about['native']}, {about['date']}. Settings and every step: drift.json.",
+        f"{about['package']} ({about['commit']}), {about['native']}, {about['date']}. Simulation and every step: drift.json.",
         "",
         ABOUT,
         "",

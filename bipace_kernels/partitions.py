@@ -29,6 +29,7 @@ class Partition:
     labels     [M] int64 of a batch: clusters numbered by first appearance, −1 for records set aside
     argument   of advantage() that it reads; None: none
     by_code    it compares codes of observations, which are made before anything is computed
+    option     (field of Config that only it reads, what that does); None: none
     """
 
     name: str
@@ -36,6 +37,7 @@ class Partition:
     labels: Callable[[Batch], Tensor]
     argument: str | None = None
     by_code: bool = False
+    option: tuple[str, str] | None = None
 
 
 def labels_of(batch: Batch) -> Tensor:
@@ -124,8 +126,27 @@ PARTITIONS: dict[str, Partition] = {
     for row in (
         Partition("none", "every step by itself", _none),
         Partition("exact", "equal observations", _exact, "observation", by_code=True),
-        Partition("history", "equal last observations", _history, "observation", by_code=True),
-        Partition("similar", "similar texts (difflib's ratio)", _similar, "observation"),
-        Partition("cosine", "cosine distance of fingerprints", _cosine, "fingerprint"),
+        Partition(
+            "history",
+            "equal last observations",
+            _history,
+            "observation",
+            by_code=True,
+            option=("history_length", "is the depth of the history partition"),
+        ),
+        Partition(
+            "similar",
+            "similar texts (difflib's ratio)",
+            _similar,
+            "observation",
+            option=("similarity", "belongs to the similar partition"),
+        ),
+        Partition(
+            "cosine",
+            "cosine distance of fingerprints",
+            _cosine,
+            "fingerprint",
+            option=("epsilon", "is the radius of cosine clusters"),
+        ),
     )
 }

@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..embedders import EMBEDDERS, Ngram
+from ..partitions import PARTITIONS
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .outcomes import format_r2
@@ -98,13 +100,16 @@ def run(given: Mapping[str, Any]) -> None:
     _print_summary(records, config, summary, value_r2, options)
 
 
+def _has_partition(name: str, config: bk.Config) -> bool:
+    return config.partition == name
+
+
 # Fields of Config that not every configuration uses: when one has an effect, what it is, what to choose to have it.
 EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    "epsilon": (lambda c: c.partition == "cosine", "is the radius of cosine clusters", "--partition cosine"),
-    "history_length": (
-        lambda c: c.partition == "history", "is the depth of the history partition", "--partition history"
-    ),
-    "similarity": (lambda c: c.partition == "similar", "belongs to the similar partition", "--partition similar"),
+    **{
+        row.option[0]: (partial(_has_partition, row.name), row.option[1], f"--partition {row.name}")
+        for row in PARTITIONS.values() if row.option is not None
+    },
     "length_weight_alpha": (lambda c: c.estimator == "hgpo", "weighs HGPO's depths", "--preset hgpo"),
     "base_group": (lambda c: c.estimator == "hgpo", "is about HGPO's depth 0", "--preset hgpo"),
     "step_weight": (

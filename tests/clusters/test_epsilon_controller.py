@@ -315,7 +315,7 @@ def test_value_r2_leaves_out_rows_with_bad_returns():
 
 @pytest.mark.parametrize("objective", ["median", "value_r2"])
 def test_a_restored_controller_goes_on_bit_for_bit(objective):
-    batches = list(drift.synthetic(drift.Settings(steps=16, groups=3, dim=32, seed=5)))
+    batches = list(drift.synthetic(drift.Simulation(steps=16, groups=3, dim=32, seed=5)))
     settings_of = {"objective": objective, "max_step": 1.4}
 
     def run(controller, part):
@@ -444,7 +444,7 @@ def test_on_a_device_as_on_the_cpu(stand_ins, objective):
 
 def test_holds_sizes_and_singletons_where_a_fixed_epsilon_lets_go():
     """The drift of bench/drift.py, smaller.  A controller that never moved would be the line `static`."""
-    lines, _ = drift.follow(drift.synthetic(drift.Settings(steps=60, groups=3, dim=64)))
+    lines, _ = drift.follow(drift.synthetic(drift.Simulation(steps=60, groups=3, dim=64)))
     near_the_band = {name: float(np.mean([3 <= size <= 10 for size in line.median])) for name, line in lines.items()}
     assert near_the_band["static"] < 0.5
     assert near_the_band["controller"] > 0.9
