@@ -400,6 +400,9 @@ def _common(heads: Sequence[_Head]) -> _Head:
             same(name, here, there, rank)
         for name, kind in head.kinds.items():
             same(name, kind, other.kinds[name], rank)
+    for rank, other in enumerate(heads):
+        if head.dtype is not None and other.dtype is not None:  # also where a rank has no rows of it
+            same("the dtype of fingerprint", head.dtype, other.dtype, rank)
     return head
 
 

@@ -222,6 +222,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "extra": ({"action_parsed": [True] * 3}, f"ValueError: action_parsed {SAME} None on rank 0 and an argument on rank 2"),
     "width": ({"fingerprint": torch.ones(3, 5)}, f"ValueError: fingerprint {SAME} [N, 6] torch.float32 on rank 0"),
     "dtype": ({"fingerprint": torch.ones(3, 6).half()}, f"ValueError: fingerprint {SAME} [N, 6] torch.float32 on rank 0"),
+    "dtype of no rows": (
+        {**dict.fromkeys(("group", "trajectory", "step", "rewards", "action_key", "observation"), []),
+         "fingerprint": torch.ones(0, 6).half()},
+        f"ValueError: the dtype of fingerprint {SAME} torch.float32 on rank 0 and torch.float16 on rank 2",
+    ),
     "config": ({"config": bk.Config.bipace(0.3)}, f"ValueError: config.epsilon {SAME} 0.1 on rank 0 and 0.3 on rank 2"),
     "no config": ({"config": "bipace"}, "TypeError: rank 2: config must be a bipace_kernels.Config"),
     "backend": ({"backend": "cuda"}, "RuntimeError: rank 2: backend='cuda' cannot run here"),
