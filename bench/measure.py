@@ -133,6 +133,18 @@ def threads(count: int) -> Iterator[str]:
 
 
 @contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that do nothing but compute."""
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
 def blas_threads(count: int) -> Iterator[bool]:
     """NumPy's BLAS at `count` threads; False where threadpoolctl, which can set that, is not installed."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import bipace_kernels as bk
 from . import competitors as c
 from . import memory, roofline
 from . import workloads as w
-from .measure import Effort, Side, Timing, available_memory, compare
+from .measure import Effort, Side, Timing, available_memory, busy, compare
 from .roofline import Ceilings, Work
 
 OURS = "bipace_kernels"
@@ -453,6 +454,21 @@ def _gigpo_at(ctx: Context, shape: w.Shape) -> None:
     _compare(ctx, "gigpo", shape.name, f"{shape.groups}×{shape.rollouts}×{shape.steps}", "str", entries, ctx.slow)
 
 
+def loaded(ctx: Context) -> None:
+    """GiGPO on strings beside a busy process for each core, as on a training machine."""
+    shape = w.TINY if ctx.quick else w.TRAINING[0]
+    x = Observed(shape)
+    ours, theirs = x.ours(bk.Config.gigpo(mode="mean_norm")), x.pipeline()
+    same = number_agreement(theirs(x.with_strings()), ours(x.with_strings()).advantage)
+    entries = [
+        Entry(Side(OURS, ours, x.with_strings), "ours", Work(), note="mean_norm"),
+        Entry(Side(PIPELINE, theirs, x.with_strings), "competitor", Work(), same, "mean_norm"),
+    ]
+    for name, count in (("nothing beside it", 0), ("a busy process per core", os.cpu_count() or 1)):
+        with busy(count):
+            _compare(ctx, "loaded", f"{shape.name}, {name}", shape.text(), "str", entries, ctx.slow)
+
+
 def _divided_agreement(theirs: torch.Tensor, ours: Any) -> str:
     """Where all returns of a cluster are equal, a float32 mean leaves rounding that the division by δ blows up."""
     label, returns = ours.cluster.numpy(), ours.returns.numpy()
@@ -631,6 +647,7 @@ STAGES: dict[str, Callable[[Context], None]] = {
     "advantage": advantage,
     "critic": critic,
     "gigpo": gigpo,
+    "loaded": loaded,
     "action_keys": action_keys,
     "similar": similar,
     "ngrams": ngrams,

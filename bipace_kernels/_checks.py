@@ -210,7 +210,7 @@ def integer_at_least(value: Any, name: str, low: int) -> int:
 def take_rows(values: Any, rows: Tensor) -> Any:
     """Some rows [M] int64 of a tensor, an array or a sequence."""
     if isinstance(values, torch.Tensor):
-        return values[rows]
+        return values.index_select(0, rows)
     if isinstance(values, np.ndarray):
         return values[rows.numpy()]
     return [values[i] for i in rows.tolist()]

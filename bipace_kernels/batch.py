@@ -51,7 +51,7 @@ class Batch:
 
     def by_record(self, column: Tensor) -> Tensor:
         """[N, …] of rows -> [M, …] of records."""
-        return column[self.placed.order]
+        return column.index_select(0, self.placed.order)  # column[order] would enter torch's thread pool
 
     @property
     def action_key(self) -> Tensor | None:

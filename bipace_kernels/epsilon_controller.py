@@ -154,7 +154,7 @@ class EpsilonController:
                 "trajectory is missing; objective='value_r2' compares trajectories. Pass one id per row, or a layout."
             )
         values = _checks.real_vector(returns, "returns", lay.n_rows).cpu()
-        return values[lay.order].to(torch.float32)
+        return values.index_select(0, lay.order).to(torch.float32)
 
     def _grid(self) -> tuple[list[float], int]:
         """The points within reach, ascending, each once, and where the current ε stands among them."""

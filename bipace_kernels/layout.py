@@ -86,7 +86,7 @@ class Layout(Handled):
         if self._source is not None:
             return self._source
         source = torch.full((self.n_rows,), -1, dtype=torch.int64)
-        source[self.order] = torch.arange(self.n_records)
+        source.index_copy_(0, self.order, torch.arange(self.n_records))
         return source
 
     def on(self, device: torch.device | str) -> PlacedLayout:
@@ -138,7 +138,8 @@ class Layout(Handled):
         if made is None:
             made = self.restrict(self.first == torch.arange(self.n_records))
             source = made.source()
-            source[self.order] = source[self.order[self.first]]
+            of_first = source.index_select(0, self.order.index_select(0, self.first))
+            source.index_copy_(0, self.order, of_first)
             made = self._kept["once"] = replace(made, _source=source)
         return made
 
@@ -147,10 +148,10 @@ class Layout(Handled):
         kept = torch.nonzero(keep).flatten()
         return _from_sorted(
             n_rows=self.n_rows,
-            order=self.order[kept],
-            group=self.group_of_record()[kept],
-            trajectory=self.trajectory_of_record()[kept],
-            step=None if self.step is None else self.step[kept],
+            order=self.order.index_select(0, kept),
+            group=self.group_of_record().index_select(0, kept),
+            trajectory=self.trajectory_of_record().index_select(0, kept),
+            step=None if self.step is None else self.step.index_select(0, kept),
             valid=self.valid,
         )
 
@@ -186,7 +187,7 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     taken = None if mask is None else torch.nonzero(mask).flatten()
     group_id, trajectory_id = _ids(group, "group", n, taken), _ids(trajectory, "trajectory", n, taken)
     if taken is not None and step_number is not None:
-        step_number = step_number[taken]
+        step_number = step_number.index_select(0, taken)
     made = _build(n, group_id, trajectory_id, step_number, mask, taken)
     if device.type != "cpu":
         made.on(device)  # its results are wanted there

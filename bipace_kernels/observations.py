@@ -28,8 +28,8 @@ def observation_codes(observation: Any, lay: Layout) -> Tensor:
         return _checks.check_vector(number_objects(observation), "observation", lay.n_rows)
     taken = torch.nonzero(lay.valid).flatten()
     codes = torch.zeros(lay.n_rows, dtype=torch.int64)
-    codes[taken] = number_objects(_checks.take_rows(as_sequence(observation, "observation"), taken))
-    return codes
+    found = number_objects(_checks.take_rows(as_sequence(observation, "observation"), taken))
+    return codes.index_copy_(0, taken, found)
 
 
 def observation_texts(observation: Any, lay: Layout) -> list[str]:

@@ -175,23 +175,24 @@ def _by_row(value: Tensor, lay: PlacedLayout, taken: Tensor | None) -> Tensor:
         return torch.zeros(lay.n_rows, dtype=torch.float32, device=value.device)
     at = lay.source.clamp(min=0)
     limit = torch.finfo(torch.float32).max
-    missing = lay.source < 0 if taken is None else (lay.source < 0) | ~taken[at]
-    return value.clamp(-limit, limit).to(torch.float32)[at].masked_fill(missing, 0.0)
+    missing = lay.source < 0 if taken is None else (lay.source < 0) | ~taken.index_select(0, at)
+    return value.clamp(-limit, limit).to(torch.float32).index_select(0, at).masked_fill(missing, 0.0)
 
 
 def _returns(backend: Backend, x: Inputs, lay: PlacedLayout) -> tuple[Tensor, Tensor]:
     """Return-to-go of each record [M] and return of each trajectory [T], float32, rounded once."""
-    rewards = None if x.rewards is None else x.rewards[lay.order]
+    rewards = None if x.rewards is None else x.rewards.index_select(0, lay.order)
     sizes = {"n_trajectories": lay.n_trajectories}
     if x.returns is not None:
-        step_return = x.returns[lay.order].to(torch.float32)
+        step_return = x.returns.index_select(0, lay.order).to(torch.float32)
     else:
         assert rewards is not None
         step_return = backend.returns.discounted_returns(
             rewards, lay.step, lay.trajectory_offsets, float(x.config.gamma), **sizes
         )
     if x.episode_return is not None:
-        return step_return, x.episode_return[lay.order[lay.trajectory_offsets[:-1]]].to(torch.float32)
+        first = lay.order.index_select(0, lay.trajectory_offsets[:-1])
+        return step_return, x.episode_return.index_select(0, first).to(torch.float32)
     assert rewards is not None
     return step_return, backend.returns.trajectory_returns(rewards, lay.step, lay.trajectory_offsets, **sizes)
 
@@ -203,18 +204,20 @@ def _look(
     lay, every = layout.on(x.device), everyone.on(x.device)
     bad = episode_differs = copy_differs = state = None
     if x.episode_return is not None:
-        value = x.episode_return[lay.order]
+        value = x.episode_return.index_select(0, lay.order)
         episode_differs = unlike_first(value, value[lay.trajectory_offsets[:-1]][lay.trajectory_of_record])
         bad = episode_differs | ~value.isfinite()
     if x.rewards is not None and "rewards" in needs_of(x.config):
-        unfit = out_of_range(x.rewards[lay.order])
+        unfit = out_of_range(x.rewards.index_select(0, lay.order))
         bad = unfit if bad is None else bad | unfit
     if every.first is not None and x.rewards is not None:
-        reward = x.rewards[every.order]
+        reward = x.rewards.index_select(0, every.order)
         copy_differs = unlike_first(reward, reward[every.first])
         # Any copy spoils the record that its row gets its results from.
         hits = torch.zeros(lay.n_records, dtype=torch.int32, device=x.device)
-        hits.index_add_(0, lay.source[every.order], (copy_differs | out_of_range(reward)).to(torch.int32))
+        hits.index_add_(
+            0, lay.source.index_select(0, every.order), (copy_differs | out_of_range(reward)).to(torch.int32)
+        )
         bad = hits > 0 if bad is None else bad | (hits > 0)
     spoilt = backend.returns.spoilt_trajectories(
         step_return, trajectory_return, bad, lay.trajectory_offsets, n_trajectories=lay.n_trajectories

@@ -101,7 +101,7 @@ class Unread:
         )  # fmt: skip
         self._raise(cluster, flags)
         state: Tensor | None = flags[0]
-        keep = cluster[lay.order] >= 0  # records that are set aside are in no cluster
+        keep = cluster.index_select(0, lay.order) >= 0  # records that are set aside are in no cluster
         part = lay if bool(keep.all()) else lay.restrict(keep)
         at = part.order
         return Records(
@@ -133,7 +133,9 @@ class Unread:
     def _raise(self, cluster: Tensor, flags: list[Tensor | None]) -> None:
         if not self.checked:
             lay = self.layout
-            self._raise_found(cluster[lay.order[lay.trajectory_offsets[:-1]]] < 0, flags)
+            self._raise_found(
+                cluster.index_select(0, lay.order.index_select(0, lay.trajectory_offsets[:-1])) < 0, flags
+            )
 
     def _raise_found(self, spoilt: Tensor, flags: list[Tensor | None]) -> None:
         """Raises for flags on the CPU, in one order on every device."""

@@ -73,20 +73,20 @@ def discounted_returns(
         return found
     rows = torch.zeros(lay.n_rows, dtype=torch.bool, device=device)
     on = lay.on(device)
-    rows[on.order] = spoilt[on.trajectory_of_record]
+    rows.index_copy_(0, on.order, spoilt.index_select(0, on.trajectory_of_record))
     return found.masked_fill(rows, 0.0)
 
 
 def _check_rewards(lay: Layout, by_row: Tensor) -> None:
     """ValueError for rewards [N] float64 on the CPU that are not finite, or not one per step."""
     check_copies(lay, by_row)
-    _checks.check_finite(by_row[lay.order], "rewards", lay.order)
+    _checks.check_finite(by_row.index_select(0, lay.order), "rewards", lay.order)
 
 
 def _returns(backend: Backend, by_row: Tensor, lay: Layout, gamma: float) -> tuple[Tensor, Tensor]:
     """Returns [N] float32 of rewards [N] float64, and which trajectories [T] bool are spoilt; on the CPU nobody asks."""
     on = lay.on(by_row.device)
-    reward, trajectories = by_row[on.order], {"n_trajectories": on.n_trajectories}
+    reward, trajectories = by_row.index_select(0, on.order), {"n_trajectories": on.n_trajectories}
     found = backend.returns.discounted_returns(reward, on.step, on.trajectory_offsets, gamma, **trajectories)
     spoilt = torch.zeros(on.n_trajectories, dtype=torch.bool, device=reward.device)
     if backend.deferred:
@@ -96,5 +96,5 @@ def _returns(backend: Backend, by_row: Tensor, lay: Layout, gamma: float) -> tup
         own = torch.zeros(on.n_trajectories, dtype=torch.float32, device=reward.device)
         spoilt = backend.returns.spoilt_trajectories(found, own, bad, on.trajectory_offsets, **trajectories)
     rows = torch.zeros(lay.n_rows, dtype=torch.float32, device=reward.device)
-    rows[on.order] = found
+    rows.index_copy_(0, on.order, found)
     return rows, spoilt

@@ -48,7 +48,7 @@ def check_copies(lay: Layout, reward: Tensor) -> None:
     """
     if lay.first is None:
         return
-    ordered = reward[lay.order]
+    ordered = reward.index_select(0, lay.order)
     differ = unlike_first(ordered, ordered[lay.first])
     if bool(differ.any()):
         raise_copies(lay, reward, differ)
@@ -86,7 +86,7 @@ def raise_spoilt(
     rewards, returns, episode_return   [N] float64, as given, of those that are read
     """
     inside = torch.zeros(lay.n_rows, dtype=torch.bool)
-    inside[lay.order] = True
+    inside.index_fill_(0, lay.order, True)
     used = {
         "rewards": rewards,
         "returns": returns,

@@ -31,11 +31,11 @@ def combine(
     at = source.clamp(min=0)
     missing = source < 0
     if taken is not None:
-        missing |= ~taken[at]
+        missing |= ~taken.index_select(0, at)
     absent = missing if bool(missing.any()) else None
 
     def rows(values: Tensor, nothing: float) -> Tensor:
-        out = values[at]
+        out = values.index_select(0, at)
         return out if absent is None else out.masked_fill_(absent, nothing)
 
     return (

@@ -301,3 +301,31 @@ def test_ctrl_c_ends_a_long_call(threads):
         signal.signal(signal.SIGALRM, before)
     assert len(called) >= 3
     assert bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments()).metrics() == WANT.metrics()
+
+
+def test_calls_of_usual_size_start_no_threads_of_torch():
+    """On a machine with other work each parallel region of torch's waits for a time slice: 3 ms became 140."""
+    code = """
+import os, numpy as np, torch
+import bipace_kernels as bk
+torch.set_num_threads(4)
+count = lambda: len(os.listdir("/proc/self/task"))
+n, rng = 6400, np.random.default_rng(0)
+group, trajectory, step = np.repeat(np.arange(16), 400), np.repeat(np.arange(128), 50), np.tile(np.arange(50), 128)
+given = {
+    "step": step, "observation": [f"o{i}" for i in rng.integers(0, 99, n)], "action_key": rng.integers(0, 9, n),
+    "fingerprint": rng.normal(size=(n, 4)).astype(np.float32), "valid": rng.random(n) < 0.9,
+}
+before = count()
+exact = bk.Config.bipace(partition="exact")
+for config in (bk.Config.grpo(), bk.Config.gigpo(on_invalid="singleton"), bk.Config.hgpo(), exact, bk.Config.bipace()):
+    bk.advantage(group, trajectory, rng.normal(size=n), config=config, num_threads=1, **given)
+after = count()
+torch.arange(n)[torch.randperm(n)]
+print(after - before, count() - after)
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    ours, torchs = map(int, done.stdout.split())
+    assert torchs > 0, "the test needs a torch that works in threads"
+    assert ours == 0

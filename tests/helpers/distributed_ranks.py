@@ -223,7 +223,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "width": ({"fingerprint": torch.ones(3, 5)}, f"ValueError: fingerprint {SAME} [N, 6] torch.float32 on rank 0"),
     "dtype": ({"fingerprint": torch.ones(3, 6).half()}, f"ValueError: fingerprint {SAME} [N, 6] torch.float32 on rank 0"),
     "dtype of no rows": (
-        {**dict.fromkeys(("group", "trajectory", "step", "rewards", "action_key", "observation"), []),
+        {**{name: [] for name in ("group", "trajectory", "step", "rewards", "action_key", "observation")},
          "fingerprint": torch.ones(0, 6).half()},
         f"ValueError: the dtype of fingerprint {SAME} torch.float32 on rank 0 and torch.float16 on rank 2",
     ),
