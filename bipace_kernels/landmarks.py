@@ -1,4 +1,4 @@
-"""Which records carry the kernel's value between prompt groups: a choice by content, the same in any order of rows."""
+"""Choice of the records that carry the kernel's value between prompt groups: by content, the same in any row order."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import torch
 Tensor = torch.Tensor
 
 LANDMARKS = 128
-_ROWS = {"cpu": 32}  # that are looked at together: a CPU keeps them in its cache
+_ROWS = {"cpu": 32}  # processed together, to fit a CPU's cache
 _LAST = torch.iinfo(torch.int64).max
 
 
 def choose_landmarks(fingerprint: Tensor, order: Tensor, time: Tensor, inside: Tensor | None) -> Tensor:
-    """[min(M, 128)] int64 records: distinct pairs (fingerprint, time) with the smallest keys; −1 where there are fewer.
+    """[min(M, 128)] int64 records: distinct pairs (fingerprint, time) with the smallest keys; −1 if there are fewer.
 
     fingerprint  [N, D] float32 | bfloat16 | float16
     order        [M] int64   row of each record
     time         [M] int64
     inside       [M] bool or None   records that may be chosen
 
-    A key is a sum in integers: so the choice depends on what the rows hold and not on where they stand, and is as good as
-    random.  Of two rows whose keys collide by chance one is never chosen.  Nothing waits for a GPU.
+    A key is a sum of integers, so the choice depends on the rows' content and not on their order, and is as good as
+    random.  Of two rows whose keys collide only one can be chosen.  Nothing synchronizes with a GPU.
     """
     key = state_keys(fingerprint, order) * 0x2545F4914F6CDD1D + time * 0x5851F42D4C957F2D
     if inside is not None:
@@ -41,7 +41,7 @@ def state_keys(fingerprint: Tensor, order: Tensor) -> Tensor:
     for first in range(0, order.shape[0], together):
         rows = fingerprint[order[first : first + together]].contiguous().add_(0.0)
         bits = rows.view(torch.int32) if rows.dtype == torch.float32 else rows.view(torch.int16).to(torch.int32)
-        # In one pass where torch has it: a product with a vector of integers is for CPUs.
+        # In one pass where torch supports it: the product with a vector of integers only exists on CPUs.
         found = bits @ weight if device.type == "cpu" else bits.mul_(weight).sum(dim=1, dtype=torch.int32)
         key[first : first + together] = found
     return key

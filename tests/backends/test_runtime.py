@@ -77,7 +77,7 @@ def test_cuda_needs_triton_for_the_other_stages(monkeypatch):
     monkeypatch.setattr(_cuda_loader, "reason", lambda: "")
     monkeypatch.setattr(_triton_loader, "reason", lambda: "Triton is not installed: no module")
     status = bk.backends()["cuda"]
-    assert not status.available and "Triton runs the stages beside clusters, values, action_keys" in status.reason
+    assert not status.available and "Triton runs all stages except clusters, values, action_keys" in status.reason
 
 
 CUDA = torch.device("cuda", 0)

@@ -193,7 +193,7 @@ def test_errors_of_the_package_name_file_line_and_option(tmp_path: Path) -> None
         assert "set --on-invalid singleton to set" in message and "Config(" not in message
     assert run("advantage", path, "--out", out, "--on-invalid", "singleton").exit_code == 0
     huge = write(tmp_path / "b.jsonl", [rows[0], record(0, 1, "a", "x", 1e300)])
-    assert f'{huge}, line 2, field "reward": wanted a finite number within ±1e37' in fail(
+    assert f'{huge}, line 2, field "reward": expected a finite number within ±1e37' in fail(
         "advantage", huge, "--out", out
     )
 
@@ -214,7 +214,7 @@ def test_huge_hidden_states_from_a_column(tmp_path: Path) -> None:
     rows = [{**row, "hidden": [1.0, 1.0 if i else 10**400]} for i, row in enumerate(GOLDEN)]
     path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
     args = ["advantage", path, "--out", out, "--fingerprint-column", "hidden"]
-    assert f'{path}, line 1, field "hidden": wanted a list of numbers that fit float32' in fail(*args)
+    assert f'{path}, line 1, field "hidden": expected a list of numbers that fit float32' in fail(*args)
     assert run(*args, "--on-invalid", "singleton").exit_code == 0
 
 
@@ -360,7 +360,7 @@ def test_bad_hidden_states(golden: Path, tmp_path: Path) -> None:
 def test_nonfinite_rewards_set_aside(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [*GOLDEN[:-1], {**GOLDEN[-1], "reward": float("nan")}])
     out = tmp_path / "out.parquet"
-    assert 'line 6, field "reward": wanted a finite number, got NaN' in fail("advantage", path, "--out", out)
+    assert 'line 6, field "reward": expected a finite number, got NaN' in fail("advantage", path, "--out", out)
     assert run("advantage", path, "--out", out, "--on-invalid", "singleton").exit_code == 0
     assert table(out)["advantage"][4:] == [0, 0]
 

@@ -91,7 +91,7 @@ def test_everything_it_writes(folder: Path, prompts: Path, tmp_path: Path) -> No
     assert "went on" not in shown.output
     first = {path.name: path.read_bytes() for path in out.glob("calibration.*")}
     again = run(*args)
-    assert "went on from an earlier run: the states of 30 of 30 prompts were there" in again.output
+    assert "resumed an earlier run with the states of 30 of 30 prompts" in again.output
     assert first == {path.name: path.read_bytes() for path in out.glob("calibration.*")}
     # Nothing qualifies: the tables come all the same, and no choice of an earlier run stays behind.
     message = fail(*args[:-1], 31)
@@ -125,7 +125,7 @@ def test_bad_input(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pyt
     assert "must have at least folds = 99 distinct prompts" in wrong(folder, prompts, "--folds", "99")
     assert "--dtype must be auto" in wrong(folder, prompts, "--dtype", "int8")
     bad = write(tmp_path / "bad.jsonl", [{"prompt": "a", "task_type": "x"}, {"prompt": 3, "task_type": "x"}])
-    assert 'bad.jsonl, line 2, field "prompt": wanted a text' in wrong(folder, bad)
+    assert 'bad.jsonl, line 2, field "prompt": expected a text' in wrong(folder, bad)
     assert "holds no prompts" in wrong(folder, write(tmp_path / "empty.jsonl", []))
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "bipace calibrate needs the package transformers" in wrong(folder, prompts)

@@ -228,8 +228,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "value": ({"rewards": [0.0, 0.0, float("nan")]}, "ValueError: rewards must be finite (and within ±1e37), got nan at row 8;"),
     "state": ({"fingerprint": torch.zeros(3, 6)}, "ValueError: fingerprint must have finite, non-zero rows, but row 6, 7, 8"),
     "twice": ({"step": [0, 1, 1]}, "ValueError: step must be unique inside a trajectory, but rows 7 and 8 share"),
-    "two groups": ({"group": [7, 7, 8]}, "ValueError: trajectory must lie in one group, but rows 6 and 8 hold"),
-    "pickle": ({"observation": [lambda: 0] * 3}, "TypeError: rank 2: observation must hold values that pickle"),
+    "two groups": ({"group": [7, 7, 8]}, "ValueError: trajectory must belong to one group, but rows 6 and 8 hold"),
+    "pickle": ({"observation": [lambda: 0] * 3}, "TypeError: rank 2: observation must hold values that can be pickled"),
     "text": ({"observation": [1, 2, 3]}, "TypeError: rank 2: observation must hold str for partition='similar'"),
 }  # fmt: skip
 CONFIGURED = {"pickle": bk.Config.gigpo(), "text": bk.Config.gigpo(partition="similar")}

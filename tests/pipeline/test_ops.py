@@ -300,7 +300,7 @@ def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
         flat = right.flatten()
         wrong = [flat.clone() for _ in range(3)]
         if isinstance(a.values, _ops.Offsets):
-            words = f"{argument} must rise from 0 to {a.values.letter} = "
+            words = f"{argument} must increase from 0 to {a.values.letter} = "
             wrong[0][0], wrong[1][-1], wrong[2][1] = -1, flat[-1] + 1, flat[-1] + 5
         else:
             words = f"{argument} must hold numbers from {a.values.lowest} to below {a.values.letter} = "
@@ -352,5 +352,5 @@ def test_handles_go_with_their_objects():
     gone = _handles.handle_of(lay)
     del lay, thing, other
     gc.collect()
-    with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep the Layout"):
+    with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep references to the Layout"):
         _handles.find(gone)
