@@ -9,10 +9,10 @@
 namespace bipace {
 namespace {
 
-constexpr int64_t kBundleDepth = 224;  // elements: two bundles stay in a cache of 32 KB
-constexpr int64_t kBlock = 6;          // bundles a side: those of two sides stay in a cache of 512 KB
+constexpr int64_t kBundleDepth = 224;  // elements per float32 sum; two bundles of it take 28 KB
+constexpr int64_t kBlock = 6;          // bundles per side: both sides fit a cache of 512 KB
 
-// By the tile that makes the Gram matrices of the clusters.
+// By the tile of the clusters' Gram matrices.
 double square_of(const Rows& rows, const DotKernels& dot, ScaledRow row) {
   float buffer[kPanel];
   const int64_t panel = panel_length(rows.dim);
