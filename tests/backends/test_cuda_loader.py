@@ -1,4 +1,4 @@
-"""Whether CUDA kernels run here: every cause is told in one sentence, and the kernels' architectures are compared."""
+"""Whether CUDA kernels run here: every reason is one sentence, and the kernels' architectures are compared."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_everything_it_writes(folder: Path, prompts: Path, tmp_path: Path) -> No
     again = run(*args)
     assert "resumed an earlier run with the states of 30 of 30 prompts" in again.output
     assert first == {path.name: path.read_bytes() for path in out.glob("calibration.*")}
-    # Nothing qualifies: the tables come all the same, and no choice of an earlier run stays behind.
+    # Nothing qualifies: the tables are still written, and no choice of an earlier run remains.
     message = fail(*args[:-1], 31)
     assert "nothing was chosen: no layer and pooling has an ε with at least 31 clusters" in message
     assert not (out / "calibration.yaml").exists() and "Nothing chosen" in (out / "calibration.md").read_text()
@@ -114,7 +114,7 @@ def test_bad_input(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pyt
         assert not out.exists()
         return text
 
-    assert "it holds no config.json" in wrong(tmp_path, prompts)
+    assert "it has no config.json" in wrong(tmp_path, prompts)
     assert "no_such.jsonl is not a file" in wrong(folder, tmp_path / "no_such.jsonl")
     assert 'line 1: the field "kind" is missing; name its column with --label' in wrong(
         folder, prompts, "--label", "kind"

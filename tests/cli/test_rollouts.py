@@ -423,7 +423,7 @@ def test_any_value_of_a_field(tmp_path_factory: pytest.TempPathFactory, name: st
 @settings(max_examples=150, deadline=None)
 @given(cut=st.integers(0, 10_000), junk=st.binary(max_size=3), zipped=st.booleans())
 def test_any_cut(tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes, zipped: bool) -> None:
-    """A good file cut anywhere, with junk behind the cut."""
+    """A good file cut anywhere, with junk after the cut."""
     data = b"".join(json.dumps(record(step=i)).encode() + b"\n" for i in range(20))
     data = gzip.compress(data, mtime=0) if zipped else data
     path = tmp_path_factory.mktemp("any") / "a.jsonl.gz"

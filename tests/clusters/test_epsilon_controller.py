@@ -180,7 +180,7 @@ def test_no_update_goes_further_than_a_step(seed, start, max_step, points, objec
         before = after
 
 
-# ---- batches that tell nothing ---------------------------------------------------------------------------------------
+# ---- uninformative batches -------------------------------------------------------------------------------------------
 
 
 def test_batches_without_a_row_that_counts_leave_it_as_it_is(backend):

@@ -83,7 +83,7 @@ def test_500_batches_give_the_bits_of_one_process(tmp_path):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_labels_of_all_ranks_serve_a_single_controller(found, size):
-    """distributed.cluster() is cluster() of the whole; under partition exact its labels stand for the fingerprints."""
+    """distributed.cluster() is cluster() of the whole; under partition exact its labels replace the fingerprints."""
     for wrong in of(found, f"cluster:{size}:0:4"):
         assert wrong == []
 

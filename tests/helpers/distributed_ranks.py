@@ -244,7 +244,7 @@ def told(call: Callable[[], Any]) -> str:
 
 
 def case_errors(group: Any) -> dict[str, str]:
-    """What each rank is told when the last one does something wrong; the group works afterwards."""
+    """The error on each rank when the last one does something wrong; the group works afterwards."""
     rank, said = dist.get_rank(group), {}
     for name, (change, _) in WRONG.items():
         given = {**small(rank), "config": CONFIGURED.get(name)}
@@ -256,7 +256,7 @@ def case_errors(group: Any) -> dict[str, str]:
 
 
 def case_owner(group: Any) -> str:
-    """A failure in the middle of one owner's work is told to all."""
+    """A failure in the middle of one owner's work is raised on all ranks."""
     work = distributed._cluster
 
     def fail(*_: Any) -> Any:
@@ -308,7 +308,7 @@ def case_bytes(group: Any) -> list[list[int]]:
 
 
 def case_silent(group: Any) -> Any:
-    """The last rank does not call: the others are told within the group's timeout."""
+    """The last rank does not call: the others raise within the group's timeout."""
     late = dist.new_group(list(range(WORLD)), timeout=datetime.timedelta(seconds=2))
     if dist.get_rank() == WORLD - 1:
         time.sleep(6)
@@ -317,7 +317,7 @@ def case_silent(group: Any) -> Any:
 
 
 def case_dies(group: Any) -> Any:
-    """The last rank ends in the middle of a call: the others are told at once."""
+    """The last rank exits in the middle of a call: the others raise at once."""
     if dist.get_rank() == WORLD - 1:
         distributed._check_own = lambda *_: os._exit(7)
     return told(lambda: distributed.advantage(**small(dist.get_rank()), process_group=group))

@@ -1,4 +1,4 @@
-"""calibrate(): states as extract() gives them, the paper's rule, and a folder that goes on where it was left."""
+"""calibrate(): states as extract() gives them, the paper's rule, and a folder that is resumed."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_written_forms(found):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"labels": ["a"] * 38}, "labels must hold at least two values .* got 1"),
+        ({"labels": ["a"] * 38}, "labels must hold at least two distinct values.* got 1"),
         ({"labels": ["a"] * 36 + ["b"] * 2}, "'b' has 2; give more prompts, or fewer folds"),
         ({"labels": ["a", "b"]}, "labels must have one entry per prompt, N = 38, got 2"),
         ({"labels": ["a", None] * 19}, r"labels\[1\] must be a value, got None"),

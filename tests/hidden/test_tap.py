@@ -276,7 +276,7 @@ class Allocated(TorchDispatchMode):
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_larger_than_the_rows_is_ever_made(dtype, normalize):
-    """The rows and all forwards' rows in one; for unit length those in float64 and their rounding besides."""
+    """The rows and all forwards' rows in one; for unit length also those in float64 and their rounding."""
     model = tm.make(dtype=dtype, hidden_size=512, num_hidden_layers=2)
     ids, mask = tm.prompts(8, 12)
     made = []
@@ -414,9 +414,9 @@ def test_wrong_arguments(arguments, error, text):
     ("positions", "text"),
     [
         ([17] * 5, "one of row 0 is outside its 17 columns"),
-        ([16, 16, 16, 16, -1], "one of row 4 lies outside"),
-        (17, "one of row 0 lies outside"),
-        (-18, "one of row 0 lies outside"),
+        ([16, 16, 16, 16, -1], "one of row 4 is outside"),
+        (17, "one of row 0 is outside"),
+        (-18, "one of row 0 is outside"),
         ([16, 0, 16, 16, 16], "one of row 1 is outside its 17 columns or on padding"),
         ([16] * 4, "positions are for 4 rows, but the forwards inside the tap have 5 or more"),
         ([16] * 6, "positions are for 6 rows, but the forwards inside the tap had 5"),

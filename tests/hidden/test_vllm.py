@@ -60,7 +60,7 @@ def test_the_arguments_are_those_of_vllms_page(tmp_path):
         ({"layers": "block 3"}, "layers must be a list of layers"),
         ({"model": 0}, "model must be an int of at least 1, got 0"),
         ({"model": "Qwen/Qwen2.5-7B"}, "model must be the number of blocks or a local folder.*num_hidden_layers"),
-        ({"model": None}, "model, where it is no number of blocks, must be a path, got NoneType"),
+        ({"model": None}, "model, unless it is a number of blocks, must be a path, got NoneType"),
         ({"folder": 3}, "folder must be a path, got int"),
         ({"timeout_s": -1}, "timeout_s must be a number of seconds of at least 0, got -1"),
     ],
@@ -108,7 +108,7 @@ def test_rows_are_those_of_an_early_exit(tmp_path, model_folder, include):
 
 
 def test_files_of_all_samples_go(tmp_path, model_folder):
-    """vLLM tells the path of one sample of a request alone; each of them has written a file."""
+    """vLLM only reports the path of one sample of a request, but each of them has written a file."""
     found = Extraction(model_folder, tmp_path, keep=False)
     llm = engine.LLM(str(model_folder), **found.engine_arguments())
     outputs = llm.generate([{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": [5, 6, 9]}], engine.SamplingParams(n=3))
