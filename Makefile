@@ -1,14 +1,14 @@
 # make demo   sets everything up and shows the package on recorded rollouts
-# make test   sets everything up and runs the tests; make test-quick those that take least
+# make test   sets everything up and runs the tests; make test-quick only the quickest
 # make docs   builds the documentation into out/site and checks every link of it
 # make check  lint, sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
-# make test-integrations   the adapters with the real trainers, in an environment of their own
-# make textcraft   trains a small model by every method on TextCraft (hours of two cores; goes on where it was stopped)
+# make test-integrations   tests the adapters with the real trainers, in a separate environment
+# make textcraft   trains a small model by every method on TextCraft (hours on two cores; resumes after interruptions)
 # make alfworld GAMES=FOLDER   the same on ALFWorld's own games
 # make gpu    checks and measures on this machine's GPU
 
-# torch from one place: this is a release with a CPU build on PyPI's default index for the tested platform.  Any torch
-# from 2.6 on works; `make demo TORCH=torch` takes the newest (with CUDA, several GB).
+# The tested torch: a release with a CPU build on PyPI's default index for the tested platform.  Any torch from 2.6 on
+# works; `make demo TORCH=torch` takes the newest (with CUDA, several GB).
 TORCH ?= torch==2.13.0
 BASE_PYTHON ?= python3
 VENV ?= .venv
@@ -19,7 +19,7 @@ PYTHON ?= $(VENV)/bin/python
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
 
-# Parts side by side, one summary at the end (tests/run.py).  ARGS go to pytest: `make test ARGS="-k sweep"`.
+# Runs parts in parallel, with one summary at the end (tests/run.py).  ARGS go to pytest: `make test ARGS="-k sweep"`.
 ARGS ?=
 test: $(VENV)/.tested
 	$(PYTHON) tests/run.py test $(ARGS)
@@ -27,15 +27,15 @@ test: $(VENV)/.tested
 test-quick: $(VENV)/.tested
 	$(PYTHON) tests/run.py quick $(ARGS)
 
-# Trainers pin what else may be installed, so they have an environment of their own.  `MARK=slow`: the long ones (Ray,
-# TransferQueue, ZeRO-3 where DeepSpeed is installed), which `make check` leaves out.  What hangs is stopped.
+# Trainers pin other packages, so they have a separate environment.  `MARK=slow`: the long tests (Ray, TransferQueue,
+# ZeRO-3 if DeepSpeed is installed), which `make check` leaves out.  A test run that hangs is stopped.
 TRAINERS ?= .venv-integrations
 MARK ?= not slow
 test-integrations: $(TRAINERS)/.installed
 	timeout 1200 $(TRAINERS)/bin/python -m pytest tests/integrations -m "$(MARK)" -n 2 --dist loadfile -q
 
-# The runs that are committed and those that are missing.  ARGS="--processes 1" takes one core; with --model FOLDER and
-# --device cuda another model, whose runs need a folder of their own (--out).
+# Runs what is missing of the committed runs.  ARGS="--processes 1" takes one core; --model FOLDER and --device cuda
+# train another model, whose runs need a separate folder (--out).
 textcraft: $(TRAINERS)/.installed
 	$(TRAINERS)/bin/python examples/textcraft/train.py all $(ARGS)
 
@@ -45,7 +45,7 @@ PREPARED = out/alfworld/games
 alfworld: $(TRAINERS)/.installed $(PREPARED)/index.json
 	$(TRAINERS)/bin/python examples/alfworld/train_alfworld.py all --prepared $(PREPARED) $(ARGS)
 
-# TextWorld has an environment of its own: it pins packages that the trainers want newer.
+# TextWorld has a separate environment: it pins older packages than the trainers need.
 $(PREPARED)/index.json:
 	@test -n "$(GAMES)" || { echo "make alfworld GAMES=FOLDER: a folder of ALFWorld games (examples/alfworld/README.md)"; exit 1; }
 	$(BASE_PYTHON) -m venv out/alfworld/textworld
@@ -59,15 +59,15 @@ $(TRAINERS)/.installed: tests/integrations/requirements.txt pyproject.toml setup
 	$(TRAINERS)/bin/python -m pip install -q -e ".[cli]"
 	@touch $@
 
-# The oldest Triton that is supported, in a folder that goes before the newest one; with a NumPy of its day, for its
-# interpreter takes one-element arrays for numbers, which NumPy 2.4 refuses.
+# The oldest supported Triton, in a folder that precedes the newest one; with an older NumPy, since its interpreter
+# uses one-element arrays as numbers, which NumPy 2.4 refuses.
 OLDEST_TRITON = 3.6.0
 OLDEST = $(abspath $(VENV))/triton-$(OLDEST_TRITON)
 
 check: environments
 	$(PYTHON) tests/run.py check $(ARGS)
 
-# What the parts of `make check`, and of .ci/run, stand in before they run side by side.
+# The environments that `make check` and .ci/run need before they run their parts in parallel.
 environments: $(VENV)/.linted $(VENV)/.checked $(OLDEST)/.installed
 
 all-environments: environments $(VENV)/.documented $(TRAINERS)/.installed
@@ -101,8 +101,7 @@ resources: $(VENV)/.tested
 cuda-resources: $(VENV)/.tested
 	$(PYTHON) -m bench cuda_resources --out out/resources
 
-# Whole calls go through the same kernels once more, whatever the Triton; the kernels' own tests say what the oldest one
-# makes of them.
+# Only the kernels' own tests: whole calls use the same kernels with any Triton.
 KERNELS_ALONE = $(addprefix --ignore=tests/,pipeline/test_device_pipeline.py clusters/test_device_epsilon.py \
   action_keys/test_device_action_clusters.py)
 oldest-triton: $(OLDEST)/.installed
@@ -130,7 +129,7 @@ bench: $(VENV)/.tested
 wheel: $(VENV)/.installed
 	$(PYTHON) -m pip wheel --no-deps -w dist .
 
-# The compiled module beside the sources, for work with PYTHONPATH=.
+# The compiled module next to the sources, for work with PYTHONPATH=.
 build:
 	$(PYTHON) setup.py -q build_ext --inplace
 
@@ -143,8 +142,8 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt cm
 	$(VENV)/bin/python -m pip install -q -e ".[cli]"
 	@touch $@
 
-# What an extra of pyproject.toml asks for.  `pip install -e .[test]` would compile everything once more; by its name the
-# package counts as installed, and only what the extra adds is fetched.
+# The packages of an extra of pyproject.toml.  `pip install -e .[test]` would compile everything again; by its name the
+# package counts as installed, and only the extra's packages are installed.
 extra = $(VENV)/bin/python -m pip install -q "bipace-kernels[$(1)]"
 
 $(VENV)/.tested: $(VENV)/.installed

@@ -34,7 +34,7 @@ class CMakeBuild(build_ext):
             self.configure(build)
         decision = (build / "bipace_cuda.txt").read_text().splitlines()
         if name == "_cuda":
-            # On stderr, that pip shows it with -v and `setup.py -q` does not swallow it.
+            # On stderr, so that pip shows it with -v and `setup.py -q` does not hide it.
             print(f"bipace_kernels: {decision[1]}", file=sys.stderr, flush=True)
             self.has_cuda = decision[0] == "ON"
             if not self.has_cuda:
@@ -59,8 +59,8 @@ class CMakeBuild(build_ext):
                 "dnf install gcc-c++), or name yours in CXX, and try again."
             )
         build.mkdir(parents=True, exist_ok=True)
-        # What an earlier build remembers may be gone: the ninja of pip's build environment, another Python's headers.
-        # Objects stay, and only what has changed is compiled.
+        # The cache of an earlier build may refer to files that are gone: the ninja of pip's build environment, another
+        # Python's headers.  Objects are kept, and only what has changed is compiled.
         (build / "CMakeCache.txt").unlink(missing_ok=True)
         archs = os.environ.get("BIPACE_CUDA_ARCHS", "").replace(",", " ").replace(";", " ").split()
         configure = [
@@ -75,7 +75,7 @@ class CMakeBuild(build_ext):
         subprocess.run(configure, check=True)
 
     def copy_extensions_to_source(self) -> None:
-        """Beside the sources, where kernels of an earlier build may lie that this one was to leave out."""
+        """Next to the sources; removes kernels of an earlier build if this build has none."""
         super().copy_extensions_to_source()
         if not self.has_cuda:
             for stale in (ROOT / "bipace_kernels").glob("_cuda*.so"):
@@ -86,7 +86,7 @@ CHECKOUT = ("gpu", "chain", "truth", "readme_chart")  # modules of bench/
 
 
 class LeaveOut(build_py):
-    """Leaves out of a wheel the benchmarks that need a checkout: those of a GPU, and what reads the repository."""
+    """Leaves benchmarks that need a checkout out of a wheel: those of a GPU, and those that read the repository."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         modules = super().find_package_modules(package, package_dir)
@@ -94,8 +94,8 @@ class LeaveOut(build_py):
 
 
 setup(
-    # `integrations/` stands at the top of the repository and installs as bipace_kernels.integrations; packages are
-    # listed by hand so that no other top-level folder can slip into a user's site-packages.
+    # `integrations/` is at the top of the repository and installs as bipace_kernels.integrations; packages are
+    # listed explicitly so that no other top-level folder ends up in a user's site-packages.
     packages=[
         "bipace_kernels",
         "bipace_kernels.cli",
@@ -110,7 +110,7 @@ setup(
             for path in sorted(ROOT.glob("integrations/*/**/__init__.py"))
         ),
         "bipace_kernels.bench",
-        # Sources of the CUDA kernels, which CuPy compiles where the build left them out.
+        # Sources of the CUDA kernels, for CuPy to compile if the build did not.
         "bipace_kernels.csrc.common",
         "bipace_kernels.csrc.cuda",
     ],
@@ -120,7 +120,7 @@ setup(
         "bipace_kernels.bench": "bench",
         "bipace_kernels.csrc": "csrc",
     },
-    # package_data alone says what goes along; MANIFEST.in is for the sdist.
+    # Only package_data says what is included; MANIFEST.in is for the sdist.
     include_package_data=False,
     package_data={
         "bipace_kernels": ["py.typed", "*.pyi"],

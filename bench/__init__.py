@@ -1,1 +1,1 @@
-"""How fast the estimator is, against what people would write without it, on this machine (`python -m bench`)."""
+"""Benchmarks of the estimator on this machine, compared with code that people would write without it (`python -m bench`)."""

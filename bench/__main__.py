@@ -1,6 +1,6 @@
 """`python -m bench [STAGE ...] [--quick] [--threads N] [--out DIR]`, also `bipace bench`.
 
-Programs of their own beside the stages: see PROGRAMS.
+Separate programs in addition to the stages: see PROGRAMS.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PROGRAMS = {
     "bits": "digests of the CPU's results over random batches, to compare two builds",
     "drift": "an ε that follows the policy against a fixed one; a simulation, nothing is timed",
     "distributed": "one batch on several processes, against one process",
-    "hidden": "hidden states beside the forward that a trainer runs anyway",
+    "hidden": "the cost of hidden states in a forward that a trainer runs anyway",
     "truth": "advantages against true ones, on committed rollouts",
     "trainers": "what the adapters add to a training step; needs TRL and verl",
-    "trainer_steps": "whole steps of TRL with BiPACE, in turns with stock GRPO; needs TRL",
+    "trainer_steps": "whole steps of TRL with BiPACE, alternating with stock GRPO; needs TRL",
 }
 
 
@@ -102,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     programs = "; ".join(f"bench {name}: {what}" for name, what in PROGRAMS.items())
     parser = argparse.ArgumentParser(
         prog="bench",
-        description="Measures bipace_kernels against what people run today.",
-        epilog=f"Programs of their own, each with --help: {programs}.",
+        description="Benchmarks bipace_kernels against common alternatives.",
+        epilog=f"Separate programs, each with --help: {programs}.",
     )
     parser.add_argument("stages", nargs="*", default="all", choices=[*STAGES, "all"], metavar="STAGE",
                         help=f"any of {', '.join(STAGES)}, or all (the default)")  # fmt: skip

@@ -4,7 +4,7 @@
     PYTHONPATH=OTHER_CHECKOUT python bench/bits.py --batches 200     # the same of another build
 
 Digests depend on the instruction set (`bipace info` shows it), so compare two builds on one machine.  Only public names
-are used, so the file runs beside any version.
+are used, so the file runs with any version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What people run today, or would write in an afternoon, each at its best.
+"""Tuned versions of common or easily written alternatives.
 
-Buffers are allocated once, products go to BLAS, all threads of the run are theirs, and what a trainer would have at
-hand (sorted rows, group offsets) is given to them for free. None of it is used by the package; each result is compared
+Buffers are allocated once, products use BLAS and all threads of the run, and data that a trainer already has
+(sorted rows, group offsets) is not timed. The package uses none of this; each result is compared
 with the package's before anything is timed.
 """
 
@@ -69,7 +69,7 @@ def numpy_values(
 
 
 def numpy_clusters_pool(fingerprint: Floats, offsets: Sequence[int], epsilon: float, *, threads: int) -> Ints:
-    """The same loop, groups shared out over threads (BLAS, single-threaded here, runs without the interpreter lock)."""
+    """The same loop with groups distributed over threads (BLAS, single-threaded here, runs without the GIL)."""
     longest = max(b - a for a, b in pairwise(offsets))
     labels = np.empty(len(fingerprint), np.int64)
     buffers = threading.local()
@@ -161,7 +161,7 @@ def community_detection() -> Callable[..., Any]:
 
 
 def communities(fingerprint: torch.Tensor, offsets: Sequence[int], epsilon: float) -> torch.Tensor:
-    """community_detection group by group at threshold 1 − ε; it drops no one when communities of one are allowed."""
+    """community_detection group by group at threshold 1 − ε; it drops no record when communities of one are allowed."""
     detect = community_detection()
     labels = torch.empty(len(fingerprint), dtype=torch.int64)
     first = 0
@@ -349,7 +349,7 @@ def similar_loop(texts: Sequence[str], offsets: Sequence[int], threshold: float)
 
 
 def similar_loop_best(texts: Sequence[str], offsets: Sequence[int], threshold: float) -> Ints:
-    """difflib as its manual advises: one matcher per representative, kept indexed, and the two cheap bounds first."""
+    """difflib as its documentation recommends: one indexed matcher per representative, and the two cheap bounds first."""
     labels = np.empty(len(texts), np.int64)
     first = 0
     for start, end in pairwise(offsets):

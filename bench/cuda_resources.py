@@ -1,7 +1,7 @@
-"""What the CUDA kernels need of a GPU, by nvcc's own words (`python -m bench cuda_resources`); no GPU takes part.
+"""GPU resources of the CUDA kernels as reported by nvcc (`python -m bench cuda_resources`); needs no GPU.
 
-Each source of csrc/cuda/ is compiled for each architecture of a release, with the flags of the build, and `ptxas -v` tells
-registers, stack, spills and static shared memory of each kernel.  Dynamic shared memory is the launch's business.
+Each source of csrc/cuda/ is compiled for each architecture of a release, with the flags of the build, and `ptxas -v` reports
+registers, stack, spills and static shared memory of each kernel.  Dynamic shared memory is set by the launch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bipace_kernels.cuda._sources import SOURCES, flags
 from .resources import SHARED_LIMIT
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'\n(.*?)Used (\d+) registers([^\n]*)", re.DOTALL)
-# What makes ptxas wait for each product of a group of warps; it tells of it before the kernel.
+# A message of ptxas, before the kernel, that it serializes the products of a group of warps.
 _SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized .* in the function '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
@@ -49,18 +49,18 @@ class Kernel:
 
 
 def parse(source: str, said: str) -> list[Kernel]:
-    """The kernels that `ptxas -v` tells of.  ValueError where it tells of none: then its words have changed."""
+    """The kernels reported by `ptxas -v`.  ValueError if there are none, i.e. its output format has changed."""
     found, serialized = [], set(_SERIALIZED.findall(said))
     for name, arch, properties, registers, rest in _ENTRY.findall(said):
         sizes = _STACK.search(properties)
         if sizes is None:
-            raise ValueError(f"ptxas tells no stack of {name} in {source}: {properties!r}")
+            raise ValueError(f"ptxas reports no stack of {name} in {source}: {properties!r}")
         shared = re.search(r"(\d+) bytes smem", rest)
         stack, stores, loads = map(int, sizes.groups())
         static = int(shared[1]) if shared else 0
         found.append(Kernel(source, name, arch, int(registers), stack, stores, loads, static, name in serialized))
     if not found:
-        raise ValueError(f"ptxas tells of no kernel in {source}: {said[-500:]!r}")
+        raise ValueError(f"ptxas reports no kernel in {source}: {said[-500:]!r}")
     return found
 
 
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--arch", type=int, nargs="+", choices=sorted(SHARED_LIMIT), default=sorted(SHARED_LIMIT),
                         metavar="SM", help="default: those of a release")  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="compilers side by side (default 2)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="parallel compilers (default 2)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write cuda_resources.json and cuda_resources.md there")
     arguments = parser.parse_args(argv)
     said = subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout

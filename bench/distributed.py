@@ -1,4 +1,4 @@
-"""`python -m bench distributed [--ranks 2] [--out DIR]`: the advantages of one batch whose rows lie on several processes."""
+"""`python -m bench distributed [--ranks 2] [--out DIR]`: the advantages of one batch whose rows are on several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m bench hidden [--out DIR]`: what hidden states cost beside the forward that a trainer runs anyway.
+"""`python -m bench hidden [--out DIR]`: the cost of hidden states in a forward that a trainer runs anyway.
 
 ABOUT says what is compared.  On the CPU, with a decoder of random weights: its work does not depend on them.
 """

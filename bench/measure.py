@@ -1,9 +1,9 @@
-"""How time and memory are taken, and on what machine.
+"""Measurement of time and memory, and description of the machine.
 
 Time: all sides of a comparison run in one process and take turns, one call each per round, so that a slow minute of the
-machine hits all of them. Inputs are prepared anew before each call (fresh string objects), the caches are emptied by
+machine affects all of them. Inputs are prepared before each call (fresh string objects), the caches are emptied by
 writing a block larger than the last level, the collector is off during a call. Median and interquartile range, and the
-CPU time of all threads: with --threads 1 that figure hardly moves on a busy machine, where the clock on the wall does.
+CPU time of all threads: with --threads 1 that figure hardly changes on a busy machine, unlike wall-clock time.
 
 Memory: a fresh process makes the inputs, warms up on a tiny batch, gives freed memory back (malloc_trim), resets the
 kernel's high-water mark (/proc/self/clear_refs) and calls once. Figure: high-water mark minus resident size before.
@@ -120,7 +120,7 @@ def _timed(call: Callable[[Any], Any], inputs: Any) -> tuple[float, float]:
 
 @contextmanager
 def threads(count: int) -> Iterator[str]:
-    """Everybody gets `count` threads: torch (and with it the package), and NumPy's BLAS through threadpoolctl."""
+    """Sets `count` threads for torch (and with it the package), and for NumPy's BLAS through threadpoolctl."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""Memory beyond the inputs, each case in a process of its own (`python -m bench.memory CASE` is that process)."""
+"""Memory beyond the inputs, each case in a separate process (`python -m bench.memory CASE`)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-# Okabe and Ito's palette: told apart with every common colour blindness, and in grey by lightness.
+# Okabe and Ito's palette: distinguishable with common kinds of colour blindness, and in grey by lightness.
 _OURS, _THEIRS, _BOUND, _LINE = "#0072B2", "#E69F00", "#999999", "#000000"
 
 _COLUMNS = (

@@ -1,4 +1,4 @@
-"""What the Triton kernels need of a GPU, read off the compiled code; no GPU takes part (`python -m bench resources`).
+"""GPU resources of the Triton kernels, from the compiled code; needs no GPU (`python -m bench resources`).
 
 Every module of `bipace_kernels.triton_kernels` with kernels has `main_path()`: (kernel, signature, constexprs, options)
 of each configuration that a usual call launches, and the architectures where not all of them launch it. Each is compiled
@@ -51,7 +51,7 @@ class Launch:
 
     @property
     def variant(self) -> str:
-        """What tells this configuration from the others of the kernel."""
+        """What distinguishes this configuration from the kernel's others."""
         pointers = sorted({t for t in self.signature.values() if t.startswith("*")})
         return ", ".join([*(f"{k}={v}" for k, v in self.constexprs.items()), *pointers])
 

@@ -50,7 +50,7 @@ def measure(*, quick: bool) -> Ceilings:
 
 
 def best(one: Ceilings, other: Ceilings) -> Ceilings:
-    """The higher of each: a ceiling measured while somebody else used the machine is none."""
+    """The higher of each: a ceiling measured while the machine was busy is too low."""
     return replace(
         one,
         clone_gb_s=max(one.clone_gb_s, other.clone_gb_s),

@@ -102,7 +102,7 @@ class Context:
 
 
 class Entry(NamedTuple):
-    """A side with what must be printed beside its time."""
+    """A side with the text printed next to its time."""
 
     side: Side
     kind: str
@@ -272,7 +272,7 @@ class Hidden:
 
 
 class _Records(NamedTuple):
-    """One repetition's inputs of a GiGPO call: strings nobody has hashed yet."""
+    """One repetition's inputs of a GiGPO call: strings without cached hashes."""
 
     group: Any  # [N] object array of uuid strings, or integers
     trajectory: Any

@@ -93,7 +93,7 @@ def byte_tokenizer() -> Any:
 
 
 def _byte_level_alphabet() -> list[str]:
-    """The character that stands for each byte in byte-level BPE."""
+    """The character for each byte in byte-level BPE."""
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     spare = iter(range(256, 512))
     return [chr(b) if b in shown else chr(next(spare)) for b in range(256)]
@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, shows the table, writes trainers.json and trainers.md."""
     parser = argparse.ArgumentParser(prog="bench trainers", description="What the adapters add to a training step.")
     parser.add_argument("--rounds", type=int, default=25, metavar="N", help="calls of each side (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="the tiny batch alone: shows that it runs, not how fast")
+    parser.add_argument("--quick", action="store_true", help="only the tiny batch: shows that it runs, not how fast")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write trainers.json and trainers.md there")
     arguments = parser.parse_args(argv)
     versions = {name: importlib.import_module(name).__version__ for name in ("trl", "verl", "transformers")}

@@ -237,7 +237,7 @@ def checked(estimator: Estimator, batch: Any) -> Floats:
 
 
 def _measure(work: tuple[Path, list[str], str, Sequence[int], list[str]]) -> Found:
-    """In a process of its own, which makes its estimators anew: functions do not travel."""
+    """In a separate process, which creates its own estimators: functions cannot be sent."""
     import torch
 
     torch.set_num_threads(1)
@@ -262,7 +262,7 @@ def estimators_of(own: Sequence[str], only: str, which: Sequence[str]) -> list[E
 
 @dataclass
 class Summary:
-    """Means over sets, with the bootstrap's draws beside them so that ratios and differences are paired."""
+    """Means over sets, with the bootstrap's draws, so that ratios and differences are paired."""
 
     sets: list[Found]
     draws: dict[str, Any] = field(default_factory=dict)
@@ -442,12 +442,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="bench truth", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--estimator", action="append", default=[], metavar="MODULE:FUNCTION",
-                        help="your own: from a bench.truth_batches.Batch [N] advantages; may be given several times")  # fmt: skip
+                        help="your own: Batch (bench.truth_batches) to [N] advantages; may be repeated")  # fmt: skip
     parser.add_argument(
         "--role", default="hold", choices=("choose", "hold", "all"), help="which sets (default: %(default)s)"
     )
     parser.add_argument("--sets", default="", metavar="TEXT", help="only sets whose name contains this")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains this, beside BiPACE")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains this, and BiPACE")
     parser.add_argument(
         "--rollouts",
         type=int,
@@ -459,7 +459,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--settings", action="store_true", help="also other settings of the kernel")
     parser.add_argument(
-        "--sentence", action="store_true", help="also fingerprints of a sentence encoder; half a minute more a set"
+        "--sentence", action="store_true", help="also fingerprints of a sentence encoder; half a minute more per set"
     )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the sets are")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="(default: %(default)s)")

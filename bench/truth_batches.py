@@ -27,7 +27,7 @@ class Batch:
     """Rows of one batch, sorted by group, trajectory, step: all that an estimator may use, and what it is judged by.
 
     `action_key` [N] int64 are bk.action_keys of the commands; `hidden` {k: [N, D] float32} the policy's hidden states.
-    A function for `--estimator` takes a Batch and returns [N] advantages; it must leave `truth` and `exact` alone.
+    A function for `--estimator` takes a Batch and returns [N] advantages; it must not use `truth` and `exact`.
     """
 
     name: str
@@ -153,7 +153,7 @@ def _batch(found: TruthSet, name: str) -> Batch:
 
 
 def discounted(x: Floats, trajectory: Integers, step: Integers, decay: float) -> Floats:
-    """[N] Σ decay^Δt x behind each record of its trajectory, the record included."""
+    """[N] Σ decay^Δt x over the record and the later ones of its trajectory."""
     out = x.copy()
     for i in range(len(x) - 2, -1, -1):
         if trajectory[i + 1] == trajectory[i]:
@@ -162,7 +162,7 @@ def discounted(x: Floats, trajectory: Integers, step: Integers, decay: float) ->
 
 
 def deltas(reward: Floats, value: Floats, trajectory: Integers, step: Integers, gamma: float) -> Floats:
-    """[N] r + γ^Δt V(next record) − V, V = 0 behind a trajectory's last record."""
+    """[N] r + γ^Δt V(next record) − V, V = 0 after a trajectory's last record."""
     same = np.append(trajectory[1:] == trajectory[:-1], False)
     gap = np.append(step[1:] - step[:-1], 0)
     return reward + np.where(same, gamma ** np.where(same, gap, 0) * np.append(value[1:], 0.0), 0.0) - value

@@ -1,4 +1,4 @@
-"""The data that is timed: shapes of published training runs, every value seeded, strings made anew on request.
+"""The timed data: shapes of published training runs, every value seeded, fresh strings on request.
 
 Fingerprints imitate hidden states: one strong direction shared by all of them (cosine 0.70 between any two states), a
 direction of its own for each state, and noise that keeps two visits of a state at cosine 0.96. So the partition at
@@ -29,7 +29,7 @@ GAMMA = 0.95
 _SHARED = 0.70  # squared length of the direction all states share; 1 − ε = 0.90 lies well above it,
 _OWN = 0.26  # and well below _SHARED + _OWN = 0.96, the cosine of two visits of one state
 _NOISE = 1.0 - _SHARED - _OWN
-_CHUNK = 4096  # rows made at a time: the float32 noise of a chunk is the only memory beside the result
+_CHUNK = 4096  # rows made at a time: the float32 noise of a chunk is the only memory besides the result
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""BiPACE advantages for group-based RL of LLM agents: `advantage()` and what it is made of.
+"""BiPACE advantages for group-based RL of LLM agents: `advantage()` and its parts.
 
-Importing this loads torch and NumPy and nothing else: no compiler, no GPU, no file.
+Importing this loads only torch and NumPy: no compiler, no GPU, no file.
 `bipace_kernels.hidden` (hidden states of Hugging Face models) and `bipace_kernels.distributed` (several processes) are
-imported when first asked for.
+imported at first use.
 """
 
 import importlib

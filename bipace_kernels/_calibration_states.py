@@ -1,4 +1,4 @@
-"""States of a calibration: computed once, kept in a folder, and gone on with after an interruption."""
+"""States of a calibration: computed once, kept in a folder, and resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int6
 
 
 def token_ids(prompts: Any, tokenizer: Any) -> list[list[int]]:
-    """Token ids of each prompt: a text, chat messages, or ids as they are."""
+    """Token ids of each prompt: a text, chat messages, or token ids."""
     if isinstance(prompts, (str, bytes, Mapping, torch.Tensor)) or not isinstance(prompts, Sequence):
         raise TypeError(
             "prompts must be a list of texts, of chat messages or of token ids without padding, got "
-            f"{_checks.type_name(prompts)}; take the rows of a padded tensor apart by its mask."
+            f"{_checks.type_name(prompts)}; split a padded tensor into rows by its mask."
         )
     if not prompts:
-        raise ValueError("prompts must hold at least one, got none.")
+        raise ValueError("prompts must hold at least one prompt, got none.")
     if tokenizer is not None and not callable(tokenizer):
         raise TypeError(
-            f"tokenizer must be one of transformers, got {_checks.type_name(tokenizer)}; AutoTokenizer.from_pretrained(folder)."
+            f"tokenizer must be a transformers tokenizer, got {_checks.type_name(tokenizer)}; use "
+            "AutoTokenizer.from_pretrained(folder)."
         )
     rows = [_row(prompt, i, tokenizer) for i, prompt in enumerate(prompts)]
     for i, row in enumerate(rows):
@@ -58,7 +59,7 @@ def _row(prompt: Any, i: int, tokenizer: Any) -> list[int]:
             "AutoTokenizer.from_pretrained(folder), or token ids."
         )
     text = prompt
-    if chat:  # as text first: whether the template gives ids or a dict depends on transformers' version
+    if chat:  # as text first: whether the template returns ids or a dict depends on the version of transformers
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(
                 f"prompts[{i}] is chat messages, but the tokenizer has no chat template; give texts, or set "
@@ -85,7 +86,7 @@ class States:
         self.prompts: Prompts = prompts_of(rows, None, n_ids=find_decoder(model).n_ids, name="prompts")
         self.n_rows, self.n_distinct = len(rows), len(self.prompts.tokens)
         self.reused = 0
-        self._done: dict[str, int] = {}  # stem -> distinct prompts whose rows are there, the longest first
+        self._done: dict[str, int] = {}  # stem -> number of distinct prompts with rows, the longest first
         self._kept: dict[str, Any] = {}  # stem -> [N, D] float32
         if folder is not None:
             self._identity = {"format": FORMAT, "model": _model_hash(find_decoder(model)), "prompts": _ids_hash(rows)}
@@ -99,7 +100,7 @@ class States:
         return torch.from_numpy(self._kept[stem])
 
     def compute(self, pairs: Sequence[Pair], token_budget: int | None, progress: bool | None) -> None:
-        """The states that are missing, out of shared forwards; kept after each of them."""
+        """Computes the missing states with shared forwards; saves after each forward."""
         done = min(self._done.get(stem_of(*pair), 0) for pair in pairs)
         self.reused = int((self.prompts.of_state < done).sum())
         budget = budget_of(token_budget, find_decoder(self.model).device)
@@ -115,7 +116,7 @@ class States:
                 bar.update(len(batch))
 
     def remembered(self, pair: Pair, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What was measured on this pair's states under the same settings."""
+        """Measurements on this pair's states under the same settings."""
         if self.folder is None:
             return None
         found = _read_json(self.folder / f"{stem_of(*pair)}.json")
@@ -138,7 +139,7 @@ class States:
                 what = {"format": "in another format", "model": "of another model"}.get(name, "of other prompts")
                 raise ValueError(
                     f"out must be a folder of this model and these prompts, but {folder} holds states {what}; take another "
-                    "folder, or restart=True (--restart) to compute them anew."
+                    "folder, or restart=True (--restart) to recompute them."
                 )
         done = found.get("done", {})
         self._done = {stem: int(n) for stem, n in done.items() if (folder / f"{stem}.npy").is_file()}
@@ -159,7 +160,7 @@ class States:
             out = self._array(stem, values.shape[1])
             out[rows] = values
             if isinstance(out, np.memmap):
-                out.flush()  # before the manifest says that it is there
+                out.flush()  # before the manifest lists it
             self._done[stem] = batch.stop
         if self.folder is not None:
             _write_json(self.folder / "manifest.json", {**self._identity, "done": self._done})
@@ -184,7 +185,7 @@ class States:
 
 
 def _allocate(path: Path) -> None:
-    """Gives all of a file its place on the disk: a write to a mapped file that finds none would end the process (SIGBUS)."""
+    """Reserves disk space for the file: a write to a mapped file without space would kill the process (SIGBUS)."""
     with path.open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
         if hasattr(os, "posix_fallocate"):
@@ -197,7 +198,7 @@ def _allocate(path: Path) -> None:
 
 
 def _batches(tokens: Sequence[Tensor], done: int, budget: int) -> Iterable[range]:
-    """Neighbours by length together, the longest first, as one forward takes them."""
+    """Batches of prompts of similar length, the longest first, one batch per forward."""
     while done < len(tokens):
         stop = min(len(tokens), done + max(1, budget // len(tokens[done])))
         yield range(done, stop)
@@ -209,7 +210,7 @@ def _ids_hash(rows: list[list[int]]) -> str:
 
 
 def _model_hash(decoder: Decoder) -> str:
-    """Of the configuration, and of each parameter's name, shape, dtype and the exact sum of its bits as integers."""
+    """Hash of the configuration and of each parameter's name, shape, dtype and exact sum of its bits as integers."""
     config = decoder.causal.config.to_dict()  # type: ignore[operator, union-attr]
     for name in ("_name_or_path", "transformers_version"):
         config.pop(name, None)
@@ -221,7 +222,7 @@ def _model_hash(decoder: Decoder) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """{} where there is no such file, or half of one."""
+    """{} if the file is missing or incomplete."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found

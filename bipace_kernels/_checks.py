@@ -1,4 +1,4 @@
-"""The edge: turns what a caller passes into tensors, with errors that name the argument, the wish, the fact, the cure."""
+"""Input checks: arguments become tensors; errors name the argument, what was expected, what was given, what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, tor
 FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-# What makes numbers of texts, where texts are a likely mistake.
+# Functions that turn texts into numbers, for arguments where texts are a likely mistake.
 _CURES = {
     "fingerprint": "; bk.ngram_fingerprint() makes vectors of texts",
     "action_key": "; bk.action_keys() makes keys of texts",
@@ -26,7 +26,7 @@ _CURES = {
 
 
 class LateCheck(NamedTuple):
-    """A question about values that was put to the device and not waited for."""
+    """A check of values that runs on the device and is read later."""
 
     failed: Tensor  # [] bool
     error: type[Exception]
@@ -34,7 +34,7 @@ class LateCheck(NamedTuple):
 
 
 def unless(failed: Tensor, error: type[Exception], text: str, late: list[LateCheck] | None) -> None:
-    """Raises the error where a flag [] bool is set: now, or, with a list of late checks, when someone asks."""
+    """Raises the error where a flag [] bool is set: now, or, with a list of late checks, when they are read."""
     if late is not None:
         late.append(LateCheck(failed, error, text))
     elif bool(failed):
@@ -46,7 +46,7 @@ def type_name(value: object) -> str:
 
 
 def length(value: Any, name: str) -> int:
-    """Number of rows of an argument of any kind that has a length."""
+    """Number of rows of an argument that has a length."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         if value.ndim == 0:
             raise ValueError(f"{name} must have one entry per row, got a scalar; put it into a list.")
@@ -79,7 +79,7 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
         value = torch.stack([check_dense(v, name).detach() for v in value])
     if isinstance(value, torch.Tensor):
         tensor: Tensor = check_dense(value, name).detach()
-        if tensor.dtype != torch.uint64 or tensor.is_cuda:  # a look at the largest would wait for the device
+        if tensor.dtype != torch.uint64 or tensor.is_cuda:  # reading the largest value would synchronize
             return tensor
         value = tensor.cpu().numpy()
     check_unmasked(value, name)
@@ -88,7 +88,7 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
     except (ValueError, TypeError) as error:
         raise TypeError(f"{name} must be {wish}; NumPy cannot read it: {error}") from error
     if array.dtype.kind in "OUSV":
-        # A list of Python numbers may still hide in an object array (verl-agent keeps its rewards so).
+        # An object array may hold plain Python numbers (as verl-agent's rewards do).
         try:
             array = np.asarray(array.tolist())
         except (ValueError, TypeError) as error:
@@ -121,7 +121,7 @@ def check_dense(value: Tensor, name: str) -> Tensor:
 
 
 def check_unmasked(value: Any, name: str) -> None:
-    """TypeError for an array with masked entries."""
+    """Raises TypeError for an array with masked entries."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError(
             f"{name} must not be a masked array: the values under its mask would be read; leave those rows out, or mark them "
@@ -152,7 +152,7 @@ def integer_vector(value: Any, name: str, n: int, like: str = "group") -> Tensor
     if tensor.numel() == 0 and not isinstance(value, (torch.Tensor, np.ndarray)):
         tensor = tensor.to(torch.int64)
     check_vector(tensor, name, n, like)
-    if tensor.dtype == torch.uint64:  # on a GPU alone, where a look at the largest would wait
+    if tensor.dtype == torch.uint64:  # only on a GPU, where reading the largest value would synchronize
         return tensor.view(torch.int64)
     if tensor.dtype not in _INTEGERS:
         raise TypeError(f"{name} must have an integer dtype, got {tensor.dtype}; convert it with .to(torch.int64).")
@@ -160,9 +160,9 @@ def integer_vector(value: Any, name: str, n: int, like: str = "group") -> Tensor
 
 
 def bool_vector(value: Any, name: str, n: int, late: list[LateCheck] | None = None) -> Tensor:
-    """[N] bool; integers 0 and 1 are taken too, as masks often come so.
+    """[N] bool; integers 0 and 1 are accepted too, since many masks are integers.
 
-    late   where given, other integers count as True for now, and the question is put there
+    late   where given, other integers count as True for now, and the check is appended there
     """
     tensor = to_tensor(value, name, "booleans, one per row")
     if tensor.numel() == 0:
@@ -217,7 +217,7 @@ def take_rows(values: Any, rows: Tensor) -> Any:
 
 
 def one_device(arguments: dict[str, Any]) -> torch.device:
-    """The device that all tensors share; the CPU where there is no tensor."""
+    """The device that all tensors share; the CPU if there are no tensors."""
     found: dict[torch.device, str] = {}
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):

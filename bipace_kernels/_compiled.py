@@ -1,4 +1,4 @@
-"""advantage() inside torch.compile: one opaque op, and a result that reads its values when someone asks."""
+"""advantage() inside torch.compile: one opaque op, and a result that reads its values on demand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .result import AdvantageResult
 Tensor = torch.Tensor
 
 FLAGS = ("state", "episode_differs", "copy_differs")  # of each row, as in Unread
-LATE = 4  # questions about masks, at most
+LATE = 4  # checks of masks, at most
 _untraced: dict[Callable[..., Any], Callable[..., Any]] = {}
 _FIELDS = tuple(field.name for field in fields(Config))
 
@@ -34,7 +34,7 @@ def advantage(
     check: str,
     num_threads: int | None,
 ) -> AdvantageResult:
-    """What torch.compile traces in the place of pipeline.run(): everything here is plain to it, and the op is opaque."""
+    """What torch.compile traces instead of pipeline.run(): all of this can be traced, and the op is opaque."""
     if layout is None:
         raise ValueError("layout is missing; torch.compile needs one, made by bipace_kernels.layout() outside.")
     cfg = check_config(config)
@@ -43,7 +43,7 @@ def advantage(
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a tensor under torch.compile, got {type_name(value)}; make one outside.")
     handle = handle_of(cfg)
-    # A Config made outside goes by its handle, so that another ε is no new compilation; one made inside is a constant.
+    # A Config made outside is passed by its handle, so another ε does not recompile; one made inside is a constant.
     if not handle and not isinstance(cfg.estimator, str):
         raise ValueError(
             f"config with estimator={name_of(cfg.estimator)} must be made outside of the compiled function: a graph holds no "
@@ -64,8 +64,8 @@ def advantage(
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, out of the compiler's sight where it looks on: a call it cannot trace runs as it stands, not in pieces."""
-    dynamo = sys.modules.get("torch._dynamo")  # nobody compiles without it, and importing it takes long
+    """The function, disabled for the compiler: a call it cannot trace runs eagerly as a whole, not in pieces."""
+    dynamo = sys.modules.get("torch._dynamo")  # compiling needs it loaded already, and importing it is slow
     disable = getattr(dynamo, "disable", None)  # None while it is being imported
     if disable is None:
         return function
@@ -76,7 +76,7 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, eq=False)
 class CompiledRecords:
-    """What a result out of a compiled graph needs besides itself to give its records, and its errors."""
+    """What a result of a compiled graph also needs to give its records and its errors."""
 
     given: dict[str, Any]
     layout: Layout
@@ -93,7 +93,7 @@ class CompiledRecords:
         self._unread().check(rows)
 
     def _unread(self) -> Unread:
-        """The flags as the graph left them, the words of errors from the arguments."""
+        """The flags from the graph, the texts of errors from the arguments."""
         device = self.flags.device
         x, everyone = check_inputs(self.given, self.layout, self.config, device, deferred=True)
         lay = everyone.once() if self.config.duplicates == "once" else everyone
@@ -108,7 +108,7 @@ class CompiledRecords:
 
 
 def flags_of(result: AdvantageResult) -> tuple[Tensor, Tensor]:
-    """[FLAGS, N] uint8 and [LATE] bool of a result; reads nothing.  On the CPU, errors came at the call."""
+    """[FLAGS, N] uint8 and [LATE] bool of a result; reads nothing.  On the CPU, errors were raised at the call."""
     n, device = result.advantage.shape[0], result.advantage.device
     flags = torch.zeros(len(FLAGS), n, dtype=torch.uint8, device=device)
     late = torch.zeros(LATE, dtype=torch.bool, device=device)

@@ -1,6 +1,6 @@
-"""Whether the CUDA kernels can run here, and who has compiled them: the build, or CuPy at first use.
+"""Whether the CUDA kernels can run here, and what compiles them: the build, or CuPy at first use.
 
-Nothing of CUDA is imported before someone asks; `import bipace_kernels` loads no compiled kernel.
+CUDA modules are only imported on demand; `import bipace_kernels` loads no compiled kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OLDEST_GPU = (8, 0)  # asynchronous copies, bfloat16 on tensor cores, reductions
 
 @functools.cache
 def module() -> tuple[ModuleType | None, str]:
-    """The kernels that were compiled when the package was built (bipace_kernels._cuda), or None and why."""
+    """The kernels that were compiled when the package was built (bipace_kernels._cuda), or None and the reason."""
     try:
         return importlib.import_module("bipace_kernels._cuda"), ""
     except ImportError as error:
@@ -35,16 +35,16 @@ def has_cupy() -> bool:
 
 
 def _why_not_cupy() -> str:
-    """What stands against compiling the kernels by CuPy; empty: nothing."""
+    """Why CuPy cannot compile the kernels; empty where it can."""
     if not has_cupy():
         return "there is no CuPy to compile them (pip install cupy-cuda13x, or build with BIPACE_CUDA=1)"
     try:
         cupy = importlib.import_module("cupy")
         cupy.cuda.nvrtc.getVersion()
     except Exception as error:  # of whatever library is missing, or does not fit the driver
-        return f"CuPy, which would compile them, does not work here: {type(error).__name__}: {error}"
+        return f"CuPy, which compiles them otherwise, does not work here: {type(error).__name__}: {error}"
     if int(cupy.__version__.partition(".")[0]) < OLDEST_CUPY:
-        return f"CuPy {cupy.__version__}, which would compile them, is older than {OLDEST_CUPY}"
+        return f"CuPy {cupy.__version__}, which compiles them otherwise, is older than {OLDEST_CUPY}"
     return ""
 
 
@@ -60,7 +60,7 @@ def reason() -> str:
 
 
 def _why_not(compiled: Any, torch: Any) -> str:
-    """What the driver, torch and the GPUs say against the kernels; empty: nothing."""
+    """Why driver, torch or GPUs cannot run the kernels; empty where they can."""
     if compiled is not None:
         driver, runtime = compiled.versions()
         needed = needs(runtime)
@@ -71,7 +71,7 @@ def _why_not(compiled: Any, torch: Any) -> str:
                 f"the NVIDIA driver is too old: the kernels need one for CUDA {needed} or newer, found {_text(driver)}"
             )
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is a build without CUDA, so that no tensor can be on a GPU"
+        return f"torch {torch.__version__} is a build without CUDA, so no tensor can be on a GPU"
     if not torch.cuda.is_available():
         return "torch sees no GPU"
     found = {f"sm_{major}{minor}": (major, minor) for major, minor in capabilities(torch)}
@@ -92,7 +92,7 @@ def capabilities(torch: Any) -> list[tuple[int, int]]:
 def serves(built: str, capability: tuple[int, int]) -> bool:
     """Whether kernels built for, e.g., "sm_80 sm_90a compute_90" run on a GPU of a compute capability.
 
-    Machine code runs on its own major version from its minor version on, PTX on all that came later; a letter (90a)
+    Machine code runs on its own major version from its minor version on, PTX on all later ones; a letter (90a)
     binds either to one architecture.
     """
     for target in built.split():
@@ -110,7 +110,7 @@ def serves(built: str, capability: tuple[int, int]) -> bool:
 
 
 def needs(runtime: int) -> str:
-    """The oldest CUDA that a driver must serve for kernels built with a runtime; a major version is compatible in itself."""
+    """The oldest CUDA that a driver must support for kernels built with a runtime; minor versions are compatible."""
     return _text(runtime // 1000 * 1000)
 
 
@@ -121,7 +121,7 @@ def _text(version: int) -> str:
 
 @functools.cache
 def detail() -> str:
-    """Who compiled the kernels, for what, and the driver needed and found."""
+    """What compiled the kernels, for which GPUs, and the driver needed and found."""
     compiled, why = module()
     if compiled is None:
         return f"compiled by CuPy at first use ({why})" if has_cupy() else why

@@ -1,6 +1,6 @@
 """Chooses the backend: the argument, then BIPACE_BACKEND, then the device; and binds its stages, by one table.
 
-backend="auto" may fall back, once, with a warning that gives the reason; a backend asked for by name never does.
+backend="auto" may fall back, once, with a warning that gives the reason; a backend requested by name never does.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 STAGES = (
     "returns", "episode", "clusters", "observations", "similar", "values", "critic", "combine", "action_keys", "ngrams",
 )  # fmt: skip
-_HOST = ("similar",)  # stages of texts, on the host whatever the device
+_HOST = ("similar",)  # stages of texts, always on the host
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
-_AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by where the tensors are, best first
+_AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by the tensors' device, best first
 _warned: set[str] = set()
 
 
 def package_of(backend: str, stage: str) -> str:
-    """The package whose module runs a stage under a backend: the one table of who does what."""
+    """The package whose module runs a stage under a backend; the only such table."""
     if backend in ("triton", "cuda"):
         if stage in _HOST:
             return "reference" if _native_loader.reason() else "cpu"
@@ -35,10 +35,10 @@ def package_of(backend: str, stage: str) -> str:
 
 
 class Backend:
-    """The stages of one backend.  A stage's module is imported when it is first asked for.
+    """The stages of one backend.  A stage's module is imported at first use.
 
     name      "reference" | "cpu" | "triton" | "cuda"
-    deferred  it runs on a device that nobody should wait for: values are not looked at, sizes come from the layout
+    deferred  it runs on a device and must not synchronize: values are not read, sizes come from the layout
     """
 
     returns: stages.Returns
@@ -73,7 +73,7 @@ def _backend(name: str) -> Backend:
 
 
 class BackendError(RuntimeError):
-    """A backend that was asked for by name cannot run here; the message says why."""
+    """A backend requested by name cannot run here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class BackendStatus:
     name         "reference" | "cpu" | "triton" | "cuda"
     available    whether it runs here at all
     reason       why not; empty where available
-    taken_for    kinds of tensors, of "cpu" and "cuda", for which backend="auto" takes it (BIPACE_BACKEND counted in)
-    stages       the stages that its own kernels run; others of the same call go to the package that `package_of` names
-    detail       versions and devices, where there is something to say
+    taken_for    devices of tensors, "cpu" and "cuda", for which backend="auto" chooses it (BIPACE_BACKEND included)
+    stages       the stages that its own kernels run; other stages of the call run in the package that `package_of` names
+    detail       versions and devices, if any
     """
 
     name: str
@@ -101,18 +101,18 @@ class BackendStatus:
 
 
 class Backends(dict[str, BackendStatus]):
-    """Backends by name; printed, a line each."""
+    """Backends by name; prints as one line each."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.values()))
 
 
 def backends() -> Backends:
-    """What would run here, by name, and why not the others; `print(bk.backends())` shows a line each.
+    """Which backends can run here, by name, and why the others cannot; `print(bk.backends())` shows one line each.
 
     "reference" is plain Python in float64, "cpu" the compiled C++ kernels, "triton" kernels compiled by Triton for
-    tensors on a GPU, "cuda" kernels compiled when the package was built, or by CuPy, for the stages that gain by them,
-    with Triton's for the rest.
+    tensors on a GPU, "cuda" kernels compiled when the package was built, or by CuPy, for the stages where CUDA is
+    faster, with Triton's for the rest.
     """
     taken = {kind: taken_for(kind)[0] for kind in _AUTO}
     found = Backends()
@@ -126,7 +126,7 @@ def backends() -> Backends:
 
 
 def taken_for(kind: str) -> tuple[str | None, str]:
-    """The backend that backend="auto" takes for tensors of a kind ("cpu" or "cuda"); or None, and why."""
+    """The backend that backend="auto" chooses for tensors on a device ("cpu" or "cuda"); or None and the reason."""
     try:
         names = _AUTO[kind] if _env.backend() is None else (_from_env(),)
     except ValueError as error:
@@ -139,8 +139,8 @@ def taken_for(kind: str) -> tuple[str | None, str]:
 def choose(backend: str, device: torch.device | None = None) -> Backend:
     """The backend whose modules run the stages.
 
-    device   where the tensors are; None: there are none, and a name alone decides
-    ValueError for an unknown name, BackendError where the named one cannot run here or not on this device.
+    device   where the tensors are; None: there are none, and only the name decides
+    ValueError for an unknown name, BackendError where the named one cannot run here or on this device.
     """
     check_name(backend)
     asked = f"backend={backend!r}"
@@ -162,7 +162,7 @@ def choose(backend: str, device: torch.device | None = None) -> Backend:
 
 
 def texts(backend: str) -> stages.Texts:
-    """The stage of action keys whose inputs are on the host whatever runs later: never one of a GPU."""
+    """The stage of action keys for inputs on the host: never a GPU's."""
     chosen = choose(backend)
     name = _auto("cpu") if chosen.deferred else chosen.name
     module: stages.Texts = importlib.import_module(f"bipace_kernels.{name}.action_keys")
@@ -177,7 +177,7 @@ def _from_env() -> str:
 
 
 def _auto(kind: str) -> str:
-    """The best backend for tensors of a kind.  On the CPU plain Python is the last resort, with a warning."""
+    """The best backend for tensors on a device.  On the CPU plain Python is the last resort, with a warning."""
     if kind == "cpu":
         why = _why_not("cpu")
         if why and why not in _warned:
@@ -191,7 +191,7 @@ def _auto(kind: str) -> str:
     name, why = taken_for(kind)
     if name is None:
         raise BackendError(
-            f"no backend runs on tensors on a GPU here ({why}); install what is missing, or move the tensors with .cpu() (a "
+            f"no backend here runs on GPU tensors ({why}); install what is missing, or move the tensors with .cpu() (a "
             "batch of 6,400 records takes the CPU tens of milliseconds)."
         )
     return name
@@ -205,7 +205,7 @@ def _why_not(name: str) -> str:
         return _triton_loader.reason()
     if name == "cuda":
         triton = _triton_loader.reason()
-        return _cuda_loader.reason() or (triton and f"Triton runs the stages beside {', '.join(_CUDA)}, and {triton}")
+        return _cuda_loader.reason() or (triton and f"Triton runs all stages except {', '.join(_CUDA)}, and {triton}")
     return ""
 
 
@@ -217,7 +217,7 @@ def _detail(name: str) -> str:
 
 
 def _why_not_on(name: str, kind: str) -> str:
-    """Why a backend that runs here cannot take tensors of a kind ("cpu" or "cuda")."""
+    """Why a backend that runs here cannot take tensors on a device ("cpu" or "cuda")."""
     if kind == "cuda" and name in ("cpu", "reference"):
         return "it computes on the CPU; move the tensors with .cpu(), or leave backend='auto'"
     if kind == "cpu" and name == "cuda":
@@ -231,9 +231,9 @@ def _why_not_on(name: str, kind: str) -> str:
 
 
 def check_device(device: torch.device) -> None:
-    """BackendError for tensors where no backend computes."""
+    """Raises BackendError for tensors on a device without a backend."""
     if device.type not in _AUTO:
-        raise BackendError(f"tensors on {device} have no backend; move them with .cpu(), or .cuda() where a GPU is.")
+        raise BackendError(f"tensors on {device} have no backend; move them with .cpu(), or .cuda() if there is a GPU.")
 
 
 def check_name(backend: object) -> None:

@@ -1,6 +1,6 @@
-"""Every environment variable of the package, read here and nowhere else.
+"""All environment variables of the package; they are only read here.
 
-BIPACE_BACKEND      replaces backend="auto": "reference", "cpu", "triton" or "cuda"; then it counts as asked for by name
+BIPACE_BACKEND      replaces backend="auto": "reference", "cpu", "triton" or "cuda"; it counts as requested by name
 BIPACE_NUM_THREADS  threads of the cpu backend where no num_threads is given; default torch.get_num_threads()
 BIPACE_ISA          caps the instruction set of the cpu backend: "baseline", "avx2" or "avx512"
 """
@@ -18,7 +18,7 @@ def backend() -> str | None:
 
 
 def num_threads() -> int | None:
-    """The value of BIPACE_NUM_THREADS; None where it is unset or empty.  ValueError where it is no positive int."""
+    """The value of BIPACE_NUM_THREADS; None where it is unset or empty.  ValueError unless it is a positive int."""
     text = os.environ.get("BIPACE_NUM_THREADS")
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""What cluster(), choose_epsilon() and EpsilonController share: fingerprints, who belongs together, and a backend."""
+"""Shared by cluster(), choose_epsilon() and EpsilonController: fingerprints, their layout, and a backend."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Tensor = torch.Tensor
 class Fingerprints:
     """Rows to be clustered, with one backend's stages for them.
 
-    backend     whose stages run
-    layout      who belongs together; its own tensors are on the CPU
-    matrix      [N, D] float32 | bfloat16 | float16, where the stages run
+    backend     the backend whose stages run
+    layout      groups and order of the rows; its own tensors are on the CPU
+    matrix      [N, D] float32 | bfloat16 | float16, on the stages' device
     threads     of the cpu backend
     """
 
@@ -35,12 +35,12 @@ class Fingerprints:
     threads: int | None
 
     def row_states(self) -> Tensor:
-        """[M] uint8: 0 fine, 1 holds a non-finite value, 2 is zero."""
+        """[M] uint8: 0 fine, 1 not finite, 2 zero."""
         with _threads.using(self.threads):
             return self.backend.clusters.scan_rows(self.matrix, self._placed.order)
 
     def labels(self, epsilon: float, usable: Tensor | None) -> Tensor:
-        """[M] int64 clusters under one ε; usable [M] bool: the others are clusters of their own and touch nobody."""
+        """[M] int64 clusters under one ε; usable [M] bool: the others are clusters of their own and affect no other."""
         lay = self._placed
         with _threads.using(self.threads):
             return self.backend.clusters.cluster_cosine(
@@ -73,7 +73,7 @@ def take_fingerprints(
     fingerprint: Any, group: Any, trajectory: Any, step: Any, layout: Layout | None, backend: str, num_threads: Any,
     name: str = "fingerprint",
 ) -> Fingerprints:  # fmt: skip
-    """Fingerprints of a call's arguments, checked for everything but values.  name: what the caller calls them."""
+    """Fingerprints of a call's arguments, checked for everything but values.  name: the argument's name in errors."""
     if fingerprint is None:
         example = "hidden states or ngram_fingerprint(texts)" if name == "fingerprint" else "embeddings of the actions"
         raise ValueError(f"{name} is missing; pass [N, D] features, e.g. {example}.")
@@ -89,7 +89,7 @@ def take_fingerprints(
 
 
 def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> Layout:
-    """The layout of a call that may leave the trajectories out."""
+    """The layout of a call whose trajectories are optional."""
     if layout is not None:
         if not isinstance(layout, Layout):
             raise TypeError(f"layout must come from bipace_kernels.layout(), got {_checks.type_name(layout)}.")

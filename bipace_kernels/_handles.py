@@ -1,4 +1,4 @@
-"""Numbers for objects that torch ops cannot take: an op takes the number and finds the object."""
+"""Handles of objects that torch ops cannot take: an op takes the number and looks up the object."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class Handled:
-    """A frozen object with a number of its own, unique in the process and never used again.
+    """A frozen object with its own number, unique in the process and never reused.
 
-    A compiled graph takes the number as an input, so a new object with other contents is no new compilation.
+    A compiled graph takes the number as an input, so a new object with other contents does not recompile it.
     """
 
-    _handle: ClassVar[int] = 0  # until _register(): made while torch.compile traces, where nobody else sees it
+    _handle: ClassVar[int] = 0  # until _register(): made while torch.compile traces, and only seen there
 
     def _register(self) -> None:
         number = next(_numbers)
@@ -37,6 +37,6 @@ def find(handle: int) -> Any:
     found = _alive.get(handle)
     if found is None:
         raise RuntimeError(
-            f"no object has the handle {handle} any more; keep the Layout and the Config while they are used."
+            f"no object has the handle {handle} any more; keep references to the Layout and the Config while they are used."
         )
     return found

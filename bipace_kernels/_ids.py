@@ -1,4 +1,4 @@
-"""Python objects and array rows as integers: the edge where ids and observations become int64 codes."""
+"""Python objects and array rows as integers: ids and observations become int64 codes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from . import _native_loader
 
-_ARRAY, _TENSOR = object(), object()  # first items of array keys: no user's tuple equals one
+_ARRAY, _TENSOR = object(), object()  # first items of array keys, unequal to any user's tuple
 _INT64 = np.iinfo(np.int64)
-# NaN and NaT, those of pandas too (a subclass of datetime), are what no id is equal to.
+# NaN and NaT (also pandas', a subclass of datetime) equal no id.
 _MAY_BE_NONE = (float, np.floating, np.datetime64, np.timedelta64, datetime)
 
 
@@ -55,7 +55,7 @@ def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
     """Ids as (int64 [N], is_numeric).
 
     An integer dtype, or a sequence that holds only int and no bool, keeps its values, and is_numeric is True: their
-    order means something.  Any other ids (uuid strings, tuples, ...) are numbered 0, 1, ... by first appearance in row
+    order is kept.  Any other ids (uuid strings, tuples, ...) are numbered 0, 1, ... by first appearance in row
     order.  Integer tensors stay on their device.
 
     TypeError for arrays of floats; ValueError for integers outside int64, for None or NaN among the ids (with the
@@ -90,7 +90,7 @@ def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
 
 def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:
     types = set(map(type, values))
-    if any(issubclass(t, Tensor) for t in types):  # list(tensor) gives tensors without an axis
+    if any(issubclass(t, Tensor) for t in types):  # list(tensor) gives zero-dimensional tensors
         values = [v.item() if isinstance(v, Tensor) and v.ndim == 0 else v for v in values]
         types = set(map(type, values))
     if all(issubclass(t, (int, np.integer)) and t is not bool for t in types):
@@ -108,7 +108,7 @@ def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:
 
 
 def _number_list(values: Sequence[Any], name: str) -> Tensor:
-    held = tuple(values)  # __hash__ and __eq__, or another thread, may do anything to a list
+    held = tuple(values)  # __hash__ and __eq__, or another thread, may change a list
     if _native_loader.reason():
         return _number_list_python(held, name)
     codes = torch.empty(len(held), dtype=torch.int64)
@@ -118,7 +118,7 @@ def _number_list(values: Sequence[Any], name: str) -> Tensor:
 
 
 def _number_list_python(values: tuple[Any, ...], name: str) -> Tensor:
-    """As the native function, where the compiled module does not load."""
+    """The native function in Python, for when the compiled module does not load."""
     seen: dict[Any, int] = {}
     numbers = []
     for row, value in enumerate(values):
@@ -245,7 +245,9 @@ def _float_ids(name: str, dtype: str) -> TypeError:
 
 
 def _no_id(name: str, row: int, value: Any) -> ValueError:
-    return ValueError(f"{name}[{row}] must be an id, got {value}; give every row one, and mark padding rows by valid.")
+    return ValueError(
+        f"{name}[{row}] must be an id, got {value}; give every row an id, and mark padding rows with valid."
+    )
 
 
 def _beyond_int64(name: str, row: int, value: int) -> ValueError:

@@ -1,4 +1,4 @@
-"""What advantage() is given, checked for presence, lengths, shapes and dtypes: everything but values."""
+"""The arguments of advantage(), checked for presence, lengths, shapes and dtypes: everything but values."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Inputs:
     episode_return: Tensor | None  # [N] float64
     fingerprint: Tensor | None  # [N, D] float32 | bfloat16 | float16, any strides
     codes: Tensor | None  # [N] int64, equal where the observations are equal
-    observation: Any  # as given: partition "similar" reads its texts on the host
+    observation: Any  # unchanged: partition "similar" reads its texts on the host
     action_key: Tensor | None  # [N] int64
     action_parsed: Tensor | None  # [N] bool
     truncated: Tensor | None  # [N] bool
-    value: Tensor | None  # [N] float64 V̂ that somebody made already (distributed.py)
-    late: list[LateCheck]  # questions about masks that would have waited for the device
+    value: Tensor | None  # [N] float64 V̂ computed already (distributed.py)
+    late: list[LateCheck]  # checks of masks that would have synchronized
 
 
 def check_inputs(
     given: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, *, deferred: bool
 ) -> tuple[Inputs, Layout]:
-    """Inputs of the arguments given, and the layout of all records; host data goes to the device that the tensors share.
+    """Inputs of the given arguments, and the layout of all records; host data goes to the device that the tensors share.
 
-    deferred   values are not looked at: questions about them go into `late`
+    deferred   values are not read: checks of them go into `late`
     """
     late: list[LateCheck] | None = [] if deferred else None
     columns = check_columns(given, layout, config, device, late)
@@ -59,9 +59,9 @@ def check_inputs(
 def check_columns(
     given: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, late: list[LateCheck] | None
 ) -> dict[str, Tensor | None]:
-    """The fields of Inputs that are tensors whatever the ids are, by name, on the device.
+    """The fields of Inputs that are always tensors, by name, on the device.
 
-    late   where given, questions about values are put there
+    late   where given, checks of values are appended there
     """
     check_present(given, config, layout)
     n = _checks.length(given["group"], "group") if layout is None else layout.n_rows
@@ -79,7 +79,7 @@ def check_columns(
         value = given[name]
         return None if value is None else _checks.real_vector(value, name, n)
 
-    function = not isinstance(config.estimator, str)  # a user's own, which may read any column
+    function = not isinstance(config.estimator, str)  # a user's own estimator, which may read any column
     reads_fingerprint = config.needs_fingerprint or (function and given["fingerprint"] is not None)
     reads_fingerprint &= given.get("value") is None
     unused = not function and given["returns"] is not None and given["episode_return"] is not None
@@ -124,7 +124,7 @@ def check_memory(memory: object) -> None:
 
 
 def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> None:
-    """Everything the configuration needs is there, and nothing stands against the layout."""
+    """Checks that everything the configuration needs is given, and that nothing conflicts with the layout."""
     if layout is None:
         for name in ("group", "trajectory"):
             if given[name] is None:
@@ -160,7 +160,7 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
 
 
 def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
-    """[N] int64 keys; where no estimator asks for them they serve the metrics alone, and anything else is ignored."""
+    """[N] int64 keys; where the estimator does not use them they only serve the metrics, and anything else is ignored."""
     if action_key is None:
         return None
     if cfg.needs_keys or not isinstance(cfg.estimator, str):

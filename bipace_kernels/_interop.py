@@ -1,5 +1,5 @@
-"""Arguments as they come: arrays of other libraries (CuPy, JAX, Numba) in without a copy, and out again as what came in;
-lists as tuples, which nobody changes."""
+"""Conversion of arguments: arrays of other libraries (CuPy, JAX, Numba) without a copy, with results of the same kind;
+lists as tuples, which cannot change."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch.utils.dlpack
 
 from . import _checks
 
-# Arguments of advantage() of which the first that is given decides the type of the results.
+# Arguments of advantage(); the first that is given decides the type of the results.
 DECIDING = ("fingerprint", "rewards", "returns")
 
 
 def is_interop_array(value: Any) -> bool:
-    """Whether a value is an array by DLPack or the CUDA array interface, and of no kind that is read otherwise.
+    """Whether a value is an array by DLPack or the CUDA array interface, of a kind that is not read otherwise.
 
-    NumPy's arrays and pyarrow's columns, which may hold texts, speak DLPack too, but are read by NumPy and give tensors.
+    NumPy's arrays and pyarrow's columns, which may hold texts, support DLPack too, but NumPy reads them as tensors.
     """
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic, list, tuple, str, bytes)) or value is None:
         return False
@@ -31,12 +31,11 @@ def is_interop_array(value: Any) -> bool:
 
 
 def to_torch(value: Any, name: str) -> Any:
-    """A tensor that shares the memory of another library's array, a tuple of a list; anything else as it is.
+    """A tensor that shares the memory of another library's array, a tuple of a list; anything else unchanged.
 
-    The current stream of torch waits for the array's, as DLPack has it; the host waits for nothing.  Lists are copied
-    because all that follows measures first and reads then: another thread may change a list in between, and a
-    subclass's __len__ need not say what it holds.  TypeError for nested tensors, and for masked arrays, whose mask nobody
-    would look at.
+    The current stream of torch waits for the array's, as DLPack specifies; the host does not wait.  Lists are copied
+    because later code first measures and then reads them: another thread may change a list in between, and a
+    subclass's __len__ may be wrong.  TypeError for nested tensors, and for masked arrays, whose mask would be ignored.
     """
     if isinstance(value, (list, tuple)):
         return tuple(value)
@@ -63,7 +62,7 @@ def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
 def from_dlpack_of(given: dict[str, Any]) -> Callable[[Any], Any] | None:
     """from_dlpack of the library that the deciding argument is from; None where the results stay tensors.
 
-    So they do for arrays that came only by the CUDA array interface: nothing says how to make one.
+    This includes arrays with only the CUDA array interface, which has no constructor.
     """
     value = next((given[name] for name in DECIDING if given[name] is not None), None)
     if not is_interop_array(value) or not hasattr(type(value), "__dlpack__"):

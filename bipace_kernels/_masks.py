@@ -1,4 +1,4 @@
-"""Rows set aside, for stages that compute over compact rows: they are taken out, and the results put back in place."""
+"""Rows set aside, for stages that compute over compact rows: they are removed, and the results put back in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 
 
 class Kept:
-    """The positions of M that a mask leaves.  Without a mask everything passes through as it is.
+    """The positions of M that a mask keeps.  Without a mask everything passes through unchanged.
 
     taken   [M] bool or None: all
     """
@@ -39,7 +39,7 @@ class Kept:
         return positions if self.positions is None else torch.searchsorted(self.positions, positions)
 
     def offsets(self, offsets: Tensor) -> Tensor:
-        """Offsets [S+1] of runs -> those [≤ S+1] of what is left of them; runs left empty go."""
+        """Offsets [S+1] of runs -> offsets [≤ S+1] of their kept positions; empty runs are dropped."""
         if self.positions is None:
             return offsets
         left: Tensor = torch.unique_consecutive(torch.searchsorted(self.positions, offsets))
@@ -55,7 +55,7 @@ class Kept:
 
 
 def runs(offsets: Tensor) -> Tensor:
-    """[M] int64 number of the run that each position stands in.  offsets: [S+1], on the CPU.
+    """[M] int64 number of the run of each position.  offsets: [S+1], on the CPU.
 
     By NumPy: torch's threads would hang in a forked child.
     """
@@ -64,5 +64,5 @@ def runs(offsets: Tensor) -> Tensor:
 
 
 def out_of_range(values: Tensor) -> Tensor:
-    """Where values are not finite, or beyond ±1e37."""
+    """True where values are not finite, or beyond ±1e37."""
     return ~(values.abs() <= LIMIT)

@@ -1,4 +1,4 @@
-"""Loads the compiled module once, and tells in full why where it cannot."""
+"""Loads the compiled module once, or gives the full reason why it cannot."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _import() -> tuple[ModuleType | None, str]:
 
 
 def reason() -> str:
-    """Why the compiled module does not load; empty where it does."""
+    """Why the compiled module does not load; empty if it does."""
     return _import()[1]
 
 
 def load() -> ModuleType:
-    """The compiled module.  ImportError with the cause and the cure where there is none."""
+    """The compiled module.  ImportError with the reason and what to do if there is none."""
     module, why = _import()
     if module is None:
         raise ImportError(
@@ -38,5 +38,5 @@ def load() -> ModuleType:
 
 
 def cuda_decision() -> str:
-    """What the build decided about CUDA kernels and why; empty where the compiled module does not load."""
+    """What the build decided about CUDA kernels and why; empty if the compiled module does not load."""
     return str(getattr(_import()[0], "cuda_decision", ""))

@@ -1,8 +1,8 @@
 """torch.ops.bipace: each stage, and the whole chain, as an op that torch.compile sees as opaque.
 
-The compiler cannot change what it cannot see, so compiled code gives the same bits.  Schemas, fakes and checks of
-arguments are derived from the contract (stages.py), and an op runs the very stage that `advantage()` runs.  Calls that are
-not compiled go round the ops.
+The compiler cannot change an opaque op, so compiled code gives the same bits.  Schemas, fakes and checks of
+arguments are derived from the contract (stages.py), and an op runs the same stage as `advantage()`.  Calls that are
+not compiled do not use the ops.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Op:
         return f"({', '.join(words)}) -> " + (several if len(self.results) == 1 else f"({several})")
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by name; torch leaves out the last ones where they are None."""
+        """Arguments by name; torch omits the last ones where they are None."""
         given = dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
         return {a.name: given.get(a.name, a.default) for a in self.arguments}
 
@@ -115,7 +115,7 @@ STAGE_OPS = _ops()
 
 
 def _run(op: Op) -> Callable[..., Any]:
-    """What an op runs: its stage, by the backend that the tensors' device takes."""
+    """What an op runs: its stage, by the backend of the tensors' device."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         given = op.bind(args, kwargs)
@@ -238,7 +238,7 @@ def _check_places(op: Op, given: dict[str, Any], sizes: dict[str, int]) -> None:
         if isinstance(a.values, Offsets):
             if values[0] != 0 or values[-1] != end or (values[1:] < values[:-1]).any():
                 raise ValueError(
-                    f"bipace::{op.name}: {a.name} must rise from 0 to {a.values.letter} = {end}, got "
+                    f"bipace::{op.name}: {a.name} must increase from 0 to {a.values.letter} = {end}, got "
                     f"{_shown(values)}; take it from one layout with the others."
                 )
         elif values.size and (values.min() < a.values.lowest or values.max() >= end):
@@ -255,7 +255,7 @@ def _shown(values: Any) -> str:
 
 
 def _check_values(op: Op, given: dict[str, Any]) -> None:
-    """ValueError for words and numbers of the host that no stage knows, and for an action key that is missing."""
+    """Raises ValueError for words and numbers that no stage knows, and for a missing action key."""
     for a in op.arguments:
         value = given[a.name]
         if a.words is not None and value not in a.words.words:
@@ -265,7 +265,7 @@ def _check_values(op: Op, given: dict[str, Any]) -> None:
                 raise ValueError(f"bipace::{op.name}: {a.name} must be {a.range.text}, got {number!r}.")
     if op.name == "cluster_history" and given["depth"] > max(given["codes"].shape[0], 1):
         raise ValueError(
-            f"bipace::{op.name}: depth must be at most M = {given['codes'].shape[0]}, the records there are, got "
+            f"bipace::{op.name}: depth must be at most M = {given['codes'].shape[0]}, the number of records, got "
             f"{given['depth']}."
         )
     if op.name == "step_advantage" and given["estimator"] != "mean" and given["action_key"] is None:
@@ -275,7 +275,7 @@ def _check_values(op: Op, given: dict[str, Any]) -> None:
 
 
 def _check_ids(op: str, given: dict[str, Any]) -> None:
-    """Errors for token ids, their mask and the table, of what can be seen without looking at values."""
+    """Raises errors for token ids, their mask and the table, as far as possible without reading values."""
     ids, flat = given["ids"], given["row_offsets"] is not None
     if ids.ndim != (1 if flat else 2):
         raise ValueError(f"bipace::{op}: ids must be [N, T], or [E] with row_offsets, got {list(ids.shape)}.")

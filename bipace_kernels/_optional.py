@@ -1,11 +1,11 @@
-"""Packages that extras bring.  What needs one that is missing says so in one sentence, with the command that installs it."""
+"""Packages of extras.  A missing one gives a one-sentence error with the command that installs it."""
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
 
-# Name in `import` -> name on PyPI, extra that brings it.
+# Name in `import` -> name on PyPI, extra that has it.
 PACKAGES = {
     "typer": ("typer", "cli"),
     "rich": ("rich", "cli"),
@@ -28,7 +28,7 @@ def install(extra: str) -> str:
 
 
 def missing(name: str) -> bool:
-    """Whether the package is not installed.  One that is there and fails to import raises its own error."""
+    """Whether the package is not installed.  One that is installed but fails to import raises its own error."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The progress bar of work on models.  tqdm comes with whatever loaded the model: transformers or sentence-transformers."""
+"""The progress bar for models.  tqdm is a dependency of transformers and of sentence-transformers, which load them."""
 
 from __future__ import annotations
 

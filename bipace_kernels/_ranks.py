@@ -1,4 +1,4 @@
-"""Ranks of a process group: the collectives that bipace_kernels.distributed needs, and errors that all ranks raise alike."""
+"""Ranks of a process group: the collectives of bipace_kernels.distributed, and errors raised on all ranks."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ _KINDS: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": Typ
 
 @dataclass(frozen=True)
 class _Failure:
-    """An exception as the other ranks see it; it may not pickle."""
+    """An exception as text for the other ranks, since it may not pickle."""
 
     kind: str
     text: str
 
 
 class Ranks:
-    """The ranks of a process group, from one of them.  Every method is a collective: all ranks call it, in one order.
+    """The ranks of a process group, seen from one of them.  Every method is a collective: all ranks call it, in one order.
 
-    rank     this one's number in the group
-    size     how many there are
-    device   where the group's collectives want tensors of `where`
+    rank     this rank's number in the group
+    size     the number of ranks
+    device   device for tensors of `where` in the group's collectives
     """
 
     def __init__(self, process_group: Any) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
-                "process_group must be a group of torch.distributed, and none is initialized; call "
+                "process_group must be a group of torch.distributed, but none is initialized; call "
                 "torch.distributed.init_process_group() first, or bipace_kernels.advantage() on a single process."
             )
         self.group = process_group
         self.rank = dist.get_rank(process_group)
         self.size = dist.get_world_size(process_group)
         if self.rank < 0:
-            raise ValueError("process_group must hold this process, and does not; call this only on the group's ranks.")
+            raise ValueError(
+                "process_group must contain this process, but does not; call this only on the group's ranks."
+            )
 
     def device(self, where: torch.device) -> torch.device:
-        """Where the group's backend takes tensors that are on `where`.  gloo's all_to_all is only for the CPU."""
+        """The device on which the group's backend takes tensors of `where`.  gloo's all_to_all only supports the CPU."""
         pairs = (pair.partition(":") for pair in str(dist.get_backend_config(self.group)).split(","))
         backends = {kind: name for kind, _, name in pairs}
         if where.type in backends and (where.type == "cpu" or backends[where.type] != "gloo"):
@@ -60,13 +62,13 @@ class Ranks:
         return found
 
     def agree(self, prepare: Callable[[], T], head: Callable[[T], H]) -> tuple[T, list[H]]:
-        """What `prepare` gives here, and the heads of what it gives on all ranks.  Where it fails on one, all raise its error."""
+        """The result of `prepare` here, and the heads of its results on all ranks.  If it fails on one, all raise its error."""
         failed: Exception | None = None
         note: Any
         try:
             mine = prepare()
             note = head(mine)
-        except Exception as error:  # of whatever kind: the others wait for an answer
+        except Exception as error:  # of any kind: the other ranks wait for an answer
             failed, note = error, _Failure(type(error).__name__, str(error))
         notes = self.objects(note)
         for rank, found in enumerate(notes):
@@ -78,7 +80,7 @@ class Ranks:
         return mine, notes
 
     def rows(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
-        """[Σ counts, K] int64 rows of all ranks in rank order.  mine: [counts[rank], K], on the device it is wanted on."""
+        """[Σ counts, K] int64 rows of all ranks in rank order.  mine: [counts[rank], K], on the device of the result."""
         device = self.device(mine.device)
         longest = max(counts)
         padded = torch.zeros(longest, mine.shape[1], dtype=torch.int64, device=device)
@@ -90,10 +92,10 @@ class Ranks:
         return torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)]).to(mine.device)
 
     def exchange(self, mine: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """[Σ receive, D] rows that the ranks have for this one, in rank order, bit for bit.
+        """[Σ receive, D] rows sent to this rank, in rank order, bit for bit.
 
         mine      [Σ send, D] rows for rank 0, then those for rank 1, …; any dtype: they travel as bytes
-        send      how many of them go to each rank; receive: how many come from each
+        send      number of rows for each rank; receive: number of rows from each
         """
         device = self.device(mine.device)
         width = mine.shape[1] * mine.element_size()
@@ -105,11 +107,11 @@ class Ranks:
 
 @contextlib.contextmanager
 def _together() -> Iterator[None]:
-    """Around a collective: torch's error for a rank that is gone, with what to look at."""
+    """Around a collective: torch's error for a rank that is gone, with advice."""
     try:
         yield
     except RuntimeError as error:
         raise RuntimeError(
-            "the ranks of process_group no longer answer each other: one has ended, failed elsewhere or did not make this "
+            "the ranks of process_group cannot reach each other: one has exited, failed elsewhere or did not make this "
             f"call within the group's timeout. Every rank must make it; look at the first rank that failed. ({error})"
         ) from error

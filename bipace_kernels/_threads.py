@@ -1,4 +1,4 @@
-"""How many threads the cpu backend takes: set once at the edge of a call, read where a native kernel is called."""
+"""Number of threads of the cpu backend: set once per public call, read where a native kernel is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from . import _env
 
-_chosen: ContextVar[int] = ContextVar("bipace_num_threads", default=0)  # 0: nobody has chosen
+_chosen: ContextVar[int] = ContextVar("bipace_num_threads", default=0)  # 0: not set
 _MOST = max(16, os.cpu_count() or 1)  # more threads than cores only wait for each other; results are the same
 
 
@@ -28,7 +28,7 @@ def checked(num_threads: Any) -> int | None:
 
 @contextlib.contextmanager
 def using(num_threads: Any) -> Iterator[None]:
-    """The count for all native calls inside; None keeps the one outside.  ValueError for a bad BIPACE_NUM_THREADS."""
+    """Sets the count for all native calls inside; None keeps the outer one.  ValueError for a bad BIPACE_NUM_THREADS."""
     token = _chosen.set(checked(num_threads) or count())
     try:
         yield

@@ -1,4 +1,4 @@
-"""Between host and GPU: copies that never wait where they need not, and wait once where they must."""
+"""Copies between host and GPU: asynchronous where possible, otherwise with one synchronization."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def capturing() -> bool:
 
 
 def to_device(tensor: Tensor, device: torch.device, name: str) -> Tensor:
-    """The tensor on a device; a tensor of the host goes there through pinned memory, and nobody waits for it."""
+    """The tensor on a device; a host tensor is copied through pinned memory, without synchronizing."""
     return tensor if tensor.device == device else to_device_together([tensor], device, name)[0]
 
 
 def to_device_together(tensors: Sequence[Tensor], device: torch.device, name: str) -> list[Tensor]:
-    """Tensors of the host on a device by one copy: parts of one buffer.  On the CPU they are what they were.
+    """Host tensors on a device by one copy, as parts of one buffer.  On the CPU they are unchanged.
 
     ValueError while a CUDA graph is captured: the graph would keep the address of host memory that is gone at replay.
     """
@@ -32,8 +32,8 @@ def to_device_together(tensors: Sequence[Tensor], device: torch.device, name: st
         return list(tensors)
     if capturing():
         raise ValueError(
-            f"{name} must be on {device} before a CUDA graph is captured, it is on the host; make a tensor of it there "
-            "first, and for a layout call layout.on(device)."
+            f"{name} must be on {device} before a CUDA graph is captured, but is on the host; make it a tensor there "
+            "first, or for a layout call layout.on(device)."
         )
     starts, end = [], 0
     for tensor in tensors:
@@ -48,7 +48,7 @@ def to_device_together(tensors: Sequence[Tensor], device: torch.device, name: st
 
 @dataclass(frozen=True)
 class Copied:
-    """The copy that to_device_together has just begun on the current stream, for use on any stream."""
+    """The copy that to_device_together just started on the current stream, for use on any stream."""
 
     device: torch.device
     stream: Any
@@ -63,9 +63,9 @@ class Copied:
         return Copied(device, stream, stream.record_event())
 
     def wait(self, tensor: Tensor) -> None:
-        """Makes the current stream wait for the copy, where another stream made it; the host waits for nothing.
+        """Makes the current stream wait for the copy, if another stream made it; the host does not wait.
 
-        tensor   any of those copied together: one buffer holds them all
+        tensor   any of those copied together, since one buffer holds them all
         """
         if capturing():
             return  # a capture begins with the device idle
@@ -82,7 +82,7 @@ def _part(buffer: Tensor, start: int, like: Tensor) -> Tensor:
 
 
 def to_host(values: Sequence[Any]) -> list[Any]:
-    """The same values with every GPU tensor copied to the CPU; waits for the device once, or not at all."""
+    """The same values with every GPU tensor copied to the CPU; synchronizes at most once."""
     device = next((v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda), None)
     if device is None:
         return list(values)

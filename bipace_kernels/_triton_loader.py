@@ -1,4 +1,4 @@
-"""Whether the Triton kernels can run here; nothing of Triton is imported before someone asks."""
+"""Whether the Triton kernels can run here; Triton is only imported on demand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def detail() -> str:
 
 @functools.cache
 def interpreted() -> bool:
-    """TRITON_INTERPRET=1 stood in the environment when Triton was first imported: kernels run on CPU tensors."""
+    """Whether TRITON_INTERPRET=1 was set when Triton was first imported: kernels then run on CPU tensors."""
     try:
         import triton
     except ImportError:

@@ -1,4 +1,4 @@
-"""Code that runs once another package has imported one of its modules, without importing it any sooner."""
+"""Runs code after another package has imported one of its modules, without importing it earlier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the other finders find a module, and makes the calls that wait for it once its own code has run."""
+    """Lets the other finders find a module, and runs the pending calls after the module's own code."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[], None]]] = {}
@@ -38,7 +38,7 @@ _finder = _Finder()
 
 
 def when_imported(module: str, call: Callable[[], None]) -> None:
-    """call() right after the code of this module has run, for the first time and once; at once where it already has."""
+    """Runs call() once, right after this module is first imported; immediately if it already is."""
     if module in sys.modules:
         call()
         return

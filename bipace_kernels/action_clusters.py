@@ -28,13 +28,13 @@ def action_clusters(
     check: str = "auto",
     num_threads: int | None = None,
 ) -> torch.Tensor:
-    """Key of each record's action, equal for actions in one cosine cluster: PACE without a list of actions.
+    """Key of each record's action, equal for actions in one cosine cluster: PACE without a discrete action space.
 
         key_i = number of the cluster that the greedy rule of `cluster()` puts action i into:
                 the nearest centroid of its prompt group where 1 − cos ≤ ε, else a new one
 
-    Text actions as embeddings, or the action vectors of a continuous policy.  A cosine sees only directions, so
-    vectors whose length or origin means something take a constant as one more entry first: docs/action_keys.md.
+    For text actions as embeddings, or the action vectors of a continuous policy.  A cosine depends only on direction, so
+    append a constant to vectors whose length or origin matters: docs/action_keys.md.
 
     action_fingerprint   [N, D] float32 | bfloat16 | float16 (float64 is rounded), any length: normalised here
     group                [N] prompt-group id; keys of different groups always differ.  Or the labels of `cluster()`: then
@@ -43,17 +43,17 @@ def action_clusters(
                          equals 0.0, and a row of zeros is an action like others)
     trajectory           [N] trajectory id or None (the records of a group in row order)
     step                 [N] int or None, order inside the trajectory
-    layout               instead of group, trajectory and step; with it nothing waits for a GPU
+    layout               instead of group, trajectory and step; with it nothing synchronizes with a GPU
     on_invalid           bad rows (not finite; with ε > 0 also zero): "raise", or "singleton": a key of its own for each
     backend              "auto" | "reference" | "cpu" | "triton" | "cuda"; by name it never falls back
-    check                "auto" | "now": under "raise", rows on a GPU raise only with "now", which waits for it; with
+    check                "auto" | "now": under "raise", rows on a GPU raise only with "now", which synchronizes; with
                          "auto" they are treated as under "singleton"
     num_threads          threads of the cpu backend; None: torch.get_num_threads()
 
     Returns keys [N] int64 for `advantage(action_key=...)`: dense over the batch, by first appearance in processing
     order; −1 for padding rows of the layout.  They name clusters of this batch: never compare them between batches, nor
     mix them with keys of `action_keys()`.  Same input, same bits, at any thread count.
-    ValueError names the rows that are bad, TypeError what is no matrix of floats.
+    ValueError for bad rows, which it names; TypeError unless action_fingerprint is a matrix of floats.
     """
     Config.bigpo(epsilon)  # checks the range and names the field
     check_check(check)

@@ -1,4 +1,4 @@
-"""Action keys: 64-bit names of what an agent did, from its response's text or token ids."""
+"""Action keys: 64-bit hashes of an agent's action, from its response's text or token ids."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def action_keys(
     token_bytes  bk.token_bytes(tokenizer); needed for ids in the modes "action_tag" and "text".  Its first use on a GPU
                  copies it there
     backend      for ids; text is on the host and stays there
-    check        "auto" | "now"   when ids on a GPU are compared with the table.  "now": at the call, which waits for the
-                 device.  "auto": nobody waits, and a row with a bad id takes its first_n key, parsed False.  Ids on the
+    check        "auto" | "now"   when ids on a GPU are compared with the table.  "now": at the call, which
+                 synchronizes.  "auto": no check, and a row with a bad id gets its first_n key, parsed False.  Ids on the
                  CPU are always checked at the call
     num_threads  threads of the cpu backend; None: torch.get_num_threads()
 
@@ -55,8 +55,8 @@ def action_keys(
     Python's "surrogatepass".  Text and ids give the same keys wherever a row parses and is valid UTF-8.  Same input, same
     bits, on every backend and at any number of threads.  Formats, with values to test against: docs/action_keys.md.
 
-    Ids on a GPU are never copied to the host; lists and arrays beside tensors go to their device.
-    TypeError and ValueError name what is wrong, for a token id outside the table with its row and column.
+    Ids on a GPU are never copied to the host; lists and arrays passed with tensors are copied to the tensors' device.
+    TypeError and ValueError name the problem; for a token id outside the table also its row and column.
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
@@ -78,7 +78,7 @@ def action_keys(
         )
 
     if isinstance(responses, (list, tuple)):
-        responses = tuple(responses)  # another thread may change a list between a check and a reading
+        responses = tuple(responses)  # another thread may change a list between check and use
     if isinstance(responses, tuple) and (len(responses) == 0 or isinstance(responses[0], (str, bytes))):
         host = _dispatch.texts(backend)
         _check_texts(responses)
@@ -171,7 +171,7 @@ def _check_texts(texts: list[Any] | tuple[Any, ...]) -> None:
 def _integers(values: Any, name: str, wish: str, *, bools: bool = False) -> torch.Tensor:
     """Integers (or bools) with the caller's strides; on the CPU int32 or int64, a copy where the dtype is another."""
     if isinstance(values, torch.Tensor) and values.device.type != "cpu" and values.dtype == torch.uint64:
-        values = values.view(torch.int64)  # what lies beyond int64 comes out negative; a look at it would wait
+        values = values.view(torch.int64)  # values beyond int64 become negative; checking them would synchronize
     tensor = _checks.to_tensor(values, name, wish)
     if tensor.dtype in (torch.int32, torch.int64) or (bools and tensor.dtype == torch.bool):
         return tensor
@@ -182,7 +182,7 @@ def _integers(values: Any, name: str, wish: str, *, bools: bool = False) -> torc
 
 def _matrix(responses: Any, device: torch.device) -> torch.Tensor:
     if responses.ndim != 2:
-        cure = "; for one response pass responses[None]" if responses.ndim == 1 else "; flatten to one row a response"
+        cure = "; for one response pass responses[None]" if responses.ndim == 1 else "; flatten to one row per response"
         raise ValueError(f"responses must have shape [N, T], got {list(responses.shape)}{cure}.")
     ids = _integers(responses, "responses", "token ids of an integer dtype")
     return _transfer.to_device(ids, device, "responses")
@@ -211,7 +211,9 @@ def _flatten(
                 raise ValueError(f"{name}[{i}] must be one row of integers, got shape {list(row.shape)}; flatten it.")
         elif not isinstance(row, (list, tuple)):
             raise TypeError(f"{name}[{i}] must be a row of integers, got {type(row).__name__}; {name} must be {KINDS}.")
-    lengths = [len(row) for row in rows]  # what follows is compared with it: a list may change, and a __len__ lie
+    lengths = [
+        len(row) for row in rows
+    ]  # what follows is compared with it: a list may change, and a __len__ may be wrong
     offsets = _offsets(lengths)
     if device.type == "cpu":
         return _flatten_host(dict(enumerate(rows)), offsets, name, host, bools=bools), offsets
@@ -259,7 +261,7 @@ def _flatten_host(rows: dict[int, Any], offsets: torch.Tensor, name: str, host: 
             )
         item = lists[row][column]
         if isinstance(item, int) and not isinstance(item, bool):
-            raise ValueError(f"{name}[{number}] must hold integers inside int64, got {item} at position {column}.")
+            raise ValueError(f"{name}[{number}] must hold integers that fit int64, got {item} at position {column}.")
         raise TypeError(
             f"{name}[{number}] must hold integers, got {type(item).__name__} at position {column}; {name} must be "
             f"{KINDS}."

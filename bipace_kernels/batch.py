@@ -1,4 +1,4 @@
-"""Batch: what the arrows of one call read, in processing order and where the tensors are."""
+"""Batch: the data of one call, in processing order and on the tensors' device."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """The records of a call, after returns, episode term and the look at the fingerprints.
+    """The records of a call, after returns, episode term and the check of the fingerprints.
 
-    backend    whose modules run the stages
+    backend    the backend whose modules run the stages
     inputs     the arguments that the configuration uses, by row
-    layout     the records that count, on the CPU; placed: the same where the tensors are
-    taken      [M] bool or None: False for records set aside, which take part in nothing; None: all are taken
+    layout     the records that count, on the CPU; placed: the same on the tensors' device
+    taken      [M] bool or None: False for records set aside; None: all are taken
     usable     [M] bool or None: False where the fingerprint has no direction; None: all have one, or there are none
     returns    [M] float32   R, discounted return-to-go
     episode    [M] float32   A_ep
@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def groups(self) -> dict[str, int]:
-        """Sizes of the prompt groups that stages ask for."""
+        """Sizes of the prompt groups, as stages need them."""
         return {"n_groups": self.placed.n_groups, "longest_group": self.placed.longest_group}
 
     def by_record(self, column: Tensor) -> Tensor:

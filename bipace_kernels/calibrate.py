@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from ._calibration_states import Pair, States
 
 Tensor = torch.Tensor
-DEGENERATE = (
-    0.95  # of the prompts in singletons, or in the largest cluster of their group: as the metrics' own warnings have it
-)
+DEGENERATE = 0.95  # of the prompts in singletons, or in the largest cluster of their group: as in the metrics' warnings
 
 
 def calibrate(
@@ -58,7 +56,7 @@ def calibrate(
 
     model         a Hugging Face decoder on one device or several, not sharded over processes
     prompts       [N] texts, chat messages (their template's generation prompt is added) or token ids without padding
-    labels        [N] what a linear probe predicts from the states: the task's type
+    labels        [N] labels that a linear probe predicts from the states: the task's type
     tokenizer     of the model; not needed for token ids
     layers        indices into hidden_states or "block 16", as in tap(); "all"; None: about seven over the depth and the last
                   block before the norm, on 28 blocks the paper's 4, 8, 12, 16, 20, 24, 27
@@ -66,15 +64,15 @@ def calibrate(
     epsilons      radii of the scan
     group         [N] ids of prompt groups; clusters stay inside them.  None: all prompts are one group, the paper's scan
     folds         of the probe's cross-validation; each label needs as many distinct prompts
-    min_clusters  below so many clusters a partition cannot separate the tasks
-    band, bounds  wanted median cluster size and range of the chosen ε, as in choose_epsilon()
+    min_clusters  least number of clusters for a partition to qualify
+    band, bounds  target median cluster size and range of the chosen ε, as in choose_epsilon()
     seed          of the folds
-    out           folder whose subfolder `states` keeps the states of each layer and pooling ([N, D] float32, .npy) and what
-                  was measured; another call goes on there, and computes only what is missing.  ValueError for a folder
+        out           folder whose subfolder `states` keeps the states of each layer and pooling ([N, D] float32, .npy) and the
+                  measurements; another call resumes there, and computes only what is missing.  ValueError for a folder
                   that belongs to another model or other prompts
-    restart       forget what `out` holds
-    token_budget  tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
-    progress      a bar on stderr for the forwards, another for clusters and probes; None: where that is a terminal
+    restart       discard what `out` holds
+    token_budget  tokens of one forward, including padding; None: 512 on the CPU, 16,384 elsewhere
+    progress      a bar on stderr for the forwards, another for clusters and probes; None: if stderr is a terminal
     backend       of the clusters
 
     Forwards end after the deepest layer and serve all layers and poolings; identical prompts run once.  The probe is a
@@ -83,7 +81,7 @@ def calibrate(
     `min_clusters` clusters, less than 95 % of the prompts in the largest cluster and less than 95 % in singletons, the one with the
     highest accuracy (ties: the earlier block, then the pooling named first); then ε by choose_epsilon().
     """
-    from ._calibration_states import States, token_ids  # bk.hidden is loaded when it is asked for
+    from ._calibration_states import States, token_ids  # bk.hidden is loaded on demand
     from .hidden.layers import find_decoder
     from .hidden.tap import tap
 
@@ -104,7 +102,7 @@ def calibrate(
     numbers, names = _numbered(labels, "labels", len(rows))
     groups = torch.zeros(len(rows), dtype=torch.int64) if group is None else _numbered(group, "group", len(rows))[0]
     folder = None if out is None else _checks.path(out, "out") / "states"
-    same = number_objects([tuple(row) for row in rows]).numpy()  # equal prompts have one number, for the folds
+    same = number_objects([tuple(row) for row in rows]).numpy()  # equal prompts share a number, for the folds
     _check_classes(numbers.numpy(), same, names, folds)
     states = States(model, rows, folder, restart)
     settings = {
@@ -146,9 +144,7 @@ def _clustered(
     """Clusters of the states [N, D] under each ε."""
     start = time.perf_counter()
     if not bool((x != 0).any(dim=1).all()):
-        raise ValueError(
-            "model must give states that are not zero, but some are zero throughout; leave that layer out."
-        )
+        raise ValueError("model must give non-zero states, but some are entirely zero; leave that layer out.")
     labels = cluster(x, groups, radii, backend=backend)
     found = []
     for epsilon, row, sizes in zip(radii, labels, measure_sizes(labels), strict=True):
@@ -176,7 +172,7 @@ def _probed(
         sklearn.preprocessing.StandardScaler(), sklearn.linear_model.LogisticRegression(max_iter=2000)
     )
     cut = sklearn.model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
-    # One thread: the problems are so small that BLAS's threads cost far more than they bring (7 times on two busy cores).
+    # One thread: the problems are small, and BLAS with threads is slower (7 times on two busy cores).
     with importlib.import_module("threadpoolctl").threadpool_limits(1):
         scores = sklearn.model_selection.cross_val_score(
             model, x.numpy(), labels, groups=same, cv=cut, error_score="raise"
@@ -209,7 +205,9 @@ def _choose(
             f"no layer and pooling has an ε with at least {min_clusters} clusters that are neither one giant nor all singletons; "
             f"scan {'smaller' if few else 'other'} epsilons, or more prompts."
         )
-    best = max(fitting, key=lambda row: row.accuracy)  # the first of equals, and the scan goes by depth
+    best = max(
+        fitting, key=lambda row: row.accuracy
+    )  # max() takes the first of equals, and the scan is ordered by depth
     x = states.load((best.layer, best.pooling))
     chosen = choose_epsilon(x, groups, band=band, bounds=bounds, backend=backend)
     (sizes,) = measure_sizes(cluster(x, groups, chosen.epsilon, backend=backend)[None])
@@ -263,24 +261,22 @@ def _candidates(layers: Any, n_blocks: int) -> Sequence[int | str]:
 
 
 def _numbered(values: Any, name: str, n: int) -> tuple[Tensor, list[Any]]:
-    """[N] int64 numbers by first appearance, and the values that they stand for."""
+    """[N] int64 numbers by first appearance, and their values."""
     got = _checks.length(values, name)
     if got != n:
         raise ValueError(f"{name} must have one entry per prompt, N = {n}, got {got}.")
     items = values.tolist() if isinstance(values, (torch.Tensor, np.ndarray)) else list(values)
     if None in items:
         raise ValueError(
-            f"{name}[{items.index(None)}] must be a value, got None; leave the prompt out, or give it one."
+            f"{name}[{items.index(None)}] must be a value, got None; give it a value, or leave the prompt out."
         )
     return number_objects(items, name).cpu(), list(dict.fromkeys(items))
 
 
 def _check_classes(labels: Any, same: Any, names: list[Any], folds: int) -> None:
-    """A fold needs some of each label, in prompts that are not in another fold too."""
+    """Checks that each fold can have every label, in prompts of no other fold."""
     if len(names) < 2:
-        raise ValueError(
-            f"labels must hold at least two values for a probe to separate, got {len(names)}: {names[:1]}."
-        )
+        raise ValueError(f"labels must hold at least two distinct values, got {len(names)}: {names[:1]}.")
     for number, name in enumerate(names):
         distinct = len(np.unique(same[labels == number]))
         if distinct < folds:

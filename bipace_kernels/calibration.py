@@ -1,4 +1,4 @@
-"""What calibrate() gives: the scan, the choice, and both as Markdown, JSON and YAML."""
+"""Results of calibrate(): the scan, the choice, and both as Markdown, JSON and YAML."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Scanned:
     clusters: int
     singletons: float  # share of clusters
     median_size: float
-    largest: float  # share of the prompts that is in the largest cluster of its group
+    largest: float  # share of the prompts in the largest cluster of their group
     accuracy: float  # of the linear probe; the same at every ε
     stderr: float
-    qualifies: bool  # enough clusters, neither one giant nor all singletons
+    qualifies: bool  # enough clusters, neither one giant cluster nor all singletons
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What to train with."""
+    """The settings to train with."""
 
     layer: Layer
     pooling: str
@@ -112,7 +112,7 @@ class Calibration:
         lines = [
             f"# Calibration of {self.model}",
             "",
-            f"{self.n_prompts:,} prompts ({self.n_distinct:,} distinct{several}), {self.n_labels} labels; always saying the "
+            f"{self.n_prompts:,} prompts ({self.n_distinct:,} distinct{several}), {self.n_labels} labels; always predicting the "
             f"most frequent one would be right for {self.majority:.1%}. Probe accuracy: a logistic regression on "
             f"standardised states, mean of {self.folds} stratified folds that keep identical prompts together.",
             "",
@@ -181,7 +181,7 @@ def row_cells(row: Scanned) -> list[str]:
 
 
 def layer_value(layer: Layer) -> int | str:
-    """What tap(layer=...) takes: a negative index, or "block 27" for the last block before the norm."""
+    """The argument of tap(layer=...): a negative index, or "block 27" for the last block before the norm."""
     if layer.normed:
         return -1
     if layer.block == layer.n_blocks - 1:

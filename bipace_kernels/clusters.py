@@ -1,4 +1,4 @@
-"""cluster(): who shares a state, by cosine distance of fingerprints."""
+"""cluster(): which records share a state, by cosine distance of fingerprints."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def cluster(
     group         [N] prompt-group id
     epsilon       cosine distance, 0 or in [1e-4, 1]; 0 joins rows that are equal as given (−0.0 equals 0.0).  Or a
                   vector of E of them (tensor, array, list): all are clustered from one Gram matrix per group
-                  (docs/epsilon.md says what that costs).  A tensor on a GPU is waited for; a list is not.
+                  (for the cost see docs/epsilon.md).  A tensor on a GPU synchronizes; a list does not.
     trajectory    [N] trajectory id or None (the records of a group in row order)
     step          [N] int or None, order inside the trajectory
-    layout        instead of group, trajectory and step; with it nothing waits for a GPU
-    check         "auto" | "now": bad rows (zero, or not finite) raise on the CPU and, with "now", on a GPU, which waits
-                  for it; with "auto" each bad row of a GPU tensor becomes a cluster of its own
-    Rows that repeat a (group, trajectory, step) count as records of their own.
+    layout        instead of group, trajectory and step; with it nothing synchronizes with a GPU
+    check         "auto" | "now": bad rows (zero, or not finite) raise on the CPU and, with "now", on a GPU, which
+                  synchronizes; with "auto" each bad row of a GPU tensor becomes a cluster of its own
+    Rows that repeat a (group, trajectory, step) count as separate records.
     Returns [N] int64, dense over the batch, numbered by first appearance in processing order; −1 for padding rows of
-    the layout.  For a vector of E epsilons [E, N], each row numbered by itself.  ValueError for bad rows.
+    the layout.  For a vector of E epsilons [E, N], each row with its own numbering.  ValueError for bad rows.
     Same input, same bits, at any thread count; the labels of one ε do not depend on the others in its vector, but may
-    differ from a call with that ε alone where a decision is within 1e-5 of the rule.
+    differ from a call with only that ε where a decision is within 1e-5 of the rule.
     """
     epsilons = _epsilons(epsilon)
     check_check(check)
@@ -78,7 +78,7 @@ def _epsilons(epsilon: Any) -> float | list[float]:
         raise TypeError(f"epsilon must be {wish}, got entries of {tensor.dtype}.")
     values: list[float] = tensor.to(torch.float64).tolist()
     for e, value in enumerate(values):
-        if 0.99999e-4 < value < 1e-4:  # float32's nearest to 1e-4 lies below it
+        if 0.99999e-4 < value < 1e-4:  # the float32 nearest to 1e-4 is below it
             values[e] = 1e-4
         elif not (value == 0 or 1e-4 <= value <= 1):
             raise ValueError(f"epsilon[{e}] must be 0 or in [1e-4, 1], got {value:g}.")

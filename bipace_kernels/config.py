@@ -1,4 +1,4 @@
-"""Config: which partition, which estimator, which normalisation.  Its presets are the systems of the paper."""
+"""Config: partition, estimator and normalisation.  Its presets are the systems of the paper."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _choices() -> dict[str, tuple[str, ...]]:
 class Config(Handled):
     """What `advantage()` computes.  Every field is checked when the object is made: ValueError names the field.
 
-    partition            how the steps of one prompt group are put into clusters, each a state (docs/estimator.md, 3)
+    partition            how the steps of one prompt group are clustered into states (docs/estimator.md, 3)
     estimator            the step term inside a cluster (docs/estimator.md, 4), or a function of the records that take part:
-                         it gets `StepRecords` and returns A_S [M]; one of a module's top level pickles
+                         it gets `StepRecords` and returns A_S [M]; it can be pickled if it is at a module's top level
     gamma                discount γ in [0, 1]
     step_weight          w ≥ 0 of the step term: A = episode_weight · A_ep + w · A_S; not used by "hgpo"
     episode_weight       weight ≥ 0 of the episode term; not used by "hgpo"
@@ -54,16 +54,16 @@ class Config(Handled):
     length_weight_alpha  α ≥ 0 of HGPO's weights
     value                "gae": V̂ of a record's state, the prompt group's mean, shrunk cluster means, or a Gaussian process
                          over the fingerprints (docs/gae.md)
-    share                value="kernel": what a value is read from, the prompt "group", the "batch", or the batch and the ones
-                         before it in `memory`
+    share                value="kernel": records from which a value is estimated: those of the prompt "group", of the "batch",
+                         or of the batch and of earlier ones in `memory`
     shrinkage            κ ≥ 0 of value="cluster"
     kernel_width         ℓ ≥ 0.05 of value="kernel": exp((cos − 1)/ℓ) of centred fingerprints
-    kernel_time          θ > 0 in steps: exp(−Δt²/(2 θ²)); None: time does not count
+    kernel_time          θ > 0 in steps: exp(−Δt²/(2 θ²)); None: no time term
     kernel_noise         ρ ≥ 0.1, the variance of returns about their value, in units of the kernel's
-    kernel_same          s in [0, 1000] of share "batch" and "memory": what records of one prompt group have in common
+    kernel_same          s in [0, 1000] of share "batch" and "memory": covariance shared by records of one prompt group
     gae_lambda           λ in [0, 1]
     base_group           HGPO: the episode advantage joins the aggregate as depth 0
-    duplicates           rows with equal (group, trajectory, step): an error, one record, or a record each
+    duplicates           rows with equal (group, trajectory, step): an error, counted once, or counted each
     on_invalid           non-finite input: an error, or the row is set aside and counted
     """
 
@@ -95,7 +95,7 @@ class Config(Handled):
 
     def __post_init__(self) -> None:
         if torch.compiler.is_compiling():
-            return  # made inside a compiled function: checked when the op makes it again
+            return  # made inside a compiled function: checked when the op recreates it
         self._register()
         for field in fields(self):
             allowed = _choices().get(field.name, ())
@@ -128,7 +128,7 @@ class Config(Handled):
             raise ValueError(f"{name} must be a number {wish.text}, got {value!r}.")
 
     def _pairs(self) -> None:
-        """Pairs of fields that make no sense together."""
+        """Raises ValueError for fields that contradict each other."""
         row, name = estimator_of(self), name_of(self.estimator)
         if self.partition not in row.partitions:
             if len(row.partitions) == 1 and self.estimator != "none":
@@ -163,7 +163,7 @@ class Config(Handled):
 
     @classmethod
     def grpo(cls, **changes: Any) -> Config:
-        """GRPO: A = A_ep alone, every step of a trajectory the same (paper eq. 1)."""
+        """GRPO: A = A_ep, the same for every step of a trajectory (paper eq. 1)."""
         return cls(**{"partition": "none", "estimator": "none", **changes})
 
     @classmethod
@@ -172,7 +172,7 @@ class Config(Handled):
 
         mode   None: this package's normalisation (A_ep of paper eq. 1, step term undivided).
                "mean_norm" and "mean_std_norm": verl-agent's two modes, with its population of step records and raw
-               returns of lone trajectories; the first divides nothing by σ, the second both terms.
+               returns of lone trajectories; the first does not divide by σ, the second divides both terms.
         """
         verl_agent = {"episode_scope": "step", "lone_trajectory": "raw"}
         modes: dict[str | None, dict[str, str]] = {

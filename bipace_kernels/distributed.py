@@ -1,12 +1,12 @@
-"""advantage() and cluster() over the ranks of torch.distributed; imported when first asked for.
+"""advantage() and cluster() over the ranks of torch.distributed; imported at first use.
 
-    rows of a rank ─► ids, rewards, keys, … ──────► every rank has those of all rows: 8 bytes each
+    rows of a rank ─► ids, rewards, keys, … ──────► every rank gets those of all rows: 8 bytes each
                       fingerprints or observations ► the rank that owns the prompt group, once; it makes the clusters
-                                          labels ──► every rank has those of all rows
-                      advantage() of the whole batch with these labels, on every rank; each takes its own rows
+                                          labels ──► every rank gets those of all rows
+                      advantage() of the whole batch with these labels, on every rank; each keeps its own rows
 
-Clusters never leave a prompt group and cost nearly all of the time, so they are what is shared out.  The rest is the call
-that one process makes, on the same columns: equal bits, metrics and errors need no other argument.  docs/distributed.md
+Clusters never cross prompt groups and take nearly all of the time, so the clustering is what is distributed.  The rest is
+the same call as in one process, on the same columns, which gives equal bits, metrics and errors.  docs/distributed.md
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ Given = dict[str, Any]
 
 _REAL = ("rewards", "returns", "episode_return")
 _BOOL = ("action_parsed", "valid", "truncated")
-_SLACK = 1.25  # of the mean load: moving a record costs about what clustering it costs, so finer balance does not pay
-_FAILED = 255  # in the place of a record's state, where its owner could not cluster
+_SLACK = (
+    1.25  # of the mean load: moving a record costs about as much as clustering it, so finer balance is not worth it
+)
+_FAILED = 255  # instead of a record's state, where its owner could not cluster
 _ARGUMENTS = ("group", "trajectory", "step", "observation", "action_key", "fingerprint", *_REAL, *_BOOL)
 
 
@@ -67,25 +69,25 @@ def advantage(
     check: str = "auto",
     num_threads: int | None = None,
 ) -> AdvantageResult:
-    """`bipace_kernels.advantage()` of the rows of all ranks in rank order; each rank gets the results of its own rows.
+    """`bipace_kernels.advantage()` on the rows of all ranks in rank order; each rank gets the results of its own rows.
 
-    group            [N] prompt-group id of each of this rank's rows; groups may straddle ranks.  Integers on all ranks keep
+    group            [N] prompt-group id of each of this rank's rows; groups may span ranks.  Integers on all ranks keep
                      their numeric order, any other ids are numbered by first appearance over the ranks
     trajectory       [N] trajectory id, unique in the batch of all ranks; likewise
     process_group    of torch.distributed; None: the default group.  All of its ranks make this call, with the same
                      configuration and the same arguments; a rank may have no rows (N = 0)
-    check            "auto" | "now": the same here, values are checked at the call
-    memory           a `ValueMemory` of share="memory"; that of rank 0 is read and holds the records, the others stay empty
+    check            "auto" | "now": no difference here, values are always checked at the call
+    memory           a `ValueMemory` of share="memory"; only rank 0's is read and holds the records, the others stay empty
     rewards, step, returns, episode_return, fingerprint, observation, action_key, action_parsed, valid, truncated,
     config, backend, num_threads      as in `bipace_kernels.advantage()`
 
     Bit-equal to one process on the concatenated rows, for every split, on ranks with one kind of device and instruction
     set.  Clusters are numbered over the batch; metrics() and value_r2() are the batch's, equal on all ranks.
-    A fingerprint goes to the rank that owns its group, once and in its own dtype; what else is given for a row goes to
+    A fingerprint goes to the rank that owns its group, once and in its own dtype; all other values of a row go to
     every rank, 8 bytes each.  Rank 0 owns all groups where values are shared between them (share "batch" and "memory").
     Ranks must trust each other: ids and observations that are not integers travel as pickles (docs/distributed.md).
-    ValueError and TypeError come on all ranks: about an argument, naming the rank; about values, with rows counted over
-    the ranks.  RuntimeError where a rank has ended, or does not make this call within the group's timeout.
+    ValueError and TypeError are raised on all ranks: for an argument, naming the rank; for values, with rows counted over
+    the ranks.  RuntimeError where a rank has exited, or does not make this call within the group's timeout.
     """
     given = {
         "group": group, "trajectory": trajectory, "rewards": rewards, "step": step, "returns": returns,
@@ -123,7 +125,7 @@ def cluster(
     backend: str = "auto",
     num_threads: int | None = None,
 ) -> Tensor:
-    """`bipace_kernels.cluster()` of the rows of all ranks in rank order; each rank gets the labels of its own rows.
+    """`bipace_kernels.cluster()` on the rows of all ranks in rank order; each rank gets the labels of its own rows.
 
     fingerprint      [N, D] float32 | bfloat16 | float16 of this rank's rows, any length
     group            [N] prompt-group id
@@ -131,14 +133,14 @@ def cluster(
     process_group    of torch.distributed; None: the default group
     trajectory       [N] trajectory id or None (the records of a group in row order, over the ranks)
     step             [N] int or None, order inside the trajectory
-    valid            [N] bool or None: False rows (padding) take part in nothing and get −1
+    valid            [N] bool or None: False rows (padding) are ignored and get −1
     duplicates       rows with equal (group, trajectory, step): "count" each, count them "once", or "raise"
     on_invalid       rows that are zero or not finite: "raise", or "singleton" gives each a cluster of its own
     backend, num_threads   as in `bipace_kernels.cluster()`
 
     For trainers with a single controller: the workers cluster where the fingerprints are, and the controller calls
-    `bipace_kernels.advantage(observation=labels)` under partition="exact".  That gives the bits of partition="cosine"
-    on the fingerprints; docs/distributed.md says when.
+    `bipace_kernels.advantage(observation=labels)` under partition="exact".  That gives the same bits as partition="cosine"
+    on the fingerprints; docs/distributed.md lists the requirements.
     Returns [N] int64, dense over the batch of all ranks, numbered by first appearance in processing order.
     Errors are those of `advantage()`.
     """
@@ -146,7 +148,7 @@ def cluster(
     def prepare() -> _Own:
         config = Config.bigpo(epsilon, duplicates=duplicates, on_invalid=on_invalid)
         if trajectory is None and step is not None:
-            raise ValueError("trajectory is missing; step numbers need the trajectory that they count in.")
+            raise ValueError("trajectory is missing; step numbers count inside a trajectory.")
         if group is None:
             raise ValueError("group is missing; pass one id per row.")
         rows = _checks.length(group, "group")
@@ -164,12 +166,12 @@ def plan_owners(held: Any, cost: Any = None) -> Tensor:
     """The rank that owns each prompt group, for clusters made where the fingerprints are.
 
     held   [R, G] int   records of group g that rank r holds
-    cost   [G] real ≥ 0 or None   what the group costs its owner; None: its records squared, as clustering grows
+    cost   [G] real ≥ 0 or None   cost of the group for its owner; None: its records squared, as clustering grows
 
-    The largest group first, each goes to the rank that holds most of it among those that stay within 1.25 of the mean load
-    (or the cost of the largest group, where that is more); if none does, to the rank with the least load.  So whole groups
-    stay where they are unless the load would be out of balance.
-    Returns [G] int64, on the CPU.  A function of only its arguments: all ranks get the same plan.
+    In order of size, largest first, each group goes to the rank that holds most of it among those whose load stays within
+    1.25 times the mean (or the cost of the largest group, if that is more); if there is none, to the rank with the least
+    load.  So whole groups stay where they are unless the load would be unbalanced.
+    Returns [G] int64, on the CPU.  It depends only on the arguments: all ranks get the same plan.
     """
     table = _checks.to_tensor(held, "held", "counts of shape [R, G]").cpu()
     if table.ndim != 2 or table.shape[0] == 0 or table.dtype.is_floating_point or (table < 0).any():
@@ -203,7 +205,7 @@ def plan_owners(held: Any, cost: Any = None) -> Tensor:
 
 @dataclass(frozen=True)
 class _Head:
-    """What all ranks must know of each other before anything moves.
+    """What ranks tell each other before any data moves.
 
     The fields after n_taken must be equal on all ranks that have records; those of `config` and `backend` on all.
     """
@@ -232,7 +234,7 @@ class _Own:
 
 
 def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None) -> _Own:
-    """The rows of this rank.  Whatever can fail here fails before the others wait for data."""
+    """The rows of this rank.  Bad arguments fail here, before the other ranks wait for data."""
     _dispatch.check_name(backend)
     given = _interop.all_to_torch(given)
     where = _checks.one_device(given)
@@ -272,16 +274,16 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
 
 
 def _first_of_each(items: Any, number: Tensor) -> list[Any]:
-    """The items that hold the numbers 0, 1, … for the first time."""
+    """The items at the first appearances of the numbers 0, 1, …"""
     _, first = np.unique(number.numpy(), return_index=True)
     chosen = _checks.take_rows(items, torch.from_numpy(first))
     return list(chosen.tolist() if isinstance(chosen, (np.ndarray, Tensor)) else chosen)
 
 
 def _check_observation(observation: Any, n: int, taken: Tensor, cfg: Config) -> tuple[str, Tensor, list[bytes]]:
-    """What kind of observations these are, [n] int64 their numbers, and those that the numbers stand for.
+    """The kind of the observations, [n] int64 their numbers, and the distinct observations.
 
-    Integers of an array or tensor are numbers already, and stand for themselves.
+    Integers of an array or tensor are used as numbers directly.
     """
     items = as_sequence(to_host([observation])[0], "observation")
     array = isinstance(items, (np.ndarray, Tensor))
@@ -310,12 +312,12 @@ def _pickled(item: Any, name: str) -> bytes:
         return pickle.dumps(item)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TypeError(
-            f"{name} must hold values that pickle, as they travel between processes: {error}; convert them to text or integers."
+            f"{name} must hold values that can be pickled and sent to other ranks: {error}; convert them to text or integers."
         ) from error
 
 
 def _rows_as_bytes(rows: Any, number: Tensor) -> list[bytes]:
-    """The rows of an array or tensor that hold the numbers 0, 1, … for the first time, by their bytes."""
+    """The rows of an array or tensor at the first appearances of the numbers 0, 1, …, as bytes."""
     _, first = np.unique(number.numpy(), return_index=True)
     if isinstance(rows, Tensor):
         rows = rows.detach().unsqueeze(-1).flatten(1).contiguous().view(torch.uint8).numpy()
@@ -336,7 +338,9 @@ def _run(
     counts = [h.n for h in heads]
     columns = _gather(ranks, own, heads, head)
     row = PARTITIONS[cfg.partition]
-    of_codes = row.by_code or row.argument is None  # what every rank clusters by itself, from the codes of all rows
+    of_codes = (
+        row.by_code or row.argument is None
+    )  # partitions that every rank computes itself, from the codes of all rows
     state: Tensor | None = None
     failed: str | None = None
     if cfg.needs_fingerprint or head.kinds.get("observation", "integers") != "integers":
@@ -376,7 +380,7 @@ def _run(
 
 
 def _common(heads: Sequence[_Head]) -> _Head:
-    """What the ranks that have records agree on, or any one where none has; ValueError where they do not agree."""
+    """The value on which all ranks with records agree, or any rank's if none has records; ValueError if they differ."""
     with_rows = [rank for rank, head in enumerate(heads) if head.n_taken] or [0]
     first = with_rows[0]
     head = heads[first]
@@ -435,7 +439,7 @@ def _from_int64(name: str, bits: Tensor) -> Tensor:
 
 
 def _records(result: AdvantageResult, cfg: Config, state: Tensor | None) -> Records:
-    """The records of the batch as `cfg` has them, from a result that was given the labels instead of the fingerprints.
+    """The records of the batch under `cfg`, from a result made with labels instead of fingerprints.
 
     state   [N] uint8 of the fingerprints: 0 fine, 1 not finite, 2 zero; None: all fine.  ValueError for bad rows.
     """
@@ -451,7 +455,7 @@ def _records(result: AdvantageResult, cfg: Config, state: Tensor | None) -> Reco
 
 @dataclass(frozen=True)
 class _Plan:
-    """Which rank's rows go where; the same on every rank."""
+    """Where each rank's rows go; the same on every rank."""
 
     counts: list[int]  # rows of each rank
     rank: Ints  # [N] that holds the row
@@ -475,7 +479,7 @@ class _Plan:
 
     @property
     def at_home(self) -> bool:
-        """Whether every rank owns all that it holds."""
+        """Whether every rank owns all groups of its rows."""
         return bool(((self.owner == self.rank) | (self.owner < 0)).all())
 
 
@@ -483,12 +487,12 @@ def _labels(
     ranks: Ranks, plan: _Plan, columns: dict[str, Tensor], head: _Head, own: _Own, where: torch.device,
     num_threads: int | None, memory: ValueMemory | None,
 ) -> tuple[Tensor, Tensor | None, str | None]:  # fmt: skip
-    """What the owners make of their groups.
+    """The owners' results for their groups.
 
     [N] int64   equal inside a group where records share a cluster (partitions "exact" and "history": an observation); of
                 value="kernel" the bits of V̂, float64
     [N] uint8   state of the fingerprints; None: all fine
-    the first owner's error, on all ranks; None: there was none
+    the first owner's error, on all ranks, or None
     """
     rows = np.flatnonzero(plan.owner == ranks.rank)
     fingerprint = _move_fingerprints(ranks, plan, rows, head, own, where)
@@ -499,7 +503,7 @@ def _labels(
         part = {name: column[rows] for name, column in columns.items() if name not in _BOOL}
         if rows.size:
             reply[:, 0], reply[:, 1] = _cluster(part, head, fingerprint, objects, which, where, num_threads, memory)
-    except Exception as error:  # of whatever kind: the others wait for an answer
+    except Exception as error:  # of any kind: the other ranks wait for an answer
         failed = error
         reply[:, 1] = _FAILED
     taken = plan.owner >= 0
@@ -524,7 +528,7 @@ def _cluster(
     items = [pickle.loads(item) for item in objects]
     if PARTITIONS[head.config.partition].by_code:
         return number_objects(items)[which], state
-    # The records that advantage() sets aside, and copies of a step, must not found clusters here either.
+    # Records that advantage() sets aside, and copies of a step, must not seed clusters here either.
     cfg = replace(head.config, on_invalid="singleton")
     if not _makes_values(cfg):
         cfg = replace(cfg, estimator="mean", step_norm="none")
@@ -548,7 +552,7 @@ def _cluster(
 
 
 def _makes_values(cfg: Config) -> bool:
-    """Whether it is V̂ that the owners of groups make, not clusters."""
+    """Whether the owners of groups compute V̂ instead of clusters."""
     return cfg.partition == "none" and cfg.needs_fingerprint
 
 
@@ -574,13 +578,13 @@ def _move_fingerprints(
 def _move_objects(
     ranks: Ranks, plan: _Plan, rows: Ints, columns: dict[str, Tensor], own: _Own
 ) -> tuple[list[bytes], Ints]:
-    """Distinct observations of the records this rank owns, from each rank that has some, and which of them each holds."""
+    """Distinct observations of the records this rank owns, from each rank that has some, and the index of each record's."""
     if "observation" not in columns:
         return [], np.zeros(rows.size, dtype=np.int64)
     code = columns["observation"].numpy()
     mine = plan.of(ranks.rank)
     begin = sum(plan.counts[: ranks.rank])
-    # In pairs (other rank, number of the object there), sorted: sender and receiver list the same without a message.
+    # Pairs (other rank, number of the object there), sorted: sender and receiver derive the same list without a message.
     own_code = code[begin : begin + mine.size]
     pairs = np.unique(np.stack([mine, own_code], axis=1)[mine >= 0], axis=0)
     wanted, which = np.unique(np.stack([plan.rank[rows], code[rows]], axis=1), axis=0, return_inverse=True)

@@ -1,9 +1,9 @@
-"""Embedders: states in, fingerprints out.  The estimator sees only fingerprints, whatever made them.
+"""Embedders turn states into fingerprints, the only input of the estimator.
 
     embedder = bk.embedders.Sentence("path/to/a/sentence/encoder")
     result = bk.advantage(..., fingerprint=embedder.embed(texts), config=bk.Config.bipace(embedder.epsilon))
 
-EMBEDDERS has a row for each.  An embedder of your own is a class with `name`, `epsilon` and `embed`; it needs no row.
+EMBEDDERS has a row for each.  Your own embedder is a class with `name`, `epsilon` and `embed`; it needs no row.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Progress = bool | Callable[[int], None]
 
 @dataclass(frozen=True)
 class EmbedderRow:
-    """What configurations, adapters, the command line and the documentation know of an embedder.
+    """Description of an embedder for configurations, adapters, the command line and the documentation.
 
     name           in a configuration; "NAME:MODEL" where it takes a model
     label          in tables and figures
     states         what it embeds: "hidden states" or "texts"
-    fingerprints   what it makes of them
-    epsilon        its own ε, used where none is set: each embedder has its own geometry
-    make           the embedder, from the MODEL of the configuration ("" where it takes none)
+    fingerprints   description of the fingerprints
+    epsilon        its default ε: each embedder has its own geometry
+    make           makes the embedder from the MODEL of the configuration ("" where it takes none)
     takes_model    whether a configuration must name a model
     fixed          only equal states share a cluster, so no other ε is set or chosen
     """
@@ -53,7 +53,7 @@ class EmbedderRow:
 
     @property
     def written(self) -> str:
-        """The name as a configuration has it."""
+        """The name in a configuration."""
         return f"{self.name}:MODEL" if self.takes_model else self.name
 
 
@@ -89,10 +89,10 @@ def named(text: str) -> Embedder:
 
 @runtime_checkable
 class Embedder(Protocol):
-    """What makes fingerprints of states.
+    """Makes fingerprints of states.
 
     name      for tables and logs
-    epsilon   ε to start from; `choose_epsilon()` finds one that suits the data
+    epsilon   starting value of ε; `choose_epsilon()` finds one for the data
     """
 
     @property
@@ -112,10 +112,10 @@ class ActorHidden:
     model     a Hugging Face decoder, for prompts; None: only states
     options   arguments of `bk.hidden.extract()` by name, such as {"layer": -12, "token_budget": 8192}
 
-    embed() takes [N, D] states (tensor or array), or whatever has rows() that gives them, as a tap of `bk.hidden` does;
+    embed() takes [N, D] states (tensor or array), or an object whose rows() returns them, such as a tap of `bk.hidden`;
     they keep their device and dtype (float64 is rounded to float32).  With a model it also takes prompts, whose states
-    `bk.hidden.extract()` computes: token ids [N, T] (integers, no padding), a list of N rows of them, or what a tokenizer
-    gives, with "input_ids" and "attention_mask".
+    `bk.hidden.extract()` computes: token ids [N, T] (integers, no padding), a list of N rows of them, or a tokenizer's
+    output with "input_ids" and "attention_mask".
     """
 
     epsilon: float = EMBEDDERS["actor_hidden"].epsilon
@@ -166,7 +166,7 @@ class Ngram:
 
 @dataclass(frozen=True)
 class Identity:
-    """A code of each str or bytes: its cosine clusters are the exact partition (GiGPO's states).
+    """A code for each str or bytes: its cosine clusters are the exact partition (GiGPO's states).
 
         x_j = ±1/√128 by bit j of BLAKE2b(UTF-8 bytes, 128 bits)
 
@@ -192,12 +192,12 @@ class Sentence:
     batch_size   texts per forward
     device       of the encoder, and so of the fingerprints; None: that of the model given, else what
                  sentence-transformers chooses
-    epsilon      0.20: a start, for encoders differ
+    epsilon      0.20, a starting value: encoders differ
     progress     True: a bar on stderr; or a function that is called with the number of texts after each batch
 
     Distinct texts are encoded once, long ones first, without gradients, and scaled to unit length in float32.  Encoders
-    cut what is beyond their own limit (often 256 tokens), and keep the beginning: put what distinguishes states first.
-    ImportError names the extra where sentence-transformers is not installed.
+    truncate at their own limit (often 256 tokens) and keep the beginning: put what distinguishes states first.
+    ImportError names the extra if sentence-transformers is not installed.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class Sentence:
 
 
 def _distinct(states: Any, kinds: tuple[type, ...]) -> tuple[list[Any], Tensor]:
-    """The distinct texts by first appearance, and [N] int64 which of them each state is."""
+    """The distinct texts by first appearance, and [N] int64 index of each state's text."""
     if isinstance(states, np.ndarray) and states.ndim == 1:
         states = states.tolist()
     wish = " or ".join(kind.__name__ for kind in kinds)

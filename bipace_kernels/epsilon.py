@@ -13,7 +13,7 @@ from .layout import Layout
 
 @dataclass(frozen=True)
 class EpsilonChoice:
-    """The ε chosen, the probes on the way, and why.
+    """The chosen ε, the probes, and the reason.
 
     probes   ((ε, median cluster size), …) in the order they were tried
     """
@@ -39,11 +39,11 @@ def choose_epsilon(
     """Binary search on the median cluster size, midpoint first: below the band ε goes up, above it down.
 
     fingerprint, group, trajectory, step, layout   as in `cluster()`
-    band      wanted median size, inclusive; the paper's [4, 8]
+    band      target median size, inclusive; the paper's [4, 8]
     bounds    of ε, inside [1e-4, 1]; the paper's [0.02, 0.40]
     probes    at most this many clusterings, ≥ 1
-    Where no probe lands inside the band, the one nearest to it is taken, the smaller ε on ties.
-    Each probe clusters the batch once, and a GPU is waited for each time: a search is for the first batch of a training.
+    Where no probe is inside the band, the nearest one is taken, the smaller ε on ties.
+    Each probe clusters the batch once and synchronizes with a GPU: use the search on the first batch of a training.
     Bad rows are a ValueError on every device.
     Source: the paper's adaptive ε heuristic; it suggests the first training step's batch.
     """
@@ -69,7 +69,7 @@ def choose_epsilon(
     return EpsilonChoice(
         epsilon,
         tuple(tried),
-        f"no probe lands inside the band [{low_size:g}, {high_size:g}]; median cluster size {size:g} is the nearest",
+        f"no probe is inside the band [{low_size:g}, {high_size:g}]; median cluster size {size:g} is the nearest",
     )
 
 

@@ -1,4 +1,4 @@
-"""EpsilonController: an ε that follows the policy, step by step of the training."""
+"""EpsilonController: an ε that follows the policy during training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OBJECTIVES = ("median", "value_r2")
 
 @dataclass(frozen=True)
 class _Point:
-    """A radius within reach and what it does to the batch."""
+    """A radius within reach and the resulting clusters of the batch."""
 
     epsilon: float
     sizes: Sizes
@@ -31,14 +31,14 @@ class _Point:
 
 
 class EpsilonController:
-    """ε for each training step, read off a sweep around the last one.
+    """ε for each training step, chosen from a sweep around the last one.
 
     Each `update()` clusters the step's batch under a geometric grid around the current ε,
 
         ε_j = clip(ε · max_step^(j/h), bounds),   j = −h … h,   h = (points − 1)/2,
 
     all from one Gram matrix per group, and takes one of these points, so no update changes ε by more than the factor
-    max_step.  With m_j the median cluster size at ε_j and band = (a, b), objective "median" goes:
+    max_step.  With m_j the median cluster size at ε_j and band = (a, b), objective "median" decides:
 
     * stay at ε_0 while a ≤ m_0 ≤ b; once so settled, stay while (1 − slack) a ≤ m_0 ≤ (1 + slack) b;
     * else look upwards (m_0 < a) or downwards (m_0 > b).  Of the points there with a ≤ m_j ≤ b take the one with m_j
@@ -49,7 +49,7 @@ class EpsilonController:
 
     Objective "value_r2": among all points of the grid with a ≤ m_j ≤ b and a defined value R² (`ValueR2`) take the best;
     ties: the nearest to ε_0.  Where ε_0 is itself among them, or m_0 is where a settled ε stays and its R² is defined, it
-    goes only if the R² gains more than `gain`.  Where no point qualifies, objective "median" decides.
+    moves only if R² improves by more than `gain`.  Where no point qualifies, objective "median" decides.
 
     epsilon     first ε, inside the bounds; `choose_epsilon()` on the first batch is a good one
     objective   "median" | "value_r2"
@@ -58,12 +58,12 @@ class EpsilonController:
     max_step    > 1, at most 2   the largest factor of one update
     points      odd, 3 to 63   of the grid
     slack       [0, 1]   how much wider the band is once settled: the hysteresis
-    gain        ≥ 0   value R² that a move must bring
+    gain        ≥ 0   least improvement of value R² for a move
 
     epsilon, reason   the current ε, and what the last update did and why
-    Deterministic: same settings, state and batches, same ε.  Every rank must see the same rows or be given the ε of one
-    rank: ranks that update on batches of their own choose ε of their own.  Source: the paper leaves an ε that follows
-    the policy open; docs/epsilon.md says how this one was measured.
+    Deterministic: same settings, state and batches, same ε.  Every rank must see the same rows or receive the ε of one
+    rank: ranks that update on their own batches choose different ε.  The paper leaves an ε that follows the policy
+    open; docs/epsilon.md has measurements.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class EpsilonController:
                 f"points must be odd and at most 63, got {points}: the current ε and as many on either side."
             )
         if self.max_step == 1.0:
-            raise ValueError("max_step must be above 1, got 1; for an ε that never moves use no controller.")
+            raise ValueError("max_step must be above 1, got 1; for a fixed ε use no controller.")
         self.slack = _checks.check_number_in(slack, "slack", 0.0, 1.0)
         self.gain = _checks.check_number_in(gain, "gain", 0.0, float("inf"))
         self.epsilon = _checks.check_number_in(epsilon, "epsilon", *self.bounds)
@@ -122,9 +122,9 @@ class EpsilonController:
                   ignored
 
         Rows without a direction (zero, or not finite) and padding count in no size and no R²; rows whose return is not
-        finite count in no R².  A batch without a row that counts leaves ε as it is and says so in `reason`.  Other bad
-        input is an error as in `cluster()`.  With a layout it waits for a GPU once, for a few sizes; under "value_r2" the
-        labels of the grid and the returns come over.
+        finite count in no R².  A batch without usable rows leaves ε unchanged and says so in `reason`.  Other bad
+        input is an error as in `cluster()`.  With a layout it synchronizes with a GPU once, for a few sizes; under
+        "value_r2" the labels of the grid and the returns are copied to the host.
         """
         rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
         reward = self._check_returns(returns, rows.layout, trajectory, layout)
@@ -157,7 +157,7 @@ class EpsilonController:
         return values.index_select(0, lay.order).to(torch.float32)
 
     def _grid(self) -> tuple[list[float], int]:
-        """The points within reach, ascending, each once, and where the current ε stands among them."""
+        """The points within reach, ascending, each once, and the index of the current ε."""
         half = (self.points - 1) // 2
         low, high = self.bounds
         around = [self.epsilon * self.max_step ** (j / half) for j in range(-half, half + 1) if j]
@@ -165,7 +165,7 @@ class EpsilonController:
         return grid, grid.index(self.epsilon)
 
     def _look(self, rows: Fingerprints, grid: list[float], reward: Tensor | None) -> list[_Point]:
-        """What each ε of the grid does to the batch."""
+        """The clusters of the batch under each ε of the grid."""
         usable = rows.row_states() == 0
         labels = rows.sweep(grid, usable).masked_fill_(~usable, -1)
         if reward is None:
@@ -183,7 +183,7 @@ class EpsilonController:
     # ---- the rule ------------------------------------------------------------------------------------------------
 
     def _choose(self, points: list[_Point], here: int) -> tuple[int, str]:
-        """Which point to take, and why."""
+        """The point to take, and the reason."""
         if self.objective == "value_r2":
             best = self._best_r2(points, here)
             if best is not None:
@@ -262,10 +262,10 @@ class EpsilonController:
         self._moves += point.epsilon != self.epsilon
         self.epsilon, self._sizes, self._r2 = point.epsilon, point.sizes, point.r2
 
-    # ---- what others read ----------------------------------------------------------------------------------------
+    # ---- metrics and state ---------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """Plain floats for a trainer's logger, of the last update that had rows: what its ε does to its batch.
+        """Plain floats for a trainer's logger, from the last update that had rows.
 
         "bipace/epsilon", "bipace/epsilon_moves" (how many so far), "bipace/median_cluster_size",
         "bipace/singleton_cluster_fraction"; under objective "value_r2" also "bipace/value_r2" (0 where undefined).
@@ -281,7 +281,7 @@ class EpsilonController:
         return {f"bipace/{name}": value for name, value in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that updates change, as plain JSON values; the settings belong to the constructor."""
+        """Everything that updates change, as plain JSON values; settings are given to the constructor."""
         return {
             "epsilon": self.epsilon,
             "settled": self._settled,
@@ -295,15 +295,15 @@ class EpsilonController:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the controller that gave the state stood.  ValueError for a state of something else."""
+        """Resumes from the state of another controller.  ValueError for anything else."""
         wanted = self.state_dict().keys()
         if not isinstance(state, dict) or state.keys() != wanted:
             got = sorted(map(str, state)) if isinstance(state, dict) else _checks.type_name(state)
-            raise ValueError(f"state must be what state_dict() gave, with the keys {', '.join(wanted)}, got {got}.")
+            raise ValueError(f"state must come from state_dict(), with the keys {', '.join(wanted)}, got {got}.")
         for name, kind in (("settled", bool), ("reason", str)):
             if not isinstance(state[name], kind):
                 raise ValueError(f"state[{name!r}] must be {kind.__name__}, got {state[name]!r}.")
-        # All of it before any of it: a state that is refused changes nothing.
+        # Everything is checked before anything is set: a refused state changes nothing.
         epsilon = _checks.check_number_in(state["epsilon"], "state['epsilon']", *self.bounds)
         counts = [_checks.integer_at_least(state[n], f"state['{n}']", 0) for n in ("updates", "moves", "clusters")]
         median = _checks.check_number_in(state["median"], "state['median']", 0.0, math.inf)

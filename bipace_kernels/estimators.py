@@ -1,8 +1,8 @@
-"""Step estimators, a row each: what one is called, what it needs, where it may stand, and what it computes.
+"""Step estimators, a row each: name, required arguments, allowed partitions, and computation.
 
-Config, checks, torch ops, the command line and the adapters read this table.  A new one is a row here, the function below
-it, and its kernel in each backend (docs/development.md walks through one).  A user's own needs none of that:
-`Config(estimator=function)`, see `StepRecords`.
+Config, checks, torch ops, the command line and the adapters read this table.  A new estimator is a row here, the function
+below it, and its kernel in each backend (docs/development.md walks through one).  A user's own estimator needs none of
+that: `Config(estimator=function)`, see `StepRecords`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Estimator:
     """A row of the table.
 
     name         as in Config.estimator
-    meaning      what it is, in one line
-    terms        makes labels, step term and branch of a batch
-    partitions   those that it may stand with
-    needs        arguments of advantage() that it reads beside what its partition needs (see needs_of())
-    step_norms   values of Config.step_norm that it knows
+    meaning      description in one line
+    terms        computes labels, step term and branch of a batch
+    partitions   allowed partitions
+    needs        arguments of advantage() that it reads in addition to its partition's (see needs_of())
+    step_norms   allowed values of Config.step_norm
     whole        its step term is the total, instead of A = A_ep + w · A_S
-    pace         what Branch.PACE says of a record
-    has_value    it makes a V̂ of each record, and reads `truncated`
+    pace         meaning of Branch.PACE
+    has_value    it computes V̂ of each record, and reads `truncated`
     """
 
     name: str
@@ -68,7 +68,7 @@ def _of_clusters(batch: Batch) -> Terms:
 
 
 def _hgpo(batch: Batch) -> Terms:
-    """The aggregate over depths; a record's cluster is that of its deepest depth in company, or of depth 1."""
+    """The aggregate over depths; a record's cluster is that of its deepest depth with peers, or of depth 1."""
     cfg, depths = batch.config, histories(batch)
     step_term, deepest, branch = batch.backend.values.hgpo_advantage(
         batch.returns, depths, batch.episode, batch.placed.group_offsets, **batch.groups, step_norm=cfg.step_norm,
@@ -78,7 +78,7 @@ def _hgpo(batch: Batch) -> Terms:
 
 
 def _gae(batch: Batch) -> Terms:
-    """GAE(λ) over a value of each record's state (docs/gae.md).  Clusters serve value="cluster" alone."""
+    """GAE(λ) over a value of each record's state (docs/gae.md).  Only value="cluster" uses clusters."""
     cfg, lay = batch.config, batch.placed
     labels = labels_of(batch)
     value = batch.by_record_or_none(batch.inputs.value)
@@ -110,7 +110,7 @@ def _values(batch: Batch, labels: Tensor) -> Tensor:
 
 
 def _kernel_values(batch: Batch) -> Tensor:
-    """[M] float64 V̂ of value="kernel"; with a memory, read from what it holds too."""
+    """[M] float64 V̂ of value="kernel"; with a memory, also estimated from its records."""
     cfg, lay, fingerprint = batch.config, batch.placed, batch.inputs.fingerprint
     assert fingerprint is not None
     run = functools.partial(
@@ -149,7 +149,7 @@ def _inside(batch: Batch) -> Tensor:
 
 
 def _in_company(batch: Batch) -> Tensor:
-    """[M] bool: usable, and in a prompt group of two or more trajectories; one by itself says nothing beyond its mean."""
+    """[M] bool: usable, and in a prompt group of two or more trajectories; a single one has only its mean."""
     lay = batch.placed
     counts = torch.zeros(lay.n_trajectories + 1, dtype=torch.int64, device=batch.returns.device)
     first = lay.trajectory_offsets[:-1]  # a trajectory is taken as a whole
@@ -162,7 +162,7 @@ def _in_company(batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class StepRecords:
-    """What a user's own estimator gets: the records that take part, in processing order, on their device.
+    """Argument of a user's own estimator: the records that take part, in processing order, on their device.
 
     returns              [M] float32   R, discounted return-to-go
     rewards              [M] float64 or None
@@ -189,7 +189,7 @@ class StepRecords:
 
 
 def _function(batch: Batch) -> Terms:
-    """Config.estimator as a function.  Records set aside are taken out first, which waits for a GPU once."""
+    """Config.estimator as a function.  Records set aside are removed first, which synchronizes with a GPU once."""
     labels = labels_of(batch)
     taken = torch.ones_like(labels, dtype=torch.bool) if batch.taken is None else batch.taken
     kept = torch.nonzero(taken).flatten()
@@ -211,7 +211,7 @@ def _function(batch: Batch) -> Terms:
 
 
 def _checked(found: Any, records: StepRecords, name: str) -> Tensor:
-    """[M] float32 of what a user's function returned; TypeError or ValueError says what is wrong with it."""
+    """The result of a user's function as [M] float32; TypeError or ValueError if it is not valid."""
     like = records.returns
     if not isinstance(found, Tensor):
         raise TypeError(f"estimator {name} must return a tensor [M] like records.returns, got {type(found).__name__}.")
@@ -245,10 +245,10 @@ ESTIMATORS: dict[str, Estimator] = {
         ),
         Estimator(
             "hgpo", "R − mean at every depth of the history, weighted", _hgpo, partitions=("history",),
-            step_norms=("none", "std"), whole=True, pace="in company at some depth",
+            step_norms=("none", "std"), whole=True, pace="it has peers at some depth",
         ),
         Estimator(
-            "gae", "GAE(λ) over a value read off the batch", _gae,
+            "gae", "GAE(λ) over a value estimated from the batch", _gae,
             partitions=tuple(PARTITIONS), needs=("rewards",),
             step_norms=("none", "batch", "group"), pace="its value is shared with its cluster", has_value=True,
         ),
@@ -268,11 +268,11 @@ def estimator_of(config: Config) -> Estimator:
 
 
 def needs_of(config: Config) -> tuple[str, ...]:
-    """Arguments of advantage() that the estimator reads beside what its partition needs."""
+    """Arguments of advantage() that the estimator reads in addition to its partition's."""
     row = estimator_of(config)
     return (*row.needs, "fingerprint") if row.has_value and config.value == "kernel" else row.needs
 
 
 def name_of(estimator: Any) -> str:
-    """A name, also of a function."""
+    """The estimator's name, also for a function."""
     return estimator if isinstance(estimator, str) else str(getattr(estimator, "__qualname__", estimator))

@@ -1,4 +1,4 @@
-"""kernel_value_r2(): how well the kernel's value predicts returns it has not seen.  Needs no training."""
+"""kernel_value_r2(): how well the kernel's value predicts held-out returns.  Needs no training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -> ValueR2:
-    """`ValueR2` of the values that Config.gae() would give each trajectory's records if it had not seen their returns.
+    """`ValueR2` of the values that Config.gae() gives each trajectory's records without their returns.
 
         R̂_T = prior + y_T − [(C + ρ I)⁻¹]_TT⁻¹ [(C + ρ I)⁻¹ y]_T        (y = R − prior; docs/gae.md)
 
@@ -28,7 +28,7 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
 
     result        of advantage() on these rows under any configuration with the same γ
     fingerprint   [N, D] float32 | bfloat16 | float16, as given to advantage()
-    config        Config.gae(…), value="kernel"; of share="memory" the batch alone
+    config        Config.gae(…), value="kernel"; with share="memory" only the batch is used
 
     On the host, in float64: time grows with records · (longest group)².  ValueError for another configuration.
     """

@@ -1,4 +1,4 @@
-"""Which records carry the kernel's value between prompt groups: a choice by content, the same in any order of rows."""
+"""Choice of the records that carry the kernel's value between prompt groups: by content, the same in any row order."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _LAST = torch.iinfo(torch.int64).max
 
 
 def choose_landmarks(fingerprint: Tensor, order: Tensor, time: Tensor, inside: Tensor | None) -> Tensor:
-    """[min(M, 128)] int64 records: distinct pairs (fingerprint, time) with the smallest keys; −1 where there are fewer.
+    """[min(M, 128)] int64 records: distinct pairs (fingerprint, time) with the smallest keys; −1 if there are fewer.
 
     fingerprint  [N, D] float32 | bfloat16 | float16
     order        [M] int64   row of each record
     time         [M] int64
     inside       [M] bool or None   records that may be chosen
 
-    A key is a sum in integers: so the choice depends on what the rows hold and not on where they stand, and is as good as
-    random.  Of two rows whose keys collide by chance one is never chosen.  Nothing waits for a GPU.
+    A key is a sum of integers, so the choice depends on the rows' content and not on their order, and is as good as
+    random.  Of two rows whose keys collide only one can be chosen.  Nothing synchronizes with a GPU.
     """
     key = state_keys(fingerprint, order) * 0x2545F4914F6CDD1D + time * 0x5851F42D4C957F2D
     if inside is not None:

@@ -1,4 +1,4 @@
-"""layout(): which rows belong together, sorted, numbered and measured once."""
+"""layout(): sorts and numbers the ids of a batch once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 class Layout(Handled):
     """The records of a batch in processing order: by group, then trajectory, then step, then row.
 
-    Made by `layout()`; holds what depends on the ids alone, so that one layout serves many calls, for tensors on any
+    Made by `layout()`; depends only on the ids, so one layout serves many calls, for tensors on any
     device.  Its own tensors are on the CPU.
 
     n_rows               N, rows that the caller passes
@@ -33,11 +33,11 @@ class Layout(Handled):
     n_duplicates         records that repeat the (group, trajectory, step) of an earlier one
     order                [M] int64   row of each record
     group_offsets        [G+1] int64   records of group g are group_offsets[g] : group_offsets[g+1]
-    trajectory_offsets   [T+1] int64   records of trajectory t; a group's trajectories lie side by side
+    trajectory_offsets   [T+1] int64   records of trajectory t; a group's trajectories are contiguous
     group_trajectories   [G+1] int64   trajectories of group g
     step                 [M] int64 or None   step number of each record; None: its place in the trajectory counts
     first                [M] int64 or None   the first record with the same ids; None without duplicates
-    valid                [N] bool or None   the mask it was made with
+    valid                [N] bool or None   the caller's mask
     """
 
     n_rows: int
@@ -54,8 +54,8 @@ class Layout(Handled):
     step: Tensor | None
     first: Tensor | None
     valid: Tensor | None
-    _source: Tensor | None = field(default=None, repr=False)  # where it is not order turned round
-    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # what on() and once() made
+    _source: Tensor | None = field(default=None, repr=False)  # unless it is the inverse of order
+    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # results of on() and once()
 
     def __post_init__(self) -> None:
         self._register()
@@ -90,7 +90,7 @@ class Layout(Handled):
         return source
 
     def on(self, device: torch.device | str) -> PlacedLayout:
-        """Its tensors on a device.  The first call copies them there, without waiting; later calls give the same."""
+        """Its tensors on a device.  The first call copies them, without synchronizing; later calls return the same."""
         device = _with_index(torch.device(device))
         made: PlacedLayout | None = self._kept.get(device)
         if made is None:
@@ -164,13 +164,13 @@ def _with_index(device: torch.device) -> torch.device:
 
 
 def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> Layout:
-    """Sorts, numbers and measures the ids of a batch.
+    """Sorts and numbers the ids of a batch, and computes its sizes.
 
     group        [N] prompt-group id of each row: integers keep their numeric order, any other hashable ids are numbered
-                 by first appearance; tensors on a GPU are brought to the host together, which waits for the device once
+                 by first appearance; tensors on a GPU are copied to the host together, which synchronizes once
     trajectory   [N] trajectory id, likewise; one trajectory belongs to one group
     step         [N] int ≥ 0 or None   step number inside the trajectory; None: the row order is the time order
-    valid        [N] bool or None   False rows (padding) take part in nothing
+    valid        [N] bool or None   False rows (padding) are ignored
 
     Rows with equal (group, trajectory, step) are kept and counted in `n_duplicates`; `Config.duplicates` decides.
     ValueError for a trajectory in two groups (`trajectory_ids(group, rollout)` makes unique ids) and negative steps.
@@ -190,7 +190,7 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
         step_number = step_number.index_select(0, taken)
     made = _build(n, group_id, trajectory_id, step_number, mask, taken)
     if device.type != "cpu":
-        made.on(device)  # its results are wanted there
+        made.on(device)  # results are needed there
     return made
 
 
@@ -232,13 +232,13 @@ def _build(
 
 
 def _processing_order(g: Any, t: Any, s: Any) -> Any:
-    """The stable sorting permutation by (group, trajectory, step, row); None where the rows are in order already."""
+    """The stable sorting permutation by (group, trajectory, step, row); None if the rows are already in order."""
     if g.size < 2:
         return None
     dg, dt = np.diff(g), np.diff(t)
     after = (dg > 0) | ((dg == 0) & (dt > 0))
     same = (dg == 0) & (dt == 0)
-    # Differences of far-apart int64 ids wrap around; then sort, which compares.
+    # Differences of far-apart int64 ids overflow; then use a sort, which compares.
     if max(abs(int(g.min())), abs(int(g.max())), abs(int(t.min())), abs(int(t.max()))) < 2**62:
         if s is not None:
             same &= s[1:] >= s[:-1]
@@ -249,7 +249,7 @@ def _processing_order(g: Any, t: Any, s: Any) -> Any:
 
 
 def _check_one_group(g: Any, t: Any, rows: Any) -> None:
-    """ValueError where a trajectory id stands in two groups.  g, t: [M] sorted by (g, t)."""
+    """Raises ValueError if a trajectory id is in two groups.  g, t: [M] sorted by (g, t)."""
     if g.size < 2:
         return
     starts = np.flatnonzero(np.concatenate(([True], (g[1:] != g[:-1]) | (t[1:] != t[:-1]))))
@@ -259,7 +259,7 @@ def _check_one_group(g: Any, t: Any, rows: Any) -> None:
     if twice.size:
         one, other = starts[by_id[twice[0]]], starts[by_id[twice[0] + 1]]
         raise ValueError(
-            f"trajectory must lie in one group, but rows {int(rows[one])} and {int(rows[other])} hold one trajectory id "
+            f"trajectory must belong to one group, but rows {int(rows[one])} and {int(rows[other])} hold one trajectory id "
             f"in two groups ({twice.size} such ids); make ids unique with bipace_kernels.trajectory_ids(group, rollout)."
         )
 
@@ -267,7 +267,7 @@ def _check_one_group(g: Any, t: Any, rows: Any) -> None:
 def _from_sorted(
     *, n_rows: int, order: Tensor, group: Tensor, trajectory: Tensor, step: Tensor | None, valid: Tensor | None
 ) -> Layout:
-    """A layout from ids that are in processing order; measures everything else."""
+    """A layout from ids in processing order; computes everything else."""
     m = order.shape[0]
     g, t = group.numpy(), trajectory.numpy()
     new_group = g[1:] != g[:-1]
@@ -314,7 +314,7 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
     group     [N] prompt-group id
     rollout   [N] id of the rollout, unique inside its group only
     Integer ids are numbered in their numeric order by (group, rollout), any others by first appearance.  Ids on a GPU are
-    sorted on the host, which waits for the device once, and the result is there.
+    sorted on the host, which synchronizes once; the result is on the GPU.
     """
     given = _interop.all_to_torch({"group": group, "rollout": rollout})
     device = _checks.one_device(given)

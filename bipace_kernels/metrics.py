@@ -1,4 +1,4 @@
-"""Metrics of a result: what to log at every training step, and what to doubt."""
+"""Metrics of a result, for logging at every training step, and warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from .records import Records
 from .schema import Branch
 
-_F1_GROUP = 8  # groups smaller than this say nothing about a collapsed partition
+_F1_GROUP = 8  # smaller groups are not evidence of a collapsed partition
 _warned: set[str] = set()
 
 
@@ -48,9 +48,9 @@ def compute_metrics(records: Records) -> dict[str, float]:
         if m and out["action_parse_rate"] < 0.5:
             _warn(
                 "unparsed",
-                f"{out['action_parse_rate']:.0%} of the responses hold an action that was recognized: the others are equal only "
-                "where they begin alike, and without equal actions PACE is a mean over the cluster. Take another mode of action "
-                "keys, or give the actions themselves.",
+                f"{out['action_parse_rate']:.0%} of the responses hold an action that was recognized: the others are only equal "
+                "if they begin with the same tokens, and without equal actions PACE is a mean over the cluster. Use another "
+                "mode of action keys, or pass the actions themselves.",
             )
     return {f"bipace/{name}": value for name, value in out.items()}
 
@@ -60,7 +60,7 @@ def _mean(values: Any) -> float:
 
 
 def _explained(records: Records) -> float:
-    """1 − Σ(R − V̂)² / Σ(R − μ_p)², over the records that the values were read off."""
+    """1 − Σ(R − V̂)² / Σ(R − μ_p)², over the records from which the values were estimated."""
     assert records.value is not None
     returns, value = records.returns.double().numpy(), records.value.double().numpy()
     group = records.layout.group_of_record().numpy()
@@ -70,14 +70,14 @@ def _explained(records: Records) -> float:
 
 
 def _sum_delta_t(labels: Any, time: Any) -> float:
-    """Σ |t_i − t_j| over the pairs of one cluster: sorted in time, the k-th of n stands in it (2k − n + 1) times."""
+    """Σ |t_i − t_j| over the pairs of each cluster: sorted in time, the k-th of n counts (2k − n + 1) times."""
     order = np.lexsort((time, labels))
     c, t = labels[order], time[order].astype(np.float64)
     starts = np.flatnonzero(np.concatenate(([True], c[1:] != c[:-1])))
     n = np.diff(np.concatenate((starts, [c.size])))
     run = np.repeat(np.arange(starts.size), n)
     place = np.arange(c.size) - starts[run]
-    t = t - t[starts][run]  # differences alone count; small numbers keep the sum exact
+    t = t - t[starts][run]  # only differences count; small numbers keep the sum exact
     return float(np.sum((2 * place - n[run] + 1) * t))
 
 
@@ -102,7 +102,7 @@ def _warn_if_degenerate(records: Records, labels: Any) -> None:
             _warn(
                 "one_cluster",
                 f"{share:.0%} of the prompt groups with {_F1_GROUP} or more records hold one single cluster: the partition "
-                "does not tell states apart, and the step term is a group baseline. Lower epsilon or choose another layer.",
+                "does not distinguish states, and the step term is a group baseline. Lower epsilon or choose another layer.",
             )
     alone = float((np.bincount(labels)[labels] == 1).mean()) if labels.size else 0.0
     if alone >= 0.95:

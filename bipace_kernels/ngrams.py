@@ -29,8 +29,8 @@ def ngram_fingerprint(
 
     texts        list, tuple or array of N str or bytes
     n, dim       n-gram length in [1, 4096] and number of buckets in [1, 2^24]
-    device       where the result is to be; None: the CPU.  For a GPU the texts are encoded on the host, their bytes go
-                 there in one copy, and all else is done there; nothing waits for it
+    device       of the result; None: the CPU.  For a GPU the texts are encoded on the host, their bytes are copied in one
+                 transfer, and everything else runs on the GPU, without synchronizing
     num_threads  threads of the cpu backend; None: torch.get_num_threads()
 
     Returns [N, dim] float32 on the device.  Counts are integers, the norm is taken in float64, each entry is rounded to
@@ -55,7 +55,7 @@ def ngram_fingerprint(
                 raise TypeError(
                     f"texts must all be str or bytes, got {type(text).__name__} at index {i}; render it first."
                 )
-        # What a subclass holds, which its __len__ and encode() need not say.
+        # The real content of a subclass, whose __len__ and encode() may be wrong.
         items = tuple(str.__str__(text) if isinstance(text, str) else bytes(memoryview(text)) for text in items)
     place = _device(device)
     chosen = _dispatch.choose(backend, place)
@@ -74,7 +74,7 @@ def _device(device: Any) -> torch.device:
 def _encoded(items: tuple[str | bytes, ...], device: torch.device) -> list[torch.Tensor]:
     """The texts' bytes [E] uint8, one after the other, and their offsets [N+1] int64, on a device."""
     try:
-        joined = "".join(items).encode("ascii")  # type: ignore[arg-type]  # nearly always: no text is encoded by itself
+        joined = "".join(items).encode("ascii")  # type: ignore[arg-type]  # the usual case: all texts encoded at once
         lengths = np.fromiter(map(len, items), np.int64, len(items))
     except (TypeError, UnicodeEncodeError):
         parts = [item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item for item in items]

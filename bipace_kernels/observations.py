@@ -1,4 +1,4 @@
-"""Observations as the partitions need them: codes of equal ones, and texts."""
+"""Observations for the partitions: integer codes, and texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def observation_codes(observation: Any, lay: Layout) -> Tensor:
     """[N] int64, equal where the observations are equal; padding may hold anything.
 
     Strings, bytes and any hashable objects by Python's own equality; arrays and images by dtype, shape and bytes;
-    integer arrays and tensors are codes already, and stay on their device; other tensors are brought to the host.
+    integer arrays and tensors are codes already, and stay on their device; other tensors are copied to the host.
     """
     if isinstance(observation, Tensor) and observation.ndim == 1 and is_integer(observation):
         return number_objects(observation)
@@ -33,7 +33,7 @@ def observation_codes(observation: Any, lay: Layout) -> Tensor:
 
 
 def observation_texts(observation: Any, lay: Layout) -> list[str]:
-    """[M] the observations of the records, in processing order; TypeError names the first that is no str."""
+    """[M] the observations of the records, in processing order; TypeError names the first that is not a str."""
     items = as_sequence(observation, "observation")
     if isinstance(items, (np.ndarray, torch.Tensor)):
         items = items.tolist()

@@ -1,4 +1,4 @@
-"""Partitions, a row each: what one is called, which argument it reads, and how it clusters the steps of a prompt group.
+"""Partitions, a row each: name, argument, and how it clusters the steps of a prompt group.
 
 Config, checks, the command line and the adapters read this table.  docs/estimator.md, section 3, defines each.
 """
@@ -25,9 +25,9 @@ class Partition:
     """A row of the table.
 
     name       as in Config.partition
-    meaning    what it is, in one line
-    labels     [M] int64 of a batch: clusters numbered by first appearance, −1 for records set aside
-    argument   of advantage() that it reads; None: none
+    meaning    description in one line
+    labels     computes [M] int64: clusters numbered by first appearance, −1 for records set aside
+    argument   of advantage() that it reads, or None
     by_code    it compares codes of observations, which are made before anything is computed
     option     (field of Config that only it reads, what that does); None: none
     """
@@ -61,7 +61,7 @@ def _history(batch: Batch) -> Tensor:
 
 
 def _similar(batch: Batch) -> Tensor:
-    """difflib compares Python texts on the host, and records set aside must not found clusters there: waits for a GPU."""
+    """difflib compares Python texts on the host, where records set aside must not seed clusters: synchronizes with a GPU."""
     cfg, lay = batch.config, batch.layout
     if batch.taken is not None:
         (keep,) = to_host([batch.taken])
@@ -86,7 +86,7 @@ def _cosine(batch: Batch) -> Tensor:
 def histories(batch: Batch) -> Tensor:
     """[H, M] int64 clusters by the last 1, 2, … H observations; −1 where a record has fewer, or is set aside.
 
-    H is at most history_length + 1: no record has more behind it than its trajectory is long.
+    H is at most history_length + 1, or the longest trajectory's length if that is less.
     """
     lay = batch.placed
     return batch.backend.observations.cluster_history(
@@ -97,7 +97,7 @@ def histories(batch: Batch) -> Tensor:
 
 
 def cluster_histories(batch: Batch, depths: Tensor, depth: Tensor) -> Tensor:
-    """[M] int64 clusters of equal histories of the given depth; those of different length never are equal.
+    """[M] int64 clusters of equal histories of the given depth; histories of different length are never equal.
 
     depths   [H, M] of histories()
     depth    [M] in 0 … H; 0 counts as 1
@@ -139,7 +139,7 @@ PARTITIONS: dict[str, Partition] = {
             "similar texts (difflib's ratio)",
             _similar,
             "observation",
-            option=("similarity", "belongs to the similar partition"),
+            option=("similarity", "is the threshold of the similar partition"),
         ),
         Partition(
             "cosine",

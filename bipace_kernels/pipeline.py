@@ -1,14 +1,13 @@
 """START HERE: advantage(), the whole flow on one page.
 
     rows ─► layout ─► returns ─► episode term ─► partition ─► step term ─► A = A_ep + w · A_S ─► rows
-            who        R_t        A_ep            who shares    A_S                              result
-            belongs                               a state
-            together
+            groups     R_t        A_ep            states        A_S                              result
+            and order
 
 advantage() checks shapes and types, run() chooses a backend, chain() is the arrows: everything between `layout` and the
 result is in processing order, and each arrow is a stage (stages.py) of the backend.  Partition and step term are rows of
-two tables (partitions.py, estimators.py).  Bad rows stay in place behind masks.  On the CPU their errors come from chain(),
-before anything is clustered; on a GPU nothing waits for the device, and errors come when the result is asked.
+two tables (partitions.py, estimators.py).  Bad rows stay in place behind masks.  On the CPU chain() raises their errors
+before anything is clustered; on a GPU nothing synchronizes, and errors are raised when the result is read.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ def advantage(
         A_i = A_ep(τ_i) + w · A_S(i),    A_ep(τ) = (R(τ) − μ_p) / (σ_p + δ)        (paper eq. 1, 10)
 
     A_S is the estimator's term inside the record's cluster: R − mean, R − mean of other actions, or
-    Q̂(s, a) − V̂(s) (paper eq. 7 to 9), or GAE(λ) over a value read off the batch (docs/gae.md).  Clusters never leave a
-    prompt group.  docs/estimator.md defines all of it.
+    Q̂(s, a) − V̂(s) (paper eq. 7 to 9), or GAE(λ) over a value estimated from the batch (docs/gae.md).  Clusters never
+    cross prompt groups.  docs/estimator.md has the definitions.
 
     group            [N] prompt-group id of each step record: integers, or any hashable ids such as uuid strings
     trajectory       [N] trajectory id, unique in the batch
@@ -74,11 +73,11 @@ def advantage(
     observation      [N] str | bytes | any hashable | integers      partitions "exact", "history", "similar" (str)
     action_key       [N] int   equal for equal actions              estimators "diff_peer", "q_style"
     action_parsed    [N] bool   feeds the metric action_parse_rate
-    valid            [N] bool   False rows (padding) take part in nothing: advantages 0, cluster −1
+    valid            [N] bool   False rows (padding) are ignored: advantages 0, cluster −1
     truncated        [N] bool   estimator "gae": True on the last step of a trajectory that was cut off there; V̂ of that step
-                     stands for what would have come.  Not read elsewhere in a trajectory, nor under duplicates="once" on
-                     other copies than the first; None: none was
-    memory           a `ValueMemory`, which share="memory" reads and then adds this batch to; None: there is none yet
+                     then replaces the missing future.  Ignored on other steps, and under duplicates="once" on all copies
+                     but the first; None: no trajectory was cut off
+    memory           a `ValueMemory`, which share="memory" reads and then adds this batch to; None: no memory
     layout           a `Layout` of these ids; group, trajectory and step are then None
     config           `Config`; None: Config.bipace()
     backend          "auto" | "reference" | "cpu" | "triton" | "cuda"; by name it never falls back
@@ -86,12 +85,13 @@ def advantage(
     num_threads      threads of the cpu backend; None: torch.get_num_threads().  The result is the same at any count.
 
     Tensors, NumPy arrays, lists and arrays of other libraries by DLPack or the CUDA array interface may be mixed; tensors
-    must share a device.  Results are tensors; they are arrays of another library where the fingerprint (without one:
-    rewards, then returns) is such an array and the library has from_dlpack, as CuPy and JAX have.  Arguments that the
+    must share a device.  Results are tensors, or arrays of another library if the fingerprint (without one: rewards,
+    then returns) is such an array and the library has from_dlpack, like CuPy and JAX.  Arguments that the
     configuration does not use are checked for length and otherwise ignored.  The caller's tensors are never changed.
     Returns an `AdvantageResult` in the caller's row order.  Same input, same bits, at any thread count; a prompt group
-    alone gives the same bits as inside any batch, but where estimator "gae" reads or divides over the batch.  No output holds NaN.
-    ValueError or TypeError names the argument, what was wanted, what came and the cure; nothing is computed then.
+    gives the same bits by itself as inside any batch, except where estimator "gae" reads or divides over the batch.
+    No output holds NaN.  ValueError or TypeError names the argument, what was expected, what was given and what to do;
+    nothing is computed then.
     """
     given = {
         "group": group, "trajectory": trajectory, "rewards": rewards, "step": step, "returns": returns,
@@ -136,9 +136,9 @@ def run(
 
 
 def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | None = None) -> AdvantageResult:
-    """The arrows.  ValueError for copies of a step that may not be and, on the CPU, for bad values.
+    """The arrows.  ValueError for copies of a step under duplicates="raise" and, on the CPU, for bad values.
 
-    everyone   the layout of all records, copies of a step too
+    everyone   the layout of all records, including copies of a step
     """
     cfg = x.config
     if everyone.first is not None and cfg.duplicates == "raise":
@@ -148,7 +148,7 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
 
     step_return, trajectory_return = _returns(backend, x, lay)
     spoilt, unread = _look(backend, x, everyone, layout, step_return, trajectory_return)
-    all_taken = unread.checked and not bool(spoilt.any())  # nobody looks on a GPU
+    all_taken = unread.checked and not bool(spoilt.any())  # not read on a GPU
     taken = None if all_taken else ~spoilt[lay.trajectory_of_record]
     usable = None if unread.state is None else unread.state == 0
     episode = backend.episode.episode_advantage(
@@ -170,7 +170,7 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
 
 
 def _by_row(value: Tensor, lay: PlacedLayout, taken: Tensor | None) -> Tensor:
-    """[N] float32 of V̂ [M], saturating; 0 for rows without a record, and those of records set aside."""
+    """[N] float32 of V̂ [M], saturating; 0 for rows without a record and for records set aside."""
     if not lay.n_records:
         return torch.zeros(lay.n_rows, dtype=torch.float32, device=value.device)
     at = lay.source.clamp(min=0)
@@ -200,7 +200,7 @@ def _returns(backend: Backend, x: Inputs, lay: PlacedLayout) -> tuple[Tensor, Te
 def _look(
     backend: Backend, x: Inputs, everyone: Layout, layout: Layout, step_return: Tensor, trajectory_return: Tensor
 ) -> tuple[Tensor, Unread]:
-    """Spoilt trajectories [T] bool, and what is wrong with values, as flags that nobody on a GPU's host reads yet."""
+    """Invalid trajectories [T] bool, and flags of bad values, which on a GPU are not read yet."""
     lay, every = layout.on(x.device), everyone.on(x.device)
     bad = episode_differs = copy_differs = state = None
     if x.episode_return is not None:
@@ -213,7 +213,7 @@ def _look(
     if every.first is not None and x.rewards is not None:
         reward = x.rewards.index_select(0, every.order)
         copy_differs = unlike_first(reward, reward[every.first])
-        # Any copy spoils the record that its row gets its results from.
+        # A bad copy invalidates the record whose results its row gets.
         hits = torch.zeros(lay.n_records, dtype=torch.int32, device=x.device)
         hits.index_add_(
             0, lay.source.index_select(0, every.order), (copy_differs | out_of_range(reward)).to(torch.int32)

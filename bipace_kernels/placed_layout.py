@@ -1,4 +1,4 @@
-"""PlacedLayout: a layout where the tensors are, moved there once."""
+"""PlacedLayout: a layout on the tensors' device, copied there once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class PlacedLayout:
-    """The tensors of a `Layout` on one device, the CPU too.  Made by `Layout.on()`, which keeps it.
+    """The tensors of a `Layout` on one device, which may be the CPU.  Made and kept by `Layout.on()`.
 
-    Sizes are plain ints, so that nobody has to ask the device for them.
+    Sizes are plain ints, so reading them does not synchronize.
 
     device                 where the tensors are
     n_rows                 N, rows that the caller passes
@@ -53,11 +53,11 @@ class PlacedLayout:
     step: Tensor | None
     first: Tensor | None
     valid: Tensor | None
-    _trajectory_of_record: Tensor | None = field(default=None, repr=False)  # None on the CPU: made when asked for
+    _trajectory_of_record: Tensor | None = field(default=None, repr=False)  # None on the CPU: made on demand
     _copied: Copied | None = field(default=None, repr=False)
 
     def wait(self) -> None:
-        """Makes the current stream wait for the copy, where another stream made it; the host waits for nothing."""
+        """Makes the current stream wait for the copy, if another stream made it; the host does not wait."""
         if self._copied is not None:
             self._copied.wait(self.order)
 

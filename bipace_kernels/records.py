@@ -1,4 +1,4 @@
-"""The records behind a result: what metrics are read off, and what a late check needs."""
+"""The records behind a result, for metrics and for late checks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ResultRows(Protocol):
 
 
 class RecordSource(Protocol):
-    """Gives the records of a result; waits for a GPU."""
+    """Gives the records of a result; synchronizes with a GPU."""
 
     def read(self, rows: ResultRows) -> Records:
         """The records on the CPU.  Raises like check()."""
@@ -55,13 +55,13 @@ class Records:
     action_key: Tensor | None  # [M] int64
     action_parsed: Tensor | None  # [M] bool
     n_checked: int  # records before any was set aside
-    usable: Tensor | None  # [M] bool: False where a bad fingerprint left the record alone; None: all are
+    usable: Tensor | None  # [M] bool: False where a bad fingerprint made the record a singleton; None: all are usable
     partition: str
     value: Tensor | None = None  # [M] float32 V̂, of estimators that have one
 
     @property
     def n_invalid(self) -> int:
-        """Records set aside, or left alone, because of bad values."""
+        """Records set aside, or made singletons, because of bad values."""
         alone = 0 if self.usable is None else int((~self.usable).sum())
         return self.n_checked - self.layout.n_records + alone
 
@@ -74,9 +74,9 @@ class Records:
 
 @dataclass(frozen=True, eq=False)
 class Unread:
-    """What a result needs besides itself to give its records, and the errors that a GPU's host has not looked for yet."""
+    """What a result also needs to give its records, and the errors not yet read from a GPU."""
 
-    everyone: Layout  # all records, copies of a step too
+    everyone: Layout  # all records, including copies of a step
     layout: Layout  # those that count
     config: Config
     rewards: Tensor | None  # [N] float64, as given; likewise the next two: an error names their values

@@ -1,4 +1,4 @@
-"""What advantage() gives back."""
+"""The result of advantage()."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Tensor = torch.Tensor
 class AdvantageResult:
     """Advantages in the caller's row order.  Padding and rows set aside hold 0, cluster −1, branch SINGLETON.
 
-    The tensors are where the arguments were.  On a GPU, metrics(), value_r2() and check() read them, and the flags of bad
-    values, as they are when asked, and wait for the device; nothing else does.
+    The tensors are on the arguments' device.  On a GPU, metrics(), value_r2() and check() read them and the flags of bad
+    values at the time of the call, and synchronize; nothing else does.
 
     advantage           [N] float32   A, what the trainer multiplies with the log-probabilities' gradient
     step_advantage      [N] float32   A_S (hgpo: the aggregate, equal to advantage)
@@ -28,7 +28,7 @@ class AdvantageResult:
     returns             [N] float32   R, discounted return-to-go
     cluster             [N] int64     dense over the batch, numbered by first appearance in processing order
     branch              [N] uint8     Branch.SINGLETON | PACE | LEAVE_ONE_OUT
-    value               [N] float32   V̂, value of the record's state, of estimator "gae"; None: another has none
+    value               [N] float32   V̂, value of the record's state, with estimator "gae"; else None
     """
 
     advantage: Tensor
@@ -38,7 +38,7 @@ class AdvantageResult:
     cluster: Tensor
     branch: Tensor
     records: RecordSource
-    tensors: AdvantageResult | None = None  # this result, where its fields are no tensors
+    tensors: AdvantageResult | None = None  # this result as tensors, if its fields are not
     value: Tensor | None = None
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class AdvantageResult:
         return compute_metrics(self._records())
 
     def value_r2(self) -> ValueR2:
-        """How well the partition predicts returns it has not seen; see `ValueR2`."""
+        """How well the partition predicts held-out returns; see `ValueR2`."""
         records = self._records()
         lay = records.layout
         return value_r2(
@@ -85,11 +85,11 @@ class AdvantageResult:
     def check(self) -> None:
         """Raises what a deferred value check found: the ValueError that the same values raise at the call on the CPU.
 
-        On CPU tensors values are checked at the call, and nothing is left.  Under on_invalid="singleton" values that are
-        not finite are no error; what contradicts itself (copies of a step, episode returns of one trajectory) still is.
+        On CPU tensors values are checked at the call, and this does nothing.  Under on_invalid="singleton" values that are
+        not finite are not an error; contradictions (copies of a step, episode returns of one trajectory) still are.
         """
         self.records.check(self.tensors or self)
 
     def _records(self) -> Records:
-        """The records that took part, on the CPU: what metrics() and value_r2() are made of.  Waits for a GPU."""
+        """The records that took part, on the CPU, for metrics() and value_r2().  Synchronizes with a GPU."""
         return self.records.read(self.tensors or self)

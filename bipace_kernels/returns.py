@@ -31,16 +31,16 @@ def discounted_returns(
     check: str = "auto",
     num_threads: int | None = None,
 ) -> Tensor:
-    """R_t = Σ_{u≥t} γ^{u−t} r_u inside each trajectory, u − t by step numbers where they are given.
+    """R_t = Σ_{u≥t} γ^{u−t} r_u inside each trajectory, with u − t taken from the step numbers where given.
 
     rewards      [N] real
     trajectory   [N] trajectory id
     gamma        γ in [0, 1]
     step         [N] int or None; None: the row order is the time order
-    layout       instead of trajectory and step; with it nothing waits for a GPU
-    check        "auto" | "now": bad values raise on the CPU and, with "now", on a GPU, which waits for it; with "auto" the
+    layout       instead of trajectory and step; with it nothing synchronizes with a GPU
+    check        "auto" | "now": bad values raise on the CPU and, with "now", on a GPU, which synchronizes; with "auto" the
                  trajectories that hold them get 0 there
-    Returns [N] float32 where the rewards are: computed in float64, rounded once.  Rows that repeat a step get its return,
+    Returns [N] float32 on the rewards' device: computed in float64, rounded once.  Rows that repeat a step get its return,
     and its reward counts once.  ValueError for non-finite rewards, returns beyond ±1e37, and copies of a step that
     disagree.
     """
@@ -84,7 +84,7 @@ def _check_rewards(lay: Layout, by_row: Tensor) -> None:
 
 
 def _returns(backend: Backend, by_row: Tensor, lay: Layout, gamma: float) -> tuple[Tensor, Tensor]:
-    """Returns [N] float32 of rewards [N] float64, and which trajectories [T] bool are spoilt; on the CPU nobody asks."""
+    """Returns [N] float32 of rewards [N] float64, and which trajectories [T] bool are invalid; not used on the CPU."""
     on = lay.on(by_row.device)
     reward, trajectories = by_row.index_select(0, on.order), {"n_trajectories": on.n_trajectories}
     found = backend.returns.discounted_returns(reward, on.step, on.trajectory_offsets, gamma, **trajectories)

@@ -1,6 +1,6 @@
 """Names shared by all layers.
 
-N rows (what the caller passes), M records (rows that take part), D features, G prompt groups, T trajectories,
+N rows (the caller's), M records (rows that take part), D features, G prompt groups, T trajectories,
 C clusters.  R is the discounted return-to-go, R(τ) the return of a trajectory, A_ep the episode advantage, A_S the
 step advantage, A the total, V̂ the value of a record's state.
 """
@@ -14,20 +14,20 @@ import torch
 
 
 class Branch(IntEnum):
-    """How a record's step advantage was made."""
+    """How a record's step advantage was computed."""
 
-    SINGLETON = 0  # alone in its cluster (or set aside): A_S = 0
-    PACE = 1  # by the estimator of the configuration
+    SINGLETON = 0  # no peers in its cluster (or set aside): A_S = 0
+    PACE = 1  # by the configured estimator
     LEAVE_ONE_OUT = 2  # the estimator had no peers to compare with: R − mean of the rest of the cluster
 
 
 #: Estimators that stages.Values.step_advantage computes; their places are the kernels' codes (csrc/cpu/values.h).
 KERNELS = ("mean", "diff_peer", "q_style")
-LIMIT = 1e37  # a return beyond it counts as non-finite: differences and sums of two such stay inside float32
+LIMIT = 1e37  # a larger return counts as non-finite: differences and sums of two smaller ones fit float32
 
 
 class Terms(NamedTuple):
-    """What an estimator makes of a batch, in processing order."""
+    """The results of an estimator for a batch, in processing order."""
 
     labels: torch.Tensor  # [M] int64 cluster of each record, numbered over the batch by first appearance; −1: set aside
     step_term: torch.Tensor  # [M] float32 A_S

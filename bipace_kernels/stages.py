@@ -1,15 +1,15 @@
-"""The contract of every stage, once: what goes in, what comes out, in which shape, dtype and unit, and with which errors.
+"""The contract of every stage: inputs, outputs, shapes, dtypes, units and errors.
 
-A stage is a Protocol here, a module of the same stem in each backend's package (`reference/`, `cpu/`, `triton_kernels/`,
-`cuda/`), and the torch ops of its methods (`torch.ops.bipace.*`): `_dispatch.py` binds the modules, mypy checks them
+A stage is a Protocol here, a module of the same name in each backend's package (`reference/`, `cpu/`, `triton_kernels/`,
+`cuda/`), and the torch ops of its methods (`torch.ops.bipace.*`): `_dispatch.py` maps the modules, mypy checks them
 against these signatures, and `_ops.py` derives schemas, fakes and checks of arguments from them.
 
 Shapes are in the letters of schema.py: M records in processing order, N rows of the caller, T trajectories, G prompt
-groups.  "G+1" are offsets: a group's records are offsets[g] : offsets[g+1].  `taken` is False for records set aside, which
-take part in nothing; `usable` is False for records whose fingerprint has no direction: each is a cluster of its own.
-Sizes that a GPU's host would have to wait for come as ints.  A stage computes and checks nothing: values out of these
-bounds are undefined, and no stage reads a tensor back to the host of a GPU.  `advantage()` makes what is in bounds; the
-torch ops, which anybody may call, look at `Offsets` and `Places` first where the tensors are on the CPU.  Same input, same
+groups.  "G+1" are offsets: a group's records are offsets[g] : offsets[g+1].  `taken` is False for records set aside;
+`usable` is False for records whose fingerprint has no direction: each is a cluster of its own.
+Sizes that would otherwise synchronize with a GPU are passed as ints.  A stage only computes and does not check: for values
+outside these bounds the result is undefined, and no stage copies a tensor from a GPU to the host.  `advantage()` passes
+valid values; the torch ops, which anyone may call, first check `Offsets` and `Places` on CPU tensors.  Same input, same
 bits.
 """
 
@@ -25,7 +25,7 @@ from .schema import KERNELS
 
 Tensor = torch.Tensor
 
-# ------------------------------------------------------------------------------------- what an annotation says of it
+# ------------------------------------------------------------------------------------------ annotations of arguments
 
 
 class Spec(NamedTuple):
@@ -36,20 +36,20 @@ class Spec(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A length known to the host, of this letter; "" where no tensor has it."""
+    """A length known to the host, with this letter; "" if no tensor has it."""
 
     letter: str
 
 
 class Range(NamedTuple):
-    """Numbers that a kernel takes; `holds` says whether a number is one."""
+    """Numbers that a kernel accepts; `holds` tests one."""
 
     text: str
     holds: Callable[[Any], bool]
 
 
 class Offsets(NamedTuple):
-    """Values that rise from 0 to the size of this letter, where neighbours may be equal."""
+    """Non-decreasing values from 0 to the size of this letter."""
 
     letter: str
 
@@ -62,7 +62,7 @@ class Places(NamedTuple):
 
 
 class OneOf(NamedTuple):
-    """Words that a kernel knows."""
+    """Words that a kernel accepts."""
 
     words: tuple[str, ...]
 
@@ -111,7 +111,7 @@ NORMS = OneOf(("none", "std"))
 
 
 class Returns(Protocol):
-    """What a step was followed by.  docs/estimator.md, section 2."""
+    """Returns of steps and trajectories.  docs/estimator.md, section 6."""
 
     def discounted_returns(
         self,
@@ -143,7 +143,7 @@ class Returns(Protocol):
         *,
         n_trajectories: NTrajectories,
     ) -> BOOL_T:
-        """Trajectories with a return that is not finite or beyond ±1e37, of a step or their own, or with a bad record."""
+        """Trajectories with a return (of a step or their own) that is not finite or beyond ±1e37, or with a bad record."""
 
 
 class Episode(Protocol):
@@ -163,14 +163,14 @@ class Episode(Protocol):
         delta: Annotated[float, DELTA],
         spoilt: BOOL_T | None,
     ) -> F32_M:
-        """A_ep of each record.  Spoilt trajectories are no part of the population, and get 0."""
+        """A_ep of each record.  Invalid trajectories are not part of the population, and get 0."""
 
 
 class Clusters(Protocol):
     """Greedy cosine clusters inside each prompt group (Algorithm 1 of the paper; docs/estimator.md, section 3)."""
 
     def scan_rows(self, fingerprint: Fingerprint, order: Order) -> U8_M:
-        """0 fine, 1 holds a non-finite value, 2 zero norm (all zeros)."""
+        """0 fine, 1 not finite, 2 zero (all zeros)."""
 
     def cluster_cosine(
         self,
@@ -202,7 +202,7 @@ class Clusters(Protocol):
 
 
 class Observations(Protocol):
-    """Partitions by what was observed."""
+    """Partitions by observations."""
 
     def cluster_exact(
         self,
@@ -235,7 +235,7 @@ class Similar(Protocol):
     """Partition "similar", on the host: it compares texts as Python's difflib does."""
 
     def cluster_similar(self, texts: list[str], group_offsets: Tensor, similarity: float) -> Tensor:
-        """[M] int64 by first appearance: a text joins the oldest cluster of its group that it is similar to, else founds one.
+        """[M] int64 by first appearance: a text joins the oldest similar cluster of its group, else seeds one.
 
         Similar: `difflib.SequenceMatcher(None, text, first member of the cluster).ratio() >= similarity`.
         """
@@ -273,11 +273,11 @@ class Values(Protocol):
         alpha: Annotated[float, NOT_NEGATIVE],
         base_group: bool,
     ) -> tuple[F32_M, I64_M, U8_M]:
-        """HGPO's aggregate, each record's deepest depth in company (0: none), and its branch."""
+        """HGPO's aggregate, each record's deepest depth with peers (0: none), and its branch."""
 
 
 class Critic(Protocol):
-    """A value of each record's state, read off the returns of the batch, and GAE(λ) over it (docs/gae.md).
+    """A value of each record's state, estimated from the returns of the batch, and GAE(λ) over it (docs/gae.md).
 
     μ_p is the mean of R over the group's records.  0 for records that are not taken.
     """
@@ -310,31 +310,31 @@ class Critic(Protocol):
         taken: BOOL_M | None,
         share: Annotated[str, OneOf(("group", "batch"))],
         width: Annotated[float, WIDTH],  # ℓ
-        horizon: Annotated[float, NOT_NEGATIVE],  # θ in steps; 0: time does not count
+        horizon: Annotated[float, NOT_NEGATIVE],  # θ in steps; 0: no time term
         noise: Annotated[float, NOISE],  # ρ
         same: Annotated[float, SAME],  # s of share "batch"
     ) -> F64_M:
         """share "group": V̂ = μ_p + C (C + ρ I)⁻¹ (R − μ_p) over the usable records of each group; "batch": V̂ = C (C + ρ I)⁻¹ R over
         those of all groups.  μ_p for records that are not usable.
 
-        K_ij = exp((c_ij − 1)/ℓ − (t_i − t_j)²/(2 θ²)), c the cosine of the fingerprints scaled to unit length, less the mean
-        of the usable ones of the group or the batch.  Rows within a squared distance of 1e-5 of that mean have c = 1 among
+        K_ij = exp((c_ij − 1)/ℓ − (t_i − t_j)²/(2 θ²)), c the cosine of the fingerprints scaled to unit length, minus the
+        mean of the usable ones of the group or the batch.  Rows within a squared distance of 1e-5 of that mean have c = 1 among
         themselves and 0 with others; equal rows have c = 1.
         Blocks are the groups' usable records; those of a group with n > 2,048 are cut into ⌈n / 1,024⌉ equal runs.  C is K
         inside a block, under share "batch" K + s; between blocks K_im (K_mm + 10⁻³ I)⁻¹ K_mj over the landmarks: those given, or
         under share "group" ⌊k n / m⌋ of the group's n usable records, m = min(n, 128).  Memory
-        O(n m) beside the longest block's square.
+        O(n m) plus the longest block's square.
         """
 
     def gae_advantage(
         self,
         rewards: F64_M,
         value: F64_M,  # V̂
-        returns: F32_M,  # for the size of what counts as 0
+        returns: F32_M,  # for the threshold below which the mean square counts as 0
         step: I64_M | None,  # rising in a trajectory; None: neighbours are one step apart
         trajectory_offsets: TrajectoryOffsets,
         group_offsets: GroupOffsets,
-        truncated: BOOL_M | None,  # read on the last step of each trajectory: it was cut off there
+        truncated: BOOL_M | None,  # read on the last step of each trajectory: True if it was cut off there
         gamma: Annotated[float, GAMMA],
         gae_lambda: Annotated[float, GAMMA],
         *,
@@ -344,16 +344,16 @@ class Critic(Protocol):
         taken: BOOL_M | None,
         step_norm: Annotated[str, OneOf(("none", "batch", "group"))],
     ) -> F32_M:
-        """A_S(t) = δ_t + (γλ)^Δt A_S(t + Δt),  δ_t = r_t + γ^Δt V̂(t + Δt) − V̂(t), with V̂ = 0 behind the last step.
+        """A_S(t) = δ_t + (γλ)^Δt A_S(t + Δt),  δ_t = r_t + γ^Δt V̂(t + Δt) − V̂(t), with V̂ = 0 after the last step.
 
-        Behind a step that was cut off stands its own V̂, one step later.  Records of equal step number are one step: what
-        comes before takes the means of their V̂ and A_S.  step_norm divides by the root mean square over the batch or the
+        After a step that was cut off its own V̂ is used, one step later.  Records of equal step number are one step: the
+        step before uses the means of their V̂ and A_S.  step_norm divides by the root mean square over the batch or the
         group, which gives 0 where that is at most 1e-6 · max|R| of the same records.  In float64, rounded once, saturating.
         """
 
 
 class Combine(Protocol):
-    """A = A_ep + w · A_S (paper eq. 10), and everything back in the caller's rows."""
+    """A = A_ep + w · A_S (paper eq. 10), and the results in the caller's rows."""
 
     def combine(
         self,
@@ -373,13 +373,13 @@ class Combine(Protocol):
         """Advantage, step term, episode term, returns, cluster and branch of each row.
 
         A = episode_weight · A_ep + w · A_S in float64, rounded once, saturating at the largest float32; w = 0 and
-        episode_weight = 1 give A_ep back bit for bit.  Rows without a record, and those of records set aside: 0, cluster −1,
+        episode_weight = 1 give A_ep back bit for bit.  Rows without a record and records set aside: 0, cluster −1,
         SINGLETON.
         """
 
 
 class ActionKeys(Protocol):
-    """Action keys out of token ids (docs/action_keys.md)."""
+    """Action keys from token ids (docs/action_keys.md)."""
 
     LARGEST_TABLE: int  # bytes of all tokens
 
@@ -401,13 +401,13 @@ class ActionKeys(Protocol):
     ]:
         """Keys, whether each row parsed, and the lowest flat position of a valid id outside the table (−1: none).
 
-        The position is row · L + column, or that in the flat ids.  A row with such an id is not parsed and takes its first_n
-        key; on the CPU no row's key is then computed.
+        The position is row · L + column, or the index in the flat ids.  A row with such an id is not parsed and gets its
+        first_n key; on the CPU no row's key is then computed.
         """
 
 
 class Texts(Protocol):
-    """Action keys out of what lies on the host."""
+    """Action keys from data on the host."""
 
     def hash_texts(self, texts: Sequence[str], *, mode: str) -> tuple[Tensor, Tensor]:
         """Keys [N] int64 and parsed [N] bool of the texts' UTF-8 bytes."""
@@ -415,9 +415,9 @@ class Texts(Protocol):
     def flatten_rows(
         self, rows: Sequence[Sequence[Any]], row_offsets: Tensor, *, bools: bool
     ) -> tuple[Tensor, tuple[int, int] | None]:
-        """Flat values [E] int64, and (row, column) of the first item that is no integer of 64 bits (or None).
+        """Flat values [E] int64, and (row, column) of the first item that is not a 64-bit integer (or None).
 
-        Column −1: the row is not as long as its offsets say.  A bool is an integer only where `bools` is True.
+        Column −1: the row's length differs from its offsets.  A bool is an integer only where `bools` is True.
         """
 
 
@@ -435,7 +435,7 @@ class Ngrams(Protocol):
         """Unit vectors of signed, hashed n-gram counts.  Counts are int32: a text must be shorter than 2^31 bytes."""
 
 
-#: Stages whose methods are torch ops, by the stem of their modules.
+#: Stages whose methods are torch ops, by module name.
 OPS: dict[str, type] = {
     "returns": Returns, "episode": Episode, "clusters": Clusters, "observations": Observations, "values": Values, "critic": Critic,
     "combine": Combine, "action_keys": ActionKeys, "ngrams": Ngrams,

@@ -1,4 +1,4 @@
-"""The bytes of every token id, so that text can be matched and hashed where the tokens are."""
+"""The bytes of every token id, so that text can be matched and hashed on the tokens' device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from . import _transfer
 
 ALL_CHECKED_UP_TO = 1 << 14  # larger tables are checked on every k-th id and on all added tokens
-SEQUENCES, SEQUENCE_LENGTH = 64, 24  # checked besides single tokens
+SEQUENCES, SEQUENCE_LENGTH = 64, 24  # checked in addition to single tokens
 
 
 class _OnDevice(NamedTuple):
@@ -24,12 +24,12 @@ class _OnDevice(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TokenBytes:
-    """Token id v stands for bytes[offsets[v] : offsets[v + 1]]; special tokens and unused ids for none.
+    """Token id v has the bytes bytes[offsets[v] : offsets[v + 1]]; special tokens and unused ids have none.
 
     offsets  [V+1] int64, rising from 0 to len(bytes)
     bytes    [E] uint8
-    Both on the CPU and contiguous; `on(device)` gives copies on a device.  Pickles, without the copies.  ValueError or
-    TypeError where the two do not fit together.
+    Both on the CPU and contiguous; `on(device)` gives copies on a device.  Can be pickled, without the copies.
+    ValueError or TypeError if the two do not match.
     """
 
     offsets: torch.Tensor
@@ -48,18 +48,18 @@ class TokenBytes:
         rising = self.offsets.numel() > 0 and bool((self.offsets.diff() >= 0).all())
         if not rising or int(self.offsets[0]) != 0 or int(self.offsets[-1]) != self.bytes.numel():
             raise ValueError(
-                f"offsets must rise from 0 to len(bytes) = {self.bytes.numel()}; make the table by bk.token_bytes()."
+                f"offsets must increase from 0 to len(bytes) = {self.bytes.numel()}; make the table by bk.token_bytes()."
             )
 
     @property
     def vocabulary_size(self) -> int:
-        """V: the table knows the ids 0 to V − 1."""
+        """V: the table has the ids 0 to V − 1."""
         return self.offsets.numel() - 1
 
     def on(self, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
-        """offsets and bytes on a device.  The first call copies them there, without waiting; later calls copy nothing.
+        """offsets and bytes on a device.  The first call copies them, without synchronizing; later calls copy nothing.
 
-        `action_keys` does this itself; before a CUDA graph is captured, call it once.
+        `action_keys` does this itself; call it once before a CUDA graph is captured.
         """
         device = torch.device(device)
         if device.type == "cpu":
@@ -85,17 +85,17 @@ def token_bytes(tokenizer: Any) -> TokenBytes:
 
     tokenizer  a fast tokenizer of transformers, or a tokenizers.Tokenizer
 
-    Taken: byte-level BPE (Qwen, Llama 3, GPT-2, DeepSeek: decoder ByteLevel), and SentencePiece-style vocabularies
+    Supported: byte-level BPE (Qwen, Llama 3, GPT-2, DeepSeek: decoder ByteLevel), and SentencePiece-style vocabularies
     (Llama 2, Mistral, Gemma, T5: decoder Metaspace, or Replace ▁ → space with or without ByteFallback).  Special
     tokens get no bytes, as under skip_special_tokens=True; other added tokens get the text that the decoder gives them.
     The table is compared with the tokenizer's own decode: every token up to 16,384 of them, a fixed sample and all
     added tokens above that, and sequences of tokens.
 
-    SentencePiece decoders drop the first space of a text.  The table keeps it: action tags and bodies, whose ends are
-    stripped, do not see the difference.  clean_up_tokenization_spaces=True edits text after decoding ("a ." → "a."):
-    decode with False for text whose keys are to equal those of the ids.
+    SentencePiece decoders drop the first space of a text.  The table keeps it: this does not affect action tags and
+    bodies, whose ends are stripped.  clean_up_tokenization_spaces=True edits text after decoding ("a ." → "a."):
+    decode with False if keys of text and ids must agree.
 
-    TypeError for an object that is no fast tokenizer; ValueError for one whose tokens are not bytes of the text
+    TypeError for an object that is not a fast tokenizer; ValueError for one whose tokens are not bytes of the text
     (WordPiece, CTC, decoders with patterns) or whose decode disagrees with the table.
     """
     backend = _backend_tokenizer(tokenizer)
@@ -114,7 +114,7 @@ def token_bytes(tokenizer: Any) -> TokenBytes:
     size = max(tokens, default=-1) + 1
     parts = [b""] * size
     for index, token in tokens.items():
-        if token not in special_texts:  # decode goes by the text of the token, not by its id
+        if token not in special_texts:  # decode depends on the token's text, not on its id
             parts[index] = to_bytes(token)
     offsets = np.zeros(size + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])
@@ -153,14 +153,14 @@ def _refuse(spec: dict[str, Any], why: str) -> ValueError:
 
 
 def _decoder(spec: dict[str, Any]) -> Callable[[str], bytes]:
-    """The function that gives a token's bytes, read off the tokenizer's decoder."""
+    """The function from a token to its bytes, derived from the tokenizer's decoder."""
     if spec["model"]["type"] not in ("BPE", "Unigram"):
         raise _refuse(spec, "its tokens are words or pieces without their spaces")
     steps = _decoder_steps(spec)
     if not steps:
         raise _refuse(spec, "without a decoder it joins tokens by spaces")
     if [step["type"] for step in steps] == ["ByteLevel"]:
-        # Latin-1 characters that stand for no byte go beyond Latin-1, where encode() refuses them.
+        # Latin-1 characters without a byte map outside Latin-1, where encode() refuses them.
         to_latin_1 = {byte: 0x10000 + byte for byte in range(256)}
         to_latin_1.update({ord(character): byte for byte, character in enumerate(_byte_alphabet())})
 
@@ -219,13 +219,13 @@ def _utf8(text: str) -> bytes:
 
 
 def _verify(backend: Any, parts: list[bytes], added: list[int], *, strips_space: bool) -> None:
-    """ValueError unless the tokenizer's decode gives the table's text, on a fixed choice of tokens and sequences."""
+    """Raises ValueError unless the tokenizer's decode gives the table's text, on a fixed choice of tokens and sequences."""
     size = len(parts)
     ids = range(size) if size <= ALL_CHECKED_UP_TO else sorted({*range(0, size, size // ALL_CHECKED_UP_TO), *added})
-    # Plain ASCII text goes first in each row, since SentencePiece decoders treat the first token otherwise.
+    # Each row begins with plain ASCII text, since SentencePiece decoders treat the first token differently.
     first = next(([v] for v in range(size) if parts[v].isascii() and parts[v].decode().isalnum()), [])
     rows = [[*first, v] for v in ids]
-    # Sequences by a fixed multiplicative walk: a token meets neighbours from all over the vocabulary.
+    # Sequences by a fixed multiplicative walk, so that tokens have neighbours from the whole vocabulary.
     for start in range(0, SEQUENCES * SEQUENCE_LENGTH if size else 0, SEQUENCE_LENGTH):
         rows.append([*first, *(i * 2654435761 % size for i in range(start, start + SEQUENCE_LENGTH))])
     for row, decoded in zip(rows, backend.decode_batch(rows, skip_special_tokens=True), strict=True):
@@ -237,6 +237,6 @@ def _verify(backend: Any, parts: list[bytes], added: list[int], *, strips_space:
         if decoded == text or (strips_space and decoded.lstrip(" ") == text.lstrip(" ")):
             continue
         raise ValueError(
-            f"tokenizer must decode as its tokens' bytes say, but decode({row}) gave {decoded!r} where the table has "
+            f"tokenizer must decode to its tokens' bytes, but decode({row}) gave {decoded!r} where the table has "
             f"{text!r}; hash text instead: bk.action_keys(tokenizer.batch_decode(ids, skip_special_tokens=True))."
         )

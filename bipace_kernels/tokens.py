@@ -15,13 +15,13 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
     """A[b, t] = advantage[b] where mask[b, t], else 0.
 
     advantage   [B] real
-    mask        [B, T] bool or 0/1   the tokens that the step's response consists of
+    mask        [B, T] bool or 0/1   the tokens of the step's response
     Returns [B, T] float32.  ValueError for advantages that are not finite and masks of other numbers, on the CPU; on a GPU
-    nobody looks, because that would wait for it.
+    values are not checked, since that would synchronize.
     """
     if hasattr(advantage, "advantage"):
         raise TypeError(
-            f"advantage must be the advantages [B], got {type(advantage).__name__}; give its field `advantage`."
+            f"advantage must be the advantages [B], got {type(advantage).__name__}; pass its field `advantage`."
         )
     given = _interop.all_to_torch({"advantage": advantage, "mask": mask})
     advantage, mask = given.values()
@@ -37,6 +37,6 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
             f"mask must have shape [B, T] with B = {values.shape[0]} like advantage, got {list(tokens.shape)}."
         )
     if looks and tokens.dtype != torch.bool and not bool(((tokens == 0) | (tokens == 1)).all()):
-        raise ValueError("mask must hold booleans or 0 and 1 only; weights are the loss's business.")
+        raise ValueError("mask must hold booleans or 0 and 1 only; apply weights in the loss.")
     on_device = values.to(device=device, dtype=torch.float32).unsqueeze(1)
     return torch.where(tokens.to(device).bool(), on_device, torch.zeros((), dtype=torch.float32, device=device))

@@ -1,7 +1,7 @@
-"""Checks of values: masks of what is wrong, on any device, and the errors that name it, on the host.
+"""Checks of values: masks of bad values, on any device, and the errors that name them, on the host.
 
-On the CPU chain() looks at the masks before anything is clustered.  On a GPU nobody looks, because that would wait for the
-device: the masks stay with the result, and `AdvantageResult.check()` and `metrics()` raise the same errors.
+On the CPU chain() reads the masks before anything is clustered.  On a GPU they are not read, since that would synchronize:
+they stay with the result, and `AdvantageResult.check()` and `metrics()` raise the same errors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def unlike_first(values: Tensor, first: Tensor) -> Tensor:
 
 
 def raise_duplicates(lay: Layout) -> None:
-    """ValueError that names the first row which repeats a step."""
+    """Raises the ValueError that names the first row which repeats a step."""
     assert lay.first is not None
     at = int(torch.nonzero(lay.first != torch.arange(lay.n_records))[0])
     row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
@@ -42,7 +42,7 @@ def raise_duplicates(lay: Layout) -> None:
 
 
 def check_copies(lay: Layout, reward: Tensor) -> None:
-    """ValueError where rows of one step hold different finite rewards: which of them would count?
+    """Raises ValueError if rows of one step hold different finite rewards, since it is not clear which counts.
 
     reward   [N] float64
     """
@@ -55,18 +55,18 @@ def check_copies(lay: Layout, reward: Tensor) -> None:
 
 
 def raise_copies(lay: Layout, reward: Tensor, differ: Tensor) -> None:
-    """ValueError for the first record of a mask [M] whose reward is not that of the step it copies."""
+    """Raises ValueError for the first record of a mask [M] whose reward is not that of the step it copies."""
     assert lay.first is not None
     at = int(torch.nonzero(differ)[0])
     row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
     raise ValueError(
         f"rewards of one step must agree, but rows {other} and {row} record the same step with "
-        f"{float(reward[other]):g} and {float(reward[row]):g}; copies must be exact, or number the steps apart."
+        f"{float(reward[other]):g} and {float(reward[row]):g}; copies must be exact; give different steps different numbers."
     )
 
 
 def raise_episode_return(lay: Layout, episode_return: Tensor, differ: Tensor) -> None:
-    """ValueError for the first record of a mask [M] whose episode return is not that of its trajectory's first."""
+    """Raises ValueError for the first record of a mask [M] whose episode return is not that of its trajectory's first."""
     at = int(torch.nonzero(differ)[0])
     trajectory = int(lay.trajectory_of_record()[at])
     row, first = int(lay.order[at]), int(lay.order[lay.trajectory_offsets[trajectory]])
@@ -80,10 +80,10 @@ def raise_episode_return(lay: Layout, episode_return: Tensor, differ: Tensor) ->
 def raise_spoilt(
     lay: Layout, spoilt: Tensor, rewards: Tensor | None, returns: Tensor | None, episode_return: Tensor | None
 ) -> None:
-    """ValueError that names the argument and the rows at fault.
+    """Raises the ValueError that names the argument and the bad rows.
 
     spoilt                             [T] bool
-    rewards, returns, episode_return   [N] float64, as given, of those that are read
+    rewards, returns, episode_return   [N] float64, as given, if they are used
     """
     inside = torch.zeros(lay.n_rows, dtype=torch.bool)
     inside.index_fill_(0, lay.order, True)
@@ -110,9 +110,9 @@ def raise_spoilt(
 
 
 def check_fingerprint(lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE, name: str = "fingerprint") -> None:
-    """ValueError for fingerprint rows without a direction.
+    """Raises ValueError for fingerprint rows without a direction.
 
-    state   [M] uint8   0 fine, 1 holds a non-finite value, 2 is zero
+    state   [M] uint8   0 fine, 1 not finite, 2 zero
     """
     for code, fact in (
         (1, "holds a non-finite value (beyond ±3.4e38 counts as one)"),

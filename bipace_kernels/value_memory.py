@@ -1,4 +1,4 @@
-"""ValueMemory: states and returns of the batches before, for Config.gae(share="memory")."""
+"""ValueMemory: states and returns of earlier batches, for Config.gae(share="memory")."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Readings:
-    """What a value is read from: records in processing order, group by group.
+    """Records from which values are estimated, in processing order, group by group.
 
     fingerprint   [K, D]
     returns       [K] float32
@@ -32,7 +32,7 @@ class Readings:
     groups: tuple[int, ...]
 
     def last(self, rows: int) -> Readings:
-        """The last `rows` records at most, in memory of their own."""
+        """At most the last `rows` records, copied."""
         begin = max(sum(self.groups) - rows, 0)
         if not begin:
             return self
@@ -47,7 +47,7 @@ class Readings:
         )  # fmt: skip
 
     def then(self, later: Readings) -> Readings:
-        """These records, on the device of the later ones, and those behind them; fingerprints in a dtype that holds both."""
+        """These records followed by the later ones, on the device of the later ones; fingerprints in a dtype that holds both."""
         device = later.returns.device
 
         def both(a: Tensor, b: Tensor) -> Tensor:
@@ -61,13 +61,14 @@ class Readings:
 
 
 class ValueMemory:
-    """States and returns of the batches before, from which `advantage(memory=…)` reads values too.
+    """States and returns of earlier batches, from which `advantage(memory=…)` also estimates values.
 
-    max_rows    int ≥ 1   records kept; the oldest go first.  A record takes D numbers of its fingerprint and 17 bytes
+    max_rows    int ≥ 1   records kept; the oldest are dropped first.  A record takes the D numbers of its fingerprint
+                and 17 bytes
 
-    A call of `advantage()` with share="memory" reads what is there, then adds its own records: so pass the batches in the
-    order of training, each once.  Each earlier prompt group counts as a group of its own.  The policy moves on meanwhile:
-    one or two batches are enough (docs/gae.md).
+    A call of `advantage()` with share="memory" reads the memory, then adds its own records: so pass the batches in the
+    order of training, each once.  Each earlier prompt group counts as a separate group.  As the policy changes, old
+    records lose their use: one or two batches are enough (docs/gae.md).
     """
 
     def __init__(self, max_rows: Any) -> None:
@@ -83,7 +84,7 @@ class ValueMemory:
         return f"ValueMemory(max_rows={self.max_rows}) with {len(self)} records"
 
     def state_dict(self) -> dict[str, Any]:
-        """What load_state_dict() takes: tensors on the CPU and plain numbers."""
+        """The state for load_state_dict(): tensors on the CPU and plain numbers."""
         if self._held is None:
             return {}
         held = self._held
@@ -91,7 +92,7 @@ class ValueMemory:
         return {**tensors, "groups": list(held.groups)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the records of another memory, the last max_rows of them; ValueError where `state` is none."""
+        """Loads the last max_rows records of another memory; ValueError if `state` is not from state_dict()."""
         if not state:
             self._held = None
             return
@@ -114,24 +115,24 @@ class ValueMemory:
         self._held = found.last(self.max_rows)
 
     def before(self, now: Readings) -> Readings:
-        """The records held, and behind them those of now."""
+        """The records held, followed by the current ones."""
         held = self._held
         if held is None or not len(self):
             return now
         if held.fingerprint.shape[1] != now.fingerprint.shape[1]:
             raise ValueError(
-                f"fingerprint must have D = {held.fingerprint.shape[1]} as the batches in memory, got "
-                f"{now.fingerprint.shape[1]}: of another model, layer or embedder; begin with an empty ValueMemory (a checkpoint "
-                "that a trainer resumes from may hold a full one, in bipace_memory.pt)."
+                f"fingerprint must have D = {held.fingerprint.shape[1]} like the batches in memory, got "
+                f"{now.fingerprint.shape[1]}: of another model, layer or embedder; begin with an empty ValueMemory (a trainer "
+                "that resumes from a checkpoint loads a full one from bipace_memory.pt)."
             )
         return held.then(now)
 
     def keep(self, both: Readings) -> None:
-        """Holds the last max_rows of these from now on."""
+        """Replaces the content by the last max_rows of these records."""
         self._held = both.last(self.max_rows)
 
     def state(self) -> Readings | None:
-        """What is held, for restore()."""
+        """The content, for restore()."""
         return self._held
 
     def restore(self, held: Readings | None) -> None:

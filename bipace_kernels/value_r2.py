@@ -1,4 +1,4 @@
-"""Value R²: how well a partition predicts returns it has not seen.  Needs no training."""
+"""Value R²: how well a partition predicts held-out returns.  Needs no training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ValueR2:
     """r2 = 1 − Σ (R_i − R̂_i)² / Σ (R_i − R̄_i)² over the records of groups with two or more trajectories.
 
     R̂_i is the mean return of the record's cluster over *other* trajectories (peers of its own share its terminal reward
-    and would flatter the partition); where the cluster holds none, R̄_i.  R̄_i is the group's mean over other trajectories.
+    and would bias R² upwards); where the cluster has none, R̄_i.  R̄_i is the group's mean over other trajectories.
 
     r2         None where the denominator is 0; below 0 the partition predicts worse than no partition at all
     coverage   share of those records that their cluster predicts
@@ -56,7 +56,7 @@ def value_r2(returns: Tensor, labels: Tensor, trajectory: Tensor, group: Tensor,
 
 
 def mean_of_others(r: Floats, g: Ints, t: Ints) -> tuple[Bools, Floats]:
-    """[M] whether the record's group has another trajectory, and the mean return of its others."""
+    """[M] whether the record's group has other trajectories, and their mean return."""
     group_sum, group_n = _sums(g, r)
     trajectory_sum, trajectory_n = _sums(t, r)
     others = group_n[g] - trajectory_n[t]

@@ -1,4 +1,4 @@
-"""Two rollouts of one task: what BiPACE says of each step.  Run it: python examples/quickstart.py"""
+"""BiPACE's advantages for two rollouts of one task.  Run it: python examples/quickstart.py"""
 
 import bipace_kernels as bk
 

@@ -1,12 +1,12 @@
 """Fixtures: every test of behaviour runs on each backend; skips print their reason.
 
-Files named test_device_*.py test what runs where the tensors are: on a GPU (they get the mark `gpu`), or on CPU tensors by
-what stands in for one.  `TRITON_INTERPRET=1 pytest tests/*/test_device_*.py` runs the Triton kernels in Triton's
-interpreter; the variable has to stand in the environment before Triton is imported, so that is a run of its own.
+Files named test_device_*.py test code that runs on the tensors' device: on a GPU (they get the mark `gpu`), or on CPU
+tensors by an interpreter or emulator.  `TRITON_INTERPRET=1 pytest tests/*/test_device_*.py` runs the Triton kernels in Triton's
+interpreter; the variable must be set before Triton is imported, so this is a separate run.
 `BIPACE_TEST_BACKEND=cuda` tests the CUDA kernels instead, and with BIPACE_EMULATOR=1 on the CPU: by their emulator
 (tests/native/emulator), under several orders of the threads each; BIPACE_EMULATOR_SANITIZE=1 compiles it with AddressSanitizer and
-UndefinedBehaviorSanitizer (tests/native/sanitize.sh).  test_device_triton_*.py and test_device_cuda_*.py are of one backend.
-Without a stand-in these tests need a GPU and skip where there is none; BIPACE_REQUIRE=gpu makes the skip a failure.
+UndefinedBehaviorSanitizer (tests/native/sanitize.sh).  test_device_triton_*.py and test_device_cuda_*.py test one backend.
+Otherwise these tests need a GPU and are skipped without one; BIPACE_REQUIRE=gpu makes the skip a failure.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from cuda_emulator import Emulator
     from stand_ins import Watched
 
-# Helpers that assert for several tests say as much as the tests do.
+# Assertions in shared helpers are rewritten too, for full messages.
 pytest.register_assert_rewrite("clustering", "cli_runs", "distributed_ranks")
 
 if importlib.util.find_spec("hypothesis") is None:
-    # A machine with a GPU may have torch, pytest and little else.  What draws its data is skipped, the rest runs.
+    # A machine with a GPU may have torch, pytest and little else.  Tests that need hypothesis are skipped.
     settings = MagicMock(return_value=lambda test: test)
     HealthCheck = MagicMock()
     absent = ModuleType("hypothesis")
@@ -48,7 +48,7 @@ settings.register_profile("default", max_examples=40, deadline=None, suppress_he
 settings.register_profile("long", max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("BIPACE_HYPOTHESIS", "default"))
 
-# Trainers live in an environment of their own (`make test-integrations`), for they pin what else may be installed.
+# Trainers have a separate environment (`make test-integrations`), since they pin other packages.
 _MISSING = [name for name in ("trl", "verl") if importlib.util.find_spec(name) is None]
 _NO_PROGRAM = [name for name in ("typer", "rich", "pyarrow") if importlib.util.find_spec(name) is None]
 collect_ignore_glob = ["integrations"] * bool(_MISSING) + ["cli", "clusters/test_epsilon.py"] * bool(_NO_PROGRAM)
@@ -102,7 +102,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["baseline", "avx2", "avx512"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each set of instructions that the clustering kernels are compiled for and the machine has."""
+    """Each instruction set for which the clustering kernels are compiled and which the machine has."""
     from bipace_kernels import _native_loader
 
     native = _native_loader.load()
@@ -119,7 +119,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """For tiny models: on a busy machine threads that wait for each other cost far more than they bring."""
+    """For tiny models: on a busy machine several threads are much slower than one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -128,7 +128,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """backend="triton" runs the masked stages of the CPU, which notice who reads a tensor."""
+    """backend="triton" runs the masked stages of the CPU, which detect reads of tensors."""
     import stand_ins
 
     return stand_ins.install(monkeypatch)
@@ -136,7 +136,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where the tensors of test_device_*.py live."""
+    """The device of the tensors of test_device_*.py."""
     return torch.device("cpu" if ON_CPU else "cuda")
 
 
@@ -150,7 +150,7 @@ if BACKEND == "cuda" and ON_CPU:
     def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if _on_device(metafunc):
             one = getattr(metafunc.module, "ONE_ORDER", False)
-            # The random order finds most of what the others do: `make check` has all three.
+            # The random order finds most of what the others find: `make check` runs all three.
             others = [] if one else sorted(set(SCHEDULES) - {"random"})
             orders = ["random", *(pytest.param(order, marks=pytest.mark.slow) for order in others)]
             metafunc.parametrize("schedule", orders, indirect=True)

@@ -1,14 +1,14 @@
-"""Runs the checks of this project in parts, side by side where there are cores, and ends with one line over all of them.
+"""Runs the checks of this project in parts, in parallel where there are cores, and ends with one summary line.
 
     python tests/run.py SUITE [--python PYTHON] [--jobs N] [PYTEST ARGUMENTS]
 
-    quick   the CPU tests of what computes (`make test-quick`)
+    quick   the CPU tests of the computations (`make test-quick`)
     test    CPU tests; device tests by Triton's interpreter; device tests by the CPU emulator of CUDA (`make test`)
-    check   what takes long: slow tests of all three, sanitizers, fuzzing, every architecture, the oldest Triton (`make check`)
+    check   longer checks: slow tests of all three, sanitizers, fuzzing, every architecture, the oldest Triton (`make check`)
     ci      lint and types first, then test and nearly all of check (`.ci/run`)
 
-Each part writes a log below out/checks.  A part fails by its exit status, and where it is pytest and no test passed.  The
-last line counts tests over all parts; a part that is no pytest counts as one.
+Each part writes a log to out/checks.  A part fails by its exit status, or if it is pytest and no test passed.  The
+last line counts tests over all parts; a part that is not pytest counts as one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MINUTE = 60.0
-LIMIT = 3600.0  # seconds of a part: what hangs is stopped
+LIMIT = 3600.0  # seconds of a part: one that hangs is stopped
 TAIL = 1000  # lines shown of the log of a part that failed
 
 ON_DEVICE = ["-o", "python_files=test_device_*.py"]
@@ -74,7 +74,7 @@ CHECK = [
     Part("resources", make="resources"),
 ]
 LINT = [Part("lint", make="lint")]
-#: What has to pass before a change lands, within its time: slow device tests and the oldest Triton are left to `make check`.
+#: Checks required before a change is merged; slow device tests and the oldest Triton are left to `make check`.
 LEFT_TO_CHECK = ("slow-triton", "slow-emulator", "oldest-triton")
 CI = [
     CHECK[0],
@@ -85,7 +85,7 @@ CI = [
     *(part for part in CHECK[1:] if part.name not in LEFT_TO_CHECK),
 ]
 
-#: Stages one after the other; the parts of one run side by side, those that take longest first.
+#: Stages run one after the other; the parts of a stage run in parallel, the longest first.
 SUITES: dict[str, list[list[Part]]] = {
     "quick": [QUICK],
     "test": [TEST],
@@ -113,7 +113,7 @@ _CLOSING = re.compile(r"^(?:=+ )?((?:\d+ [a-z]+(?:, )?)+) in \d[\d.]*s\b")
 
 
 def judge(part: Part, status: int, lines: list[str]) -> tuple[dict[str, int], list[str]]:
-    """Tests by outcome, from every closing line of pytest, and what to say of failures."""
+    """Tests by outcome, from every closing line of pytest, and messages about failures."""
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     notes = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
     closing = [match[1] for line in lines if (match := _CLOSING.match(line))]
@@ -149,7 +149,7 @@ class Runner:
         command = part.command(self.python, workers, self.more)
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **part.environment}
         if workers == 1 and part.pytest:
-            environment.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other cost others their turns
+            environment.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other slow down other parts
         self.say(f"{part.name}: " + " ".join([*(f"{k}={v}" for k, v in part.environment.items()), *command]))
         began, lines = time.monotonic(), []
         with (self.folder / f"{part.name}.log").open("w", encoding="utf-8") as log:
@@ -241,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
         jobs = min(options.jobs or cores(), len(parts))
         found += runner.stage(parts, jobs, max(cores() // jobs, 1))
         if any(not outcome.fine for outcome in found):
-            break  # what comes later would say the same again, or needs it
+            break  # later stages would fail likewise, or need it
     failed = [outcome for outcome in found if not outcome.fine]
     if not runner.stream:
         runner.show_logs(failed)

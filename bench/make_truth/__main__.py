@@ -1,4 +1,4 @@
-"""Makes the sets of bench/truth, in a fixed order. A set that is there is left alone, and what was stopped goes on."""
+"""Makes the sets of bench/truth, in a fixed order. Existing sets are kept, and interrupted ones are resumed."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _options(parser: argparse.ArgumentParser, continuations: int) -> None:
     parser.add_argument(
         "--continuations", type=int, default=continuations, metavar="M", help="of each state (default: %(default)s)"
     )
-    parser.add_argument("--again", action="store_true", help="make sets that are there anew")
-    parser.add_argument("--only", default="", help="of the sets, those whose name contains this")
+    parser.add_argument("--again", action="store_true", help="rebuild existing sets")
+    parser.add_argument("--only", default="", help="only sets whose name contains this")
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def choose(games: Path) -> dict[str, list[Path]]:
 
 
 def check(games: Path, steps: int = 25) -> int:
-    """Plays TextWorld's own engine beside this one in every game that the sets use; the number of differences."""
+    """Compares TextWorld's own engine with this one in every game of the sets; returns the number of differences."""
     example()
     from alfworld_game import compare
 

@@ -51,7 +51,7 @@ class Rows:
         self.first = model.lm_head(torch.stack(last))[self.of]  # [rows, vocabulary] logits of the first token
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Goes on with these rows only; they must be in order."""
+        """Continues with only these rows, which must be in order."""
         self.of = self.of[rows]
         self.own = [(keys[:, rows], values[:, rows]) for keys, values in self.own]
 

@@ -79,7 +79,7 @@ def make(noise: float, role: str, continuations: int, again: bool) -> None:
             ids, places = list(tokenizer(prompt_text(task)).input_ids), []
             for t in range(HORIZON):
                 state = (tuple(sorted(env.inventory.items())), t)
-                if state not in known:  # a generator of its own, so that values do not depend on the order
+                if state not in known:  # a separate generator, so that values do not depend on the order
                     known[state] = value(env, HORIZON - t, random.Random(f"{seed} {group} {state}"))
                 command = act(env, rng)
                 places.append(len(ids) - 1)

@@ -11,8 +11,8 @@ MISSING_PACKAGE = 2  # exit status
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Runs the program on `args`, the command line's where None; ends in SystemExit."""
-    # Before anything that needs them is imported, so that a plain installation gives one sentence and no traceback.
+    """Runs the program on `args` (None: the command line); ends in SystemExit."""
+    # Checked before anything imports them, so that a plain installation gives one sentence and no traceback.
     for name in ("typer", "rich"):
         try:
             _optional.need(name, "the program bipace")

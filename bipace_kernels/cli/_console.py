@@ -1,4 +1,4 @@
-"""What the commands share at the terminal: errors in one paragraph, progress on stderr, tables on stdout."""
+"""Terminal output of the commands: errors in one paragraph, progress on stderr, tables on stdout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BAD_INPUT = 2  # exit status of every error that the user can correct
 INTERRUPTED = 130  # as shells report SIGINT
 
 
-# What a write to stdout fails with: the reader has gone, the disk is full, the descriptor is closed.
+# Errors of a write to stdout: no reader, a full disk, a closed descriptor.
 _LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
@@ -39,7 +39,7 @@ def pick(cls: type[T], given: Mapping[str, Any]) -> T:
 
 class _Results(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))  # rich would end the program without a word
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))  # rich would exit silently
 
 
 def stdout() -> Console:
@@ -54,7 +54,7 @@ def stderr() -> Console:
 
 
 def number(value: float, form: str) -> str:
-    """`value` in a format of str.format, as a table shows it: with a minus sign, and no zero below zero."""
+    """`value` in a format of str.format, as in a table: with a minus sign, and without negative zero."""
     text = format(value, form)
     if text.startswith("-") and not text.strip("-0.,%"):
         text = text[1:]
@@ -93,7 +93,7 @@ def user_errors() -> Iterator[None]:
         stderr().print("[bold red]error:[/] ", end="")
         stderr().print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(BAD_INPUT) from None
-    except BrokenPipeError as error:  # typer would end the program without a word
+    except BrokenPipeError as error:  # typer would exit silently
         raise OSError(errno.EIO, error.strerror) from None
     except KeyboardInterrupt:
         stderr().print("stopped; nothing was written", markup=False)
@@ -105,7 +105,7 @@ def user_errors() -> Iterator[None]:
 
 @contextmanager
 def stdout_errors() -> Iterator[None]:
-    """Around the program: SystemExit with status 2, and a sentence, where its results cannot be written to stdout."""
+    """Around the program: SystemExit with status 2 and one sentence if results cannot be written to stdout."""
     if sys.stdout is None:
         _stop("it is closed")
     try:
@@ -116,7 +116,7 @@ def stdout_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _LOST or error.filename is not None:
             raise
-        # What is left in the buffer would be written again at exit, and fail again.
+        # The rest of the buffer would be written again at exit, and fail again.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 1)
         _stop(error.strerror or str(error))
@@ -124,7 +124,7 @@ def stdout_errors() -> Iterator[None]:
 
 def _stop(reason: str) -> NoReturn:
     if sys.stderr is not None:
-        sys.stderr.write(f"error: stdout cannot be written: {reason}; send it elsewhere (> FILE, or > /dev/null).\n")
+        sys.stderr.write(f"error: stdout cannot be written: {reason}; redirect it (> FILE, or > /dev/null).\n")
     raise SystemExit(BAD_INPUT)
 
 

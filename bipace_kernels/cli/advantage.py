@@ -42,9 +42,9 @@ class Options:
 
 
 def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mode: str | None = None) -> bk.Config:
-    """The Config of a preset with the options that were given; CliError where they make no sense.
+    """The Config of a preset with the given options; CliError if they contradict each other.
 
-    ngrams   whether the fingerprints are n-grams, whose own ε holds where the user gives none
+    ngrams   whether the fingerprints are n-grams, which have their own default ε
     """
     import bipace_kernels as bk
 
@@ -104,14 +104,14 @@ def _has_partition(name: str, config: bk.Config) -> bool:
     return config.partition == name
 
 
-# Fields of Config that not every configuration uses: when one has an effect, what it is, what to choose to have it.
+# Fields of Config that not every configuration uses: when one has an effect, its meaning, how to make it effective.
 EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     **{
         row.option[0]: (partial(_has_partition, row.name), row.option[1], f"--partition {row.name}")
         for row in PARTITIONS.values() if row.option is not None
     },
     "length_weight_alpha": (lambda c: c.estimator == "hgpo", "weighs HGPO's depths", "--preset hgpo"),
-    "base_group": (lambda c: c.estimator == "hgpo", "is about HGPO's depth 0", "--preset hgpo"),
+    "base_group": (lambda c: c.estimator == "hgpo", "adds depth 0 to HGPO", "--preset hgpo"),
     "step_weight": (
         lambda c: c.estimator not in ("none", "hgpo"), "weighs a step term that is added to the episode term",
         "a preset other than grpo and hgpo",
@@ -122,23 +122,23 @@ EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "episode_weight": (
         lambda c: c.estimator != "hgpo", "weighs an episode term that is added to the step term", "a preset other than hgpo"
     ),
-    "value": (lambda c: c.estimator == "gae", "is about GAE's values", "--preset gae"),
+    "value": (lambda c: c.estimator == "gae", "sets GAE's value", "--preset gae"),
     "kernel_same": (
-        lambda c: c.estimator == "gae" and c.value == "kernel" and c.share != "group", "is of values shared over the batch",
+        lambda c: c.estimator == "gae" and c.value == "kernel" and c.share != "group", "applies to values shared over the batch",
         "--preset gae --share batch",
     ),
     "gae_lambda": (lambda c: c.estimator == "gae", "is GAE's λ", "--preset gae"),
     "shrinkage": (
-        lambda c: c.estimator == "gae" and c.value == "cluster", "shrinks values of clusters", "--preset gae --value cluster"
+        lambda c: c.estimator == "gae" and c.value == "cluster", "shrinks the values of clusters", "--preset gae --value cluster"
     ),
     **{
         name: (
-            lambda c: c.estimator == "gae" and c.value == "kernel", "is of GAE's kernel over fingerprints", "--preset gae"
+            lambda c: c.estimator == "gae" and c.value == "kernel", "applies to GAE's kernel over fingerprints", "--preset gae"
         )
         for name in ("share", "kernel_width", "kernel_time", "kernel_noise")
     },
     "delta": (
-        lambda c: "std" in (c.step_norm, c.episode_norm), "is added to a σ that something is divided by",
+        lambda c: "std" in (c.step_norm, c.episode_norm), "is added to σ before a division",
         "--episode-norm std",
     ),
 }  # fmt: skip
@@ -147,7 +147,7 @@ EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
 def _check_options(
     config: bk.Config, changes: dict[str, Any], columns: rollouts.Columns, state: states.State, options: Options
 ) -> None:
-    """Options that would be ignored are errors: a user who gives one expects an effect."""
+    """Raises CliError for options that would be ignored: a user who gives one expects an effect."""
     for name, (has_effect, what, cure) in EFFECTS.items():
         if changes.get(name) is not None and not has_effect(config):
             raise CliError(
@@ -156,7 +156,7 @@ def _check_options(
             )
     check_sources(options.action_mode, options.fingerprint, columns)
     if options.action_mode != "text" and config.partition == "none":
-        raise CliError("--action-mode has no effect with partition none, which looks at no action; leave it out.")
+        raise CliError("--action-mode has no effect with partition none, which does not compare actions; leave it out.")
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     if from_file and not config.needs_fingerprint:
         raise CliError(
@@ -164,10 +164,12 @@ def _check_options(
             f"{config.estimator}."
         )
     if state.depth and from_file:
-        raise CliError("--state makes the n-gram fingerprints, and these come from a file; leave --state out.")
+        raise CliError(
+            "--state only affects n-gram fingerprints, but the fingerprints come from a file; leave --state out."
+        )
     if state.depth and config.partition in ("none", "history") and not config.needs_fingerprint:
         cure = "leave it out" if config.partition == "none" else "use --history-length"
-        raise CliError(f"--state {state} has no use with --partition {config.partition}; {cure}.")
+        raise CliError(f"--state {state} has no effect with --partition {config.partition}; {cure}.")
 
 
 def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: Options) -> Any:
@@ -190,15 +192,15 @@ def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State,
 
 
 def check_sources(action_mode: str, fingerprint: str | None, columns: rollouts.Columns) -> None:
-    """CliError for options of action keys and fingerprints that make no sense."""
+    """Raises CliError for invalid options of action keys and fingerprints."""
     if action_mode not in ACTION_MODES:
         raise CliError(f"--action-mode must be one of {', '.join(ACTION_MODES)}, got {action_mode!r}.")
     if fingerprint is not None and columns.fingerprint is not None:
-        raise CliError("--fingerprint and --fingerprint-column both name fingerprints; give one of them.")
+        raise CliError("--fingerprint and --fingerprint-column exclude each other; give one of them.")
 
 
 def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str, threads: int | None) -> dict[str, Any]:
-    """The arguments of `bipace_kernels.advantage()` that do not go by the partition."""
+    """The arguments of `bipace_kernels.advantage()` that do not depend on the partition."""
     import bipace_kernels as bk
 
     valid = None if records.valid is None else np.array(records.valid, bool)
@@ -216,7 +218,7 @@ def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str,
 
 @contextmanager
 def refused(records: rollouts.Rollouts, what: str) -> Iterator[None]:
-    """Turns what the package refuses into CliError, which begins with `what` was computed."""
+    """Turns the package's errors into CliError, with `what` was computed as prefix."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError) as error:
@@ -240,7 +242,7 @@ def in_the_users_words(records: rollouts.Rollouts, message: str) -> str:
 
 
 def table(records: rollouts.Rollouts, result: Any) -> dict[str, Any]:
-    """The columns of the output, in the order of the records; docs/cli.md holds their meaning."""
+    """The columns of the output, in the order of the records; docs/cli.md describes them."""
 
     def ids(values: list[str | int]) -> Any:
         if all(isinstance(value, int) for value in values):
@@ -264,7 +266,7 @@ def table(records: rollouts.Rollouts, result: Any) -> dict[str, Any]:
 
 
 def metadata(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: Options) -> dict[str, Any]:
-    """What a reader needs to make the table again: version, configuration, inputs."""
+    """Everything needed to reproduce the table: version, configuration, inputs."""
     import bipace_kernels as bk
 
     return {

@@ -1,4 +1,4 @@
-"""`bipace bench`: forwards to the benchmarks, which are a program of their own."""
+"""`bipace bench`: forwards to the benchmarks, which are a separate program."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def run(given: Mapping[str, Any]) -> None:
     except OSError as error:
         raise CliError(f"--out {options.out} cannot be written: {error.strerror or error}.") from None
     except KeyboardInterrupt:
-        stderr().print("stopped; the same command goes on from the states in --out", markup=False)
+        stderr().print("stopped; the same command resumes from the states in --out", markup=False)
         raise typer.Exit(INTERRUPTED) from None
     _show(found, options)
     if found.choice is None:
@@ -100,7 +100,7 @@ def _take(found: Prompts, record: dict[str, Any], where: str, options: Options) 
     prompt = _field(record, options.prompt_column, "--prompt-column", where)
     if not isinstance(prompt, (str, list)) or not prompt:
         raise CliError(
-            f'{where}, field "{options.prompt_column}": wanted a text, chat messages or token ids, got {json.dumps(prompt)[:40]}.'
+            f'{where}, field "{options.prompt_column}": expected a text, chat messages or token ids, got {json.dumps(prompt)[:40]}.'
         )
     found.prompts.append([{"role": "user", "content": prompt}] if options.chat and isinstance(prompt, str) else prompt)
     found.labels.append(_id(record, options.label, "--label", where))
@@ -118,15 +118,15 @@ def _field(record: dict[str, Any], name: str, option: str, where: str) -> Any:
 def _id(record: dict[str, Any], name: str, option: str, where: str) -> Any:
     value = _field(record, name, option, where)
     if not isinstance(value, (str, int)):
-        raise CliError(f'{where}, field "{name}": wanted a string or an integer, got {json.dumps(value)[:40]}.')
+        raise CliError(f'{where}, field "{name}": expected a string or an integer, got {json.dumps(value)[:40]}.')
     return value
 
 
 def load_model(folder: str, options: Options) -> tuple[Any, Any]:
-    """The causal model and its tokenizer, from local files; CliError where they are not there."""
+    """The causal model and its tokenizer, from local files; CliError if they are missing."""
     if not (Path(folder) / "config.json").is_file():
         raise CliError(
-            f"{folder} must be a folder of a Hugging Face model, but it holds no config.json; download one first."
+            f"{folder} must be a folder of a Hugging Face model, but it has no config.json; download a model first."
         )
     transformers = _optional.need("transformers", "bipace calibrate")
     import torch
@@ -139,7 +139,7 @@ def load_model(folder: str, options: Options) -> tuple[Any, Any]:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
+    except (RuntimeError, AssertionError) as error:  # a torch without CUDA raises AssertionError
         raise CliError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}.") from None
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **{name: dtype})
@@ -183,7 +183,7 @@ def _write(found: Any, options: Options) -> None:
         figures.heat_map(folder / "calibration.png", found)
         if found.choice is not None:
             (folder / "calibration.yaml").write_text(found.yaml(), encoding="utf-8")
-    if found.choice is None:  # one of an earlier run would say what this one does not
+    if found.choice is None:  # one of an earlier run would contradict this run
         (Path(options.out) / "calibration.yaml").unlink(missing_ok=True)
 
 
@@ -198,7 +198,7 @@ def _show(found: Any, options: Options) -> None:
         text = f"chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}\n{found.reason}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if found.reused:
-        there = f"went on from an earlier run: the states of {found.reused:,} of {found.n_prompts:,} prompts were there"
+        there = f"resumed an earlier run with the states of {found.reused:,} of {found.n_prompts:,} prompts"
         console.print(there, markup=False, highlight=False, soft_wrap=True)
     times = ", ".join(f"{name} {number(seconds, '.1f')} s" for name, seconds in found.seconds.items())
     console.print(f"time: {times}", markup=False, highlight=False)

@@ -1,7 +1,7 @@
 """The figures of `bipace report` and `bipace calibrate`.
 
-Colours are the Okabe-Ito set, which stays apart under the common kinds of colour blindness; no figure separates two
-things only by colour.  No pyplot: nothing global is touched, and the same numbers give the same bytes.
+Colours are the Okabe-Ito set, which is safe for common kinds of colour blindness; no figure distinguishes two
+things only by colour.  No pyplot: no global state is changed, and the same numbers give the same bytes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Row:
 
 
 def step_shares(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
-    """A bar per partition: the share of steps that are compared with peers, and of those that are alone.
+    """A bar per partition: the share of steps that are compared with peers, and of those without peers.
 
-    Where the records have action keys, steps with peers of their own action stand apart from those without.
+    If the records have action keys, steps with peers of their own action are shown separately.
     """
     keyed = any(outcome.actions for outcome in partitions)
     parts = [
@@ -141,7 +141,7 @@ def epsilon_curve(
 def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float, float]) -> None:
     """Three panels beside each other, a row per embedder: singletons, median size, value R² with its interval.
 
-    band   wanted median size, shaded
+    band   target median size, shaded
     """
     figure, axes = _figure(11.0, 1.5 + 0.62 * len(rows), 1, 3, sharey=True)
     singles, sizes, r2 = axes[0]
@@ -194,10 +194,10 @@ def _metric(outcomes: Sequence[Outcome], name: str) -> list[float]:
 def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: dict[int, str]) -> None:
     """The rollouts of one prompt group: a row each, a cell per step, coloured by cluster, the step advantage as a bar.
 
-    Cells stand at their steps where these are close together, else one behind the other.  Of copies of one step the
-    first is drawn.
+    Cells are placed at their steps if these are close together, else one after the other.  Of copies of one step only
+    the first is drawn.
 
-    names   the clusters that get a colour and a letter, most important first, and what to call them; all others are
+    names   the clusters that get a colour and a letter, most important first, with their names; all others are
             grey, clusters of one record white
     """
     places, steps, first, x_label = _places(rows)
@@ -277,7 +277,7 @@ def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: 
 
 
 def _places(rows: Sequence[Row]) -> tuple[list[dict[int, int]], int, int, str]:
-    """For each row the column of each record that is drawn; how many columns; the first one's number; what they are."""
+    """For each row the column of each drawn record; the number of columns; the first one's number; their label."""
     drawn: list[dict[int, int]] = []  # step -> the first record of it, by step
     for row in rows:
         records: dict[int, int] = {}
@@ -294,13 +294,13 @@ def _places(rows: Sequence[Row]) -> tuple[list[dict[int, int]], int, int, str]:
 
 
 def _pale(colour: str) -> tuple[float, float, float]:
-    """A colour mixed with white, so that dark bars stand out on it."""
+    """A colour mixed with white, so that dark bars are visible on it."""
     red, green, blue = to_rgb(colour)
     return 0.35 + 0.65 * red, 0.35 + 0.65 * green, 0.35 + 0.65 * blue
 
 
 def _short(text: str, width: int = 68) -> str:
-    """One line of a text that may hold anything; matplotlib would read $ as mathematics."""
+    """Any text as one line; matplotlib would read $ as mathematics."""
     return textwrap.shorten(" ".join(text.split()), width, placeholder=" …").replace("$", r"\$")
 
 
@@ -325,7 +325,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def heat_map(path: Path, found: Calibration) -> None:
-    """A panel per pooling, a row per layer: the probe's accuracy as colour, clusters and singletons of each ε beside it."""
+    """A panel per pooling, a row per layer: the probe's accuracy as colour, next to clusters and singletons of each ε."""
     layers = list(dict.fromkeys(row.layer for row in found.scan))
     epsilons = sorted({row.epsilon for row in found.scan})
     poolings = list(dict.fromkeys(row.pooling for row in found.scan))
@@ -382,7 +382,7 @@ def heat_map(path: Path, found: Calibration) -> None:
 
 
 def _short_layer(layer: Layer) -> str:
-    """A layer where there is little room: "block 16 [−12]"."""
+    """Short name of a layer: "block 16 [−12]"."""
     if layer.normed:
         return f"block {layer.block}, norm [−1]"
     back = layer.n_blocks - layer.block

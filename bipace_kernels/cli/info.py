@@ -1,4 +1,4 @@
-"""`bipace info`: what this installation is made of, which backends run here, and why the others do not."""
+"""`bipace info`: versions, which backends run here, and why the others do not."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _instruction_set() -> str:
     try:
         return str(_native_loader.load().isa())
     except (ImportError, AttributeError):
-        return "none: the compiled kernels are not here"
+        return "none: the compiled kernels are not installed"
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""The credit inspector of `bipace report --html`: one HTML file that shows what every estimator makes of every step.
+"""The credit inspector of `bipace report --html`: one HTML file that shows every step under every estimator.
 
-The page needs no server and no network.  Its data is JSON, gzipped and in base64, so that no text of a rollout stands in
-the page as markup; the script beside it (templates/inspector.js) writes texts as text only, and the page's own policy
-forbids every other script and every request.  docs/inspector.md
+The page needs no server and no network.  Its data is JSON, gzipped and in base64, so that no text of a rollout is
+markup in the page; the script (templates/inspector.js) writes texts only as text, and the page's content security policy
+forbids all other scripts and all requests.  docs/inspector.md
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Part:
     """The records of one file, or of all files together, and the states that the cosine estimators compare.
 
     fingerprint   [N, D] of the observations, a row for each record
-    embedder      what made it
+    embedder      its embedder
     epsilon       ε of cosine clusters
     """
 
@@ -64,7 +64,7 @@ class Part:
 class Row:
     """An estimator of the page.
 
-    partition   the column of clusters that it compares in; "" for none
+    partition   the column of its clusters; "" for none
     config      its configuration
     """
 
@@ -91,7 +91,7 @@ def page(parts: Sequence[Part], options: Options) -> str:
 
 
 def render(content: dict[str, Any]) -> str:
-    """The page of what `collect()` gives."""
+    """The page for the result of `collect()`."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -127,7 +127,7 @@ def _hash(text: str) -> str:
 def collect(parts: Sequence[Part], options: Options) -> dict[str, Any]:
     """What the page shows, as JSON: columns with an entry for each record, by prompt group, rollout and step.
 
-    Numbers have four digits.  `spread` is the estimators' disagreement: the largest less the smallest A/rms(A), each rms
+    Numbers have four digits.  `spread` is the estimators' disagreement: the largest minus the smallest A/rms(A), each rms
     over the part.  `neighbours` are the records of the same prompt group with the largest kernel k of "gae".
     """
     has_actions = all(part.records.action is not None for part in parts)
@@ -158,7 +158,7 @@ def collect(parts: Sequence[Part], options: Options) -> dict[str, Any]:
 
 
 class _Columns:
-    """Of all parts, one list entry for each record."""
+    """Columns of all parts, one entry per record."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self.group: list[int] = []
@@ -198,7 +198,7 @@ def _estimators(part: Part, options: Options, has_actions: bool) -> list[Row]:
         Row("bigpo", "BiGPO", "R against similar observations", "cosine", bk.Config.bigpo(part.epsilon, **shared)),
         Row("bipace", "BiPACE", "the action's mean R against that of similar observations", "cosine",
             bk.Config.bipace(part.epsilon, **shared)),
-        Row("gae", "GAE", "GAE(λ) over a value read off the batch by a kernel", "kernel", bk.Config.gae(**shared)),
+        Row("gae", "GAE", "GAE(λ) over a value estimated from the batch by a kernel", "kernel", bk.Config.gae(**shared)),
     ]  # fmt: skip
     return [row for row in rows if has_actions or row.config.estimator not in PACE_ESTIMATORS]
 
@@ -378,7 +378,7 @@ def _runs(ids: Ints) -> Iterator[slice]:
 
 
 def _renumbered(labels: Ints, before: Sequence[int]) -> list[int]:
-    """Labels that no part before has; −1 stays."""
+    """Labels that differ from those of earlier parts; −1 stays."""
     ahead = max(before, default=-1) + 1
     return np.where(labels < 0, -1, labels + ahead).tolist()  # type: ignore[no-any-return]
 
@@ -392,7 +392,7 @@ def _floats(values: Any) -> list[float | None]:
 
 
 def _short(value: float) -> float | None:
-    """Four digits; None for what is not finite."""
+    """Four digits; None for values that are not finite."""
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""One partition of some records, and how tables show it."""
+"""One partition of some records, and its cells in tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._console import number
 if TYPE_CHECKING:
     import bipace_kernels as bk
 
-BAND = (4, 8)  # wanted median cluster size; that of bk.choose_epsilon()
+BAND = (4, 8)  # target median cluster size; that of bk.choose_epsilon()
 Z95 = 1.96  # standard errors to both sides of value R²
 PACE_METRICS = ("pace_row_fraction", "leave_one_out_row_fraction", "mean_unique_actions")  # need action keys
 
@@ -25,7 +25,7 @@ class Outcome:
     settings   what differs between partitions: partition, state, epsilon, ...
     metrics    of AdvantageResult.metrics(), without the prefix "bipace/"
     actions    whether the records have action keys
-    choice     how ε was chosen, of an embedder
+    choice     how ε was chosen, for an embedder
     """
 
     key: str

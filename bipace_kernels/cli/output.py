@@ -1,4 +1,4 @@
-"""Writes results so that a reader never sees half a file: a temporary folder on the same file system, then renames."""
+"""Writes results so that readers never see incomplete files: a temporary folder on the same file system, then renames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLE_SUFFIXES = (*PARQUET_SUFFIXES, ".csv", ".jsonl", ".jsonl.gz")
 
 
 def check_table_path(path: str, inputs: list[str]) -> None:
-    """CliError, before any work is done, where a table cannot be written to this path."""
+    """Raises CliError, before any work is done, if a table cannot be written to this path."""
     if not path.lower().endswith(TABLE_SUFFIXES):
         raise CliError(f"--out {path} must end in one of {', '.join(TABLE_SUFFIXES)}.")
     if os.path.isdir(path):
@@ -38,7 +38,7 @@ def check_table_path(path: str, inputs: list[str]) -> None:
 
 
 def check_folder(folder: str, option: str) -> None:
-    """CliError where a file cannot be made in this folder, or the folder itself cannot be made."""
+    """Raises CliError if a file cannot be created in this folder, or the folder cannot be created."""
     place = Path(folder)
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -50,7 +50,7 @@ def check_folder(folder: str, option: str) -> None:
 
 @contextmanager
 def atomic(path: str) -> Iterator[Path]:
-    """A temporary path of the same name, moved to `path` at the end, or removed where the block fails."""
+    """A temporary path, renamed to `path` at the end, or removed if the block fails."""
     target = Path(path)
     with atomic_folder(str(target.parent), path) as folder:
         yield folder / target.name
@@ -58,11 +58,11 @@ def atomic(path: str) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(folder: str, shown: str | None = None) -> Iterator[Path]:
-    """A temporary folder whose files are moved into `folder` at the end, or removed where the block fails.
+    """A temporary folder whose files are moved into `folder` at the end, or removed if the block fails.
 
-    Other files of an existing folder stay.
+    Other files of an existing folder are kept.
 
-    shown   what an error names in place of the folder
+    shown   name for the folder in errors
     """
     target = Path(folder)
     temporary: Path | None = None
@@ -86,7 +86,7 @@ def atomic_folder(folder: str, shown: str | None = None) -> Iterator[Path]:
 def write_table(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Writes columns (name -> NumPy array or list, all of one length) in the format that the suffix names.
 
-    metadata   JSON-able; Parquet keeps it under the key "bipace", the text formats have no place for it.
+    metadata   JSON-able; Parquet holds it under the key "bipace", the text formats cannot hold it.
     """
     name = path.name.lower()
     if name.endswith(PARQUET_SUFFIXES):
@@ -118,7 +118,7 @@ def _write_parquet(path: Path, columns: dict[str, Any], metadata: dict[str, Any]
 
 
 def _plain(values: Any) -> list[Any]:
-    """Python values; a float32 as the shortest decimal that reads back to it."""
+    """Python values; a float32 as the shortest decimal that rounds to it."""
     if isinstance(values, np.ndarray):
         if values.dtype == np.float32:
             return [float(str(value)) for value in values]

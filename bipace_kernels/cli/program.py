@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="BiPACE step-level advantages for rollouts of LLM agents: compute them, compare partitions, see them.",
+    help="Step-level advantages for rollouts of LLM agents: compute them, compare partitions, look at them.",
 )
 
 
@@ -44,11 +44,11 @@ def _run(command: str, given: dict[str, Any]) -> None:
         importlib.import_module(f".{command}", __package__).run(given)
 
 
-# ---- options that several commands share.  Names are checked where they are used, so that every mistake gets the same
-# kind of answer; the choices stand in the help.
+# ---- options that several commands share.  Values are checked where they are used, so that all mistakes give the same
+# kind of error; the help lists the choices.
 
 _COLUMNS = "Column names"
-_ESTIMATOR = "Estimator (default: as the preset has it)"
+_ESTIMATOR = "Estimator (default: the preset's values)"
 _INPUT = "Input"
 
 
@@ -65,20 +65,21 @@ def _input(flag: str, what: str, **more: Any) -> Any:
 
 
 Rollouts = Annotated[
-    list[str], typer.Argument(metavar="ROLLOUTS...", help="Step records: .jsonl, .jsonl.gz or .parquet; any number.")
+    list[str],
+    typer.Argument(metavar="ROLLOUTS...", help="Step records: one or more .jsonl, .jsonl.gz or .parquet files."),
 ]
 TaskColumn = Annotated[str, _column("task", "Prompt group of a record.")]
 RolloutColumn = Annotated[str, _column("rollout", "Rollout inside the task.")]
 StepColumn = Annotated[str, _column("step", "Step number inside the rollout.")]
 ObservationColumn = Annotated[str, _column("observation", "What the agent saw before it acted.")]
 RewardColumn = Annotated[str, _column("reward", "Environment reward of the step.")]
-ActionColumn = Annotated[str, _column("action", "Text that makes the action key.")]
+ActionColumn = Annotated[str, _column("action", "Text from which the action key is made.")]
 ValidColumn = Annotated[str, _column("valid", "False for padding records; optional.")]
 SuccessColumn = Annotated[str, _column("success", "Whether the episode succeeded; optional.")]
 FingerprintColumn = Annotated[str | None, _column("fingerprint", "Hidden states: a list of numbers per record.")]
 MergeFiles = Annotated[bool, _input("--merge-files", "Equal task ids of different files are one group.")]
 LongestLine = Annotated[
-    int, _input("--longest-line", "MiB that a line of JSONL may have.", metavar="MIB", min=1, max=1 << 20)
+    int, _input("--longest-line", "Longest line of JSONL, in MiB.", metavar="MIB", min=1, max=1 << 20)
 ]
 ActionMode = Annotated[
     str,
@@ -116,23 +117,25 @@ EpisodeWeight = Annotated[float | None, _field("--episode-weight", "W", "Weight 
 Value = Annotated[str | None, _field("--value", "NAME", "GAE's value of a state: group, cluster or kernel.")]
 Share = Annotated[
     str | None,
-    _field("--share", "NAME", "What GAE's kernel reads a value from: group, batch, or memory, which is batch here."),
+    _field(
+        "--share", "NAME", "Records from which GAE's kernel estimates a value: group or batch (memory is batch here)."
+    ),
 ]
 GaeLambda = Annotated[float | None, _field("--gae-lambda", "λ", "GAE's λ.")]
-Shrinkage = Annotated[float | None, _field("--shrinkage", "κ", "Of GAE's value cluster.")]
-KernelWidth = Annotated[float | None, _field("--kernel-width", "ℓ", "Of GAE's kernel over cosines.")]
-KernelTime = Annotated[float | None, _field("--kernel-time", "θ", "Of GAE's kernel over time, in steps.")]
+Shrinkage = Annotated[float | None, _field("--shrinkage", "κ", "Shrinkage of GAE's value cluster.")]
+KernelWidth = Annotated[float | None, _field("--kernel-width", "ℓ", "Width of GAE's kernel over cosines.")]
+KernelTime = Annotated[float | None, _field("--kernel-time", "θ", "Width of GAE's kernel over time, in steps.")]
 KernelSame = Annotated[
-    float | None, _field("--kernel-same", "S", "What records of one prompt group share under --share batch.")
+    float | None, _field("--kernel-same", "S", "Covariance of one prompt group's records under --share batch.")
 ]
 KernelNoise = Annotated[float | None, _field("--kernel-noise", "ρ", "Variance of returns, in units of GAE's kernel.")]
 HistoryLength = Annotated[int | None, _field("--history-length", "K", "Depth of the history partition.")]
 Similarity = Annotated[float | None, _field("--similarity", "S", "Ratio from which texts are similar.")]
 StepNorm = Annotated[
-    str | None, _field("--step-norm", "NAME", "none, or std: divide the step term by its σ; of gae batch or group.")
+    str | None, _field("--step-norm", "NAME", "none, or std: divide the step term by its σ; for gae batch or group.")
 ]
 EpisodeNorm = Annotated[str | None, _field("--episode-norm", "NAME", "none, or std: divide the episode term by its σ.")]
-EpisodeScope = Annotated[str | None, _field("--episode-scope", "NAME", "trajectory or step: what μ and σ run over.")]
+EpisodeScope = Annotated[str | None, _field("--episode-scope", "NAME", "trajectory or step: population of μ and σ.")]
 LoneTrajectory = Annotated[str | None, _field("--lone-trajectory", "NAME", "zero or raw: A_ep of a group of one.")]
 Delta = Annotated[float | None, _field("--delta", "δ", "Added to every σ.")]
 LengthWeightAlpha = Annotated[float | None, _field("--length-weight-alpha", "α", "Weights of HGPO's depths.")]
@@ -211,11 +214,11 @@ def _report(
     similar: Annotated[
         bool | None,
         typer.Option(
-            "--similar/--no-similar", help="Similar partition: slow on long texts; by itself only where cheap."
+            "--similar/--no-similar", help="Similar partition: slow on long texts; default: only where cheap."
         ),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="TASK", help="Task of the timeline; else an informative one.")
+        str | None, typer.Option(metavar="TASK", help="Task of the timeline; default: an informative one.")
     ] = None,
     html: Annotated[
         bool,
@@ -272,17 +275,17 @@ def _calibrate(
     ] = None,
     pooling: Annotated[str, typer.Option(metavar="P,P,...", help="last, mean, attention.")] = "last,mean,attention",
     epsilons: Annotated[str, typer.Option(metavar="ε,ε,...", help="Radii of the scan.")] = "0.05,0.1,0.15,0.2",
-    folds: Annotated[int, typer.Option(min=2, help="Of the probe's cross-validation.")] = 5,
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the probe's cross-validation.")] = 5,
     min_clusters: Annotated[
-        int, typer.Option("--min-clusters", min=1, help="Fewest clusters of a partition that is chosen.")
+        int, typer.Option("--min-clusters", min=1, help="Least number of clusters to qualify.")
     ] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Of the folds.")] = 0,
-    restart: Annotated[bool, typer.Option("--restart", help="Compute the states in --out anew.")] = False,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="Else a GPU where there is one.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Recompute the states in --out.")] = False,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="Default: a GPU if there is one.")] = None,
     dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")] = "auto",
     token_budget: Annotated[
         int | None,
-        typer.Option("--token-budget", min=1, help="Tokens of one forward; else 512 on the CPU, 16,384 on a GPU."),
+        typer.Option("--token-budget", min=1, help="Tokens of one forward; default: 512 on the CPU, 16,384 on a GPU."),
     ] = None,
     longest_line: LongestLine = 64,
     backend: Backend = "auto",
@@ -297,17 +300,17 @@ def _info(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = Fa
     _run("info", locals())
 
 
-# Options of a program that is forwarded to.
+# Options are forwarded to another program.
 _FORWARDED = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 @app.command("bench", context_settings=_FORWARDED, add_help_option=False)
 def _bench(context: typer.Context) -> None:
-    """Measure the kernels on this machine: the same as python -m bipace_kernels.bench; --help shows its options."""
+    """Benchmark the kernels on this machine, as python -m bipace_kernels.bench; --help shows its options."""
     _run("bench", {"args": context.args})
 
 
 @app.command("truth", context_settings=_FORWARDED, add_help_option=False)
 def _truth(context: typer.Context) -> None:
-    """Hold estimators, your own too, against true advantages: python -m bench truth, in a checkout."""
+    """Compare estimators, including your own, with true advantages; as python -m bench truth, in a checkout."""
     _run("bench", {"args": ["truth", *context.args]})

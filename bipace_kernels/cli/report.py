@@ -30,7 +30,7 @@ from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, form
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs unasked
+CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs by default
 INSPECTOR = "inspector.html"
 NAMED_CLUSTERS = 7  # clusters of the timeline that get a colour of their own
 
@@ -125,7 +125,7 @@ def run(given: Mapping[str, Any]) -> None:
 
 
 def _epsilons(options: Options) -> list[float]:
-    """The radii of the curve, the tables' one among them, ascending."""
+    """The radii of the curve, including that of the tables, ascending."""
     try:
         values = [float(text) for text in options.epsilons.split(",")]
     except ValueError:
@@ -178,11 +178,11 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
         key: str, label: str, settings: dict[str, Any], choice: bk.EpsilonChoice | None = None, **arguments: Any
     ) -> Outcome:
         fields = {name: value for name, value in settings.items() if name not in ("state", "embedder")}
-        if "codes" in arguments:  # clusters found already: records of equal code share one
+        if "codes" in arguments:  # known clusters: records of equal code share one
             fields, arguments = {"partition": "exact"}, {"observation": arguments["codes"]}
         with refused(records, f"{section.name}, partition {label}"):
             result = bk.advantage(config=replace(base, **fields), **shared, **arguments)
-        with warnings.catch_warnings():  # ε runs to both ends on purpose; the table says what a warning would
+        with warnings.catch_warnings():  # ε covers both extremes on purpose; the table shows what a warning would say
             warnings.simplefilter("ignore", RuntimeWarning)
             metrics = {name.removeprefix("bipace/"): value for name, value in result.metrics().items()}
         advance()
@@ -199,7 +199,7 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
     if _runs_similar(records, options):
         similar = {"partition": "similar", "similarity": options.similarity}
         section.table.append(outcome("similar", f"similar {options.similarity:g}", similar, observation=seen))
-    taking_part = section.table[0].result._records().layout  # without copies that do not count and rows set aside
+    taking_part = section.table[0].result._records().layout  # without ignored copies and rows set aside
     for name, state in (("observation", states.State()), ("history", states.State(depth))):
         fingerprint = Ngram().embed(states.texts(records, state))
         of = "" if name == "observation" else f" of history {depth}"
@@ -227,7 +227,7 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
 
 
 def _fingerprints(section: Section, observations: list[str], options: Options) -> dict[str, torch.Tensor]:
-    """[N, D] by embedder: always identity and n-grams; a sentence encoder's and hidden states where given."""
+    """[N, D] by embedder: always identity and n-grams; a sentence encoder's and hidden states if given."""
     found = {"identity": Identity().embed(observations), "ngram": Ngram().embed(observations)}
     if section.sentence is not None:
         found["sentence"] = section.sentence
@@ -252,7 +252,7 @@ def _encode(sections: Sequence[Section], model: str, bar: Progress) -> None:
     """Fingerprints of the observations of all sections by a sentence encoder."""
     stage(bar, "loading the encoder")
     distinct = sum(len(set(section.records.observation)) for section in sections)
-    with contextlib.suppress(ImportError):  # Sentence() says what is missing
+    with contextlib.suppress(ImportError):  # Sentence() raises an error for what is missing
         logging: Any = importlib.import_module("transformers.utils.logging")
         logging.disable_progress_bar()  # the program shows its own
         logging.set_verbosity_error()
@@ -266,7 +266,7 @@ def _encode(sections: Sequence[Section], model: str, bar: Progress) -> None:
 
 
 def _base_config(options: Options, *, actions: bool) -> bk.Config:
-    """What the configurations of all partitions share."""
+    """Fields shared by the configurations of all partitions."""
     shared: dict[str, Any] = {
         "gamma": options.gamma,
         "duplicates": options.duplicates,
@@ -288,11 +288,11 @@ def _runs_similar(records: rollouts.Rollouts, options: Options, *, cheap: int = 
 
 
 def pick_group(records: rollouts.Rollouts, cluster: Any, step_advantage: Any, *, once: bool = False) -> int:
-    """Number of the prompt group that shows most: rollouts of both outcomes that meet in shared states.
+    """Number of the most informative prompt group: rollouts of both outcomes with shared states.
 
-    Of the groups whose trajectories end differently (all groups, where none do) the one with the largest mean |A_S| per
-    record among those in clusters of two or more trajectories, times their share; 3 to 8 rollouts of at most 40 steps
-    come first, where the file has them.  Ties: the first in the file.  Records set aside (cluster −1) share nothing.
+    Of the groups whose trajectories end differently (or of all groups, if none do) the one with the largest mean |A_S| per
+    record among those in clusters of two or more trajectories, times their share; groups of 3 to 8 rollouts of at most 40
+    steps are preferred.  Ties: the first in the file.  Records set aside (cluster −1) share nothing.
 
     once   copies of a step count once
     """
@@ -337,7 +337,7 @@ def _by_trajectory(records: rollouts.Rollouts, rows: Sequence[int]) -> dict[int,
 
 
 def _total(records: rollouts.Rollouts, path: Sequence[int]) -> float | None:
-    """Sum of a rollout's rewards; None where they are not finite, as those of a rollout set aside."""
+    """Sum of a rollout's rewards; None if they are not finite, as in a rollout set aside."""
     total = sum(records.reward[row] for row in path)
     return total if abs(total) <= LIMIT else None
 
@@ -426,7 +426,7 @@ def _largest_clusters(cluster: Any, rows: Sequence[int]) -> list[tuple[int, list
 
 
 def _inspector(sections: Sequence[Section], options: Options) -> str:
-    """The page of `--html`: hidden states at the ε that was chosen for them where there are some, else n-grams at --epsilon."""
+    """The page of `--html`: with hidden states at the ε chosen for them if there are any, else with n-grams at --epsilon."""
     from . import inspector
 
     def part(section: Section) -> inspector.Part:
@@ -481,9 +481,9 @@ def _markdown(sections: Sequence[Section], options: Options) -> str:
         "",
         f"Made by `bipace report` {bk.__version__}; γ = {options.gamma:g}. A *partition* decides which records of one "
         "prompt group count as the same state. Singleton clusters give no step-level signal. Matched pairs are pairs "
-        "of records in one cluster, Δt their distance in steps. Value R² says how well a record's cluster, seen "
-        "through the other rollouts only, predicts its return: 0 is no better than the group's mean, below 0 is worse. "
-        "± is the standard error over prompt groups; the share in brackets is how many records their cluster predicts.",
+        "of records in one cluster, Δt their distance in steps. Value R² says how well the other rollouts "
+        "in a record's cluster predict its return: 0 is no better than the group's mean, below 0 is worse. "
+        "± is the standard error over prompt groups; the share in brackets is that of records predicted by their cluster.",
         "",
     ]
     for section in sections:
@@ -506,7 +506,7 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
         "",
         "### Values by kernel regression",
         "",
-        "What `Config.gae()` reads off the batch instead of clusters, asked the same: each rollout predicted by all others.",
+        "The values of `Config.gae()`, which uses no clusters, by the same measure: each rollout predicted by all others.",
         "",
         *markdown_table(VALUES, _value_rows(section)),
         "",
@@ -543,11 +543,11 @@ def _value_rows(section: Section) -> list[list[str]]:
 
 
 def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
-    """What the table of embedders shows, as a paragraph."""
+    """A paragraph that explains the table of embedders."""
     text = (
-        "What makes the fingerprint of a state, here of the observation. Each embedder has a geometry, so each has its own "
+        "An embedder makes the fingerprint of a state, here of the observation. Each has its own geometry, so each has its own "
         f"ε: the paper's search for a median cluster size from {BAND[0]} to {BAND[1]} (`bk.choose_epsilon`). Identity "
-        "joins only equal states. The interval is 1.96 standard errors over prompt groups to both sides."
+        "joins only equal states. The interval is ± 1.96 standard errors over prompt groups."
     )
     if sentence is not None:
         text += f" Sentence encoder: `{'/'.join(Path(sentence).parts[-2:])}`."

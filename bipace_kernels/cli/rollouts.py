@@ -1,7 +1,7 @@
 """Reads step records from .jsonl, .jsonl.gz and .parquet files.  The row schema is docs/data.md.
 
 A file is read to its end before anything is computed, and the first bad record stops the run with CliError, which names
-file, line and field, what was wanted and what came.  Only columns that the run needs are looked at.
+file, line and field, what was expected and what was found.  Only the needed columns are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ._console import CliError
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 LONGEST_LINE = 64  # MiB
-BOMB_BYTES, BOMB_RATIO = 1 << 30, 200  # a gzipped file of more bytes unpacked, and more of them to one of its own
+BOMB_BYTES, BOMB_RATIO = 1 << 30, 200  # a gzipped file that unpacks to more bytes, and to a larger ratio, is refused
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Ints = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class Columns:
     action: str = "action"
     valid: str = "valid"
     success: str = "success"
-    trained_advantage: str = "bipace_advantage"  # these two as trainers record them
+    trained_advantage: str = "bipace_advantage"  # these two are recorded by trainers
     trained_cluster: str = "bipace_cluster"
     fingerprint: str | None = None
 
@@ -67,7 +67,7 @@ class Source:
     path: str  # as the user wrote it
     sha256: str
     records: int
-    unit: str  # what its records are counted in: "line" or "row"
+    unit: str  # unit of its records: "line" or "row"
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Rollouts:
         return self.valid is None or self.valid[row]
 
     def select(self, rows: Sequence[int]) -> Rollouts:
-        """Some of the records, numbered anew."""
+        """Some of the records, renumbered."""
 
         kept = ("sources", "merged", "group", "trajectory")
         columns: dict[str, Any] = {
@@ -149,14 +149,14 @@ def read(
 ) -> Rollouts:
     """The step records of all files; CliError for the first bad one.
 
-    needed           optional fields of Columns that must stand in every record
-    wanted           optional fields read where a file's first record has them; then every record must ("valid": may be
-                     left out, and means true)
+    needed           optional fields of Columns that every record must have
+    wanted           optional fields read if a file's first record has them; then every record must have them ("valid" may
+                     be missing, and means true)
     merge_files      a group is a task id of all files together, not of one file
     duplicates       as Config.duplicates: "raise" refuses two records with equal file, task, rollout and step, "once"
                      refuses them where their rewards differ
-    longest_line     MiB that a line of JSONL may have
-    allow_nonfinite  NaN, infinite and huge rewards and fingerprints pass (for on_invalid="singleton")
+    longest_line     longest line of JSONL, in MiB
+    allow_nonfinite  accept NaN, infinite and huge rewards and fingerprints (for on_invalid="singleton")
     """
     columns = columns or Columns()
     _check_paths(paths)
@@ -180,7 +180,7 @@ def read(
         if source.records == 0:
             raise CliError(f"{path} holds no records; give a file with one step record per {source.unit}.")
         for name in optional:
-            if name not in parser.present:  # only wanted, and not in this file: then for none
+            if name not in parser.present:  # optional, and not in this file: then for no record
                 setattr(rollouts, name, None)
         optional = tuple(name for name in optional if name in parser.present)
     for name in wanted:
@@ -194,7 +194,7 @@ def read(
 
 
 def total_bytes(paths: Sequence[str]) -> int:
-    """Size of the files, for a progress bar; 0 for what cannot be read, which `read` reports."""
+    """Size of the files, for a progress bar; 0 for unreadable files, which `read` reports."""
     return sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
 
 
@@ -207,7 +207,7 @@ def _check_paths(paths: Sequence[str]) -> None:
             raise CliError(f"{path} is not a file; give the path of a .jsonl, .jsonl.gz or .parquet file.")
         name = path.lower()
         if not name.removesuffix(".gz").endswith(JSONL_SUFFIXES) and not name.endswith(PARQUET_SUFFIXES):
-            raise CliError(f"{path} has a suffix that names no known format; wanted .jsonl, .jsonl.gz or .parquet.")
+            raise CliError(f"{path} has an unknown suffix; expected .jsonl, .jsonl.gz or .parquet.")
         real = os.path.realpath(path)
         if real in seen:
             also = "" if seen[real] == path else f" (also as {seen[real]})"
@@ -240,8 +240,8 @@ class _Parser:
         self.optional = optional
         self.allow_nonfinite = allow_nonfinite
         self.present: set[str] = set(needed)  # read from this file
-        self.found: set[str] = set()  # stand in at least one record
-        # A log may mark only its padding: a record that does not say is valid.
+        self.found: set[str] = set()  # in at least one record
+        # A log may mark only its padding: a record without the field is valid.
         self.defaults: dict[str, Any] = {"valid": True}
         self.records = 0
         self.id_types: dict[str, type] = {}
@@ -252,7 +252,7 @@ class _Parser:
         return str(getattr(self.columns, name))
 
     def start(self, has: Callable[[str], bool]) -> None:
-        """Settles which optional columns the file has, from its first record or its schema."""
+        """Determines the file's optional columns, from its first record or its schema."""
         checks: dict[str, Callable[[str, Any], Any]] = {
             "task": self._id,
             "rollout": self._id,
@@ -285,7 +285,7 @@ class _Parser:
                 value = check(name, value)
             except _Wrong as wrong:
                 here = f'{self.path}, {self.unit} {line}, field "{column}"'
-                raise CliError(f"{here}: wanted {wrong.wish}, got {wrong.fact}.{wrong.cure}") from None
+                raise CliError(f"{here}: expected {wrong.wish}, got {wrong.fact}.{wrong.cure}") from None
             getattr(rollouts, name).append(value)
         rollouts.file.append(self.index)
         rollouts.line.append(line)
@@ -299,7 +299,7 @@ class _Parser:
             f'{self.path}, {self.unit} {line}: the field "{column}" is missing; {cure}. Found: {_names(record)}.'
         )
 
-    # Checks of one value.  Exact types: True is an int to isinstance, and no step number.
+    # Checks of one value.  Exact types: isinstance(True, int), but True is not a step number.
 
     def _id(self, name: str, value: Any) -> str | int:
         if type(value) is not str and type(value) is not int:
@@ -341,7 +341,7 @@ class _Parser:
                 value.encode()
             except UnicodeEncodeError as error:
                 raise _Wrong(
-                    "a string of valid Unicode", value, f" Half a surrogate pair stands at character {error.start}."
+                    "a string of valid Unicode", value, f" Half a surrogate pair is at character {error.start}."
                 ) from None
         return value
 
@@ -402,7 +402,7 @@ class _Wrong(Exception):
 
 
 def _cut(name: str) -> str:
-    """A field's name as a message can hold it: one line, at most 60 characters."""
+    """A field's name for a message: one line, at most 60 characters."""
     name = name if len(name) <= 60 else name[:57] + "..."
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
 
@@ -415,7 +415,7 @@ def _names(fields: Iterable[Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """What came, in the words of the file: null, true, "a text ...", a list."""
+    """A value in the file's notation: null, true, "a text ...", a list."""
     kinds: dict[type, str] = {list: "a list", dict: "an object", bytes: "bytes"}
     if type(value) in kinds:
         return kinds[type(value)]
@@ -449,28 +449,28 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def json_lines(
     path: str, advance: Advance | None = None, *, longest_line: int = LONGEST_LINE
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number, counted from 1, and object of each line that is not blank, of a file that may be gzipped; CliError names the line.
+    """Number, counted from 1, and object of each non-blank line of a possibly gzipped file; CliError names the line.
 
-    longest_line   MiB that a line may have
+    longest_line   in MiB
     """
     line = read = unpacked = 0
     most = longest_line << 20
     try:
         with open(path, "rb") as raw:
-            zipped = raw.read(2) == b"\x1f\x8b"  # by content: a renamed file still reads
+            zipped = raw.read(2) == b"\x1f\x8b"  # by content, so that renamed files work
             raw.seek(0)
             stream: Any = io.BufferedReader(GzipFile(fileobj=raw), 1 << 16) if zipped else raw
             for line, text in enumerate(iter(lambda: stream.readline(most + 1), b""), 1):
                 if len(text) > most:
                     raise CliError(
-                        f"{path}, line {line}: wanted at most {longest_line} MiB, got more; write one record per line, or take "
+                        f"{path}, line {line}: expected at most {longest_line} MiB, got more; write one record per line, or use "
                         f"--longest-line {2 * longest_line}."
                     )
                 unpacked += len(text)
                 if zipped and unpacked > max(BOMB_BYTES, BOMB_RATIO * raw.tell()):
                     raise CliError(
                         f"{path}, line {line}: it unpacks to more than {BOMB_RATIO} times its size, {unpacked >> 20:,} MiB so "
-                        "far; unpack it by gunzip first if that is what it should hold."
+                        "far; unpack it with gunzip first if that is intended."
                     )
                 if advance is not None and raw.tell() - read >= 1 << 16:
                     advance(raw.tell() - read)
@@ -481,7 +481,7 @@ def json_lines(
                     yield line, _json_object(text, line, f"{path}, line {line}")
     except (EOFError, BadGzipFile, zlib.error) as error:
         raise CliError(
-            f"{path} breaks off or is damaged after line {line}: {str(error).rstrip('.')}. Copy or compress it again."
+            f"{path} is truncated or damaged after line {line}: {str(error).rstrip('.')}. Copy or compress it again."
         ) from None
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror or error}.") from None
@@ -489,30 +489,30 @@ def json_lines(
 
 def _json_object(raw: bytes, line: int, here: str) -> dict[str, Any]:
     if line == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise CliError(f"{here}: the file is UTF-16; wanted UTF-8. Convert it, e.g. with iconv -f UTF-16 -t UTF-8.")
+        raise CliError(f"{here}: the file is UTF-16, expected UTF-8. Convert it, e.g. with iconv -f UTF-16 -t UTF-8.")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CliError(
-            f"{here}: wanted UTF-8, got the byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line."
+            f"{here}: expected UTF-8, got the byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line."
         ) from None
     try:
         record = json.loads(text, object_pairs_hook=_object)
     except _Repeated as error:
         raise CliError(
-            f'{here}, field "{_cut(str(error))}": the key stands twice in one object; keep one of them.'
+            f'{here}, field "{_cut(str(error))}": the key occurs twice in one object; keep one of them.'
         ) from None
     except json.JSONDecodeError as error:
-        cure = "" if raw.endswith(b"\n") else " It is the last line and has no end: the file may have been cut off."
+        cure = "" if raw.endswith(b"\n") else " It is the last line, without a line end: the file may be truncated."
         raise CliError(
-            f"{here}: wanted one JSON object, got invalid JSON ({error.msg} at column {error.colno}).{cure}"
+            f"{here}: expected one JSON object, got invalid JSON ({error.msg} at column {error.colno}).{cure}"
         ) from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets nested thousandfold
         reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error).split(";")[0]
-        raise CliError(f"{here}: wanted one JSON object, got JSON that cannot be read ({reason}).") from None
+        raise CliError(f"{here}: expected one JSON object, got JSON that cannot be read ({reason}).") from None
     if type(record) is not dict:
         cure = " Write one record per line, not one list of records." if isinstance(record, list) else ""
-        raise CliError(f"{here}: wanted one JSON object, got {_shown(record)}.{cure}")
+        raise CliError(f"{here}: expected one JSON object, got {_shown(record)}.{cure}")
     return record
 
 
@@ -567,7 +567,7 @@ def _sha256(path: str) -> str:
     return digest.hexdigest()
 
 
-# ---- records against each other
+# ---- checks across records
 
 
 def _check_duplicates(rollouts: Rollouts, columns: Columns, duplicates: str) -> None:

@@ -1,8 +1,8 @@
 """From records to the arguments of `bipace_kernels.advantage()`: states, fingerprints, action keys.
 
 The state of a record is its observation, or with "history:K" its last K + 1 observations, its own included; a record
-with fewer behind it uses all it has.  For the partition "exact" such a state is the tuple of observations; where a text
-is wanted (n-grams, "similar") they are joined, oldest first, by the ASCII record separator (0x1E).
+with fewer uses all it has.  For the partition "exact" such a state is the tuple of observations; where a text
+is needed (n-grams, "similar") they are joined, oldest first, by the ASCII record separator (0x1E).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEPARATOR = "\x1e"
 
 @dataclass(frozen=True)
 class State:
-    """What the state of a record is made of."""
+    """How the state of a record is formed."""
 
     depth: int = 0  # observations before the record's own
 

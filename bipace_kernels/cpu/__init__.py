@@ -1,4 +1,4 @@
-"""Compiled C++ kernels (csrc/cpu): the default on CPUs.  What each stage takes and gives: stages.py."""
+"""Compiled C++ kernels (csrc/cpu): the default on CPUs.  For the stages' inputs and outputs see stages.py."""
 
 from . import action_keys, clusters, combine, critic, episode, ngrams, observations, returns, similar, values
 

@@ -17,7 +17,7 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 def address_of_rows(fingerprint: Tensor) -> tuple[int, int, int, int, int]:
-    """Address, dtype, strides in elements, D: rows are read where they are, whatever their strides."""
+    """Address, dtype, strides in elements, D: rows are read in place, with any strides."""
     row_stride, column_stride = fingerprint.stride()
     return fingerprint.data_ptr(), _DTYPES[fingerprint.dtype], row_stride, column_stride, fingerprint.shape[1]
 
@@ -43,7 +43,7 @@ def cluster_cosine(
 ) -> Tensor:
     """From float32 products summed in one fixed order, decided in float64.
 
-    Bits depend on the group's rows, D, dtype and instruction set only.  MemoryError where scratch cannot be had.
+    Bits only depend on the group's rows, D, dtype and instruction set.  MemoryError if scratch cannot be allocated.
     """
     kept = Kept(taken)
     order, usable, group_offsets = kept.rows(order), kept.rows(usable), kept.offsets(group_offsets)
@@ -66,9 +66,9 @@ def cluster_sweep(
     longest_group: int,
     taken: Tensor | None,
 ) -> Tensor:
-    """Read off one Gram matrix per group (float32 of the same products).
+    """From one Gram matrix per group (float32 of the same products).
 
-    Bits depend on the group's rows, D, dtype, instruction set and its own ε only.  MemoryError as there.
+    Bits only depend on the group's rows, D, dtype, instruction set and its own ε.  MemoryError as above.
     """
     kept = Kept(taken)
     order, usable, group_offsets = kept.rows(order), kept.rows(usable), kept.offsets(group_offsets)

@@ -1,4 +1,4 @@
-"""A = episode_weight · A_ep + w · A_S, and everything back in the caller's rows: torch's own operators."""
+"""A = episode_weight · A_ep + w · A_S, and the results in the caller's rows: torch's own operators."""
 
 from __future__ import annotations
 

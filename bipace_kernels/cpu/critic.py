@@ -53,8 +53,8 @@ def kernel_values(
     noise: float,
     same: float,
 ) -> Tensor:
-    """Under share "group" a group's bits depend on its own rows, D, dtype and instruction set only.  MemoryError where scratch
-    cannot be had: a thread holds n (4 D + 8 n + 2,200) bytes for a block of n records, the call 1,100 bytes a record.
+    """Under share "group" a group's bits only depend on its own rows, D, dtype and instruction set.  MemoryError if scratch
+    cannot be allocated: a thread holds n (4 D + 8 n + 2,200) bytes for a block of n records, the call 1,100 bytes per record.
     """
     kept = Kept(taken)
     order, returns, time, usable = kept.rows(order), kept.rows(returns), kept.rows(time), kept.rows(usable)

@@ -26,7 +26,7 @@ def episode_advantage(
 ) -> Tensor:
     kept = Kept(None if spoilt is None else ~spoilt)
     records = Kept(None)
-    if kept.positions is not None and spoilt is not None:  # spoilt trajectories are no part of the population
+    if kept.positions is not None and spoilt is not None:  # invalid trajectories are not part of the population
         records = Kept(~spoilt[runs(trajectory_offsets)])
         episode_return, trajectory_offsets = kept.rows(episode_return), records.offsets(trajectory_offsets)
         group_trajectories = kept.offsets(group_trajectories)

@@ -1,4 +1,4 @@
-"""Partitions by what was observed, by the compiled kernels (csrc/cpu/observations.cpp)."""
+"""Partitions by observations, by the compiled kernels (csrc/cpu/observations.cpp)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hidden states for nearly nothing: a tap on the forward that trainers run anyway, or a forward that stops early.
+"""Hidden states at little cost: a tap on the forward that trainers run anyway, or a forward that stops early.
 
     with bk.hidden.tap(model, layer=-8, positions=bk.hidden.turn_positions(response_mask, prompt_length)) as tapped:
         model(input_ids, attention_mask=attention_mask)
@@ -6,7 +6,7 @@
 
     fingerprint = bk.hidden.extract(model, prompt_ids, prompt_mask, layer=-8)   # where no such forward runs
 
-No trainer and no part of transformers is imported here: models are recognised by their structure.
+Neither trainers nor transformers are imported here: models are recognized by their structure.
 """
 
 from . import vllm

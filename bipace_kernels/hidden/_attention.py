@@ -1,6 +1,6 @@
-"""Queries and keys of one block, made again from its input: what attention-weighted pooling needs and nothing keeps.
+"""Queries and keys of one block, recomputed from its input for attention-weighted pooling.
 
-Only the wanted tokens get queries, so this is one key projection, far below a hundredth of the block's own work.
+Only the chosen tokens need queries, so this is one key projection, far below a hundredth of the block's own work.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Scores:
-    """What the scores of the wanted tokens are made of: softcap(scale · q · k), GQA heads in groups."""
+    """Inputs of the chosen tokens' scores: softcap(scale · q · k), GQA heads in groups."""
 
     query: Tensor  # [n, heads, head_dim], rotated
     key: Tensor  # [B, T, key_heads, head_dim], rotated
     scale: float
     softcap: float  # 0: none
-    window: int  # tokens that the block's attention reaches back, its own included; 0: all
+    window: int  # window of the block's attention, including the token itself; 0: unlimited
 
 
 def check_block(block: nn.Module) -> None:
-    """TypeError where queries and keys of this kind of block cannot be made again, naming what is missing."""
+    """Raises TypeError if queries and keys of this kind of block cannot be recomputed, naming what is missing."""
     inner, attention = unwrap(block), attention_of(block)
     missing = []
     if inner._modules.get("input_layernorm") is None:
@@ -46,7 +46,7 @@ def check_block(block: nn.Module) -> None:
             missing.append("a plain softmax (this one has sinks)")
     if missing:
         raise TypeError(
-            f"pooling 'attention' makes queries and keys again, and {type(inner).__name__} lacks {', '.join(missing)}; use "
+            f"pooling 'attention' recomputes queries and keys, but {type(inner).__name__} lacks {', '.join(missing)}; use "
             "pooling='last' or 'mean'."
         )
 
@@ -74,12 +74,12 @@ def scores_of(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], b
 
 def _position_embeddings(given: dict[str, Any], block: nn.Module, attention: nn.Module) -> tuple[Tensor, Tensor]:
     found = given.get("position_embeddings")
-    if found is None:  # Gemma 3 before transformers 5 hands over two
+    if found is None:  # Gemma 3 before transformers 5 passes two
         sliding = getattr(attention, "is_sliding", False)
         found = given.get("position_embeddings_local" if sliding else "position_embeddings_global")
     if found is None:
         raise TypeError(
-            f"pooling 'attention' needs the block's position_embeddings, and {type(block).__name__} was called with "
+            f"pooling 'attention' needs the block's position_embeddings, but {type(block).__name__} was called with "
             f"{', '.join(given)}; use pooling='last' or 'mean'."
         )
     cos, sin = found
@@ -89,7 +89,7 @@ def _position_embeddings(given: dict[str, Any], block: nn.Module, attention: nn.
 def _projections(
     attention: nn.Module, hidden: Tensor, wanted: Tensor, config: Any, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Queries [n, heads, head_dim] of the wanted tokens and keys [B, T, key_heads, head_dim] of all, not yet rotated."""
+    """Queries [n, heads, head_dim] of the chosen tokens and keys [B, T, key_heads, head_dim] of all, not yet rotated."""
     parts: Any = attention._modules
     if parts.get("qkv_proj") is not None:
         query_size, key_size = config.num_attention_heads * width, config.num_key_value_heads * width

@@ -1,4 +1,4 @@
-"""What a tap learns from the forward it watches: which tokens of the tensor are wanted, whatever the layout."""
+"""Finds the chosen tokens of a tapped forward, for every layout of its input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 
 class Consumer:
-    """Hands the wanted rows out to the forwards, one after the other, and remembers whose they are."""
+    """Assigns the given rows to the forwards in order, and records the row of each state."""
 
     def __init__(self, positions: Any, cu_seqlens: Any) -> None:
         self._given = _wanted(positions)
@@ -25,7 +25,7 @@ class Consumer:
         self.restart()
 
     def restart(self) -> None:
-        self._cursor = 0  # rows of the given positions that forwards have had
+        self._cursor = 0  # rows of the given positions that are assigned
         self._rows = 0  # rows of all forwards
         self._cu = self._cu_given
         self._expected: tuple[Positions | int | str | None, Tensor | None] = (None, None)
@@ -42,7 +42,7 @@ class Consumer:
         return torch.cat(self._row_index) if self._row_index else torch.empty(0, dtype=torch.int64)
 
     def check_done(self) -> None:
-        """ValueError where forwards came, but not all rows of the positions."""
+        """Raises ValueError if forwards ran, but not for all rows of the positions."""
         if isinstance(self._given, Positions) and 0 < self._cursor < self._given.n_rows:
             raise ValueError(
                 f"positions are for {self._given.n_rows} rows, but the forwards inside the tap had {self._cursor}; run them "
@@ -50,10 +50,10 @@ class Consumer:
             )
 
     def check_outside(self) -> None:
-        """ValueError where a position on a device, which was not looked at during the forward, was no token."""
+        """Raises ValueError if a position on a device, which is not read during the forward, was not a token."""
         if self._outside is not None and bool(self._outside):
             raise ValueError(
-                "positions must be tokens of their rows, and cu_seqlens the offsets of all sequences of a packed forward; some lie "
+                "positions must be tokens of their rows, and cu_seqlens the offsets of all sequences of a packed forward; some are "
                 "outside the tensor or on padding, or sequences begin within a row."
             )
 
@@ -72,7 +72,7 @@ class Consumer:
         if cu is not None:
             wrong = (cu[0] != 0) | (cu[-1] > width) | (cu.diff() < 0).any()
             self._refuse(wrong, lambda: (
-                f"cu_seqlens must begin with 0, never fall and end within the forward's {width} tokens, got {cu.tolist()[:9]}; "
+                f"cu_seqlens must begin with 0, never decrease and end within the forward's {width} tokens, got {cu.tolist()[:9]}; "
                 "give the offsets of its sequences."
             ))  # fmt: skip
         mask = given.get("attention_mask")
@@ -88,8 +88,8 @@ class Consumer:
             self._check_whole(positions, mask, given.get("position_ids"))
         spans, row, bad = _spans(positions, lengths, start, alive, None if cu is None else cu.to(tokens.device))
         self._refuse(bad.any(), lambda: (
-            f"positions must be tokens of their rows, but one of row {self._rows + int(row[bad][0])} lies outside its {width} "
-            "columns or on padding; count columns of the tensor that the model sees, padding included."
+            f"positions must be tokens of their rows, but one of row {self._rows + int(row[bad][0])} is outside its {width} "
+                "columns or on padding; count columns of the tensor that the model sees, padding included."
         ))  # fmt: skip
         self._row_index.append(row + self._rows)
         self._rows += len(lengths)
@@ -105,7 +105,7 @@ class Consumer:
             return _cu_seqlens(own)
         if self._cu_given is not None:
             raise ValueError(
-                "cu_seqlens was for one forward, and another has come; call expect(cu_seqlens=...) before each."
+                "cu_seqlens was for one forward, but another one ran; call expect(cu_seqlens=...) before each."
             )
         return None
 
@@ -122,19 +122,19 @@ class Consumer:
         return self._given.rows(first, last)
 
     def _check_whole(self, positions: int | str, mask: Any, ids: Any) -> None:
-        """ValueError where a row is taken for one sequence and cannot be checked to be one."""
+        """Raises ValueError if a row must be one sequence, but this cannot be checked."""
         if positions == "last" and mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
             raise ValueError(
                 "positions 'last' needs an attention_mask of shape [B, T] in the forward; give the columns."
             )
         if mask is None and isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[0] == 1:
             self._refuse((ids[0, 1:] <= ids[0, :-1]).any(), lambda: (
-                f"positions {positions!r} on packed input needs cu_seqlens: the forward's position_ids begin again inside the "
+                f"positions {positions!r} on packed input needs cu_seqlens: the forward's position_ids restart inside the "
                 "row; give tap() or expect() the offsets of its sequences."
             ))  # fmt: skip
 
     def _refuse(self, wrong: Tensor, text: Callable[[], str]) -> None:
-        """ValueError at once on the CPU; on a device a flag, which rows() looks at."""
+        """Raises ValueError at once on the CPU; on a device sets a flag, which rows() reads."""
         if wrong.device.type != "cpu":
             self._outside = wrong if self._outside is None else self._outside | wrong
         elif bool(wrong):
@@ -142,7 +142,7 @@ class Consumer:
 
 
 def hidden_of(output: Any) -> Tensor:
-    """The hidden states in what a block gives: a tensor in transformers 5, a tuple that begins with it before."""
+    """The hidden states in a block's output: a tensor in transformers 5, before that a tuple that begins with it."""
     hidden = output[0] if isinstance(output, (tuple, list)) else output
     if not isinstance(hidden, Tensor) or hidden.ndim != 3:
         raise TypeError(f"a block's output must be [B, T, D] or begin with it, got {_checks.type_name(hidden)}.")
@@ -177,7 +177,7 @@ def _rows_of(
 def _spans(
     positions: Positions | int | str, lengths: Tensor, start: Tensor, alive: Tensor | None, cu: Tensor | None
 ) -> tuple[Spans, Tensor, Tensor]:
-    """Spans, the row [n] of each on the CPU, and which positions [n] are no tokens of their rows."""
+    """Spans, the row [n] of each on the CPU, and which positions [n] are not tokens of their rows."""
     device, n_rows = lengths.device, len(lengths)
     if isinstance(positions, Positions):
         own = positions.row()

@@ -1,7 +1,7 @@
-"""From a block's output to one vector per state, by torch's own operators wherever the block is.
+"""From a block's output to one vector per state, by torch's operators on the block's device.
 
 "last" copies a token.  The others are one matrix product per chunk of tokens, weights [n, tokens] times values [tokens, D]
-in float64: the block is never copied whole, states that share tokens read them once, and a GPU's host waits for nothing.
+in float64: the block is never copied whole, states that share tokens read them once, and nothing synchronizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ._attention import Scores
 Tensor = torch.Tensor
 
 POOLINGS = ("last", "mean", "attention")
-CHUNK = 1 << 22  # numbers that are float64 at a time: 32 MiB, far below what a block needs for its own work
+CHUNK = 1 << 22  # numbers in float64 at a time: 32 MiB, far below a block's own memory
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def pool(
 ) -> Tensor:  # [n, D]
     """The token itself ("last"), the mean over [first, last], or the mean weighted by the token's own attention.
 
-    Sums and norms in float64.  Zeros where a state lies outside the tensor or has no token; NaN where a mean has a token
-    that is not finite.  Tokens outside a state's own prompt have no part in it, whatever they hold.
+    Sums and norms in float64.  Zeros where a state is outside the tensor or has no token; NaN where a mean has a token
+    that is not finite.  Tokens outside a state's own prompt do not affect it, whatever they hold.
     """
     out = dtype or (torch.float32 if hidden.dtype == torch.float64 else hidden.dtype)
     (batches, tokens, width), n = hidden.shape, len(spans)
@@ -114,7 +114,7 @@ def _weighted_sum(
             part = (own & member[:, None, t : t + columns]).flatten(1)  # [n, b * t]
             w = weight[:, None, t : t + columns].expand(-1, own.shape[1], -1).flatten(1)
             x = hidden[b : b + rows, t : t + columns].flatten(0, 1)  # [b * t, D]
-            # 0 times NaN is NaN: a token that is not finite stays out of the product, and spoils its own states only.
+            # 0 times NaN is NaN: a token that is not finite is left out of the product, and only affects its own states.
             bad = ~(x.abs().amax(1) < torch.inf)
             finite &= ~(part & bad).any(1)
             total.addmm_(torch.where(part, w, 0.0), x.masked_fill(bad[:, None], 0.0).double())

@@ -1,4 +1,4 @@
-"""Prompts as an early exit wants them: each once, without padding, cut into micro-batches."""
+"""Prompts for an early exit: distinct, without padding, cut into micro-batches."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from .positions import Positions, mask_matrix, positions_of
 
 Tensor = torch.Tensor
 
-# Tokens of one forward where the caller does not say, for it is what memory goes by: the inside of a block, over a whole
+# Default number of tokens of one forward, which determines the memory: the inside of a block, over a whole
 # micro-batch.  Matrix products of a CPU are at full speed from a few hundred tokens on (two cores, 28 blocks of width 768:
 # 512 at a time take 2 % more than 1,800 at once, 256 at a time 18 %); a GPU's need thousands.
 CPU_BUDGET, GPU_BUDGET = 512, 16_384
-# What a forward costs beside its tokens, in tokens, so that a short one is worth some padding.  An H100 reads the weights of
-# a 7B model in bfloat16 in about the time in which it computes 200 of its tokens, and launches wait for the host; the CPU
-# above reads its own in the time of 20 to 60.
+# Fixed cost of a forward, in tokens, so that saving a forward is worth some padding.  An H100 reads the weights of
+# a 7B model in bfloat16 in about the time of 200 of its tokens, and launches wait for the host; the CPU above
+# reads its own in the time of 20 to 60.
 CPU_FORWARD, GPU_FORWARD = 32, 256
 
 
 def budget_of(token_budget: Any, device: torch.device) -> int:
-    """The caller's, or the device's own."""
+    """The caller's value, or the device's default."""
     if token_budget is None:
         return CPU_BUDGET if device.type == "cpu" else GPU_BUDGET
     return _checks.integer_at_least(token_budget, "token_budget", 1)
 
 
-Batch = tuple[list[Tensor], Positions]  # prompts of one forward, and the tokens of each whose states are wanted
+Batch = tuple[list[Tensor], Positions]  # prompts of one forward, and the chosen tokens of each
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Distinct prompts, the longest first, each as far as its last wanted token, and where each state of the caller is."""
+    """Distinct prompts, the longest first, each up to its last chosen token, and the index of each state of the caller."""
 
     tokens: list[Tensor]  # of [length] int64, on the CPU
-    wanted: Positions  # the tokens whose states are wanted, rising, prompt after prompt: S states
+    wanted: Positions  # the chosen tokens, rising, prompt after prompt: S states
     of_state: Tensor  # [n] int64: which of the S each state of the caller is; −1: its row has no token
 
     def batches(self, token_budget: int, device: torch.device, *, packed: bool) -> list[Batch]:
-        """Neighbours by length together, as many as the budget holds, padding counted; at least one."""
+        """Batches of prompts of similar length, as many as the budget allows, including padding; at least one."""
         lengths = [len(prompt) for prompt in self.tokens]
         each = CPU_FORWARD if device.type == "cpu" else GPU_FORWARD
         cuts = filled(lengths, token_budget) if packed else cheapest(lengths, token_budget, each)
@@ -64,7 +64,7 @@ def filled(lengths: list[int], token_budget: int) -> list[int]:
 
 
 def cheapest(lengths: list[int], token_budget: int, each_forward: int) -> list[int]:
-    """Bounds [0, ..., U] of padded micro-batches, lengths falling: of all cuts within the budget those that cost least.
+    """Bounds [0, ..., U] of padded micro-batches, lengths falling: the cheapest cuts within the budget.
 
     cost of a micro-batch of n prompts = n · (the length of its first, the longest) + each_forward
     """
@@ -86,8 +86,8 @@ def prompts_of(
 ) -> Prompts:
     """Prompts from [B, T] ids and their mask, padded on either side, or from B vectors of any lengths.
 
-    n_ids   what the model's embedding holds.  Ids are on the CPU by now, for equal prompts to be found, so looking at them
-            waits for no device, where an id that is too high would end the whole process
+    n_ids   size of the model's embedding.  Ids are already on the CPU, where equal prompts are found, so checking them does
+            not synchronize; on a GPU an id that is too high would kill the process
     """
     if _is_ragged(input_ids):
         rows = _ragged(input_ids, attention_mask)
@@ -126,7 +126,7 @@ def prompts_of(
 
 
 def _columns(positions: Any, rows: list[Tensor], first: list[int], widths: list[int]) -> list[list[int]]:
-    """The wanted tokens of each row, counted from its first token; positions are columns of what the caller gave."""
+    """The chosen tokens of each row, counted from its first token; positions are columns of the caller's input."""
     if isinstance(positions, str) and positions == "last":
         return [[max(0, len(row) - 1)] for row in rows]
     given = positions_of(positions)
@@ -142,7 +142,7 @@ def _columns(positions: Any, rows: list[Tensor], first: list[int], widths: list[
     for b, row in enumerate(rows):
         if len(row) and not all(0 <= column - first[b] < len(row) for column in columns[b]):
             raise ValueError(
-                f"positions must be tokens of their rows, but one of row {b} lies outside its {widths[b]} columns or on "
+                f"positions must be tokens of their rows, but one of row {b} is outside its {widths[b]} columns or on "
                 "padding; count columns of input_ids, padding included."
             )
     return [[column - begin for column in some] for some, begin in zip(columns, first, strict=True)]
@@ -151,8 +151,8 @@ def _columns(positions: Any, rows: list[Tensor], first: list[int], widths: list[
 def padded_batch(prompts: Sequence[Tensor], device: torch.device, *, masked: bool) -> dict[str, Tensor]:
     """Arguments of a forward on [R, T].
 
-    Padding stands on the right, where causal attention never looks, so there is no mask: attention is quicker without
-    one and makes no [T, T] of it.  Positions count from 0 by default.
+    Padding is on the right, where causal attention never looks, so there is no mask: attention is faster without
+    one and does not expand it to [T, T].  Positions count from 0 by default.
     """
     ids = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True)
     lengths = torch.tensor([len(p) for p in prompts])
@@ -163,7 +163,7 @@ def padded_batch(prompts: Sequence[Tensor], device: torch.device, *, masked: boo
 
 
 def packed_batch(prompts: Sequence[Tensor], device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
-    """Arguments of a forward on [1, nnz], where positions that begin again separate prompts; cu_seqlens."""
+    """Arguments of a forward on [1, nnz], where position ids restart at each prompt; cu_seqlens."""
     position = torch.cat([torch.arange(len(p)) for p in prompts])
     given = {"input_ids": torch.cat(list(prompts))[None].to(device), "position_ids": position[None].to(device)}
     return given, torch.tensor([0, *itertools.accumulate(len(p) for p in prompts)])
@@ -173,7 +173,7 @@ def _check_ids(row: Tensor, n_ids: int, name: str) -> None:
     outside = row[(row < 0) | (row >= n_ids)]
     if len(outside):
         raise ValueError(
-            f"{name} must hold token ids from 0 to {n_ids - 1}, as the model's embedding does, got {int(outside[0])}; use the "
+            f"{name} must hold token ids from 0 to {n_ids - 1}, the range of the model's embedding, got {int(outside[0])}; use the "
             "model's own tokenizer, and mask padding out."
         )
 

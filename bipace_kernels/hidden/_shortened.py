@@ -1,4 +1,4 @@
-"""A model that stops after one of its blocks, and is afterwards what it was."""
+"""Makes a model stop after one of its blocks, and restores it afterwards."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .layers import Decoder
 
 Tensor = torch.Tensor
 
-# Recognised by name, so that nothing is imported that the caller has not: FSDP 1 and 2, and ZeRO-3's parameters.
+# Recognized by name, so that no missing package is imported: FSDP 1 and 2, and ZeRO-3's parameters.
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
 class FirstBlocks(nn.ModuleList):
-    """A list that forwards see shortened, while a walk through the tree of modules finds all blocks.
+    """A list that is shortened for forwards, while a walk through the module tree finds all blocks.
 
-    FSDP looks for its shards once, at the first forward of all: a block that is missing then would stay a root of its own,
-    which gathers by itself and keeps its parameters whole.
+    FSDP looks for its shards once, at the very first forward: a block that is missing then would remain a separate root,
+    which gathers by itself and keeps its parameters unsharded.
     """
 
     n_blocks = 0
@@ -49,7 +49,7 @@ class FirstBlocks(nn.ModuleList):
 
 
 class Skipped(nn.Module):
-    """In the place of a module that is not to run; holds it, for FSDP to find."""
+    """Replaces a module that must not run; holds it, for FSDP to find."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ class Skipped(nn.Module):
 
 @contextmanager
 def shortened(decoder: Decoder, n_blocks: int, *, norm: bool) -> Iterator[nn.Module]:
-    """What to call: its first n_blocks blocks and no head run, in eval mode; the final norm only where it is wanted.
+    """The module to call: it runs its first n_blocks blocks and no head, in eval mode; the final norm only if needed.
 
-    Modules are replaced in their parents and put back whatever happens, so the forward ends by itself: an exception
-    through a wrapped module would leave FSDP and ZeRO in the midst of a forward.
+    Modules are replaced in their parents and always restored, so the forward ends normally: an exception through a
+    wrapped module would leave FSDP and ZeRO in the middle of a forward.
     """
     skipped = _head_of(decoder.causal)
     if not norm and decoder.norm_name is not None:
@@ -84,13 +84,13 @@ def shortened(decoder: Decoder, n_blocks: int, *, norm: bool) -> Iterator[nn.Mod
             parent._modules[name] = part
         for module, was in training:
             module.training = was
-        for module, _ in training:  # FSDP 2 keeps the outermost shards gathered until a backward that never comes
+        for module, _ in training:  # FSDP 2 would keep the outermost shards gathered until a backward, which never runs
             if any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
                 module.reshard()  # type: ignore[operator]
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a forward is a collective: every rank must run as many as every other."""
+    """Whether a forward is a collective: every rank must run the same number."""
     for module in model.modules():
         if any(base.__name__ in _SHARDED for base in type(module).__mro__):
             return True
@@ -98,9 +98,9 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def no_gradients(model: nn.Module) -> AbstractContextManager[Any]:
-    """Inference mode, except where a forward leaves tensors in the model, which no training could use afterwards.
+    """Inference mode, except where a forward leaves tensors in the model, which training could not use afterwards.
 
-    Those are gathered shards, and the tables of rotary embeddings that grow with the input.
+    These are gathered shards, and tables of rotary embeddings that grow with the input.
     """
     growing = any(
         "dynamic" in str(module.__dict__.get("rope_type")) or "longrope" in str(module.__dict__.get("rope_type"))
@@ -110,7 +110,7 @@ def no_gradients(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def arguments_for(causal: nn.Module) -> dict[str, Any]:
-    """Arguments of every forward: no cache, and logits, where the head is kept after all, of one token."""
+    """Arguments of every forward: no cache, and logits of only one token if the head runs."""
     known = inspect.signature(type(causal).forward).parameters
     one = next(({name: 1} for name in ("logits_to_keep", "num_logits_to_keep") if name in known), {})
     return {"use_cache": False, **one}
@@ -124,14 +124,14 @@ def is_causal(causal: nn.Module) -> bool:
 
 
 def _called(model: nn.Module) -> nn.Module:
-    """The model without DDP: its forward would synchronise buffers between ranks, for nothing."""
+    """The model without DDP, whose forward would synchronise buffers between ranks needlessly."""
     while type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
         model = model._modules["module"]  # type: ignore[assignment]
     return model
 
 
 def _head_of(causal: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Where the head from states to logits hangs."""
+    """The module and attribute of the head from states to logits."""
     find = getattr(causal, "get_output_embeddings", None)
     head = None if find is None else find()
     if head is None:

@@ -17,15 +17,15 @@ Tensor = torch.Tensor
 def expect(
     tapped: Tap, positions: Positions | int, begin: Tensor | None = None, tokens: int = 0, group: Any = None
 ) -> Callable[[], Tensor]:
-    """Tells a tap which positions of the next forward to keep: on padded rows, a packed row [1, tokens], or the rank's slice of it.
+    """Sets which positions of the next forward a tap keeps: on padded rows, a packed row [1, tokens], or the rank's slice of it.
 
     positions   [n] columns of each of R sequences
-    begin       [R] int64, the sequences' first columns in the packed row; None: rows are padded, and no more is asked
-    tokens      in the packed row, padding counted
-    group       process group of the ranks of which each has a slice of ceil(tokens / ranks) columns; None: nobody cuts it
+    begin       [R] int64, the sequences' first columns in the packed row; None: rows are padded, the rest is ignored
+    tokens      in the packed row, including padding
+    group       process group of the ranks, each with a slice of ceil(tokens / ranks) columns; None: the row is not sliced
 
-    Returns what gives the states [n, D] after the forward, to every rank: the sum of each rank's own and the others' zeros,
-    which is exact.  n rows travel, and not all tokens.
+    Returns a function that gives every rank the states [n, D] after the forward: the sum of each rank's own and the others'
+    zeros, which is exact.  Only n rows are sent, not all tokens.
     """
     tapped.clear()
     if begin is None or isinstance(positions, int):

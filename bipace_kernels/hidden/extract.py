@@ -1,4 +1,4 @@
-"""Early exit: hidden states of prompts by a forward that stops after the last block that is wanted."""
+"""Early exit: hidden states of prompts by a forward that stops after the last chosen block."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def extract(
     group: Any = None,
     backend: str = "auto",
 ) -> Tensor:
-    """[n, D] hidden states of prompts, at their last token if nothing else is said, by a forward that stops after the block.
+    """[n, D] hidden states of prompts, by default at their last token, by a forward that stops after the block.
 
         fingerprint = bk.hidden.extract(model, prompt_ids, prompt_mask, layer=-8)                        # [B, D]
         fingerprint = bk.hidden.extract(model, input_ids, attention_mask, positions=turns, layer=-8)     # [n, D]
@@ -46,24 +46,23 @@ def extract(
     input_ids       [B, T] int   prompts, padded on either side; or a list of token ids per row
     attention_mask  [B, T] bool or 0 and 1; None: every column is a token
     layer           index into Hugging Face's hidden_states, or "block 16", as in tap()
-    positions       "last", or columns of input_ids as tap() takes them: an int for every row, one per row, or any number per
-                    row, such as turn_positions() gives; states come row after row.  What follows a row's last position is
-                    not run
+    positions       "last", or columns of input_ids as in tap(): an int for every row, one per row, or any number per row,
+                    such as from turn_positions(); states are in row order.  Tokens after a row's last position are not
+                    run
     pooling         "last" | "mean" | "attention", as in tap()
     normalize       rows of unit length
     dtype           of the rows; None: that of the hidden states
-    token_budget    tokens of one forward, padding counted; a longer prompt runs by itself.  Memory goes by it.  None: 512 on the
-                    CPU, where more bring next to nothing, 16,384 elsewhere
-    packed          prompts one after the other in [1, nnz], without padding; None: where the model's attention is of a kind
-                    that keeps them apart at no cost (flash attention).  Elsewhere prompts of like lengths are padded together
-    progress        a bar on stderr; None: where that is a terminal and there are several forwards
+    token_budget    tokens of one forward, including padding; it determines the memory.  A longer prompt runs by itself.
+                    None: 512 on the CPU, where more hardly helps, 16,384 elsewhere
+    packed          prompts one after the other in [1, nnz], without padding; None: if the model's attention separates them
+                    at no cost (flash attention).  Otherwise prompts of similar lengths are padded together
+    progress        a bar on stderr; None: if stderr is a terminal and there are several forwards
     group           process group of a model that is sharded by FSDP or ZeRO-3; None: the default one.  All its ranks call
                     this together, each with its own prompts, and run the same number of forwards
-    backend         deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools where the states are
+    backend         deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools on the states' device
 
-    Neither later blocks run nor the final norm, unless it is wanted, nor the head; identical prompts run once, in eval mode
-    and without gradients.  Positions of rows without a token give zeros.  Whatever ends the call, the model is left as it
-    was found.
+    Later blocks, the final norm (unless requested) and the head do not run; identical prompts run once, in eval mode
+    and without gradients.  Positions of rows without a token give zeros.  The model is always restored.
     """
     if not isinstance(pooling, str):
         raise TypeError(f"pooling must be one of 'last', 'mean', 'attention', got {pooling!r}; see extract_layers().")
@@ -90,9 +89,9 @@ def extract_layers(
     group: Any = None,
     backend: str = "auto",
 ) -> dict[tuple[Layer, str], Tensor]:
-    """extract() for several layers and poolings out of the same forwards: {(Layer, pooling): [n, D]}.
+    """extract() for several layers and poolings with the same forwards: {(Layer, pooling): [n, D]}.
 
-    model           as in extract(), and so are input_ids and all that follows but layers and pooling
+    model           as in extract(), like all arguments except layers and pooling
     input_ids       [B, T] int, or a list of token ids per row
     attention_mask  [B, T] bool or 0 and 1; None: every column is a token
     layers          indices into hidden_states or "block 16"; forwards stop after the last of them
@@ -100,9 +99,9 @@ def extract_layers(
     pooling         one or several of "last", "mean", "attention"
     normalize       rows of unit length
     dtype           of the rows; None: that of the hidden states
-    token_budget    tokens of one forward, padding counted; None: 512 on the CPU, 16,384 elsewhere
-    packed          prompts one after the other in [1, nnz]; None: where the model's attention keeps them apart at no cost
-    progress        a bar on stderr; None: where that is a terminal and there are several forwards
+    token_budget    tokens of one forward, including padding; None: 512 on the CPU, 16,384 elsewhere
+    packed          prompts one after the other in [1, nnz]; None: if the model's attention separates them at no cost
+    progress        a bar on stderr; None: if stderr is a terminal and there are several forwards
     group           process group of a sharded model; None: the default one
     backend         deprecated, without effect
     """
@@ -183,10 +182,10 @@ def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
         return packed is None and varlen and not mixers
     if mixers:
         raise ValueError(
-            f"packed needs attention in every block, or states flow from one prompt into the next; {mixers[0]} has none. "
+            f"packed needs attention in every block, or states leak from one prompt into the next; {mixers[0]} has none. "
             "Use packed=False."
         )
-    # Which version of transformers it is, the model's own module knows: masks of packed rows came with masking_utils.
+    # The model's own module shows the version of transformers: masks of packed rows came with masking_utils.
     if not varlen and "transformers.masking_utils" not in sys.modules:
         raise ValueError(
             f"packed needs flash attention with transformers before 4.53, but the model has {implementation!r}, which would "
@@ -196,10 +195,10 @@ def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
 
 
 def _forwards(n: int, failure: Exception | None, group: Any, device: torch.device) -> int:
-    """The largest number of forwards of any rank.  Raises everywhere where one rank cannot run, or the others would wait."""
+    """The largest number of forwards of any rank.  Raises on all ranks if one cannot run, or the others would wait."""
     most = torch.tensor([n, failure is not None], device=device)
     torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=group)
     count, failed = most.tolist()
     if failed and failure is None:
-        raise RuntimeError("another rank could not make its prompts ready for extract(); its own error says why.")
+        raise RuntimeError("another rank could not prepare its prompts for extract(); its own error says why.")
     return int(count)

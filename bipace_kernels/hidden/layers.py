@@ -1,8 +1,8 @@
-"""Which module gives which hidden state: decoder blocks found through any wrapper, and how layers are numbered.
+"""The module of each hidden state: decoder blocks found through any wrapper, and the numbering of layers.
 
 A model with L blocks has Hugging Face's `hidden_states` of length L + 1: [0] is the embedding, [k] the output of block
 k − 1, and the last one the output of the final norm. So layer −8 of 28 blocks is hidden_states[21], the output of block
-20 counted from 0. What the last block gives before the norm is no hidden state; it is called "block 27".
+20 counted from 0. The output of the last block before the norm is not in hidden_states; it is called "block 27".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WRAPPED = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module", "
 
 @dataclass(frozen=True)
 class Layer:
-    """A hidden state by its block (counted from 0), printed with every number it goes by."""
+    """A hidden state by its block (counted from 0), printed with its number in every convention."""
 
     block: int
     n_blocks: int
@@ -59,7 +59,7 @@ def layer_of(layer: Any, n_blocks: int) -> Layer:
         )
     if index == 0:
         raise ValueError(
-            f"layer {layer} is hidden_states[0], the embedding of only the last token, which knows nothing of the prompt; "
+            f"layer {layer} is hidden_states[0], the embedding of the last token, which does not depend on the rest of the prompt; "
             f"take 1 ({Layer(0, n_blocks, n_blocks == 1)}) or higher."
         )
     return Layer(index - 1, n_blocks, normed=index == n_blocks)
@@ -67,14 +67,14 @@ def layer_of(layer: Any, n_blocks: int) -> Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The parts of a Hugging Face decoder that taps and early exits need, whatever it is wrapped in."""
+    """The parts of a Hugging Face decoder that taps and early exits need, without wrappers."""
 
-    model: nn.Module  # as the caller holds it
+    model: nn.Module  # as given by the caller
     causal: nn.Module  # outermost Hugging Face model inside: PEFT, DDP, FSDP and torch.compile taken off
     base: nn.Module  # whose forward runs the blocks
     list_name: str  # base.<list_name> is the list of blocks
     norm_name: str | None  # base.<norm_name> is the final norm
-    compiled: str  # the part above the blocks that torch.compile holds, "" where there is none
+    compiled: str  # the compiled part above the blocks, "" if there is none
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -83,12 +83,12 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        """Where a forward wants its input."""
+        """The device of a forward's input."""
         return next(iter(self._embedding.parameters()), next(self.base.parameters())).device
 
     @property
     def n_ids(self) -> int | None:
-        """Token ids that the embedding has; None where it does not say."""
+        """Number of token ids in the embedding; None if unknown."""
         found = getattr(self._embedding, "num_embeddings", None)
         return found if isinstance(found, int) else None
 
@@ -110,7 +110,7 @@ class Decoder:
 def find_decoder(model: Any) -> Decoder:
     """The decoder inside a model, through PEFT, DDP, FSDP, DeepSpeed and torch.compile.
 
-    TypeError or ValueError that says what was looked for and what was found instead.
+    TypeError or ValueError says what was looked for and what was found instead.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, a Hugging Face decoder, got {type(model).__name__}.")
@@ -128,7 +128,7 @@ def find_decoder(model: Any) -> Decoder:
         if isinstance(child, nn.ModuleList) and len(child) > 0
     ]
     fitting = [x for x in lists if len(x[3]) == n_blocks and any(attention_of(block) is not None for block in x[3])]
-    if len(fitting) > 1:  # a vision tower may be as deep: the text blocks stand beside the embedding of tokens
+    if len(fitting) > 1:  # a vision tower may be as deep: the text blocks are next to the token embedding
         embedding = causal.get_input_embeddings()  # type: ignore[operator]
         fitting = [x for x in fitting if any(m is embedding for c in x[1].children() for m in c.modules())] or fitting
     if len(fitting) != 1:
@@ -136,7 +136,7 @@ def find_decoder(model: Any) -> Decoder:
         raise ValueError(
             f"model has no list of blocks that can be identified: looked in {type(causal).__name__} for one torch.nn.ModuleList of "
             f"num_hidden_layers = {n_blocks} blocks that hold an attention ({', '.join(_ATTENTION)}), as Qwen, Llama, "
-            f"Mistral, Gemma and Phi have it; found {len(fitting)} such, and ModuleLists {shown}."
+            f"Mistral, Gemma and Phi have; found {len(fitting)} such, and ModuleLists {shown}."
         )
     name, base, list_name, _ = fitting[0]
     norm = next((n for n in _NORM if base._modules.get(n) is not None), None)
@@ -155,14 +155,14 @@ def _hugging_face_model(model: nn.Module) -> nn.Module:
 
 
 def _check_prompt_learning(model: nn.Module) -> None:
-    """ValueError where PEFT puts virtual tokens before the prompt, which columns and masks of the caller do not count."""
+    """Raises ValueError if PEFT puts virtual tokens before the prompt, which the caller's columns do not count."""
     for module in model.modules():
         found = getattr(module, "active_peft_config", None) if hasattr(type(module), "active_peft_config") else None
         if found is not None and found.is_prompt_learning:
             raise ValueError(
-                f"model must see the tokens that it is given, but its PEFT adapter {type(found).__name__} puts "
-                f"{found.num_virtual_tokens} virtual ones before them, which shifts every position; use an adapter of weights, "
-                "such as LoRA, or model.get_base_model() for states without the virtual tokens."
+                f"model must not add tokens, but its PEFT adapter {type(found).__name__} puts "
+                f"{found.num_virtual_tokens} virtual ones before the prompt, which shifts every position; "
+                "use an adapter of weights, such as LoRA, or model.get_base_model() for states without the virtual tokens."
             )
 
 
@@ -193,7 +193,7 @@ def attention_of(block: nn.Module) -> nn.Module | None:
 
 
 def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a module by their names, those that its forward takes as ** among them."""
+    """The arguments of a module's call by name, including those that its forward takes as **."""
     signature = inspect.signature(type(module).forward)
     given = signature.bind_partial(module, *args, **kwargs).arguments
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")

@@ -1,4 +1,4 @@
-"""Where a state is read: columns of the tensor that the model sees, one or several for each row of the batch."""
+"""Positions of states: columns of the tensor that the model sees, one or several for each row of the batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Positions:
         return int(self.column.shape[0])
 
     def rows(self, first: int, last: int) -> Positions:
-        """Those of rows [first, last)."""
+        """Positions of rows [first, last)."""
         begin, end = int(self.offsets[first]), int(self.offsets[last])
         return Positions(self.column[begin:end], self.offsets[first : last + 1] - begin)
 
@@ -47,8 +47,8 @@ def last_tokens(attention_mask: Any) -> Tensor:
 
     attention_mask  [B, T] bool or integers, not 0 where there is a token
 
-    On the mask's device, without waiting for it.  Of prompts without responses this is the last prompt token; where the row holds a
-    response too, it is the response's last token, which is no state: use turn_positions() there.
+    On the mask's device, without synchronizing.  For prompts without responses this is the last prompt token; if the row
+    also has a response, it is the response's last token, which is not a state: use turn_positions() there.
     """
     mask = mask_matrix(attention_mask, "attention_mask")
     column = torch.arange(1, mask.shape[1] + 1, device=mask.device)
@@ -56,17 +56,17 @@ def last_tokens(attention_mask: Any) -> Tensor:
 
 
 def turn_positions(mask: Any, prompt_length: Any = 0) -> Positions:
-    """The token before each turn of the model: the state that its response answers.
+    """The token before each turn of the model: the state in which it responds.
 
         prompt_length + t − 1   for every t with mask[t] and not mask[t − 1]
 
-    mask           [B, T] bool or 0 and 1, or B vectors of any lengths: 1 on tokens that the model wrote, 0 on prompts, tool
+    mask           [B, T] bool or 0 and 1, or B vectors of any lengths: 1 on tokens that the model generated, 0 on prompts, tool
                    results and padding (a response mask times an attention mask).  Over whole rows, or only over responses
     prompt_length  where the mask covers only responses: columns before the response in the tensor that the model sees,
                    one int (left-padded prompts: their width) or one per row [B] (packed sequences)
 
-    A row may have no turn.  ValueError where a turn has no token before it.  Waits for a mask on a GPU, since the number of
-    turns decides the shape of everything after it.
+    A row may have no turn.  ValueError if a turn has no token before it.  Synchronizes for a mask on a GPU, since the
+    number of turns decides the shape of everything after it.
     """
     if isinstance(mask, (list, tuple)):
         mask = _from_ragged(mask)
@@ -86,7 +86,7 @@ def turn_positions(mask: Any, prompt_length: Any = 0) -> Positions:
 
 
 def positions_of(value: Any) -> Positions | int:
-    """What a caller gives as positions: Positions, an int for all rows, one int per row, or a list of ints per row."""
+    """A caller's positions: Positions, an int for all rows, one int per row, or a list of ints per row."""
     if isinstance(value, Positions):
         return value
     if not isinstance(value, bool) and isinstance(value, numbers.Integral):
@@ -115,7 +115,7 @@ def mask_matrix(value: Any, name: str) -> Tensor:
 
 
 def _from_ragged(masks: Sequence[Any]) -> Tensor:
-    """[B, T] of B vectors, zeros behind the short ones."""
+    """[B, T] of B vectors, the short ones padded with zeros."""
     vectors = [_checks.to_tensor(m, f"mask[{i}]", "a vector of 0 and 1") for i, m in enumerate(masks)]
     for i, vector in enumerate(vectors):
         if vector.ndim != 1:

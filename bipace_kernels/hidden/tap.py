@@ -1,4 +1,4 @@
-"""The tap: keeps a block's output at the wanted positions during forwards that somebody else runs."""
+"""The tap: keeps a block's output at the chosen positions during forwards run by the caller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tap(
     layers: Sequence[int | str] | None = None,
     backend: str = "auto",
 ) -> Tap:
-    """Context manager that keeps a layer's hidden states at the wanted positions of every forward run inside it.
+    """Context manager that keeps a layer's hidden states at the chosen positions of every forward run inside it.
 
         with bk.hidden.tap(model, layer=-8, positions=turns) as tapped:
             model(input_ids, attention_mask=attention_mask)      # the log-prob forward, in any number of micro-batches
@@ -41,18 +41,18 @@ def tap(
     layer        index into Hugging Face's hidden_states, negative or positive (−1: after the final norm), or "block 16"
     positions    "last": the last token of each row, from the forward's attention_mask (only prompts); or columns of the
                  model's input: an int for every row (negative from the end), one per row, or several per row (`Positions`,
-                 a list of lists).  Rows are taken up in order by as many forwards as come
+                 a list of lists).  Rows are assigned in order, over any number of forwards
     cu_seqlens   [R+1] int   of a forward on packed input [1, nnz]: row r is [cu_seqlens[r], cu_seqlens[r+1]), and columns
                  count from its beginning.  For several packed forwards call `expect()` before each
     pooling      "last": the token itself; "mean": of its prompt up to it; "attention": of its prompt, weighted by the
                  token's attention in that block (softmax over the prompt, mean over heads); or several of them
     normalize    rows of unit length; the norm is taken in float64 and rows are rounded once
     dtype        of the rows; None: that of the hidden states
-    layers       several layers at once, in place of `layer`
-    backend      deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools where the states are
+    layers       several layers at once, instead of `layer`
+    backend      deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools on the states' device
 
-    Nothing else of the forward is kept, its outputs and its autograd graph stay as they are, and what gradient
-    checkpointing computes again in the backward is not counted twice.  See `Tap` for what it gives.
+    Nothing else of the forward is kept, its outputs and autograd graph are unchanged, and recomputation by gradient
+    checkpointing in the backward is not counted twice.  See `Tap` for the results.
     """
     decoder = find_decoder(model)
     if decoder.compiled:
@@ -67,7 +67,8 @@ def tap(
         for item in several:
             if item.normed:
                 raise ValueError(
-                    f"pooling 'attention' belongs to a block, got {item}; use layer 'block {item.block}', or another pooling."
+                    f"pooling 'attention' needs the output of a block, got {item}; use "
+                    f"layer 'block {item.block}', or another pooling."
                 )
             _attention.check_block(decoder.blocks[item.block])
     consumer = Consumer(positions, cu_seqlens)
@@ -75,11 +76,11 @@ def tap(
 
 
 class Tap:
-    """What tap() gives: rows of hidden states, in the order of forwards, rows and positions.
+    """The result of tap(): rows of hidden states, in the order of forwards, rows and positions.
 
-    enabled    set it to False to let forwards pass by (a reference model's, tokens being generated)
+    enabled    set it to False to ignore forwards (of a reference model, of generation)
     layers     the tapped layers; they print as "block 20 (hidden_states[21] = [−8])"
-    rows()     what was kept.  row_index(): whose it is.  expect(): positions of only the next forward.  clear()
+    rows()     the states.  row_index(): the row of each.  expect(): positions of only the next forward.  clear()
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Tap:
 
     def __enter__(self) -> Tap:
         if self._undo:
-            raise RuntimeError("a tap must be left before it is entered again; make another for a nested context.")
+            raise RuntimeError("a tap must be exited before it is entered again; make another for a nested context.")
         self.clear()
         try:
             self._undo.append(self._decoder.base.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
@@ -123,10 +124,10 @@ class Tap:
             self._consumer.check_done()
 
     def rows(self, layer: Layer | int | str | None = None, pooling: str | None = None) -> Tensor:
-        """[n, D] hidden states of one layer and pooling; both may be left out where there is only one.
+        """[n, D] hidden states of one layer and pooling; both may be omitted if there is only one.
 
-        A position with no token (a row of padding) gives zeros.  ValueError where no forward came, or where a position
-        on a GPU lay outside its tensor (which is not looked at before).
+        A position with no token (a row of padding) gives zeros.  ValueError if no forward ran, or if a position
+        on a GPU was outside its tensor (which is not checked before).
         """
         self._consumer.check_outside()
         key = self._key(layer, pooling)
@@ -145,11 +146,11 @@ class Tap:
         return self._consumer.row_index()
 
     def expect(self, positions: Any = None, cu_seqlens: Any = None) -> None:
-        """Positions and cu_seqlens of only the next forward; None leaves what tap() was given."""
+        """Positions and cu_seqlens of only the next forward; None keeps those of tap()."""
         self._consumer.expect(positions, cu_seqlens)
 
     def clear(self) -> None:
-        """Forgets all rows, and begins again with the first row of the positions."""
+        """Discards all rows, and restarts with the first row of the positions."""
         self._spans = None
         self._kept = {}
         self._consumer.restart()
@@ -176,7 +177,7 @@ class Tap:
         if rest:
             self._undo.append(_on_output(self._decoder.norm if layer.normed else block, self._hook(layer, rest)))
         if "attention" in self._poolings:
-            # Inside the shards: the block's own parameters are needed, which FSDP takes away in its own hook.
+            # Inside the shards: the block's own parameters are needed, which FSDP frees in its own hook.
             inside = unwrap(block, ("_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
             self._undo.append(_on_output(inside, self._hook(layer, ("attention",)), first=True))
 
@@ -186,7 +187,7 @@ class Tap:
         self._spans = None
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the decoder's own forward: which tokens of it are wanted."""
+        """Before the decoder's own forward: finds its chosen tokens."""
         if _recomputing():
             return
         self._spans = None
@@ -199,7 +200,7 @@ class Tap:
         def keep(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if self._spans is None or not self.enabled or _recomputing():
                 return
-            # Rows of an inference-mode forward are plain tensors all the same, or no later code could use them freely.
+            # Rows of an inference-mode forward must still be plain tensors, so that later code can use them freely.
             with torch.inference_mode(False), torch.no_grad():
                 self._keep(layer, poolings, hidden_of(output), block, args, kwargs)
 
@@ -237,12 +238,12 @@ def _layers(layer: int | str, layers: Sequence[int | str] | None, n_blocks: int)
 
 
 def _on_output(module: nn.Module, hook: Callable[..., None], *, first: bool = False) -> Callable[[], None]:
-    """Calls hook(module, args, kwargs, output) after each call of the module; returns what undoes that."""
+    """Calls hook(module, args, kwargs, output) after each call of the module; returns a function that undoes it."""
     compiled = getattr(module, "_compiled_call_impl", None)
     if compiled is None:
         return module.register_forward_hook(hook, prepend=first, with_kwargs=True).remove
 
-    # A block compiled in place has its hooks compiled too, and does not notice new ones: call the hook around it.
+    # A block compiled in place has its hooks compiled too, and ignores new ones: call the hook around it.
     def call(*args: Any, **kwargs: Any) -> Any:
         output = compiled(*args, **kwargs)
         hook(module, args, kwargs, output)
@@ -257,5 +258,5 @@ def _on_output(module: nn.Module, hook: Callable[..., None], *, first: bool = Fa
 
 
 def _recomputing() -> bool:
-    """Inside a backward: gradient checkpointing runs the forward once more there."""
+    """Whether this is inside a backward, where gradient checkpointing reruns the forward."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""Hidden states out of vLLM, taken while it generates: the arguments of the engine, and a reader of what it writes.
+"""Hidden states from vLLM while it generates: arguments of the engine, and a reader of the files it writes.
 
     states = bk.hidden.vllm.Extraction(model_folder, "/dev/shm/states", layer=-8, keep=False)
     llm = LLM(model=model_folder, **states.engine_arguments())
@@ -6,7 +6,7 @@
 
 vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector writes, for each request, the states of all its
 prompt tokens: 15 MB for 2,048 tokens of width 3,584.  A step needs one of these rows; only that is read, and with keep=False
-the file goes.  Nothing of vLLM is imported here: its files are read on the machine where they are, in whichever process.
+the file is removed.  vLLM is not imported here: its files can be read in any process on their machine.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ Tensor = torch.Tensor
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # safetensors' names
 POLL_S = 0.01
-LONGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
+LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 
 
 class Extraction:
-    """What the engine is asked to write, and how it is read, in one place.
+    """Configuration of the states that the engine writes, and their reader.
 
     model      number of blocks of the model, or its local folder with config.json
-    folder     where vLLM writes, a file per request; in memory, such as below /dev/shm, for speed.  Made by vLLM
-    layer      index into Hugging Face's hidden_states, or "block 16", as in tap(); −1, after the final norm, vLLM does not give
-    layers     several of them instead, for read_layers()
-    keep       leave the files where they are; False: what has been read is removed, and only files of `folder` are read
-    timeout_s  how long to wait for one file that is not there yet, or not whole
+    folder     where vLLM writes, a file per request; for speed in memory, such as in /dev/shm.  Created by vLLM
+    layer      index into Hugging Face's hidden_states, or "block 16", as in tap(); not −1, since vLLM does not give the
+               states after the final norm
+    layers     several layers, for read_layers()
+    keep       keep the files; False: files are removed after reading, and only files of `folder` are read
+    timeout_s  how long to wait for a file that is missing or incomplete
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Extraction:
                 "before the norm, or an earlier layer."
             )
         self.folder = _checks.path(folder, "folder")
-        self.layers = tuple(sorted(found, key=lambda item: item.block))  # vLLM's order, whatever order it is given
+        self.layers = tuple(sorted(found, key=lambda item: item.block))  # vLLM's order, whatever the order given
         self.keep = keep
         self.timeout_s = _seconds(timeout_s)
 
@@ -76,7 +77,7 @@ class Extraction:
     def engine_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `vllm.LLM` or of its engine arguments.
 
-        They take the place of speculative decoding, and make room for the states in the KV cache.
+        They replace speculative decoding, and make room for the states in the KV cache.
         """
         ids = [item.block + 1 for item in self.layers]  # vLLM's layer k is what enters block k
         return {
@@ -100,31 +101,31 @@ class Extraction:
     def read(self, outputs: Sequence[Any], prompt_lengths: Any = None) -> Tensor:
         """[B, D] states at the last prompt token of B finished requests, on the CPU, in the model's dtype.
 
-        outputs         what LLM.generate() gives, answers of a server (objects or dicts with kv_transfer_params), or paths
-        prompt_lengths  [B] tokens of each prompt; None: those that the outputs name, else all tokens of the file.  Needed for
-                        paths and answers where the requests asked for include_output_tokens
+        outputs         of LLM.generate(), responses of a server (objects or dicts with kv_transfer_params), or paths
+        prompt_lengths  [B] tokens of each prompt; None: the length in the outputs, else all tokens of the file.  Needed for
+                        paths and responses of requests with include_output_tokens
 
-        Waits for files that are still written.  Where the outputs have their prompt_token_ids, the file must hold the same.
-        With keep=False files are removed when all rows are there, so that a failed call can be made again; with n > 1
-        samples per request, those of the other samples too.  What a server names is then read only where it is a regular
-        file inside the folder, symbolic links followed: nothing else is removed.  ValueError for another.
+        Waits for files that are still being written.  If the outputs have prompt_token_ids, the file must hold the same.
+        With keep=False files are removed once all rows are read, so that a failed call can be repeated; with n > 1
+        samples per request, also those of the other samples.  Files named by a server must then be regular files
+        inside the folder, after resolving symbolic links, so that nothing else is removed; else ValueError.
         """
         if len(self.layers) > 1:
-            raise ValueError(f"read() gives one layer, but there are {len(self.layers)}; use read_layers().")
+            raise ValueError(f"read() returns one layer, but there are {len(self.layers)}; use read_layers().")
         return self._read(outputs, prompt_lengths)[:, 0]
 
     def read_layers(self, outputs: Sequence[Any], prompt_lengths: Any = None) -> dict[Layer, Tensor]:
-        """read() for all layers out of the same files: {Layer: [B, D]}."""
+        """read() for all layers of the same files: {Layer: [B, D]}."""
         rows = self._read(outputs, prompt_lengths)
         return {layer: rows[:, i].contiguous() for i, layer in enumerate(self.layers)}
 
     def follow(self, count: int | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Request ids (file names) and their rows [layers, D], as the files of the folder become whole.
+        """Request ids (file names) and their rows [layers, D], as the files of the folder become complete.
 
-        count  how many to wait for; TimeoutError where none comes for timeout_s.  None: those that are whole now
+        count  how many to wait for; TimeoutError if none comes for timeout_s.  None: those that are complete now
 
-        A file's last token is taken: requests must not ask for include_output_tokens.  With keep=False each file is
-        removed before its row is given out.
+        A file's last token is used: requests must not use include_output_tokens.  With keep=False each file is
+        removed before its row is returned.
         """
         if count is not None:
             count = _checks.integer_at_least(count, "count", 0)
@@ -163,8 +164,8 @@ class Extraction:
             width, first = rows[request].shape[1], rows[requests[0]].shape[1]
             if width != first:
                 raise ValueError(
-                    f"{request.path} has states of width {width}, {requests[0].path} of {first}: they are not of one model; "
-                    "give each engine a folder of its own."
+                    f"{request.path} has states of width {width}, {requests[0].path} of {first}: they are from different models; "
+                    "give each engine its own folder."
                 )
         for path in [] if self.keep else [path for request in rows for path in _siblings(request)]:
             with contextlib.suppress(TimeoutError):  # a sample that was never written: there is nothing to remove
@@ -176,19 +177,19 @@ class Extraction:
         deadline = time.monotonic() + self.timeout_s
         while reason := _unfinished(path):
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"{path} was not whole after {self.timeout_s:g} s: {reason}")
+                raise TimeoutError(f"{path} was not complete after {self.timeout_s:g} s: {reason}")
             time.sleep(POLL_S)
 
     def _row(self, request: _Request) -> Tensor:  # [layers, D]
-        """Of one whole file; reads its header, the row, and where the prompt is known its ids."""
+        """The row of one complete file; reads its header, the row, and if the prompt is known its ids."""
         path = request.path
         with _opened(path) as file:
             states, tokens = _header(file.fileno(), path)
             n_tokens, n_layers, width = states.shape
             if n_layers != len(self.layers):
                 raise ValueError(
-                    f"{path} holds {n_layers} layers, but {len(self.layers)} are wanted: the engine was started with others; "
-                    "pass it the engine_arguments() of this very object."
+                    f"{path} holds {n_layers} layers, but {len(self.layers)} are expected: the engine was started with other "
+                    "layers; pass it the engine_arguments() of this object."
                 )
             length = tokens.shape[0] if request.length is None else request.length
             if not 1 <= length <= min(n_tokens, tokens.shape[0]):
@@ -201,22 +202,22 @@ class Extraction:
                 ids = torch.frombuffer(bytearray(os.pread(file.fileno(), 8 * length, tokens.begin)), dtype=torch.int64)
                 if ids.tolist() != list(request.prompt):
                     raise ValueError(
-                        f"{path} holds other tokens than the prompt of its output: it is of another request; let each engine "
-                        "begin with an empty folder."
+                        f"{path} holds other tokens than the prompt of its output: it belongs to another request; start "
+                        "each engine with an empty folder."
                     )
             size = n_layers * width * states.dtype.itemsize
-            # Read, not mapped: a row of a mapped file would keep all of it in memory after its removal.
+            # Read, not mapped: a row of a mapped file would keep the whole file in memory after its removal.
             data = os.pread(file.fileno(), size, states.begin + (length - 1) * size)
         if len(data) != size:
             raise ValueError(f"{path} became shorter while it was read; let only vLLM write into its folder.")
         return torch.frombuffer(bytearray(data), dtype=states.dtype).reshape(n_layers, width)
 
     def _check_inside(self, path: Path) -> None:
-        """ValueError for a file that may not be removed, where files are: a server's answer may name any."""
+        """Raises ValueError for a file that must not be removed with keep=False: a server may name any file."""
         if not self.keep and not path.resolve().is_relative_to(self.folder.resolve()):
             raise ValueError(
-                f"{path} must lie in {self.folder}, symbolic links followed: with keep=False what is read is removed; start the "
-                "engine with the engine_arguments() of this very object, or take keep=True."
+                f"{path} must be in {self.folder} after resolving symbolic links: with keep=False files are "
+                "removed after reading; start the engine with the engine_arguments() of this object, or use keep=True."
             )
 
     def _remove(self, path: Path) -> None:
@@ -287,7 +288,7 @@ def _lock_of(path: Path) -> Path:
 
 
 def _unfinished(path: Path) -> str:
-    """Why a file cannot be read yet; empty where it can.  vLLM holds a lock beside it from the request's first step on."""
+    """Why a file cannot be read yet; empty if it can.  vLLM holds a lock file next to it from the request's first step on."""
     locked = True
     try:
         with _opened(_lock_of(path)) as lock:
@@ -295,27 +296,27 @@ def _unfinished(path: Path) -> str:
     except BlockingIOError:
         return "vLLM still holds its lock; give a longer timeout_s."
     except FileNotFoundError:
-        locked = False  # use_synchronization_lock=False: what remains to be seen is the size
+        locked = False  # use_synchronization_lock=False: only the size can be checked
     try:
         with _opened(path) as file:
             _header(file.fileno(), path)
     except FileNotFoundError:
         if not locked:
-            return "there is no such file; read on the machine where vLLM writes, with its folder in the same place."
-        return "vLLM let go of its lock without writing it: the request was aborted, or its log has 'write failed'."
+            return "there is no such file; read on vLLM's machine, with the folder at the same path."
+        return "vLLM released its lock without writing the file: the request was aborted, or vLLM's log has 'write failed'."
     except _CutOff as error:
         return str(error)
     return ""
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """A regular file to be read; ValueError for another, such as a pipe, which would wait or never end."""
+    """Opens a regular file; ValueError for others, such as a pipe, which could block or never end."""
     file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)  # noqa: SIM115
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
     raise ValueError(
-        f"{path} must be a regular file, as vLLM's connector writes it; let only vLLM write into its folder."
+        f"{path} must be a regular file, as written by vLLM's connector; let only vLLM write into its folder."
     )
 
 
@@ -324,7 +325,7 @@ class _CutOff(Exception):
 
 
 def _header(fd: int, path: Path) -> tuple[_Stored, _Stored]:
-    """hidden_states [tokens, layers, D] and token_ids [tokens] of a safetensors file, whose size must be what it says."""
+    """hidden_states [tokens, layers, D] and token_ids [tokens] of a safetensors file, whose size must match its header."""
     size = os.fstat(fd).st_size
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     if size < 8 or size < 8 + length <= LONGEST_HEADER:
@@ -341,7 +342,7 @@ def _header(fd: int, path: Path) -> tuple[_Stored, _Stored]:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} must be a safetensors file with hidden_states [tokens, layers, D] in bfloat16, float16 or float32 and "
-            f"token_ids [tokens] in int64, as vLLM's connector writes it, but it is not ({error!r}); let only vLLM "
+            f"token_ids [tokens] in int64, as written by vLLM's connector, but it is not ({error!r}); let only vLLM "
             "write into its folder."
         ) from error
     if size < end:
@@ -361,7 +362,7 @@ def _stored(entry: Any, data: int) -> _Stored:
 
 
 def _offsets(entry: Any) -> tuple[int, int]:
-    """Where a tensor's bytes begin and end, behind the header."""
+    """Where a tensor's bytes begin and end, after the header."""
     begin, end = entry["data_offsets"]
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end < 1 << 62:
         raise ValueError(f"data_offsets [{begin}, {end}]")
@@ -371,7 +372,7 @@ def _offsets(entry: Any) -> tuple[int, int]:
 def _n_blocks(model: Any) -> int:
     if isinstance(model, int):
         return _checks.integer_at_least(model, "model", 1)
-    path = _checks.path(model, "model, where it is no number of blocks,") / "config.json"
+    path = _checks.path(model, "model, unless it is a number of blocks,") / "config.json"
     if not path.is_file():
         raise ValueError(
             f"model must be the number of blocks or a local folder with config.json, got {str(model)!r}; pass num_hidden_layers of "

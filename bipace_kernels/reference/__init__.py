@@ -1,6 +1,6 @@
-"""Obvious float64 loops that read like the paper; a backend that may be selected, and the truth the others are tested against.
+"""Simple float64 loops that follow the paper: a backend, and the reference for tests of the others.
 
-What each stage takes and gives: stages.py.
+For the stages' inputs and outputs see stages.py.
 """
 
 from . import action_keys, clusters, combine, critic, episode, ngrams, observations, returns, similar, values

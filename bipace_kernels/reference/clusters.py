@@ -14,8 +14,8 @@ from .._masks import Kept
 Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
 
-BAND = 1e-5  # τ: cosines of count vectors and of repeated rows meet ε and each other exactly; rounding must not decide
-SMALLEST = 1e-3  # a centroid stays where its new vector would be shorter
+BAND = 1e-5  # τ: cosines of count vectors and of repeated rows often equal 1 − ε or each other exactly; rounding must not decide
+SMALLEST = 1e-3  # a centroid does not change if its new vector would be shorter
 
 
 def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
 
 
 def unit_vector(row: Tensor) -> Floats:
-    """x/‖x‖ in float64, first scaled so that no square over- or underflows."""
+    """x/‖x‖ in float64, first scaled so that squares neither overflow nor underflow."""
     x: Floats = row.to(torch.float64).numpy()
     x = x / np.abs(x).max()
     return x / np.sqrt(x @ x)
@@ -110,7 +110,7 @@ def _greedy(rows: list[Tensor], usable: list[bool], epsilon: float) -> list[int]
             labels.append(count)
             count += 1
         else:
-            k = int(np.flatnonzero(similarity >= best - BAND)[0])  # the oldest of those as near as the nearest
+            k = int(np.flatnonzero(similarity >= best - BAND)[0])  # the oldest of the nearest, up to τ
             members[k] += 1
             moved = centroids[k] + (x - centroids[k]) / members[k]
             length = float(np.sqrt(moved @ moved))

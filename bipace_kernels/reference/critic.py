@@ -1,4 +1,4 @@
-"""A value of each record's state, and GAE(λ) over it, in NumPy float64 as the formulas stand."""
+"""A value of each record's state, and GAE(λ) over it, by the formulas in NumPy float64."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-FLAT = 1e-5  # a centred squared length up to here counts as the mean
+FLAT = 1e-5  # up to this centred squared length a row counts as the mean
 LONGEST = 2048  # usable records of a group that is one block
 BLOCK = 1024  # records of a block, at most, of a longer group
 LANDMARKS = 128
 JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
-TINY = 1e-6  # of max |R|: a root mean square up to here is rounding
+TINY = 1e-6  # of max |R|: a root mean square up to this is rounding
 
 
 def cluster_values(
@@ -93,7 +93,7 @@ def kernel_values(
 def _posterior(
     kernel: Floats, y: Floats, prior: Floats, blocks: list[slice], at: Ints, noise: float, same: float
 ) -> Floats:
-    """prior + C (C + ρ I)⁻¹ (y − prior): C is K + s inside the blocks, and what the landmarks know of K between them."""
+    """prior + C (C + ρ I)⁻¹ (y − prior): C is K + s inside the blocks, and K by landmarks between them."""
     n = len(y)
     if len(blocks) == 1:
         c = kernel + same
@@ -114,7 +114,7 @@ def spaced(n: int) -> Ints:
 
 
 def _places(landmarks: Tensor | None, kept: Kept, part: Ints) -> Ints:
-    """Places among the records `part` of landmarks, which count all records; None: the first ones."""
+    """Indices of landmarks, numbered over all records, among the records `part`; None: the first ones."""
     if landmarks is None:
         return np.arange(min(len(part), LANDMARKS))
     chosen = landmarks[landmarks >= 0]
@@ -123,7 +123,7 @@ def _places(landmarks: Tensor | None, kept: Kept, part: Ints) -> Ints:
 
 
 def cut(groups: list[Ints]) -> list[slice]:
-    """Blocks of the groups' usable records, laid end to end: a group, or equal runs of one that is too long."""
+    """Blocks of the groups' usable records, one after the other: a group, or equal runs of a longer one."""
     found, begin = [], 0
     for group in groups:
         n = len(group)
@@ -158,7 +158,7 @@ def gae_advantage(
     cut = [False] * len(r) if truncated is None else kept.rows(truncated).tolist()
     a = [0.0] * len(r)
     for begin, end in pairwise(offsets):
-        later: list[int] = []  # the records of the step behind
+        later: list[int] = []  # the records of the next step
         i = end
         while i > begin:
             first = i - 1
@@ -202,7 +202,7 @@ def _reciprocal(square: float, n: int, largest: float) -> float:
 
 
 def _mean(values: Floats) -> float:
-    """In processing order; exactly the value where all are equal."""
+    """In processing order; exact if all values are equal."""
     if values.min() == values.max():
         return float(values[0])
     total = 0.0

@@ -1,4 +1,4 @@
-"""Partitions by what was observed: equal observations, equal histories."""
+"""Partitions by observations: equal observations, equal histories."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cluster_history(
     offsets = trajectory_offsets.tolist()
     for begin, end in pairwise(offsets):
         for i in range(begin + 1, end):
-            # A step recorded twice stands in later histories once, by its first record.
+            # A step recorded twice is in later histories once, by its first record.
             repeat = steps is not None and steps[i] == steps[i - 1]
             earlier = i - 1
             while steps is not None and earlier > begin and steps[earlier] == steps[earlier - 1]:

@@ -104,7 +104,7 @@ def hgpo_advantage(
                 items[i].append((k + 1, float(a)))
     out = np.zeros(m, dtype=np.float32)
     for i, parts in enumerate(items):
-        # w_k = L_k^α / (Σ L^α + δ) with both sides divided by the largest L^α, which no α lets overflow.
+        # w_k = L_k^α / (Σ L^α + δ) with numerator and denominator divided by the largest L^α, to avoid overflow.
         longest = max((length for length, _ in parts), default=1)
         share = [(length / longest) ** alpha for length, _ in parts]
         total = sum(share) + delta * math.pow(longest, -alpha)

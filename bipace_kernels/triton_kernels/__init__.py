@@ -1,7 +1,7 @@
-"""Triton kernels: the estimator where the hidden states are, on any GPU that Triton serves.
+"""Triton kernels: the estimator on the device of the hidden states, on any GPU that Triton supports.
 
-What each stage takes and gives: stages.py.  Nothing here waits for the device.  Kernels are compiled by the user's Triton
-(3.6 or newer) at first use; under TRITON_INTERPRET=1 they run on CPU tensors, which is how they are tested without a GPU.
+For the stages' inputs and outputs see stages.py.  Nothing here synchronizes.  Kernels are compiled by the user's Triton
+(3.6 or newer) at first use; under TRITON_INTERPRET=1 they run on CPU tensors, for tests without a GPU.
 """
 
 import importlib
@@ -11,7 +11,7 @@ __all__ = ["action_keys", "clusters", "combine", "critic", "episode", "ngrams", 
 
 
 def __getattr__(name: str) -> ModuleType:
-    """A stage is imported when it is first asked for: a call pays for the kernels that it runs."""
+    """Stages are imported at first use, so that a call only loads the kernels that it runs."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no stage {name!r}; it has {', '.join(__all__)}.")
     return importlib.import_module(f"{__name__}.{name}")

@@ -1,4 +1,4 @@
-"""What every launch of the package shares."""
+"""Shared by all launches of the package."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Action keys of token ids on a device, bit for bit those of reference/action_keys.py.
 
-ROWS rows go through one program, TILE tokens of each at a time.  The text of a row is written into a ring of CAPACITY
-bytes and looked at or hashed while it passes, so rows and tokens of any length need the same little scratch memory,
+A program processes ROWS rows, TILE tokens of each at a time.  The text of a row is written into a ring of CAPACITY
+bytes and searched or hashed as it passes, so rows and tokens of any length need the same small scratch memory,
 which stays in the L1 cache.  A row is read up to three times:
 
-    check  every valid id is one of the table (else the row takes its first_n key, and `outside` tells)
-    find   where the body of the first <action>…</action> starts and ends, without the white space at its ends
-    hash   its bytes, lowered; or the first n valid ids where there is no such body
+    check  every valid id is in the table (else the row gets its first_n key, and `outside` its position)
+    find   start and end of the body of the first <action>…</action>, without the white space at its ends
+    hash   its bytes, lowered; or the first n valid ids if there is no such body
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ NAME = tl.constexpr(int.from_bytes(b"action>", "little"))  # follows "<" or "</"
 NAME_SIZE, OPEN_SIZE, CLOSE_SIZE = tl.constexpr(7), tl.constexpr(8), tl.constexpr(9)
 
 
-# One warp a row: nothing is reduced across warps, and rows of any mixture of lengths do not wait for each other.  64
-# tokens are some 300 bytes of text; wider tiles or more columns cost registers (sm_90 spills at COLUMNS 8).  The ring
-# holds a tile of ids (8 · TILE bytes), or new bytes beside at most 31 not yet done with.
+# One warp per row: nothing is reduced across warps, and rows of different lengths do not wait for each other.  64
+# tokens are about 300 bytes of text; wider tiles or more columns cost registers (sm_90 spills at COLUMNS 8).  The ring
+# holds a tile of ids (8 · TILE bytes), or new bytes plus at most 31 unfinished ones.
 @dataclass(frozen=True)
 class Cut:
-    """How rows are cut among programs and what they take at a time; no key depends on it."""
+    """How rows are split among programs, and their tile sizes; no key depends on it."""
 
     rows: int = 1  # of a program
     tile: int = 64  # tokens of a row
     columns: int = 4  # bytes of a token
     look: int = 128  # bytes of text
     capacity: int = 2048  # bytes of a ring
-    programs: int = 8192  # at most: more than run at a time anywhere; each goes on to further rows.  16 MiB of rings
+    programs: int = (
+        8192  # at most: more than can run at once on any GPU; each loops over further rows.  16 MiB of rings
+    )
 
     def constants(self) -> dict[str, int]:
         return {
@@ -54,10 +56,10 @@ class Cut:
 
 
 CUT = Cut()
-# Left to itself, ptxas spills 8 to 16 bytes of flat ids on sm_90; given 128 registers it needs no stack for
-# ids of any kind on sm_80, sm_90 and sm_100, by Triton 3.6 and 3.9.  Triton for AMD does not know the option.
+# By default ptxas spills 8 to 16 bytes for flat ids on sm_90; with 128 registers it needs no stack for ids of
+# any kind on sm_80, sm_90 and sm_100, with Triton 3.6 and 3.9.  Triton for AMD does not have the option.
 _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False, **({"maxnreg": 128} if torch.version.hip is None else {})}
-INTERPRETED_ROWS = 256  # of a program: the interpreter's time goes by operations, not by their size
+INTERPRETED_ROWS = 256  # of a program: the interpreter's time depends on the number of operations, not on their size
 LARGEST_TABLE = (2**31 - 1) // CUT.tile  # bytes: the text of a tile is measured in int32
 
 
@@ -129,7 +131,7 @@ def _within(position, at, most):
 
 @triton.jit
 def _first(condition, k, at, most):
-    """Text position of the first k where the condition holds, [ROWS] int64; NOWHERE where there is none."""
+    """Text position of the first k where the condition holds, [ROWS] int64; NOWHERE if there is none."""
     lowest = tl.min(tl.where(condition, k, most), 1)
     return tl.where(lowest < most, at + lowest, NOWHERE)
 
@@ -137,7 +139,7 @@ def _first(condition, k, at, most):
 @triton.jit
 def _look(
     ring,  # [ROWS] pointers to bytes
-    at,  # [ROWS] int64: the text positions at ≤ p < limit are looked at, each for the first time
+    at,  # [ROWS] int64: the text positions at ≤ p < limit are searched, each for the first time
     limit,
     body,  # [ROWS] int64, NOWHERE until found: first byte of the body
     close,  # first byte of the closing tag
@@ -154,7 +156,7 @@ def _look(
         here = k < _within(limit, at, LOOK)
         byte = tl.load(ring[:, None] + (place & (CAPACITY - 1)), mask=here, other=0x20)
         tag = here & (byte == LESS_THAN)
-        if TAG and tl.max(tag.to(tl.int32)) > 0:  # most of a text holds none
+        if TAG and tl.max(tag.to(tl.int32)) > 0:  # most of a text has none
             slash = tl.load(ring[:, None] + ((place + 1) & (CAPACITY - 1)), mask=tag, other=0) == SLASH
             name = place + 1 + slash.to(tl.int32)
             for i in tl.static_range(NAME_SIZE):
@@ -200,7 +202,7 @@ def _find(
             high = tl.minimum(stop, low + (CAPACITY - 32))
             _write_text(ring, table_bytes, source, start, end, low, high, position + low, False, COLUMNS, CAPACITY)
             tl.debug_barrier()
-            # A tag is looked for only where all of it would be there: the last eight bytes wait for the next round.
+            # A tag is only searched where it would be complete: the last eight bytes wait for the next round.
             limit = position + high - (CLOSE_SIZE - 1) if TAG else position + high
             body, close, head, tail = _look(ring, looked, limit, body, close, head, tail, TAG, LOOK, CAPACITY)
             looked = tl.maximum(looked, limit)
@@ -239,7 +241,7 @@ def _hash_text(
                 ring, table_bytes, source, start, end, low, high, position + low - head, True, COLUMNS, CAPACITY
             )
             tl.debug_barrier()
-            written = tl.minimum(position + high, tail) - head  # a row that is done stands beyond its tail
+            written = tl.minimum(position + high, tail) - head  # a finished row is beyond its tail
             a, b, c, d, absorbed = xxh64.absorb(words, a, b, c, d, absorbed, written, CAPACITY)
             tl.debug_barrier()
             low = high
@@ -331,7 +333,7 @@ def key_kernel(
                 is_bad = is_valid & ((token < 0) | (token >= vocabulary))
                 bad = tl.minimum(bad, tl.min(tl.where(is_bad, columns, NOWHERE), 1))
             lowest = tl.min(tl.where(bad < NOWHERE, place + bad, NOWHERE))
-            if lowest < NOWHERE:  # the least of unsigned numbers: −1 is the greatest of them
+            if lowest < NOWHERE:  # minimum as unsigned numbers, where −1 is the largest
                 tl.atomic_min(outside.to(tl.pointer_type(tl.uint64)), lowest.to(tl.uint64), sem="relaxed")
 
             sound = tl.where(bad < NOWHERE, 0, size)
@@ -344,7 +346,7 @@ def key_kernel(
                 head, tail, column, position, SEED_ACTION_TAG if MODE == ACTION_TAG else SEED_TEXT,
                 HAS_VALID, ROWS, TILE, COLUMNS, CAPACITY,
             )  # fmt: skip
-        # Text that is blank all over has the key of no bytes, and is not parsed.
+        # Text of only white space has the key of zero bytes, and is not parsed.
         by_ids = bad < NOWHERE if MODE == TEXT else ~found
         first = _hash_first_ids(
             id_row, valid_row, id_column_stride, valid_column_stride, tl.where(by_ids, size, 0), n, ring,
@@ -367,7 +369,7 @@ def hash_token_ids(
     longest_row: int,
     cut: Cut | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """cut: None as measured on GPUs, and programs of many rows in the interpreter."""
+    """cut: None: the default for GPUs, and programs of many rows in the interpreter."""
     flat = row_offsets is not None
     n_rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
     keys = torch.empty(n_rows, dtype=torch.int64, device=ids.device)

@@ -1,10 +1,10 @@
-"""Greedy cosine clusters where the hidden states are (labels of reference.clusters), without a wait for the device.
+"""Greedy cosine clusters on the device of the hidden states (labels of reference.clusters), without synchronizing.
 
-    one look at the rows (rows.py) ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
+    one pass over the rows (rows.py) ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
                                                                               ε = 0: equal rows (equal.py)
 
-ε is only a threshold in the scan, so a sweep is the same launches with one more grid axis.  What a record meets depends on
-its own group, D and dtype only, so a group has the same labels in any batch.  A group of n records takes 4 n² bytes.
+ε is only a threshold in the scan, so a sweep is the same launches with one more grid axis.  Results only depend on a
+record's own group, D and dtype, so a group has the same labels in any batch.  A group of n records takes 4 n² bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WRITE = 8  # values that one launch of _write takes
 
 @dataclass(frozen=True)
 class Cut:
-    """How the work is cut among launches and programs."""
+    """How the work is split among launches and programs."""
 
     room: int = ROOM
     tile: gram.Tile | None = None  # of the Gram matrices; None: by dtype and GPU
@@ -61,7 +61,7 @@ def cluster_cosine(
     longest_group: int,
     taken: Tensor | None,
 ) -> Tensor:
-    """A record whose row has no direction is a cluster of its own even where nobody marked it as not usable."""
+    """A record whose row has no direction is a cluster of its own even if it is not marked as unusable."""
     return cluster_sweep(
         fingerprint,
         order,
@@ -102,7 +102,7 @@ def sweep_with(
     longest_group: int,
     taken: Tensor | None,
 ) -> Tensor:
-    """cluster_sweep(), whichever kernels cluster under ε > 0."""
+    """cluster_sweep(), with any kernels for ε > 0."""
     n, device = order.shape[0], order.device
     first = torch.empty((len(epsilons), n), dtype=torch.int64, device=device)
     if not first.numel():
@@ -132,7 +132,7 @@ def sweep_with(
 
 @dataclass(frozen=True)
 class Batch:
-    """What every launch below takes of the records."""
+    """The records' data for all launches below."""
 
     fingerprint: Tensor  # [N, D]
     order: Tensor  # [M] int64
@@ -178,7 +178,7 @@ class Batch:
 
 
 def _chunks(longest: int, n_groups: int, n_epsilons: int, room: int) -> tuple[int, int, int]:
-    """Side of a Gram matrix, groups of a launch, ε of a launch; all fits into the room where one matrix does."""
+    """Side of a Gram matrix, groups per launch, ε per launch, within the memory limit if one matrix fits."""
     side = max(triton.cdiv(longest, gram.UNIT), 1) * gram.UNIT
     matrices = max(room // side**2, 1)
     sweep = min(n_epsilons, matrices)
@@ -186,7 +186,7 @@ def _chunks(longest: int, n_groups: int, n_epsilons: int, room: int) -> tuple[in
 
 
 def on_device(values: Sequence[float], device: torch.device) -> Tensor:
-    """[E] float32.  A copy from the host would wait, or would have to outlive a captured graph; arguments do neither."""
+    """[E] float32, passed as arguments: a copy from the host would synchronize, or have to outlive a captured graph."""
     out = torch.empty(len(values), dtype=torch.float32, device=device)
     with device_guard(out):
         for start in range(0, len(values), _WRITE):

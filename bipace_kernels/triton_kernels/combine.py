@@ -1,4 +1,4 @@
-"""The total, and everything back in the caller's row order."""
+"""The total, and the results in the caller's row order."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A value of each record's state, and GAE(λ) over it, where the fingerprints are, without a wait for the device.
+"""A value of each record's state, and GAE(λ) over it, on the fingerprints' device, without synchronizing.
 
-    rows to unit length, less the mean of their group or batch (float64) ─► Gram matrix of every block (gram.py) ─► K, float64
+    rows to unit length, minus the mean of their group or batch (float64) ─► Gram matrix of every block (gram.py) ─► K, float64
     ─► torch.linalg's Cholesky, all blocks padded to one multiple of 128; between blocks landmarks, in torch's float64
     products ─► V̂ ─► a lane walks each trajectory backwards
 
-The padding follows from the longest group, and libraries choose their kernels by it: a group's values in another batch
-agree within 2e-5, not bit by bit.  The host does not know which groups have more than 2,048 usable records: where one may
-have, all groups go through the landmarks, one after the other under share "group".
+The padding depends on the longest group, and libraries choose their kernels by it: a group's values in another batch
+agree within 2e-5, not bit for bit.  The host does not know which groups have more than 2,048 usable records: if one may
+have, all groups use landmarks, one after the other under share "group".
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LONGEST = 2048  # usable records of a group that is one block
 BLOCK = 1024  # records of a block, at most, of a longer group
 LANDMARKS = 128
 JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
-TINY = 1e-6  # of max |R|: a root mean square up to here is rounding
-FLAT = tl.constexpr(1e-5)  # a centred squared length up to here counts as the mean
+TINY = 1e-6  # of max |R|: a root mean square up to this is rounding
+FLAT = tl.constexpr(1e-5)  # up to this centred squared length a row counts as the mean
 ROOM = 1 << 27  # float64 entries of the kernel matrices made at a time: 1 GiB
-ROWS = 1024  # records that meet the landmarks at a time
+ROWS = 1024  # records that are multiplied with the landmarks at a time
 LANES = 32  # trajectories of a program
 _TILE = 32  # side of a square of K; records that a program of a group looks at together are 128
 _RECORDS = 128
@@ -90,7 +90,7 @@ def kernel_values(
     kind = torch.empty(m, dtype=torch.uint8, device=device)
     scale = torch.empty(m, dtype=torch.float32, device=device)
     rows.look(fingerprint, order, kind=kind, scale=scale, usable=usable, taken=taken)
-    # The records that take part, moved together; those behind the last of them are copies that nobody reads.
+    # The records that take part, compacted; entries after the last are copies that are never read.
     inside = kind == rows.USABLE
     place = torch.zeros(m + 1, dtype=torch.int64, device=device)
     place[1:] = inside.cumsum(0)
@@ -174,7 +174,7 @@ def _log(x: float) -> float:
 
 
 def _factors(square: Tensor, largest: Tensor, count: Tensor, step_norm: str) -> Tensor:
-    """[G] float64 what each group's A_S is multiplied with."""
+    """[G] float64 factor of each group's A_S."""
     if step_norm == "none":
         return torch.ones_like(square)
     if step_norm == "batch":
@@ -184,7 +184,7 @@ def _factors(square: Tensor, largest: Tensor, count: Tensor, step_norm: str) -> 
 
 
 def _means_of(returns: Tensor, group_offsets: Tensor, taken: Tensor | None, n_groups: int) -> Tensor:
-    """[G] float64 μ_p of the records taken; exactly the value where all are equal."""
+    """[G] float64 μ_p of the records taken; exact if all values are equal."""
     mean = torch.empty(n_groups, dtype=torch.float64, device=returns.device)
     with device_guard(returns):
         _means[(n_groups,)](returns, group_offsets, taken, mean, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS)
@@ -192,7 +192,7 @@ def _means_of(returns: Tensor, group_offsets: Tensor, taken: Tensor | None, n_gr
 
 
 def _centre(fingerprint: Tensor, row: Tensor, scale: Tensor, offsets: Tensor, n_groups: int) -> Tensor:
-    """[M, D] float32 rows at unit length less their group's mean, both in float64, rounded once."""
+    """[M, D] float32 rows at unit length minus their group's mean, both in float64, rounded once."""
     m, dim = row.shape[0], fingerprint.shape[1]
     reciprocal = torch.empty(m, dtype=torch.float64, device=row.device)
     z = torch.zeros((m, dim), dtype=torch.float32, device=row.device)
@@ -217,7 +217,7 @@ def _blocks(offsets: Tensor, runs: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The records that take part, and what the kernel makes of them."""
+    """The records that take part, and their kernel."""
 
     z: Tensor  # [M, D] float32
     time: Tensor  # [M] int64
@@ -230,7 +230,7 @@ class _Kernel:
     def to_landmarks(self, at: Tensor, live: Tensor, begin: Tensor, end: Tensor, longest: int) -> Tensor:
         """[M, L] float64 U = K_im L⁻ᵀ of the records begin : end, at most `longest`, with L Lᵀ = K_mm + 10⁻³ I.
 
-        at, live   [L] the landmarks, and which of them are any
+        at, live   [L] the landmarks, and which of them exist
         """
         m, device = at.shape[0], self.z.device
         eye = torch.eye(m, dtype=torch.float64, device=device)
@@ -242,13 +242,15 @@ class _Kernel:
             there = i < end
             across = self.entries(torch.where(there, i, begin).clamp(max=self.z.shape[0] - 1), at) * live
             found = torch.linalg.solve_triangular(factor, across.T, upper=False).T
-            out[torch.where(there, i, self.z.shape[0])] = found  # places behind the last one share a row nobody reads
+            out[torch.where(there, i, self.z.shape[0])] = (
+                found  # places after the last one share a row that is never read
+            )
         return out[:-1]
 
     def gain(self, blocks: Tensor, longest: int, across: Tensor | None = None) -> Tensor:
         """[M] float64 C (C + ρ I)⁻¹ y of the records of the blocks; 0 elsewhere.
 
-        across   U of `to_landmarks`: C = U Uᵀ + D, D without anything between blocks; None: C = D
+        across   U of `to_landmarks`: C = U Uᵀ + D with a block-diagonal D; None: C = D
         """
         m, n_blocks, device = self.z.shape[0], blocks.shape[0] - 1, self.z.device
         wide = 0 if across is None else across.shape[1]
@@ -280,7 +282,7 @@ class _Kernel:
         return torch.where((every >= blocks[0]) & (every < blocks[-1]), self.y - self.noise * rest, 0.0)
 
     def _matrices(self, offsets: Tensor, side: int) -> Tensor:
-        """[blocks, side, side] float64 K + s + ρ I of each block, the identity behind its end."""
+        """[blocks, side, side] float64 K + s + ρ I of each block, padded with the identity."""
         n_blocks, device = offsets.shape[0] - 1, self.z.device
         every = torch.arange(self.z.shape[0], device=device)
         one = torch.ones(self.z.shape[0], dtype=torch.float32, device=device)
@@ -520,7 +522,7 @@ def _recursion(
     next_value = nothing
     next_advantage = nothing
     if HAS_CUT:
-        # What stands behind the last step: the mean of its own values, where it was cut off.
+        # The value after the last step: if it was cut off, the mean of its own values.
         total = nothing
         count = nothing
         cut = tl.zeros((LANES,), tl.int32)
@@ -540,7 +542,7 @@ def _recursion(
         next_value = tl.where(cut != 0, total / tl.maximum(count, 1.0), 0.0)
     discount = nothing + gamma
     shrunk = nothing + decay
-    values = nothing  # sums over the records of the step that is walked through
+    values = nothing  # sums over the records of the current step
     advantages = nothing
     count = nothing
     later = tl.zeros((LANES,), tl.int64)  # its number

@@ -13,7 +13,7 @@ from ._launch import device_guard
 
 Tensor = torch.Tensor
 
-UNROLL = 4  # trajectories whose loads are under way together; at 8 the predicates no longer fit and spill
+UNROLL = 4  # trajectories loaded concurrently; at 8 the predicates no longer fit and spill
 ROWS, COLUMNS = 16, 32  # trajectories × steps written at a time
 _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 
@@ -61,7 +61,7 @@ def _episode(
     group = tl.program_id(0).to(tl.int64)
     begin, end = tl.load(group_trajectories + group), tl.load(group_trajectories + group + 1)
 
-    # Sums one trajectory after another: a spoilt one, weight 0, then changes no bit for the others.
+    # Sums one trajectory after another: an invalid one, with weight 0, then changes no bit for the others.
     n = tl.zeros((1,), tl.int64)
     total = tl.zeros((1,), tl.float64)
     for start in range(begin, end, UNROLL):
@@ -81,7 +81,7 @@ def _episode(
             for u in tl.static_range(UNROLL):
                 difference = value[u].to(tl.float64) - mean
                 squares += tl.where(weight[u] > 0, difference * difference * weight[u].to(tl.float64), 0.0)
-        # Where all returns are equal, R − mean is exactly 0, and no rounding of σ shows.
+        # If all returns are equal, R − mean is exactly 0, and rounding of σ has no effect.
         sigma = tl.where(n > 1, tl.sqrt(squares / tl.maximum(n - 1, 1).to(tl.float64)), 1.0)
 
     for start in range(begin, end, ROWS):
@@ -124,7 +124,7 @@ def _load(
     HAS_SPOILT: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Returns and weights of the next trajectories: all loads before any sum, so that they wait side by side."""
+    """Returns and weights of the next trajectories: all loads before any sum, so that they overlap."""
     value, weight = (), ()
     for u in tl.static_range(UNROLL):
         v, w = _tile(episode_return, trajectory_offsets, spoilt, start + u, start + u < end, OVER_STEPS, HAS_SPOILT)

@@ -1,7 +1,7 @@
 """ε = 0: the first record of the group whose row equals this one as given, −0.0 equal to 0.0.
 
-Hashes of 64 bits are compared pair by pair; rows whose hashes agree are compared themselves, and where they differ
-after all the search goes on behind the record that only looked alike.
+Hashes of 64 bits are compared pair by pair; rows with equal hashes are compared element by element, and if they differ
+the search continues after that record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def first_equal(
     *,
     n_groups: int,
     longest_group: int,
-    first: Tensor,  # [M] int64, written: itself where the record is alone, −1 where it is not taken
+    first: Tensor,  # [M] int64, written: the record itself if it is a singleton, −1 if it is not taken
 ) -> None:
     """Writes `first` of every record, in time quadratic in the length of a group and linear in D."""
     with device_guard(order):
@@ -68,12 +68,12 @@ def _first_equal(
     what = tl.load(kind + begin + i, mask=inside, other=2)
     own = tl.load(row_hash + begin + i, mask=inside, other=0)
     row = x + (tl.load(order + begin + i, mask=inside, other=0) * row_stride)[:, None]
-    found = i  # the first equal record; i itself while there is none
+    found = i  # the first equal record; i itself if there is none yet
     seen = tl.full((RECORDS,), -1, tl.int64)  # records up to this one are known to differ
     searching = (inside & (what == 0)).to(tl.int32)
     while tl.max(searching, axis=0) > 0:
         candidate = _next_alike(row_hash + begin, kind + begin, i, own, seen, tl.minimum(start + RECORDS, n), OTHERS)
-        # Whoever has no candidate is compared with itself, which ends its search.
+        # A record without a candidate is compared with itself, which ends its search.
         other = x + (tl.load(order + begin + candidate, mask=inside, other=0) * row_stride)[:, None]
         differ = tl.zeros((RECORDS, COLUMNS), tl.int32)
         for e0 in range(0, dim, COLUMNS):
@@ -92,7 +92,7 @@ def _first_equal(
 
 @triton.jit
 def _next_alike(row_hash, kind, i, own, seen, end, OTHERS: tl.constexpr):
-    """The first usable record behind `seen` and before i that has the same hash; i where there is none."""
+    """The first usable record after `seen` and before i with the same hash; i if there is none."""
     candidate = i
     for start in range(0, end, OTHERS):
         j = start + tl.arange(0, OTHERS)

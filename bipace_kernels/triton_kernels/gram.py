@@ -1,10 +1,10 @@
-"""The Gram matrix of every group, from the rows as they are: G[i, j] = x_i · x_j for i ≤ j, float32.
+"""The Gram matrix of every group, from the unnormalised rows: G[i, j] = x_i · x_j for i ≤ j, float32.
 
-Products of 16-bit values are exact in float32.  Tensor cores cut off what they add beyond float32 (over 3,584 elements
+Products of 16-bit values are exact in float32.  Tensor cores truncate sums beyond float32 (over 3,584 elements
 a bias of 5e-6, which norms and products share only in part), so every two BLOCK_K elements of D begin a new sum, and
-those sums are added with rounding.  The order over D is fixed; G[i, j] depends on the two rows alone, not on where
-they lie in a batch: tiles count from the group's first record, and what comes of rows beyond its last nobody reads.
-The norms are the diagonal, so what is left of the bias cancels in the cosine.
+those sums are added with rounding.  The order over D is fixed; G[i, j] only depends on the two rows, not on their
+place in a batch: tiles count from the group's first record, and results for rows beyond its last are never read.
+The norms are the diagonal, so the remaining bias cancels in the cosine.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import triton.language as tl
 
 Tensor = torch.Tensor
 
-FUSED = True  # a dot product is all that is computed, and one rounding per product is what it wants
-UNIT = 128  # the side of a Gram matrix is a multiple of this: of every tile's side, and of what one load takes
+FUSED = True  # only dot products are computed, with one rounding per product
+UNIT = 128  # the side of a Gram matrix is a multiple of this, which every tile's side and the width of a load divide
 
-# The interpreter multiplies the bits of bfloat16 as integers; as float32 the products are as exact.
+# The interpreter would multiply the bits of bfloat16 as integers; in float32 the products are equally exact.
 WIDEN = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a Gram matrix is cut; its bits depend on it, so dtype and GPU alone choose it."""
+    """Tiling of a Gram matrix; its bits depend on it, so only dtype and GPU choose it."""
 
     side: int  # rows and columns
-    depth: int  # half the elements of D that are summed up before they are added to the rest
+    depth: int  # half the elements of D in one partial sum
     warps: int
     stages: int
 
@@ -49,7 +49,7 @@ LARGE = Tile(128, 64, 8, 3)
 SMALL = Tile(128, 32, 8, 3)
 # Outside the tensor cores a tile twice as wide would spill its operands.
 FLOAT32 = Tile(64, 16, 4, 3)
-# Nothing is known of GPUs of other makers but that 64 KB of shared memory are common.
+# For GPUs of other vendors: 64 KB of shared memory are common.
 OTHER = Tile(64, 32, 4, 2)
 LARGE_ON, SMALL_ON = (90, 100), (80, 90, 100)  # of the architectures that the tests compile for
 
@@ -78,8 +78,8 @@ def multiply_groups(
     rest = (fingerprint, order, group_offsets, scale, gram, reciprocal, first_group)
     _launch(*rest, tile or tile_for(fingerprint), scaled=False)
     if fingerprint.dtype != torch.float16:  # whose squares are all float32
-        # Pairs with a row of extreme length once more: in the first launch they over- or underflowed.  Nearly always
-        # there is none, and the programs end after a look at the scales.
+        # Recomputes pairs with a row of extreme length, which overflowed or underflowed in the first launch.  Nearly
+        # always there are none, and the programs end after reading the scales.
         _launch(*rest, FLOAT32 if fingerprint.dtype == torch.float32 else OTHER, scaled=True)
 
 
@@ -137,7 +137,7 @@ def _gram(
     block_i, block_j = _triangle(tl.program_id(0))
     if block_j * BLOCK >= n:
         return
-    # Rows beyond the last repeat it, so that nothing below needs a mask; nobody reads what comes of them.
+    # Rows beyond the last repeat it, so that no mask is needed below; their results are never read.
     i = block_i * BLOCK + tl.arange(0, BLOCK)
     j = block_j * BLOCK + tl.arange(0, BLOCK)
     record_i = begin + tl.minimum(i, n - 1)

@@ -122,7 +122,7 @@ def ngram_fingerprints(
     windows: int = WINDOWS,
     enough_programs: int = ENOUGH_PROGRAMS,
 ) -> torch.Tensor:
-    """How many windows a program takes at a time, and how many programs there are at least, changes no bit."""
+    """Neither the windows per step nor the least number of programs changes any bit."""
     texts = offsets.numel() - 1
     counts = torch.empty((texts, dim), dtype=torch.int32, device=bytes.device).zero_()
     if texts == 0:

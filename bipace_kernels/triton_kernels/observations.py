@@ -48,11 +48,11 @@ def cluster_history(
 
 
 def _first_equal(codes: Tensor, group: Tensor, counts: Tensor | None) -> Tensor:
-    """[M] int64: the first record of the record's group with its code; −1 where it does not count."""
+    """[M] int64: the first record of the record's group with its code; −1 if it is ignored."""
     if counts is not None:
-        group = torch.where(counts, group, -1)  # those that do not count are compared among themselves
+        group = torch.where(counts, group, -1)  # ignored records are compared among themselves
     by_code = codes.sort(stable=True).indices
-    order = by_code[group[by_code].sort(stable=True).indices]  # equal records side by side, in processing order
+    order = by_code[group[by_code].sort(stable=True).indices]  # equal records contiguous, in processing order
     c, g, place = codes[order], group[order], torch.arange(codes.shape[0], device=codes.device)
     begins = torch.ones_like(place, dtype=torch.bool)
     begins[1:] = (c[1:] != c[:-1]) | (g[1:] != g[:-1])
@@ -65,7 +65,7 @@ def _first_equal(codes: Tensor, group: Tensor, counts: Tensor | None) -> Tensor:
 def _earlier(step: Tensor | None, trajectory_offsets: Tensor, m: int) -> Tensor:
     """[M] int64: the first record of the step before the record's in its trajectory; −1: none.
 
-    A step recorded twice stands in later histories once, by its first record.
+    A step recorded twice is in later histories once, by its first record.
     """
     place = torch.arange(m, device=trajectory_offsets.device)
     begin = trajectory_offsets[_run_of(trajectory_offsets, m)]
@@ -78,5 +78,5 @@ def _earlier(step: Tensor | None, trajectory_offsets: Tensor, m: int) -> Tensor:
 
 
 def _run_of(offsets: Tensor, m: int) -> Tensor:
-    """[M] int64 number of the run that each position stands in; offsets [S+1], runs may be empty."""
+    """[M] int64 number of the run of each position; offsets [S+1], runs may be empty."""
     return torch.searchsorted(offsets, torch.arange(m, device=offsets.device), right=True) - 1

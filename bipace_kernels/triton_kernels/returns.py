@@ -1,7 +1,7 @@
-"""Discounted returns, returns of trajectories, and which trajectories are spoilt.
+"""Discounted returns, returns of trajectories, and which trajectories are invalid.
 
-A lane is a trajectory, and walks it one step after another as the other backends do: float64, the same operations in the
-same order, so the same float32 comes out, and equal rewards give equal returns wherever in the batch they stand.
+A lane is a trajectory, and walks it step by step like the other backends: float64, the same operations in the same
+order, so the float32 results are the same, and equal rewards give equal returns anywhere in the batch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ._launch import device_guard
 Tensor = torch.Tensor
 
 LANES = 32  # trajectories of a program: one warp, so that many small programs spread over the GPU
-UNROLL = 8  # steps whose loads are under way together; a step's arithmetic is short beside its load
-SPOILT_TILE = 32  # records of a trajectory looked at together
+UNROLL = 8  # steps loaded concurrently; a step's arithmetic is short compared with its load
+SPOILT_TILE = 32  # records of a trajectory read together
 _OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
 
@@ -93,10 +93,10 @@ def _discounted(
     UNROLL: tl.constexpr,
 ):
     begin, end, _ = _lanes(trajectory_offsets, n_trajectories, LANES)
-    value = tl.zeros((LANES,), tl.float64)  # R of the record after the present one, unrounded
+    value = tl.zeros((LANES,), tl.float64)  # R of the next record, unrounded
     later = tl.zeros((LANES,), tl.int64)  # its step number
     for start in range(0, tl.max(end - begin, axis=0), UNROLL):
-        # Loads first: the compiler moves none above a store, and one load's wait at a time would be the whole time.
+        # Loads first: the compiler moves none above a store, and waiting for one load at a time would dominate.
         reward, now = (), ()
         for u in tl.static_range(UNROLL):
             at = end - 1 - start - u

@@ -1,4 +1,4 @@
-"""What one look at each fingerprint row tells: whether it has a direction, how to scale it, and its hash."""
+"""One pass over each fingerprint row: whether it has a direction, its scale, and its hash."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Tensor = torch.Tensor
 USABLE, ALONE, NOT_TAKEN = 0, 1, 2  # `kind` of a record
 INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # its bits
 MANTISSA = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10}  # bits of it
-# Eight kilobytes under way per program, for the memory's bandwidth; with half the warps Triton 3.6 would spill.
+# Eight kilobytes in flight per program, for the memory's bandwidth; with half the warps Triton 3.6 would spill.
 _TILE = {"ROWS": 4, "COLUMNS": 1024}
 _OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
 
-# Rows whose largest magnitude lies in [2^LEAST, 2^MOST) are multiplied as they are: no square over- or underflows.
+# Rows whose largest magnitude is in [2^LEAST, 2^MOST) are not scaled: squares neither overflow nor underflow.
 LEAST = tl.constexpr(-40)
 MOST = tl.constexpr(40)
 
@@ -29,7 +29,7 @@ def look(
     fingerprint: Tensor,  # [N, D] float32 | bfloat16 | float16, any strides
     order: Tensor,  # [M] int64
     *,
-    state: Tensor | None = None,  # [M] uint8, written: 0 fine, 1 holds a non-finite value, 2 all zero
+    state: Tensor | None = None,  # [M] uint8, written: 0 fine, 1 not finite, 2 zero
     kind: Tensor | None = None,  # [M] uint8, written: USABLE, ALONE or NOT_TAKEN
     scale: Tensor | None = None,  # [M] float32, written with kind: power of two that brings the row near 1
     row_hash: Tensor | None = None,  # [M] int64, written: equal for rows that compare equal
@@ -37,7 +37,7 @@ def look(
     taken: Tensor | None = None,  # [M] bool
     hash_bits: int = 64,  # fewer make rows collide
 ) -> None:
-    """Reads every row once and writes what was asked for."""
+    """Reads every row once and writes the requested outputs."""
     n = order.shape[0]
     if n == 0:
         return
@@ -52,7 +52,7 @@ def look(
 
 
 def _or(tensor: Tensor | None, instead: Tensor) -> Tensor:
-    """A pointer for an argument that the kernel does not touch; bool as bytes."""
+    """A pointer for an argument that the kernel does not use; bool as bytes."""
     if tensor is None:
         return instead
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
@@ -108,7 +108,7 @@ def _look(
         tl.store(kind + i, what.to(tl.uint8), mask=inside)
         tl.store(scale + i, tl.where(found == 0, _scale(largest, INFINITY, MANTISSA), 1.0), mask=inside)
     if HASH > 0:
-        total = tl.sum(mixed, axis=1)  # whole numbers: no order of summation matters
+        total = tl.sum(mixed, axis=1)  # integers: the order of summation does not matter
         total = total ^ (total >> 31)
         if HASH < 64:
             total = total & ((1 << HASH) - 1)
@@ -117,7 +117,7 @@ def _look(
 
 @triton.jit
 def _bits(x):
-    """The value's bits as int32; float32 of a 16-bit value would have done, and cost more."""
+    """The value's bits as int32; converting 16-bit values to float32 would be slower."""
     if x.dtype == tl.float32:
         return x.to(tl.int32, bitcast=True)
     else:

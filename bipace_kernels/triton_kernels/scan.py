@@ -1,4 +1,4 @@
-"""The greedy decisions of Algorithm 1, with no D in their chain.
+"""The greedy decisions of Algorithm 1, at a cost that does not depend on D.
 
 A centroid is a positive combination of its members, so its similarity to any record follows from known numbers.  When
 x_i joins cluster k as its m-th member, with s = S[k, i] and the Gram matrix G of the unit rows,
@@ -9,10 +9,10 @@ x_i joins cluster k as its m-th member, with s = S[k, i] and the Gram matrix G o
 and a seed sets S[k, ·] = G[i, ·].  The plain form r(aS + bG) drifts linearly in float32 (1.5e-4 at 8,192 members); the
 increment form does not.
 
-A decision needs the one before it, so the latency of this step times the length of a group is the floor of the whole
-clustering.  The panel keeps it short: decisions among PANEL records touch S of those records alone, a few kilobytes
-that stay in the L1 cache, laid out so that one record's similarities lie side by side.  S of the records behind the
-panel follows afterwards, PANEL decisions at a time, where all loads are known ahead and nothing waits.  Short groups
+A decision needs the one before it, so the latency of this step times the length of a group is a lower bound of the whole
+clustering.  The panel keeps the latency short: decisions among PANEL records only need S of those records, a few
+kilobytes that stay in the L1 cache, with one record's similarities contiguous.  S of the records after the
+panel is updated later, PANEL decisions at a time, where all loads are known in advance and overlap.  Short groups
 run in a single warp: its maxima take one instruction and no barrier between warps.
 
 All reductions here are maxima and minima, so the number of warps changes no bit.
@@ -34,11 +34,11 @@ Tensor = torch.Tensor
 PANEL = 32  # records of a panel: S of one cluster at all of them is one line of the cache
 
 BAND = tl.constexpr(1e-5)  # τ of the two decisions
-NOWHERE = tl.constexpr(-1)  # in place of a cluster: the record touches nobody
+NOWHERE = tl.constexpr(-1)  # instead of a cluster: the record affects no other
 SEED = tl.constexpr(-1.0)  # d of a record that begins a cluster; no join has it, for a > 0
 
-# Clusters, rows and columns taken at a time.  Up to 1,024 records one warp is quicker, for no maximum waits for another
-# warp; beyond, the records behind the panel need more loads under way than one warp has.
+# Clusters, rows and columns processed at a time.  Up to 1,024 records one warp is faster, since no maximum waits for
+# another warp; beyond, updating the records after the panel needs more loads in flight than one warp has.
 SHORT: dict[str, Any] = {"CLUSTERS": 128, "ROWS": 32, "COLUMNS": 256, "num_warps": 1}
 MEDIUM: dict[str, Any] = {"CLUSTERS": 1024, "ROWS": 64, "COLUMNS": 1024, "num_warps": 8}
 SHORTEST_MEDIUM = 1_025
@@ -127,7 +127,7 @@ def coefficients(
     """(d, w) of a join in float32.
 
     Their relative error of 3e-7 moves a similarity by 3e-7 / m, and later members shrink what earlier ones left, so
-    float64, three times as slow here, would gain nothing.
+    float64, three times as slow here, would not help.
     """
     b = tl.div_rn(1.0, members.to(tl.float32))
     q = 2.0 * (1.0 - b) * b * (1.0 - s) + b * b * (1.0 - own)
@@ -149,7 +149,7 @@ def moved(
 
 @triton.jit
 def unit(product, reciprocal_i, reciprocal_j):
-    """G[i, j] of the unit rows from that of the rows as they are."""
+    """G[i, j] of the unit rows from that of the unnormalised rows."""
     return (product * reciprocal_i) * reciprocal_j
 
 
@@ -174,7 +174,7 @@ def decide_panel(
     CLUSTERS: tl.constexpr,
     PANEL: tl.constexpr,
 ):
-    """Decides the records of one panel in order; clusters at its end.  Barriers stand around every exchange."""
+    """Decides the records of one panel in order; returns the number of clusters.  Barriers surround every exchange."""
     u = tl.arange(0, PANEL)
     reciprocal_u = tl.load(reciprocal + u, mask=u < n, other=0.0)
     kind_u = tl.load(kind + u, mask=u < n, other=2)
@@ -202,7 +202,7 @@ def decide_panel(
             w = tl.where(joins, w, 1.0)
             beginner = tl.where(joins, beginner, begin + t)
             after = moved(before, product, d, w)
-            tl.debug_barrier()  # the cluster's numbers are read by everybody before one thread writes them
+            tl.debug_barrier()  # the cluster's numbers are read by all threads before one thread writes them
             tl.store(similar + u * room + k, after, mask=later)
             tl.store(members + k, m)
             tl.store(leader + k, beginner)
@@ -226,7 +226,7 @@ def gather_panel(
     ROWS: tl.constexpr,  # clusters taken at a time
     PANEL: tl.constexpr,
 ):
-    """Brings S of the panel's records to where decide_panel works on it."""
+    """Copies S of the panel's records to the scratch of decide_panel."""
     t = tl.arange(0, PANEL)
     for start in range(0, count, ROWS):
         k = start + tl.arange(0, ROWS)
@@ -249,12 +249,12 @@ def apply_panel(
     COLUMNS: tl.constexpr,  # taken at a time
     PANEL: tl.constexpr,
 ):
-    """The panel's decisions, in order, for the records behind it.
+    """Applies the panel's decisions, in order, to the records after it.
 
-    Four at a time: their eight rows are asked for at once, and where one cluster comes twice the later decision takes
-    the earlier one's result instead of what was read.
+    Four at a time: their eight rows are loaded at once, and if a cluster occurs twice the later decision uses the
+    earlier one's result instead of the loaded value.
     """
-    end = (n + 31) // 32 * 32  # a multiple of 16, so that loads are wide; what lies beyond the group is read by nobody
+    end = (n + 31) // 32 * 32  # a multiple of 16, so that loads are wide; values beyond the group are never read
     for start in range(panel + PANEL, n, COLUMNS):
         j = start + tl.arange(0, COLUMNS)
         reciprocal_j = tl.load(reciprocal + j, mask=j < end, other=0.0)
@@ -286,7 +286,7 @@ def apply_panel(
 
 @triton.jit
 def _decision(joined, change, weight, end):
-    """k, d, w of one decision, and the end of the columns it bears on: 0 where it touches nobody."""
+    """k, d, w of one decision, and the end of the columns that it changes: 0 if it changes none."""
     k = tl.load(joined)
     return k, tl.load(change), tl.load(weight), tl.where(k >= 0, end, 0)
 
@@ -316,8 +316,8 @@ def _scan_groups(
 ):
     """All decisions of one group under one ε, in processing order.
 
-    With one ε, S[k, ·] overwrites G[k, ·]: cluster k is seeded at a record i ≥ k, and the rows up to i have been used up
-    by then, for decisions are applied in order.
+    With one ε, S[k, ·] overwrites G[k, ·]: cluster k is seeded at a record i ≥ k, and the rows up to i are no longer
+    needed then, since decisions are applied in order.
     """
     g = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + g

@@ -1,9 +1,9 @@
 """The step term: Q̂(s, a) − V̂(s) and its relatives, over all pairs inside a cluster.
 
-A lane is a record; it walks over the records of its group and adds up the returns of its cluster, of its action, or of
-the others, in float64 and in processing order.  So each sum is the very sum of the reference: no sorting, hashing or
-atomics, and nobody outside the cluster has a part in it.  In long groups the records are sorted by label first (stably,
-so that the order of the sums stays the same) and a lane walks over its own cluster alone.
+A lane is a record; it walks over the records of its group and sums the returns of its cluster, of its action, or of
+the others, in float64 and in processing order.  So each sum equals that of the reference, without sorting, hashing or
+atomics, and without contributions from other clusters.  In long groups the records are first sorted by label (stably,
+so that the order of the sums stays the same) and a lane only walks over its own cluster.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ._launch import device_guard
 
 Tensor = torch.Tensor
 
-LANES = 64  # records of a program: at 400 records a group, small programs fill more of the GPU than large ones
-UNROLL = 8  # records whose loads are under way together
-AGGREGATE = 128  # records of a program that adds up depths
+LANES = 64  # records of a program: at 400 records per group, small programs fill more of the GPU than large ones
+UNROLL = 8  # records loaded concurrently
+AGGREGATE = 128  # records of a program that sums over depths
 SORT_FROM = 4096  # groups longer than this: sorting costs less than walking over other clusters
 _OPTIONS: dict[str, Any] = {"num_warps": 2, "enable_fp_fusion": False}
 
@@ -101,7 +101,7 @@ def _step_rows(
     order = None
     if longest_group > SORT_FROM:
         labels, order = torch.sort(labels, dim=1, stable=True)
-        # Sorted records are cut into blocks without regard to groups: a cluster lies in one group anyway.
+        # Sorted records are cut into blocks regardless of groups, since a cluster is in one group anyway.
         segments, longest_group = 1, m
     else:
         segments = n_groups
@@ -202,7 +202,7 @@ def _moments(
 ):
     """Size and mean of each lane's cluster, and its two-pass σ where DIVIDE.
 
-    Where all returns are equal, R − mean is exactly 0, and no rounding of σ shows.
+    If all returns are equal, R − mean is exactly 0, and rounding of σ has no effect.
     """
     n = tl.zeros((LANES,), tl.int32)
     total = tl.zeros((LANES,), tl.float64)
@@ -282,7 +282,7 @@ def _load(
     SORTED: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Labels, returns and keys of the next places: all loads before any sum, so that they wait side by side."""
+    """Labels, returns and keys of the next places: all loads before any sum, so that they overlap."""
     theirs, their_return, their_key = (), (), ()
     for u in tl.static_range(UNROLL):
         inside = start + u < high
@@ -320,7 +320,7 @@ def _aggregate(
             deep = tl.where(kind != _SINGLETON, k, deep)
         a = _item(term, episode_advantage, i, live, k, m, BASE_GROUP, LANES)
         longest = tl.where(a != 0.0, 1.0 + k, longest)
-    # w_k = L_k^α / (Σ L^α + δ) with both sides divided by the largest L^α, which no α lets overflow.
+    # w_k = L_k^α / (Σ L^α + δ) with numerator and denominator divided by the largest L^α, to avoid overflow.
     scale = tl.maximum(longest, 1.0)
     total = delta * _power(scale, -alpha)
     shares = tl.zeros((LANES,), tl.float64)

@@ -1,4 +1,4 @@
-"""XXH64 of many byte strings at once, one a vector lane, after the published description of the algorithm (0.1.1).
+"""XXH64 of many byte strings at once, one per vector lane, after the published description of the algorithm (0.1.1).
 
 Bytes are taken as little-endian 64-bit words.  `begin`, `absorb` and `finish` hash strings that are still being written:
 each goes through a ring of CAPACITY bytes (a power of two, at least 64) that starts at a multiple of eight, so that a
@@ -83,7 +83,7 @@ def absorb(
     available,  # [LANES] int64 bytes written so far
     CAPACITY: tl.constexpr,
 ):
-    """Takes all whole stripes of 32 bytes; returns the accumulators and how many bytes they hold."""
+    """Absorbs all whole stripes of 32 bytes; returns the accumulators and the number of absorbed bytes."""
     while tl.max(available - absorbed) >= 32:
         whole = available - absorbed >= 32
         stripe = ring + ((absorbed & (CAPACITY - 1)) >> 3)  # never wraps: 32 divides CAPACITY
@@ -105,7 +105,7 @@ def finish(ring, a, b, c, d, absorbed, size, SEED: tl.constexpr, CAPACITY: tl.co
     for k in tl.static_range(3):
         here = left >= 8 * (k + 1)
         hash = tl.where(here, add_word(hash, tl.load(word_at + k, mask=here, other=0)), hash)
-    # What is left lies in one word; the bytes above it are none of ours.
+    # The rest is in one word; the bytes above it do not belong to the string.
     rest = left & 7
     word = tl.load(word_at + (left >> 3), mask=rest > 0, other=0)
     half = rest >= 4

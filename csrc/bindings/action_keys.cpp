@@ -19,7 +19,7 @@ bool table_holds(const TokenTable& table, int64_t byte_count) {
   return holds;
 }
 
-// None, or (row, column, id) of the first valid token id that the table does not hold.
+// None, or (row, column, id) of the first valid token id outside the table.
 py::object token_keys(const Array& ids, const std::optional<Array>& mask, uintptr_t row_offsets, int64_t n_rows,
                       int64_t n_columns, uintptr_t table_offsets, uintptr_t table_bytes,
                       std::pair<int64_t, int64_t> table_sizes, int mode, int64_t n, uintptr_t keys, uintptr_t parsed,
@@ -40,7 +40,7 @@ py::object token_keys(const Array& ids, const std::optional<Array>& mask, uintpt
   }
   const auto [table_size, byte_count] = table_sizes;
   const TokenTable table{pointer<const int64_t>(table_offsets), pointer<const uint8_t>(table_bytes), table_size};
-  // The caller can write to the table's tensors after they were checked; a table that lies would read out of bounds.
+  // The caller can write to the table's tensors after they were checked; wrong offsets would read out of bounds.
   if (table.offsets && !table_holds(table, byte_count)) {
     throw py::value_error(
         "token_bytes no longer rises from 0 to its number of bytes: its tensors were changed; make it "
@@ -62,8 +62,8 @@ Py_ssize_t row_length(PyObject* row) {
   throw py::type_error("rows must be lists or tuples");
 }
 
-// Copies N rows (lists and tuples) of Python integers to out.  None, or (row, column) of the first item that is no
-// integer of 64 bits; column -1: the row is not, or no longer, as long as its offsets say.
+// Copies N rows (lists and tuples) of Python integers to out.  None, or (row, column) of the first item that is not
+// a 64-bit integer; column -1: the row's length is not, or no longer, that of its offsets.
 py::object flatten_rows(const py::tuple& rows, int64_t n_rows, uintptr_t row_offsets, uintptr_t out_address,
                         bool bools) {
   const int64_t* offsets = pointer<const int64_t>(row_offsets);

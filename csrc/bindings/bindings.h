@@ -19,8 +19,8 @@ T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Python sequences come as exact tuples with the length of what is written for them: no other code can change a tuple
-// while it is read, and no __len__ of a subclass can lie about it.
+// Python sequences are passed as exact tuples of the expected length: no other code can change a tuple while it is
+// read, and no subclass can have a wrong __len__.
 inline void check_count(const py::tuple& items, int64_t n) {
   if (PyTuple_GET_SIZE(items.ptr()) != n) {
     throw py::value_error("a sequence must have " + std::to_string(n) + " items, got " +

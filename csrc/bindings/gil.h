@@ -1,4 +1,4 @@
-// Native code without the GIL: Ctrl-C ends it, and the end of the interpreter does not abort the process.
+// Native code without the GIL: Ctrl-C ends it, and interpreter shutdown does not abort the process.
 #pragma once
 
 #include <Python.h>
@@ -8,8 +8,8 @@
 
 namespace bipace {
 
-// Once, when the module is loaded.  It has a libgcc of its own (-static-libgcc), which cannot catch what another libgcc
-// unwinds before it has unwound something itself.
+// Once, when the module is loaded.  Its static libgcc (-static-libgcc) can only catch what another libgcc unwinds after
+// it has unwound something itself.
 inline void prepare_unwinding() {
   try {
     throw 0;
@@ -17,20 +17,20 @@ inline void prepare_unwinding() {
   }
 }
 
-// The GIL is another thread's while this lives; Ctrl-C ends the kernel inside by Interrupted, with Python's error set.
+// Releases the GIL during its lifetime; Ctrl-C ends the kernel inside by Interrupted, with Python's error set.
 class GilReleased {
  public:
   GilReleased() : state_(PyEval_SaveThread()), asking_(&GilReleased::ask, this) {}
   ~GilReleased() { take(); }
 
  private:
-  // Python before 3.14 ends a daemon thread that wants the GIL of an interpreter on its way out, by unwinding its
-  // stack; that would abort the process in the first C++ frame.  Such a thread waits for the process's end instead.
+  // Python before 3.14 ends a daemon thread that requests the GIL during interpreter shutdown by unwinding its stack,
+  // which would abort the process in the first C++ frame.  Such a thread waits for the end of the process instead.
   void take() {
 #ifdef __GLIBCXX__
     try {
       PyEval_RestoreThread(state_);
-    } catch (...) {  // of a C function: nothing else can come out of it
+    } catch (...) {  // of a C function, which throws nothing else
       for (;;) pause();
     }
 #else

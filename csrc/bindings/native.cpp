@@ -10,7 +10,7 @@ void bind_action_keys(py::module_& m);
 
 namespace {
 
-// How the tests see the pool from outside: every task runs once, whatever the thread count.
+// For the tests of the pool: every task runs once, at any thread count.
 py::list parallel_squares(int64_t n_tasks, int n_threads) {
   std::vector<int64_t> out(static_cast<size_t>(n_tasks));
   {

@@ -10,7 +10,7 @@
 namespace bipace {
 namespace {
 
-// Open addressing over byte strings that stay where they are.  Two keys are equal when tag and bytes are.
+// Open addressing over byte strings in place.  Two keys are equal when tag and bytes are.
 class ByteNumbers {
  public:
   explicit ByteNumbers(int64_t n) {

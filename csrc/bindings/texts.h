@@ -7,7 +7,7 @@
 
 namespace bipace {
 
-// Holds a reference to every item, so the bytes stay where they are while the GIL is released.  ASCII
+// Holds a reference to every item, so the bytes stay valid while the GIL is released.  ASCII
 // strings are read in place.  Others are encoded into bytes of our own: PyUnicode_AsUTF8 would leave a copy in the
 // caller's strings for as long as they live.  Lone surrogates are encoded as Python's "surrogatepass" does.
 class Texts {

@@ -1,4 +1,4 @@
-// The two decisions of the greedy clustering and what a join does to similarities, as every backend computes them.
+// The two decisions of the greedy clustering and the update of similarities by a join, shared by all backends.
 #pragma once
 
 #include "common/hd.h"

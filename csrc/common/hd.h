@@ -1,5 +1,5 @@
-// BIPACE_HD: a function of host and device alike, tested on the CPU.  Includes no host header where a GPU's run-time
-// compiler (NVRTC) reads it, which has none.
+// BIPACE_HD: a function for host and device, tested on the CPU.  Includes no host header under a GPU's run-time
+// compiler (NVRTC), which has none.
 #pragma once
 
 #ifdef __CUDACC_RTC__

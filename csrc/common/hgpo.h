@@ -5,8 +5,8 @@
 
 namespace bipace {
 
-// Σ w_k a_k over the a_k that are not 0, k = 0..depth: w_k = L_k^α / (Σ L^α + δ), L_k = k + 1.  Both sides are divided
-// by the largest L^α, which no α lets overflow.  item(k) gives a_k.
+// Σ w_k a_k over the a_k that are not 0, k = 0..depth: w_k = L_k^α / (Σ L^α + δ), L_k = k + 1.  Numerator and
+// denominator are divided by the largest L^α, so that no α overflows.  item(k) gives a_k.
 template <typename Item>
 BIPACE_HD inline float hgpo_aggregate(int64_t depth, double delta, double alpha, const Item& item) {
   double longest = 0.0;

@@ -5,10 +5,10 @@
 
 namespace bipace {
 
-// What a step term came from: no one else in the cluster, its estimator's mean, or the mean of all others.
+// Source of a step term: a single record in the cluster, the estimator's rule, or the mean of all others.
 enum Branch : uint8_t { kSingleton = 0, kPace = 1, kLeaveOneOut = 2 };
 
-// later − earlier, of any step numbers: a difference beyond 64 bits wraps round, where a signed one would be undefined.
+// later − earlier, for any step numbers: a difference beyond 64 bits wraps around, where a signed one is undefined.
 BIPACE_HD inline int64_t steps_between(int64_t earlier, int64_t later) {
   return static_cast<int64_t>(static_cast<uint64_t>(later) - static_cast<uint64_t>(earlier));
 }
@@ -48,7 +48,7 @@ BIPACE_HD MeanSigma mean_and_sigma(int64_t n, bool unbiased, const Value& value)
 }
 
 // An error-free running total (two-sum): total − part keeps the small addends that a plain float64 total would lose,
-// so the mean of the others is right for every mixture of magnitudes, at O(1) a record.
+// so the mean of the others is right for every mixture of magnitudes, at O(1) per record.
 struct ExactSum {
   double high = 0.0, low = 0.0;
 

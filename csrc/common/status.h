@@ -1,4 +1,4 @@
-// Status of a native call.  No exceptions cross a stage's border: a stage returns a Status, the binding raises.
+// Status of a native call.  A stage throws no exceptions of its own: it returns a Status, and the binding raises.
 #pragma once
 
 #include <string>

@@ -14,7 +14,7 @@ constexpr uint64_t kXxhPrime5 = 0x27D4EB2F165667C5ull;
 
 BIPACE_HD inline uint64_t xxh_rotate(uint64_t x, int bits) { return (x << bits) | (x >> (64 - bits)); }
 
-// Little-endian whatever the machine and the alignment; compilers turn these into single loads.
+// Little-endian on any machine and alignment; compilers turn these into single loads.
 BIPACE_HD inline uint64_t xxh_read32(const uint8_t* p) {
   return static_cast<uint64_t>(p[0]) | static_cast<uint64_t>(p[1]) << 8 | static_cast<uint64_t>(p[2]) << 16 |
          static_cast<uint64_t>(p[3]) << 24;
@@ -35,7 +35,7 @@ BIPACE_HD inline uint64_t xxh_converge(uint64_t a, uint64_t b, uint64_t c, uint6
   return xxh_merge(xxh_merge(xxh_merge(xxh_merge(hash, a), b), c), d);
 }
 
-// What accumulator 0 to 3 begins with.
+// Initial values of accumulators 0 to 3.
 BIPACE_HD inline uint64_t xxh_start(int accumulator, uint64_t seed) {
   return accumulator == 0   ? seed + kXxhPrime1 + kXxhPrime2
          : accumulator == 1 ? seed + kXxhPrime2
@@ -43,7 +43,7 @@ BIPACE_HD inline uint64_t xxh_start(int accumulator, uint64_t seed) {
                             : seed - kXxhPrime1;
 }
 
-// Bytes where they lie.  What else is hashed has the same three functions: 8, 4 and 1 bytes from `at` on.
+// Bytes in memory.  Other inputs have the same three functions: 8, 4 and 1 bytes from `at` on.
 struct XxhMemory {
   const uint8_t* data;
   BIPACE_HD uint64_t word(int64_t at) const { return xxh_read64(data + at); }
@@ -51,7 +51,7 @@ struct XxhMemory {
   BIPACE_HD uint64_t byte(int64_t at) const { return data[at]; }
 };
 
-// Takes in the last `left` < 32 bytes, those from `at` on.
+// Mixes in the last `left` < 32 bytes, from `at` on.
 template <typename Bytes>
 BIPACE_HD inline uint64_t xxh_finish(uint64_t hash, const Bytes& bytes, int64_t at, int64_t left) {
   for (; left >= 8; at += 8, left -= 8) {

@@ -13,8 +13,8 @@ namespace {
 constexpr char kOpen[] = "<action>";
 constexpr char kClose[] = "</action>";
 constexpr int64_t kOpenSize = sizeof kOpen - 1, kCloseSize = sizeof kClose - 1;
-constexpr int64_t kChunk = 64;        // tokens joined between two looks for a tag
-constexpr int64_t kRowsPerTask = 16;  // keeps the pool's counter cold at rows of a microsecond
+constexpr int64_t kChunk = 64;        // tokens joined between two searches for a tag
+constexpr int64_t kRowsPerTask = 16;  // limits contention on the pool's counter: a row takes a microsecond
 constexpr int64_t kLongToken = 1024;  // bytes
 constexpr int64_t kQuickBytes = 16;   // most tokens fit; copied in one load and store
 
@@ -45,7 +45,7 @@ Span strip(Span text) {
   return text;
 }
 
-// XXH64 of the text with A-Z lowered; other bytes, those of UTF-8 letters too, stay as they are.
+// XXH64 of the text with A-Z lowered; other bytes, including those of UTF-8 letters, do not change.
 int64_t hash_lowered(Span text, uint64_t seed, std::vector<uint8_t>& scratch) {
   if (static_cast<int64_t>(scratch.size()) < text.size) scratch.resize(static_cast<size_t>(text.size));
   uint8_t* lowered = scratch.data();
@@ -56,7 +56,7 @@ int64_t hash_lowered(Span text, uint64_t seed, std::vector<uint8_t>& scratch) {
   return static_cast<int64_t>(xxh64(lowered, text.size, seed));
 }
 
-// Looks for the tags in a text that grows at its end, and at each byte once.
+// Searches for the tags in a text that grows at its end; visits each byte once.
 class TagSearch {
  public:
   // True once the body is known.
@@ -193,14 +193,14 @@ int64_t append_tokens(const TokenTable& table, int64_t longest,  // bytes of the
   const int64_t* offsets = table.offsets;
   const uint8_t* bytes = table.bytes;
   int64_t more = kChunk * longest;
-  if (longest > kLongToken) {  // one freak token must not make every row's scratch large
+  if (longest > kLongToken) {  // a single huge token must not make every row's scratch large
     more = 0;
     for (int64_t i = 0; i < count; ++i) more += offsets[ids[i] + 1] - offsets[ids[i]];
   }
   if (static_cast<int64_t>(text.size()) < size + more + kQuickBytes) {
     text.resize(static_cast<size_t>(2 * size + more + kQuickBytes));
   }
-  // The quick copy reads kQuickBytes whatever the token's length: only where the table goes on that far.
+  // The quick copy always reads kQuickBytes: only used if the table extends that far.
   const int64_t quick_end = offsets[table.size] - kQuickBytes;
   uint8_t* out = text.data() + size;
   for (int64_t i = 0; i < count; ++i) {
@@ -215,7 +215,7 @@ int64_t append_tokens(const TokenTable& table, int64_t longest,  // bytes of the
   return out - text.data();
 }
 
-// Returns false where a valid id lies outside the table.
+// Returns false if a valid id is outside the table.
 bool hash_row(const TokenRows& rows, int64_t index, const TokenTable& table, int64_t longest, KeyMode mode, int64_t n,
               int64_t* key, uint8_t* parsed, Scratch& scratch) {
   const Row row(rows, index);

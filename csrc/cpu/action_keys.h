@@ -1,4 +1,4 @@
-// Action keys: 64-bit names of actions, from text or from token ids.  Formats in docs/action_keys.md.
+// Action keys: 64-bit hashes of actions, from text or from token ids.  Formats in docs/action_keys.md.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct TokenRows {
 
 // Bytes of each token id: bytes[offsets[v] .. offsets[v+1]).
 struct TokenTable {
-  const int64_t* offsets;  // [V+1], rising from 0
+  const int64_t* offsets;  // [V+1], increasing from 0
   const uint8_t* bytes;    // [offsets[V]]
   int64_t size;            // V
 };
@@ -36,7 +36,7 @@ struct TokenOutside {
   int64_t row = -1, column = -1, id = 0;
 };
 
-// Keys of token rows.  The table is not looked at in mode kFirstN.  Returns the first valid id (in row order, then
+// Keys of token rows.  The table is not used in mode kFirstN.  Returns the first valid id (in row order, then
 // column order) outside the table; keys and parsed are then unfinished.
 TokenOutside hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode mode, int64_t n,
                              int64_t* keys,    // [N]

@@ -1,12 +1,12 @@
-// How: records go in blocks of B.  For a block, one fixed-order kernel gives S[k, j] = c_k . x_j for all centroids and
-// the Gram matrix G[i, j] of the block itself, whose diagonal holds the norms.  Everything the block decides follows
-// from those numbers: when x_i joins cluster k as member m with s = S[k, i],
+// Method: records are processed in blocks of B.  For a block, one fixed-order kernel gives S[k, j] = c_k . x_j for all
+// centroids and the Gram matrix G[i, j] of the block itself, whose diagonal holds the norms.  All decisions of the
+// block follow from those numbers: when x_i joins cluster k as member m with s = S[k, i],
 //
 //     a = 1 - 1/m,  b = 1/m,  q = 2ab(1 - s),  u = |a c + b x| = sqrt(1 - q),  d = q/(u(1 + u)) - b/u,
 //     S[k, j] += d S[k, j] + (b/u) G[i, j]   for the records j still to come,
 //
 // in float64, and a seed sets S[k, .] = G[i, .].  Written as an increment it does not drift.  At the end of the block
-// the vectors follow: c_k becomes the combination of its old self and its new members.
+// the vectors are updated: c_k becomes the combination of the old c_k and its new members.
 #include "cpu/clusters.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 namespace bipace {
 namespace {
 
-constexpr double kGuard = 1e-5;  // more than the bounds below can err
+constexpr double kGuard = 1e-5;  // more than the error of the bounds below
 constexpr int kChecks = 3;       // points in D where hopeless products end
 
 struct Free {
@@ -42,7 +42,7 @@ Floats allocate(int64_t n) {
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Centroid rows, handed out one by one and kept for the next group of the same thread.
+// Centroid rows, allocated one by one and reused for the next group of the same thread.
 class Arena {
  public:
   explicit Arena(int64_t dim) : stride_(round_up(dim, 16)) {
@@ -71,8 +71,8 @@ struct Cluster {
   int32_t first, last;  // members in the current block, linked by Block::next_; -1: none
 };
 
-// Records per block: enough to reuse what is loaded, few enough that G stays small beside S (measured on an EPYC with
-// AVX-512, D = 3584).  A function of the group's own past only, or a group alone would differ from the same in a batch.
+// Records per block: enough to reuse loaded data, few enough that G stays small compared with S (measured on an EPYC
+// with AVX-512, D = 3584).  It only depends on the group's earlier records, or its result would depend on the batch.
 int64_t block_size(int64_t clusters) {
   const int64_t size = clusters < 96 ? 12 : 18;
   const int64_t fits = (int64_t{2} << 20) / 8 / (clusters + 2 * size);  // S within 2 MB
@@ -114,7 +114,7 @@ class GroupClusters {
       poll_interrupt();
       run_block(labels);
     }
-    // Clusters are numbered by seed already; rows without a cluster come in between.
+    // Clusters are already numbered by seed; rows without a cluster come in between.
     renumber_.assign(clusters_.size(), -1);
     int64_t count = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -172,14 +172,14 @@ class GroupClusters {
     first_block_ = false;
   }
 
-  // products_[j, k] = c_k . x_j / (|c_k| |x_j|) for the clusters.  Where a whole tile turns out hopeless halfway (the
-  // part summed so far plus the product of what is left of the norms is below every decision) the bound stands for the
+  // products_[j, k] = c_k . x_j / (|c_k| |x_j|) for the clusters.  If a whole tile turns out hopeless halfway (the
+  // part summed so far plus the product of the remaining norms is below every decision), the bound replaces the
   // product, see `finish`.
   void multiply_centroids() {
     const int64_t n = static_cast<int64_t>(block_.size()), clusters = static_cast<int64_t>(clusters_.size());
     const int64_t tiles = (clusters + kTileA - 1) / kTileA;
     bounded_.assign(static_cast<size_t>(tiles * n), 0);
-    // Where bounding found next to nothing to skip, it rests for some blocks.
+    // If bounding skipped hardly anything, it is disabled for some blocks.
     const bool bounding = tiles > 1 && check_panel_[0] > 0 && idle_ == 0;
     if (idle_ > 0) --idle_;
     const int64_t parts =
@@ -269,7 +269,7 @@ class GroupClusters {
     return true;
   }
 
-  // A bound that joins of the block have lifted to where it matters: the product itself, brought up to date.
+  // If joins of the block have raised a bound to where it matters: computes the product itself, up to date.
   double finish(int64_t k, int64_t j) {
     const Cluster& cluster = clusters_[static_cast<size_t>(k)];
     float buffer[2][kPanel];
@@ -294,8 +294,8 @@ class GroupClusters {
     return dot_.tile[count > 4 ? 1 : 0][std::min<int64_t>(width, kTileB) - 1];
   }
 
-  // The rows of the next block, fetched by the tiles of this one a panel at a time: left to itself the hardware follows
-  // no pattern of so many rows.
+  // The rows of the next block, prefetched by the tiles of this one a panel at a time: the hardware prefetcher cannot
+  // follow that many rows.
   struct Ahead {
     const GroupClusters& own;
     int64_t at;
@@ -307,8 +307,7 @@ class GroupClusters {
     }
   };
 
-  // Norms from the Gram matrix's diagonal.  False where a row had to be scaled: then everything is to be computed
-  // again.
+  // Norms from the Gram matrix's diagonal.  False if a row had to be scaled: then everything is recomputed.
   bool take_norms() {
     reciprocal_.resize(block_.size());
     bool scaled = false, dropped = false;
@@ -347,7 +346,7 @@ class GroupClusters {
     }
   }
 
-  // What is left of a unit vector's norm when `part` of its square is gone; never too small.
+  // The rest of a unit vector's norm after `part` of its square; never too small.
   static double rest_of(double part) { return std::sqrt(std::max(0.0, 1.0 - part) + 4e-6); }
 
   // ---- decisions ---------------------------------------------------------------------------------------------------
@@ -410,7 +409,7 @@ class GroupClusters {
     }
   }
 
-  // ---- the vectors follow the decisions ----------------------------------------------------------------------------
+  // ---- update of the centroids -------------------------------------------------------------------------------------
 
   struct Sum {
     int64_t cluster;
@@ -438,8 +437,8 @@ class GroupClusters {
           sources_.push_back(block_[static_cast<size_t>(j)]);
           weights_.push_back(static_cast<float>(weight_[static_cast<size_t>(j)] * reciprocal_[static_cast<size_t>(j)]));
         }
-        // Last the old centroid, or the row that stands for it: the small terms are added up among themselves first,
-        // and a long cluster gathers no more than one rounding of its centroid per block.
+        // The old centroid, or the row that replaces it, comes last: the small terms are summed first, and a long
+        // cluster accumulates at most one rounding of its centroid per block.
         sources_.push_back(cluster.row);
         weights_.push_back(static_cast<float>(keep));
         sums_.push_back(
@@ -493,7 +492,7 @@ class GroupClusters {
   const Rows& rows_;
   const DotKernels& dot_;
   const double lowest_;  // a best similarity below this seeds
-  double hopeless_;      // a similarity below this takes part in no decision, and joins cannot tell how far below
+  double hopeless_;      // a similarity below this affects no decision, even after joins
   const int64_t panel_;  // elements
   int64_t panels_;
   int64_t check_panel_[kChecks];  // panels before each checkpoint; 0: none
@@ -558,8 +557,8 @@ int64_t cluster_equal(const Rows& rows, const DotKernels& dot, const int64_t* or
   return count;
 }
 
-// How many of the longest groups to work on one after another with all threads inside, before the rest go one group per
-// thread: as many as make the whole end soonest, a shared group counted a quarter slower for its waits.
+// Number of the longest groups that are processed one after another with all threads, before the others run with one
+// thread per group: chosen for the shortest total time, counting a shared group as a quarter slower for its waits.
 int64_t shared_groups(const std::vector<int64_t>& lengths,  // [G] longest first
                       int n_threads) {
   const int64_t n_groups = static_cast<int64_t>(lengths.size());
@@ -570,7 +569,7 @@ int64_t shared_groups(const std::vector<int64_t>& lengths,  // [G] longest first
   double best_time = std::numeric_limits<double>::infinity(), shared_time = 0.0;
   std::vector<double> load;
   for (int64_t shared = 0; shared <= std::min<int64_t>(n_groups, 2 * n_threads); ++shared) {
-    // The rest longest first, each to the thread that is free; where there are many, nearly the even share.
+    // The others, longest first, each to the next free thread; with many groups nearly an even share.
     double time = rest / n_threads;
     if (n_groups - shared <= 8 * n_threads) {
       load.assign(static_cast<size_t>(n_threads), 0.0);

@@ -7,15 +7,15 @@
 
 namespace bipace {
 
-// What a row is good for: 0 fine, 1 it holds a non-finite value, 2 it is all zeros.
+// State of each row: 0 fine, 1 not finite, 2 zero.
 void scan_rows(const Rows& rows,
                const int64_t* order,  // [M] row of the record
                int64_t n_records, int n_threads,
                uint8_t* state);  // [M]
 
 // Labels 0..C-1 over the batch, numbered by first appearance.  Records that are not usable, and rows without a
-// direction (zero or not finite), get a cluster of their own and touch nobody.  epsilon 0: rows equal as given. Same
-// bits at any thread count, and for a group alone as inside any batch.  Throws std::bad_alloc, nothing else.
+// direction (zero or not finite), get a cluster of their own and affect no other.  epsilon 0: rows equal as given. Same
+// bits at any thread count, and for a group by itself as inside any batch.  Throws only std::bad_alloc.
 void cluster_cosine(const Rows& rows,
                     const int64_t* order,          // [M] row of the record, in processing order
                     const int64_t* group_offsets,  // [G+1]

@@ -1,8 +1,8 @@
-// How kernel_values works: rows to unit length, less their mean in float64, rounded to float32 once; products of those
-// in bundles (gram.h; a Gram of the rows as they are, centred afterwards, would put the rounding of cosines near 0.99
-// into every entry); K in float64.  With L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D,
-// D without anything between blocks.  So a block needs its own D + noise alone, (C + noise)^-1 follows by Sherman,
-// Morrison and Woodbury, and blocks are worked on side by side.
+// Method of kernel_values: rows at unit length, minus their mean in float64, rounded to float32 once; products of those
+// in bundles (gram.h; a Gram matrix of the original rows, centred afterwards, would put the rounding of cosines near
+// 0.99 into every entry); K in float64.  With L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D
+// with a block-diagonal D.  So a block only needs its own D + noise, (C + noise)^-1 follows by Sherman, Morrison and
+// Woodbury, and blocks are processed in parallel.
 #include "cpu/critic.h"
 
 #include <algorithm>
@@ -20,13 +20,13 @@
 namespace bipace {
 namespace {
 
-constexpr double kFlat = 1e-5;     // a centred squared length up to here counts as the mean
+constexpr double kFlat = 1e-5;     // up to this centred squared length a row counts as the mean
 constexpr double kJitter = 1e-3;   // on the diagonal of the landmarks' matrix, which equal rows make singular
-constexpr double kTiny = 1e-6;     // of max |R|: a root mean square up to here is rounding
-constexpr int64_t kRuns = 64;      // of blocks, whose sums are added up in order
+constexpr double kTiny = 1e-6;     // of max |R|: a root mean square up to this is rounding
+constexpr int64_t kRuns = 64;      // of blocks, whose sums are added in order
 constexpr int64_t kStretch = 128;  // elements of a bundle's rows that are centred at a time
 
-// In processing order; exactly the value where all are equal.
+// In processing order; exact if all values are equal.
 double mean_of(const float* values, int64_t n) {
   double total = 0.0;
   float low = values[0], high = low;
@@ -44,7 +44,7 @@ double mean_of(const float* values, int64_t n) {
 struct Centred {
   Bundles rows;
   std::vector<int64_t> time;
-  std::vector<double> square, reciprocal;  // |x|^2 and 1 / |x|, once their own products are there
+  std::vector<double> square, reciprocal;  // |x|^2 and 1 / |x|, once their own products are known
 
   int64_t size() const { return rows.n; }
 };
@@ -66,7 +66,7 @@ struct Members {
   int64_t n_blocks() const { return static_cast<int64_t>(blocks.size()) - 1; }
 };
 
-// What a thread works in.
+// Scratch of one thread.
 struct Scratch {
   std::vector<float> row;
   Centred block;
@@ -130,7 +130,7 @@ struct Work {
     return found;
   }
 
-  // The rows which(0) ... which(n - 1) less the mean.
+  // The rows which(0) ... which(n - 1) minus the mean.
   template <typename Which>
   void centre(const Members& members, int64_t n, const Which& which, Scratch& scratch, Centred& out) const {
     out.rows.resize(n, rows.dim);
@@ -299,7 +299,7 @@ void cluster_values(const float* returns, const int64_t* labels, const int64_t* 
     const double mean = mean_of(returns + begin, n);
     std::fill(value + begin, value + begin + n, mean);
     if (!labels) return;
-    // Labels are dense over the batch, so those of a group lie close together.
+    // Labels are dense over the batch, so those of a group are close together.
     const auto [low, high] = std::minmax_element(labels + begin, labels + begin + n);
     std::vector<double> total(static_cast<size_t>(*high - *low) + 1, 0.0);
     std::vector<int64_t> size(total.size(), 0);

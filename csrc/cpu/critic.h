@@ -1,6 +1,6 @@
-// A value of each record's state, read off the returns of its prompt group, and GAE(lambda) over it (docs/gae.md).
-// Everything in float64.  Same bits at any thread count, and for a group alone as inside any batch but where StepNorm
-// is kBatch.  Throws std::bad_alloc, nothing else.
+// A value of each record's state, estimated from the returns of the batch, and GAE(lambda) over it (docs/gae.md).
+// Everything in float64.  Same bits at any thread count, and for a group by itself as inside any batch, except with
+// StepNorm or Share kBatch.  Throws only std::bad_alloc.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ enum class Share : int { kGroup = 0, kBatch = 1 };
 
 struct ValueKernel {
   double width;    // of exp((cos - 1) / width)
-  double horizon;  // in steps: exp(-dt^2 / (2 horizon^2)); 0: time does not count
+  double horizon;  // in steps: exp(-dt^2 / (2 horizon^2)); 0: no time term
   double noise;    // variance of returns about their value
-  double same;     // of Share::kBatch: what records of one group have in common
+  double same;     // of Share::kBatch: covariance shared by records of one group
 };
 
 // The group's mean, plus the sum of a cluster's differences from it over its size plus the shrinkage.
@@ -33,9 +33,9 @@ void cluster_values(const float* returns,          // [M]
                     int n_threads);
 
 // kGroup: mean + C (C + noise I)^-1 (R - mean) over a group's usable records; kBatch: C (C + noise I)^-1 R over those
-// of all groups.  The group's mean for the others.  C is K inside blocks (with kBatch, + same) and what kLandmarks
-// records know of it between them; a group is a block, a longer one than kLongestBlock several.  Memory O(n kLandmarks)
-// beside the longest block's square for each thread.
+// of all groups.  The group's mean for the others.  C is K inside blocks (with kBatch, + same), and between them an
+// approximation by kLandmarks records; a group is a block, one longer than kLongestBlock several.  Memory
+// O(n kLandmarks) plus the longest block's square for each thread.
 void kernel_values(const Rows& rows,
                    const int64_t* order,          // [M] row of the record
                    const float* returns,          // [M]

@@ -9,7 +9,7 @@ namespace {
 constexpr const char* kNames[] = {"baseline", "avx2", "avx512"};
 std::atomic<int> g_cap{2};
 
-// The best set that both this build and this machine have.
+// The best set supported by both this build and this machine.
 int supported() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_cpu_init();

@@ -2,7 +2,7 @@
 //
 // One fixed order for every inner product: 16 float32 partial sums, element e of a panel goes to
 // partial sum e mod 16 by a fused multiply-add; each panel is reduced by a fixed tree (l with l + 8, then l + 4, l + 2,
-// l + 1) and the panels are added up in float64.  So a result depends on the two rows, their length and the instruction
+// l + 1) and the panels are summed in float64.  So a result depends on the two rows, their length and the instruction
 // set, never on the tile, the block, the thread or the alignment; a product of two rows is off by at most
 // (kPanel / 16 + 4) * 2^-24 = 1.9e-6 of |x| |y| for any length, one tenth of that in practice.
 // "avx2" and "avx512" give the same bits; "baseline" multiplies and adds in two steps and gives others.
@@ -20,7 +20,7 @@ static inline int64_t panel_length(int64_t dim) {
   return panels == 0 ? kPanel : ((dim + panels - 1) / panels + 15) / 16 * 16;
 }
 
-constexpr int kBundle = 16;  // rows that lie side by side, element by element
+constexpr int kBundle = 16;  // rows stored interleaved, element by element
 constexpr int kOuterA = 4;   // of a tile of float64 products
 constexpr int kOuterB = 16;
 constexpr int kTileA = 8;  // rows of a tile on the long side
@@ -32,8 +32,8 @@ struct DotKernels {
   const char* name;
 
   // out[n][m] += a_m . b_n over len <= kPanel elements.  tile[0] takes 4 rows a and tile[1] takes 8;
-  // tile[.][n - 1] takes n rows b.  Meanwhile the len floats at `ahead` are fetched into the cache; any address will
-  // do.
+  // tile[.][n - 1] takes n rows b.  Meanwhile the len floats at `ahead` are prefetched; any address is
+  // allowed.
   using Tile = void (*)(const float* const* a,  // [4 | 8] rows of len
                         const float* const* b,  // [n] rows of len
                         int64_t len, const char* ahead,
@@ -57,7 +57,7 @@ struct DotKernels {
 
   double (*largest)(const double* values,  // [n], n >= 1
                     int64_t n);
-  // The first index with values[i] >= bound; n where there is none.
+  // The first index with values[i] >= bound; n if there is none.
   int64_t (*first_at_least)(const double* values,  // [n]
                             int64_t n, double bound);
 
@@ -75,7 +75,7 @@ struct DotKernels {
                   DType dtype, int64_t len, float factor,
                   float* target);  // [len]
 
-  // The largest bit pattern without its sign: 0 for zeros alone; monotonic in |x|; NaN above infinity above the rest.
+  // The largest bit pattern without its sign: 0 only for zeros; monotonic in |x|; NaN above infinity above the rest.
   uint32_t (*largest_bits)(const void* source,  // [len] contiguous
                            DType dtype, int64_t len);
 
@@ -90,7 +90,7 @@ const DotKernels& dot_kernels();
 // Caps the set from now on: "baseline", "avx2" or "avx512".  False for an unknown name.
 bool set_isa(const char* name);
 
-// One per translation unit; null where the compiler had no such instructions.
+// One per translation unit; null if the compiler lacks the instructions.
 const DotKernels* dot_baseline();
 const DotKernels* dot_avx2();
 const DotKernels* dot_avx512();

@@ -69,7 +69,8 @@ struct Doubles {
 namespace bipace {
 namespace {
 
-// Lanes 8 * half to 8 * half + 7 of the sixteen partial sums of a 4 x NR tile: with 16 registers the halves take turns.
+// Lanes 8 * half to 8 * half + 7 of the sixteen partial sums of a 4 x NR tile: 16 registers only hold one half at a
+// time.
 template <int NR>
 inline void half_tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, int half,
                       __m256 (&acc)[4][NR]) {
@@ -127,7 +128,7 @@ double largest(const double* values, int64_t n) {
     for (int64_t k = 1; k < n; ++k) best = values[k] > best ? values[k] : best;
     return best;
   }
-  // The last four may overlap the ones before: a maximum does not mind.
+  // The last four may overlap the ones before, which does not change a maximum.
   __m256d best = _mm256_loadu_pd(values + n - 4);
   for (int64_t k = 0; k + 4 <= n; k += 4) best = _mm256_max_pd(_mm256_loadu_pd(values + k), best);
   const __m128d two = _mm_max_pd(_mm256_castpd256_pd128(best), _mm256_extractf128_pd(best, 1));

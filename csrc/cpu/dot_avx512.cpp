@@ -108,7 +108,7 @@ double largest(const double* values, int64_t n) {
     for (int64_t k = 1; k < n; ++k) best = values[k] > best ? values[k] : best;
     return best;
   }
-  // The last eight may overlap the ones before: a maximum does not mind.
+  // The last eight may overlap the ones before, which does not change a maximum.
   __m512d best = _mm512_loadu_pd(values + n - 8);
   for (int64_t k = 0; k + 8 <= n; k += 8) best = _mm512_max_pd(_mm512_loadu_pd(values + k), best);
   return _mm512_reduce_max_pd(best);

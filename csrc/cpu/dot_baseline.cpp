@@ -1,4 +1,4 @@
-// For any machine: the same order as the other sets, in vectors of four that every compiler of ours knows.
+// For any machine: the same order as the other sets, in vectors of four, which all our compilers support.
 #include <cstring>
 
 #include "cpu/dot.h"

@@ -1,6 +1,6 @@
-// What the translation units dot_<set>.cpp share: each defines `struct Simd` (16 floats as a value) and `struct
-// Doubles` (8 doubles) and includes this. Everything is in an unnamed namespace and no header with inline functions of
-// external linkage comes in: the linker keeps one copy of such a function for the whole library, and it might keep the
+// Shared by the translation units dot_<set>.cpp: each defines `struct Simd` (16 floats as a value) and `struct
+// Doubles` (8 doubles) and includes this. Everything is in an unnamed namespace, and no header with inline functions of
+// external linkage is included: the linker keeps one copy of such a function for the whole library, which might be the
 // one that needs AVX-512.
 #include <cstdint>
 #include <cstring>
@@ -39,7 +39,7 @@ double fold(const float* const* source, const float* weight, int64_t n, int64_t 
 
 void outer(const double* a, int64_t a_stride, const double* b, int64_t b_stride, int64_t depth,
            double (*sum)[kOuterB]) {
-  constexpr int kColumns = Doubles::kTogether;  // times eight: what fills the registers
+  constexpr int kColumns = Doubles::kTogether;  // times eight: fills the registers
   for (int first = 0; first < kOuterB; first += 8 * kColumns) {
     Doubles total[kOuterA][kColumns];
     for (int i = 0; i < kOuterA; ++i) {
@@ -60,7 +60,7 @@ void outer(const double* a, int64_t a_stride, const double* b, int64_t b_stride,
   }
 }
 
-// The s-th of Simd::kStrips parts of the rows a against all of b: as many sums as stay in registers.
+// The s-th of Simd::kStrips parts of the rows a against all of b: as many sums as fit in registers.
 template <int s>
 void bundle_strip(const float* a, const float* b, int64_t depth, double* out, int64_t stride) {
   constexpr int kFirst = kBundle * s / Simd::kStrips, kRows = kBundle * (s + 1) / Simd::kStrips - kFirst;

@@ -15,7 +15,7 @@ void episode_advantage(const float* episode_return, const int64_t* trajectory_of
     const int64_t first = trajectory_offsets[begin];
     MeanSigma stats{0.0, 1.0};
     const int64_t n = rule.over_steps ? trajectory_offsets[end] - first : end - begin;
-    if (n == 0) return;  // nobody to be written
+    if (n == 0) return;  // nothing to write
     if (rule.over_steps) {
       // The population is the step records; walk trajectories and repeat each return as often as it has steps.
       int64_t t = begin;

@@ -9,10 +9,10 @@
 namespace bipace {
 namespace {
 
-constexpr int64_t kBundleDepth = 320;  // elements: with fewer, adding up in float64 shows
-constexpr int64_t kBlock = 4;          // bundles a side: those of two sides stay in a cache of 512 KB
+constexpr int64_t kBundleDepth = 320;  // elements per float32 sum
+constexpr int64_t kBlock = 4;          // bundles per side: both sides fit a cache of 512 KB
 
-// By the tile that makes the Gram matrices of the clusters.
+// By the tile of the clusters' Gram matrices.
 double square_of(const Rows& rows, const DotKernels& dot, ScaledRow row) {
   float buffer[kPanel];
   const int64_t panel = panel_length(rows.dim);

@@ -1,5 +1,5 @@
 // Products of fingerprint rows: squared lengths by the fixed-order kernels of dot.h, and Gram matrices of rows that are
-// copied into bundles first, which takes two thirds of the time where a whole matrix is wanted.
+// copied into bundles first, which is quicker where a whole matrix is wanted.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@
 
 namespace bipace {
 
-// Fills in the factor by which a row is read; returns 1 / norm of it so, 0 for a row without a direction.
+// Sets the factor by which a row is read; returns 1 / norm of the scaled row, 0 for a row without a direction.
 double measure(const Rows& rows, const DotKernels& dot, ScaledRow& row);
 
-// Rows of float32, kBundle of them side by side: element e of row i lies at [i / kBundle][e][i % kBundle].  Behind the
-// last row come rows of zeros.
+// Rows of float32, kBundle of them interleaved: element e of row i is at [i / kBundle][e][i % kBundle].  After the last
+// row come rows of zeros.
 struct Bundles {
   int64_t n = 0, dim = 0;
   std::vector<float> data;
@@ -29,9 +29,9 @@ struct Bundles {
   const float* at(int64_t bundle, int64_t element) const { return data.data() + (bundle * dim + element) * kBundle; }
 };
 
-// out[i][j] += a_i . b_j, with whole bundles of rows and columns; of the same rows twice those bundles with i <= j
-// only. A product depends on its two rows and on the instruction set: float32 sums over kBundleDepth elements, in
-// order, are added up in float64.
+// out[i][j] += a_i . b_j, with whole bundles of rows and columns; for the same rows twice only bundles with
+// i <= j. A product depends on its two rows and on the instruction set: float32 sums over kBundleDepth elements, in
+// order, are summed in float64.
 void multiply(const DotKernels& dot, const Bundles& a, const Bundles& b, double* out, int64_t stride);
 
 }  // namespace bipace

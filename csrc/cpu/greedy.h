@@ -1,4 +1,4 @@
-// What the two ways of clustering share: block by block (clusters.cpp), and from one Gram matrix (sweep.cpp).
+// Shared by the two ways of clustering: block by block (clusters.cpp), and from one Gram matrix (sweep.cpp).
 #pragma once
 
 #include <cfenv>
@@ -7,10 +7,10 @@
 
 namespace bipace {
 
-// Squares of norms inside these limits: no product over- or underflows, and the row is read as it stands.
+// Squares of norms inside these limits: products neither overflow nor underflow, and the row is read unscaled.
 inline bool readable_in_place(double square) { return square >= 1e-23 && square <= 1e30; }
 
-// Callers may have set flush-to-zero on their thread and the pool's threads have not: the same arithmetic for all.
+// Callers may have set flush-to-zero on their thread, unlike the pool's threads: this makes the arithmetic the same.
 class DefaultFloats {
  public:
   DefaultFloats() {

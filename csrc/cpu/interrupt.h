@@ -1,20 +1,20 @@
-// Ctrl-C for native code that runs for long.  csrc/cpu knows no Python: the bindings say whom to ask.
+// Ctrl-C for long native calls.  csrc/cpu does not know Python: the bindings provide the function to ask.
 #pragma once
 
 #include <atomic>
 
 namespace bipace {
 
-// Thrown out of a kernel whose call is to end.  Whoever asked knows why (in Python: the error is set).
+// Thrown by a kernel whose call must end.  The asking function has the reason (in Python: the error is set).
 struct Interrupted {};
 
-// In loops that may take seconds, on any thread.  Throws Interrupted where the call is to end; the call's own thread
-// asks at most every kPollEvery, the pool's threads see what it was told.
+// For loops that may take seconds, on any thread.  Throws Interrupted if the call must end; the call's own thread
+// asks at most every kPollEvery, the pool's threads follow its answer.
 void poll_interrupt();
 
 constexpr int kPollEvery = 50;  // ms
 
-// While it lives, poll_interrupt() of this thread calls ask(context); true: the call is to end.
+// During its lifetime, poll_interrupt() of this thread calls ask(context); true: the call must end.
 class Asking {
  public:
   using Ask = bool (*)(void* context);
@@ -28,7 +28,7 @@ class Asking {
   void* context_before_;
 };
 
-// While it lives, poll_interrupt() of this thread throws where the flag is set.
+// During its lifetime, poll_interrupt() of this thread throws if the flag is set.
 class Following {
  public:
   explicit Following(const std::atomic<bool>* stop);

@@ -11,7 +11,7 @@
 namespace bipace {
 namespace {
 
-// Which bytes surround a text, and which bucket an n-gram adds to.
+// The bytes around a text, and the bucket of an n-gram.
 constexpr uint64_t kSeedNgram = 5;
 constexpr uint8_t kNgramBefore = 0x02, kNgramAfter = 0x03;
 

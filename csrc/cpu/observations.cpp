@@ -7,7 +7,7 @@
 namespace bipace {
 namespace {
 
-// Of the process.  Labels do not depend on it.
+// One per process.  Labels do not depend on it.
 uint64_t secret() {
   static const uint64_t drawn = [] {
     std::random_device device;
@@ -25,7 +25,7 @@ class PairNumbers {
     slots_.assign(size, Slot{0, 0, -1});
     mask_ = size - 1;
   }
-  // The number of (a, b): the one it has, else next, which then is used up.
+  // The number of (a, b): its existing number, else next, which is then taken.
   int64_t number(int64_t a, int64_t b, int64_t& next) {
     size_t at = hash(a, b) & mask_;
     for (;; at = (at + 1) & mask_) {
@@ -51,7 +51,7 @@ class PairNumbers {
   }
   std::vector<Slot> slots_;
   size_t mask_ = 0;
-  const uint64_t secret_ = secret();  // codes come from outside: nobody shall choose some that all collide
+  const uint64_t secret_ = secret();  // codes are untrusted: they must not be chosen to collide
 };
 
 }  // namespace
@@ -71,7 +71,7 @@ void cluster_history(const int64_t* codes, const int64_t* step, const int64_t* t
                      int64_t* labels) {
   const int64_t n_records = group_offsets[n_groups];
   // earlier[i]: first record of the step before i's in its trajectory, -1 at the beginning.  A step recorded twice
-  // stands in later histories once.
+  // is in later histories once.
   std::vector<int64_t> earlier(static_cast<size_t>(n_records), -1);
   for (int64_t t = 0; t < n_trajectories; ++t) {
     int64_t current = trajectory_offsets[t], before = -1;

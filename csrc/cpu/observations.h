@@ -17,6 +17,6 @@ void cluster_history(const int64_t* codes,               // [M]
                      int64_t n_trajectories,
                      const int64_t* group_offsets,  // [G+1]
                      int64_t n_groups, int64_t depth,
-                     int64_t* labels);  // [depth, M]; row k-1: clusters by the last k codes, -1 where there are fewer
+                     int64_t* labels);  // [depth, M]; row k-1: clusters by the last k codes, -1 if there are fewer
 
 }  // namespace bipace

@@ -65,7 +65,7 @@ class Pool {
       try {
         threads_.emplace_back([this, worker, seen] { loop(worker, seen); });
       } catch (const std::system_error&) {
-        return;  // the process may have no more threads: the ones there are do the work
+        return;  // the process may have no more threads: the existing ones do the work
       }
       threads_.back().detach();
     }
@@ -98,7 +98,7 @@ class Pool {
     }
   }
 
-  // In a handler: nobody starts another task, and long ones end at their next poll.
+  // In a handler: no thread starts another task, and long ones end at their next poll.
   void fail() {
     next_.store(n_tasks_, std::memory_order_relaxed);
     std::lock_guard<std::mutex> lock(mutex_);

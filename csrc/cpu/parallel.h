@@ -1,4 +1,4 @@
-// The package's own threads.  No OpenMP: a second libgomp beside torch's oversubscribes the cores.
+// The package's own threads.  No OpenMP: a second libgomp next to torch's oversubscribes the cores.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@ namespace bipace {
 // Calls body(task, worker) once for every task in [0, n_tasks) on at most n_threads threads, the caller among them;
 // worker in [0, n_threads) names the thread, for scratch memory.  Which thread gets which task is not fixed, so a body
 // may only write what its task owns: then results are the same at any thread count.
-// Runs on the caller alone when called from inside a body or while another thread's call holds the pool.  Safe after
-// fork(): the child starts a pool of its own.  An exception of a body is thrown again here, once all bodies have ended;
-// Interrupted (interrupt.h) where the call is to end.
+// Runs only on the caller's thread when called from inside a body or while another thread's call holds the pool.  Safe
+// after fork(): the child starts its own pool.  An exception of a body is rethrown here, once all bodies have ended;
+// Interrupted (interrupt.h) if the call must end.
 void parallel_for(int64_t n_tasks, int n_threads, const std::function<void(int64_t task, int worker)>& body);
 
 }  // namespace bipace

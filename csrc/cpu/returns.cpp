@@ -9,7 +9,7 @@
 namespace bipace {
 namespace {
 
-// Trajectories are short; a task takes a run of them so that handing out tasks costs nothing.
+// Trajectories are short; a task takes a run of them to make scheduling cheap.
 constexpr int64_t kTrajectoriesPerTask = 256;
 
 template <typename Body>

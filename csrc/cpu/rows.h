@@ -22,10 +22,10 @@ struct Rows {
   bool contiguous() const { return column_stride == 1 || dim == 1; }
 };
 
-// A row and the power of two that keeps its norm and its products clear of overflow and underflow.
+// A row and the power of two that prevents overflow and underflow of its norm and products.
 struct ScaledRow {
   int64_t row;
-  float factor;  // 1: as it stands
+  float factor;  // 1: unscaled
 };
 
 // Elements [first, first + len) of a row as float32: the row itself where it can be read in place, else `buffer`.
@@ -49,7 +49,7 @@ inline uint32_t infinity_bits(DType dtype) {
   return dtype == DType::kFloat32 ? 0x7F800000u : dtype == DType::kBfloat16 ? 0x7F80u : 0x7C00u;
 }
 
-// The power of two that brings a largest |x| near 1, inside float32's range itself.
+// The power of two that brings a largest |x| near 1, limited to float32's range.
 float scale_factor(DType dtype, uint32_t bits);
 
 // Equal as given, -0.0 counted as 0.0 (rows without NaN).

@@ -20,12 +20,12 @@ constexpr int32_t kPopularMinimum = 200;
 constexpr int64_t kWorkBetweenPolls = 1 << 20;  // some milliseconds
 constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
 
-// The ratio in the very operations Python performs, so that comparing it with a threshold gives the same answer.
+// The ratio by the same operations as in Python, so that comparing it with a threshold gives the same result.
 double ratio_of(int64_t matches, int64_t total) {
   return total == 0 ? 1.0 : 2.0 * static_cast<double>(matches) / static_cast<double>(total);
 }
 
-// The fewest matches m with ratio_of(m, total) >= similarity.  The ratio never falls as m grows, rounding included, so
+// The fewest matches m with ratio_of(m, total) >= similarity.  The ratio never decreases as m grows, even rounded, so
 // integer comparisons with m decide exactly as Python's comparison of doubles does.
 int64_t matches_needed(double similarity, int64_t total) {
   if (total == 0) return 0;
@@ -39,7 +39,7 @@ struct Count {
   int32_t symbol, count;
 };
 
-// What the matcher needs of a cluster's first member; built once per cluster.
+// The matcher's data for a cluster's first member; built once per cluster.
 struct Index {
   std::vector<int32_t> text;       // [len] symbols
   std::vector<Count> counts;       // distinct symbols, popular ones included
@@ -53,8 +53,8 @@ struct Region {
   int64_t bound() const { return std::min(a_high - a_low, b_high - b_low); }
 };
 
-// Scratch of one thread.  Code points become small consecutive symbols, numbered anew in each group; all tables are
-// clean (zeros) between uses, and only the entries that were touched are cleaned.
+// Scratch of one thread.  Code points become small consecutive symbols, renumbered in each group; all tables are
+// zero between uses, and only the entries that were used are cleared.
 class Matcher {
  public:
   // The symbols of a text.
@@ -112,7 +112,7 @@ class Matcher {
     for (const int32_t s : a_) ++count_[s];
   }
 
-  // Σ over symbols of the smaller count: no matching can have more.
+  // Σ over symbols of the smaller count: an upper bound of any matching.
   int64_t common(const Index& b) const {
     int64_t total = 0;
     for (const Count& c : b.counts) total += std::min(c.count, count_[c.symbol]);
@@ -182,8 +182,8 @@ class Matcher {
   }
 
   // The longest run of indexed (not popular) symbols common to both sides of the region, the earliest in a and then the
-  // earliest in b, stretched over whatever equal neighbours it has; with no such run, the stretch starts at the
-  // region's low corner, where it can only go up.
+  // earliest in b, extended over equal neighbours; with no such run, the extension starts at the region's low
+  // corner, where it can only go up.
   Block longest(const Index& b, const Region& r) {
     Block best{r.a_low, r.b_low, 0};
     const int64_t most = r.bound();
@@ -241,9 +241,9 @@ class Matcher {
 int64_t cluster_group(Matcher& matcher, const Text* texts, int64_t n, double similarity, int64_t* labels) {
   matcher.next_group();
   std::vector<Index> clusters;
-  // An equal text seen before has the same answer: the clusters older than its own refuse it again, and its own takes
-  // it again (equal texts have ratio 1, popular elements or not, since their best run lies on the diagonal and
-  // stretches over everything).  One table per width: CPython stores equal strings in equal width.
+  // An equal earlier text has the same label: the clusters older than its own refuse it again, and its own accepts
+  // it again (equal texts have ratio 1, with or without popular elements, since their best run is on the diagonal and
+  // extends over everything).  One table per width: CPython stores equal strings in equal width.
   std::unordered_map<std::string_view, int64_t> seen[3];
   std::vector<int32_t> a;
   for (int64_t i = 0; i < n; ++i) {

@@ -18,7 +18,7 @@ struct Text {
 double similarity_ratio(const Text& a, const Text& b);
 
 // Labels [M]: inside each group, in the order given, a text joins the oldest cluster whose first member b satisfies
-// similarity_ratio(text, b) >= similarity, else it founds one.  Dense over the batch, numbered by first appearance.
+// similarity_ratio(text, b) >= similarity, else it seeds one.  Dense over the batch, numbered by first appearance.
 // Threads share the groups; labels do not depend on their number.  similarity must be at most 1.
 Status cluster_similar(const Text* texts,             // [M]
                        const int64_t* group_offsets,  // [G+1]

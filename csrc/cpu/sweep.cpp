@@ -1,10 +1,10 @@
-// How: G = X X^T of the group's unit rows by the fixed-order kernels of dot.h, each product rounded to float32 once.
-// The greedy scan then never sees the vectors: a lone record's similarities are its row of G, and when x_i joins
-// cluster k as member m with s = S[k, i], the row of S follows (greedy.h),
+// Method: G = X X^T of the group's unit rows by the fixed-order kernels of dot.h, each product rounded to float32 once.
+// The greedy scan does not need the vectors: the similarities of a single record are its row of G, and when x_i joins
+// cluster k as member m with s = S[k, i], the row of S is updated (greedy.h),
 //
 //     S[k, j] += d S[k, j] + (b/u) G[i, j]   for all records j still to come,
 //
-// in float64: sums in float32 would stand still where many members move a centroid by less than a rounding.
+// in float64: sums in float32 would not change where many members move a centroid by less than a rounding.
 #include "cpu/sweep.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace bipace {
 namespace {
 
 constexpr int64_t kGramFloats = kLongestSweep * kLongestSweep;  // Gram matrices held at a time: 64 MiB
-constexpr int64_t kBlock = 96;  // rows of a task's square of G: two panels of them stay in a cache of 512 KB
+constexpr int64_t kBlock = 96;  // rows of a task's square of G: two panels of them fit a cache of 512 KB
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -99,7 +99,7 @@ class Scan {
  private:
   struct Cluster {
     int64_t first;  // its first member
-    int64_t at;     // its row of S in rows_; -1: alone, so S is the member's row of G
+    int64_t at;     // its row of S in rows_; -1: a single member, so S is the member's row of G
     int64_t members;
   };
 
@@ -132,7 +132,7 @@ class Scan {
     return k;
   }
 
-  // Clusters are numbered by seed already; records without a cluster come in between.
+  // Clusters are already numbered by seed; records without a cluster come in between.
   int64_t number(int64_t* labels, int64_t length) {
     renumber_.assign(clusters_.size(), -1);
     int64_t count = 0;
@@ -165,7 +165,7 @@ class Sweep {
     scans_.resize(static_cast<size_t>(n_threads_));
   }
 
-  // Scans the groups under epsilons; labels(group, e) is where they go, counts(group, e) how many came out.
+  // Scans the groups under epsilons; writes labels(group, e) and counts(group, e).
   template <typename Labels, typename Count>
   void run(std::vector<Group>& groups, const std::vector<double>& epsilons, const Labels& labels, const Count& count) {
     for (size_t first = 0; first < groups.size();) {

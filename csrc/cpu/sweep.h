@@ -7,13 +7,13 @@
 
 namespace bipace {
 
-// Longer groups go epsilon by epsilon through cluster_cosine, whose scratch grows with the clusters only: the Gram
-// matrix of 4,096 records takes 64 MiB already.
+// Longer groups are clustered by cluster_cosine for each epsilon, whose scratch only grows with the clusters: the Gram
+// matrix of 4,096 records already takes 64 MiB.
 constexpr int64_t kLongestSweep = 4096;
 
 // labels[e] as from cluster_cosine at epsilons[e], up to decisions within 1e-5 of the rule.  An epsilon of 0
-// goes through cluster_cosine.  Labels of one epsilon depend on the group's rows and that epsilon only.  Same bits
-// at any thread count, and for a group alone as inside any batch.  Throws std::bad_alloc, nothing else.
+// uses cluster_cosine.  Labels of one epsilon only depend on the group's rows and that epsilon.  Same bits
+// at any thread count, and for a group by itself as inside any batch.  Throws only std::bad_alloc.
 void cluster_sweep(const Rows& rows,
                    const int64_t* order,          // [M] row of the record, in processing order
                    const int64_t* group_offsets,  // [G+1]

@@ -7,8 +7,8 @@
 namespace bipace {
 namespace {
 
-constexpr int64_t kPanelRows = 16;  // of a factorisation; what is inside a panel is done without DotKernels::outer
-constexpr int64_t kBlock = 64;      // columns: two blocks of a panel stay in the first cache
+constexpr int64_t kPanelRows = 16;  // of a factorisation; a panel itself is factorised without DotKernels::outer
+constexpr int64_t kBlock = 64;      // columns: two blocks of a panel fit the first-level cache
 
 // out[i][j] += sign * sum over k of a[k][i] b[k][j], for [rows, columns] of multiples of kOuterA and kOuterB.
 void add_product(const DotKernels& dot, const double* a, int64_t a_stride, int64_t rows, const double* b,
@@ -28,7 +28,7 @@ void add_product(const DotKernels& dot, const double* a, int64_t a_stride, int64
   }
 }
 
-// The part of add_square at and behind row `first`, a multiple of kOuterB.
+// The part of add_square from row `first` on, a multiple of kOuterB.
 void add_square_from(const DotKernels& dot, Symmetric& target, const double* p, int64_t p_stride, int64_t depth,
                      int64_t first, double sign) {
   for (int64_t i = first; i < target.n; i += kOuterB) {

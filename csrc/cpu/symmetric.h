@@ -1,5 +1,5 @@
-// Positive definite matrices of float64, factorised in place.  Every sum has a fixed order, so bits depend on the
-// matrix and on the instruction set's DotKernels::outer alone.
+// Positive definite matrices of float64, factorised in place.  Every sum has a fixed order, so bits only depend on the
+// matrix and on the instruction set's DotKernels::outer.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace bipace {
 
-// The upper triangle of an n x n matrix, row by row; what stands below the diagonal is undefined.  Rows and columns up
-// to a multiple of kOuterB are those of the identity.
+// The upper triangle of an n x n matrix, row by row; entries below the diagonal are undefined.  It is padded with rows
+// and columns of the identity to a multiple of kOuterB.
 struct Symmetric {
   int64_t n = 0, stride = 0;  // n with that padding
   std::vector<double> data;

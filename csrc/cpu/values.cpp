@@ -82,7 +82,7 @@ void step_advantage(const float* returns, const int64_t* labels, int64_t n_recor
       step[i] = centred(returns[i], total.minus(own) / static_cast<double>(n - 1));
       branch[i] = kLeaveOneOut;
     };
-    // A stable sort by key leaves each action's records side by side and in processing order.
+    // A stable sort by key makes each action's records contiguous and in processing order.
     by_key.assign(records, records + n);
     std::stable_sort(by_key.begin(), by_key.end(), [&](int64_t a, int64_t b) { return action_key[a] < action_key[b]; });
     for (int64_t begin = 0, end; begin < n; begin = end) {
@@ -114,7 +114,7 @@ void step_advantage(const float* returns, const int64_t* labels, int64_t n_recor
 void hgpo_advantage(const float* returns, const int64_t* depth_labels, int64_t depth, int64_t n_records,
                     const float* episode_advantage, bool divide, double delta, double alpha, bool base_group,
                     float* advantage, int64_t* deepest, uint8_t* branch, int n_threads) {
-  // a[k][i]: the record's advantage at depth k, 0 where it has none; depth 0 is the episode term.
+  // a[k][i]: the record's advantage at depth k, or 0; depth 0 is the episode term.
   std::vector<std::vector<float>> a(static_cast<size_t>(depth) + 1);
   a[0].assign(static_cast<size_t>(n_records), 0.0f);
   if (base_group) std::copy(episode_advantage, episode_advantage + n_records, a[0].begin());

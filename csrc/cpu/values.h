@@ -22,7 +22,7 @@ void hgpo_advantage(const float* returns,         // [M]
                     const float* episode_advantage,  // [M]
                     bool divide, double delta, double alpha, bool base_group,
                     float* advantage,  // [M]
-                    int64_t* deepest,  // [M] deepest depth at which the record has company; 0: none
+                    int64_t* deepest,  // [M] deepest depth at which the record has peers; 0: none
                     uint8_t* branch,   // [M]
                     int n_threads);
 

@@ -1,12 +1,12 @@
-"""An ALFWorld game as a graph that grows on demand: states as facts, commands as edges, texts as the game writes them.
+"""An ALFWorld game as a graph that grows on demand: states as facts, commands as edges, with the game's texts.
 
-TextWorld runs these games at tens of steps a second, for it renders every command anew at every step, and it cannot go back to a
+TextWorld runs these games at tens of steps per second, since it renders every command at every step, and it cannot return to a
 state. The games themselves are planning problems that Fast Downward's translator (part of TextWorld) grounds into a finite list
 of operators. This module applies the operators and writes the texts of the games' own grammar, a thousand times as fast;
-`compare()` plays TextWorld beside it. Differences that are meant: no "You arrive at loc 4. " (as ReAct has it), objects listed by
-their names instead of by the order of a set.
+`compare()` compares it with TextWorld. Intended differences: no "You arrive at loc 4. " (as in ReAct), objects listed by
+name instead of in the order of a set.
 
-Needs textworld[pddl] (1.7.0), nothing else of it but the translator.
+Needs textworld[pddl] (1.7.0), of which it only uses the translator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Node:
 
 
 def grounded(path: Path) -> dict[str, Any]:
-    """What a Game is made of, as JSON can hold it: the translator's output for a game.tw-pddl.  Needs textworld[pddl]."""
+    """The data of a Game, JSON-able: the translator's output for a game.tw-pddl.  Needs textworld[pddl]."""
     import fast_downward
 
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -59,9 +59,9 @@ def grounded(path: Path) -> dict[str, Any]:
 
 
 class Game:
-    """`start` and `intro`; `step(node, command)` gives (node, observation). Whether it is won stands in the node.
+    """`start` and `intro`; `step(node, command)` gives (node, observation). The node says whether the game is won.
 
-    Made of a game.tw-pddl, or of what `grounded()` gives for it.
+    Made from a game.tw-pddl, or from the result of `grounded()`.
     """
 
     def __init__(self, source: Path | dict[str, Any]) -> None:

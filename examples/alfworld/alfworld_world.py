@@ -1,6 +1,6 @@
-"""ALFWorld's games as tasks: which train and which measure, their episodes, and what the searcher shows.
+"""ALFWorld's games as tasks: train and test tasks, their episodes, and the searcher's demonstrations.
 
-Game files are not here.  `prepare()` reads a folder of them once, with TextWorld's translator, and leaves what a Game is made of.
+Game files are not included.  `prepare()` reads a folder of them once, with TextWorld's translator, and saves the data of each Game.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from settings import Settings  # noqa: E402
 
 INDEX = "index.json"
 TEST_SHARE = 0.25  # of the tasks
-# What differs from TextCraft: longer prompts and observations, 30 commands as in the truth sets, a model that sees all of it.
+# Differences from TextCraft: longer prompts and observations, 30 commands as in the truth sets, a longer context.
 DEFAULTS = Settings(
     vocabulary=1024, horizon=30, command_tokens=16, noise=0.2, lesson_updates=1500, noisy_updates=300, test_tasks=400, updates=40,
 )  # fmt: skip
@@ -73,7 +73,7 @@ def _game(file: Path) -> Game:
 
 
 def prepare(games: Path, out: Path, say: Callable[[str], None]) -> None:
-    """A file for each game below the folder, and an index that says what trains and what measures; what is there is left alone.
+    """A file for each game below the folder, and an index of train and test games; existing files are kept.
 
     Games of one task, a kind with its object, place and room, are on one side together; games that open with the same text as
     another one are left out.
@@ -82,7 +82,7 @@ def prepare(games: Path, out: Path, say: Callable[[str], None]) -> None:
     found: dict[str, dict[str, str]] = {}
     files = sorted(games.glob("**/game.tw-pddl"))
     if not files:
-        raise ValueError(f"--games {games} must hold folders with a game.tw-pddl each, and holds none.")
+        raise ValueError(f"--games {games} must hold folders with a game.tw-pddl each, but holds none.")
     for number, path in enumerate(files):
         task, trial = path.parent.parent.name, path.parent.name
         file = out / f"{task}.{trial}.json.gz"
@@ -118,7 +118,7 @@ def tasks_of(folder: Path, side: str) -> list[Task]:
 
 
 def measured(tasks: Sequence[Task], episodes: int) -> list[Task]:
-    """The tasks over and over, until there are so many episodes."""
+    """The tasks repeatedly, up to the given number of episodes."""
     return [tasks[i % len(tasks)] for i in range(episodes)]
 
 
@@ -149,7 +149,7 @@ PIECES = (
 
 
 def texts(tasks: Sequence[Task], settings: Settings) -> list[str]:
-    """What a tokenizer is trained on: an episode of each task."""
+    """The tokenizer's training data: an episode of each task."""
     rng = random.Random("tokenizer")
     return [
         "".join(text for text, _ in demonstration(task, settings.noise, settings.horizon, True, rng)) for task in tasks

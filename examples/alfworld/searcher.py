@@ -28,7 +28,7 @@ class Memory:
 
 
 class Searcher:
-    """The policy: `act` draws a command, `remember` takes in what it was answered by."""
+    """The policy: `act` draws a command, `remember` processes the observation."""
 
     def __init__(self, task: str, noise: float) -> None:
         self.goal, self.noise = goal_of(task), noise

@@ -1,7 +1,7 @@
 """Trains a small model on real ALFWorld games by critic-free methods, with the trainer of examples/textcraft.
 
 python examples/alfworld/train_alfworld.py games --games FOLDER    # once: needs textworld[pddl]==1.7.0, nothing after it does
-python examples/alfworld/train_alfworld.py all                     # warm start, tuning, runs, report; goes on where it was stopped
+python examples/alfworld/train_alfworld.py all                     # warm start, tuning, runs, report; resumes after interruptions
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def run(
     out: Out = Path("out/alfworld/runs"), model: Model = START, prepared: Games = GAMES, change: Set = [],  # noqa: B006
     device: Device = "cpu", threads: Threads = 1,
 ) -> None:  # fmt: skip
-    """One method and seed; a finished run is left alone, an unfinished one goes on from its last checkpoint."""
+    """One method and seed; a finished run is skipped, an unfinished one resumes from its last checkpoint."""
     wanted = campaign.Run(method, seed, Settings.of(change, DEFAULTS), out)
     if wanted.done:
         console.print(f"{wanted.path} is there already")
@@ -112,7 +112,7 @@ def run(
 def everything(
     out: Out = HERE / "results", model: Model = START, prepared: Games = GAMES, change: Set = [],  # noqa: B006
     device: Device = "cpu", threads: Threads = 1, processes: Annotated[int, typer.Option(help="runs at a time")] = 2,
-    tune_only: Annotated[bool, typer.Option(help="stop when the settings are chosen")] = False,
+    tune_only: Annotated[bool, typer.Option(help="stop after tuning")] = False,
 ) -> None:  # fmt: skip
     """Warm start, tuning, all runs, report; what is finished is skipped."""
     settings = Settings.of(change, DEFAULTS)

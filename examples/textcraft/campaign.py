@@ -1,7 +1,7 @@
-"""Which runs there are, in which order, and what tuning chooses for each method.
+"""The runs, their order, and the tuning of each method.
 
-Tuning: every method has a short run at each of the same learning rates, on a seed of its own; the rate whose rollouts solved
-most wins.  What it chose stands in tuned.json, which final runs read; a method that does not stand there has no final run yet.
+Tuning: every method has a short run at each of the same learning rates, on a separate seed; the rate whose rollouts solved
+most wins.  The choices are written to tuned.json, which final runs read; a method that is not in it has no final run yet.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def work(self) -> Path:
-        """Its checkpoints and its log, which are nothing once it is finished."""
+        """Its checkpoints and its log, which are removed once it is finished."""
         return self.folder / "work" / self.name
 
     @property
@@ -84,7 +84,7 @@ def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def choose(method: str, settings: Settings, out: Path, tuned: Path) -> None:
-    """Adds the method to tuned.json, once all its tuning runs are there; what stands there already is not changed."""
+    """Adds the method to tuned.json, once all its tuning runs are finished; existing entries are not changed."""
     found, runs = read_tuned(tuned), tuning(method, settings, out)
     if method in found or not all(run.done for run in runs):
         return
@@ -120,7 +120,7 @@ def final(settings: Settings, out: Path, tuned: Path) -> Iterator[Run]:
 def work_through(
     runs: Sequence[Run], program: Sequence[str], options: Sequence[str], processes: int, say: Callable[[str], None]
 ) -> list[Run]:
-    """Runs what is not finished, `processes` at a time, each in a process of its own; gives those that failed."""
+    """Runs what is not finished, `processes` at a time, each in a separate process; returns those that failed."""
     waiting = [run for run in runs if not run.done]
     running: dict[subprocess.Popen[bytes], tuple[Run, float]] = {}
     failed: list[Run] = []

@@ -4,7 +4,7 @@
     get n ITEM                         free and without limit, for what no recipe makes
     inventory                          what is there
 
-Written anew from the rules of the TextCraft of ADaPT (Prasad et al. 2023), over the 200 tasks that its authors published;
+Reimplemented from the rules of the TextCraft of ADaPT (Prasad et al. 2023), over the 200 tasks that its authors published;
 README.md has the rules in full.  The recipes are those that the tasks print, 533 in all.
 """
 
@@ -148,7 +148,7 @@ class TextCraft:
 
 
 class Explained(TextCraft):
-    """For a model that has not imitated anybody: the rules stand before the task."""
+    """For a model without imitation learning: the rules precede the task."""
 
     RULES = (
         "Craft the goal. You have one command a turn, written <action>command</action>:\n"

@@ -5,7 +5,7 @@ drawn from those that share an ingredient with the tree.  Two things differ, so 
 goals and prompts stay short: the number of distractors is drawn too, and a class slot ("2 planks") is served by a drawn part of
 its members instead of all of them.  Every task given is one that the planner solves from the lines printed.
 
-    train, test = split_goals(120, seed=0)            # no goal stands in both
+    train, test = split_goals(120, seed=0)            # no goal is in both
     tasks = generate(2000, seed=1, goals=train)       # equal arguments, equal tasks
 """
 

@@ -30,9 +30,9 @@ from transformers import (
 )  # fmt: skip
 
 FACTS = "warm_start.json"  # in the folder of a warm start
-PAD, END = "<pad>", "<end>"  # END stands nowhere: trainers want a tokenizer to have one
+PAD, END = "<pad>", "<end>"  # END is never used: trainers require a tokenizer to have one
 
-# Counts go with the words around them and item names stand alone, so a command is few tokens: "<action>get 2 ", "quartz",
+# Counts are joined with the words around them and item names are separate, so a command is few tokens: "<action>get 2 ", "quartz",
 # "</action>".  BPE then decides what becomes one token inside these pieces.
 PIECES = Regex(
     r"</action>|<action>get \d+ |(?:<action>|\n)?craft \d+ | using \d+ |, \d+ |_|\n\nGoal: craft |\nGot \d+ "
@@ -296,7 +296,7 @@ def save_warm_start(
 def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model in float32, and tokenizer: a warm start, or any causal language model in a local folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    # By its name alone the architecture would bring its own rules of splitting along.
+    # Loaded by the architecture's name it would use that architecture's splitting rules.
     own = (folder / FACTS).exists()
     tokenizer = (PreTrainedTokenizerFast if own else AutoTokenizer).from_pretrained(folder, local_files_only=True)
     if tokenizer.pad_token_id is None:

@@ -1,6 +1,6 @@
 """A planner that solves every task, and stray commands that make it a noisy one: what the model imitates before it is trained.
 
-It decides from the printed lines and the inventory alone, one command at a time, so it goes on from any state.
+It decides from only the printed lines and the inventory, one command at a time, so it can continue from any state.
 """
 
 from __future__ import annotations

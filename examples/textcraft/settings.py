@@ -1,4 +1,4 @@
-"""What a run is made of.  All methods share all of it but their own rows of METHODS and what tuning chose for them."""
+"""Settings of a run.  All methods share them, except their rows of METHODS and their tuned values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "gae-cluster": {"method": "gae", "value": "cluster"},
 }
 MAIN = ("grpo", "bipace", "gae", "gigpo", "bipace-step", "gae-group")
-# The parameter that a method has beside the learning rate; the others have none.
+# The tuned parameter of a method other than the learning rate; the other methods have none.
 OWN = {
     "bipace": "epsilon", "bipace-step": "epsilon", "bigpo": "epsilon",
     "gae": "gae_lambda", "gae-group": "gae_lambda", "gae-cluster": "gae_lambda",

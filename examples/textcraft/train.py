@@ -1,9 +1,9 @@
 """Trains a small model on TextCraft by critic-free methods, with TRL's GRPO trainer.
 
-python examples/textcraft/train.py all                              # tuning, every run, report; goes on where it was stopped
+python examples/textcraft/train.py all                              # tuning, every run, report; resumes after interruptions
 python examples/textcraft/train.py run --method gae --seed 0 --out out/textcraft
-python examples/textcraft/train.py again examples/textcraft/results/gae-g8-seed0.json     # the same run once more
-python examples/textcraft/train.py report                           # table and curves of what is finished
+python examples/textcraft/train.py again examples/textcraft/results/gae-g8-seed0.json     # repeats the run
+python examples/textcraft/train.py report                           # table and curves of the finished runs
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def run(
     seed: int = 0, out: Out = Path("out/textcraft"), model: Model = HERE / "warm_start", change: Set = [],  # noqa: B006
     device: Device = "cpu", threads: Threads = 1,
 ) -> None:  # fmt: skip
-    """One method and seed; a finished run is left alone, an unfinished one goes on from its last checkpoint."""
+    """One method and seed; a finished run is skipped, an unfinished one resumes from its last checkpoint."""
     if method not in METHODS:
         raise typer.BadParameter(f"--method must be one of {', '.join(METHODS)}, got {method!r}.")
     wanted = campaign.Run(method, seed, _settings(change), out)
@@ -131,7 +131,7 @@ def again(
     path: Annotated[Path, typer.Argument(help="JSON of a finished run")], out: Out = Path("out/again"),
     model: Model = HERE / "warm_start", threads: Threads = 1,
 ) -> None:  # fmt: skip
-    """The same run once more; exit status 1 where a number of an update or a check is another one."""
+    """Repeats a run; exit status 1 if a number of an update or a check differs."""
     before = json.loads(path.read_text(encoding="utf-8"))
     change = [f"{name}={value}" for name, value in before["settings"].items()]
     run(before["method"], before["seed"], out, model, change, before["machine"]["device"], threads)
@@ -146,9 +146,9 @@ def everything(
     out: Out = HERE / "results", model: Model = HERE / "warm_start", change: Set = [], device: Device = "cpu",  # noqa: B006
     threads: Threads = 1, processes: Annotated[int, typer.Option(help="runs at a time")] = 2,
     methods: Annotated[str, typer.Option(help="only these, with commas between them")] = ",".join(METHODS),
-    tune_only: Annotated[bool, typer.Option(help="stop when the settings are chosen")] = False,
+    tune_only: Annotated[bool, typer.Option(help="stop after tuning")] = False,
 ) -> None:  # fmt: skip
-    """Tuning, all runs, report; what is finished is skipped, and what was stopped goes on from its last checkpoint."""
+    """Tuning, all runs, report; finished runs are skipped, interrupted ones resume from their last checkpoint."""
     settings = _settings(change)
     if model == HERE / "warm_start":
         warm(model, change, device, threads)

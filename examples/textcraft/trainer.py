@@ -1,6 +1,6 @@
 """One run: a policy trained by one method and seed with TRL, checked on tasks that it never trains on.
 
-Nothing here knows an environment: a World says what the tasks are and how an episode begins.
+This module is independent of the environment: a World defines the tasks and the start of an episode.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def train(
     method: str, seed: int, settings: Settings, world: World, start: Path, work: Path, *, device: str = "cpu",
     threads: int = 1, after_update: Callable[[int, Any], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What happened in each update and check of one run, and what it was made of.
+    """Log of each update and check of one run, and its settings.
 
-    start    folder of the model that it begins with, and of its tokenizer
-    work     folder of its own: checkpoints from which it goes on where it was stopped, gone at the end
+    start    folder of the initial model and its tokenizer
+    work     a separate folder of checkpoints, for resuming; removed at the end
     `after_update(number, model)` is called after each update; it must draw no random numbers of torch's.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is one of its experiments

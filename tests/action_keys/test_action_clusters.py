@@ -43,7 +43,7 @@ def moves(*degrees: float) -> torch.Tensor:
 
 
 def test_worked_by_hand(backend):
-    """Group 0: 3° joins 0°, −120° is another action; group 1 has keys of its own; the length of a vector is not seen."""
+    """Group 0: 3° joins 0°, −120° is another action; group 1 has its own keys; the length of a vector does not matter."""
     vectors = moves(0, 3, -120, 0, 0) * torch.tensor([1.0, 1.0, 1.0, 1.0, 1000.0])[:, None]
     keys = bk.action_clusters(vectors, [0, 0, 0, 1, 0], 0.01, backend=backend)
     assert keys.tolist() == [0, 0, 1, 2, 0]
@@ -142,7 +142,7 @@ def test_the_constant_turns_the_cosine_into_a_distance(dim):
 
 
 def test_features_of_unlike_scale_need_standardising(backend):
-    """A steering angle in radians beside a speed in metres per second: unscaled, the speed alone decides."""
+    """A steering angle in radians and a speed in metres per second: unscaled, only the speed matters."""
     rng = np.random.default_rng(SEED)
     steer, speed = rng.choice([-0.3, 0.3], 60), rng.normal(20, 0.1, 60)
     raw = np.stack([steer, speed], 1)

@@ -429,7 +429,7 @@ IDS = torch.zeros(2, 3, dtype=torch.int64)
         ([[1, 2], "a"], {"mode": "first_n"}, TypeError, r"responses\[1\] must be a row of integers, got str"),
         ([[1, 2.0]], {"mode": "first_n"}, TypeError, r"responses\[0\] must hold integers, got float at position 1"),
         ([[1], [2, 2**63]], {"mode": "first_n"}, ValueError, r"responses\[1\] .*9223372036854775808 at pos.* 1"),
-        ([[1], [-(2**63) - 1]], {"mode": "first_n"}, ValueError, r"responses\[1\] must hold integers inside int64"),
+        ([[1], [-(2**63) - 1]], {"mode": "first_n"}, ValueError, r"responses\[1\] must hold integers that fit int64"),
         ([[1], (2, True)], {"mode": "first_n"}, TypeError, r"responses\[1\] must .* got bool at position 1"),
         ([[1], [None]], {"mode": "first_n"}, TypeError, r"responses\[1\] must .* got NoneType at position 0"),
         ([[1], [[2]]], {"mode": "first_n"}, TypeError, r"responses\[1\] must hold integers, got list at position 0"),

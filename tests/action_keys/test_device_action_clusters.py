@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.i
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.35])
 def test_keys_are_those_of_the_reference(device, epsilon):
-    """A zero row is an action like others at ε = 0, and a key of its own above; one that is not finite is so at any ε."""
+    """A zero row is an ordinary action at ε = 0, and gets its own key above; a row that is not finite does at any ε."""
     x, group = states()
     x[[3, 9]] = 0
     x[7] = np.nan

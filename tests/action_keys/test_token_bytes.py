@@ -174,7 +174,7 @@ def test_tokenizer_whose_decode_disagrees_is_refused() -> None:
         def decode_batch(self, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
             return [text.upper() for text in backend.decode_batch(rows, skip_special_tokens=skip_special_tokens)]
 
-    with pytest.raises(ValueError, match="must decode as its tokens"):
+    with pytest.raises(ValueError, match="must decode to its tokens"):
         bk.token_bytes(Shouting())
 
 

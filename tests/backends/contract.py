@@ -1,4 +1,4 @@
-"""Every backend's module against the Protocol of its stage: read by mypy (`make lint`), run by nobody."""
+"""Every backend's module against the Protocol of its stage: only for mypy (`make lint`), never executed."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_no_kernel_spills(arch):
 
 
 def nvrtc() -> ctypes.CDLL | None:
-    """NVRTC out of the toolkit, or out of a package nvidia-cuda-nvrtc, whose library does not find its other half alone."""
+    """NVRTC from the toolkit, or from the package nvidia-cuda-nvrtc, whose library needs help to find its other half."""
     names = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]
     spec = importlib.util.find_spec("nvidia")
     for folder in [] if spec is None else list(spec.submodule_search_locations or []):

@@ -137,7 +137,7 @@ def test_launches_that_cannot_be_are_refused(emulator):
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_write_out_of_bounds_is_caught(tmp_path, shared):
-    """In a process of its own, for AddressSanitizer ends it."""
+    """In a separate process, since AddressSanitizer ends it."""
     library = build([EMULATOR / "planted.cu"], tmp_path, sanitize=True)
     compiler = os.environ.get("CXX") or shutil.which("g++")
     preload = [

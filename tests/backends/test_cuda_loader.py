@@ -1,4 +1,4 @@
-"""Whether CUDA kernels run here: every cause is told in one sentence, and the kernels' architectures are compared."""
+"""Whether CUDA kernels run here: every reason is one sentence, and the kernels' architectures are compared."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def a_cupy(version="14.2.0", error=None):
     ("cupy", "said"),
     [
         (a_cupy(), "torch sees no GPU"),
-        (a_cupy("12.3.0"), "CuPy 12.3.0, which would compile them, is older than 13"),
+        (a_cupy("12.3.0"), "CuPy 12.3.0, which compiles them otherwise, is older than 13"),
         (a_cupy(error=OSError("libnvrtc.so.13: no such file")), "does not work here: OSError: libnvrtc.so.13"),
         (None, "does not work here: ModuleNotFoundError"),
     ],

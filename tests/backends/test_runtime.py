@@ -40,7 +40,7 @@ def test_backends_say_why_not():
     assert status["reference"].available
     assert status["cpu"].available
     if not torch.cuda.is_available():
-        # torch before 2.10 brings a Triton that is too old, and builds for the CPU alone bring none
+        # torch before 2.10 includes a Triton that is too old, and CPU-only builds include none
         why = r"torch sees no GPU|Triton 3\.[2-5]\.\d+ is older than 3\.6|Triton is not installed: .*"
         assert re.fullmatch(rf"triton: not available \(({why})\); runs .*", str(status["triton"]))
     assert str(status["cpu"]).startswith("cpu: available; runs returns, episode, clusters")
@@ -77,7 +77,7 @@ def test_cuda_needs_triton_for_the_other_stages(monkeypatch):
     monkeypatch.setattr(_cuda_loader, "reason", lambda: "")
     monkeypatch.setattr(_triton_loader, "reason", lambda: "Triton is not installed: no module")
     status = bk.backends()["cuda"]
-    assert not status.available and "Triton runs the stages beside clusters, values, action_keys" in status.reason
+    assert not status.available and "Triton runs all stages except clusters, values, action_keys" in status.reason
 
 
 CUDA = torch.device("cuda", 0)
@@ -261,7 +261,7 @@ def test_results_do_not_depend_on_torchs_flags():
 
 
 def test_the_process_ends_while_daemon_threads_compute():
-    """Python unwinds a thread that wants the GIL of an interpreter on its way out, which C++ frames must not abort."""
+    """Python unwinds a thread that requests the GIL during interpreter shutdown, which C++ frames must not abort."""
     code = """
 import threading, time
 from bipace_kernels import _native_loader

@@ -63,7 +63,7 @@ def launched(monkeypatch):
 
 
 def _batch(groups=2, rollouts=4, steps=100, dim=3584, dtype=torch.bfloat16):
-    """Ids of a batch, and tensors whose values nobody reads."""
+    """Ids of a batch, and tensors whose values are never read."""
     n = groups * rollouts * steps
     rows = torch.arange(n)
     layout = bk.layout(rows // (rollouts * steps), rows // steps, rows % steps)

@@ -84,7 +84,7 @@ def test_host_code_never_waits(stem):
 
 
 def test_every_launched_kernel_is_compiled_ahead():
-    """A kernel that no main_path() names would first be compiled on somebody's GPU."""
+    """A kernel that no main_path() names would first be compiled on a user's GPU."""
     pytest.importorskip("triton")
     launched = {name for tree in TREES.values() for name, _ in launches(tree)}
     named = set()
@@ -100,7 +100,7 @@ def test_every_launched_kernel_is_compiled_ahead():
 
 @pytest.mark.parametrize("name", ["gram._gram", "scan._scan_groups"])
 def test_the_longest_group_compiles_nothing_anew(name):
-    """Triton compiles again for a size of 1 or a multiple of 16 unless told not to: amid a training, for seconds."""
+    """Triton recompiles for a size of 1 or a multiple of 16 unless this is disabled: seconds in the middle of a training."""
     triton = pytest.importorskip("triton")
     if triton.knobs.runtime.interpret:
         pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled")

@@ -294,7 +294,7 @@ def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
     names = {backend: {what for of, _, what in ours if of == backend} for backend in cases.BACKENDS}
     own = {report.GRAM + report.BY_WARPS}
     assert names["cuda"] - names["triton"] == (own if name == "stages" else set())
-    if name not in ("stages", "others"):  # most stages are Triton's alone
+    if name not in ("stages", "others"):  # most stages only exist in Triton
         assert names["triton"] <= names["cuda"]
     assert bool(names["triton"]) == (name in gpu.PARTS)
 

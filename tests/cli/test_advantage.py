@@ -1,4 +1,4 @@
-"""`bipace advantage`: a table worked by hand, every option, all formats, and nothing half-written left behind."""
+"""`bipace advantage`: a table worked by hand, every option, all formats, and no partial files left."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_presets(games: Path, tmp_path: Path, preset: str) -> None:
         assert np.array_equal(np.float32(read[column]), getattr(expected, name).numpy())
 
 
-OPTIONS_TOGETHER: list[dict[str, Any]] = [  # each has an effect beside the others
+OPTIONS_TOGETHER: list[dict[str, Any]] = [  # each has an effect together with the others
     {
         "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "similarity": 0.7,
         "step_norm": "std", "episode_norm": "none", "episode_scope": "step", "lone_trajectory": "raw", "delta": 1e-3,
@@ -193,7 +193,7 @@ def test_errors_of_the_package_name_file_line_and_option(tmp_path: Path) -> None
         assert "set --on-invalid singleton to set" in message and "Config(" not in message
     assert run("advantage", path, "--out", out, "--on-invalid", "singleton").exit_code == 0
     huge = write(tmp_path / "b.jsonl", [rows[0], record(0, 1, "a", "x", 1e300)])
-    assert f'{huge}, line 2, field "reward": wanted a finite number within ±1e37' in fail(
+    assert f'{huge}, line 2, field "reward": expected a finite number within ±1e37' in fail(
         "advantage", huge, "--out", out
     )
 
@@ -214,7 +214,7 @@ def test_huge_hidden_states_from_a_column(tmp_path: Path) -> None:
     rows = [{**row, "hidden": [1.0, 1.0 if i else 10**400]} for i, row in enumerate(GOLDEN)]
     path, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
     args = ["advantage", path, "--out", out, "--fingerprint-column", "hidden"]
-    assert f'{path}, line 1, field "hidden": wanted a list of numbers that fit float32' in fail(*args)
+    assert f'{path}, line 1, field "hidden": expected a list of numbers that fit float32' in fail(*args)
     assert run(*args, "--on-invalid", "singleton").exit_code == 0
 
 
@@ -360,7 +360,7 @@ def test_bad_hidden_states(golden: Path, tmp_path: Path) -> None:
 def test_nonfinite_rewards_set_aside(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [*GOLDEN[:-1], {**GOLDEN[-1], "reward": float("nan")}])
     out = tmp_path / "out.parquet"
-    assert 'line 6, field "reward": wanted a finite number, got NaN' in fail("advantage", path, "--out", out)
+    assert 'line 6, field "reward": expected a finite number, got NaN' in fail("advantage", path, "--out", out)
     assert run("advantage", path, "--out", out, "--on-invalid", "singleton").exit_code == 0
     assert table(out)["advantage"][4:] == [0, 0]
 
@@ -417,7 +417,7 @@ def test_columns_and_files(tmp_path: Path) -> None:
     ):
         flags += [f"--{flag}-column", name]
     assert run("advantage", one, two, "--out", out, "--partition", "exact", *flags).exit_code == 0
-    assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1, 3, 4, 3, 5, 3, 4]  # each file has groups of its own
+    assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1, 3, 4, 3, 5, 3, 4]  # each file has its own groups
     assert run("advantage", one, two, "--out", out, "--partition", "exact", "--merge-files", *flags).exit_code == 0
     assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1] * 2
     assert table(out)["file"] == [str(one)] * 6 + [str(two)] * 6
@@ -525,7 +525,7 @@ def test_read_only_folder(golden: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_refused_by_the_system(golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As root has it: access() is told no, or the file cannot be made although access() said yes."""
+    """As for root: access() says no, or the file cannot be created although access() said yes."""
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "is not writable" in fail("advantage", golden, "--out", tmp_path / "out.csv")
     monkeypatch.undo()
@@ -588,7 +588,7 @@ def test_killed_while_writing(golden: Path, tmp_path: Path, number: signal.Signa
         errors = process.stderr.read()
     assert "Traceback" not in errors
     assert out.read_text() == "the table of yesterday"
-    if number != signal.SIGKILL:  # nobody can tidy up after that one, but the table of yesterday stands
+    if number != signal.SIGKILL:  # SIGKILL allows no cleanup, but the old table is unchanged
         assert process.returncode == 130 and "stopped" in errors
         assert {path.name for path in tmp_path.iterdir()} == before
 

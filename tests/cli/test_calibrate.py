@@ -91,9 +91,9 @@ def test_everything_it_writes(folder: Path, prompts: Path, tmp_path: Path) -> No
     assert "went on" not in shown.output
     first = {path.name: path.read_bytes() for path in out.glob("calibration.*")}
     again = run(*args)
-    assert "went on from an earlier run: the states of 30 of 30 prompts were there" in again.output
+    assert "resumed an earlier run with the states of 30 of 30 prompts" in again.output
     assert first == {path.name: path.read_bytes() for path in out.glob("calibration.*")}
-    # Nothing qualifies: the tables come all the same, and no choice of an earlier run stays behind.
+    # Nothing qualifies: the tables are still written, and no choice of an earlier run remains.
     message = fail(*args[:-1], 31)
     assert "nothing was chosen: no layer and pooling has an ε with at least 31 clusters" in message
     assert not (out / "calibration.yaml").exists() and "Nothing chosen" in (out / "calibration.md").read_text()
@@ -114,7 +114,7 @@ def test_bad_input(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pyt
         assert not out.exists()
         return text
 
-    assert "it holds no config.json" in wrong(tmp_path, prompts)
+    assert "it has no config.json" in wrong(tmp_path, prompts)
     assert "no_such.jsonl is not a file" in wrong(folder, tmp_path / "no_such.jsonl")
     assert 'line 1: the field "kind" is missing; name its column with --label' in wrong(
         folder, prompts, "--label", "kind"
@@ -125,7 +125,7 @@ def test_bad_input(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pyt
     assert "must have at least folds = 99 distinct prompts" in wrong(folder, prompts, "--folds", "99")
     assert "--dtype must be auto" in wrong(folder, prompts, "--dtype", "int8")
     bad = write(tmp_path / "bad.jsonl", [{"prompt": "a", "task_type": "x"}, {"prompt": 3, "task_type": "x"}])
-    assert 'bad.jsonl, line 2, field "prompt": wanted a text' in wrong(folder, bad)
+    assert 'bad.jsonl, line 2, field "prompt": expected a text' in wrong(folder, bad)
     assert "holds no prompts" in wrong(folder, write(tmp_path / "empty.jsonl", []))
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "bipace calibrate needs the package transformers" in wrong(folder, prompts)

@@ -21,7 +21,7 @@ PLAIN = ("--epsilons", "0.25", "--no-similar")
 
 
 class Letters:
-    """An encoder: how often each of 64 characters stands in a text."""
+    """An encoder: counts of 64 characters in a text."""
 
     device = torch.device("cpu")
 

@@ -144,7 +144,7 @@ def test_what_a_trainer_recorded_stands_beside_the_presets(tmp_path: Path) -> No
     np.testing.assert_allclose(columns["spread"], several.max(axis=0) - several.min(axis=0), rtol=2e-3)
     rows = [dict(row, bipace_cluster="a") for row in trained()]
     path = write(tmp_path / "b.jsonl", rows)
-    assert 'field "bipace_cluster": wanted an integer of at least −1' in fail(
+    assert 'field "bipace_cluster": expected an integer of at least −1' in fail(
         "report", path, "--out", tmp_path, "--html"
     )
 

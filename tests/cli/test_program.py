@@ -75,7 +75,7 @@ def test_a_stdout_that_takes_nothing_is_one_sentence(where: str, words: str) -> 
         done = subprocess.run(command, stdout=full if where == "full" else pipe, stderr=subprocess.PIPE, text=True,
                               env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == f"error: stdout cannot be written: {words}; send it elsewhere (> FILE, or > /dev/null).\n"
+    assert done.stderr == f"error: stdout cannot be written: {words}; redirect it (> FILE, or > /dev/null).\n"
 
 
 def test_quickstart_runs() -> None:

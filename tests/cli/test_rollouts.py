@@ -85,14 +85,14 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
 
 
 BAD_LINES = {
-    "not json": ("{oops", ["line 2", "wanted one JSON object", "invalid JSON", "column 2"]),
-    "list": ([record()], ["line 2", "wanted one JSON object", "got a list", "one record per line"]),
-    "number": ("3", ["line 2", "wanted one JSON object", "got 3"]),
+    "not json": ("{oops", ["line 2", "expected one JSON object", "invalid JSON", "column 2"]),
+    "list": ([record()], ["line 2", "expected one JSON object", "got a list", "one record per line"]),
+    "number": ("3", ["line 2", "expected one JSON object", "got 3"]),
     "string": ('"x"', ["line 2", 'got the string "x"']),
     "null": ("null", ["line 2", "got null"]),
-    "not utf-8": (b'{"task_id": "\xff"}', ["line 2", "wanted UTF-8", "0xff at byte 14"]),
-    "repeated key": ('{"task_id": "a", "task_id": "b"}', ["line 2", 'field "task_id"', "stands twice"]),
-    "repeated inner key": ('{"x": {"y": 1, "y": 2}}', ["line 2", 'field "y"', "stands twice"]),
+    "not utf-8": (b'{"task_id": "\xff"}', ["line 2", "expected UTF-8", "0xff at byte 14"]),
+    "repeated key": ('{"task_id": "a", "task_id": "b"}', ["line 2", 'field "task_id"', "occurs twice"]),
+    "repeated inner key": ('{"x": {"y": 1, "y": 2}}', ["line 2", 'field "y"', "occurs twice"]),
     "nested": ("[" * 100_000, ["line 2", "nests too deeply"]),
     "huge integer": ('{"step": ' + "9" * 5000 + "}", ["line 2", "cannot be read"]),
     "missing task": (without("task_id"), ["line 2", '"task_id" is missing', "--task-column", "rollout, step"]),
@@ -102,28 +102,31 @@ BAD_LINES = {
     "missing reward": (without("reward"), ["line 2", '"reward" is missing']),
     "missing action": (without("action"), ["line 2", '"action" is missing', "--action-column"]),
     "empty object": ("{}", ["line 2", '"task_id" is missing', "no field at all"]),
-    "null task": (record(task_id=None), ["line 2", 'field "task_id"', "wanted a string or an integer", "got null"]),
+    "null task": (record(task_id=None), ["line 2", 'field "task_id"', "expected a string or an integer", "got null"]),
     "float task": (record(task_id=1.0), ["line 2", 'field "task_id"', "got 1.0"]),
     "bool rollout": (record(rollout=True), ["line 2", 'field "rollout"', "got true"]),
     "kind of id": (
         record(task_id=7),
-        ["line 2", 'field "task_id"', "wanted a string like in the records before", "got 7"],
+        ["line 2", 'field "task_id"', "expected a string like in the records before", "got 7"],
     ),
-    "kind of rollout": (record(rollout="0"), ["line 2", 'field "rollout"', "wanted an integer like", 'the string "0"']),
-    "big rollout": (record(rollout=2**63), ["line 2", "wanted an integer of 64 bits", "got 9223372036854775808"]),
-    "float step": (record(step=1.0), ["line 2", 'field "step"', "wanted an integer of at least 0", "got 1.0"]),
+    "kind of rollout": (
+        record(rollout="0"),
+        ["line 2", 'field "rollout"', "expected an integer like", 'the string "0"'],
+    ),
+    "big rollout": (record(rollout=2**63), ["line 2", "expected an integer of 64 bits", "got 9223372036854775808"]),
+    "float step": (record(step=1.0), ["line 2", 'field "step"', "expected an integer of at least 0", "got 1.0"]),
     "text step": (record(step="1"), ["line 2", 'field "step"', 'got the string "1"']),
     "bool step": (record(step=False), ["line 2", 'field "step"', "got false"]),
     "negative step": (record(step=-1), ["line 2", 'field "step"', "got -1"]),
     "big step": (record(step=2**70), ["line 2", 'field "step"', "64 bits"]),
-    "null observation": (record(observation=None), ["line 2", 'field "observation"', "wanted a string", "got null"]),
+    "null observation": (record(observation=None), ["line 2", 'field "observation"', "expected a string", "got null"]),
     "chat": (
         record(observation=[{"role": "user"}]),
         ["line 2", 'field "observation"', "got a list", "Join chat messages"],
     ),
     "object": (record(observation={"a": 1}), ["line 2", "got an object"]),
     "surrogate": ('{"task_id": "a\\ud800"}', ["line 2", 'field "task_id"', "valid Unicode", "character 1"]),
-    "null reward": (record(reward=None), ["line 2", 'field "reward"', "wanted a finite number", "got null"]),
+    "null reward": (record(reward=None), ["line 2", 'field "reward"', "expected a finite number", "got null"]),
     "text reward": (record(reward="1.0"), ["line 2", 'field "reward"', 'got the string "1.0"']),
     "bool reward": (record(reward=True), ["line 2", 'field "reward"', "got true"]),
     "nan": (record(reward=float("nan")), ["line 2", 'field "reward"', "got NaN", "--on-invalid singleton"]),
@@ -138,7 +141,7 @@ BAD_LINES = {
         {f"{i} {chr(10)}\ud800 {'x' * 999}": 0 for i in range(30)},
         ["line 2", "Found: 0 ", "xxx..., 1 ", "and 10 more"],
     ),
-    "long repeated key": ('{"K": 1, "K": 2}'.replace("K", "k" * 999), ["line 2", "kkk...", "stands twice"]),
+    "long repeated key": ('{"K": 1, "K": 2}'.replace("K", "k" * 999), ["line 2", "kkk...", "occurs twice"]),
     "nan step": (record(step=float("nan")), ["line 2", 'field "step"', "got NaN"]),
     "null action": (record(action=None), ["line 2", 'field "action"', "got null", "empty string"]),
     "long text": (record(reward="x" * 999), ["line 2", "xxx..."]),
@@ -161,7 +164,7 @@ def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
 def test_a_line_cut_off_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(json.dumps(record()).encode() + b'\n{"task_id": "t", "ro')
-    assert "may have been cut off" in error_of(str(path))
+    assert "may be truncated" in error_of(str(path))
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -170,9 +173,9 @@ def test_a_line_of_any_length_is_not_read_whole(tmp_path: Path, zipped: bool) ->
     path = tmp_path / "a.jsonl"
     data = (json.dumps(record()) + "\n").encode() + bytes(2 << 20)
     path.write_bytes(gzip.compress(data) if zipped else data)
-    with pytest.raises(CliError, match=r"a.jsonl, line 2: wanted at most 1 MiB, got more; .*--longest-line 2\."):
+    with pytest.raises(CliError, match=r"a.jsonl, line 2: expected at most 1 MiB, got more; .*--longest-line 2\."):
         rollouts.read([str(path)], longest_line=1)
-    with pytest.raises(CliError, match=r"line 2: wanted one JSON object"):
+    with pytest.raises(CliError, match=r"line 2: expected one JSON object"):
         rollouts.read([str(path)], longest_line=2)
 
 
@@ -193,7 +196,7 @@ def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
     bad = tmp_path / "b.jsonl.gz"
     bad.write_bytes(data[: len(data) // 2])
     message = error_of(str(bad))
-    assert str(bad) in message and "breaks off or is damaged after line" in message and "line 0" not in message
+    assert str(bad) in message and "is truncated or damaged after line" in message and "line 0" not in message
     for change in (data[:-8] + b"12345678", data + b"garbage", data[:3000] + b"\xff" * 9 + data[3009:], data[:12]):
         bad.write_bytes(change)
         assert str(bad) in error_of(str(bad))
@@ -216,7 +219,7 @@ def test_paths(tmp_path: Path) -> None:
     assert "does not exist" in error_of(str(tmp_path / "none.jsonl"))
     assert "is not a file" in error_of(str(tmp_path))
     (tmp_path / "a.txt").write_text("{}")
-    assert "names no known format" in error_of(str(tmp_path / "a.txt"))
+    assert "unknown suffix" in error_of(str(tmp_path / "a.txt"))
     path = write(tmp_path / "a.jsonl", record())
     os.symlink(path, tmp_path / "b.jsonl")
     with pytest.raises(CliError, match="given twice"):
@@ -263,7 +266,7 @@ def test_a_record_that_does_not_say_is_valid(tmp_path: Path) -> None:
     for paths, valid in (([one, two], [True, False, True, True]), ([two, one], [True, True, False, True])):
         assert rollouts.read(paths, wanted=["valid"]).valid == valid
     path = write(tmp_path / "c.jsonl", record(), record(step=1, valid=None))
-    assert 'line 2, field "valid": wanted true or false, got null' in error_of(path, wanted=["valid"])
+    assert 'line 2, field "valid": expected true or false, got null' in error_of(path, wanted=["valid"])
 
 
 def test_a_column_named_in_vain(tmp_path: Path) -> None:
@@ -310,7 +313,8 @@ def test_fingerprint_column(tmp_path: Path) -> None:
         path = write(tmp_path / "c.jsonl", record(h=[1, 2]), record(h=[1.0, huge], step=1))
         message = error_of(path, columns=columns, needed=["fingerprint"])
         assert (
-            f'{path}, line 2, field "h": wanted a list of numbers that fit float32, got' in message and fact in message
+            f'{path}, line 2, field "h": expected a list of numbers that fit float32, got' in message
+            and fact in message
         )
         (_, vector) = rollouts.read([path], columns, needed=["fingerprint"], allow_nonfinite=True).fingerprint or []
         assert np.float32(vector).tolist() == [1.0, np.inf if huge > 0 else -np.inf]
@@ -344,15 +348,15 @@ def test_parquet_reads_as_json_lines(tmp_path: Path) -> None:
 
 def test_bad_parquet(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", [record(), record(step=1, reward=None)])
-    assert 'row 2, field "reward": wanted a finite number, got null' in error_of(path)
+    assert 'row 2, field "reward": expected a finite number, got null' in error_of(path)
     path = parquet(tmp_path / "b.parquet", [without("reward")])
     assert 'the column "reward" is missing' in error_of(path) and "--reward-column" in error_of(path)
     path = parquet(tmp_path / "long.parquet", [{f"{i} {'x' * 99}": 0 for i in range(30)}])
     assert error_of(path).endswith(" and 10 more.") and len(error_of(path)) < 1600
     path = parquet(tmp_path / "c.parquet", [record()], step=pa.float64())
-    assert "wanted an integer of at least 0, got 0.0" in error_of(path)
+    assert "expected an integer of at least 0, got 0.0" in error_of(path)
     path = parquet(tmp_path / "d.parquet", [record(observation=b"x")])
-    assert "wanted a string, got bytes" in error_of(path)
+    assert "expected a string, got bytes" in error_of(path)
     path = parquet(tmp_path / "e.parquet", [record(reward=float("nan"))])
     assert "got NaN" in error_of(path)
     empty = pa.Table.from_pylist([record()]).slice(0, 0)
@@ -419,7 +423,7 @@ def test_any_value_of_a_field(tmp_path_factory: pytest.TempPathFactory, name: st
 @settings(max_examples=150, deadline=None)
 @given(cut=st.integers(0, 10_000), junk=st.binary(max_size=3), zipped=st.booleans())
 def test_any_cut(tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes, zipped: bool) -> None:
-    """A good file cut anywhere, with junk behind the cut."""
+    """A good file cut anywhere, with junk after the cut."""
     data = b"".join(json.dumps(record(step=i)).encode() + b"\n" for i in range(20))
     data = gzip.compress(data, mtime=0) if zipped else data
     path = tmp_path_factory.mktemp("any") / "a.jsonl.gz"

@@ -42,7 +42,7 @@ def test_worked_by_hand():
     angle = np.deg2rad([0, 20, 40, 90, 10])
     x = torch.tensor(np.stack([np.cos(angle), np.sin(angle)], 1), dtype=torch.float32) * 3
     epsilon = float(1 - np.cos(np.deg2rad(21)))
-    # The centroid of 0° and 20° is 10°: 40° is 30° away and seeds; 90° is alone; 10° joins the first.
+    # The centroid of 0° and 20° is 10°: 40° is 30° away and seeds; 90° is a singleton; 10° joins the first.
     assert cosine(x, epsilon=epsilon).tolist() == [0, 0, 1, 2, 0]
     # In another order 20°, 0° -> 10°, 40° seeds still; but 20°, 40° -> 30°, and 0° is 30° away.
     assert cosine(x[[1, 2, 0]], epsilon=epsilon).tolist() == [0, 0, 1]
@@ -265,7 +265,7 @@ def test_unusable_rows_are_alone(epsilon: float):
     order = torch.arange(90)
     expected = reference.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon)
     wild = x.clone()
-    wild[~usable] = torch.nan  # what they hold reaches nobody
+    wild[~usable] = torch.nan  # their values affect no other record
     for rows in (x, wild):
         labels = cosine(rows, sizes, epsilon, usable=usable)
         assert torch.equal(labels, expected)

@@ -147,7 +147,7 @@ def test_shapes_of_partitions(device):
 @slow_interpreted
 @pytest.mark.parametrize("shape", SHAPES)
 def test_many_clusters(device, shape, monkeypatch):
-    """K beyond what a step takes at a time, and clusters that are found again behind that border."""
+    """K beyond the number of clusters per step, and clusters that are found again beyond it."""
     how = {}
     if BACKEND == "triton":
         how["cut"] = clusters.Cut(scan={**getattr(scan, shape), "CLUSTERS": 32, "COLUMNS": 64})
@@ -218,7 +218,7 @@ def test_tiny_float16_rows(device):
 
 @slow_interpreted
 def test_records_set_aside(device):
-    """Records that are not usable are alone, those not taken have no cluster; NaN and zeros in them reach nobody."""
+    """Unusable records are singletons, those not taken have no cluster; their NaN and zeros affect no other record."""
     rng = np.random.default_rng(7)
     x = mixture(7, 190, 40, 8)
     usable, taken = torch.from_numpy(rng.random(190) < 0.8), torch.from_numpy(rng.random(190) < 0.8)
@@ -266,11 +266,11 @@ def test_equal_rows(device, dtype, bits):
     pool = torch.from_numpy(rng.integers(-1, 2, (9, 70)).astype(np.float32))
     pool[1] = 2 * pool[0]
     pool[2] = pool[0]
-    pool[2, 69] += 1  # differs in its last element alone
+    pool[2, 69] += 1  # differs only in its last element
     x = pool[rng.integers(0, 9, 110)]
     x[rng.random(x.shape) < 0.5] *= -0.0
     x[::2] = x[::2] + 0.0
-    x[3], x[50] = 0.0, float("nan")  # alone each
+    x[3], x[50] = 0.0, float("nan")  # a singleton each
     sizes = [1, 70, 0, 39]
     usable = torch.from_numpy(reference.scan_rows(x, torch.arange(110)).numpy() == 0)
     order, offsets = torch.arange(110), offsets_of(sizes)
@@ -401,7 +401,7 @@ def test_one_group_alone_is_the_group_in_any_batch(device, dtype):
 
 @pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
 def test_any_strides_and_order(device, dtype):
-    """Rows are read where they are; what lies between them is never touched."""
+    """Rows are read in place; memory between them is never read."""
     values = mixture(13, 45, 21, 6).to(dtype)
     order = torch.from_numpy(np.random.default_rng(13).permutation(130)[:45])
     room = torch.full((130, 3, 50), float("nan"), dtype=dtype)

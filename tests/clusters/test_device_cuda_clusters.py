@@ -100,7 +100,7 @@ def test_more_radii_than_one_launch_writes(device, monkeypatch, long_group):
 
 @pytest.mark.parametrize("long_group", [8192, 250])
 def test_few_long_groups_among_many_short_ones(device, monkeypatch, long_group):
-    """Matrices of two sizes, or blocks of columns besides: the labels of one size for all."""
+    """Matrices of two sizes, or also blocks of columns: the same labels as with one size for all."""
     sizes = [3, 1, 130, 2, 5, 300, 4, 1, 1, 6, 128, 2, 7, 1, 257, 3]
     x = mixture(8, sum(sizes), 48, 12, 0.5)
     want = sweep(device, x, sizes)

@@ -59,7 +59,7 @@ def check(found, reciprocal, x, sizes, first_column=0):
 
 
 def rows(n, dim, dtype, seed=0):
-    """Each with a direction of its own and one of all, and a length of its own."""
+    """Each with its own direction plus a common one, and its own length."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, dim, generator=generator) + 1.5 * torch.randn(1, dim, generator=generator)
     return (x * torch.exp(torch.randn(n, 1, generator=generator))).to(dtype)

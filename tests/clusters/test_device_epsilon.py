@@ -83,7 +83,7 @@ def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
 
 @pytest.mark.skipif(BACKEND == "triton", reason="Triton has one way for groups of any length")
 def test_long_groups_have_no_gram_matrix(device, monkeypatch):
-    """A group that is long beside two that are not; nothing but where its products are kept differs."""
+    """One long group and two short ones; only the place of its products differs."""
     how = {}
     monkeypatch.setattr(clusters, "LONG_GROUP", 10)
     x, _ = states()

@@ -186,7 +186,7 @@ def test_the_walk_on_recorded_rollouts():
 
 @pytest.fixture
 def epsilons_read(monkeypatch):
-    """A list of ε goes through a tensor of the host, which the watch cannot tell from one of a device."""
+    """A list of ε becomes a host tensor, which this check cannot distinguish from a device's."""
     monkeypatch.setattr(importlib.import_module("bipace_kernels.clusters"), "_epsilons", lambda epsilon: epsilon)
 
 

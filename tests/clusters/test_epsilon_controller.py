@@ -180,7 +180,7 @@ def test_no_update_goes_further_than_a_step(seed, start, max_step, points, objec
         before = after
 
 
-# ---- batches that tell nothing ---------------------------------------------------------------------------------------
+# ---- uninformative batches -------------------------------------------------------------------------------------------
 
 
 def test_batches_without_a_row_that_counts_leave_it_as_it_is(backend):
@@ -402,8 +402,8 @@ def test_bad_input_changes_nothing(changes, error, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.pop("moves"), "state must be what state_dict"),
-        (lambda s: s.update(extra=1), "state must be what state_dict"),
+        (lambda s: s.pop("moves"), "state must come from state_dict"),
+        (lambda s: s.update(extra=1), "state must come from state_dict"),
         (lambda s: s.update(epsilon=0.9), r"state\['epsilon'\] must be a number in \[0.02, 0.4\]"),
         (lambda s: s.update(updates=-1), r"state\['updates'\] must be an int"),
         (lambda s: s.update(epsilon=0.3, settled=1), r"state\['settled'\] must be bool, got 1"),
@@ -420,7 +420,7 @@ def test_states_of_something_else(change, words):
     change(state)
     with pytest.raises(ValueError, match=words):
         controller.load_state_dict(state)
-    with pytest.raises(ValueError, match="state must be what state_dict"):
+    with pytest.raises(ValueError, match="state must come from state_dict"):
         controller.load_state_dict([])
     assert controller.state_dict() == before
 

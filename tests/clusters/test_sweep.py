@@ -187,7 +187,7 @@ def test_powers_of_two_change_nothing():
 
 
 def test_rows_that_touch_nobody():
-    """Not usable, or without a direction: alone, numbered where they stand, and no other record sees them."""
+    """Not usable, or without a direction: singletons, numbered in order, that affect no other record."""
     x = mixture(8, 90, 20, 3)
     x[::4] = x[0].clone()
     usable = torch.from_numpy(np.random.default_rng(1).random(90) < 0.6)

@@ -223,7 +223,7 @@ def test_equal_rows_and_rows_at_the_mean(backend):
         if len(np.unique(BATCH.trajectory[rows])) > 1:
             assert result.value[rows].numpy() == pytest.approx(np.full(rows.sum(), returns[rows].mean()), abs=2e-6)
     two = np.where(np.arange(N)[:, None] % 2, [[1.0, 0.0]], [[0.0, 1.0]]).astype(np.float32)
-    result = run(replace(config, kernel_width=0.05), fingerprint=two, backend=backend)  # equal rows alone are near
+    result = run(replace(config, kernel_width=0.05), fingerprint=two, backend=backend)  # only equal rows are near
     for group in range(4):
         rows = np.flatnonzero(BATCH.group == group)
         if len(np.unique(BATCH.trajectory[rows])) == 1:
@@ -269,7 +269,7 @@ def test_many_records_share_a_value_through_128_landmarks():
 
 
 def long_group(dim):
-    """2,100 records of one group in six distinct states, and a short group behind it."""
+    """2,100 records of one group in six distinct states, and a short group after it."""
     n, rng = 2100, np.random.default_rng(0)
     state = rng.integers(0, 6, n + 60)
     fingerprint = rng.normal(size=(6, dim)).astype(np.float32)[state]
@@ -378,7 +378,7 @@ def test_wrong_memories():
         run(config, memory={})
     run(config, memory=memory)
     with pytest.raises(
-        ValueError, match=r"fingerprint must have D = \d+ as the batches in memory, got 2: of another model"
+        ValueError, match=r"fingerprint must have D = \d+ like the batches in memory, got 2: of another model"
     ):
         run(config, memory=memory, fingerprint=np.ones((N, 2), np.float32))
     with pytest.raises(

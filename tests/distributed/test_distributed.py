@@ -83,7 +83,7 @@ def test_500_batches_give_the_bits_of_one_process(tmp_path):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_labels_of_all_ranks_serve_a_single_controller(found, size):
-    """distributed.cluster() is cluster() of the whole; under partition exact its labels stand for the fingerprints."""
+    """distributed.cluster() is cluster() of the whole; under partition exact its labels replace the fingerprints."""
     for wrong in of(found, f"cluster:{size}:0:2"):
         assert wrong == []
 
@@ -113,7 +113,7 @@ def test_a_fingerprint_travels_at_most_once_and_nothing_else_is_wide(found):
 
 def test_a_silent_rank_is_an_error_within_the_timeout(found):
     for said in of(found, "silent:4")[:-1]:
-        assert said.startswith("RuntimeError: the ranks of process_group no longer answer each other")
+        assert said.startswith("RuntimeError: the ranks of process_group cannot reach each other")
 
 
 def test_a_rank_that_ends_is_an_error_at_once(tmp_path, found):
@@ -121,7 +121,7 @@ def test_a_rank_that_ends_is_an_error_at_once(tmp_path, found):
     assert "silent:4" in last
     assert "dies:4" not in last
     for rank in found[:-1]:
-        assert rank["dies:4"].startswith("RuntimeError: the ranks of process_group no longer answer each other")
+        assert rank["dies:4"].startswith("RuntimeError: the ranks of process_group cannot reach each other")
 
 
 # ------------------------------------------------------------------------------------------------------ who owns what

@@ -1,4 +1,4 @@
-"""The episode term: every scope, norm and rule for the lone trajectory, with spoilt trajectories."""
+"""The episode term: every scope, norm and rule for a lone trajectory, with invalid trajectories."""
 
 from __future__ import annotations
 

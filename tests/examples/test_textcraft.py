@@ -47,7 +47,7 @@ def test_what_is_published():
 
 @pytest.mark.parametrize("task", published(), ids=lambda task: task.task_id)
 def test_the_planner_solves_every_task(task):
-    """From the printed lines alone, without a command that fails, and from where strays have led it."""
+    """From only the printed lines, without a failing command, and also after stray commands."""
     env = TextCraft(task)
     for _ in range(40):
         observation, reward, done = env.step(plan(env))

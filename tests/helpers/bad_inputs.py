@@ -35,7 +35,7 @@ BAD = {
         ("abc", TypeError, "group must be"),
         (torch.zeros(N, dtype=torch.int64).to_sparse(), TypeError, "group must be a dense tensor, got a torch.sparse"),
         (BATCH.group[:-1], ValueError, "trajectory must have one entry per row"),
-        (at(BATCH.group, -1, 99), ValueError, r"trajectory must lie in one group.*trajectory_ids"),
+        (at(BATCH.group, -1, 99), ValueError, r"trajectory must belong to one group.*trajectory_ids"),
         (torch.tensor(3), ValueError, "group must have one entry per row, got a scalar"),
         (np.ma.array(BATCH.group, mask=np.arange(N) == 3), TypeError, "group must not be a masked array"),
         (nested(), TypeError, "group must be a dense tensor, got a nested one"),
@@ -46,7 +46,7 @@ BAD = {
     "trajectory": [
         (None, ValueError, "trajectory is missing"),
         (BATCH.trajectory[:-1], ValueError, f"trajectory must have one entry per row, N = {N}"),
-        (np.zeros(N, dtype=np.int64), ValueError, "trajectory must lie in one group"),
+        (np.zeros(N, dtype=np.int64), ValueError, "trajectory must belong to one group"),
     ],
     "step": [
         (BATCH.step[:-1], ValueError, f"step must have one entry per row, N = {N}"),

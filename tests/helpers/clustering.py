@@ -160,7 +160,7 @@ def check_instruction_sets(labels: Callable[..., torch.Tensor]) -> None:
 
 
 def in_process(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Python code in a process of its own, which can import this module."""
+    """Python code in a separate process, which can import this module."""
     path = os.pathsep.join([str(ROOT), str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, "-c", code, *args],

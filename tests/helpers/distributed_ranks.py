@@ -233,8 +233,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "value": ({"rewards": [0.0, 0.0, float("nan")]}, "ValueError: rewards must be finite (and within ±1e37), got nan at row 8;"),
     "state": ({"fingerprint": torch.zeros(3, 6)}, "ValueError: fingerprint must have finite, non-zero rows, but row 6, 7, 8"),
     "twice": ({"step": [0, 1, 1]}, "ValueError: step must be unique inside a trajectory, but rows 7 and 8 share"),
-    "two groups": ({"group": [7, 7, 8]}, "ValueError: trajectory must lie in one group, but rows 6 and 8 hold"),
-    "pickle": ({"observation": [lambda: 0] * 3}, "TypeError: rank 2: observation must hold values that pickle"),
+    "two groups": ({"group": [7, 7, 8]}, "ValueError: trajectory must belong to one group, but rows 6 and 8 hold"),
+    "pickle": ({"observation": [lambda: 0] * 3}, "TypeError: rank 2: observation must hold values that can be pickled"),
     "text": ({"observation": [1, 2, 3]}, "TypeError: rank 2: observation must hold str for partition='similar'"),
 }  # fmt: skip
 CONFIGURED = {"pickle": bk.Config.gigpo(), "text": bk.Config.gigpo(partition="similar")}
@@ -249,7 +249,7 @@ def told(call: Callable[[], Any]) -> str:
 
 
 def case_errors(group: Any) -> dict[str, str]:
-    """What each rank is told when the last one does something wrong; the group works afterwards."""
+    """The error on each rank when the last one does something wrong; the group works afterwards."""
     rank, said = dist.get_rank(group), {}
     for name, (change, _) in WRONG.items():
         given = {**small(rank), "config": CONFIGURED.get(name)}
@@ -261,7 +261,7 @@ def case_errors(group: Any) -> dict[str, str]:
 
 
 def case_owner(group: Any) -> str:
-    """A failure in the middle of one owner's work is told to all."""
+    """A failure in the middle of one owner's work is raised on all ranks."""
     work = distributed._cluster
 
     def fail(*_: Any) -> Any:
@@ -313,7 +313,7 @@ def case_bytes(group: Any) -> list[list[int]]:
 
 
 def case_silent(group: Any) -> Any:
-    """The last rank does not call: the others are told within the group's timeout."""
+    """The last rank does not call: the others raise within the group's timeout."""
     late = dist.new_group(list(range(WORLD)), timeout=datetime.timedelta(seconds=2))
     if dist.get_rank() == WORLD - 1:
         time.sleep(6)
@@ -322,7 +322,7 @@ def case_silent(group: Any) -> Any:
 
 
 def case_dies(group: Any) -> Any:
-    """The last rank ends in the middle of a call: the others are told at once."""
+    """The last rank exits in the middle of a call: the others raise at once."""
     if dist.get_rank() == WORLD - 1:
         distributed._check_own = lambda *_: os._exit(7)
     return told(lambda: distributed.advantage(**small(dist.get_rank()), process_group=group))

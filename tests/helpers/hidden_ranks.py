@@ -161,7 +161,7 @@ def check_interrupt(wrap: Callable[[Any], Any], *, ranks: tuple[int, ...] = (0, 
 
 
 def check_alone(wrap: Callable[[Any], Any]) -> dict[str, Any]:
-    """A stop on rank 0 alone, which ends then: the last case of its processes, for their group is broken by it."""
+    """A stop only on rank 0, which then exits: the last case of its processes, since it breaks their group."""
     return check_interrupt(wrap, ranks=(0,))
 
 
@@ -171,7 +171,7 @@ def tree(model: Any) -> list[Any]:
 
 
 def is_root(block: Any) -> bool:
-    """Whether FSDP holds a block for a model of its own: it would gather alone, and stay whole after its forward."""
+    """Whether FSDP treats a block as a root: it would gather by itself, and stay unsharded after its forward."""
     state = block._get_fsdp_state() if hasattr(block, "_get_fsdp_state") else block
     return bool(getattr(state, "_is_root", False))
 

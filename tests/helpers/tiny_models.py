@@ -65,7 +65,7 @@ def packed(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def position_ids(mask: torch.Tensor) -> torch.Tensor:
-    """Positions that count tokens alone, as trainers make them for padded rows."""
+    """Positions that only count tokens, as trainers make them for padded rows."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 

@@ -23,7 +23,7 @@ LAYER = -8
 
 
 def make_tokenizer() -> Any:
-    """Every byte is a token; <eos> and <pad> beside them."""
+    """Every byte is a token; plus <eos> and <pad>."""
     vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

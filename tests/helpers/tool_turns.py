@@ -51,7 +51,7 @@ class Silent(Walk):
 
 @functools.cache
 def tokenizer() -> Any:
-    """Qwen's template, and pieces learnt from it: its description of tools alone would be a thousand bytes."""
+    """Qwen's template, and pieces learnt from it: its description of tools would be a thousand bytes by itself."""
     template = chat_template_utils.qwen3_chat_template
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -67,7 +67,7 @@ def tokenizer() -> Any:
 
 
 def call(name: str, **arguments: Any) -> str:
-    """One tool call; several may stand one after the other."""
+    """One tool call; several may follow each other."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>\n"
 
 

@@ -35,7 +35,7 @@ def unpack(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqle
 
 
 if REAL:
-    # The environments are large and none of this; flash attention's packing runs on GPUs alone.
+    # The environments are large and not needed here; flash attention's packing only runs on GPUs.
     environments = types.ModuleType("agent_system.environments")
     environments.EnvironmentManagerBase, environments.make_envs = object, None
     sys.modules[environments.__name__] = environments
@@ -101,7 +101,7 @@ def rollout(seed: int, tokenizer: Any, groups: int = 3, size: int = 4, longest: 
             trajectory, reward = f"t{rng.integers(1 << 60)}", reward_of(rng)
             steps = int(rng.integers(1, longest + 1))
             for _ in range(steps):
-                room = int(rng.integers(4))  # its prompts differ in their first token alone, so its states are alike
+                room = int(rng.integers(4))  # its prompts only differ in their first token, so its states are similar
                 prompt = np.concatenate([rng.integers(10, 200, 1), 10 + 7 * room + np.arange(3 + 2 * room)])
                 text = f"<action>{rng.choice(WORDS)}</action>" if rng.random() < 0.8 else str(rng.choice(WORDS))
                 response = tokenizer.encode(text)[:length]

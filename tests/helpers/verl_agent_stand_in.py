@@ -36,7 +36,7 @@ CONFIG = {
 
 
 def compute_step_discounted_returns(batch: Any, gamma: float) -> torch.Tensor:
-    """R_t = r_t + γ R_{t+1} inside a trajectory, whose rows stand in order of time."""
+    """R_t = r_t + γ R_{t+1} inside a trajectory, whose rows are in order of time."""
     rewards, trajectory = batch.non_tensor_batch["rewards"], batch.non_tensor_batch["traj_uid"]
     out, ahead = np.zeros(len(rewards)), defaultdict(float)
     for i in reversed(range(len(rewards))):

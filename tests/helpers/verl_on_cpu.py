@@ -1,4 +1,4 @@
-"""What verl's trainers need beside verl to run as a whole on CPUs; loaded in each of their processes.
+"""Patches that verl's trainers need to run completely on CPUs; loaded in each of their processes.
 
     VERL_USE_EXTERNAL_MODULES=verl_on_cpu VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda VERL_ENGINE_VENDOR=nvidia
 
@@ -271,7 +271,7 @@ def infer_batch(self, data):
 
 @functools.wraps(_train_mini_batch)
 def train_mini_batch(self, data):
-    """Workers write the rows that they update on, as they get them, and what the forward before gave beside log-probs."""
+    """Workers write the rows that they update on, as they get them, and what the previous forward gave in addition to log-probs."""
     count = self.__dict__.setdefault("updates", itertools.count(1))
     rows = {name: data[name] for name in KEPT if name in data}  # a TensorDict's
     rows = {k: [x.clone() for x in v.unbind()] if isinstance(v, torch.Tensor) else list(v) for k, v in rows.items()}

@@ -1,4 +1,4 @@
-"""What stands in for vLLM: a tiny model, and files as vLLM 0.32.0's ExampleHiddenStatesConnector writes them.
+"""A stand-in for vLLM: a tiny model, and files in the format of vLLM 0.32.0's ExampleHiddenStatesConnector.
 
 Names, keys, shapes, dtypes, locks and the numbering of layers are those of its source (vllm/distributed/kv_transfer/
 kv_connector/v1/example_hidden_states_connector.py, vllm/model_executor/models/qwen2.py and interfaces.py).
@@ -28,7 +28,7 @@ def write(path: Path, hidden_states: torch.Tensor, token_ids: Any, *, lock: bool
 
 
 def locked(path: Path) -> int:
-    """A request that has begun: the lock beside its file, held; closing it lets go."""
+    """A request that has begun: holds the lock of its file; closing releases it."""
     held = os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
     fcntl.flock(held, fcntl.LOCK_EX)
     return held

@@ -1,4 +1,4 @@
-"""calibrate(): states as extract() gives them, the paper's rule, and a folder that goes on where it was left."""
+"""calibrate(): states as extract() gives them, the paper's rule, and a folder that is resumed."""
 
 from __future__ import annotations
 
@@ -261,15 +261,15 @@ def test_written_forms(found):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"labels": ["a"] * 38}, "labels must hold at least two values .* got 1"),
+        ({"labels": ["a"] * 38}, "labels must hold at least two distinct values.* got 1"),
         ({"labels": ["a"] * 36 + ["b"] * 2}, "'b' has 2; give more prompts, or fewer folds"),
         ({"labels": ["a", "b"]}, "labels must have one entry per prompt, N = 38, got 2"),
         ({"labels": ["a", None] * 19}, r"labels\[1\] must be a value, got None"),
         ({"prompts": "text"}, "prompts must be a list of texts"),
         ({"prompts": ["text"] * 38}, r"tokenizer must be given for prompts of text, but prompts\[0\] is a text"),
         ({"prompts": [[]] + [[1, 2]] * 37}, r"prompts\[0\] must have at least one token"),
-        ({"prompts": []}, "prompts must hold at least one, got none"),
-        ({"tokenizer": "folder"}, "tokenizer must be one of transformers, got str"),
+        ({"prompts": []}, "prompts must hold at least one prompt, got none"),
+        ({"tokenizer": "folder"}, "tokenizer must be a transformers tokenizer, got str"),
         ({"out": 3}, "out must be a path, got int"),
         ({"layers": 3.5}, "layers must be a list of layers, 'all' or None, got 3.5"),
         ({"layers": "-8"}, "layers must be a list of layers, 'all' or None, got '-8'"),

@@ -496,14 +496,14 @@ def test_ids_that_the_embedding_has_not_are_refused():
                 bk.hidden.extract(model, *given)
     wrong[3, -1], wrong[:, 0] = 5, -100
     mask[:, 0] = 0
-    bk.hidden.extract(model, wrong, mask)  # what stands on padding is nobody's business
+    bk.hidden.extract(model, wrong, mask)  # values on padding do not matter
     with pytest.raises(ValueError, match=r"^prompts\[1\] must hold token ids from 0 to 100, .* got 101;"):
         bk.calibrate(model, [[5], [101], [6], [7]], ["a", "b"] * 2, folds=2)
 
 
 @pytest.mark.parametrize("packed", [False, True] if PACKS else [False])
 def test_a_cpu_takes_few_tokens_at_a_time_and_a_gpu_many(called, packed):
-    """What memory goes by: the widest forward."""
+    """The widest forward, which determines memory."""
     model = tm.make()
     prompts = torch.randint(3, tm.VOCABULARY, (12, 100), generator=torch.Generator().manual_seed(3))
     calls = called(model)

@@ -1,4 +1,4 @@
-"""Which block a layer number means, and how models and mistakes are told."""
+"""The block of a layer number, and recognition of models and mistakes."""
 
 from __future__ import annotations
 

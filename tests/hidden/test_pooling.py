@@ -1,4 +1,4 @@
-"""What pooling promises besides its numbers: memory, waiting, gradients, models in float64."""
+"""Promises of pooling other than its numbers: memory, synchronization, gradients, models in float64."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def run(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What both ranks found, by case; ZeRO-3 in processes of its own, since DeepSpeed changes torch on import."""
+    """Results of both ranks, by case; ZeRO-3 in separate processes, since DeepSpeed changes torch on import."""
     groups = [[*(f"{check}:{w}" for check in CHECKS for w in WRAPPERS[:3]), "alone:fsdp2"]]
     if importlib.util.find_spec("deepspeed") is not None:
         groups.append([f"{check}:zero3" for check in CHECKS])

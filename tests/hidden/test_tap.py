@@ -276,7 +276,7 @@ class Allocated(TorchDispatchMode):
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_larger_than_the_rows_is_ever_made(dtype, normalize):
-    """The rows and all forwards' rows in one; for unit length those in float64 and their rounding besides."""
+    """The rows and all forwards' rows in one; for unit length also those in float64 and their rounding."""
     model = tm.make(dtype=dtype, hidden_size=512, num_hidden_layers=2)
     ids, mask = tm.prompts(8, 12)
     made = []
@@ -393,7 +393,11 @@ def test_checkpoint_wrapper():
         ({"pooling": "max"}, ValueError, "pooling must be 'last', 'mean', 'attention'"),
         ({"pooling": ()}, ValueError, "pooling must be"),
         ({"pooling": ["last", "last"]}, ValueError, "pooling must be"),
-        ({"layer": -1, "pooling": "attention"}, ValueError, "belongs to a block, got block 8 and the final norm"),
+        (
+            {"layer": -1, "pooling": "attention"},
+            ValueError,
+            "needs the output of a block, got block 8 and the final norm",
+        ),
         ({"dtype": torch.int8}, ValueError, "dtype must be None"),
         ({"backend": "fast"}, ValueError, "backend must be one of"),
         ({"positions": "first"}, TypeError, "positions must be 'last', an int"),
@@ -409,11 +413,11 @@ def test_wrong_arguments(arguments, error, text):
 @pytest.mark.parametrize(
     ("positions", "text"),
     [
-        ([17] * 5, "one of row 0 lies outside its 17 columns"),
-        ([16, 16, 16, 16, -1], "one of row 4 lies outside"),
-        (17, "one of row 0 lies outside"),
-        (-18, "one of row 0 lies outside"),
-        ([16, 0, 16, 16, 16], "one of row 1 lies outside its 17 columns or on padding"),
+        ([17] * 5, "one of row 0 is outside its 17 columns"),
+        ([16, 16, 16, 16, -1], "one of row 4 is outside"),
+        (17, "one of row 0 is outside"),
+        (-18, "one of row 0 is outside"),
+        ([16, 0, 16, 16, 16], "one of row 1 is outside its 17 columns or on padding"),
         ([16] * 4, "positions are for 4 rows, but the forwards inside the tap have 5 or more"),
         ([16] * 6, "positions are for 6 rows, but the forwards inside the tap had 5"),
     ],
@@ -435,7 +439,7 @@ def test_masks_and_packing_that_do_not_fit():
             with pytest.raises(ValueError, match=f"{where!r} on packed input needs cu_seqlens"), tapped:
                 model(flat, position_ids=position, use_cache=False)
         for wrong in (cu + 1, cu.flip(0), [0, 5, 999]):
-            text = f"cu_seqlens must begin with 0, never fall and end within the forward's {flat.shape[1]} tokens"
+            text = f"cu_seqlens must begin with 0, never decrease and end within the forward's {flat.shape[1]} tokens"
             with pytest.raises(ValueError, match=text), bk.hidden.tap(model, LAYER, cu_seqlens=wrong):
                 model(flat, position_ids=position, use_cache=False)
         with bk.hidden.tap(model, LAYER, cu_seqlens=cu):

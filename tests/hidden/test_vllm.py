@@ -1,4 +1,4 @@
-"""The reader against files as vLLM's connector writes them, and the arguments that make it do so.
+"""The reader against files in the format of vLLM's connector, and the arguments that enable it.
 
 vLLM itself is not run; `vllm_stand_in` says where its format was read.
 """
@@ -60,7 +60,7 @@ def test_the_arguments_are_those_of_vllms_page(tmp_path):
         ({"layers": "block 3"}, "layers must be a list of layers"),
         ({"model": 0}, "model must be an int of at least 1, got 0"),
         ({"model": "Qwen/Qwen2.5-7B"}, "model must be the number of blocks or a local folder.*num_hidden_layers"),
-        ({"model": None}, "model, where it is no number of blocks, must be a path, got NoneType"),
+        ({"model": None}, "model, unless it is a number of blocks, must be a path, got NoneType"),
         ({"folder": 3}, "folder must be a path, got int"),
         ({"timeout_s": -1}, "timeout_s must be a number of seconds of at least 0, got -1"),
     ],
@@ -103,12 +103,12 @@ def test_rows_are_those_of_an_early_exit(tmp_path, model_folder, include):
     for (layer, _), wanted in expected.items():
         assert torch.allclose(tm.unit(rows[layer]), tm.unit(wanted), atol=1e-5, rtol=0), layer
     assert names(tmp_path) == []
-    with pytest.raises(ValueError, match="read\\(\\) gives one layer, but there are 3; use read_layers"):
+    with pytest.raises(ValueError, match="read\\(\\) returns one layer, but there are 3; use read_layers"):
         found.read(outputs)
 
 
 def test_files_of_all_samples_go(tmp_path, model_folder):
-    """vLLM tells the path of one sample of a request alone; each of them has written a file."""
+    """vLLM only reports the path of one sample of a request, but each of them has written a file."""
     found = Extraction(model_folder, tmp_path, keep=False)
     llm = engine.LLM(str(model_folder), **found.engine_arguments())
     outputs = llm.generate([{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": [5, 6, 9]}], engine.SamplingParams(n=3))
@@ -182,7 +182,7 @@ def test_a_locked_file_is_not_read_though_it_is_whole(tmp_path):
     held = engine.locked(path)
     engine.write(path, states(4), range(4), lock=False)
     found = Extraction(9, tmp_path, timeout_s=0.03)
-    with pytest.raises(TimeoutError, match=r"0.safetensors was not whole after 0.03 s: vLLM still holds its lock"):
+    with pytest.raises(TimeoutError, match=r"0.safetensors was not complete after 0.03 s: vLLM still holds its lock"):
         found.read([path])
     assert list(found.follow()) == []
     os.close(held)
@@ -206,10 +206,10 @@ def test_a_failed_call_removes_nothing(tmp_path):
     good, lost = tmp_path / "0.safetensors", tmp_path / "1.safetensors"
     engine.write(good, states(4), range(4))
     found = Extraction(9, tmp_path, keep=False, timeout_s=0)
-    with pytest.raises(TimeoutError, match=r"1.safetensors was not whole.*there is no such file; read on the machine"):
+    with pytest.raises(TimeoutError, match=r"1.safetensors was not complete.*there is no such file; read on vLLM"):
         found.read([good, lost])
     os.close(engine.locked(lost))
-    with pytest.raises(TimeoutError, match="let go of its lock without writing it: the request was aborted"):
+    with pytest.raises(TimeoutError, match="released its lock without writing the file: the request was aborted"):
         found.read([good, lost])
     assert "0.safetensors" in names(tmp_path)
     engine.write(lost, states(3), range(3))
@@ -229,7 +229,7 @@ def test_only_files_of_its_folder_are_removed(tmp_path, how):
     path = {"absolute": other, "dots": folder / ".." / other.name}.get(how, inside)
     if how == "link":
         inside.symlink_to(other)
-    with pytest.raises(ValueError, match=r"must lie in .*states, symbolic links followed.*keep=True"):
+    with pytest.raises(ValueError, match=r"must be in .*states after resolving symbolic links.*keep=True"):
         Extraction(9, folder, keep=False).read([engine.output(path, range(4))])
     assert other.exists()
     assert torch.equal(Extraction(9, folder).read([engine.output(path, range(4))]), states(4)[-1:, 0])
@@ -282,7 +282,7 @@ def test_hostile_headers_are_refused(tmp_path, change):
 @pytest.mark.parametrize(
     ("stored", "prompt", "message"),
     [
-        (states(4, 2), range(4), "0.safetensors holds 2 layers, but 1 are wanted: the engine was started with others"),
+        (states(4, 2), range(4), "0.safetensors holds 2 layers, but 1 are expected: the engine was started with other"),
         (
             states(3),
             range(4),
@@ -306,12 +306,12 @@ def test_other_files_and_widths_are_refused(tmp_path):
     found = Extraction(9, tmp_path, timeout_s=0)
     path = tmp_path / "0.safetensors"
     path.write_bytes((4).to_bytes(8, "little") + b"none")
-    with pytest.raises(ValueError, match="as vLLM's connector writes it, but it is not"):
+    with pytest.raises(ValueError, match="as written by vLLM's connector, but it is not"):
         list(found.follow())
     engine.write(path, states(4), range(4))
     engine.write(tmp_path / "1.safetensors", states(4, width=8), range(4))
     with pytest.raises(
-        ValueError, match=r"1.safetensors has states of width 8, .*0.safetensors of 24: .*not of one model"
+        ValueError, match=r"1.safetensors has states of width 8, .*0.safetensors of 24: .*from different models"
     ):
         found.read(sorted(tmp_path.glob("*.safetensors")))
 

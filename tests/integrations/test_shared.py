@@ -331,7 +331,7 @@ def test_a_memory_of_other_states(tmp_path):
     later = states_of()
     later.load(file)
     with pytest.raises(
-        ValueError, match=r"D = 4 as the batches in memory, got 6: of another model, .*bipace_memory\.pt"
+        ValueError, match=r"D = 4 like the batches in memory, got 6: of another model, .*bipace_memory\.pt"
     ):
         later.advantage(RECORDS, list, hidden=torch.randn(3, 6))
 

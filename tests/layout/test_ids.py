@@ -166,7 +166,7 @@ def test_integer_arrays_are_codes_already() -> None:
     array = np.array([1, 2])
     number_objects(array)[0] = 9
     assert array[0] == 1
-    assert number_objects(source).data_ptr() == source.data_ptr()  # nothing to convert: nobody writes to codes
+    assert number_objects(source).data_ptr() == source.data_ptr()  # nothing to convert: codes are never written
 
 
 def test_rows_by_their_bytes() -> None:

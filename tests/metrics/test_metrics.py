@@ -187,7 +187,7 @@ def test_choose_epsilon_takes_the_nearest_where_none_is_inside():
     assert len(choice.probes) == 3
     best = min(choice.probes, key=lambda p: (1000 - p[1], p[0]))
     assert choice.epsilon == best[0]
-    assert "no probe lands inside" in choice.reason
+    assert "no probe is inside" in choice.reason
     same = torch.ones(8, 3)
     tie = bk.choose_epsilon(same, [0] * 8, band=(1, 2), probes=4)  # every probe gives one cluster of 8
     assert tie.epsilon == min(e for e, _ in tie.probes)

@@ -40,7 +40,7 @@ def history(device, lay, codes, depth, *, with_step=True, taken=None):
 
 
 def codes_of(seed, n, states):
-    """Codes that differ in their upper or their lower 32 bits alone, −1 and the extremes among them."""
+    """Codes that differ only in their upper or lower 32 bits, including −1 and the extremes."""
     rng = np.random.default_rng(seed)
     pool = np.array([-1, 0, 2**32, 2**63 - 1, -(2**63), -(2**32), 5, 5 + 2**32, *range(100, 400)], dtype=np.int64)
     return torch.from_numpy(pool[rng.integers(0, states, n)])

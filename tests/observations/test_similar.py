@@ -145,7 +145,7 @@ def test_golden_ratios() -> None:
 
 def test_first_fit_golden() -> None:
     # Ratios with ten letters are tenths: 1 joins 0 (0.9); 2 is 0.8 to 0 and 0.9 to 1, which founded nothing, so it
-    # founds a cluster; 3 is 0.9 to both first members and takes the oldest; the second group starts anew.
+    # seeds a cluster; 3 is 0.9 to both first members and joins the oldest; the second group starts again.
     texts = ["abcdefghij", "abcdefghiX", "abcdefghYX", "abcdefghYj", "abcdefghij", "zzz", "", ""]
     for backend in (reference, cpu):
         labels = backend.cluster_similar(texts, offsets(4, 4), 0.9)

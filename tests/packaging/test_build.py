@@ -31,7 +31,7 @@ def build(folder: Path, path: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_an_earlier_builds_tools_may_be_gone(tmp_path):
-    """As pip does: each build has cmake and ninja in an environment of its own, which is removed after it."""
+    """Like pip: each build has cmake and ninja in its own environment, which is removed afterwards."""
     missing = [name for name in (*TOOLS, "c++") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"needs {' and '.join(missing)} on the PATH (pip install cmake ninja)")

@@ -33,7 +33,7 @@ sys.meta_path.insert(0, Block())
 
 
 def run(code: str, *blocked: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Python in a process of its own, in which these packages are not installed."""
+    """Python in a separate process, in which these packages are not installed."""
     return subprocess.run(
         [sys.executable, "-c", BLOCK.format(blocked=blocked) + code], capture_output=True, text=True, check=False,
         cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -130,7 +130,7 @@ def test_modules_that_are_programs(module, subject):
 
 @pytest.mark.slow
 def test_commands_that_need_one_package_more(tmp_path):
-    """Said before anything is read or computed; what does not need the package goes on working."""
+    """Reported before anything is read or computed; everything that does not need the package keeps working."""
     plots, tables = ("matplotlib", "sklearn"), ("pyarrow",)
     said = sentence(command("report", SAMPLE, "--out", tmp_path / "report", blocked=plots))
     assert (

@@ -163,7 +163,7 @@ if _cuda.versions()[0] == 0:
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake, which is not on the PATH here")
 def test_cuda_that_is_asked_for_and_missing_fails_the_build(tmp_path):
-    """The decision alone: no language, nothing is compiled, and programs are looked for where none are."""
+    """Only the decision: no language, nothing is compiled, and programs are searched where there are none."""
     (tmp_path / "CMakeLists.txt").write_text(
         f"cmake_minimum_required(VERSION 3.22)\nproject(p LANGUAGES NONE)\ninclude({ROOT / 'cmake/cuda.cmake'})\n"
     )
@@ -246,7 +246,7 @@ import sys
 sys.meta_path[:] = [f for f in sys.meta_path if not getattr(f, "__module__", "").startswith("__editable__")]
 from bipace_kernels.cli import main
 main(sys.argv[1:])
-"""  # no checkout that is installed as editable stands in for what the wheel lacks
+"""  # no editable checkout may replace what the wheel lacks
         return subprocess.run(
             [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False,
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},

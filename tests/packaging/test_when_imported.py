@@ -1,4 +1,4 @@
-"""when_imported(): calls after another package's import of its own module, never before and once."""
+"""when_imported(): calls once after another package imports its own module, never before."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_copies_of_a_step(name, duplicates):
     config = replace(CONFIGS[name], duplicates=duplicates, on_invalid="singleton")
     for spoil in (False, True):
         if spoil:
-            batch.rewards[-1] = np.nan  # a copy that may not count spoils its trajectory all the same
+            batch.rewards[-1] = np.nan  # an ignored copy also invalidates its trajectory
         host, device = (bk.advantage(config=config, backend=b, **batch.arguments()) for b in ("cpu", "triton"))
         assert_same(host, device)
     with pytest.raises(ValueError, match=r"step must be unique"):  # known from the ids: said at the call
@@ -194,7 +194,7 @@ def test_masks_are_questions_for_later():
 
 
 def test_a_value_changed_since_is_still_an_error():
-    """The flag stays with the result, even where the words can no longer tell the value."""
+    """The flag stays with the result, even if the message can no longer name the value."""
     rewards = torch.from_numpy(BATCH.rewards.copy())
     rewards[4] = math.nan
     result = bk.advantage(config=CONFIGS["gigpo"], backend="triton", **BATCH.arguments(rewards=rewards))

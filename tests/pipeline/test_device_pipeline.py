@@ -27,7 +27,7 @@ WITH_AND_WITHOUT = [(name, True) for name in KEPT] + [(name, False) for name in 
 
 
 def different(names):
-    """The configurations, those beside DIFFERENT as slow ones."""
+    """The configurations; those not in DIFFERENT are slow."""
     return [name if name in DIFFERENT else slow(name) for name in names]
 
 
@@ -319,7 +319,7 @@ def test_compiled_gives_the_same_bits(name, device, ops_by_device):
 
 
 def tensors(device, batch=BATCH):
-    """What advantage() takes beside a layout, all of it on the device."""
+    """The arguments of advantage() other than the layout, all on the device."""
     codes = torch.tensor([hash(text) for text in batch.observation])
     given = {"rewards": batch.rewards, "fingerprint": batch.fingerprint, "action_key": batch.action_key}
     return {**on(device, {**given, "action_parsed": np.ones(batch.n, bool)}), "observation": codes.to(device)}
@@ -457,7 +457,7 @@ def test_several_gpus_in_one_process(name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", KEPT)
 def test_compiled_on_a_gpu(name):
-    """By the compiler itself, with arithmetic before and behind; captured into a graph it gives the same bits."""
+    """By the compiler itself, with arithmetic before and after; captured into a graph it gives the same bits."""
     torch.compiler.reset()
     given, call = on_gpu(name)
 

@@ -1,4 +1,4 @@
-"""Bad input, alone and with others: an error names argument, wish, fact and cure, or the result is finite."""
+"""Bad inputs, single and combined: the error names argument, expectation, fact and remedy, or the result is finite."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_more_threads_than_cores_are_no_use_and_no_harm():
 
 
 def test_a_bad_copy_of_a_step_spoils_its_trajectory(backend):
-    """NaN in one copy, counted or not: the trajectory is set aside, the run goes on."""
+    """NaN in one copy, counted or not: the trajectory is set aside, the run continues."""
     arguments = {"group": [0] * 5, "trajectory": [0, 0, 0, 1, 1], "step": [0, 0, 1, 0, 1], "observation": list("aabab")}
     for rewards in ([math.nan, 1, 0, 1, 0], [1, math.nan, 0, 1, 0], [math.nan, math.nan, 0, 1, 0]):
         for duplicates in ("once", "count"):
@@ -425,7 +425,7 @@ def test_a_result_says_what_it_is():
     result = bk.advantage([0, 0], [0, 1], [1.0, 0.0], config=bk.Config.grpo())
     assert repr(result).startswith("AdvantageResult of 2 rows on cpu\n  fields: advantage,")
     assert len(repr(result).splitlines()) <= 5
-    with pytest.raises(TypeError, match="give its field `advantage`"):
+    with pytest.raises(TypeError, match="pass its field `advantage`"):
         bk.to_tokens(result, torch.ones(2, 3))
 
 

@@ -30,7 +30,7 @@ def _fresh_compiler():
 
 @pytest.fixture(params=["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in _dispatch._AUTO["cuda"])])
 def device(request, monkeypatch):
-    """The CPU, and a GPU by each backend that it has: ops take "auto", which would run the best alone."""
+    """The CPU, and a GPU with each of its backends: ops use "auto", which would only run the best."""
     if request.param == "cpu":
         return "cpu"
     status = bk.backends()[request.param]
@@ -42,7 +42,7 @@ def device(request, monkeypatch):
 
 
 def given_of(batch, device="cpu", **changes):
-    """Arguments of advantage() besides the layout, as tensors."""
+    """Arguments of advantage() other than the layout, as tensors."""
     given = {
         "rewards": batch.rewards, "fingerprint": batch.fingerprint, "action_key": batch.action_key,
         "observation": np.array([hash(o) for o in batch.observation]), "action_parsed": np.arange(batch.n) % 3 > 0,
@@ -127,7 +127,7 @@ def test_new_layouts_and_other_epsilons_are_no_new_compilation():
     step = torch.compile(call, fullgraph=True, backend=count, dynamic=True)
     for seed in range(12):  # more than torch's limit of compilations for one function
         batch = make_batch(seed)
-        # Older compilers look at every field of a frozen dataclass, and compile anew for another ε.
+        # Older compilers inspect every field of a frozen dataclass, and recompile for another ε.
         config = bk.Config.bipace(0.05 + 0.02 * seed) if NEW else CONFIGS["bipace"]
         assert_same(step(given_of(batch), layout_of(batch), config), call(given_of(batch), layout_of(batch), config))
     assert len(calls) <= 2
@@ -192,7 +192,7 @@ def test_compiled_code_raises_the_errors_of_the_call():
     ],
 )
 def test_what_cannot_be_compiled_says_why(changes, words):
-    """With fullgraph the words come out of the compiler; without, the call runs as it stands."""
+    """With fullgraph the compiler raises the message; without, the call runs eagerly."""
     arguments = {"layout": layout_of(BATCH), "config": CONFIGS["bipace"], **given_of(BATCH), **changes}
 
     def whole():
@@ -300,7 +300,7 @@ def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
         flat = right.flatten()
         wrong = [flat.clone() for _ in range(3)]
         if isinstance(a.values, _ops.Offsets):
-            words = f"{argument} must rise from 0 to {a.values.letter} = "
+            words = f"{argument} must increase from 0 to {a.values.letter} = "
             wrong[0][0], wrong[1][-1], wrong[2][1] = -1, flat[-1] + 1, flat[-1] + 5
         else:
             words = f"{argument} must hold numbers from {a.values.lowest} to below {a.values.letter} = "
@@ -352,5 +352,5 @@ def test_handles_go_with_their_objects():
     gone = _handles.handle_of(lay)
     del lay, thing, other
     gc.collect()
-    with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep the Layout"):
+    with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep references to the Layout"):
         _handles.find(gone)

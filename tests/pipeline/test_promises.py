@@ -46,7 +46,7 @@ def python(code: str, *, timeout: float, cwd: Path | None = None, **env: str) ->
 
 
 def everywhere(fingerprint: torch.Tensor) -> list[torch.Tensor]:
-    """The same matrix at every element offset of a larger buffer, between sentinels that spoil what reads them."""
+    """The same matrix at every element offset of a larger buffer, between sentinels that change any result using them."""
     views = []
     for offset in range(OFFSETS):
         buffer = torch.full((fingerprint.numel() + OFFSETS,), float("nan"), dtype=fingerprint.dtype)
@@ -346,5 +346,5 @@ print(json.dumps([extra, clusters, fingerprint.numel() * 4]))
     extra, clusters, size = json.loads(python(code, timeout=240).splitlines()[-1])
     assert clusters == 16 * states
     assert size == 16 * 400 * 3584 * 4
-    # The promise adds 4·K·D bytes and 64 MB; a copy of all rows would hide in those, so the test holds to the half alone.
+    # The promise adds 4·K·D bytes and 64 MB; a copy of all rows would fit in those, so the test only allows the half.
     assert extra <= size // 2, f"{extra / 2**20:.0f} MB beyond the inputs"

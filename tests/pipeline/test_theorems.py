@@ -192,7 +192,7 @@ def test_a_layout_gives_the_same_as_its_ids(backend):
 
 
 def test_mean_of_bigpo_is_hgpo_of_depth_one_without_weights(backend):
-    """HGPO at depth 1 alone is GiGPO's step term times w_1 = 2/(2 + δ)."""
+    """HGPO at only depth 1 is GiGPO's step term times w_1 = 2/(2 + δ)."""
     batch = make_batch(11)
     hgpo = run(batch, bk.Config.hgpo(0, length_weight_alpha=1.0), backend)
     gigpo = run(batch, bk.Config.gigpo(), backend)

@@ -1,4 +1,4 @@
-"""Discounted returns, trajectory returns and spoilt trajectories against the CPU and the reference."""
+"""Discounted returns, trajectory returns and invalid trajectories against the CPU and the reference."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_bad_reward_stays_in_its_trajectory(device, gamma, bad):
     got = discounted(device, broken, lay.step, lay.trajectory_offsets, gamma)
     assert same_bits(got.cpu()[~own], clean.cpu()[~own])
     assert same_bits(totals(device, broken, lay.step, lay.trajectory_offsets).cpu()[~hit], clean_total.cpu()[~hit])
-    # What comes before it is spoilt too, so the trajectory is found out from any of its rows.
+    # Earlier records are invalid too, so the trajectory is detected from any of its rows.
     assert not bool(got.cpu()[lay.trajectory_offsets[:-1][hit]].isfinite().any())
 
 

@@ -140,7 +140,7 @@ const GROUPS = [
   { name: "success", title: "share of rollouts that succeeded", value: (g) => data.groups[g].success, cls: "number", write: percent },
   { name: "spread", title: "standard deviation of the rollouts' sums of rewards", value: (g) => data.groups[g].std, cls: "number" },
   { name: "|A|", title: "mean of |A|, of the advantage chosen above", value: (g) => meanSize(g), cls: "number" },
-  { name: "disagree", title: "mean over its steps of the largest less the smallest A/rms(A)", value: (g) => mean(ofGroup(g), columns.spread), cls: "number" },
+  { name: "disagree", title: "mean over its steps of the largest minus the smallest A/rms(A)", value: (g) => mean(ofGroup(g), columns.spread), cls: "number" },
 ];
 
 function meanSize(g) {
@@ -245,7 +245,7 @@ function stepColumns() {
     { name: "action", value: (i) => oneLine(columns.action[i]), cls: "text", draw: (i) => make("td", oneLine(columns.action[i]), { className: "text", title: oneLine(columns.observation[i]) }) },
     { name: "R", title: "discounted return-to-go", value: (i) => columns.returns[i], cls: "number", draw: (i) => numeric(columns.returns[i]) },
     { name: "|A|", title: "sorted by size, shown with its sign", value: (i) => Math.abs(columns.advantage[shown.estimator][i]), cls: "number", draw: (i) => numeric(columns.advantage[shown.estimator][i], signed) },
-    { name: "disagree", title: "largest less smallest A/rms(A) of the estimators", value: (i) => columns.spread[i], cls: "number", draw: (i) => numeric(columns.spread[i]) },
+    { name: "disagree", title: "largest minus smallest A/rms(A) of the estimators", value: (i) => columns.spread[i], cls: "number", draw: (i) => numeric(columns.spread[i]) },
   ];
 }
 
@@ -278,7 +278,7 @@ function drawSteps() {
   const part = rows.slice(shown.page * PAGE, (shown.page + 1) * PAGE);
   fill($("#steps table"), table, part.map((i) => ({ key: i, selected: i === shown.step, cells: table.map((column) => column.draw(i)) })),
     shown.stepSort, (column) => { shown.stepSort = turned(shown.stepSort, column, column === 0); shown.page = 0; drawSteps(); }, chooseStep);
-  $("#count").textContent = rows.length ? `${shown.page * PAGE + 1} to ${shown.page * PAGE + part.length} of ${rows.length.toLocaleString("en")} steps` : "no step passes the filters";
+  $("#count").textContent = rows.length ? `${shown.page * PAGE + 1} to ${shown.page * PAGE + part.length} of ${rows.length.toLocaleString("en")} steps` : "no step matches the filters";
   $("#back").disabled = shown.page === 0;
   $("#more").disabled = shown.page === pages - 1;
 }
@@ -383,7 +383,7 @@ function drawNeighbours(i) {
     numeric(columns.returns[k]), numeric(columns.kernel[i][at]),
   ]));
   table.id = "neighbours";
-  return [...found, make("p", "The steps of this prompt group that its value is read from first. Other prompts count too, through landmarks.", { className: "soft" }), table];
+  return [...found, make("p", "The steps of this prompt group nearest by the kernel. Other prompts count too, through landmarks.", { className: "soft" }), table];
 }
 
 // ---- choosing
