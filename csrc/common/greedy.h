@@ -1,4 +1,5 @@
-// The two decisions of the greedy clustering and what a join does to similarities, as every backend computes them.
+// The two decisions of the greedy clustering and what a join does to similarities, as every backend computes them (the
+// CUDA scan with the hardware's own root and divisions: join_quickly in cuda/scan.h).
 #pragma once
 
 #include "common/hd.h"

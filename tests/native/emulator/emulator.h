@@ -85,6 +85,29 @@ inline void sync_warp() { emulator::wait_for_warp("sync_warp"); }
 inline void sync_some(int barrier, int threads) { emulator::wait_for_some(barrier, threads); }
 inline unsigned char* shared_memory() { return emulator::place().shared; }
 
+// Addresses of shared memory: bytes from its beginning on.
+inline uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(at) - emulator::place().shared);
+}
+inline float* in_shared(uint32_t at, uint32_t bytes) {
+  if (at % bytes) emulator::fail("an access of " + std::to_string(bytes) + " bytes of shared memory is not aligned");
+  return reinterpret_cast<float*>(emulator::place().shared + at);
+}
+inline float load_shared(uint32_t at) { return *in_shared(at, 4); }
+inline void load_shared(float& x, float& y, uint32_t at) {
+  const float* const from = in_shared(at, 8);
+  x = from[0], y = from[1];
+}
+inline void load_shared(float (&v)[4], uint32_t at) {
+  const float* const from = in_shared(at, 16);
+  for (int i = 0; i < 4; ++i) v[i] = from[i];
+}
+inline void store_shared(uint32_t at, float value) { *in_shared(at, 4) = value; }
+inline void store_shared(uint32_t at, float x, float y) {
+  float* const to = in_shared(at, 8);
+  to[0] = x, to[1] = y;
+}
+
 template <typename T>
 struct Lanes {
   T value[kWarp];
@@ -153,6 +176,15 @@ inline float float_of(uint32_t bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+
+// A GPU's answers are off by an ulp or two, and not by the same on every architecture: here by one, now up, now down.
+inline float nearly(double exact) {
+  const float value = static_cast<float>(exact);
+  const uint32_t bits = bits_of(value), hash = bits * 2654435761u >> 30;
+  return std::isfinite(value) && value != 0.0f ? float_of(bits + (hash == 0) - (hash == 1)) : value;
+}
+inline float rsqrt_quick(float a) { return nearly(1.0 / std::sqrt(static_cast<double>(a))); }
+inline float reciprocal_quick(float a) { return nearly(1.0 / static_cast<double>(a)); }
 
 inline float from_f16(uint16_t bits) { return f16_to_float(bits); }
 
