@@ -43,8 +43,7 @@ BIPACE_KERNEL(similar_to_columns, ScanArgs, scan::kThreads) {
     for (int i = t; i < (high - low) * kPanel; i += kThreads) {
       const int column = i / (high - low), k = i % (high - low);
       far[column * a.far_pitch + low + k] = near[column * capacity + k];
-    }
-    gpu::sync_block();
+    }  // apply_all waits for all to be done before it writes there
   }
 }
 

@@ -380,6 +380,7 @@ BIPACE_DEVICE void decide_few(const Panel& panel, Share* shares, float* similar,
     }
     if (count == kFew) return;
     const int k = count++;  // the record begins a cluster
+    gpu::sync_warp();       // everybody has read before anybody writes
     similar[l * kFewPitch + k] = panel.products[t * kPanel + l];
     if (l == t) {
       shares[k] = {0.5f, 2.0f};
@@ -444,10 +445,8 @@ BIPACE_DEVICE void decide_panel(const Group& g, const Room& room, int panel, int
   if (room.few(count)) {
     decide_few(products, shared.shares, room.similar(turn, known), usable, width, lowest, g.decided.leader, panel, t,
                count, mine);
-    if (t < width) {  // from here on there are more
-      keep_shares(shared.shares, g.decided, count, l, gpu::kWarp);
-      gpu::sync_warp();
-    }
+    // From here on there are more.  The next record begins a cluster, and barriers follow before anybody joins one.
+    if (t < width) keep_shares(shared.shares, g.decided, count, l, gpu::kWarp);
   }
   decide_many(products, g.decided, room.similar(turn, known), room.pitch(known), usable, width, lowest, panel, t, count,
               mine);
@@ -550,7 +549,6 @@ BIPACE_DEVICE void decide_columns(const Group& g, const Room& room, float lowest
       apply(shared.stages[2], kPanel, similar, pitch, reciprocal_next, w, 0, 0x7FFFFFFF);
       if (room.few(count)) leave_out(similar, pitch, count, w, kWarps);
       if (w == kWarps - 1) deal(room, g.decided, count);
-      gpu::sync_block();
     }
     known_before = known;
   }
