@@ -39,6 +39,9 @@ _LONGEST_CHAIN = 2048  # the micro-kernel holds no more values; a chain over mor
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the parts one after another, writes gpu.json and gpu.md after every row; 1 where something failed."""
     arguments = _parser().parse_args(argv)
+    if arguments.targets:
+        _tell(*gpu_report.verdicts(gpu_report.load(arguments.out / "gpu.json")))
+        return 0
     if arguments.merge:
         parts = gpu_report.merged(p for folder in arguments.merge for p in gpu_report.load(folder / "gpu.json"))
         _tell(*(f"wrote {path}" for path in gpu_report.write(arguments.out, parts)))
@@ -300,6 +303,7 @@ PARTS: dict[str, Callable[[Bench, bool], None]] = {
 }
 CHECKS: dict[str, Callable[[Part, Path, float, bool, Callable[[str], None]], bool]] = {
     "smoke": gpu_checks.smoke,
+    "accuracy": gpu_checks.accuracy,
     **{
         name + {"triton": "", "cuda": "-cuda"}[backend]: partial(check, backend=backend)
         for name, check in (("tests", gpu_checks.tests), ("sanitize", gpu_checks.sanitize), ("ncu", gpu_checks.ncu))
@@ -342,6 +346,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--commit", default="", metavar="ID", help="of the sources, where this is no checkout")
     parser.add_argument("--dry", action="store_true",
                         help="tiny sizes on the CPU, by Triton's interpreter and the CUDA emulator: measures nothing")  # fmt: skip
+    parser.add_argument("--targets", action="store_true", help="only say which targets the figures in --out meet")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="DIR",
                         help="one gpu.json and gpu.md out of those in these folders, the later part of a name counts")  # fmt: skip
     return parser

@@ -3,10 +3,16 @@
 #
 #   bench/gpu.sh OUTDIR [PART ...]
 #
+# A first run is three calls, each under nine minutes, the most telling first; on the same machine or each on another:
+#   plan-1     build smoke accuracy tests-cuda
+#   plan-2     build stages short ncu-cuda ncu
+#   plan-3     build large sanitize-cuda sanitize sweep others hidden tests
+#
 # Parts, in this order where none is named:
 #   build      the compiled modules beside the sources, by the machine's own compiler and nvcc: the CPU's, and the CUDA
 #              kernels for this GPU (the Triton kernels are compiled at use)
 #   smoke      each stage and preset of both backends once against the CPU backend
+#   accuracy   cosines out of the CUDA kernels' Gram matrices against float64, at 16 × 400 × 3,584
 #   tests      every test marked gpu (tests.log)
 #   tests-cuda the tests of stages and chain once more, on the CUDA kernels
 #   ceilings   copy bandwidth, matrix product, one dependent step of a scan
@@ -21,7 +27,8 @@
 #   ncu        hardware counters of one whole chain by Triton; ncu-cuda: by the CUDA kernels
 #
 # Writes gpu.json and gpu.md (with a header of the machine) into OUTDIR after every figure.  Each part is a process of
-# its own and ends within nine minutes.  Folders of several calls become one by `python -m bench gpu --merge A B --out C`.
+# its own and ends within nine minutes; the parts of a plan share nine minutes, and what finds no time is said.  The last
+# lines say which targets were met.  Folders of several calls become one by `python -m bench gpu --merge A B --out C`.
 #
 #   PYTHON=python3   the interpreter that has torch and Triton
 #   WHEELS=DIR       wheels of missing packages, installed without network and only for this run
@@ -38,7 +45,13 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(build smoke tests tests-cuda ceilings short sweep stages large long
+limit=0  # seconds of all parts together; none
+case ${parts[*]:-} in
+  plan-1) parts=(build smoke accuracy tests-cuda) limit=525 ;;
+  plan-2) parts=(build stages short ncu-cuda ncu) limit=525 ;;
+  plan-3) parts=(build large sanitize-cuda sanitize sweep others hidden tests) limit=525 ;;
+esac
+[ ${#parts[@]} -gt 0 ] || parts=(build smoke accuracy tests tests-cuda ceilings short sweep stages large long
   others hidden sanitize sanitize-cuda ncu ncu-cuda)
 
 cd "$root"
@@ -68,7 +81,7 @@ build() {
     [ -n "${BIPACE_CUDA_ARCHS:-}" ] || BIPACE_CUDA_ARCHS=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u)
     export BIPACE_CUDA_ARCHS
   fi
-  if ! BIPACE_CUDA=$cuda timeout -k 10 500 "$python" setup.py -q build_ext --inplace >"$out/build.log" 2>&1; then
+  if ! BIPACE_CUDA=$cuda timeout -k 10 "$1" "$python" setup.py -q build_ext --inplace >"$out/build.log" 2>&1; then
     tail -n 5 "$out/build.log"
     return 1
   fi
@@ -79,15 +92,23 @@ build() {
 failed=()
 for part in "${parts[@]}"; do
   began=$SECONDS
+  left=530
+  [ "$limit" = 0 ] || left=$((limit - SECONDS))
   echo "== $part"
-  if [ "$part" = build ]; then
-    build || failed+=("$part")
+  if [ "$left" -lt 30 ]; then
+    failed+=("$part (no time was left)")
+  elif [ "$part" = build ]; then
+    build $((left < 500 ? left : 500)) || failed+=("$part")
   else
-    # Inside, a part stops by itself after 480 s; here it is ended where it cannot.
-    timeout -k 10 530 "$python" -m bench gpu "$part" "${options[@]}" || failed+=("$part")
+    # Inside, a part stops by itself before; here it is ended where it cannot.
+    timeout -k 10 "$left" "$python" -m bench gpu "$part" --seconds $((left * 9 / 10)) "${options[@]}" || failed+=("$part")
   fi
   echo "== $part: $((SECONDS - began)) s"
 done
+for log in "$out"/*.log; do  # small enough to be carried away; the end is what tells
+  [ ! -f "$log" ] || { tail -c 100000 "$log" >"$scratch/log" && cp "$scratch/log" "$log"; }
+done
+"$python" -m bench gpu --targets --out "$out" || failed+=(targets)
 if [ ${#failed[@]} -gt 0 ]; then
   echo "FAILED: ${failed[*]}"
   exit 1

@@ -78,6 +78,12 @@ def _ask_smi(query: str) -> str:
     return done.stdout.strip()
 
 
+def sm_mhz() -> int | None:
+    """The multiprocessors' clock now, in MHz; None where nvidia-smi does not say.  Soon after work it is still that of the work."""
+    found = _ask_smi("clocks.sm").partition(" ")[0]
+    return int(found) if found.isdigit() else None
+
+
 def _version(name: str) -> str:
     try:
         return str(importlib.import_module(name).__version__)
@@ -109,6 +115,7 @@ class Clock:
     """Times calls on the current CUDA device."""
 
     captures = True
+    sm_mhz = staticmethod(sm_mhz)
 
     def __init__(self) -> None:
         l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
@@ -177,6 +184,9 @@ class DryClock:
     """Goes through the motions where there is no GPU: calls once or twice, captures nothing. Its times mean nothing."""
 
     captures = False
+
+    def sm_mhz(self) -> int | None:
+        return None
 
     def replay(self, call: Callable[[], Any], *, rounds: int, seconds: float) -> tuple[Timing, Any]:
         return self.wall(call, rounds=rounds, seconds=seconds)

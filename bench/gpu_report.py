@@ -20,6 +20,8 @@ STAGE = "clusters: rows, Gram, decisions, numbers"  # clustering as a stage, in 
 GRAM = "inside clusters: Gram matrices"
 BY_WARPS = ", by warps"  # another way than the one that is taken, where groups of four warps feed the tensor cores
 DECISIONS = "inside clusters: decisions, state apart"
+KEYS = "action_keys: tags from token ids, hashed"
+ACCURACY, TAP = "accuracy", "tap"  # figures of parts
 SWEEP = "32 ε from 0.02 to 0.40"
 LOOP = "torch loop on the GPU, one record at a time"
 COMMUNITIES = "community_detection (sentence_transformers) on the GPU"
@@ -129,6 +131,13 @@ def targets(parts: Sequence[Found]) -> list[Target]:
             (f"decisions of {said} alone over their chain", 2.0,
              ratio([scan.get("median_ms")], scan.get("floor_chain_ms")), False, "×"),
         ]  # fmt: skip
+    keys = median(short, by("cuda", KEYS))
+    figures = {name: value for p in parts for name, value in p.get("figures", {}).items()}
+    ratios += [
+        ("largest |cosine − float64| in 16 × 400 × 3,584", 2e-6, figures.get(ACCURACY), False, ""),
+        ("action keys of 6,400 × 512 tokens", 0.04, keys, False, " ms"),
+        ("tap over the log-prob forward at 7B shape", 0.5, figures.get(TAP), False, " %"),
+    ]
     known = [ns for k, ns in steps(parts, "cuda") if k <= 128]
     gram = cuda(large, GRAM)
     ratios += [
@@ -154,7 +163,7 @@ def steps(parts: Sequence[Found], backend: str) -> list[tuple[int, float]]:
 # ----------------------------------------------------------------------------------------------------------- Markdown
 
 _HEADER = ("workload", "what", "how", "ms", "IQR", "rounds", "bytes ms", "FLOP ms", "chain ms", "floor ms", "× floor",
-           "result")  # fmt: skip
+           "SM MHz", "result")  # fmt: skip
 _MET = {None: "not measured", True: "yes", False: "NO"}
 
 
@@ -184,6 +193,18 @@ def _about(part: Found) -> str:
         f"{g['triton']}, CUDA kernels: {g['kernels']}, Python {m['python']}, NumPy {m['numpy']}; BLAS: "
         f"{m['blas']}; {m['date'][:10]}"
     )
+
+
+def verdicts(parts: Sequence[Found]) -> list[str]:
+    """A line for each target, those that were met first, those that nobody measured last."""
+    order = {True: "met", False: "MISSED", None: "not measured"}
+    found = [(t.met, cells) for t, cells in zip(targets(parts), _target_cells(parts), strict=True)]
+    return [
+        f"{word}: {name} {wanted}" + (f", measured {measured}" if measured else "")
+        for met, word in order.items()
+        for this, (name, wanted, measured, _) in found
+        if this is met
+    ]
 
 
 def _target_cells(parts: Sequence[Found]) -> Iterable[tuple[str, ...]]:
@@ -233,10 +254,10 @@ def _sides(part: Found) -> list[tuple[str, ...]]:
 def _cells(row: Found) -> tuple[str, ...]:
     remark = "; ".join(x for x in (row["agreement"], row["note"]) if x)
     if row["median_ms"] is None:
-        return (row["workload"], row["name"], row["how"], row["kind"], *[""] * 7, remark)
+        return (row["workload"], row["name"], row["how"], row["kind"], *[""] * 8, remark)
     floors = (row["floor_bytes_ms"], row["floor_flop_ms"], row["floor_chain_ms"], row["floor_ms"], row["over_floor"])
     kind = "" if row["kind"] != "failed" else "FAILED: "
     return (
         row["workload"], row["name"], row["how"], kind + _short(row["median_ms"]), _short(row["iqr_ms"]),
-        str(row["rounds"]), *(_short(x) for x in floors), remark,
+        str(row["rounds"]), *(_short(x) for x in floors), str(row.get("sm_mhz") or ""), remark,
     )  # fmt: skip

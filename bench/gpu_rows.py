@@ -42,6 +42,7 @@ class GpuRow:
     floor_chain_ms: float | None = None
     floor_ms: float | None = None
     over_floor: float | None = None
+    sm_mhz: int | None = None  # the multiprocessors' clock right after it
     agreement: str = ""
     note: str = ""
 
@@ -64,6 +65,7 @@ class Part:
     chain_note: str = ""
     rows: list[dict[str, Any]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)  # Markdown of parts that measure no time
+    figures: dict[str, float] = field(default_factory=dict)  # other figures that targets ask for
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,6 +113,7 @@ class Bench:
             return self._keep(row)
         try:
             timing, result = self._time(call, how, rounds=rounds, seconds=min(seconds, left), warm_up=warm_up)
+            row.sm_mhz = self.clock.sm_mhz()
             self._fill(row, timing, need or Need())
             row.agreement = check(result)
             wrong = any(word in row.agreement for word in ("DIFFERENT", "beyond"))

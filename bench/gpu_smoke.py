@@ -24,6 +24,14 @@ from .stages import number_agreement, partition_agreement
 
 GROUPS = ((1,), (3, 2), (7, 1, 12, 5), (30, 41))  # records of each trajectory, by prompt group
 LONGER = ((40, 60, 50), (1,), (129, 12))  # several tiles of a Gram matrix
+LARGE = (
+    (100, 100, 100, 100),
+    (60, 40),
+)  # with LARGE_DIM: stages of a tile that come round again, a dozen panels of a scan
+LARGE_DIM = 512
+HOST = (
+    "cpu" if bk.backends()["cpu"].available else "reference"
+)  # an image may lack what the CPU's kernels are built with
 Groups = tuple[tuple[int, ...], ...]
 STATES, DIM = 6, 72
 
@@ -32,7 +40,13 @@ class Ragged:
     """Small groups of records with planted states, in shuffled row order, on one device; the same on the host."""
 
     def __init__(
-        self, device: torch.device, backend: str, *, dtype: torch.dtype = torch.bfloat16, groups: Groups = GROUPS
+        self,
+        device: torch.device,
+        backend: str,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        groups: Groups = GROUPS,
+        dim: int = DIM,
     ) -> None:
         self.device, self.backend = device, backend
         rng = np.random.default_rng(3)
@@ -41,7 +55,7 @@ class Ragged:
         trajectory = np.repeat(np.arange(len(lengths)), lengths)
         step = np.concatenate([np.arange(n) for n in lengths])
         state = rng.integers(0, STATES, len(group))
-        shape = w.Shape("ragged", len(groups), 1, len(group), DIM, STATES, "")
+        shape = w.Shape("ragged", len(groups), 1, len(group), dim, STATES, "")
         batch = w.Steps(shape, group, trajectory, step, rng.random(len(group), np.float32), step, state)
         rows = _planted(batch, dtype)
         shuffle = torch.from_numpy(rng.permutation(len(group)))
@@ -59,13 +73,13 @@ class Ragged:
 
     def advantages(self, config: bk.Config) -> str:
         ours = bk.advantage(**self.there, config=config, backend=self.backend)
-        want = bk.advantage(**self.host, config=config, backend="cpu")
+        want = bk.advantage(**self.host, config=config, backend=HOST)
         labels = partition_agreement(ours.cluster.cpu(), want.cluster)
         return f"{labels}, {number_agreement(ours.advantage.cpu(), want.advantage)}"
 
     def sweep(self, epsilons: Sequence[float] = (0.0, 0.05, 0.10, 0.30)) -> str:
         ours = bk.cluster(self.there["fingerprint"], self.there["group"], list(epsilons), backend=self.backend)
-        want = bk.cluster(self.host["fingerprint"], self.host["group"], list(epsilons), backend="cpu")
+        want = bk.cluster(self.host["fingerprint"], self.host["group"], list(epsilons), backend=HOST)
         told = {partition_agreement(a, b) for a, b in zip(ours.cpu(), want, strict=True)}
         return ", ".join(sorted(told))
 
@@ -81,17 +95,23 @@ class Ragged:
             ours = bk.action_keys(
                 made.ids.to(self.device), mask=made.mask.to(self.device), backend=self.backend, **more
             )
-            want = bk.action_keys(made.ids, mask=made.mask, backend="cpu", **more)
+            want = bk.action_keys(made.ids, mask=made.mask, backend=HOST, **more)
             same = all(torch.equal(a.cpu(), b) for a, b in zip(ours, want, strict=True))
             told.append(f"{mode}: {'same keys' if same else 'DIFFERENT'}")
         return ", ".join(told)
 
 
+def ngrams(x: Ragged) -> str:
+    found = bk.ngram_fingerprint(x.texts, device=x.device, backend=x.backend)
+    same = torch.equal(found.cpu(), bk.ngram_fingerprint(x.texts, backend=HOST))
+    return "same bits" if same else "DIFFERENT"
+
+
 def _planted(batch: w.Steps, dtype: torch.dtype) -> torch.Tensor:
     """[N, D] rows around one direction per state, cosines far from any threshold."""
     generator = torch.Generator().manual_seed(4)
-    shared, own = torch.randn(1, DIM, generator=generator), torch.randn(STATES, DIM, generator=generator)
-    noise = torch.randn(len(batch.state), DIM, generator=generator)
+    shared, own = (torch.randn(n, batch.shape.dim, generator=generator) for n in (1, STATES))
+    noise = torch.randn(len(batch.state), batch.shape.dim, generator=generator)
     rows = shared + 0.8 * own[torch.from_numpy(batch.state)] + 0.05 * noise
     return rows.to(dtype)
 
@@ -105,7 +125,7 @@ def by_warps(x: Ragged, config: bk.Config) -> str:
 def by_columns(x: Ragged) -> str:
     """The way of long groups, with hardly any shared memory: a few clusters fit there, one for each record does not."""
     long = mock.patch.multiple("bipace_kernels.cuda.clusters", LONG_GROUP=100, COLUMNS=128)
-    with long, mock.patch("bipace_kernels.cuda.scan.MOST_SHARED", 46_000):
+    with long, mock.patch("bipace_kernels.cuda.scan.MOST_SHARED", 60_000):
         return x.sweep((1e-4, 0.10))
 
 
@@ -138,6 +158,12 @@ def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bo
         checks.append(("a sweep of ε, longer groups by blocks of columns", lambda: by_columns(longer)))
         checks.append(("Config.bipace(), longer groups, by warps", lambda: by_warps(longer, bk.Config.bipace())))
     if not small:
+        # Without a GPU that would take minutes.
+        large = Ragged(device, backend, groups=LARGE if device.type == "cuda" else GROUPS[:2], dim=LARGE_DIM)
+        checks += [
+            (f"Config.bipace(), a group of 400, D = {LARGE_DIM}", lambda: large.advantages(bk.Config.bipace())),
+            ("n-gram fingerprints", lambda: ngrams(x)),
+        ]
         single = Ragged(device, backend, dtype=torch.float32)
         checks += [
             ("Config.bipace(), float32 rows", lambda: single.advantages(bk.Config.bipace())),

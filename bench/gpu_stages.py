@@ -16,7 +16,7 @@ import bipace_kernels as bk
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_measure import all_cores
-from .gpu_report import BY_WARPS, DECISIONS, GRAM, STAGE
+from .gpu_report import BY_WARPS, DECISIONS, GRAM, KEYS, STAGE
 from .gpu_rows import Need
 from .stages import canonical, number_agreement, partition_agreement
 
@@ -199,7 +199,7 @@ def stages(x: Batch, backend: str) -> list[Case]:
     except ImportError:
         need = Need()  # the call says which package is missing
     out: list[Case] = [
-        ("action_keys: tags from token ids, hashed", lambda: x.keys(backend), need, x.check_keys),
+        (KEYS, lambda: x.keys(backend), need, x.check_keys),
         (STAGE, lambda: clusters(x, backend), x.cluster_need, x.check_labels),
         ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
     ]
@@ -261,3 +261,25 @@ def presets(x: Batch, backend: str) -> list[Case]:
         ("clusters of equal rows, ε = 0", lambda: clusters(x, backend, 0.0), Need(bytes=size + 8 * n), lambda _: ""),
         ("ngram_fingerprints, texts on the device", ngrams, Need(bytes=bytes_of_texts + 4 * 4096 * n), same_ngrams),
     ]
+
+
+def worst_cosine(device: torch.device, groups: int, records: int, dim: int) -> float:
+    """The largest |cosine − float64| of a pair: rows with a direction in common, and some features far larger than others."""
+    generator = torch.Generator().manual_seed(dim)
+    x = 1.5 * torch.randn(1, dim, generator=generator) + 0.15 * torch.randn(groups * records, dim, generator=generator)
+    x[:, :4] *= 60
+    rows = x.to(torch.bfloat16).to(device)
+    kernels, side = module("cuda", "gram"), -(-records // 128) * 128
+    offsets = torch.arange(groups + 1, device=device) * records
+    ones = torch.ones(len(rows), device=device)
+    products, reciprocal = torch.empty((groups, side, side), device=device), torch.empty(len(rows), device=device)
+    kernels.multiply(
+        rows, torch.arange(len(rows), device=device), offsets[:-1], offsets[1:], ones, products, reciprocal,
+        first_column=0, long_group=records + 1,
+    )  # fmt: skip
+    worst = 0.0
+    for group, own, r in zip(products, rows.double().split(records), reciprocal.split(records), strict=True):
+        exact = own @ own.T / own.norm(dim=1)[:, None] / own.norm(dim=1)
+        found = (group[:records, :records] * r[:, None]) * r
+        worst = max(worst, float((found.double() - exact).abs().triu().max()))
+    return worst

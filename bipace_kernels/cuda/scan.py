@@ -15,8 +15,8 @@ ROOM = 1 << 28  # float32 values of the Gram matrices that are made at a time: 1
 BAND = 1e-5  # τ
 PANEL = 32
 _THREADS = 512
-# Bytes of csrc/cuda/scan.h's stages, and of the number of clusters.
-_STAGES, _COUNT = 3 * (64 * 32 * 4 + 4 * 64 * 4), 16
+# Of csrc/cuda/scan.h: bytes that stand before S in shared memory, and the least capacity with room for decide_few.
+_BEFORE, _FEW = 38_416, 209
 
 
 class Scan:
@@ -82,14 +82,14 @@ class Scan:
 
 def capacity(device: torch.device, room: int) -> int:
     """Clusters whose similarities fit into a block's shared memory; not positive where not even its stages do."""
-    most = min(MOST_SHARED, _provider.current().shared_memory(device)) - _STAGES - _COUNT
+    most = min(MOST_SHARED, _provider.current().shared_memory(device)) - _BEFORE
     # Odd, so that neither a record's nor a cluster's similarities share a bank.
-    return min((most // (2 * PANEL * 4) - 1) | 1, room + 2 * PANEL + 1)
+    return min((most // (2 * PANEL * 4) - 1) | 1, max(room + 2 * PANEL + 1, _FEW))
 
 
 def shared_bytes(clusters: int) -> int:
     """Bytes of shared memory of a scan with room for so many."""
-    return _STAGES + 2 * PANEL * clusters * 4 + _COUNT
+    return _BEFORE + 2 * PANEL * clusters * 4
 
 
 def side_of(n: int) -> int:

@@ -1,4 +1,5 @@
-// The two decisions of the greedy clustering and the update of similarities by a join, shared by all backends.
+// The two decisions of the greedy clustering and the update of similarities by a join, shared by all backends (the CUDA
+// scan takes the hardware's own root and divisions: join_quickly in cuda/scan.h).
 #pragma once
 
 #include "common/hd.h"

@@ -286,9 +286,8 @@ BIPACE_DEVICE uint64_t hash_first_ids(const Row& row, int64_t n, uint8_t* ring) 
       *reinterpret_cast<uint64_t*>(ring + (8 * rank & (kRing - 1))) = static_cast<uint64_t>(row.id(mine));
     }
     taken = within(taken + gpu::count_bits(valid), n);
-    gpu::sync_warp();
+    gpu::sync_warp();  // once: what is written next lies elsewhere in the ring
     stream.absorb(8 * taken);
-    gpu::sync_warp();
   }
   return stream.finish(8 * taken);
 }

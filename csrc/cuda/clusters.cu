@@ -14,11 +14,8 @@ BIPACE_KERNEL(scan_groups, ScanArgs, scan::kThreads) {
   const float lowest = a.lowest ? a.lowest[e] : static_cast<float>(a.only_lowest);
   const Room room = room_of(a, slot, e, slots, gpu::shared_memory());
   const int t = gpu::thread(), before = begin ? a.counts[e * slots + slot] : 0;  // clusters of the columns before these
-  if (t == 0) *room.count = before;
-  begin_with(room, 0, before, before, t, kThreads);
-  gpu::sync_block();
   decide_columns(g, room, lowest, begin, end, before);
-  if (t == 0) a.counts[e * slots + slot] = *room.count;
+  if (t == 0) a.counts[e * slots + slot] = room.shared->count[0];
   int64_t* const first = a.first + e * a.first_stride + g.begin;
   for (int i = begin + t; i < end; i += kThreads) {
     const int k = g.decided.joined[i];
@@ -42,12 +39,11 @@ BIPACE_KERNEL(similar_to_columns, ScanArgs, scan::kThreads) {
   const auto wait = [] { gpu::sync_block(); };
   for (int low = 0; low < count; low += static_cast<int>(capacity)) {
     const int high = low + static_cast<int>(capacity) < count ? low + static_cast<int>(capacity) : count;
-    apply_all(stages, g, 0, begin, panel, near, capacity, reciprocal_j, t, kThreads, low, high, wait);
+    apply_all(stages, g, 0, begin, panel, near, capacity, reciprocal_j, nullptr, t, kThreads, low, high, wait);
     for (int i = t; i < (high - low) * kPanel; i += kThreads) {
       const int column = i / (high - low), k = i % (high - low);
       far[column * a.far_pitch + low + k] = near[column * capacity + k];
-    }
-    gpu::sync_block();
+    }  // apply_all waits for all to be done before it writes there
   }
 }
 

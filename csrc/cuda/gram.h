@@ -226,7 +226,6 @@ BIPACE_DEVICE void multiply_by_warps(const Tile& tile) {
     }
     if (step % kSum == kSum - 1) flush();
   }
-  gpu::copy_wait<0>();
   if (!busy) return;
   if (feed.steps % kSum) flush();
   each([&](int i, int j, int e) {
@@ -281,7 +280,6 @@ BIPACE_DEVICE void multiply_by_groups(const TileOf<kTall>& tile) {
       }
     }
   }
-  gpu::copy_wait<0>();
   flush();
   if (!busy) return;
   // Each warp of a group has sixteen rows; a lane two neighbours of rows lane / 4 and 8 more, every eight columns.

@@ -58,6 +58,29 @@ BIPACE_DEVICE unsigned char* shared_memory() {
   return bipace_shared;
 }
 
+// By its own addresses, which are of 32 bits; those of two and four values are aligned to 8 and 16 bytes.
+BIPACE_DEVICE uint32_t shared_address(const void* at) { return static_cast<uint32_t>(__cvta_generic_to_shared(at)); }
+BIPACE_DEVICE float load_shared(uint32_t at) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
+  return value;
+}
+BIPACE_DEVICE void load_shared(float& x, float& y, uint32_t at) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(at) : "memory");
+}
+BIPACE_DEVICE void load_shared(float (&v)[4], uint32_t at) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "r"(at)
+               : "memory");
+}
+BIPACE_DEVICE void store_shared(uint32_t at, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
+}
+BIPACE_DEVICE void store_shared(uint32_t at, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
+}
+
 // ---- among the lanes of a warp --------------------------------------------------------------------------------------
 template <typename T>
 BIPACE_DEVICE T shuffle(T value, int from) {
@@ -91,6 +114,17 @@ BIPACE_DEVICE uint64_t atomic_min(uint64_t* at, uint64_t value) {
 BIPACE_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 BIPACE_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 BIPACE_DEVICE float sqrt_rn(float a) { return __fsqrt_rn(a); }
+// One instruction each, within 2 ulp; 0 and infinity for what is subnormal.
+BIPACE_DEVICE float rsqrt_quick(float a) {
+  float value;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(a));
+  return value;
+}
+BIPACE_DEVICE float reciprocal_quick(float a) {
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(a));
+  return value;
+}
 BIPACE_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
 BIPACE_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 BIPACE_DEVICE float from_f16(uint16_t bits) {

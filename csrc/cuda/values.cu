@@ -123,7 +123,6 @@ struct Walk {
         for (int k = j; k < j + kTogether; ++k) each(start + k, tile.label[k] == label, tile.value[k], tile.key[k]);
       }
     }
-    gpu::sync_block();
   }
 
   BIPACE_DEVICE void write(int64_t n, float term, uint8_t kind) const {

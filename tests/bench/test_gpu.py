@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -167,10 +168,11 @@ def test_targets_are_met_or_missed():
         _by("cuda", big, report.STAGE, 3.6), _by("cuda", big, report.DECISIONS, 1.0, floor_chain_ms=0.4),
         *(_by("cuda", f"1x2048, K = {k:,}", report.DECISIONS, ns * 2048e-6)
           for k, ns in ((2048, 900.0), (16, 90.0), (128, 160.0))),
-        _by("cuda", one, report.WHOLE, 39.0),
+        _by("cuda", one, report.WHOLE, 39.0), _by("cuda", at, report.KEYS, 0.05),
         _fixed(at, stages.NUMPY, 40.0, "wall", "competitor"), _fixed(at, stages.NUMPY_POOL, 18.0, "wall", "competitor"),
         _fixed(big, stages.NUMPY, 3000.0, "wall", "competitor"), _fixed(at, report.LOOP, 500.0, "wall", "competitor"),
     )  # fmt: skip
+    part["figures"] = {report.ACCURACY: 1.5e-6}
     part["chain"] = [{"k": 16, "ns": 40.0, "threads": 32}]  # the micro-kernel's, which is no figure of ours
     met = {t.name: (pytest.approx(t.value) if t.value else None, t.met) for t in report.targets([part])}
     assert met["triton: 16 × 400 × 3,584, whole chain"] == (0.45, True)
@@ -192,6 +194,12 @@ def test_targets_are_met_or_missed():
     assert met["cuda: one decision in a group of 2,048 at K ≤ 128"] == (160.0, False)
     assert met["cuda: Gram matrices of 64 × 2,048, triangles alone, of the measured product's rate"] == (0.5, False)
     assert met["cuda: 16 × 400 × 3,584, whole chain: Triton's time over it"] == (3.0, True)
+    assert met["cuda: action keys of 6,400 × 512 tokens"] == (0.05, False)
+    assert met["cuda: largest |cosine − float64| in 16 × 400 × 3,584"] == (1.5e-6, True)
+    said = report.verdicts([part])
+    assert "met: cuda: 16 × 400 × 3,584, whole chain ≤ 0.18 ms, measured 0.15 ms" in said
+    assert "MISSED: cuda: action keys of 6,400 × 512 tokens ≤ 0.04 ms, measured 0.05 ms" in said
+    assert said[-1].startswith("not measured: ") and said[0].startswith("met: ")
     page = report.as_markdown([part])
     assert f"| {at} | {report.WHOLE} | graph replay | 0.45 | 0.15 | 3.00× |" in page
     assert page.count(" over CUDA |") == 1
@@ -412,3 +420,29 @@ def test_script_is_sound():
     for name in (*gpu.PARTS, *gpu.CHECKS, "build", "WHEELS", "COMMIT"):
         assert name in done.stdout
     assert subprocess.run(["bash", str(SCRIPT)], capture_output=True, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("plan", ["plan-1", "plan-2", "plan-3"])
+def test_a_plan_runs_its_parts_whatever_fails(plan, tmp_path):
+    """By an interpreter that writes down what it is asked for, and fails at the first part."""
+    listed = dict(re.findall(r"^#   (plan-\d)\s+(.+)$", SCRIPT.read_text(), re.MULTILINE))[plan].split()
+    assert listed[0] == "build" and set(listed[1:]) <= {*gpu.PARTS, *gpu.CHECKS}
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/bash
+case "$*" in
+  "-c import os"*) dirname "$0" ;;
+  *--targets*) echo "met: everything" ;;
+  "-m bench gpu {listed[1]} "*) exit 1 ;;
+esac
+echo "$*" >> {tmp_path}/asked
+""")
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(SCRIPT), str(tmp_path / "out"), plan], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHON": str(python)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    asked = re.findall(r"^-m bench gpu (\S+) --seconds (\d+)", (tmp_path / "asked").read_text(), re.MULTILINE)
+    assert [name for name, _ in asked] == listed[2:]
+    assert all(int(seconds) < 540 for _, seconds in asked)
+    assert done.stdout.splitlines()[-2:] == ["met: everything", f"FAILED: {listed[1]}"]

@@ -7,7 +7,8 @@ import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,25 +36,39 @@ class EmulatorError(RuntimeError):
     """What the emulator found wrong with a kernel or its launch."""
 
 
-def build(sources: Sequence[Path], out: Path, *, sanitize: bool = False) -> Path:
-    """A shared library of these kernels and the emulator's scheduler; objects newer than their sources are kept."""
+def build(
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    sanitize: bool = False,
+    races: bool = False,
+    includes: Path = ROOT / "csrc",
+) -> Path:
+    """A shared library of these kernels and the emulator's scheduler; objects newer than their sources are kept.
+
+    sanitize   with AddressSanitizer and UndefinedBehaviorSanitizer
+    races      every access to memory is looked at (emulator/races.h): slow
+    """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise EmulatorError("the emulator needs g++ or clang++, and there is neither")
-    flags = [*FLAGS, "-O1" if sanitize else "-O2", f"-I{ROOT / 'csrc'}", f"-I{EMULATOR}"]
+    flags = [*FLAGS, "-O1" if sanitize or races else "-O2", f"-I{includes}", f"-I{EMULATOR}"]
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"] if sanitize else []
+    # The scheduler itself is not looked at, and has the functions that the kernels then call.
+    of_kernels, of_scheduler = ([], []) if not races else (["-fsanitize=thread"], ["-D__SANITIZE_THREAD__"])
     out.mkdir(parents=True, exist_ok=True)
     headers = [
-        *ROOT.glob("csrc/common/*.h"),
-        *ROOT.glob("csrc/cuda/*.h"),
-        EMULATOR / "emulator.h",
+        *includes.glob("common/*.h"),
+        *includes.glob("cuda/*.h"),
+        *EMULATOR.glob("*.h"),
     ]
     newest = max(path.stat().st_mtime for path in headers)
     objects = []
     for source in [EMULATOR / "emulator.cpp", *sources]:
         target = out / f"{source.stem}.o"
         if not target.exists() or target.stat().st_mtime < max(newest, source.stat().st_mtime):
-            _run([compiler, *flags, "-x", "c++", "-c", str(source), "-o", str(target)])
+            more = of_kernels if source.suffix == ".cu" else of_scheduler
+            _run([compiler, *flags, *more, "-x", "c++", "-c", str(source), "-o", str(target)])
         objects.append(str(target))
     library = out / "libemulator.so"
     if not library.exists() or library.stat().st_mtime < max(os.path.getmtime(o) for o in objects):
@@ -61,13 +76,13 @@ def build(sources: Sequence[Path], out: Path, *, sanitize: bool = False) -> Path
     return library
 
 
-def of_checkout(*, sanitize: bool = False) -> Emulator:
+def of_checkout(*, sanitize: bool = False, races: bool = False) -> Emulator:
     """The emulator of this checkout's kernels; of several processes the first one builds it and the others wait."""
-    folder = ROOT / "build" / ("emulator-sanitize" if sanitize else "emulator")
+    folder = ROOT / "build" / ("emulator" + "-sanitize" * sanitize + "-races" * races)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        library = build(sorted((ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize)
+        library = build(sorted((ROOT / "csrc/cuda").glob("*.cu")), folder, sanitize=sanitize, races=races)
     return Emulator.load(library)
 
 
@@ -110,6 +125,15 @@ class Emulator:
             ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_int64,
         ]  # fmt: skip
         return cls(library)
+
+    @contextmanager
+    def without(self, file: str, line: int) -> Iterator[None]:
+        """Kernels in which the barrier or wait that stands there is left out."""
+        self.library.bipace_emulator_leave_out(file.encode(), line)
+        try:
+            yield
+        finally:
+            self.library.bipace_emulator_leave_out(b"", 0)
 
     def launch(
         self,

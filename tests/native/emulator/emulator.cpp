@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/half.h"
+#include "races.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -58,6 +59,7 @@ struct Rendezvous {
   int expected = 0, arrived = 0;
   int64_t generation = 0;
   const char* what = "";
+  std::vector<struct Fibre*> present;
 };
 
 struct Warp {
@@ -94,6 +96,7 @@ struct Fibre {
   bool done = false;
   std::vector<std::vector<Copy>> copies{1};  // groups; the last one is still open
   bool hides = false, begun = false;         // copies from tensor cores; products
+  Seen seen;
   std::vector<std::vector<Product>> products{1};
 };
 
@@ -126,7 +129,9 @@ struct Run {
   const void* scheduler_bottom = nullptr;
   size_t scheduler_size = 0;
   std::string failure;
-  bool met = false;  // some fibres that waited can go on
+  bool met = false;                      // some fibres that waited can go on
+  std::vector<Fibre*>* ready = nullptr;  // where the schedule is random: those that can go on
+  Races races;
 };
 Run* run = nullptr;
 
@@ -184,34 +189,80 @@ void prepare(Fibre& fibre) {
   fibre.at = at;
 }
 
-void arrive(Rendezvous& here, const char* what) {
+// `orders`: whether memory is in order among those who met.
+void arrive(Rendezvous& here, const char* what, bool orders) {
   if (here.arrived == 0) {
     here.what = what;
   } else if (std::strcmp(here.what, what) != 0) {
     fail(std::string("some threads stand at ") + here.what + " and others at " + what);
   }
+  Fibre& self = *run->now;
+  here.present.push_back(&self);
+  self.waits = &here;
+  self.since = here.generation;
   if (++here.arrived == here.expected) {
     here.arrived = 0;
     ++here.generation;
     run->met = true;
-    return;
+#if defined(__SANITIZE_THREAD__)
+    if (orders) {
+      std::vector<Seen*> seen;
+      std::vector<int> threads;
+      for (Fibre* fibre : here.present) {
+        seen.push_back(&fibre->seen);
+        threads.push_back(fibre->place.thread);
+      }
+      meet(seen, threads, static_cast<size_t>(self.place.threads));
+    }
+#else
+    (void)orders;
+#endif
+    if (run->ready) run->ready->insert(run->ready->end(), here.present.begin(), here.present.end());
+    here.present.clear();
+    if (!run->ready) {
+      self.waits = nullptr;
+      return;
+    }
   }
-  Fibre& self = *run->now;
-  self.waits = &here;
-  self.since = here.generation;
   to_scheduler(false);
   self.waits = nullptr;
 }
 
 enum Schedule { kForward = 0, kReverse = 1, kRandom = 2 };
 
+void say_who_waits(const std::vector<Fibre>& fibres) {
+  for (const Fibre& fibre : fibres) {
+    if (fibre.done || !fibre.waits) continue;
+    run->failure = std::string("threads wait for ever at ") + fibre.waits->what + ": " +
+                   std::to_string(fibre.waits->arrived) + " of " + std::to_string(fibre.waits->expected) + " came";
+    return;
+  }
+}
+
+// Whoever can go on may be next, drawn anew every time.
+void run_at_random(std::vector<Fibre>& fibres, std::mt19937_64& random) {
+  std::vector<Fibre*> ready;
+  for (Fibre& fibre : fibres) ready.push_back(&fibre);
+  run->ready = &ready;
+  size_t left = fibres.size();
+  while (!ready.empty()) {
+    std::swap(ready[random() % ready.size()], ready.back());
+    Fibre& fibre = *ready.back();
+    ready.pop_back();
+    resume(fibre);
+    if (!run->failure.empty()) break;
+    left -= fibre.done;
+  }
+  run->ready = nullptr;
+  if (run->failure.empty() && left > 0) say_who_waits(fibres);
+}
+
 // Whoever comes first in the order and can go on does, as far as it can: the first warp may be done before the last one
-// begins.  A random order is drawn anew now and then.
-void run_block(std::vector<Fibre>& fibres, int schedule, std::mt19937_64& random) {
+// begins.
+void run_in_order(std::vector<Fibre>& fibres, bool reverse) {
   std::vector<size_t> order(fibres.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  if (schedule == kReverse) std::reverse(order.begin(), order.end());
-  if (schedule == kRandom) std::shuffle(order.begin(), order.end(), random);
+  if (reverse) std::reverse(order.begin(), order.end());
   size_t left = fibres.size();
   while (left > 0) {
     bool moved = false;
@@ -223,20 +274,43 @@ void run_block(std::vector<Fibre>& fibres, int schedule, std::mt19937_64& random
       moved = true;
       if (!run->failure.empty()) return;
       left -= fibre.done;
-      if (!run->met) continue;  // nobody before it can go on
-      if (schedule == kRandom && random() % 32 == 0) std::shuffle(order.begin(), order.end(), random);
-      i = static_cast<size_t>(-1);
+      if (run->met) i = static_cast<size_t>(-1);  // somebody before it may go on
     }
-    if (!moved) {
-      for (const Fibre& fibre : fibres) {
-        if (fibre.done || !fibre.waits) continue;
-        run->failure = std::string("threads wait for ever at ") + fibre.waits->what + ": " +
-                       std::to_string(fibre.waits->arrived) + " of " + std::to_string(fibre.waits->expected) + " came";
-        return;
-      }
-    }
+    if (!moved) return say_who_waits(fibres);
   }
 }
+
+std::string left_out_file;
+int left_out_line = 0;
+
+#if defined(__SANITIZE_THREAD__)
+// An access to memory of the fibre that runs; what is on its own stack is nobody else's.
+void enter(const void* at, size_t bytes, bool writes) {
+  if (!run || !run->now) return;
+  Fibre& self = *run->now;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(at), stack = reinterpret_cast<uintptr_t>(self.stack.get());
+  if (address - stack < kStack) return;
+  const int64_t block = self.place.block_y * self.place.blocks + self.place.block;
+  const Races::Access now{block, self.place.thread, self.seen.own};
+  const Races::Access* const other = run->races.enter(address, bytes, writes, now, self.seen);
+  if (!other) return;
+  const uintptr_t shared = reinterpret_cast<uintptr_t>(self.place.shared);
+  fail(
+      std::string("a race: ") + (writes ? "a write" : "a read") + " of " + std::to_string(bytes) + " bytes " +
+      (address - shared < (size_t{1} << 18) ? "of shared memory at " + std::to_string(address - shared) : "of memory") +
+      " is not ordered after what thread " + std::to_string(other->thread) + " of block " +
+      std::to_string(other->block) + " did");
+}
+
+// As on a GPU, where an access of so many bytes that is not aligned to them is an error.
+void aligned(const void* at, size_t bytes) {
+  if (run && run->now && reinterpret_cast<uintptr_t>(at) % bytes) {
+    fail("an access of " + std::to_string(bytes) + " bytes is not aligned");
+  }
+}
+#else
+void enter(const void*, size_t, bool) {}
+#endif
 
 }  // namespace
 
@@ -254,15 +328,23 @@ void fail(const std::string& why) {
   std::abort();
 }
 
-void wait_for_block(const char* what) { arrive(*run->now->block, what); }
-void wait_for_warp(const char* what) { arrive(run->now->warp->meeting, what); }
+void read(const void* at, size_t bytes) { enter(at, bytes, false); }
+
+bool is_left_out(const char* file, int line) {
+  const std::string in = file;
+  return line == left_out_line && in.size() >= left_out_file.size() &&
+         in.compare(in.size() - left_out_file.size(), in.npos, left_out_file) == 0;
+}
+
+void wait_for_block(const char* what) { arrive(*run->now->block, what, true); }
+void wait_for_warp(const char* what) { arrive(run->now->warp->meeting, what, true); }
 
 void wait_for_some(int barrier, int threads) {
   if (barrier < 1 || barrier >= kBarriers || threads % kWarp) fail("there is no such barrier");
   Rendezvous& here = run->now->block[barrier];
   if (here.arrived == 0) here.expected = threads;
   if (here.expected != threads) fail("threads disagree on how many share a barrier");
-  arrive(here, "sync_some");
+  arrive(here, "sync_some", true);
 }
 
 const unsigned char* exchange(const char* what, const void* value, size_t bytes, size_t& stride) {
@@ -270,7 +352,7 @@ const unsigned char* exchange(const char* what, const void* value, size_t bytes,
   Warp& warp = *run->now->warp;
   auto& values = warp.values[warp.meeting.generation & 1];
   std::memcpy(values[place().thread % kWarp], value, bytes);
-  arrive(warp.meeting, what);
+  arrive(warp.meeting, what, false);
   stride = kWidest;
   return &values[0][0];
 }
@@ -280,6 +362,7 @@ void start_copy(void* to, const void* from, int bytes) {
     fail("an asynchronous copy of 16 bytes is not aligned to 16");
   }
   std::memset(to, 0xFF, 16);  // it may arrive at once, too: what was there is gone
+  enter(to, 16, true);
   run->now->copies.back().push_back({to, from, bytes});
 }
 
@@ -295,6 +378,8 @@ void finish_copies(int pending) {
     for (const Copy& copy : groups.front()) {
       if (copy.bytes) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
       std::memset(static_cast<unsigned char*>(copy.to) + copy.bytes, 0, static_cast<size_t>(16 - copy.bytes));
+      enter(copy.to, 16, true);
+      enter(copy.from, static_cast<size_t>(copy.bytes), false);
     }
     groups.erase(groups.begin());
   }
@@ -335,7 +420,7 @@ void begin_products() { run->now->begun = true; }
 void start_product(float* sums, const void* a, const void* b, bool add, bool bf16) {
   Fibre& self = *run->now;
   if (!self.group) fail("fewer than four warps cannot multiply together");
-  arrive(*self.group, "multiply_group");
+  arrive(*self.group, "multiply_group", false);
   if (!self.begun) fail("products that have not begun");
   if (*self.hidden) fail("tensor cores do not see what was copied");
   // Eight rows lie in a multiple of 1,024, whole; sixteen elements of them are not split.
@@ -360,7 +445,12 @@ void start_product(float* sums, const void* a, const void* b, bool add, bool bf1
     }
     sums[i] = std::numeric_limits<float>::quiet_NaN();
   }
-  if (place().thread % gpu::kGroup == 0) mine.read = hash(a, b);
+  if (place().thread % gpu::kGroup == 0) {
+    mine.read = hash(a, b);
+    for (int r = 0; r < 64 + 128; ++r) {  // two pieces of 16 bytes each
+      for (int e = 0; e < 16; e += 8) enter(r < 64 ? element(a, r, e) : element(b, r - 64, e), 16, false);
+    }
+  }
   self.products.back().push_back(std::move(mine));
 }
 
@@ -397,6 +487,7 @@ void load_matrices(uint32_t (&out)[4], const void* row_in_shared) {
   const Lanes<const void*> rows = gather("load_matrices", row_in_shared);
   for (int q = 0; q < 4; ++q) {
     const unsigned char* row = static_cast<const unsigned char*>(rows.value[8 * q + lane() / 4]);
+    emulator::read(row + 4 * (lane() % 4), 4);
     std::memcpy(&out[q], row + 4 * (lane() % 4), 4);
   }
 }
@@ -479,11 +570,56 @@ extern "C" int bipace_emulator_launch(const char* name, int64_t grid_x, int64_t 
       fibre.waits = nullptr;
       fibre.copies.assign(1, {});
       fibre.products.assign(1, {});
+      fibre.seen = {};
       prepare(fibre);
     }
-    run_block(fibres, schedule, random);
+    if (schedule == kRandom) {
+      run_at_random(fibres, random);
+    } else {
+      run_in_order(fibres, schedule == kReverse);
+    }
+#if defined(__SANITIZE_THREAD__)
+    // What stands there next is another block's, or nobody's.
+    mine.races.forget(reinterpret_cast<uintptr_t>(block.memory.get()), static_cast<size_t>(shared));
+#endif
     if (!mine.failure.empty()) break;
   }
   run = nullptr;
   return mine.failure.empty() ? 0 : refuse(std::string(name) + ": " + mine.failure);
 }
+
+// From here on the barrier or wait in that line is left out; line 0: none is.
+extern "C" void bipace_emulator_leave_out(const char* file, int line) {
+  bipace::emulator::left_out_file = file;
+  bipace::emulator::left_out_line = line;
+}
+
+#if defined(__SANITIZE_THREAD__)
+// What code compiled with -fsanitize=thread calls, in place of ThreadSanitizer's library, to which a switch of fibres
+// would have to be explained, and Python.
+extern "C" {
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+#define BIPACE_ACCESS(bytes)                                                                 \
+  void __tsan_read##bytes(void* at) {                                                        \
+    bipace::emulator::aligned(at, bytes);                                                    \
+    bipace::emulator::enter(at, bytes, false);                                               \
+  }                                                                                          \
+  void __tsan_write##bytes(void* at) {                                                       \
+    bipace::emulator::aligned(at, bytes);                                                    \
+    bipace::emulator::enter(at, bytes, true);                                                \
+  }                                                                                          \
+  void __tsan_unaligned_read##bytes(void* at) { bipace::emulator::enter(at, bytes, false); } \
+  void __tsan_unaligned_write##bytes(void* at) { bipace::emulator::enter(at, bytes, true); }
+BIPACE_ACCESS(1)
+BIPACE_ACCESS(2)
+BIPACE_ACCESS(4)
+BIPACE_ACCESS(8)
+BIPACE_ACCESS(16)
+#undef BIPACE_ACCESS
+void __tsan_read_range(void* at, unsigned long bytes) { bipace::emulator::enter(at, bytes, false); }
+void __tsan_write_range(void* at, unsigned long bytes) { bipace::emulator::enter(at, bytes, true); }
+void __tsan_vptr_update(void**, void*) {}
+}
+#endif

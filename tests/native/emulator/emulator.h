@@ -3,6 +3,12 @@
 // the threads only comes out wrong under another.  Stricter than a GPU: a barrier that a thread has left out, by
 // returning or by standing at another one, is an error; shared memory begins as garbage; asynchronous copies arrive as
 // late as they may, and their places hold garbage until then.  Blocks follow one another.
+//
+// Compiled with -fsanitize=thread, kernels report each access to memory (races.h), and one that only luck orders after
+// another thread's is an error as well.  What orders are the barriers of intrinsics.h; that lanes exchange values is no
+// promise about memory.
+//
+// A test names a place in the kernels, by file and line, whose barrier or wait is left out.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +22,8 @@ using std::min;
 
 #include "common/half.h"
 
-// The vector types of CUDA that kernels load through.
-struct uint4 {
-  uint32_t x, y, z, w;
-};
-struct float4 {
+// The vector type of CUDA that kernels load through, aligned as there.
+struct alignas(16) float4 {
   float x, y, z, w;
 };
 
@@ -52,6 +55,12 @@ struct Place {
 };
 const Place& place();  // of the fibre that runs
 
+// What an instruction reads that the compiler does not see.
+void read(const void* at, size_t bytes);
+// Whether a call is the one that is left out.
+bool is_left_out(const char* file, int line);
+#define BIPACE_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
 void wait_for_block(const char* what);
 void wait_for_warp(const char* what);
 void wait_for_some(int barrier, int threads);
@@ -80,10 +89,39 @@ inline int warp() { return thread() / kWarp; }
 inline int64_t block() { return emulator::place().block; }
 inline int64_t block_y() { return emulator::place().block_y; }
 inline int64_t blocks() { return emulator::place().blocks; }
-inline void sync_block() { emulator::wait_for_block("sync_block"); }
-inline void sync_warp() { emulator::wait_for_warp("sync_warp"); }
-inline void sync_some(int barrier, int threads) { emulator::wait_for_some(barrier, threads); }
+inline void sync_block(BIPACE_PLACE) {
+  if (!emulator::is_left_out(file, line)) emulator::wait_for_block("sync_block");
+}
+inline void sync_warp(BIPACE_PLACE) {
+  if (!emulator::is_left_out(file, line)) emulator::wait_for_warp("sync_warp");
+}
+inline void sync_some(int barrier, int threads, BIPACE_PLACE) {
+  if (!emulator::is_left_out(file, line)) emulator::wait_for_some(barrier, threads);
+}
 inline unsigned char* shared_memory() { return emulator::place().shared; }
+
+// Addresses of shared memory: bytes from its beginning on.
+inline uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(at) - emulator::place().shared);
+}
+inline float* in_shared(uint32_t at, uint32_t bytes) {
+  if (at % bytes) emulator::fail("an access of " + std::to_string(bytes) + " bytes of shared memory is not aligned");
+  return reinterpret_cast<float*>(emulator::place().shared + at);
+}
+inline float load_shared(uint32_t at) { return *in_shared(at, 4); }
+inline void load_shared(float& x, float& y, uint32_t at) {
+  const float* const from = in_shared(at, 8);
+  x = from[0], y = from[1];
+}
+inline void load_shared(float (&v)[4], uint32_t at) {
+  const float* const from = in_shared(at, 16);
+  for (int i = 0; i < 4; ++i) v[i] = from[i];
+}
+inline void store_shared(uint32_t at, float value) { *in_shared(at, 4) = value; }
+inline void store_shared(uint32_t at, float x, float y) {
+  float* const to = in_shared(at, 8);
+  to[0] = x, to[1] = y;
+}
 
 template <typename T>
 struct Lanes {
@@ -134,7 +172,7 @@ inline int lowest_bit(uint32_t bits) { return __builtin_ffs(static_cast<int>(bit
 inline int highest_bit(uint32_t bits) { return bits ? 31 - __builtin_clz(bits) : -1; }
 
 // One fibre runs at a time, so plain arithmetic is atomic.
-inline uint64_t atomic_min(uint64_t* at, uint64_t value) {
+__attribute__((no_sanitize("thread"))) inline uint64_t atomic_min(uint64_t* at, uint64_t value) {
   const uint64_t old = *at;
   *at = std::min(old, value);
   return old;
@@ -154,13 +192,22 @@ inline float float_of(uint32_t bits) {
   return value;
 }
 
+// A GPU's answers are off by an ulp or two, and not by the same on every architecture: here by one, now up, now down.
+inline float nearly(double exact) {
+  const float value = static_cast<float>(exact);
+  const uint32_t bits = bits_of(value), hash = bits * 2654435761u >> 30;
+  return std::isfinite(value) && value != 0.0f ? float_of(bits + (hash == 0) - (hash == 1)) : value;
+}
+inline float rsqrt_quick(float a) { return nearly(1.0 / std::sqrt(static_cast<double>(a))); }
+inline float reciprocal_quick(float a) { return nearly(1.0 / static_cast<double>(a)); }
+
 inline float from_f16(uint16_t bits) { return f16_to_float(bits); }
 
 inline void copy_async(void* to_shared, const void* from, int bytes) { emulator::start_copy(to_shared, from, bytes); }
 inline void copy_commit() { emulator::commit_copies(); }
 template <int pending>
-void copy_wait() {
-  emulator::finish_copies(pending);
+void copy_wait(BIPACE_PLACE) {
+  if (!emulator::is_left_out(file, line)) emulator::finish_copies(pending);
 }
 
 void load_matrices(uint32_t (&out)[4], const void* row_in_shared);
@@ -172,7 +219,9 @@ void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 #define BIPACE_WARPGROUPS 1
 constexpr int kGroup = 4 * kWarp;
 inline int group() { return thread() / kGroup; }
-inline void show_tensor_cores() { emulator::show_copies(); }
+inline void show_tensor_cores(BIPACE_PLACE) {
+  if (!emulator::is_left_out(file, line)) emulator::show_copies();
+}
 template <int n>
 void hold(float (&)[n]) {}
 template <int n>
@@ -181,8 +230,8 @@ void products_begin(float (&)[n]) {
 }
 inline void products_commit() { emulator::commit_products(); }
 template <int pending>
-void products_wait() {
-  emulator::finish_products(pending);
+void products_wait(BIPACE_PLACE) {
+  if (!emulator::is_left_out(file, line)) emulator::finish_products(pending);
 }
 template <bool bf16>
 void multiply_group(float (&c)[64], const void* a, const void* b, bool add) {

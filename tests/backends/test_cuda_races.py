@@ -1,0 +1,242 @@
+"""Barriers of the CUDA kernels: with all of them no two accesses race, and without any one of them something is found.
+
+The emulator looks at every access to memory here (tests/native/emulator/races.h), and leaves out the barrier or the wait that
+stands in a line of the sources.  So what a test of results under some orders of the threads would miss is found: that warps of
+a GPU go in step by luck is no promise.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from cuda_emulator import Emulator, EmulatorError, build, of_checkout
+from marks import slow
+
+from bipace_kernels.cuda import _provider, _sources, action_keys, clusters, gram, scan, values
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the emulator switches its fibres on x86-64 alone"
+)
+
+CUDA = _sources.SOURCES / "cuda"
+
+
+@pytest.fixture(scope="module")
+def library() -> Emulator:
+    return of_checkout(races=True)
+
+
+@pytest.fixture
+def emulator(library, monkeypatch) -> Iterator[Emulator]:
+    library.schedule, library.seed, library.groups = "random", 3, True
+    monkeypatch.setattr(_provider, "stand_in", library)
+    yield library
+    library.groups = True
+
+
+def mixture(n: int, dim: int, count: int, dtype=torch.bfloat16) -> torch.Tensor:
+    rng = np.random.default_rng(n + dim)
+    centre = 2 * rng.standard_normal(dim) + 1.5 * rng.standard_normal((count, dim))
+    x = centre[rng.integers(0, count, n)] + 0.5 * rng.standard_normal((n, dim))
+    return torch.from_numpy(x.astype(np.float32)).to(dtype)
+
+
+def labels(x: torch.Tensor, sizes: list[int] | None = None, **_) -> torch.Tensor:
+    sizes = sizes or [len(x)]
+    offsets = torch.tensor([0, *np.cumsum(sizes)])
+    return clusters.cluster_sweep(
+        x, torch.arange(len(x)), offsets, None, [0.05], n_groups=len(sizes), longest_group=max(sizes), taken=None
+    )
+
+
+# What launches each kernel along each of its ways, as small as it may be.
+def few(emulator, monkeypatch):
+    return labels(mixture(66, 8, 6))
+
+
+def far(emulator, monkeypatch):
+    monkeypatch.setattr(scan, "MOST_SHARED", 45_000)  # S has no room there
+    return labels(mixture(40, 8, 6))
+
+
+def blocks(emulator, monkeypatch):
+    monkeypatch.setattr(clusters, "LONG_GROUP", 128)
+    monkeypatch.setattr(clusters, "COLUMNS", 128)
+    return labels(mixture(170, 8, 6))
+
+
+def many(emulator, monkeypatch):
+    return labels(torch.eye(130)[torch.cat([torch.arange(130), torch.arange(110, 130)])])
+
+
+def products(x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    n = len(x)
+    out, reciprocal = torch.zeros(1, 128, 128), torch.empty(n)
+    gram.multiply(
+        x, torch.arange(n), torch.tensor([0]), torch.tensor([n]), torch.ones(n) if scale is None else scale, out, reciprocal,
+        first_column=0, long_group=n + 1,
+    )  # fmt: skip
+    return torch.cat([out[0, :n, :n].triu().flatten(), reciprocal])
+
+
+def tall(emulator, monkeypatch):
+    return products(mixture(9, 704, 3))  # the ring of stages wraps
+
+
+def half(emulator, monkeypatch):
+    emulator.groups = False
+    return products(mixture(9, 304, 3))
+
+
+def single(emulator, monkeypatch):
+    return products(mixture(9, 40, 3, torch.float32))
+
+
+def extreme(emulator, monkeypatch):
+    x, scale = mixture(9, 24, 3, torch.float32), torch.ones(9)
+    x[::3] *= 2.0**100
+    scale[::3] = 2.0**-100
+    return products(x, scale)
+
+
+def pairs(emulator, monkeypatch):
+    rng = np.random.default_rng(1)
+    n, found = 150, []
+    returns = torch.from_numpy(rng.standard_normal(n).astype(np.float32))
+    clustered = torch.from_numpy(np.concatenate([rng.integers(0, 3, 140), rng.integers(3, 5, 10)]))
+    keys = torch.from_numpy(rng.integers(0, 3, n))
+    for longest in (140, values.SORT_FROM + 1):
+        found += values.step_advantage(
+            returns, clustered, keys, torch.tensor([0, 140, 150]), n_groups=2, longest_group=longest,
+            estimator="q_style", step_norm="none", delta=1e-6,
+        )  # fmt: skip
+    return torch.stack([one.double() for one in found])
+
+
+def keys(emulator, monkeypatch):
+    """Tokens are bytes; 256 is one of 62, so that a round fills the ring."""
+    long = bytes(range(65, 91)) * 2 + b"0123456789"
+    texts = [b"<think>so so</think><action> Go East </action>", b"nothing"]
+    ids = [*map(list, texts), [*b"<action>", *[256] * 100, *b"</action>"]]
+    offsets, flat = torch.tensor([0, *np.cumsum([len(row) for row in ids])]), [token for row in ids for token in row]
+    rest = {"mode": "action_tag", "n": 40, "longest_row": max(map(len, ids))}
+    table = torch.tensor([*range(257), 256 + len(long)]), torch.tensor([*range(256), *long], dtype=torch.uint8)
+    found = action_keys.hash_token_ids(torch.tensor(flat), offsets, None, *table, **rest)
+    return torch.stack([found[0], found[1].long()])
+
+
+WAYS: dict[str, list[Callable]] = {
+    "scan.h": [few, far, blocks, many],
+    "clusters.cu": [blocks],
+    "gram.h": [tall, half, single, extreme],
+    "values.cu": [pairs],
+    "action_keys.cu": [keys],
+}
+SLOW = (blocks, many)
+WANTED: dict[Callable, torch.Tensor | str] = {}  # what comes of each with all barriers
+
+
+ALL = dict.fromkeys(way for ways in WAYS.values() for way in ways)
+
+
+@pytest.mark.parametrize("way", [slow(way) if way in SLOW else way for way in ALL])
+def test_nothing_races(emulator, monkeypatch, way):
+    way(emulator, monkeypatch)
+
+
+def outcome(emulator, way) -> torch.Tensor | str:
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            return way(emulator, patch)
+        except EmulatorError as error:
+            return str(error)
+        finally:
+            emulator.groups = True
+
+
+def caught(emulator, file: str, line: int) -> str:
+    """What one of the ways through a file says without a line's barrier; nothing where all do as if it stood there."""
+    for way in WAYS[file]:
+        if way not in WANTED:
+            WANTED[way] = outcome(emulator, way)
+        want = WANTED[way]
+        assert isinstance(want, torch.Tensor), want
+        with emulator.without(file, line):
+            found = outcome(emulator, way)
+        if isinstance(found, str):
+            return found
+        if not torch.equal(found, want):
+            return "another result"
+    return ""
+
+
+def line_of(file: str, function: str, text: str, which: int = 0) -> int:
+    """The line of a function in which some text stands, the first or a later one."""
+    lines = (CUDA / file).read_text().splitlines()
+    begin = next(i for i, line in enumerate(lines) if re.match(rf".*\b{function}\(", line) and "BIPACE_DEVICE" in line)
+    end = next(i for i in range(begin + 1, len(lines)) if lines[i].startswith("}"))
+    return [i + 1 for i in range(begin, end) if text in lines[i]][which]
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "text", "which", "said"),
+    [
+        pytest.param("scan.h", "join_few", "sync_warp", 0, "a race", id="before S is written"),
+        pytest.param("scan.h", "join_few", "sync_warp", 1, "a race", id="before S is read"),
+        pytest.param("scan.h", "decide_columns", "sync_block", 2, "a race", id="before decisions are looked at"),
+        pytest.param("scan.h", "apply_all", "copy_wait", 0, "a race|another", id="before rows of G are there"),
+        pytest.param("gram.h", "multiply_by_groups", "sync_block", 0, "a race|before it", id="a stage that is loaded anew"),
+    ],
+)  # fmt: skip
+def test_a_planted_fault_is_caught(emulator, file, function, text, which, said):
+    assert re.search(said, caught(emulator, file, line_of(file, function, text, which)))
+
+
+@pytest.mark.slow
+def test_rows_that_are_not_aligned_are_no_vectors(tmp_path, emulator, monkeypatch):
+    """The sixth: 16 bytes at a time from rows that do not begin at a multiple of 16."""
+    for source in [*_sources.SOURCES.glob("c*/*.h"), CUDA / "gram.cu"]:
+        target = tmp_path / "csrc" / source.relative_to(_sources.SOURCES)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source.read_text())
+    elements = tmp_path / "csrc/cuda/elements.h"
+    text = elements.read_text()
+    broken = re.sub(r"return column_stride == 1 && [^;]*;", "return true;", text)
+    assert broken != text
+    elements.write_text(broken)
+    faulty = Emulator.load(build([tmp_path / "csrc/cuda/gram.cu"], tmp_path / "out", includes=tmp_path / "csrc"))
+
+    def multiply(dim: int) -> None:
+        products, ones = torch.empty(1, 128, 128), torch.ones(9)
+        gram.multiply(
+            mixture(9, dim, 3), torch.arange(9), torch.tensor([0]), torch.tensor([9]), ones, products, torch.empty(9),
+            first_column=0, long_group=10,
+        )  # fmt: skip
+
+    multiply(63)
+    monkeypatch.setattr(_provider, "stand_in", faulty)
+    multiply(64)
+    with pytest.raises(EmulatorError, match="not aligned to 16"):
+        multiply(63)
+
+
+BARRIERS = re.compile(r"gpu::(sync_block|sync_warp|sync_some|copy_wait|show_tensor_cores|products_wait)\b")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        (file, i)
+        for file in WAYS
+        for i, text in enumerate((CUDA / file).read_text().splitlines(), 1)
+        if BARRIERS.search(text)
+    ],
+)
+def test_every_barrier_is_needed(emulator, file, line):
+    assert caught(emulator, file, line), (CUDA / file).read_text().splitlines()[line - 1]

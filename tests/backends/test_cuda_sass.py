@@ -1,0 +1,91 @@
+"""The decision loop of the CUDA scan in machine code: short, nothing spilled, no wait for global memory."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+from nvrtc import Nvrtc, nvrtc
+
+from bipace_kernels.cuda import _cupy, _sources
+
+sass = importlib.import_module(
+    "bipace_kernels.bench.sass" if importlib.util.find_spec("bipace_kernels.bench") else "bench.sass"
+)
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+MOST = 90  # instructions of a decision that joins one of at most 128 clusters
+
+
+def line(at: int, text: str, *, stall: int = 1, sets: int = 7, waits: int = 0) -> str:
+    """An instruction as cuobjdump prints it, with its two words; a scoreboard of 7 is none."""
+    second = stall << 41 | sets << 46 | 7 << 49 | waits << 52
+    return f"        /*{at:04x}*/  {text} ;  /* 0x{0:016x} */\n        /* 0x{second:016x} */\n"
+
+
+def kernel(*loop: str) -> list:
+    """A loop at 0x10 between two instructions; the loop ends with its branch."""
+    text = "".join([line(0, "MOV R1, R2"), *loop, line(16 * len(loop) + 16, "EXIT")])
+    return sass.parse(f"\t\tFunction : planted\n{text}")["planted"]
+
+
+WAITED = [
+    line(0x10, "@!P1 LDG.E R2, desc[UR4][R8.64]", sets=3),
+    line(0x20, "MUFU.RSQ R3, R4", sets=0),
+    line(0x30, "FADD R5, R3, R3", stall=5, waits=0b1),
+    line(0x40, "MOV R6, R2", waits=0b1000),
+    line(0x50, "@P0 BRA 0x10", stall=5),
+]
+
+
+def test_a_prefetch_that_is_waited_for_is_named():
+    loop, turn = sass.decision_loop(kernel(*WAITED))
+    assert loop.head == 0x10 and len(turn.instructions) == 5
+    assert turn.waited == ["0010 @!P1 LDG.E R2, desc[UR4][R8.64], waited for 3 instructions later by 0040 MOV R6, R2"]
+    # The load of one turn is issued a cycle before the square root, and waited for.
+    assert turn.cycles == sass.LATENCY["LDG"] + 1 + 5 and turn.no_memory == 1 + 1 + 5 + 1 + 5
+
+
+def test_a_load_that_nothing_waits_for_is_fine():
+    free = [text for text in WAITED if "MOV R6" not in text]
+    free[-1] = line(0x40, "@P0 BRA 0x10", stall=5)
+    _, turn = sass.decision_loop(kernel(*free))
+    assert turn.waited == [] and turn.cycles == 1 + sass.LATENCY["MUFU"] + 5 + 5
+
+
+def test_words_that_are_not_machine_code():
+    with pytest.raises(ValueError, match="no machine code"):
+        sass.parse("cuobjdump fatal")
+    with pytest.raises(ValueError, match="no loop of this kernel"):
+        sass.decision_loop(kernel(line(0x10, "MUFU.RSQ R3, R4")))
+
+
+@pytest.fixture(scope="module", params=["nvcc", "NVRTC"])
+def scan(request, tmp_path_factory):
+    """The scan's instructions for sm_90a."""
+    folder = tmp_path_factory.mktemp("sass")
+    if request.param == "nvcc":
+        if NVCC is None:
+            pytest.skip("needs nvcc, which is neither on the PATH nor in /usr/local/cuda/bin")
+        cubin = sass.compile_scan(folder)
+    else:
+        library = nvrtc()
+        if library is None:
+            pytest.skip("needs NVRTC, which is neither in a CUDA toolkit here nor installed (nvidia-cuda-nvrtc)")
+        cubin = folder / "nvrtc.cubin"
+        code = _cupy.compile_source(Nvrtc(library), _sources.SOURCES / "cuda/clusters.cu", _cupy.target((9, 0)))
+        cubin.write_bytes(code)
+    try:
+        return sass.read(Path(cubin))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+def test_a_decision_is_short_and_waits_for_no_memory(scan):
+    _, turn = sass.decision_loop(scan)
+    assert len(turn.instructions) <= MOST, [str(one) for one in turn.instructions]
+    assert turn.waited == []
+    assert not [str(one) for one in turn.instructions if one.kind in (*sass.GLOBAL, "ST", "STG")]
+    assert not [str(one) for one in scan if one.kind in ("LDL", "STL")], "registers are spilled"
