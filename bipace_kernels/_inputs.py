@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from .partitions import PARTITIONS
 from .value_memory import ValueMemory
 
 Tensor = torch.Tensor
+
+_warned = False
 
 
 @dataclass
@@ -49,7 +52,7 @@ def check_inputs(
     """
     late: list[LateCheck] | None = [] if deferred else None
     columns = check_columns(given, layout, config, device, late)
-    lay = _layout(given, layout, late)
+    lay = _layout(given, layout, config.partition, late)
     codes = None
     if PARTITIONS[config.partition].by_code:
         codes = to_device(observation_codes(given["observation"], lay), device, "observation")
@@ -171,9 +174,12 @@ def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
         return None
 
 
-def _layout(given: dict[str, Any], layout: Layout | None, late: list[LateCheck] | None) -> Layout:
+def _layout(given: dict[str, Any], layout: Layout | None, partition: str, late: list[LateCheck] | None) -> Layout:
     if layout is None:
-        return make_layout(given["group"], given["trajectory"], given["step"], given["valid"])
+        made = make_layout(given["group"], given["trajectory"], given["step"], given["valid"])
+        if partition == "cosine" and not isinstance(given["trajectory"], Tensor):
+            _warn_of_order(next(iter(given["trajectory"]), None))
+        return made
     if given["valid"] is not None:
         valid = _checks.bool_vector(given["valid"], "valid", layout.n_rows, late)
         own = layout.on(valid.device).valid
@@ -185,3 +191,17 @@ def _layout(given: dict[str, Any], layout: Layout | None, late: list[LateCheck] 
             late,
         )
     return layout
+
+
+def _warn_of_order(trajectory: Any) -> None:
+    """Once where ids are texts: those are numbered by appearance, and greedy clusters follow that order."""
+    global _warned
+    if _warned or not isinstance(trajectory, (str, bytes)):
+        return
+    _warned = True
+    warnings.warn(
+        "trajectory ids are texts, which are numbered as they appear, and cosine clusters depend on the order of rollouts: "
+        "the same rows in another order may get other advantages. Integer ids avoid this.",
+        RuntimeWarning,
+        stacklevel=6,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from lying import LyingList
 
 import bipace_kernels as bk
-from bipace_kernels import _checks
+from bipace_kernels import _checks, _inputs
 
 FLOATS = ("advantage", "step_advantage", "episode_advantage", "returns")
 
@@ -431,3 +432,17 @@ def test_a_result_says_what_it_is():
 
 def test_the_package_lists_its_public_names_only():
     assert dir(bk) == sorted(bk.__all__)
+
+
+def test_texts_as_trajectory_ids_are_warned_of_once(monkeypatch):
+    monkeypatch.setattr(_inputs, "_warned", False)
+    columns = {"fingerprint": EYE, "rewards": [0.0, 1.0, 0.0, 1.0], "group": [0] * 4, "step": [0] * 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bk.advantage(trajectory=[3, 1, 2, 0], config=bk.Config.bigpo(), **columns)
+        bk.advantage(trajectory=list("dbca"), observation=list("wxyz"), config=bk.Config.gigpo(), **columns)
+    with pytest.warns(RuntimeWarning, match="Integer ids avoid this"):
+        bk.advantage(trajectory=list("dbca"), config=bk.Config.bigpo(), **columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bk.advantage(trajectory=list("dbca"), config=bk.Config.bigpo(), **columns)
