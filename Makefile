@@ -5,6 +5,7 @@
 # make test-integrations   tests the adapters with the real trainers, in a separate environment
 # make textcraft   trains a small model by every method on TextCraft (hours on two cores; resumes after interruptions)
 # make alfworld GAMES=FOLDER   the same on ALFWorld's own games
+# make release-check   builds wheel and sdist, and tests each in an empty environment
 # make gpu    checks and measures on this machine's GPU
 
 # The tested torch: a release with a CPU build on PyPI's default index for the tested platform.  Any torch from 2.6 on
@@ -14,7 +15,7 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 
-.PHONY: demo docs test test-quick test-integrations textcraft alfworld check environments all-environments lint format build bench gpu wheel clean sanitize fuzz resources cuda-resources oldest-triton
+.PHONY: demo docs test test-quick test-integrations textcraft alfworld check environments all-environments lint format build bench gpu wheel release-check clean sanitize fuzz resources cuda-resources oldest-triton
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
@@ -128,6 +129,11 @@ bench: $(VENV)/.tested
 
 wheel: $(VENV)/.installed
 	$(PYTHON) -m pip wheel --no-deps -w dist .
+
+# Wheel and sdist: built, checked, installed in empty environments and tested there.  About ten minutes.
+release-check: $(VENV)/.checked
+	$(PYTHON) -m pip install -q build twine check-wheel-contents
+	PYTHON=$(abspath $(PYTHON)) TORCH="$(TORCH)" tests/packaging/release_check.sh
 
 # The compiled module next to the sources, for work with PYTHONPATH=.
 build:

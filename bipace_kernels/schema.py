@@ -23,6 +23,9 @@ class Branch(IntEnum):
 
 #: Estimators that stages.Values.step_advantage computes; their places are the kernels' codes (csrc/cpu/values.h).
 KERNELS = ("mean", "diff_peer", "q_style")
+#: τ, of the two decisions of greedy clustering: cosines of count vectors and of repeated rows often equal 1 − ε or each other
+#: exactly, and rounding must not decide.  kBand of csrc/common/greedy.h.
+BAND = 1e-5
 LIMIT = 1e37  # a larger return counts as non-finite: differences and sums of two smaller ones fit float32
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..schema import BAND
 from ..triton_kernels import clusters as triton_clusters
 from . import gram, scan
 from ._launch import launch
@@ -76,7 +77,7 @@ class Batch(triton_clusters.Batch):
 
     def cluster(self, epsilons: Sequence[float], first: Tensor) -> None:
         """first [E, M] of ε > 0: groups with a whole Gram matrix, and long ones, which have none."""
-        lowest = [1.0 - epsilon - scan.BAND for epsilon in epsilons]
+        lowest = [1.0 - epsilon - BAND for epsilon in epsilons]
         reciprocal = self._empty(self.order.shape[0])
         if self.longest_group >= LONG_GROUP:
             self._cluster_long(lowest, reciprocal, first)

@@ -12,7 +12,6 @@ Tensor = torch.Tensor
 
 MOST_SHARED = 227 << 10  # bytes that a scan asks for at most, where the GPU has them
 ROOM = 1 << 28  # float32 values of the Gram matrices that are made at a time: 1 GiB
-BAND = 1e-5  # τ
 PANEL = 32
 _THREADS = 512
 # Of csrc/cuda/scan.h: bytes that stand before S in shared memory, and the least capacity with room for decide_few.

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 
 from .._masks import Kept
+from ..schema import BAND
 
 Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
 
-BAND = 1e-5  # τ: cosines of count vectors and of repeated rows often equal 1 − ε or each other exactly; rounding must not decide
 SMALLEST = 1e-3  # a centroid does not change if its new vector would be shorter
 
 

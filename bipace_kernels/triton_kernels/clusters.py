@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..schema import BAND
 from . import equal, gram, rows, scan
 from ._launch import device_guard
 from .numbering import dense_labels
@@ -155,7 +156,7 @@ class Batch:
                 "backend='cuda' or move the tensors with .cpu()."
             )
         side, chunk, sweep = _chunks(self.longest_group, self.n_groups, len(epsilons), self.cut.room)
-        lowest = [1.0 - epsilon - scan.BAND.value for epsilon in epsilons]
+        lowest = [1.0 - epsilon - BAND for epsilon in epsilons]
         lowest_of = self.scale if len(lowest) == 1 else on_device(lowest, first.device)
         with device_guard(first):
             for group in range(0, self.n_groups, chunk):

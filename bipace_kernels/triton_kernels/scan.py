@@ -27,13 +27,14 @@ import torch
 import triton
 import triton.language as tl
 
+from ..schema import BAND
 from .gram import UNIT
 
 Tensor = torch.Tensor
 
 PANEL = 32  # records of a panel: S of one cluster at all of them is one line of the cache
 
-BAND = tl.constexpr(1e-5)  # τ of the two decisions
+_BAND = tl.constexpr(BAND)
 NOWHERE = tl.constexpr(-1)  # instead of a cluster: the record affects no other
 SEED = tl.constexpr(-1.0)  # d of a record that begins a cluster; no join has it, for a > 0
 
@@ -96,7 +97,7 @@ def decide(
     if count <= CLUSTERS:
         s = _similarities(similar, k, count)
         best = from_order(tl.max(in_order(s), axis=0))
-        oldest = tl.min(tl.where(s >= best - BAND, k, count), axis=0)
+        oldest = tl.min(tl.where(s >= best - _BAND, k, count), axis=0)
     else:
         key = tl.full((CLUSTERS,), -2147483648, tl.int32)
         for start in range(0, count, CLUSTERS):
@@ -104,7 +105,7 @@ def decide(
         best = from_order(tl.max(key, axis=0))
         first = tl.full((CLUSTERS,), 2147483647, tl.int32)
         for start in range(0, count, CLUSTERS):
-            near = _similarities(similar, start + k, count) >= best - BAND
+            near = _similarities(similar, start + k, count) >= best - _BAND
             first = tl.minimum(first, tl.where(near, start + k, count))
         oldest = tl.min(first, axis=0)
     joins = best >= lowest
