@@ -89,7 +89,7 @@ class CompiledRecords:
         return self._unread().read(rows)
 
     def check(self, rows: ResultRows) -> None:
-        """Raises what a deferred value check found; waits for the device."""
+        """Raises the error of a deferred value check; synchronizes."""
         self._unread().check(rows)
 
     def _unread(self) -> Unread:

@@ -225,7 +225,7 @@ def check_sizes(op: Op, given: dict[str, Any]) -> dict[str, int]:
 
 
 def _check_places(op: Op, given: dict[str, Any], sizes: dict[str, int]) -> None:
-    """ValueError for offsets and places of CPU tensors that native code would follow out of bounds.
+    """Raises ValueError for offsets and places of CPU tensors that would make native code read out of bounds.
 
     By NumPy: torch's threads would hang in a forked child.
     """

@@ -40,7 +40,7 @@ class RecordSource(Protocol):
         """The records on the CPU.  Raises like check()."""
 
     def check(self, rows: ResultRows) -> None:
-        """Raises what a deferred value check found."""
+        """Raises the error of a deferred value check."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,7 +83,7 @@ class AdvantageResult:
         )
 
     def check(self) -> None:
-        """Raises what a deferred value check found: the ValueError that the same values raise at the call on the CPU.
+        """Raises the error of a deferred value check: the ValueError that the same values raise at the call on the CPU.
 
         On CPU tensors values are checked at the call, and this does nothing.  Under on_invalid="singleton" values that are
         not finite are not an error; contradictions (copies of a step, episode returns of one trajectory) still are.

@@ -205,9 +205,9 @@ def _strips_space(spec: dict[str, Any]) -> bool:
 
 
 def _byte_alphabet() -> list[str]:
-    """The 256 characters that stand for the bytes 0 to 255 in byte-level BPE (GPT-2's table).
+    """The 256 characters that represent the bytes 0 to 255 in byte-level BPE (GPT-2's table).
 
-    Printable characters of Latin-1 stand for themselves, the other bytes for the characters from U+0100 on.
+    Printable characters of Latin-1 represent themselves; the other bytes get the characters from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

@@ -139,7 +139,7 @@ def epsilon_curve(
 
 
 def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float, float]) -> None:
-    """Three panels beside each other, a row per embedder: singletons, median size, value R² with its interval.
+    """Three panels side by side, a row per embedder: singletons, median size, value R² with its interval.
 
     band   target median size, shaded
     """
@@ -170,7 +170,7 @@ def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float
         )  # fmt: skip
     singles.set_yticks(y, [row.label.replace(", ", "\n") for row in rows])
     singles.set_ylim(len(rows) - 0.5, -0.6)  # the first on top
-    singles.set_xlim(0, 1.12)  # room for a number beside a full bar
+    singles.set_xlim(0, 1.12)  # room for a number next to a full bar
     singles.set_xticks(np.arange(0, 1.01, 0.2))
     singles.xaxis.set_major_formatter(PercentFormatter(1.0))
     sizes.set_xlim(0, 1.15 * max(band[1], *medians))

@@ -130,7 +130,7 @@ KernelSame = Annotated[
 ]
 KernelNoise = Annotated[float | None, _field("--kernel-noise", "ρ", "Variance of returns, in units of GAE's kernel.")]
 HistoryLength = Annotated[int | None, _field("--history-length", "K", "Depth of the history partition.")]
-Similarity = Annotated[float | None, _field("--similarity", "S", "Ratio from which texts are similar.")]
+Similarity = Annotated[float | None, _field("--similarity", "S", "Least difflib ratio of similar texts.")]
 StepNorm = Annotated[
     str | None, _field("--step-norm", "NAME", "none, or std: divide the step term by its σ; for gae batch or group.")
 ]
@@ -138,9 +138,12 @@ EpisodeNorm = Annotated[str | None, _field("--episode-norm", "NAME", "none, or s
 EpisodeScope = Annotated[str | None, _field("--episode-scope", "NAME", "trajectory or step: population of μ and σ.")]
 LoneTrajectory = Annotated[str | None, _field("--lone-trajectory", "NAME", "zero or raw: A_ep of a group of one.")]
 Delta = Annotated[float | None, _field("--delta", "δ", "Added to every σ.")]
-LengthWeightAlpha = Annotated[float | None, _field("--length-weight-alpha", "α", "Weights of HGPO's depths.")]
+LengthWeightAlpha = Annotated[float | None, _field("--length-weight-alpha", "α", "Exponent of HGPO's depth weights.")]
 BaseGroup = Annotated[
-    bool | None, typer.Option("--base-group/--no-base-group", help="HGPO's depth 0.", rich_help_panel=_ESTIMATOR)
+    bool | None,
+    typer.Option(
+        "--base-group/--no-base-group", help="Include the episode term as HGPO's depth 0.", rich_help_panel=_ESTIMATOR
+    ),
 ]
 GigpoMode = Annotated[
     str | None, _field("--gigpo-mode", "NAME", "With preset gigpo: verl-agent's mean_norm or mean_std_norm.")
@@ -210,7 +213,7 @@ def _report(
     epsilons: Annotated[
         str, typer.Option(metavar="ε,ε,...", help="Radii of the ε curve.")
     ] = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4",
-    similarity: Annotated[float, typer.Option(metavar="S", help="Ratio from which texts are similar.")] = 0.95,
+    similarity: Annotated[float, typer.Option(metavar="S", help="Least difflib ratio of similar texts.")] = 0.95,
     similar: Annotated[
         bool | None,
         typer.Option(
@@ -266,12 +269,14 @@ def _calibrate(
     prompt_column: Annotated[
         str, typer.Option("--prompt-column", metavar="NAME", help="Column of the text, chat messages or token ids.")
     ] = "prompt",
-    chat: Annotated[bool, typer.Option("--chat", help="A text is a user's message: apply the chat template.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Treat a text as a user message and apply the chat template.")
+    ] = False,
     group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of prompt groups; else all prompts are one group.")
+        str | None, typer.Option(metavar="NAME", help="Column of prompt groups; default: all prompts are one group.")
     ] = None,
     layers: Annotated[
-        str | None, typer.Option(metavar="L,L,...", help="all, or e.g. -8,-12,'block 27'; else about seven.")
+        str | None, typer.Option(metavar="L,L,...", help="all, or e.g. -8,-12,'block 27'; default: about seven.")
     ] = None,
     pooling: Annotated[str, typer.Option(metavar="P,P,...", help="last, mean, attention.")] = "last,mean,attention",
     epsilons: Annotated[str, typer.Option(metavar="ε,ε,...", help="Radii of the scan.")] = "0.05,0.1,0.15,0.2",
@@ -279,7 +284,7 @@ def _calibrate(
     min_clusters: Annotated[
         int, typer.Option("--min-clusters", min=1, help="Least number of clusters to qualify.")
     ] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the folds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
     restart: Annotated[bool, typer.Option("--restart", help="Recompute the states in --out.")] = False,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="Default: a GPU if there is one.")] = None,
     dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")] = "auto",

@@ -120,9 +120,11 @@ def test_the_page_on_gpus_runs_anywhere():
     exec(compile(code, "docs/gpu.md", "exec"), {"__name__": "page"})
 
 
-def test_the_example_of_an_own_estimator_runs():
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/estimator.md").read_text(), re.DOTALL)
-    exec(compile(code, "docs/estimator.md", "exec"), {"__name__": "page"})
+@pytest.mark.parametrize("page", ["docs/estimator.md", "docs/gae.md"])
+def test_pages_that_need_nothing_else_run(page):
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))
+    assert code
+    exec(compile(code, page, "exec"), {"__name__": "page"})
 
 
 def test_every_op_is_listed_with_its_arguments():
