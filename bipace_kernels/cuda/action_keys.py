@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._launch import WARP, launch
 
@@ -31,16 +32,42 @@ def hash_token_ids(
     n_rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
     keys = torch.empty(n_rows, dtype=torch.int64, device=ids.device)
     parsed = torch.empty(n_rows, dtype=torch.bool, device=ids.device)
+    may_open = None
+    if mode == "action_tag" and table_offsets is not None and table_bytes is not None:
+        may_open = _tokens_with_a_tag(table_offsets, table_bytes)
     outside = torch.full((1,), -1, dtype=torch.int64, device=ids.device)
     mask = ids if valid is None else valid
     rows = _THREADS // WARP
     launch(
         "action_keys", -(-n_rows // rows), _THREADS,
-        ids=ids, valid=valid, row_offsets=row_offsets, table_offsets=table_offsets, table_bytes=table_bytes, keys=keys,
-        parsed=parsed, outside=outside, n_rows=n_rows, n_columns=0 if flat else ids.shape[1],
+        ids=ids, valid=valid, row_offsets=row_offsets, table_offsets=table_offsets, table_bytes=table_bytes, may_open=may_open,
+        keys=keys, parsed=parsed, outside=outside, n_rows=n_rows, n_columns=0 if flat else ids.shape[1],
         vocabulary=0 if table_offsets is None else table_offsets.numel() - 1, n=n, id_row_stride=0 if flat else ids.stride(0),
         id_column_stride=ids.stride(-1), valid_row_stride=0 if flat else mask.stride(0), valid_column_stride=mask.stride(-1),
         id_bytes=ids.itemsize, id_signed=ids.dtype.is_signed, valid_bytes=mask.itemsize, mode=_MODES[mode],
         device=ids.device, shared=rows * _RING,
     )  # fmt: skip
     return keys, parsed, outside
+
+
+# By the table's bytes: the version of the tensor that was looked at, its offsets, and what was found.
+_FOUND = WeakTensorKeyDictionary()
+
+
+def _tokens_with_a_tag(table_offsets: torch.Tensor, table_bytes: torch.Tensor) -> torch.Tensor:
+    """[V] bool: whether a token holds a byte that tags begin with.  Most hold none, and need not be spelt to find a tag.
+
+    A table serves all calls of a run (`TokenBytes.on()` keeps it), so what was found is kept as long as its tensor.
+    """
+    versions = [None if x.is_inference() else x._version for x in (table_offsets, table_bytes)]
+    key = (*versions, table_offsets.data_ptr(), table_offsets.numel())
+    known = _FOUND.get(table_bytes)
+    if known is not None and known[0] == key:
+        return known[1]
+    holds = torch.zeros(table_bytes.numel() + 1, dtype=torch.int32, device=table_bytes.device)
+    torch.cumsum(table_bytes == ord("<"), 0, dtype=torch.int32, out=holds[1:])
+    found = holds[table_offsets[1:]] > holds[table_offsets[:-1]]
+    # What a graph captures has no values before it is replayed.
+    if not (table_bytes.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _FOUND[table_bytes] = (key, found)
+    return found

@@ -4,7 +4,8 @@
 // of any length need the same little memory.  A row is read up to three times, the last two from the nearest cache:
 //
 //   check  every valid id is one of the table (else the row takes its first_n key, and `outside` tells)
-//   find   where the body of the first <action>…</action> starts and ends, without the white space at its ends
+//   find   where the body of the first <action>…</action> starts and ends, without the white space at its ends; up to
+//          the tag, tokens that hold no < are not spelt, 32 at a time
 //   hash   its bytes, lowered; or the first n valid ids where there is no such body
 #include "common/action_keys.h"
 #include "common/xxh64.h"
@@ -34,11 +35,12 @@ struct ActionKeysArgs {
   const int64_t* row_offsets;    // [N+1], or null
   const int64_t* table_offsets;  // [V+1]; null for kFirstN, as table_bytes
   const uint8_t* table_bytes;
-  int64_t* keys;      // [N]
-  uint8_t* parsed;    // [N] bool
-  uint64_t* outside;  // [1] lowest flat position of a valid id outside the table; all ones before
-  int64_t n_rows;     // N
-  int64_t n_columns;  // T
+  const uint8_t* may_open;  // [V] bool: whether a token holds a <; null for other modes than kActionTag
+  int64_t* keys;            // [N]
+  uint8_t* parsed;          // [N] bool
+  uint64_t* outside;        // [1] lowest flat position of a valid id outside the table; all ones before
+  int64_t n_rows;           // N
+  int64_t n_columns;        // T
   int64_t vocabulary;
   int64_t n;
   int64_t id_row_stride, id_column_stride;  // in items, as all strides
@@ -175,6 +177,13 @@ struct Search {
     return at(name) == 'a' && at(name + 1) == 'c' && at(name + 2) == 't' && at(name + 3) == 'i' &&
            at(name + 4) == 'o' && at(name + 5) == 'n' && at(name + 6) == '>';
   }
+  // Whether no tag can have begun in what has been written and not looked at, up to `end`; it is done with then.
+  BIPACE_DEVICE bool is_over(int64_t end) {
+    const int64_t mine = looked + gpu::lane();  // less than a tag
+    if (gpu::any(mine < end && at(mine) == '<')) return false;
+    looked = end;
+    return true;
+  }
   // Everything before `limit`; a tag that begins there is whole.
   BIPACE_DEVICE void look(int64_t limit) {
     for (int64_t start = looked; start < limit && close == kNowhere; start += gpu::kWarp) {
@@ -203,8 +212,12 @@ BIPACE_DEVICE Body find_body(const Row& row, uint8_t* ring, bool tags) {
   Search search(ring, tags);
   int64_t position = 0, body_column = 0, body_position = 0;
   for (int64_t column = 0; column < row.size && search.close == kNowhere; column += gpu::kWarp) {
-    const Spelled text(row, column);
     const bool unopened = search.body == kNowhere;
+    if (unopened && row.a.may_open) {
+      const int64_t mine = column + gpu::lane();
+      if (!gpu::any(row.is_valid(mine) && row.a.may_open[row.id(mine)]) && search.is_over(position)) continue;
+    }
+    const Spelled text(row, column);
     for (int64_t low = 0, high; low < text.size; low = high) {  // once, but for very long tokens
       high = within(low + kRound, text.size);
       text.write(ring, low, high, position + low, false);

@@ -1,0 +1,33 @@
+"""Which tokens may begin a tag: found once for a table, anew for another, and nobody else needs to be spelt."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from bipace_kernels.cuda import action_keys
+
+
+def table(*tokens: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    offsets = torch.tensor([0, *map(len, tokens)]).cumsum(0)
+    return offsets, torch.tensor(list(b"".join(tokens)), dtype=torch.uint8)
+
+
+def test_tokens_that_hold_the_byte():
+    found = action_keys._tokens_with_a_tag(*table(b"so", b"", b"<", b"a<b", b">", b"<action>"))
+    assert found.tolist() == [False, False, True, True, False, True]
+    assert action_keys._tokens_with_a_tag(*table()).tolist() == []
+
+
+def test_found_once_and_forgotten_with_the_table():
+    offsets, data = table(b"<", b"so")
+    found = action_keys._tokens_with_a_tag(offsets, data)
+    assert action_keys._tokens_with_a_tag(offsets, data) is found
+    data[1] = ord("<")  # another table in the same place
+    assert action_keys._tokens_with_a_tag(offsets, data).tolist() == [True, True]
+    assert action_keys._tokens_with_a_tag(torch.tensor([0, 2, 3]), data).tolist() == [True, False]
+    before = len(action_keys._FOUND)
+    del data
+    gc.collect()
+    assert len(action_keys._FOUND) == before - 1
