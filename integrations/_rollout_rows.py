@@ -48,6 +48,7 @@ class RolloutRows:
     extra        {name: [B] values} that environments may return: `step_rewards`, `observation`, `truncated`
     hidden       [turns, D] of each row, or None
     labels       [turns] int64 of each row: their clusters c, where others have made them of such states, −1 − c if bad; or None
+    mask_name    what the trainer calls the mask
     """
 
     mask: Tensor
@@ -61,6 +62,7 @@ class RolloutRows:
     extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     hidden: Sequence[Tensor] | None = None
     labels: Sequence[Tensor] | None = None
+    mask_name: str = "response_mask"
 
     @cached_property
     def turns(self) -> Turns:
@@ -117,7 +119,7 @@ class RolloutRows:
 
     def field(self, name: str, fill: Any) -> list[Any]:
         """[n] values of `extra`."""
-        return self.turns.field(self.extra[name], name, fill, mask="response_mask", valid=self.valid)
+        return self.turns.field(self.extra[name], name, fill, mask=self.mask_name, valid=self.valid)
 
     def observations(self, tokenizer: Any) -> list[Any]:
         """[n] what each turn answers: `observation`, else the text of the tokens since the turn before it."""
@@ -147,13 +149,8 @@ class RolloutRows:
             observations = [given[i] for i in turns.tolist()]
         return observations, actions
 
-    def advantage(
-        self, states: States, tokenizer: Any, token_rewards: Tensor, why: str = "", update: int = 0
-    ) -> tuple[AdvantageResult, dict[str, float]]:
-        """The result over the n turns, and metrics; `why` there are no hidden states, where there are none.
-
-        update   its number in the run, for what is recorded of it
-        """
+    def records(self, states: States, tokenizer: Any, token_rewards: Tensor, update: int = 0) -> dict[str, Any]:
+        """Columns [n] of the turns, as advantage() takes them, without states; the arguments as there."""
         if states.recorder is not None:
             states.recorder.expect(update, partial(self.texts, tokenizer))
         settings, ids = states.settings, self.ids()
@@ -164,5 +161,15 @@ class RolloutRows:
         if settings.needs_keys:
             tokens = self.turns.tokens(self.responses.cpu())
             records |= keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens)
+        return records
+
+    def advantage(
+        self, states: States, tokenizer: Any, token_rewards: Tensor, why: str = "", update: int = 0
+    ) -> tuple[AdvantageResult, dict[str, float]]:
+        """The result over the n turns, and metrics; `why` there are no hidden states, where there are none.
+
+        update   its number in the run, for what is recorded of it
+        """
+        records = self.records(states, tokenizer, token_rewards, update)
         hidden, labels = self.of_turns(self.hidden), self.of_turns(self.labels)
         return states.advantage(records, lambda: self.observations(tokenizer), hidden=hidden, labels=labels, why=why)

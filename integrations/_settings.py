@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from ..config import Config
@@ -152,6 +152,23 @@ class Settings:
             changes["kernel_time"] = None
         config: Config = preset(**changes)
         return config
+
+    def scaled(self, scale_rewards: str, where: str = "") -> Settings:
+        """With the episode_norm that GRPO's scale_rewards asks for, where A_ep has weight and the settings leave it open.
+
+        where   goes before `episode_norm` in the error of what has no counterpart
+        """
+        has_episode = self.method != "grpo" and (
+            self.method != "gae" if self.episode_weight is None else self.episode_weight != 0
+        )
+        if not has_episode or self.episode_norm is not None or self.gigpo_mode is not None:
+            return self
+        if scale_rewards not in ("group", "none"):
+            raise ValueError(
+                f"scale_rewards={scale_rewards!r} has no counterpart in BiPACE, whose A_ep is divided by the σ of its prompt "
+                f"group: set {where}episode_norm to 'std' or 'none', or scale_rewards to 'group' or 'none'."
+            )
+        return replace(self, episode_norm="none") if scale_rewards == "none" else self
 
     def epsilon_of(self, embedder: str) -> float | None:
         """ε for the fingerprints of this row of EMBEDDERS: what was set for them, else their own; None: data choose it."""

@@ -49,6 +49,7 @@ class States:
         self.memory = ValueMemory(settings.memory_rows) if settings.needs_memory else None
         self.fitted = False  # whether a rollout has given entries that fit its turns, or none
         self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
+        self._set_aside = False  # whether a row has been
         self._embedder: Any = None
 
     @property
@@ -115,6 +116,23 @@ class States:
                 f"bipace/action_key/{kind}": share for kind, share in zip(KINDS, shares.tolist(), strict=True) if share
             }
         return result, metrics
+
+    def set_aside(self, misfits: Mapping[int, str], b: int, must_fit: bool = True) -> Tensor:
+        """[b] bool: rows whose entries cannot be put to turns.  They take part in nothing and are counted as invalid.
+
+        misfits    {row: why}; the first of a run is a warning
+        must_fit   an error where no row of a run has ever fitted, for that is the user's code; under on_invalid="raise" any is
+        """
+        if misfits:
+            why = misfits[min(misfits)]
+            if self.settings.on_invalid == "raise" or (must_fit and len(misfits) == b and not self.fitted):
+                raise ValueError(f"{why}.")
+            if not self._set_aside:
+                text = f"{why}: such rows are set aside, and counted in bipace/invalid_row_fraction."
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            self._set_aside = True
+        self.fitted |= len(misfits) < b
+        return torch.tensor([row in misfits for row in range(b)])
 
     def fingerprint(self, hidden: Tensor | None, texts: Callable[[], Sequence[Any]], why: str) -> tuple[str, Tensor]:
         """The embedder in use, and its fingerprints [n, D]; arguments as in advantage()."""

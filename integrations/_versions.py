@@ -9,7 +9,9 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 # Oldest and newest release of each trainer that the adapters were run with; integrations/README.md has the dates.
-RUN_WITH = {"trl": ("1.0.0", "1.16.0"), "verl": ("0.9.0", "0.9.1")}
+RUN_WITH = {
+    "trl": ("1.0.0", "1.16.0"), "verl": ("0.9.0", "0.9.1"), "trinity-rft": ("0.6.0", "0.6.0"), "ms-swift": ("4.6.0", "4.6.0"),
+}  # fmt: skip
 _warned: set[str] = set()
 
 

@@ -85,16 +85,8 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
         """The same settings as in every other adapter."""
         names = [f.name for f in fields(Settings) if hasattr(self, f"bipace_{f.name}")]
         given = {name: getattr(self, f"bipace_{name}") for name in names}
-        method, weight = given["method"], given["episode_weight"]
-        has_episode = method != "grpo" and (method != "gae" if weight is None else weight != 0)
-        if has_episode and given["episode_norm"] is None and given["gigpo_mode"] is None:
-            if self.scale_rewards == "batch":
-                raise ValueError(
-                    "scale_rewards='batch' has no counterpart in BiPACE, whose A_ep is divided by the σ of its prompt group: "
-                    "set bipace_episode_norm to 'std' or 'none', or scale_rewards to 'group' or 'none'."
-                )
-            given["episode_norm"] = "none" if self.scale_rewards == "none" else None
         try:
-            return Settings.of(given)
+            settings = Settings.of(given)
         except (ValueError, TypeError) as error:
             raise type(error)(f"bipace_{error}") from error
+        return settings.scaled(self.scale_rewards, "bipace_")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 
 import bipace_kernels as bk
 
 from ..._ranks import Ranks
+from .._accelerate import of_all_processes
 from .._recorder import texts_of
 from .._states import States, no_hidden_states
 from .._turns import KINDS, Turns, call_text, keys_of, start_mask
-from .rollouts import Said, ToolLoop, warn_once
+from .rollouts import Said, ToolLoop
 
 Tensor = torch.Tensor
 
@@ -86,7 +86,7 @@ class Batch:
     def credit(self, states: States, hidden: Tensor | None) -> Credit:
         """With states [n, D] of the turns, or None where there are none."""
         run = bk.distributed.advantage if self.several else bk.advantage
-        gather = _of_all if self.several else dict
+        gather = of_all_processes if self.several else dict
         result, metrics = states.advantage(
             self.records, lambda: self.texts, hidden=hidden, why=self.why, run=run, gather=gather
         )
@@ -152,7 +152,7 @@ def _records(
     stepwise = said.by_turn("step_rewards")
     actions = said.by_turn("actions") if settings.needs_keys else None
     observations = said.by_turn("observations") if settings.needs_observation or settings.needs_fingerprint else None
-    aside = _set_aside(said, states)
+    aside = states.set_aside(said.misfits, b, said.of_function)
     total = total.masked_fill(aside, torch.nan)
     step_rewards = _rewards(said, stepwise, total, settings.gamma).masked_fill(aside[turns.row], torch.nan)
     place = first + turns.row
@@ -205,21 +205,6 @@ def _texts(
     return seen, done
 
 
-def _set_aside(said: Said, states: States) -> Tensor:
-    """[B] bool: rows whose entries cannot be put to turns.  They take part in nothing and are counted as invalid.
-
-    An error under on_invalid="raise", and where no row of a rollout_func has ever fitted: that is its code, not a rollout.
-    """
-    misfits, b = said.misfits, said.turns.shape[0]
-    if misfits:
-        why = misfits[min(misfits)]
-        if states.settings.on_invalid == "raise" or (said.of_function and len(misfits) == b and not states.fitted):
-            raise ValueError(f"{why}.")
-        warn_once("misfits", f"{why}: such rows are set aside, and counted in bipace/invalid_row_fraction.")
-    states.fitted |= len(misfits) < b
-    return torch.tensor([row in misfits for row in range(b)])
-
-
 def _rewards(said: Said, stepwise: Any, total: Tensor, gamma: float) -> Tensor:
     """[n] float64 r_t: what the entries of each turn add up to, else R(τ) at the last turn."""
     rewards = said.turns.on_last(total)
@@ -262,9 +247,3 @@ def early_exit(trainer: Any, output: dict[str, Any], turns: Turns, layer: int | 
     places = turns.positions(output["prompt_ids"].shape[1])
     with trainer.accelerator.autocast():
         return bk.hidden.extract(trainer.model, ids, mask, layer, positions=places, progress=False)
-
-
-def _of_all(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of all processes, one after the other."""
-    parts = gather_object([{name: column.cpu() for name, column in columns.items()}])
-    return {name: torch.cat([part[name] for part in parts]) for name in columns}

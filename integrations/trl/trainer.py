@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 import bipace_kernels as bk
 
 from ...hidden.positions import Positions
+from .._accelerate import KeepsStates
 from .._states import States, no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
@@ -22,7 +20,6 @@ from .credit import Batch, early_exit, prepare, turns_of
 from .rollouts import ToolLoop
 
 Tensor = torch.Tensor
-STATE_FILE = "bipace_state.json"  # in a checkpoint's folder: States.state_dict()
 ROW = "bipace_row"  # [B] in a batch whose advantages wait for the loss's forward: where its rows, which TRL shuffles, stood
 
 
@@ -39,7 +36,7 @@ class _Watched:
     forwards = 0
 
 
-class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
+class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """GRPOTrainer whose training batches carry BiPACE's advantages, [B, T], on the tokens that the model wrote.
 
     args must be a BiPACEGRPOConfig.  All else is GRPOTrainer's own: rewards, loss, KL, evaluation (which keeps TRL's
@@ -172,19 +169,3 @@ class BiPACEGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self._bipace_watched.rewards = rewards
             self._bipace_watched.loop.completions = completions
         return rewards
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        settings = self._bipace.settings
-        if self.args.should_save and (settings.has_epsilon or settings.needs_memory):
-            folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-            self._bipace.save(folder / STATE_FILE)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            path = Path(checkpoint, STATE_FILE)
-            if self.accelerator.is_main_process:
-                self._bipace.load(path)
-            # One answer, where not every machine sees the folder.
-            self._bipace.load_state_dict(*broadcast_object_list([self._bipace.state_dict()]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -152,21 +153,45 @@ def test_slime(run, rollouts):
     torch.testing.assert_close(torch.tensor(advantage), rollouts.advantage(), atol=1e-6, rtol=0)
 
 
+def trajectories_of(rollouts, step, trajectory):
+    """Six of them, and their steps in the order of the rollouts."""
+    steps = [step(prompt_ids=p, response_ids=r) for p, r in zip(rollouts.prompts, rollouts.responses, strict=True)]
+    rewards = [r for r, last in zip(rollouts.reward, rollouts.last, strict=True) if last]
+    own = [[s for s, t in zip(steps, rollouts.trajectory, strict=True) if t == wanted] for wanted in range(6)]
+    return steps, [trajectory(steps=s, reward=r) for s, r in zip(own, rewards, strict=True)]
+
+
 def test_rllm(run, rollouts):
-    names = run("rLLM", rllm__trainer__algorithms__advantage={"register_adv_estimator": lambda name: lambda fn: fn})
-    steps = [
-        SimpleNamespace(prompt_ids=p, response_ids=r) for p, r in zip(rollouts.prompts, rollouts.responses, strict=True)
-    ]
-    trajectories = [
-        SimpleNamespace(steps=[s for s, t in zip(steps, rollouts.trajectory, strict=True) if t == wanted])
-        for wanted in range(6)
-    ]
-    rewards = np.array([r for r, last in zip(rollouts.reward, rollouts.last, strict=True) if last])
-    groups = [SimpleNamespace(trajectories=trajectories[:3]), SimpleNamespace(trajectories=trajectories[3:])]
-    names["bipace"]([rewards[:3], rewards[3:]], None, traj_groups=groups)
-    assert names["bipace"].writes_step_advantages
+    def own(groups, *configs):
+        return groups
+
+    names = run("rLLM", rllm__trainer__algorithms__transform={"_default_traj_grouping_hook": own})
+    steps, found = trajectories_of(rollouts, SimpleNamespace, SimpleNamespace)
+    groups = [SimpleNamespace(trajectories=found[:3]), SimpleNamespace(trajectories=found[3:])]
+    assert names["grouped"](groups, None, None) is groups and names["grouped"]([]) == []
     assert [len(s.advantage) for s in steps] == [len(r) for r in rollouts.responses]
     torch.testing.assert_close(torch.tensor([s.advantage[0] for s in steps]), rollouts.advantage(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.skipif("BIPACE_RLLM" not in os.environ, reason="BIPACE_RLLM names no checkout of rLLM")
+def test_rllm_keeps_them(run, rollouts, monkeypatch):
+    """Its own grouping and collection leave each step's advantage as it is, where they were asked to."""
+    monkeypatch.syspath_prepend(os.environ["BIPACE_RLLM"])
+    from rllm.trainer.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups as collect
+    from rllm.trainer.algorithms.config import AlgorithmConfig, TransformConfig
+    from rllm.trainer.algorithms.transform import transform_episodes_to_trajectory_groups
+    from rllm.types import Episode, Step, Trajectory
+
+    names = run("rLLM")
+    steps, found = trajectories_of(rollouts, Step, lambda **own: Trajectory(name="agent", **own))
+    episodes = [Episode(id=f"task{i // 3}:{i % 3}", trajectories=[found[i]]) for i in range(6)]
+    groups, _ = transform_episodes_to_trajectory_groups(
+        episodes, TransformConfig(), traj_grouping_hook=names["grouped"]
+    )
+    metrics = collect(groups, AlgorithmConfig(use_precomputed_advantage=True))
+    assert metrics["advantage/agent/std"] > 0
+    torch.testing.assert_close(torch.tensor([s.advantage[0] for s in steps]), rollouts.advantage(), atol=1e-6, rtol=0)
+    assert [len(s.advantage) for s in steps] == [len(r) for r in rollouts.responses]
 
 
 def test_areal(run, rollouts, tokenizer):

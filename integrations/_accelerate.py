@@ -1,0 +1,47 @@
+"""What trainers that are built on transformers' Trainer have in common: checkpoints, and columns of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ._states import States
+
+STATE_FILE = "bipace_state.json"  # in a checkpoint's folder: States.state_dict()
+
+
+class KeepsStates:
+    """Mixin to stand before such a trainer: what its run has chosen is in its checkpoints."""
+
+    _bipace: States
+    args: Any
+    accelerator: Any
+    state: Any
+    _get_output_dir: Any
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]  # of the trainer behind it
+        settings = self._bipace.settings
+        if self.args.should_save and (settings.has_epsilon or settings.needs_memory):
+            folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            self._bipace.save(folder / STATE_FILE)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        if checkpoint is not None:
+            path = Path(checkpoint, STATE_FILE)
+            if self.accelerator.is_main_process:
+                self._bipace.load(path)
+            # One answer, where not every machine sees the folder.
+            self._bipace.load_state_dict(*broadcast_object_list([self._bipace.state_dict()]))
+
+
+def of_all_processes(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of all processes, one after the other."""
+    parts = gather_object([{name: column.cpu() for name, column in columns.items()}])
+    return {name: torch.cat([part[name] for part in parts]) for name in columns}

@@ -1,0 +1,116 @@
+"""BiPACEGRPOTrainer: ms-swift's GRPOTrainer, with advantages per turn in place of one per completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from swift.rlhf_trainers import GRPOTrainer
+
+import bipace_kernels as bk
+
+from ..._ranks import Ranks
+from ...hidden.positions import Positions
+from .. import swift as joined
+from .._accelerate import KeepsStates, of_all_processes
+from .._states import States, no_hidden_states
+from .._turns import Turns
+from .._versions import check_version
+from .rows import rows_of
+
+Tensor = torch.Tensor
+WHERE = "BiPACE's "
+
+
+class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-swift has no types
+    """GRPOTrainer whose training batches carry BiPACE's advantages, [B, T], on the tokens that the model wrote.
+
+    The settings are those that join() was called with.  All else is swift's own: rollouts, rewards, loss, KL, evaluation (which
+    keeps swift's advantages); with method="grpo" nothing is changed at all.  docs/swift.md
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_version("ms-swift")
+        super().__init__(*args, **kwargs)
+        settings = joined.settings
+        self._bipace = States(settings.scaled(self.args.scale_rewards, WHERE), WHERE)
+        if not self.accelerator.is_main_process:
+            self._bipace.recorder = None
+        self._bipace_hidden: list[Tensor] | None = None  # of the micro-batches, while the trainer makes one batch
+        if settings.method == "grpo":
+            return
+        refused = {
+            "padding_free=True packs rows": self.template.padding_free,
+            "sequence_parallel_size above 1 splits rows": self.template.sequence_parallel_size > 1,
+            "use_liger_kernel=True takes one advantage for each row": self.use_liger_loss,
+            "loss_type=real takes one advantage for each row": self.loss_type == "real",
+            f"advantage_estimator={self.advantage_estimator} is another one": self.advantage_estimator != "grpo",
+            "kl_in_reward=True is part of swift's own advantages": self.kl_in_reward and self.beta != 0,
+        }
+        for what, is_so in refused.items():
+            if is_so:
+                raise ValueError(
+                    f"{what}, and BiPACE gives each turn its own advantage: turn it off, or set method='grpo'."
+                )
+        self._bipace_why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
+        if self._bipace_why and settings.embedder == "actor_hidden":
+            raise self._bipace.no_hidden(self._bipace_why)
+
+    @property
+    def _bipace_trains(self) -> bool:
+        return bool(self._bipace.settings.method != "grpo" and self.model.training)
+
+    def _prepare_batch_inputs(self, samples: Sequence[Any]) -> Any:
+        self._bipace_hidden = (
+            [] if self._bipace_trains and self._bipace.may_be_hidden and not self._bipace_why else None
+        )
+        return super()._prepare_batch_inputs(samples)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, model_inputs: dict[str, Any], grpo_batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        run = partial(super()._get_per_token_logps_and_entropies, model, model_inputs, grpo_batch, *args, **kwargs)
+        # The policy's own forward is the one that gives old log-probs; those after it are a reference's, or the loss's.
+        if self._bipace_hidden is None or grpo_batch.old_per_token_logps is not None:
+            return run()
+        before = model_inputs["input_ids"].shape[1] - grpo_batch.logits_to_keep
+        places = Turns.of(grpo_batch.completion_mask).positions(before)
+        places = Positions(
+            places.column.clamp(min=0), places.offsets
+        )  # a row of which nothing is left may begin with no prompt
+        with bk.hidden.tap(model, self._bipace.settings.layer, positions=places) as tapped:
+            found = run()
+        self._bipace_hidden.append(tapped.rows())
+        return found
+
+    def _postprocess_batch(self, samples: Sequence[Any], batch_encoded_inputs: Sequence[dict[str, Any]]) -> None:
+        """swift's own, and its advantages replaced by those of the turns."""
+        super()._postprocess_batch(samples, batch_encoded_inputs)
+        tapped, self._bipace_hidden = self._bipace_hidden, None
+        if not self._bipace_trains:
+            return
+        several, tokenizer = self.accelerator.num_processes > 1, self.template.tokenizer
+
+        def prepare() -> Any:
+            rows = rows_of(self, samples, batch_encoded_inputs, self._bipace)
+            return rows, rows.records(self._bipace, tokenizer, rows.scores, self.state.global_step)
+
+        rows, records = Ranks(None).agree(prepare, lambda _: None)[0] if several else prepare()
+        result, metrics = self._bipace.advantage(
+            records,
+            lambda: rows.observations(tokenizer),
+            hidden=torch.cat(tapped) if tapped else None,
+            why=self._bipace_why,
+            run=bk.distributed.advantage if several else bk.advantage,
+            gather=of_all_processes if several else dict,
+        )
+        on_tokens, first = rows.turns.spread(result.advantage), 0
+        for encoded in batch_encoded_inputs:
+            batch = encoded["grpo_batch"]
+            b, t = batch.completion_mask.shape
+            batch.advantages = on_tokens[first : first + b, :t].to(self.accelerator.device)
+            first += b
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)

@@ -1,0 +1,115 @@
+"""BiPACEAdvantage: Trinity's advantage function over the experiences of one explore step, each a step or several turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from trinity.algorithm.advantage_fn import AdvantageFn
+from trinity.buffer.operators import ExperienceOperatorV1
+
+from .._rollout_rows import RolloutRows
+from .._settings import Settings
+from .._states import States
+from .._versions import check_version
+
+WHERE = "algorithm.advantage_fn_args."
+WHY = "Trinity-RFT computes advantages where rollouts are gathered, before any forward of its trainer"
+# advantage()'s names of what a workflow may write into Experience.info
+INFO = {"step_rewards": "step_reward", "observation": "observation", "truncated": "truncated"}
+
+
+class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]  # Trinity has no types
+    """algorithm.advantage_fn: bipace_kernels.integrations.trinity.BiPACEAdvantage, with its settings in advantage_fn_args.
+
+    tokenizer   of the model: a path, such as ${model.model_path}, or the tokenizer itself
+    The others are the fields of integrations' `Settings`; ValueError names the one that is wrong.
+
+    Gives the same experiences with `advantages` and `returns` [response] float32, and metrics.  docs/trinity.md
+    """
+
+    def __init__(self, tokenizer: Any = None, **given: Any) -> None:
+        check_version("trinity-rft")
+        try:
+            self.states = States(Settings.of(given), WHERE)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{WHERE}{error}") from error
+        if self.states.settings.needs_fingerprint and self.states.settings.embedder == "actor_hidden":
+            raise self.states.no_hidden(WHY)
+        if tokenizer is None:
+            raise ValueError(f"{WHERE}tokenizer must be given, got None: set it to ${{model.model_path}}.")
+        if isinstance(tokenizer, str):
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        self.tokenizer = tokenizer
+        self.update = 0
+
+    def __call__(self, exps: Sequence[Any], **_: Any) -> tuple[list[Any], dict[str, float]]:
+        if not exps:
+            return [], {}
+        rows = rows_of(exps, self.states.settings)
+        result, metrics = rows.advantage(self.states, self.tokenizer, rows.scores, WHY, self.update)
+        self.update += 1
+        of_tokens = [rows.turns.spread(x) for x in (result.advantage, result.returns)]
+        for exp, advantages, returns in zip(exps, *of_tokens, strict=True):
+            n = len(exp.action_mask)
+            exp.advantages, exp.returns = advantages[:n].clone(), returns[:n].clone()
+        return list(exps), metrics
+
+    async def process(self, exps: Sequence[Any]) -> tuple[list[Any], dict[str, float]]:
+        return self(exps)
+
+    @classmethod
+    def compute_in_trainer(cls) -> bool:
+        return False
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        return {}
+
+
+def rows_of(exps: Sequence[Any], settings: Settings) -> RolloutRows:
+    """Each experience as a row: of trajectory batch/task/run, in the order of eid.step and then as they stand.
+
+    Experiences with the same eid are copies of one.
+    """
+    masks = [exp.action_mask.long() for exp in exps]
+    mask = pad_sequence([*masks, torch.zeros(1, dtype=torch.int64)], batch_first=True)[:-1]  # at least one column
+    responses = torch.zeros_like(mask)
+    for row, exp in enumerate(exps):
+        written = exp.tokens[exp.prompt_length :][: len(masks[row])]
+        responses[row, : len(written)] = written
+    scores = torch.zeros(mask.shape, dtype=torch.float64)
+    scores[:, 0] = torch.tensor([float("nan") if exp.reward is None else exp.reward for exp in exps])
+    found = {name: [exp.info.get(key) for exp in exps] for name, key in INFO.items()}
+    if (
+        settings.needs_observation or settings.embedder == "identity"
+    ):  # Trinity's own workflows give a hash, which is no text
+        hashes = [exp.info.get("env_state_hash") for exp in exps]
+        found["observation"] = [b if a is None else a for a, b in zip(found["observation"], hashes, strict=True)]
+    return RolloutRows(
+        mask=mask,
+        scores=scores,
+        responses=responses,
+        prompts=lambda: [exp.tokens[: exp.prompt_length] for exp in exps],
+        group=[exp.eid.tid for exp in exps],
+        trajectory=[exp.eid.run for exp in exps],
+        place=_places(exps),
+        valid=torch.ones(len(exps), dtype=torch.bool),
+        extra={name: values for name, values in found.items() if any(value is not None for value in values)},
+        mask_name="action_mask",
+    )
+
+
+def _places(exps: Sequence[Any]) -> list[int]:
+    """[B] number of each experience among those of its trajectory; copies have equal ones."""
+    places: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for exp in sorted(exps, key=lambda exp: exp.eid.step):
+        if exp.eid.uid not in places:
+            places[exp.eid.uid] = counts.get(exp.eid.rid, 0)
+            counts[exp.eid.rid] = places[exp.eid.uid] + 1
+    return [places[exp.eid.uid] for exp in exps]
