@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from typing import Any
+
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -51,7 +54,7 @@ def hash_token_ids(
 
 
 # By the table's bytes: the version of the tensor that was looked at, its offsets, and what was found.
-_FOUND = WeakTensorKeyDictionary()
+_FOUND: MutableMapping[torch.Tensor, tuple[Any, torch.Tensor]] = WeakTensorKeyDictionary()
 
 
 def _tokens_with_a_tag(table_offsets: torch.Tensor, table_bytes: torch.Tensor) -> torch.Tensor:
