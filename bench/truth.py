@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import math
 import os
 import sys
 import time
@@ -31,9 +30,9 @@ LAMBDAS = (0.0, 0.3, 0.5, 0.8, 1.0)
 EPSILONS = (0.05, 0.1, 0.2, 0.3)
 FAMILIES = ("planner", "model", "alfworld")
 TITLES = {
-    "planner": "TextCraft, a planner with stray commands",
-    "model": "TextCraft, the model that is trained",
-    "alfworld": "ALFWorld, a scripted searcher",
+    "planner": "TextCraft, scripted policy",
+    "model": "TextCraft, small model",
+    "alfworld": "ALFWorld, scripted policy",
 }
 Q_STYLE = "BiPACE Q-style"
 BIPACE = f"{Q_STYLE} ε 0.1"
@@ -397,6 +396,9 @@ PICTURE = {  # colours, in drawing order; Q-style at the ε that is best with 8 
 }
 
 
+IN_LEGEND = {Q_STYLE: "BiPACE, best ε", Q_STYLE + STEP_ONLY: "BiPACE, step term only"}
+
+
 def drawn_row(summary: Summary, sets: Sequence[str], name: str) -> str:
     """The row of the table that a line of the picture shows."""
     if not name.startswith(Q_STYLE):
@@ -407,7 +409,7 @@ def drawn_row(summary: Summary, sets: Sequence[str], name: str) -> str:
 
 
 def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
-    """Accuracy against rollouts a prompt, a panel for each kind of policy."""
+    """Accuracy against rollouts per prompt, a panel for each kind of policy."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -415,36 +417,33 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
 
     summary = Summary(sets)
     families = families_of(sets)
-    figure, axes = plt.subplots(1, len(families), figsize=(4.6 * len(families) + 1, 4.4), sharey=True, squeeze=False)
-    for axis, (family, names) in zip(axes[0], families.items(), strict=True):
-        ends: list[tuple[float, int, str, str]] = []
-        for line, colour in (PICTURE | dict.fromkeys(own, "#000000")).items():
-            name = drawn_row(summary, names, line)
-            points = [(g, found) for g in SIZES if (found := summary.over(names, name, g)) is not None]
-            if not points:
-                continue
-            xs, ys = [g for g, _ in points], [found[0] for _, found in points]
-            low, high = np.array([interval(found[1]) for _, found in points]).T
-            axis.plot(xs, ys, "o-", color=colour, linewidth=2)
-            axis.fill_between(xs, low, high, color=colour, alpha=0.12, linewidth=0)
-            ends.append((ys[-1], xs[-1], name, colour))
-        low = -math.inf
-        for y, x, name, colour in sorted(ends):  # names one above the other where lines end close together
-            low = max(y, low + 0.018)
-            axis.annotate(name, (x, y), xytext=(x * 1.08, low), va="center", fontsize=8, color=colour)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(SIZES, [str(g) for g in SIZES])
-        axis.set_xlim(1.8, 60)
-        kind, _, role = family.partition(" ")
-        axis.set_title(f"{TITLES.get(kind, kind)}\n{len(names)} sets {role}", fontsize=10)
-        axis.set_xlabel("rollouts per prompt")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", alpha=0.3)
-    axes[0][0].set_ylabel("correlation with the true advantage")
-    figure.suptitle("How many rollouts an estimator needs for the same accuracy", fontsize=12)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with plt.rc_context({"font.size": 14}):
+        figure, axes = plt.subplots(1, len(families), figsize=(4.2 * len(families), 5), sharey=True, squeeze=False)
+        for axis, (family, names) in zip(axes[0], families.items(), strict=True):
+            for line, colour in (PICTURE | dict.fromkeys(own, "#000000")).items():
+                name = drawn_row(summary, names, line)
+                points = [(g, found) for g in SIZES if (found := summary.over(names, name, g)) is not None]
+                if not points:
+                    continue
+                xs, ys = [g for g, _ in points], [found[0] for _, found in points]
+                low, high = np.array([interval(found[1]) for _, found in points]).T
+                axis.plot(xs, ys, "o-", color=colour, linewidth=2.2, label=IN_LEGEND.get(line, line))
+                axis.fill_between(xs, low, high, color=colour, alpha=0.12, linewidth=0)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(SIZES, [str(g) for g in SIZES])
+            kind, _, role = family.partition(" ")
+            axis.set_title(TITLES.get(kind, kind) + f"\n{role}" * (role != "(hold)"), fontsize=14)
+            axis.set_xlabel("rollouts per prompt")
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.grid(axis="y", alpha=0.3)
+        axes[0][0].set_ylabel("correlation with A*")
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles[::-1], labels[::-1], loc="lower center", ncols=5, frameon=False, columnspacing=1.2)
+        held = "held-out rollouts, " * all(family.endswith("(hold)") for family in families)
+        figure.suptitle(f"Correlation with the true advantage ({held}band: 95 % interval)", fontsize=15)
+        figure.tight_layout(rect=(0, 0.07, 1, 1))
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

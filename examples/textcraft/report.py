@@ -20,11 +20,11 @@ LABELS = {
     "bipace-step": "BiPACE, step term only", "gae": "GAE, kernel", "gae-group": "GAE, group mean (control)",
     "gae-cluster": "GAE, clusters",
 }  # fmt: skip
-# Okabe and Ito's colours, and a line style each: nothing is told apart by colour alone.
+# Okabe and Ito's colours, as in bench/truth.py, and a line style each, so that no line depends on colour.
 STYLES = {
-    "grpo": ("#000000", "-"), "gigpo": ("#E69F00", "--"), "bipace": ("#0072B2", "-."), "gae": ("#D55E00", "-"),
-    "gae-group": ("#009E73", ":"), "bipace-step": ("#56B4E9", "--"), "hgpo": ("#CC79A7", "-."), "bigpo": ("#8A8A8A", ":"),
-    "gae-cluster": ("#B8A800", "-"),
+    "grpo": ("#777777", "-"), "gigpo": ("#CC79A7", "--"), "bipace": ("#D55E00", "-."), "gae": ("#0072B2", "-"),
+    "gae-group": ("#009E73", ":"), "bipace-step": ("#E69F00", "--"), "hgpo": ("#000000", "-."), "bigpo": ("#8A8A00", ":"),
+    "gae-cluster": ("#56B4E9", "-"),
 }  # fmt: skip
 SHOWN = ("grpo", "gigpo", "bipace", "gae-group", "gae")  # in the figure
 REFERENCE = "gae"  # of the paired differences
@@ -208,12 +208,12 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
             if size == group:
                 _line(axis, method, found, before)
         axis.set_xlabel("rollouts")
-        axis.set_title(f"{group} rollouts a task", fontsize=10, loc="left")
+        axis.set_title(f"{group} rollouts per task", fontsize=11, loc="left")
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis.grid(alpha=0.25)
-        axis.legend(frameon=False, fontsize=9)
+        axis.legend(frameon=False, fontsize=10.5)
     figure.axes[0].set_ylabel("success on test tasks")
-    figure.suptitle(f"{title}: mean over seeds, 95 % interval where there are several", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{title}: mean over seeds, band: 95 % interval", x=0.01, ha="left", fontsize=12)
     figure.savefig(path, metadata={"Software": None})
 
 
@@ -223,7 +223,7 @@ def _line(axis: Axes, method: str, found: dict[int, dict[str, Any]], before: flo
     values = np.array([y[: len(steps)] for _, y in curves])
     colour, style = STYLES[method]
     label = f"{LABELS[method]} ({len(found)} seed{'s' * (len(found) > 1)})"
-    axis.plot(steps, values.mean(axis=0), color=colour, linestyle=style, linewidth=1.8, label=label)
+    axis.plot(steps, values.mean(axis=0), color=colour, linestyle=style, marker="o", linewidth=1.8, label=label)
     halves = [interval(column)[1] for column in values.T]
     if len(found) > 1 and None not in halves:
         half = np.array(halves, dtype=float)
