@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...config import Config
 from ...embedders import named
 from ...pipeline import advantage
 from ...tokens import to_tokens
@@ -89,10 +90,13 @@ def write_advantages(
     metrics, total = metrics_of(result, embedder, epsilon, config.partition != "none"), result.advantage
     metrics |= {} if states is None else states.moves
     if settings.hgpo is None:
-        config = replace(config, partition="none", estimator="none", step_norm="none")
-        rows_alone = {"step": torch.zeros_like(step), "returns": score, "episode_return": score}
-        episode = advantage(group, copy, None, **rows_alone, config=config)
-        total = (episode.advantage.double() + config.step_weight * result.step_advantage.double()).float()
+        if settings.bipace_episode_scope == "step":
+            alone = replace(config, partition="none", estimator="none", step_norm="none")
+            rows_alone = {"step": torch.zeros_like(step), "returns": score, "episode_return": score}
+            episode = advantage(group, copy, None, **rows_alone, config=alone).advantage.double()
+        else:
+            episode = config.episode_weight * over_trajectories(data.batch[IDS], score, config)
+        total = (episode + config.step_weight * result.step_advantage.double()).float()
         counted = total if settings.bisim_duplicates == "count" else total[rows == everyone]
         metrics["bipace/mean_advantage"] = float(counted.double().mean())
     if recorder is not None:
@@ -105,6 +109,23 @@ def write_advantages(
         data.batch.pop(name, None)
     data.meta_info.pop(LAYER, None)
     return metrics
+
+
+def over_trajectories(ids: torch.Tensor, score: torch.Tensor, config: Config) -> torch.Tensor:
+    """[N] float64 A_ep of each row: its score against one score for each trajectory of its group, that of its first step.
+
+    verl-agent's episode_norm_reward() with compute_mean_std_cross_steps=False: (score − mean) / (σ + 1e-6), or undivided, and the
+    score itself in a group of one trajectory.  0 where the score is NaN, and such a trajectory does not count.
+    """
+    found = torch.zeros(len(score), dtype=torch.float64, device=score.device)
+    fine, order = ~score.isnan(), np.lexsort(ids.cpu().numpy().T[[2, 1]])
+    first = torch.from_numpy(order[np.unique(ids[:, 1].cpu().numpy()[order], return_index=True)[1]]).to(score.device)
+    for group in ids[fine, 0].unique():
+        rows, own = fine & (ids[:, 0] == group), first[(ids[first, 0] == group) & fine[first]]
+        values = score[own].double()
+        mean, sigma = (values.mean(), values.std()) if len(values) > 1 else (0.0, 1.0)
+        found[rows] = (score[rows].double() - mean) / (sigma + config.delta if config.episode_norm == "std" else 1.0)
+    return found
 
 
 def texts(data: Any, tokenizer: Any, rows: torch.Tensor) -> tuple[list[Any], list[str]]:

@@ -31,6 +31,7 @@ class Settings:
     cacb_action_key_mode: Literal["action_tag", "first_n"] = "action_tag"
     cacb_estimator: Literal["q_style", "counterfactual"] = "q_style"  # the latter is diff_peer
     step_advantage_w: float = 1.0
+    bipace_episode_scope: Literal["step", "trajectory"] = "step"  # what mean and σ of the episode term are over
     bipace_record_dir: str | None = None  # folder for step records
     bipace_record_every: int = 50  # updates from one recorded batch to the next
     mode: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
@@ -57,6 +58,11 @@ class Settings:
                 f"log-probabilities: set {WHERE}bisim_embedder=identity and {WHERE}cacb_enabled=False, or use gigpo."
             )
         others = self.bisim_grouping, self.cacb_enabled, self.enable_similarity, self.hgpo is not None
+        if self.hgpo is not None and self.bipace_episode_scope != "step":
+            raise ValueError(
+                f"{WHERE}bipace_episode_scope is about the episode term, which HGPO has inside its own: set it to step, or "
+                "algorithm.adv_estimator to gigpo."
+            )
         if self.gae is not None and any(others):
             raise ValueError(
                 f"{WHERE}bipace_method=gae has no clusters and no action keys: set {WHERE}bisim_grouping, {WHERE}cacb_enabled and "
@@ -78,6 +84,11 @@ class Settings:
                 raise ValueError(f"{WHERE}{key} is no key of BiPACE; there are {', '.join([*known, *BIPACE])}.")
         gae = gae_of(given, algorithm["gamma"])
         if not (given.get("bisim_grouping") or given.get("cacb_enabled") or gae):
+            if given.get("bipace_episode_scope", "step") != "step":
+                raise ValueError(
+                    f"{WHERE}bipace_episode_scope is read where BiPACE computes the advantages: for GiGPO set "
+                    f"{WHERE}bisim_grouping=True and {WHERE}bisim_embedder=identity."
+                )
             return None
         if name not in ("gigpo", "hgpo"):
             raise ValueError(

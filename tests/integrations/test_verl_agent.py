@@ -230,6 +230,28 @@ def test_pace_over_n_grams_is_the_estimator_s_on_the_same_records(ready, tokeniz
     assert not [key for key in set(batch.batch.keys()) if "bipace" in key]
 
 
+@pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
+def test_mean_and_sigma_over_trajectories(ready, tmp_path, mode):
+    """A long one weighs no more; against loops, with copies, a penalty of each row's own, and a trajectory set aside."""
+    keys = {"mode": mode, "bipace_episode_scope": "trajectory", "step_advantage_w": 0.0, **KEYS}
+    settings = settings_of(config_of(tmp_path, *(f"algorithm.gigpo.{k}={v}" for k, v in keys.items())))
+    batch = ready(3, settings, copies=5)
+    ids, score = batch.batch[IDS].tolist(), batch.batch["token_level_rewards"].sum(-1).tolist()
+    bad = ids[0][1]
+    batch.batch["token_level_rewards"][[i for i, row in enumerate(ids) if row[1] == bad]] = torch.nan
+    begins = {row[1]: score[i] for i, row in enumerate(ids) if row[2] == min(r[2] for r in ids if r[1] == row[1])}
+    wanted = []
+    for (g, t, _), own in zip(ids, score, strict=True):
+        others = [begins[u] for u in {row[1] for row in ids if row[0] == g and row[1] != bad}]
+        sigma = np.std(others, ddof=1) + 1e-6 if mode == "mean_std_norm" else 1.0
+        wanted.append((own - np.mean(others)) / sigma if t != bad else 0.0)
+    for scope, same in (("trajectory", True), ("step", False)):
+        data = clone(batch)
+        write_advantages(data, replace(settings, bipace_episode_scope=scope))
+        full = torch.tensor(wanted, dtype=torch.float32)[:, None] * data.batch["response_mask"]
+        assert torch.allclose(data.batch["advantages"], full, atol=4e-6, rtol=0) is same
+
+
 GAE = {
     "kernel": ({"bipace_kernel_time": 0, "bipace_kernel_noise": 1.0}, {"kernel_time": None, "kernel_noise": 1.0}),
     "cluster": ({"bipace_shrinkage": 1.0, "bipace_episode_weight": 0.5}, {"shrinkage": 1.0, "episode_weight": 0.5}),
@@ -466,6 +488,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["actor_rollout_ref.actor.strategy=megatron"], "use bisim_embedder=ngram, or strategy=fsdp"),
         (["algorithm.adv_estimator=hgpo"], "set algorithm.gigpo.bisim_embedder=identity"),
         (["+algorithm.gigpo.bipace_lambda=1"], r"algorithm\.gigpo\.bipace_lambda is no key of BiPACE; .* bipace_gae_lambda"),
+        (["algorithm.gigpo.bipace_episode_scope=rows"], "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
         (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and no action keys: set .* to False"),
         (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae where there are keys bipace_…, got 'bigpo'"),
         (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae .* got None: set it, or leave out bipace_value"),
