@@ -1,4 +1,5 @@
-// The greedy decisions of Algorithm 1, with no D in their chain (cpu/clusters.cpp, and the sweep of cpu/sweep.cpp).
+// The greedy decisions of Algorithm 1, at a cost that does not depend on D (cpu/clusters.cpp, and the sweep of
+// cpu/sweep.cpp).
 //
 // A centroid is a positive combination of its members, so its similarity to any record follows from known numbers.
 // When x_i joins cluster k as its m-th member, with s = S[k, i] and the Gram matrix G of the unit rows,
@@ -10,9 +11,9 @@
 // the increment form does not.
 //
 // A block of threads takes one group under one ε, panel by panel of 32 records.  S exists for two panels at a time, in
-// shared memory: while warp 0 decides a panel's records, the others make S of the next panel out of all decisions that
-// are known, from G alone, which is read once; then everybody adds the panel's own decisions.  So there is no S to
-// keep, a sweep costs no memory, and only the 32 columns of a panel stand in the chain from one decision to the next.
+// shared memory: while warp 0 decides a panel's records, the others compute S of the next panel from all known
+// decisions and G, which is read once; then all warps add the panel's own decisions.  So S is not stored, a sweep costs
+// no memory, and only the 32 columns of a panel are in the chain from one decision to the next.
 #pragma once
 
 #include "common/greedy.h"
@@ -52,7 +53,7 @@ constexpr int kWorkers = kWarps - 1, kWorkerThreads = kWorkers * gpu::kWarp;
 constexpr int kWorkerBarrier = 1;
 constexpr int kPanel = 32;      // records decided before others follow: a lane each
 constexpr int kChunk = 64;      // decisions whose rows of G are brought in together
-constexpr int kNowhere = -1;    // in place of a cluster: the record touches nobody
+constexpr int kNowhere = -1;    // instead of a cluster: the record affects no other
 constexpr float kSeed = -1.0f;  // d of a record that begins a cluster; no join has it, for a > 0
 constexpr int kAtOnce = 4;      // similarities of a lane that stay in registers: 128 clusters
 
