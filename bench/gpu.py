@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: argparse.Namespace) -> bool:
-    """One part; what it finds stands in the files as soon as it is known."""
+    """One part; results are written to the files immediately."""
     found, here = gpu_report.load(arguments.out / "gpu.json"), gpu().asdict()
     # A page of another GPU is refused before anything is measured.
     gpu_report.merged([*found, {"name": "", "gpu": here}])
@@ -148,7 +148,7 @@ def _make(shape: w.Shape, dry: bool) -> Batch:
 
 
 def _backends(bench: Bench, at: str) -> Iterator[str]:
-    """Those that run here; a row says why another does not, and it is a failure where it should."""
+    """Backends that run here; a row gives the reason for the others, which is a failure where they should run."""
     for backend in BACKENDS:
         if why := absent(backend):
             bench.absent(at, by(backend, "all of it"), why)
@@ -158,12 +158,12 @@ def _backends(bench: Bench, at: str) -> Iterator[str]:
 
 
 def ceilings(bench: Bench, dry: bool) -> None:
-    """Nothing beyond what every part measures first: copy, product, empty graph, chain."""
+    """Only what every part measures first: copy, product, empty graph, chain."""
     del bench, dry
 
 
 def short(bench: Bench, dry: bool) -> None:
-    """16 × 400: the whole chain replayed and eager, clustering alone, everybody else."""
+    """16 × 400: the whole chain replayed and eager, only clustering, competitors."""
     for i, shape in enumerate(_shapes(SHORT, dry=dry)):
         _batch(bench, shape, dry, compared=i == 0)
 
@@ -207,7 +207,7 @@ def _batch(bench: Bench, shape: w.Shape, dry: bool, *, compared: bool) -> None:
 
 
 def _others(bench: Bench, x: Batch, at: str) -> None:
-    """What people run today, and our own CPU backend; clustering alone, as that is all the loops do."""
+    """Common alternatives, and our own CPU backend; only clustering, since the loops do nothing else."""
     quick = x.shape.records <= 10_000
     rounds = 5 if quick else 2
     cores = f"{all_cores()} cores"
@@ -233,7 +233,7 @@ def _others(bench: Bench, x: Batch, at: str) -> None:
 
 
 def _say_ratios(bench: Bench) -> None:
-    """Beside the last row: how often it is ours."""
+    """In the last row: its ratio to ours."""
     last = bench.part.rows[-1]
     if last["median_ms"] is None:
         return
@@ -261,7 +261,7 @@ def sweep(bench: Bench, dry: bool) -> None:
 
 
 def stages(bench: Bench, dry: bool) -> None:
-    """Each stage alone, on both promised batches; and the scan of one group over more and more clusters."""
+    """Each stage separately, on both promised batches; and the scan of one group over more and more clusters."""
     for shape in (SHORT, LARGE):
         x = _make(_shapes(shape, dry=dry)[0], dry)
         for backend in _backends(bench, _title(x.shape)):

@@ -8,31 +8,31 @@
 #   plan-2     build stages short ncu-cuda ncu
 #   plan-3     build large sanitize-cuda sanitize sweep others hidden tests
 #
-# Parts, in this order where none is named:
-#   build      the compiled modules beside the sources, by the machine's own compiler and nvcc: the CPU's, and the CUDA
-#              kernels for this GPU (the Triton kernels are compiled at use)
+# Parts, in this order if none is named:
+#   build      the compiled modules next to the sources, by the machine's own compiler and nvcc: the CPU's, and the CUDA
+#              kernels for this GPU (the Triton kernels are compiled at first use)
 #   smoke      each stage and preset of both backends once against the CPU backend
 #   accuracy   cosines out of the CUDA kernels' Gram matrices against float64, at 16 × 400 × 3,584
 #   tests      every test marked gpu (tests.log)
-#   tests-cuda the tests of stages and chain once more, on the CUDA kernels
+#   tests-cuda the tests of stages and chain again, with the CUDA kernels
 #   ceilings   copy bandwidth, matrix product, one dependent step of a scan
-#   short      here to others, rows of both backends: 16 groups × 400 records: the whole chain, and everybody else
+#   short      from here to `others` with rows of both backends: 16 groups × 400 records, the whole chain, and competitors
 #   sweep      32 thresholds at once
-#   stages     each stage alone
+#   stages     each stage separately
 #   large      64 × 2,048 records
 #   long       one group of 32,768
 #   others     presets without fingerprints, ε = 0, n-grams
 #   hidden     taps and early exit at Qwen2.5-7B's shape with random weights
 #   sanitize   compute-sanitizer over a small run of the Triton kernels (sanitize.log); sanitize-cuda: of the CUDA kernels
-#   ncu        hardware counters of one whole chain by Triton; ncu-cuda: by the CUDA kernels
+#   ncu        hardware counters of one whole chain with Triton; ncu-cuda: with the CUDA kernels
 #
-# Writes gpu.json and gpu.md (with a header of the machine) into OUTDIR after every figure.  Each part is a process of
-# its own and ends within nine minutes; the parts of a plan share nine minutes, and what finds no time is said.  The last
-# lines say which targets were met.  Folders of several calls become one by `python -m bench gpu --merge A B --out C`.
+# Writes gpu.json and gpu.md (with a header of the machine) into OUTDIR after every figure.  Each part is a separate
+# process and ends within nine minutes; the parts of a plan share nine minutes, and parts without time left are named.  The last
+# lines say which targets were met.  `python -m bench gpu --merge A B --out C` merges the folders of several calls.
 #
 #   PYTHON=python3   the interpreter that has torch and Triton
 #   WHEELS=DIR       wheels of missing packages, installed without network and only for this run
-#   COMMIT=ID        of the sources, where this is no checkout
+#   COMMIT=ID        of the sources, if this is not a checkout
 set -euo pipefail
 
 if [ $# -lt 1 ] || [ "$1" = -h ] || [ "$1" = --help ]; then

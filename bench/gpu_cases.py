@@ -1,4 +1,4 @@
-"""The batches of the GPU benchmarks, the calls that are timed on them, and what each of them needs at least."""
+"""The batches of the GPU benchmarks, the timed calls, and the least work of each."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Batch:
         return bk.action_keys(x["ids"], mode="action_tag", mask=x["mask"], token_bytes=x["table"], backend=backend)
 
     def advantage(self, backend: str) -> Any:
-        """BiPACE with keys that are there already."""
+        """BiPACE with given keys."""
         return self._advantage(self.layout, self.action_key, None, backend)
 
     def whole(self, backend: str) -> Any:
@@ -110,7 +110,7 @@ class Batch:
 
     @cached_property
     def on_cpu(self) -> dict[str, Any]:
-        """The same rows for what runs on the CPU: as they are, and in float32 for loops that would have to convert."""
+        """The same rows for CPU code: unchanged, and in float32 for loops that would have to convert."""
         half = self.fingerprint.cpu()
         return {"half": half, "single": half.float()}
 

@@ -48,7 +48,7 @@ OPTIONAL = {
 
 
 def missing() -> list[str]:
-    """What is not installed here, and what is left out for it."""
+    """Missing packages, and what is left out without them."""
     return [f"{name} is not installed; left out: {what}" for name, what in OPTIONAL.items()
             if importlib.util.find_spec(name) is None]  # fmt: skip
 

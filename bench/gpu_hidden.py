@@ -1,4 +1,4 @@
-"""Hidden states on a GPU: the tap beside a log-prob forward and early exit, at Qwen2.5-7B's shape with random weights."""
+"""Hidden states on a GPU: the tap in a log-prob forward and early exit, at Qwen2.5-7B's shape with random weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(bench: Bench, device: torch.device, *, dry: bool, rollouts: Path = h.SAM
 
 @contextlib.contextmanager
 def _weights(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """What is made inside is made there, in that dtype."""
+    """Sets the default device and dtype for tensors created inside."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -54,7 +54,7 @@ def _weights(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
 
 
 def _tap(bench: Bench, at: str, model: Any, shape: h.Shape, device: torch.device) -> None:
-    """The forward alone, with the tap, and alone again: the two say how far the clock wanders."""
+    """The forward without, with, and again without the tap: the first and last show the drift of the clock."""
     ids = torch.randint(1, shape.vocabulary, (shape.rows, shape.prompt + shape.response), device=device)
     log_probs = h.log_prob_forward(model, shape, ids)
     want = h.picked(model, ids[:, : shape.prompt], torch.ones_like(ids[:, : shape.prompt]))
@@ -101,13 +101,13 @@ def _early_exit(bench: Bench, at: str, model: Any, shape: h.Shape, ids: Tensor, 
 
 
 def _agreement(found: Tensor, want: Tensor) -> str:
-    """Largest difference of a unit row.  The same rows padded otherwise differ by the dtype's rounding through all blocks."""
+    """Largest difference of a unit row.  The same rows with other padding differ by the dtype's rounding in all blocks."""
     difference, allowed = h.difference(found, want), 1e-5 if want.dtype == torch.float32 else 2e-2
     return f"largest difference {difference:.1e}" + ("" if difference <= allowed else f", beyond {allowed:g}")
 
 
 def _memory(ours: Callable[[], Any], theirs: Callable[[], Any], device: torch.device) -> str:
-    """Memory beyond what is there before, at its highest, of both."""
+    """Peak memory of both, beyond that before the call."""
     if device.type != "cuda":
         return "memory not measured"
     highest = []

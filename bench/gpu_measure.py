@@ -1,4 +1,4 @@
-"""How time is taken on a GPU, and what that GPU can do at best.
+"""Measurement of time on a GPU, and ceilings of that GPU.
 
 A call is captured into a CUDA graph once. Each round overwrites a buffer four times the size of the L2 cache, then
 replays the graph between two events: the flush is not timed, and neither is the host, which queues rounds while the
@@ -102,7 +102,7 @@ def sources_hash() -> str:
 
 @dataclass(frozen=True)
 class GpuCeilings:
-    """Measured in the same process as the figures beside them; the best of several tries, because these are ceilings."""
+    """Measured in the same process as the other figures; the best of several tries, because these are ceilings."""
 
     copy_gb_s: float  # device to device, bytes read + bytes written
     gemm_tflop_s: float  # torch.mm, bfloat16, square, random values
@@ -122,7 +122,7 @@ class Clock:
         self._scratch = torch.empty(max(4 * l2, 256 << 20), dtype=torch.uint8, device="cuda")
 
     def replay(self, call: Callable[[], Any], *, rounds: int, seconds: float) -> tuple[Timing, Any]:
-        """Captures the call, replays it; the figures and the tensors that the last replay left behind."""
+        """Captures the call and replays it; returns the figures and the tensors of the last replay."""
         graph, result = capture(call)
         graph.replay()
         torch.cuda.synchronize()
@@ -181,7 +181,7 @@ class Clock:
 
 
 class DryClock:
-    """Goes through the motions where there is no GPU: calls once or twice, captures nothing. Its times mean nothing."""
+    """A dry run without a GPU: calls once or twice, captures nothing. Its times mean nothing."""
 
     captures = False
 

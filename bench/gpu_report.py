@@ -38,7 +38,7 @@ def by(backend: str, what: str) -> str:
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """The parts in a gpu.json; none where there is no such file."""
+    """The parts in a gpu.json; none if there is no such file."""
     if not path.exists():
         return []
     found = json.loads(path.read_text())
@@ -48,7 +48,7 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def merged(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One of each name: the last one.  ValueError where they are of several kinds of GPU, which no ratio may mix."""
+    """The last one of each name.  ValueError if they are from different kinds of GPU, which must not be compared."""
     found = list({part["name"]: part for part in parts}.values())
     names = sorted({part["gpu"]["name"] for part in found})
     if len(names) > 1:
@@ -57,7 +57,7 @@ def merged(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write(folder: Path, parts: Sequence[dict[str, Any]]) -> list[Path]:
-    """gpu.json and gpu.md; each is replaced at once, so that a kill leaves the one before."""
+    """gpu.json and gpu.md; each is replaced atomically, so that a kill leaves the previous one."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {"schema": SCHEMA, "targets": [t.asdict() for t in targets(parts)], "parts": list(parts)}
     texts = {
@@ -240,7 +240,7 @@ def _section(part: Found) -> list[str]:
 
 
 def _sides(part: Found) -> list[tuple[str, ...]]:
-    """Where both backends have a row, how often CUDA's time goes into Triton's: under 1 it loses."""
+    """If both backends have a row, the ratio of Triton's time to CUDA's: below 1 CUDA is slower."""
     medians = {(r["workload"], r["name"], r["how"]): r["median_ms"] for r in part["rows"] if r["kind"] == "ours"}
     found = []
     for (workload, name, how), ours in medians.items():

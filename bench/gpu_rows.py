@@ -72,7 +72,7 @@ class Part:
 
 
 class Bench:
-    """Measures rows one by one, keeps each as soon as it is there, and lets a failing row spoil nothing but itself."""
+    """Measures rows one by one and stores each at once; a failing row does not affect the others."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Bench:
         warm_up: bool = True,
         note: str = "",
     ) -> GpuRow:
-        """Times one call; its result goes through `check`, whose words stand in the table."""
+        """Times one call; its result goes through `check`, whose text is shown in the table."""
         row = GpuRow(workload, name, kind, how, note=note)
         left = self._deadline - time.monotonic()
         if left <= 0:

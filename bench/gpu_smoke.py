@@ -117,13 +117,13 @@ def _planted(batch: w.Steps, dtype: torch.dtype) -> torch.Tensor:
 
 
 def by_warps(x: Ragged, config: bk.Config) -> str:
-    """Without groups of four warps, as on GPUs whose tensor cores take none."""
+    """Without groups of four warps, as on GPUs whose tensor cores do not support them."""
     with mock.patch.object(importlib.import_module("bipace_kernels.cuda.gram"), "WARPGROUPS", False):
         return x.advantages(config)
 
 
 def by_columns(x: Ragged) -> str:
-    """The way of long groups, with hardly any shared memory: a few clusters fit there, one for each record does not."""
+    """The path for long groups, with little shared memory: a few clusters fit, one per record does not."""
     long = mock.patch.multiple("bipace_kernels.cuda.clusters", LONG_GROUP=100, COLUMNS=128)
     with long, mock.patch("bipace_kernels.cuda.scan.MOST_SHARED", 60_000):
         return x.sweep((1e-4, 0.10))

@@ -67,7 +67,7 @@ def calibrate(
     min_clusters  least number of clusters for a partition to qualify
     band, bounds  target median cluster size and range of the chosen ε, as in choose_epsilon()
     seed          of the folds
-        out           folder whose subfolder `states` keeps the states of each layer and pooling ([N, D] float32, .npy) and the
+    out           folder whose subfolder `states` keeps the states of each layer and pooling ([N, D] float32, .npy) and the
                   measurements; another call resumes there, and computes only what is missing.  ValueError for a folder
                   that belongs to another model or other prompts
     restart       discard what `out` holds

@@ -18,20 +18,20 @@ from ._turns import Turns
 Tensor = torch.Tensor
 Texts = Callable[[Tensor], tuple[Sequence[Any], Sequence[Any]]]
 
-RECORDS = 2000  # of a file, whole prompt groups; a larger first group is written nevertheless
+RECORDS = 2000  # per file, in whole prompt groups; a larger first group is still written
 CHARACTERS = 10_000  # of an observation or an action
-FILES = 20  # kept in the folder, the newest
-SHARE = 0.01  # of the run's time that recording may take
+FILES = 20  # the newest files are kept
+SHARE = 0.01  # largest share of the run's time for recording
 
 
 class Recorder:
-    """Writes into `folder` the records of the first update and of each that is `every` or more after the last one written.
+    """Writes into `folder` the records of the first update and of each update at least `every` after the last written one.
 
-    An update is passed over as long as writing it, at the cost of the one before, would bring recording above 1 % of the time
-    since the run began.  A file that cannot be written is a warning and ends the recording, not the run.
+    An update is skipped if writing it, at the cost of the previous one, would bring recording above 1 % of the time
+    since the run began.  A file that cannot be written gives a warning and ends the recording, not the run.
 
-    where   what goes before the settings' names in messages
-    clock   seconds, of whatever begin
+    where   prefix of the settings' names in messages
+    clock   seconds since any fixed time
     """
 
     def __init__(self, folder: str, every: int, where: str = "", clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,23 +44,23 @@ class Recorder:
                 f"{where}record_dir={folder} cannot be made: {error.strerror}; name another folder."
             ) from error
         self._began, self._spent, self._last = clock(), 0.0, 0.0
-        self._next: int | None = 0  # the update from which on one is due; None: never again
+        self._next: int | None = 0  # the next update to be recorded; None: none
         self._expected: tuple[int, Texts] | None = None
 
     def expect(self, update: int, texts: Texts) -> None:
-        """Announces a batch, which write() will get; where none is due nothing is kept.
+        """Announces a batch for write(); keeps nothing if none is due.
 
         update   its number in the run
-        texts    gives observations and actions of some of its records [k]: whole rows of the batch
+        texts    function from records [k], in whole rows of the batch, to their observations and actions
         """
         due = self._next is not None and update >= self._next
         fits = self._spent + self._last <= SHARE * (self.clock() - self._began)
         self._expected = (update, texts) if due and fits else None
 
     def write(self, records: Mapping[str, Any], result: AdvantageResult) -> None:
-        """The batch that was announced, if one was.
+        """Writes the announced batch, if any.
 
-        records   `group`, `trajectory`, `step` and `rewards` [n], and `valid` where there is padding
+        records   `group`, `trajectory`, `step` and `rewards` [n], and `valid` if there is padding
         result    of advantage() on them
         """
         if self._expected is None:
@@ -71,8 +71,8 @@ class Recorder:
             self._write(update, records, result, texts)
         except OSError as error:
             warnings.warn(
-                f"{self.where}record_dir={self.folder}: update {update} cannot be written ({error.strerror or error}); no "
-                "further one is recorded.",
+                f"{self.where}record_dir={self.folder}: update {update} cannot be written ({error.strerror or error}); recording "
+                "stops.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -105,14 +105,14 @@ class Recorder:
         path = self.folder / f"update_{update:08d}.parquet"
         begun = path.with_suffix(".begun")
         pq.write_table(table, begun, compression="zstd")
-        begun.replace(path)  # as a whole or not at all
+        begun.replace(path)  # atomically
         files = sorted(self.folder.glob("update_*.parquet"), key=lambda file: file.stat().st_mtime_ns)
         for old in files[:-FILES]:
             old.unlink()
 
 
 def shown(group: Tensor, trajectory: Tensor, step: Tensor, valid: Tensor | None = None) -> Tensor:
-    """[k] records of the first prompt groups, as many as make up to 2,000: without padding, copies of a step once."""
+    """[k] records of the first prompt groups, at most 2,000: without padding, copies of a step once."""
     kept, seen, counts = [], set(), dict.fromkeys(group.tolist(), 0)
     mask = [True] * len(group) if valid is None else valid.tolist()
     for i, (g, *place) in enumerate(zip(group.tolist(), trajectory.tolist(), step.tolist(), strict=True)):
@@ -132,7 +132,7 @@ def shown(group: Tensor, trajectory: Tensor, step: Tensor, valid: Tensor | None 
 def texts_of(
     turns: Turns, rows: Tensor, prompts: Sequence[Tensor], ids: Tensor, tokenizer: Any
 ) -> tuple[list[str], list[str]]:
-    """What some turns [k] answer and what they write, decoded; all turns of their rows, or of a row the first ones."""
+    """Decoded observations and actions of some turns [k]: all turns of their rows, or the first ones of a row."""
     some = replace(turns, **{name: getattr(turns, name)[rows] for name in ("row", "step", "start", "stop")})
     written = [
         ids[row, a:b].tolist()
@@ -142,6 +142,6 @@ def texts_of(
 
 
 def _text(value: Any) -> str:
-    """A text of Parquet: valid Unicode, at most 10,000 characters."""
+    """A text for Parquet: valid Unicode, at most 10,000 characters."""
     text = value if isinstance(value, str) else str(value)
     return text[:CHARACTERS].encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Functions of a trainer that give way to ours, which are given them to call."""
+"""Replaces functions of a trainer by ours, which receive the originals."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Function = Callable[..., Any]
 
 
 def replace(owner: Any, *functions: Function) -> Callable[[], None]:
-    """Puts each function f(inner, ...) in the place of the owner's attribute of its name, inner; returns what undoes that.
+    """Replaces the owner's attribute `inner` by each function f(inner, ...) of its name; returns a function that undoes it.
 
-    AttributeError that names what the owner (a module, a class, an object) does not have; then nothing is replaced.
+    AttributeError names the attributes that the owner (a module, a class, an object) lacks; then nothing is replaced.
     """
     missing = [f.__name__ for f in functions if not hasattr(owner, f.__name__)]
     if missing:
@@ -34,7 +34,7 @@ def replace(owner: Any, *functions: Function) -> Callable[[], None]:
 
 @contextmanager
 def replaced(owner: Any, *functions: Function) -> Iterator[None]:
-    """replace() inside the with block."""
+    """replace() for the duration of a with block."""
     undo = replace(owner, *functions)
     try:
         yield

@@ -1,4 +1,4 @@
-"""RolloutRows: a batch as trainers hold it, one or several turns in each row, as the records of advantage()."""
+"""RolloutRows: a trainer's batch, with one or several turns per row, as the records of advantage()."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 def require(names: Iterable[str], there: Container[str], cure: str) -> None:
-    """ValueError for the first of these fields of a batch that is not there."""
+    """Raises ValueError for the first of these fields that the batch lacks."""
     for name in names:
         if name not in there:
             raise ValueError(f"{name} is missing in the batch, and algorithm.adv_estimator=bipace needs it: {cure}.")
@@ -37,18 +37,18 @@ def numbered(group: Sequence[str], trajectory: Sequence[Any]) -> tuple[Tensor, T
 class RolloutRows:
     """B rows of a batch, as they were rolled out.
 
-    mask         [B, T]    1 on the tokens that the model wrote, before any of them is rejected
-    scores       [B, T]    the reward function's rewards by token, before any penalty; each row of a trajectory holds all of its
+    mask         [B, T]    1 on the tokens that the model generated, before any of them is rejected
+    scores       [B, T]    the reward function's rewards by token, before penalties; each row holds those of its trajectory
     responses    [B, T]    token ids
-    prompts      gives the token ids of each prompt; called where observations must be read off them
+    prompts      returns the token ids of each prompt; called if observations must be derived from them
     group        [B]       id of the prompt
-    trajectory   [B]       which rollout of the prompt: ids that sort alike however the rows are shuffled
-    place        [B]       number of the row in its trajectory; rows that are copies have equal ones
+    trajectory   [B]       id of the prompt's rollout, with an order that does not depend on the order of rows
+    place        [B]       number of the row in its trajectory; equal for copies
     valid        [B] bool  False: padding
     extra        {name: [B] values} that environments may return: `step_rewards`, `observation`, `truncated`
     hidden       [turns, D] of each row, or None
-    labels       [turns] int64 of each row: their clusters c, where others have made them of such states, −1 − c if bad; or None
-    mask_name    what the trainer calls the mask
+    labels       [turns] int64 of each row: clusters c made on the workers, −1 − c for bad states; or None
+    mask_name    the trainer's name of the mask
     """
 
     mask: Tensor
@@ -71,7 +71,7 @@ class RolloutRows:
     def ids(self) -> dict[str, Tensor]:
         """group, trajectory and step [n] of each turn, and whether it is valid.
 
-        The turns of a row are counted on from those of the rows before it in its trajectory.
+        The numbering of turns continues over the rows of a trajectory.
         """
         group, number = numbered(self.group, self.trajectory)
         trajectory = number.tolist()
@@ -91,9 +91,9 @@ class RolloutRows:
         }
 
     def rewards(self, ids: Mapping[str, Tensor], token_rewards: Tensor) -> tuple[Tensor, Tensor | None]:
-        """r [n] float64 of each turn, and R(τ) [n], or None where it is the sum of r.
+        """r [n] float64 of each turn, and R(τ) [n], or None if it is the sum of r.
 
-            r_t = step_rewards_t + penalty_t            where there are step_rewards
+            r_t = step_rewards_t + penalty_t            if there are step_rewards
                 = [t is the last] · score + penalty_t   else
             R(τ) = score + Σ penalty_t
 
@@ -122,13 +122,13 @@ class RolloutRows:
         return self.turns.field(self.extra[name], name, fill, mask=self.mask_name, valid=self.valid)
 
     def observations(self, tokenizer: Any) -> list[Any]:
-        """[n] what each turn answers: `observation`, else the text of the tokens since the turn before it."""
+        """[n] observation of each turn: `observation`, else the text of the tokens since the previous turn."""
         if "observation" in self.extra:
             return self.field("observation", "")
         return self.turns.observation_texts(self.prompts(), self.responses, tokenizer)
 
     def of_turns(self, rows: Sequence[Tensor] | None) -> Tensor | None:
-        """[n, …] of hidden states or labels by row; ValueError where they are not those of these turns."""
+        """[n, …] of hidden states or labels by row; ValueError if they do not belong to these turns."""
         if rows is None:
             return None
         found, wanted = [len(row) for row in rows], self.turns.counts.tolist()
@@ -136,8 +136,8 @@ class RolloutRows:
             differ = [i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
             what = f"row {differ[0]} has {found[differ[0]]} for {wanted[differ[0]]} turns" if differ else "no more"
             raise ValueError(
-                f"hidden states must be one for each turn of {len(wanted)} rows, but {len(found)} rows came, and {what}: they are "
-                "of another batch, or the response mask was changed after the forward that gave them."
+                f"hidden states must be one for each turn of {len(wanted)} rows, but {len(found)} rows were given, and {what}: "
+                "they belong to another batch, or the response mask was changed after their forward."
             )
         return torch.cat(list(rows)).cpu()
 

@@ -1,4 +1,4 @@
-"""Settings: what a trainer's configuration says about the estimator, by the same names in every adapter."""
+"""Settings: the estimator's keys in a trainer's configuration, with the same names in every adapter."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OF_METHOD = {
 
 
 def check_fields(settings: Any, where: str = "") -> None:
-    """ValueError for a field of a dataclass that is none of the words of its type, no bool, no number or no int of at
-    least 1, no text, or, of a layer, neither an int nor "block N"."""
+    """Raises ValueError for a dataclass field whose value does not match its type: one of its words, a bool, a number, an
+    int of at least 1, a text, or for a layer an int or "block N"."""
     for name, hint in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
         words = (True, False) if hint is bool else tuple(a for a in get_args(hint) if isinstance(a, str))
@@ -48,15 +48,15 @@ class Settings:
     method           a preset of bipace_kernels.Config
     estimator        "q_style" | "diff_peer", for method "bipace"
     epsilon          ε of the clusters; "auto": chosen on the first training step by choose_epsilon(), and kept; "follow": chosen
-                     there and moved at each step by an EpsilonController; None: the embedder's own, 0.10 for hidden states and
-                     0.20 for a sentence encoder
-    ngram_epsilon    ε of n-grams, which may stand in for hidden states where `epsilon` was set for those
+                     there and adapted at each step by an EpsilonController; None: the embedder's default, 0.10 for hidden
+                     states and 0.20 for a sentence encoder
+    ngram_epsilon    ε of n-grams, which may replace hidden states for which `epsilon` was set
     embedder         "actor_hidden" | "ngram" | "identity" | "sentence:MODEL"; "auto": hidden states, or n-grams with one
-                     warning where no forward gives any
+                     warning if no forward gives any
     layer            of the actor, as in bipace_kernels.hidden.tap()
     action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"; "auto": tool calls, action tags,
-                     or one of these others, as the responses have it (_turns.keys_of)
-    kernel_time      0: time does not count, where Config has None
+                     or one of the others, depending on the response (_turns.keys_of)
+    kernel_time      0: no time term (None in Config)
     memory_rows      max_rows of the ValueMemory of share "memory"
     record_dir       folder for step records of every `record_every`-th update; None: none are written
     The others are those of bipace_kernels.Config; None keeps the preset's value.  Those of another method are an error.
@@ -106,14 +106,14 @@ class Settings:
         for name, method in OF_METHOD.items():
             if getattr(self, name) is not None and self.method != method:
                 raise ValueError(
-                    f"{name} is a setting of method {method}, and method is {self.method}: leave one of them out."
+                    f"{name} is a setting of method {method}, but method is {self.method}: leave one of them out."
                 )
         if self.memory_rows != type(self).memory_rows and not self.needs_memory:
             raise ValueError(
-                f"memory_rows is a setting of share memory with value kernel, and share is {self.share}: leave one of them out."
+                f"memory_rows is a setting of share memory with value kernel, but share is {self.share}: leave one of them out."
             )
         if self.episode_weight is not None and self.method == "hgpo":
-            raise ValueError("episode_weight has no use in method hgpo, whose total is its step term: leave it out.")
+            raise ValueError("episode_weight has no effect in method hgpo, whose total is its step term: leave it out.")
         if self.embedder != "auto":
             try:
                 find(self.embedder)
@@ -128,16 +128,16 @@ class Settings:
     def of(cls, given: Mapping[str, Any], where: str = "") -> Settings:
         """From a mapping, such as the trainer's own configuration node; `where` goes before a key in errors.
 
-        None is a key that was not given.
+        None counts as not given.
         """
         known = [f.name for f in fields(cls)]
         for key in given:
             if key not in known:
-                raise ValueError(f"{where}{key} is no setting of BiPACE; there are {', '.join(known)}.")
+                raise ValueError(f"{where}{key} is not a setting of BiPACE; the settings are {', '.join(known)}.")
         return cls(**{str(k): v for k, v in given.items() if v is not None})
 
     def config(self, epsilon: float | None = None) -> Config:
-        """The estimator's own configuration, at this ε where the method has one."""
+        """The estimator's configuration, at this ε if the method has one."""
         changes: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Config) if hasattr(self, f.name)}
         changes |= {
             "epsilon": epsilon if self.has_epsilon else None,
@@ -171,7 +171,7 @@ class Settings:
         return replace(self, episode_norm="none") if scale_rewards == "none" else self
 
     def epsilon_of(self, embedder: str) -> float | None:
-        """ε for the fingerprints of this row of EMBEDDERS: what was set for them, else their own; None: data choose it."""
+        """ε for the fingerprints of this row of EMBEDDERS: the setting, else the default; None: chosen from data."""
         row = EMBEDDERS[embedder]
         if embedder == "ngram":
             return self.ngram_epsilon
@@ -186,7 +186,7 @@ class Settings:
 
     @property
     def needs_memory(self) -> bool:
-        """Whether values are read from the batches before, too."""
+        """Whether values are also estimated from earlier batches."""
         return self.share == "memory" and self.needs_fingerprint
 
     @property

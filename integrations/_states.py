@@ -1,4 +1,4 @@
-"""States: the fingerprints of a training run's steps, which embedder makes them, the ε that goes with it, and its memory."""
+"""States: the fingerprints of a training run's steps, their embedder, its ε, and the memory."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from ._turns import KINDS
 
 Tensor = torch.Tensor
 Columns = Mapping[str, Any]  # arguments of advantage(), a row for each record
-MEMORY_FILE = "bipace_memory.pt"  # beside what States.save() writes
+MEMORY_FILE = "bipace_memory.pt"  # next to the file of States.save()
 
 
 class States:
-    """Of one training run; keeps what was chosen on its way.
+    """The states of one training run, and the choices made during it.
 
-    where       what goes before the settings' names in messages, such as "algorithm.bipace."
+    where       prefix of the settings' names in messages, such as "algorithm.bipace."
     epsilon     ε of the configured embedder, of hidden states under embedder=auto; None until "auto" or "follow" has chosen it,
-                and of a method that has none
+                and for a method without ε
     controller  of epsilon="follow", once there is an ε; else None
     recorder    of record_dir, else None
-    memory      of share="memory", else None; of several processes that of rank 0 holds the records, and the others stay empty
+    memory      of share="memory", else None; with several processes only rank 0's holds records
     """
 
     def __init__(self, settings: Settings, where: str = "") -> None:
@@ -47,19 +47,19 @@ class States:
         self.epsilon = settings.epsilon_of(used) if settings.has_epsilon else None
         self.controller: EpsilonController | None = None
         self.memory = ValueMemory(settings.memory_rows) if settings.needs_memory else None
-        self.fitted = False  # whether a rollout has given entries that fit its turns, or none
+        self.fitted = False  # whether any rollout's entries have matched its turns
         self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
         self._set_aside = False  # whether a row has been
         self._embedder: Any = None
 
     @property
     def may_be_hidden(self) -> bool:
-        """Whether the settings take hidden states where there are some."""
+        """Whether the settings use hidden states if available."""
         return self.settings.needs_fingerprint and self.settings.embedder in ("auto", "actor_hidden")
 
     @property
     def moves(self) -> dict[str, float]:
-        """What is logged of epsilon="follow" besides its ε."""
+        """Metrics of epsilon="follow" in addition to its ε."""
         name = "bipace/epsilon_moves"
         return {} if self.controller is None else {name: self.controller.metrics()[name]}
 
@@ -77,15 +77,14 @@ class States:
         run: Callable[..., AdvantageResult] = pipeline.advantage,
         gather: Callable[[Columns], Columns] = dict,
     ) -> tuple[AdvantageResult, dict[str, float]]:
-        """The result over the records, with what the settings take as their states, and what a trainer logs of it.
+        """The result over the records, with the states of the settings, and the metrics for the trainer.
 
-        records   ids, rewards and keys of n records, as advantage() takes them
-        texts     gives the observations [n], where the settings need them
+        records   ids, rewards and keys of n records, as for advantage()
+        texts     returns the observations [n], if the settings need them
         hidden    [n, D] hidden states, or None
-        labels    [n] int64 clusters c that others have made of the hidden states, which take their place, −1 − c of bad ones;
-                  or None
-        why       there are no hidden states, for the error of "actor_hidden" and the one warning of "auto"
-        run       advantage(), or the same over several processes; then gather(columns) gives those of all processes
+        labels    [n] int64 clusters c of the hidden states made elsewhere, used instead of these, −1 − c for bad states; or None
+        why       reason if there are no hidden states, for the error of "actor_hidden" and the warning of "auto"
+        run       advantage(), or its version for several processes; then gather(columns) gives those of all processes
         """
         given, used, epsilon = dict(records), "", None
         kinds = gather({"kind": given.pop("action_kind")})["kind"] if "action_kind" in given else None
@@ -100,7 +99,7 @@ class States:
             given["observation"] = texts()
         config = self.settings.config(epsilon)
         if labels is not None:
-            config = replace(config, partition="exact")  # of labels: the bits of the clusters that they stand for
+            config = replace(config, partition="exact")  # of labels: the same bits as with the clusters themselves
         result = run(**given, memory=self.memory, config=config, check="now")
         if self.recorder is not None:
             self.recorder.write(records, result)
@@ -145,7 +144,7 @@ class States:
             if self._embedder is None:
                 radius = f" with ngram_epsilon = {self.settings.ngram_epsilon:g}," if self.settings.has_epsilon else ""
                 warnings.warn(
-                    f"{self.where}embedder=auto takes n-grams of the observations,{radius} in place of hidden states: {why}.",
+                    f"{self.where}embedder=auto uses n-grams of the observations,{radius} instead of hidden states: {why}.",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -155,9 +154,9 @@ class States:
         return embedders.find(kind)[0].name, self._embedder.embed(texts())
 
     def radius(self, used: str, records: Columns, gather: Callable[[Columns], Columns]) -> float:
-        """ε of the embedder in use; what data choose is chosen here, from steps that have a direction, copies counted once.
+        """ε of the embedder in use, chosen here from data if so configured, from steps that have a direction, copies counted once.
 
-        "auto" chooses once, "follow" moves it at each call.
+        "auto" chooses once, "follow" adapts it at each call.
         """
         epsilon = self.settings.epsilon_of(used)
         if epsilon is not None:
@@ -182,14 +181,14 @@ class States:
             if self.controller is None:
                 self.controller = EpsilonController(self.epsilon)
             mine = self.controller.update(found, group, trajectory=trajectory, step=step)
-            # Of several processes the first one's holds: CPUs of another kind may round a decision otherwise.
+            # With several processes the first one's value is used: other CPUs may round a decision differently.
             self.controller.epsilon = self.epsilon = float(
                 gather({"ε": torch.tensor([mine], dtype=torch.float64)})["ε"][0]
             )
         return self.epsilon
 
     def save(self, path: Path) -> None:
-        """Writes what was chosen, beside a checkpoint, and a memory with records, that of rank 0, beside that."""
+        """Writes the choices next to a checkpoint, and next to that rank 0's memory if it has records."""
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, lambda file: file.write_text(json.dumps(self.state_dict())))
         if self.memory is not None and len(self.memory):
@@ -199,7 +198,7 @@ class States:
             path.with_name(MEMORY_FILE).unlink(missing_ok=True)  # of an earlier run in this folder
 
     def load(self, path: Path) -> None:
-        """Takes up what was written there, if anything was.  Of several processes rank 0 does, and the others load_state_dict()."""
+        """Loads what save() wrote, if anything.  With several processes rank 0 calls this, and the others load_state_dict()."""
         if path.exists():
             self.load_state_dict(json.loads(path.read_text()))
         file = path.with_name(MEMORY_FILE)
@@ -211,7 +210,7 @@ class States:
             self.memory.load_state_dict(found["memory"])
         else:
             warnings.warn(
-                f"{self.where}share=memory begins with an empty memory: {file} holds states of {kind}, and this run reads "
+                f"{self.where}share=memory begins with an empty memory: {file} holds states of {kind}, but this run reads "
                 f"{self._kind}.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -219,16 +218,16 @@ class States:
 
     @property
     def _kind(self) -> dict[str, Any]:
-        """Which states a checkpoint is about."""
+        """The kind of states of a checkpoint."""
         return {"embedder": self.settings.embedder, "layer": self.settings.layer}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was chosen, for a checkpoint: plain values, without the memory's records."""
+        """The choices, for a checkpoint: plain values, without the memory's records."""
         state = {"epsilon": self.epsilon, **self._kind}
         return state if self.controller is None else {**state, "controller": self.controller.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the ε of the run that goes on, where this one would choose one for the same states."""
+        """Restores the ε of the resumed run, if this run would choose one for the same states."""
         same = {name: state[name] for name in self._kind} == self._kind
         if not (self.settings.has_epsilon and self.settings.epsilon in ("auto", "follow") and same):
             return
@@ -239,7 +238,7 @@ class States:
 
 
 def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    """The file as a whole or not at all: a run may end while it is written."""
+    """Writes the file atomically: a run may end during the write."""
     begun = path.with_name(f"{path.name}.begun")
     write(begun)
     begun.replace(path)
@@ -255,7 +254,7 @@ def file_of(trainer: Any, *, resumed: bool = False) -> Path:
 def no_hidden(where: str, why: str) -> ValueError:
     """The error of embedder=actor_hidden without hidden states."""
     return ValueError(
-        f"{where}embedder=actor_hidden has no hidden states: {why}; take {where}embedder=auto, which falls back to n-grams of "
+        f"{where}embedder=actor_hidden has no hidden states: {why}; use {where}embedder=auto, which falls back to n-grams of "
         "the observations, or embedder=ngram."
     )
 
@@ -269,7 +268,7 @@ def tap_of(model: Any, layer: int | str, key: str) -> Tap:
 
 
 def no_hidden_states(model: Any, states: States) -> str:
-    """Why the model gives no hidden states; empty where it gives some.  An error where it lacks the layer asked for."""
+    """Why the model gives no hidden states; empty if it does.  Raises an error if it lacks the requested layer."""
     try:
         decoder = find_decoder(model)
     except (TypeError, ValueError) as error:
@@ -286,7 +285,7 @@ def no_hidden_states(model: Any, states: States) -> str:
 def metrics_of(
     result: AdvantageResult, embedder: str = "", epsilon: float | None = None, clusters: bool = True
 ) -> dict[str, float]:
-    """What a trainer logs of a step: the result's metrics, the embedder in use and its ε, and value R² (NaN: undefined)."""
+    """A step's metrics for the trainer's log: the result's, the embedder in use and its ε, and value R² (NaN: undefined)."""
     found = result.metrics()
     if embedder:
         found[f"bipace/embedder/{embedder}"] = 1.0

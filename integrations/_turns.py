@@ -1,4 +1,4 @@
-"""Turns: where the model writes in each row of a batch, what each turn answers and does, and its advantage on its tokens."""
+"""Turns: the model's tokens in each row of a batch, each turn's observation and action, and its advantage on its tokens."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Turns:
     """The n turns of B rows, row after row and in time order: one step record each.
 
     row, step     [n] int64   row of the batch, and number of the turn in it
-    start, stop   [n] int64   columns [start, stop) of the mask that the turn's tokens take
+    start, stop   [n] int64   columns [start, stop) of the turn's tokens in the mask
     shape         (B, T) of the mask
 
-    A row without a turn (an empty or wholly masked response) still is a rollout whose return counts among its group's: it
-    has one record with start = stop = 0, which has no token to put an advantage on.
+    A row without a turn (an empty or completely masked response) is still a rollout whose return counts in its group: it
+    has one record with start = stop = 0, without tokens for its advantage.
     """
 
     row: Tensor
@@ -41,9 +41,9 @@ class Turns:
 
     @classmethod
     def of(cls, mask: Any, starts: Any = None) -> Turns:
-        """From a mask over responses [B, T]: 1 on tokens that the model wrote, 0 on tool results and padding.
+        """From a mask over responses [B, T]: 1 on tokens that the model generated, 0 on tool results and padding.
 
-        starts   [B, T]   not 0 where a turn begins besides the rising edges of the mask, for turns that stand back to back
+        starts   [B, T]   non-zero where a turn begins without a rising edge of the mask, for adjacent turns
         """
         written = mask_matrix(mask, "mask").cpu()
         b, t = written.shape
@@ -71,7 +71,7 @@ class Turns:
 
     @property
     def counts(self) -> Tensor:
-        """[B] int64: turns of each row, 1 where a row has none."""
+        """[B] int64: turns of each row, 1 if a row has none."""
         return torch.bincount(self.row, minlength=self.shape[0])
 
     def positions(self, prompt_length: int | Tensor) -> Positions:
@@ -83,7 +83,7 @@ class Turns:
         return Positions(self.start + before - 1, torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)))
 
     def positions_of(self, rows: Tensor, prompt_length: int) -> tuple[Tensor, Positions]:
-        """The same of rows in another order [B]: the turns [n] as they come there, and the token before each of them."""
+        """The same for rows in another order [B]: the turns [n] in that order, and the token before each of them."""
         place = torch.empty(self.shape[0], dtype=torch.int64)
         place[rows.cpu()] = torch.arange(self.shape[0])
         order = torch.argsort(place[self.row], stable=True)
@@ -100,18 +100,18 @@ class Turns:
         return out
 
     def on_last(self, reward: Tensor) -> Tensor:
-        """[n] float64 rewards of the steps where each row has one reward [B], given at its end."""
+        """[n] float64 rewards of the steps if each row has one reward [B], at its end."""
         return torch.where(self.last, reward.double().cpu()[self.row], 0.0)
 
     def tokens(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids [n, longest turn] of each turn out of ids [B, T], and a mask of those that there are."""
+        """Token ids [n, longest turn] of each turn from ids [B, T], and their mask."""
         length = (self.stop - self.start).to(ids.device)
         column = torch.arange(max(1, int(length.max())) if len(self) else 1, device=ids.device)
         place = (self.start.to(ids.device)[:, None] + column).clamp(max=max(0, self.shape[1] - 1))
         return ids[self.row.to(ids.device)[:, None], place], column < length[:, None]
 
     def observation_texts(self, prompts: Sequence[Tensor], ids: Tensor, tokenizer: Any) -> list[str]:
-        """[n] text of the tokens between the turn before and this one; of the first turn of a row its prompt.
+        """[n] text of the tokens between the previous turn and this one; for the first turn of a row its prompt.
 
         prompts  B rows of token ids, without padding;  ids  [B, T]
         """
@@ -122,19 +122,19 @@ class Turns:
         return list(tokenizer.batch_decode(texts, skip_special_tokens=True))
 
     def truncated(self, rows: Sequence[Any]) -> Tensor:
-        """[n] bool out of B rows with True where the rollout was cut off behind the row, else False or None."""
+        """[n] bool from B values: True if the rollout was cut off after the row, else False or None."""
         for row, value in enumerate(rows):
             if value is not None and not isinstance(value, (bool, np.bool_)):
                 raise ValueError(
-                    f"truncated must be one bool per row, True where the rollout was cut off, got {value!r} in row {row}."
+                    f"truncated must be one bool per row, True if the rollout was cut off, got {value!r} in row {row}."
                 )
         return torch.tensor([bool(value) for value in rows])[self.row]
 
     def field(self, rows: Sequence[Any], name: str, fill: Any, *, mask: str, valid: Any = None) -> list[Any]:
-        """[n] values out of B rows, each with a list of one entry per turn, or in a row of one turn the entry itself.
+        """[n] values from B rows, each with a list of one entry per turn, or in a row of one turn the entry itself.
 
-        fill    of padding, and of a row without a turn whose list is empty
-        mask    what the trainer calls the mask of the model's tokens
+        fill    for padding, and for a row without a turn whose list is empty
+        mask    the trainer's name of the mask of the model's tokens
         valid   [B] bool   False: padding; None: there is none
         """
         found: list[Any] = []
@@ -148,29 +148,29 @@ class Turns:
             if row not in empty and len(values) != n:
                 raise ValueError(
                     f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a turn is a "
-                    f"run of ones in {mask}, which must be 0 on what others wrote in between."
+                    f"run of ones in {mask}, which must be 0 on the tokens in between."
                 )
             found += [*values[:n], fill][:n]
         return found
 
 
-KINDS = ("first_n", "action_tag", "tool_call", "text", "rollout")  # what a key was made of, under mode "auto"
+KINDS = ("first_n", "action_tag", "tool_call", "text", "rollout")  # source of a key under mode "auto"
 TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
 def keys_of(
     ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int, calls: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """`action_key` of responses, ids and mask [n, T], on their device, and where the mode parses anything `action_parsed`.
+    """`action_key` of responses, ids and mask [n, T], on their device, and `action_parsed` if the mode parses anything.
 
-    mode "auto", with `action_kind` int8, an index into KINDS, takes the first of these that a response holds:
+    mode "auto", with `action_kind` int8, an index into KINDS, uses the first of these that a response has:
         its tool calls, each with name and arguments in canonical order, `calls` [n] as call_text() gives them; None: those
         between <tool_call> and </tool_call>
         <action>…</action>
-        where there are tools (`calls` is given, or one response has a call), its whole text; else its first n tokens
+        if there are tools (`calls` is given, or one response has a call), its whole text; else its first n tokens
 
-    Made of the tokens' bytes.  Those of a tokenizer that has no table of bytes are made of its decoded text, with one warning:
-    equal actions have equal keys either way.
+    Keys are made from the tokens' bytes, or for a tokenizer without a table of bytes from its decoded text, with one warning:
+    equal actions have equal keys in both cases.
     """
     if mode != "auto":
         return _keys_of(ids, mask, tokenizer, mode, n)
@@ -206,8 +206,8 @@ def call_text(calls: Sequence[tuple[Any, Any]]) -> str:
 
 
 def _calls_in_text(ids: Tensor, mask: Tensor, tokenizer: Any, parsed: Tensor) -> list[str]:
-    """[n] call_text() of the calls that stand in each response as JSON; what is no JSON is none."""
-    # Decoding is what costs here.  Where the tag is one token (Qwen's), only rows that hold it are decoded; else those without
+    """[n] call_text() of the JSON calls in each response; anything else is not a call."""
+    # Decoding dominates the cost.  If the tag is one token (Qwen), only rows that have it are decoded; else those without
     # an action tag.
     token = tokenizer.convert_tokens_to_ids("<tool_call>")
     one = token is not None and tokenizer.convert_ids_to_tokens(token) == "<tool_call>"
@@ -248,12 +248,12 @@ def start_mask(lists: Sequence[Any], shape: Sequence[int], name: str) -> Tensor:
 
 @functools.lru_cache(maxsize=4)
 def _byte_table(tokenizer: Any) -> TokenBytes | None:
-    """None, after a warning, for a tokenizer that can have no table."""
+    """None, after a warning, for a tokenizer without a table."""
     try:
         return token_bytes(tokenizer)
     except (TypeError, ValueError) as error:
         warnings.warn(
-            f"action keys are made from decoded text, for the tokenizer's tokens have no bytes of their own: {error}",
+            f"action keys are made from decoded text, since the tokenizer has no table of bytes: {error}",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""Warnings and errors for releases of a trainer that the adapters were not run with."""
+"""Warnings and errors for untested releases of a trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _warned: set[str] = set()
 
 
 def check_version(trainer: str) -> None:
-    """Warns, once per process, where the installed release lies outside the range that was run."""
+    """Warns, once per process, if the installed release is outside the tested range."""
     oldest, newest = RUN_WITH[trainer]
     try:
         found = importlib.metadata.version(trainer)
@@ -29,15 +29,15 @@ def check_version(trainer: str) -> None:
         return
     _warned.add(trainer)
     warnings.warn(
-        f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, and this is {found}: compare a first "
-        f"batch's advantages with bipace_kernels.advantage(), or install {trainer}=={newest}.",
+        f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, but this is {found}: compare the advantages of "
+        f"the first batch with bipace_kernels.advantage(), or install {trainer}=={newest}.",
         RuntimeWarning,
         stacklevel=3,
     )
 
 
 def check_parts(trainer: str, owner: Any, *names: str) -> None:
-    """ImportError that names what a trainer without releases lacks of all that its adapter replaces.
+    """Raises ImportError if a trainer without releases lacks attributes that its adapter replaces.
 
     names   of attributes of the owner, a module of the trainer, or "part.attribute"
     """

@@ -1,9 +1,9 @@
-"""Kernels compiled by CuPy's NVRTC from the sources in the wheel, where the build has none: no nvcc is needed.
+"""Kernels compiled by CuPy's NVRTC from the sources in the wheel, if the build has none; nvcc is not needed.
 
 A source file is compiled when one of its kernels is first launched, for the GPU that runs it, by the flags of the build.  The
-machine code lies in CuPy's own cache ($CUPY_CACHE_DIR, else ~/.cupy/kernel_cache) under a hash of everything it comes
-from, and `cupy.RawModule` loads it from there.  RawModule's own compilation would not do: it flushes subnormal numbers
-(-ftz=true, CuPy 14 cuda/compiler.py), which changes bits, and does not look into headers when it asks its cache.
+machine code is in CuPy's own cache ($CUPY_CACHE_DIR, else ~/.cupy/kernel_cache) under a hash of all its inputs, and
+`cupy.RawModule` loads it from there.  RawModule's own compilation is not used: it flushes subnormal numbers
+(-ftz=true, CuPy 14 cuda/compiler.py), which changes bits, and its cache ignores headers.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CuPy:
         return found
 
     def _compiled(self, source: Path, arch: str) -> Path:
-        """The machine code of a source file, compiled unless it lies in the cache."""
+        """The machine code of a source file, compiled unless it is in the cache."""
         version = self._cupy.cuda.nvrtc.getVersion()
         key = hashlib.sha256(repr((version, arch, flags(), source.name, _texts())).encode()).hexdigest()
         folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy/kernel_cache")
@@ -95,13 +95,13 @@ class CuPy:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
                 file.write(compile_source(self._cupy.cuda.nvrtc, source, arch))
-            os.replace(file.name, path)  # whole or not at all, whoever else compiles it
+            os.replace(file.name, path)  # atomically, since other processes may compile it too
         return path
 
 
 @dataclass(frozen=True)
 class _Address:
-    """A stream by the CUDA stream protocol, which torch's own streams do not speak in every version."""
+    """A stream by the CUDA stream protocol, which torch's own streams do not support in every version."""
 
     address: int
 
@@ -131,6 +131,6 @@ def compile_source(nvrtc: Any, source: Path, arch: str) -> bytes:
 
 @functools.cache
 def _texts() -> tuple[str, ...]:
-    """Every source and header: a change of any compiles all anew."""
+    """Every source and header: a change of any recompiles all."""
     paths = sorted(path for path in SOURCES.glob("c*/*") if path.suffix in (".cu", ".h"))
     return tuple(path.read_text(encoding="utf-8") for path in paths)

@@ -1,4 +1,4 @@
-"""launch(): one CUDA kernel by name, its arguments by theirs, whoever compiled it.
+"""launch(): one CUDA kernel by name with named arguments, for any provider.
 
 A kernel's one argument is a struct of 8-byte fields (csrc/cuda/intrinsics.h), which is packed here: tensors give their
 address, None gives 0, ints and bools are int64_t and floats are double.
@@ -28,7 +28,7 @@ def launch(
     shared: int = 0,
     **arguments: Word,
 ) -> None:
-    """Launches where the tensors are; an empty grid launches nothing.
+    """Launches on the tensors' device; an empty grid launches nothing.
 
     arguments   the fields of the kernel's struct.  TypeError names the one that is missing, unknown or of another kind.
     """

@@ -1,4 +1,4 @@
-"""Whose CUDA kernels are launched: those that the build compiled, else those that CuPy compiles at first use."""
+"""Provider of the CUDA kernels: compiled by the build, else by CuPy at first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import _cuda_loader
 
 
 class Provider(Protocol):
-    """What has compiled kernels and can launch them."""
+    """Compiled kernels and a way to launch them."""
 
     def launch(
         self,

@@ -1,4 +1,4 @@
-"""What csrc/cuda/ says of its kernels, as it lies in the wheel: source files, argument structs, and the compiler's flags."""
+"""Metadata of the kernels, from csrc/cuda/ in the wheel: source files, argument structs, and the compiler's flags."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kernels() -> dict[str, Kernel]:
 
 
 def parse(sources: Iterable[Path], headers: Iterable[Path] = ()) -> dict[str, Kernel]:
-    """The kernels of some sources, whose structs may stand in headers.  ValueError for a field of another kind."""
+    """The kernels of some sources, whose structs may be in headers.  ValueError for a field of another kind."""
     texts = {path: path.read_text(encoding="utf-8") for path in (*headers, *sources)}
     bodies = {name: body for text in texts.values() for name, body in _STRUCT.findall(text)}
     return {

@@ -1,6 +1,6 @@
-"""Greedy cosine clusters where the hidden states are (labels of reference.clusters), without a wait for the device.
+"""Greedy cosine clusters on the device of the hidden states (labels of reference.clusters), without synchronizing.
 
-    one look at the rows ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
+    one pass over the rows ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
     long groups: the same, a block of columns after the other
 
 The look, the numbers and equal rows (ε = 0) are Triton's.  ε is only a threshold in the scan, so a sweep is the same
@@ -42,7 +42,7 @@ def cluster_cosine(
     longest_group: int,
     taken: Tensor | None,
 ) -> Tensor:
-    """A record whose row has no direction is a cluster of its own even where nobody marked it as not usable."""
+    """A record whose row has no direction is a cluster of its own even if it is not marked as unusable."""
     return cluster_sweep(
         fingerprint,
         order,
@@ -94,7 +94,7 @@ class Batch(triton_clusters.Batch):
     def _longer(self, shortest: int) -> tuple[Tensor, Tensor]:
         """Where groups of at least so many records begin and end [slots]: nothing in slots without one.
 
-        No two of them begin within `shortest` records, so each has a slot, and nobody has to know how many there are.
+        No two of them begin within `shortest` records, so each has a slot, and their number need not be known.
         """
         places = torch.zeros((2, self.order.shape[0] // shortest), dtype=torch.int64, device=self.order.device)
         launch(

@@ -1,4 +1,4 @@
-"""Decisions of groups in order, out of their Gram matrices: the launches of csrc/cuda/scan.h, and their scratch."""
+"""Decisions of groups in order, from their Gram matrices: the launches of csrc/cuda/scan.h, and their scratch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The step term: Q̂(s, a) − V̂(s) and its relatives, over all pairs inside a cluster.
 
-A thread is a record; it walks over the records of its group and adds up returns in float64 and in processing order, so
-each sum is the very sum of the reference.  In long groups the records are sorted by label first (stably) and a block
-walks over its own clusters alone.
+A thread is a record; it walks over the records of its group and sums returns in float64 and in processing order, so
+each sum equals that of the reference.  In long groups the records are first sorted by label (stably) and a block
+only walks over its own clusters.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _step_rows(
     order, segments = None, n_groups
     if longest_group > SORT_FROM:
         labels, order = torch.sort(labels, dim=1, stable=True)
-        # Sorted records are cut into blocks without regard to groups: a cluster lies in one group anyway.
+        # Sorted records are cut into blocks regardless of groups, since a cluster is in one group anyway.
         segments, longest_group = 1, m
     blocks = -(-longest_group // _THREADS)
     launch(

@@ -1,12 +1,12 @@
 // Action keys of token ids, bit for bit those of cpu/action_keys.cpp: a warp per row, a lane per token.
 //
-// The text of a row is written into a ring of shared memory and looked at or hashed while it passes, so rows and tokens
-// of any length need the same little memory.  A row is read up to three times, the last two from the nearest cache:
+// The text of a row is written into a ring of shared memory and searched or hashed as it passes, so rows and tokens
+// of any length need the same small memory.  A row is read up to three times, the last two from the nearest cache:
 //
-//   check  every valid id is one of the table (else the row takes its first_n key, and `outside` tells)
-//   find   where the body of the first <action>…</action> starts and ends, without the white space at its ends; up to
-//          the tag, tokens that hold no < are not spelt, 32 at a time
-//   hash   its bytes, lowered; or the first n valid ids where there is no such body
+//   check  every valid id is in the table (else the row gets its first_n key, and `outside` its position)
+//   find   start and end of the body of the first <action>…</action>, without the white space at its ends; up to the
+//          tag, tokens without a < are not spelt, 32 at a time
+//   hash   its bytes, lowered; or the first n valid ids if there is no such body
 #include "common/action_keys.h"
 #include "common/xxh64.h"
 #include "cuda/intrinsics.h"
@@ -157,7 +157,7 @@ struct Body {
   int64_t column, position;
 };
 
-// Looks at a text as it passes, at each byte once.
+// Searches a text as it passes, each byte once.
 struct Search {
   const uint8_t* ring;
   bool tags;
@@ -189,7 +189,7 @@ struct Search {
     for (int64_t start = looked; start < limit && close == kNowhere; start += gpu::kWarp) {
       const int64_t mine = start + gpu::lane();
       const uint8_t byte = mine < limit ? at(mine) : ' ';
-      if (tags && gpu::any(byte == '<')) {  // most of a text holds none
+      if (tags && gpu::any(byte == '<')) {  // most of a text has none
         bool closing = false;
         const bool tag = byte == '<' && is_tag(mine, closing);
         const uint32_t opens = gpu::ballot(tag && !closing);
@@ -319,7 +319,7 @@ BIPACE_KERNEL(action_keys, ActionKeysArgs, kThreads) {
     if (bad < 0) {
       const Body body = find_body(row, ring, a.mode == kActionTag);
       found = body.found;
-      by_ids = a.mode == kActionTag && !found;  // text that is blank all over has the key of no bytes
+      by_ids = a.mode == kActionTag && !found;  // text of only white space has the key of zero bytes
       if (!by_ids) key = hash_body(row, body, ring, a.mode == kActionTag ? kSeedActionTag : kSeedText);
     } else if (gpu::lane() == 0) {
       gpu::atomic_min(a.outside, static_cast<uint64_t>(row.place + bad));

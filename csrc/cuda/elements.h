@@ -1,4 +1,4 @@
-// Elements of the fingerprint rows, whatever their dtype.
+// Elements of the fingerprint rows, of any dtype.
 #pragma once
 
 #include "cuda/intrinsics.h"

@@ -1,5 +1,5 @@
-// What a record's step term is made of: sums of returns over its cluster, in float64 and in processing order, and what
-// becomes of them (paper eq. 7 to 9).  Whoever walks over a cluster adds its records here.
+// A record's step term: sums of returns over its cluster, in float64 and in processing order, and the terms made from
+// them (paper eq. 7 to 9).  The code that walks over a cluster adds its records here.
 #pragma once
 
 #include "common/mean.h"
@@ -9,7 +9,7 @@ namespace bipace {
 
 BIPACE_DEVICE double mean_of(double total, int64_t n) { return total / static_cast<double>(n > 1 ? n : 1); }
 
-// Against the mean of the records with another action; where there is none, against that of all other records.
+// Against the mean of the records with another action; if there is none, against that of all other records.
 struct DiffPeer {
   int64_t key;
   int32_t n = 0, n_others = 0;
@@ -29,7 +29,7 @@ struct DiffPeer {
   }
 };
 
-// The action's mean against the cluster's; where no one else did the same, R − the mean of all other records.
+// The action's mean against the cluster's; for an action that occurs once, R − the mean of all other records.
 struct QStyle {
   int64_t key;
   int32_t n = 0, n_alike = 0;
@@ -50,7 +50,7 @@ struct QStyle {
   }
 };
 
-// Against the cluster's mean, and divided by σ + δ where that is wanted: a second walk, of squares.
+// Against the cluster's mean, optionally divided by σ + δ: a second walk, of squares.
 struct Mean {
   int32_t n = 0;
   double total = 0.0, squares = 0.0;
@@ -65,7 +65,7 @@ struct Mean {
     squares += same ? difference * difference : 0.0;
   }
   BIPACE_DEVICE float term(float value) const { return centred(value, mean()); }
-  // Where all returns are equal, R − mean is exactly 0, and no rounding of σ shows.
+  // If all returns are equal, R − mean is exactly 0, and rounding of σ has no effect.
   BIPACE_DEVICE float scaled_term(float value, double delta, bool unbiased) const {
     return scaled(term(value), sqrt(mean_of(squares, unbiased ? n - 1 : n)), delta);
   }

@@ -1,9 +1,9 @@
-// A tile of a group's Gram matrix, from the rows as they are: G[i, j] = x_i · x_j for i ≤ j, float32.  By a block.
+// A tile of a group's Gram matrix, from the unnormalised rows: G[i, j] = x_i · x_j for i ≤ j, float32.  By a block.
 //
-// Products of 16-bit values are exact in float32.  Tensor cores cut off what they add beyond float32 (over 3,584
+// Products of 16-bit values are exact in float32.  Tensor cores truncate sums beyond float32 (over 3,584
 // elements a bias of 5e-6, which norms and products share only in part), so every kSum elements of D begin a new sum,
 // and those sums are added with rounding.  The order over D is fixed and the same for every element of a tile, so G[i,
-// j] depends on the two rows alone, not on where they lie in a batch.  Norms are the diagonal: what is left of the bias
+// j] only depends on the two rows, not on their place in a batch.  Norms are the diagonal, so the remaining bias
 // cancels.
 #pragma once
 

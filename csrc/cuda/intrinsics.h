@@ -8,7 +8,7 @@
 //               which they run is the test's to choose.
 //
 // A kernel is  BIPACE_KERNEL(name, NameArgs, threads) { … a.field … }  with one argument `a`, a struct of 8-byte
-// fields: pointers, int64_t and double.  Whoever launches it packs them, by the names that stand in these sources.
+// fields: pointers, int64_t and double.  The launching code packs them by their names in these sources.
 #pragma once
 
 #include "common/hd.h"

@@ -26,7 +26,7 @@ std::string described(const Kernel& kernel, const Shape& shape) {
   return text;
 }
 
-// Errors of work that ran: they stick to the context, and every later call of anybody returns them.
+// Errors of work that ran: they persist in the context, and every later call returns them.
 bool sticks(cudaError_t error) {
   switch (error) {
     case cudaErrorIllegalAddress:
@@ -97,8 +97,8 @@ const Kernel* find(const char* name) {
   return kernel;
 }
 
-// The runtime is linked into this module, so its last error is ours alone: torch neither sees nor clears it.  What
-// sticks to the context comes back from the launch itself.
+// The runtime is linked into this module, so its last error is only ours: torch neither sees nor clears it.  Errors
+// that persist in the context are returned by the launch itself.
 Status launch(const Kernel& kernel, const Shape& shape, const void* struct_of_args, size_t n_bytes, int device,
               void* stream) {
   if (n_bytes != kernel.args_bytes) {

@@ -29,8 +29,8 @@ struct Shape {
   int64_t shared;  // bytes per block
 };
 
-// Launches on a GPU, by its index in this process, and a stream of it, from any thread; waits for nothing.  `args` is
-// the kernel's struct.  An error names the kernel and its shape.
+// Launches on a GPU, by its index in this process, and a stream of it, from any thread, without synchronizing.  `args`
+// is the kernel's struct.  An error names the kernel and its shape.
 Status launch(const Kernel& kernel, const Shape& shape, const void* args, size_t n_bytes, int device, void* stream);
 
 // Driver found and runtime built in, as CUDA numbers them (13000: 13.0); a driver of 0: there is none.
@@ -39,10 +39,10 @@ struct Versions {
 };
 Versions versions();
 
-// Bytes of shared memory that a block of this GPU may ask for; 0 where CUDA does not say.
+// Bytes of shared memory available to a block of this GPU; 0 if CUDA does not say.
 int64_t shared_memory(int device);
 
-// What the kernels were compiled for: "sm_80 sm_90 compute_90" is machine code of two architectures and PTX of one.
+// Targets of the kernels: "sm_80 sm_90 compute_90" is machine code of two architectures and PTX of one.
 const char* built();
 
 }  // namespace cuda

@@ -1,4 +1,5 @@
-// The greedy decisions of Algorithm 1, with no D in their chain (cpu/clusters.cpp, and the sweep of cpu/sweep.cpp).
+// The greedy decisions of Algorithm 1, at a cost that does not depend on D (cpu/clusters.cpp, and the sweep of
+// cpu/sweep.cpp).
 //
 // A centroid is a positive combination of its members, so its similarity to any record follows from known numbers.
 // When x_i joins cluster k as its m-th member, with s = S[k, i] and the Gram matrix G of the unit rows,
@@ -10,11 +11,11 @@
 // the increment form does not.
 //
 // A block of threads takes one group under one ε, panel by panel of 32 records.  S exists for two panels at a time, in
-// shared memory: while warp 0 decides a panel's records, the others make S of the next panel out of all decisions that
-// are known, from G alone, which is read once; then everybody adds the panel's own decisions.  So there is no S to
-// keep, a sweep costs no memory, and only the 32 columns of a panel stand in the chain from one decision to the next.
+// shared memory: while warp 0 decides a panel's records, the others compute S of the next panel from all known
+// decisions and G, which is read once; then all warps add the panel's own decisions.  So S is not stored, a sweep costs
+// no memory, and only the 32 columns of a panel are in the chain from one decision to the next.
 //
-// That chain is what a group takes, so up to kFew clusters it has a loop of its own, decide_few: all it reads lies in
+// That chain is what a group takes, so up to kFew clusters it has a loop of its own, decide_few: all it reads is in
 // shared memory, brought there a panel ahead by the other warps.  `python -m bench sass` counts its instructions.
 #pragma once
 
@@ -55,7 +56,7 @@ constexpr int kWorkers = kWarps - 1, kWorkerThreads = kWorkers * gpu::kWarp;
 constexpr int kWorkerBarrier = 1;
 constexpr int kPanel = 32;      // records decided before others follow: a lane each
 constexpr int kChunk = 64;      // decisions whose rows of G are brought in together
-constexpr int kNowhere = -1;    // in place of a cluster: the record touches nobody
+constexpr int kNowhere = -1;    // instead of a cluster: the record affects no other
 constexpr float kSeed = -1.0f;  // d of a record that begins a cluster; no join has it, for a > 0
 constexpr int kFew = 128;       // clusters whose decisions take the short way: four to a lane
 // S of a panel that begins with kFew clusters at most, in shared memory: room for 64 more, lanes' four values in a

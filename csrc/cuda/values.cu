@@ -1,16 +1,16 @@
 // The step term: Q̂(s, a) - V̂(s) and its relatives, over all pairs inside a cluster.
 //
-// A thread is a record; it walks over the records of its group and adds up the returns of its cluster, of its action,
-// or of the others, in float64 and in processing order.  So each sum is the very sum of the reference: no sorting,
-// hashing or atomics, and nobody outside the cluster has a part in it.  In long groups the records are sorted by label
-// first (stably, so that the order of the sums stays the same) and a block walks over its own clusters alone.
+// A thread is a record; it walks over the records of its group and sums the returns of its cluster, of its action,
+// or of the others, in float64 and in processing order.  So each sum equals that of the reference, without sorting,
+// hashing or atomics, and without contributions from other clusters.  In long groups the records are first sorted by
+// label (stably, so that the order of the sums stays the same) and a block only walks over its own clusters.
 #include "common/hgpo.h"
 #include "cuda/estimators.h"
 
 namespace bipace {
 namespace {
 
-constexpr int kThreads = 64;  // at 400 records a group, small blocks fill more of the GPU than large ones
+constexpr int kThreads = 64;  // at 400 records per group, small blocks fill more of the GPU than large ones
 constexpr int kUnroll = 2;    // records that a thread brings to shared memory at a time
 constexpr int kTile = kThreads * kUnroll;
 constexpr int kTogether = 8;  // records whose comparisons go side by side

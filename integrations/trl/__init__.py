@@ -1,4 +1,4 @@
-"""BiPACE in TRL: an advantage for each turn in place of one for each completion.  docs/trl.md"""
+"""BiPACE in TRL: one advantage per turn instead of one per completion.  docs/trl.md"""
 
 from .._settings import Settings
 from .._states import States

@@ -17,55 +17,59 @@ def _setting(name: str, text: str) -> Any:
 
 @dataclass
 class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
-    """GRPOConfig with the settings of BiPACE, each named bipace_<name>; ValueError names the one that is wrong.
+    """GRPOConfig with the settings of BiPACE, each named bipace_<name>; ValueError names a wrong setting.
 
-    docs/trl.md has the table, `settings` gives them as integrations' `Settings`.
+    docs/trl.md has the table, `settings` gives them as `Settings`.
     """
 
-    # Texts are taken beside numbers, since a command line's parser knows one type for each argument.
+    # Texts are accepted as well as numbers, since a command line's parser has one type per argument.
     bipace_method: Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae"] = _setting(
         "method", "preset of bipace_kernels.Config; grpo keeps TRL's own advantages."
     )
     bipace_estimator: Literal["q_style", "diff_peer"] = _setting("estimator", "step term of method bipace.")
     bipace_epsilon: float | str | None = _setting(
         "epsilon",
-        "radius of the clusters; auto: chosen on the first training batch and kept; follow: moved at each; None: the embedder's.",
+        "radius of the clusters; auto: chosen on the first training batch; follow: adapted at each; None: the embedder's default.",
     )
-    bipace_ngram_epsilon: float = _setting("ngram_epsilon", "radius where n-grams of the observation are clustered.")
+    bipace_ngram_epsilon: float = _setting("ngram_epsilon", "radius for n-grams of the observation.")
     bipace_embedder: str = _setting(
         "embedder",
-        "auto, actor_hidden, ngram, identity or sentence:MODEL; auto: hidden states where the model has any.",
+        "auto, actor_hidden, ngram, identity or sentence:MODEL; auto: hidden states if the model gives any.",
     )
     bipace_layer: int | str | None = _setting("layer", "index into hidden_states, or 'block 16'.")
     bipace_action_key_mode: Literal["auto", "action_tag", "first_n", "text"] = _setting(
-        "action_key_mode", "what an action is; auto: a tool call or what stands between action tags."
+        "action_key_mode", "how actions are recognized; auto: a tool call or the text between action tags."
     )
     bipace_n_action_tokens: int = _setting("n_action_tokens", "tokens of an action key in mode first_n.")
     bipace_gamma: float = _setting("gamma", "discount of rewards from turn to turn.")
     bipace_step_weight: float = _setting("step_weight", "w in A_ep + w A_S.")
     bipace_gigpo_mode: Literal["mean_norm", "mean_std_norm"] | None = _setting("gigpo_mode", "verl-agent's modes.")
-    bipace_history_length: int | None = _setting("history_length", "observations behind a state, method hgpo.")
+    bipace_history_length: int | None = _setting("history_length", "earlier observations in a state, method hgpo.")
     bipace_length_weight_alpha: float | None = _setting("length_weight_alpha", "weight of depths, method hgpo.")
-    bipace_base_group: bool | None = _setting("base_group", "the episode term among the depths, method hgpo.")
-    bipace_value: Literal["group", "cluster", "kernel"] | None = _setting("value", "what V is, method gae.")
-    bipace_share: Literal["group", "batch", "memory"] | None = _setting("share", "what V is read from, method gae.")
+    bipace_base_group: bool | None = _setting("base_group", "whether the episode term counts as a depth, method hgpo.")
+    bipace_value: Literal["group", "cluster", "kernel"] | None = _setting("value", "kind of the value V, method gae.")
+    bipace_share: Literal["group", "batch", "memory"] | None = _setting(
+        "share", "records from which V is estimated, method gae."
+    )
     bipace_shrinkage: float | None = _setting("shrinkage", "shrinkage of cluster means, method gae.")
     bipace_kernel_width: float | None = _setting("kernel_width", "width of the kernel in cosine, method gae.")
-    bipace_kernel_time: float | None = _setting("kernel_time", "its width in steps, method gae; 0: none.")
+    bipace_kernel_time: float | None = _setting(
+        "kernel_time", "width of the kernel in steps, method gae; 0: no time term."
+    )
     bipace_kernel_noise: float | None = _setting("kernel_noise", "variance of returns about V, method gae.")
-    bipace_kernel_same: float | None = _setting("kernel_same", "what records of one prompt share, method gae.")
-    bipace_memory_rows: int = _setting("memory_rows", "records kept of the batches before, share memory.")
+    bipace_kernel_same: float | None = _setting("kernel_same", "covariance of records of one prompt, method gae.")
+    bipace_memory_rows: int = _setting("memory_rows", "records kept from earlier batches, share memory.")
     bipace_record_dir: str | None = _setting("record_dir", "folder for step records, which bipace report --html reads.")
-    bipace_record_every: int = _setting("record_every", "updates from one recorded batch to the next.")
+    bipace_record_every: int = _setting("record_every", "updates between recorded batches.")
     bipace_gae_lambda: float | None = _setting("gae_lambda", "λ, method gae.")
     bipace_episode_weight: float | None = _setting("episode_weight", "weight of A_ep.")
     bipace_step_norm: Literal["none", "std", "batch", "group"] | None = _setting(
         "step_norm", "whether the step term is divided by σ; in method gae by its root mean square."
     )
     bipace_episode_norm: Literal["std", "none"] | None = _setting(
-        "episode_norm", "whether A_ep is divided by σ; None: as scale_rewards says."
+        "episode_norm", "whether A_ep is divided by σ; None: from scale_rewards."
     )
-    bipace_episode_scope: Literal["trajectory", "step"] | None = _setting("episode_scope", "what μ and σ are over.")
+    bipace_episode_scope: Literal["trajectory", "step"] | None = _setting("episode_scope", "population of μ and σ.")
     bipace_lone_trajectory: Literal["zero", "raw"] | None = _setting("lone_trajectory", "A_ep of a group of one.")
     bipace_on_invalid: Literal["raise", "singleton"] = _setting("on_invalid", "what a bad row does.")
 

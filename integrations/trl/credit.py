@@ -1,4 +1,4 @@
-"""From a batch as GRPOTrainer holds it to step records, and from bipace_kernels.advantage() back to its tokens."""
+"""From a batch of GRPOTrainer to step records, and from bipace_kernels.advantage() back to its tokens."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Credit:
-    """What bipace_advantages() gives.
+    """The result of bipace_advantages().
 
-    advantages  [B, T] float32   on the tokens that the model wrote, 0 elsewhere
+    advantages  [B, T] float32   on the tokens that the model generated, 0 elsewhere
     metrics     floats by name, over the batch of all processes
     result      of bipace_kernels.advantage(), a row for each turn of this process
-    turns       whose they are
+    turns       the turns of these rows
     """
 
     advantages: Tensor
@@ -48,17 +48,17 @@ def bipace_advantages(
     hidden: Tensor | None = None,
     loop: ToolLoop | None = None,
 ) -> Credit:
-    """Per-token advantages of what _generate_and_score_completions(inputs) gives; changes nothing of it.
+    """Per-token advantages for the result of _generate_and_score_completions(inputs), which is not modified.
 
     trainer   the GRPOTrainer
-    inputs    [B] rows of this process, as they are after that call
+    inputs    [B] rows of this process after that call
     output    its result
-    rewards   [B of all processes, F]   what its _calculate_rewards() gave: already gathered
+    rewards   [B of all processes, F]   result of _calculate_rewards(), already gathered
     states    States(Settings(...), "bipace_"), the same one for all batches of a run
-    hidden    [n, D] hidden states of the turns, where a forward was tapped; None: an early exit runs where they are needed
-    loop      TRL's tool loop of this batch, where environments log or tools are called
+    hidden    [n, D] hidden states of the turns, if a forward was tapped; None: an early exit runs if they are needed
+    loop      TRL's tool loop of this batch, if environments log or tools are called
 
-    ValueError names what does not fit and the cure.  All processes call this together, and where one fails, all raise.
+    ValueError names what does not match and what to do.  All processes call this together; if one fails, all raise.
     """
     batch = prepare(trainer, inputs, output, rewards, states, hidden=hidden, loop=loop)
     if hidden is None and states.may_be_hidden and not batch.why:
@@ -68,13 +68,13 @@ def bipace_advantages(
 
 @dataclass(frozen=True)
 class Batch:
-    """The records of a batch, while its hidden states may not be there yet.
+    """The records of a batch whose hidden states may still be missing.
 
     turns     of this process
-    records   columns [n] of them, as advantage() takes them
-    texts     [n] observations where they are needed, else none
-    why       there are no hidden states, where there are none
-    several   whether there are other processes, which then do all this together
+    records   their columns [n], as for advantage()
+    texts     [n] observations if they are needed, else none
+    why       reason if there are no hidden states
+    several   whether there are several processes, which then do all this together
     """
 
     turns: Turns
@@ -84,7 +84,7 @@ class Batch:
     several: bool
 
     def credit(self, states: States, hidden: Tensor | None) -> Credit:
-        """With states [n, D] of the turns, or None where there are none."""
+        """With states [n, D] of the turns, or None."""
         run = bk.distributed.advantage if self.several else bk.advantage
         gather = of_all_processes if self.several else dict
         result, metrics = states.advantage(
@@ -110,7 +110,7 @@ def prepare(
 
 
 def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | None) -> Turns:
-    """Turns of a batch: runs of tokens that the model wrote, cut where a rollout_func says that another begins.
+    """Turns of a batch: runs of tokens that the model generated, cut where a rollout_func says that a turn begins.
 
     completion_mask  [B, T];  tool_mask  [B, T], or B lists of 0 and 1 no longer than T, or None;  starts  B lists, or None
     """
@@ -124,7 +124,7 @@ def _records(
     trainer: Any, inputs: Sequence[dict[str, Any]], output: dict[str, Any], rewards: Tensor, states: States,
     tapped: bool, loop: ToolLoop | None,
 ) -> tuple[Turns, dict[str, Any], list[Any], str]:  # fmt: skip
-    """Turns of this process, their ids, rewards and keys, their observations, and why there is nothing hidden."""
+    """Turns of this process, their ids, rewards and keys, their observations, and why there are no hidden states."""
     settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
     ids, tokenizer = output["completion_ids"], trainer.processing_class
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
@@ -134,8 +134,8 @@ def _records(
     b = turns.shape[0]
     if of_function and output.get("tool_mask") is None and len(turns) == b:
         warnings.warn(
-            "every rollout counts as one turn, for rollout_func returned no env_mask: return it, 0 on the tokens that others "
-            "wrote, if rollouts have several turns. Without turns there is no step to give credit to.",
+            "every rollout counts as one turn, since rollout_func returned no env_mask: return it, 0 on tokens that the model did "
+            "not generate, if rollouts have several turns. Without turns there are no steps to give credit to.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -146,7 +146,7 @@ def _records(
         )
     first = b * accelerator.process_index
     own = rewards[first : first + b].double().cpu()
-    total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as TRL has it
+    total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as in TRL
 
     said = Said(trainer, inputs, turns, loop)
     stepwise = said.by_turn("step_rewards")
@@ -196,7 +196,7 @@ def _texts(
     actions: Sequence[Any],
     some: Tensor,
 ) -> tuple[list[Any], list[Any]]:
-    """Observations and actions of some turns [k], whole rows: what rollouts give, else the text of the tokens."""
+    """Observations and actions of some turns [k], in whole rows: the rollouts' data, else the text of the tokens."""
     pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
     seen, done = texts_of(turns, some, [row[kept] for row, kept in pairs], output["completion_ids"].cpu(), tokenizer)
     for k, i in enumerate(some.tolist()):
@@ -206,10 +206,10 @@ def _texts(
 
 
 def _rewards(said: Said, stepwise: Any, total: Tensor, gamma: float) -> Tensor:
-    """[n] float64 r_t: what the entries of each turn add up to, else R(τ) at the last turn."""
+    """[n] float64 r_t: the sum of each turn's entries, else R(τ) at the last turn."""
     rewards = said.turns.on_last(total)
     for i, (row, entries) in enumerate(zip(said.turns.row.tolist(), said.flat(stepwise), strict=True)):
-        if entries is not None and row in said.masked:  # one record stands for all its turns
+        if entries is not None and row in said.masked:  # one record represents all its turns
             rewards[i] = sum(gamma**t * float(r) for t, of_turn in enumerate(stepwise[row]) for r in of_turn)
         elif entries is not None:
             rewards[i] = sum(map(float, entries))
@@ -227,7 +227,7 @@ def _calls(turns: Turns, loop: ToolLoop) -> list[str]:
 
 
 def _given_keys(said: Said, actions: Any, records: dict[str, Any]) -> dict[str, Tensor]:
-    """The keys of what rollouts give as actions; a turn without an entry keeps its own, but a last one has the empty action."""
+    """The keys of the rollouts' actions; a turn without an entry keeps its own key, but a last one has the empty action."""
     entries, last = said.flat(actions), said.turns.last.tolist()
     given = torch.tensor([e is not None and (bool(e) or end) for e, end in zip(entries, last, strict=True)])
     keys, _ = bk.action_keys(["\n".join(map(str, e or ())) for e in entries], mode="text")

@@ -1,4 +1,4 @@
-"""What rollouts say of their turns: fields that rollout_func returns, and lists that environments append to."""
+"""Per-turn data of rollouts: fields returned by rollout_func, and lists that environments append to."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _warned: set[str] = set()
 
 @dataclass
 class ToolLoop:
-    """One batch of TRL's own tool loop, as its trainer saw it go by.
+    """One batch of TRL's own tool loop, as observed by its trainer.
 
     lengths      [generations] of [B] {name: entries in the environment's list}, before each generation of a turn
-    completions  [B] lists of messages, or texts, as _calculate_rewards() gets them
+    completions  [B] lists of messages, or texts, as in _calculate_rewards()
     """
 
     lengths: list[list[dict[str, int]]] = field(default_factory=list)
@@ -33,26 +33,26 @@ class ToolLoop:
         self.lengths.append([{name: len(_log(e, name) or ()) for name in LOGS} for e in environments or ()])
 
     def calls(self, row: int) -> list[list[Any]]:
-        """[turns that the model wrote] tool calls of each."""
+        """[turns of the model] tool calls of each."""
         messages = self.completions[row]
         if isinstance(messages, str):
             return [[]]
         return [message.get("tool_calls") or [] for message in messages if message["role"] == "assistant"]
 
     def entries(self, row: int, name: str, log: Sequence[Any]) -> list[Entries]:
-        """Of each turn: what its calls appended; of observations, the last one before it."""
+        """The entries that each turn's calls appended; for observations, the last one before the turn."""
         begin = [generation[row][name] for generation in self.lengths[: len(self.calls(row))]]
         if any(i > j for i, j in zip(begin, [*begin[1:], len(log)], strict=True)):
-            raise ValueError("entries were taken out of it while the tool loop ran")
+            raise ValueError("entries were removed from it while the tool loop ran")
         if name == "observations":
             return [list(log[max(0, i - 1) : i]) for i in begin]
         return [list(log[i:j]) for i, j in zip(begin, [*begin[1:], len(log)], strict=True)]
 
 
 class Said:
-    """What the rollouts of a batch say, by name and turn.
+    """The data of a batch's rollouts, by name and turn.
 
-    misfits   {row: why its entries cannot be put to its turns}, filled by by_turn()
+    misfits   {row: why its entries do not match its turns}, filled by by_turn()
     """
 
     def __init__(self, trainer: Any, inputs: Sequence[dict[str, Any]], turns: Turns, loop: ToolLoop | None) -> None:
@@ -63,19 +63,19 @@ class Said:
         self.misfits: dict[int, str] = {}
 
     def truncated(self) -> list[Any]:
-        """[B] whether each rollout was cut off; None where nobody says."""
+        """[B] whether each rollout was cut off; None if unknown."""
         if self.of_function:
             return [row.get("truncated") for row in self.inputs]
         found = [getattr(environment, "truncated", None) for environment in self.environments] or [None] * len(
             self.inputs
         )
-        return [value if isinstance(value, bool) else None for value in found]  # a method of that name says nothing
+        return [value if isinstance(value, bool) else None for value in found]  # a method of that name is ignored
 
     def by_turn(self, name: str) -> list[list[Entries] | None] | None:
-        """[B] rows, each with a list of entries for each turn; None for a row that says nothing, and where none says anything.
+        """[B] rows, each with a list of entries for each turn; None for a row without entries, and if no row has any.
 
-        A list is empty where nothing was logged, and longer than one where several calls of the turn logged something.
-        A row without a token to train has its turns all the same.
+        A list is empty if nothing was logged, and longer than one if several calls of the turn logged something.
+        A row without a token to train also has its turns.
         """
         counts = self.turns.counts.tolist()
         given = [row.get(name) for row in self.inputs] if self.of_function else self._logs(name)
@@ -85,32 +85,32 @@ class Said:
         return [of_row(row, name, value, n) for row, (value, n) in enumerate(zip(given, counts, strict=True))]
 
     def flat(self, rows: list[list[Entries] | None] | None) -> list[Entries | None]:
-        """[n] entries of each turn out of by_turn(); None in a row that says nothing."""
+        """[n] entries of each turn from by_turn(); None in a row without entries."""
         found: list[Entries | None] = []
         for row, n in zip(rows or [None] * self.turns.shape[0], self.turns.counts.tolist(), strict=True):
             found += [None] * n if row is None else [*row, *([[]] * n)][:n]
         return found
 
     def _returned(self, row: int, name: str, value: Any, n: int) -> list[Entries] | None:
-        """Of rollout_func: one entry per turn, or in a row of one turn the entry itself."""
+        """For rollout_func: one entry per turn, or in a row of one turn the entry itself."""
         several = isinstance(value, (list, tuple, np.ndarray, torch.Tensor)) and np.ndim(value) > 0
         values = [] if value is None else list(value) if several else [value]
         if value is None or (row not in self.masked and len(values) != n):
             self.misfits.setdefault(
                 row,
                 f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a turn is a "
-                "run of ones in the env_mask of rollout_func, which must be 0 on what others wrote in between",
+                "run of ones in the env_mask of rollout_func, which must be 0 on the tokens in between",
             )
             return None
         return [[entry] for entry in values]
 
     def _logged(self, row: int, name: str, log: Sequence[Any] | None, n: int) -> list[Entries] | None:
-        """Of an environment: which turn made an entry is known from TRL's tool loop alone."""
+        """For an environment: only TRL's tool loop shows which turn made an entry."""
         if log is None:
             return None
         if self.loop is None:
             raise ValueError(
-                f"loop must be given to bipace_advantages() where environments log {name}, got None: call its begin_turn() before "
+                f"loop must be given to bipace_advantages() if environments log {name}, got None: call its begin_turn() before "
                 "each _generate_single_turn(), and keep the completions of _calculate_rewards() in it."
             )
         written = len(self.loop.calls(row))
@@ -119,18 +119,18 @@ class Said:
                 raise ValueError(f"TRL's tool loop has {written} messages of the model")
             return self.loop.entries(row, name, log)
         except ValueError as error:
-            self.misfits.setdefault(row, f"{name} of row {row} cannot be put to its {n} turns: {error}")
+            self.misfits.setdefault(row, f"{name} of row {row} does not match its {n} turns: {error}")
             return None
 
     def _logs(self, name: str) -> list[Sequence[Any] | None]:
-        """[B] lists of that name; None where there is none, or one that is no log: it had entries before the first turn."""
+        """[B] lists of that name; None if missing or not a log, i.e. with entries before the first turn."""
         begun = self.loop.lengths[0] if self.loop is not None and self.loop.lengths and name != "observations" else ()
         own = {type(e).__name__ for e, lengths in zip(self.environments, begun, strict=False) if lengths[name]}
         for kind in own:
             warn_once(
                 f"{kind}.{name}",
-                f"{kind}.{name} has entries before the first turn, so it is taken for an attribute of the environment's own and "
-                "is not read. A log begins empty in reset().",
+                f"{kind}.{name} has entries before the first turn, so it is treated as the environment's own attribute and not "
+                "read. A log must be empty after reset().",
             )
         found = [None if type(e).__name__ in own else _log(e, name) for e in self.environments]
         return found or [None] * len(self.inputs)
@@ -143,6 +143,6 @@ def warn_once(about: str, text: str) -> None:
 
 
 def _log(environment: Any, name: str) -> Sequence[Any] | None:
-    """A method, a space or a number of that name says nothing of turns."""
+    """A method, a space or a number of that name is not per-turn data."""
     value = getattr(environment, name, None)
     return value if isinstance(value, (list, tuple)) else None

@@ -1,4 +1,4 @@
-"""BiPACEGRPOTrainer: GRPOTrainer, with advantages per turn in place of one per completion."""
+"""BiPACEGRPOTrainer: GRPOTrainer with one advantage per turn instead of one per completion."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .credit import Batch, early_exit, prepare, turns_of
 from .rollouts import ToolLoop
 
 Tensor = torch.Tensor
-ROW = "bipace_row"  # [B] in a batch whose advantages wait for the loss's forward: where its rows, which TRL shuffles, stood
+ROW = "bipace_row"  # [B] in a batch whose advantages wait for the loss's forward: its rows' places before TRL's shuffle
 
 
 class _Watched:
-    """What passes by while the trainer makes one batch."""
+    """Data collected while the trainer makes one batch."""
 
     def __init__(self) -> None:
         self.loop = ToolLoop()
@@ -37,10 +37,10 @@ class _Watched:
 
 
 class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL has no types
-    """GRPOTrainer whose training batches carry BiPACE's advantages, [B, T], on the tokens that the model wrote.
+    """GRPOTrainer whose training batches have BiPACE's advantages, [B, T], on the tokens that the model generated.
 
-    args must be a BiPACEGRPOConfig.  All else is GRPOTrainer's own: rewards, loss, KL, evaluation (which keeps TRL's
-    advantages); with bipace_method="grpo" nothing is changed at all.  docs/trl.md
+    args must be a BiPACEGRPOConfig.  Everything else is as in GRPOTrainer: rewards, loss, KL, evaluation (which keeps TRL's
+    advantages); with bipace_method="grpo" nothing changes.  docs/trl.md
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -56,8 +56,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         if why and self.args.bipace_embedder == "actor_hidden":
             raise self._bipace.no_hidden(why)
         self._bipace_taps = self._bipace.may_be_hidden and not why
-        # Where a batch is learned from once and as a whole, and no forward gives old log-probs, the loss's own forward has the
-        # states.  Dropout would be noise in them.
+        # If a batch is used once and as a whole, and no forward gives old log-probs, the loss's own forward has the states.
+        # Dropout would add noise to them.
         vllm = self.use_vllm and getattr(self, "vllm_importance_sampling_correction", True)
         once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm
         dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.model.modules())
@@ -65,8 +65,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_waits = (
             self._bipace_taps and once and not dropout and not getattr(self.args, "use_liger_kernel", False)
         )
-        self._bipace_waiting: Any = None  # Batch: its hidden states are to come
-        self._bipace_loss: dict[str, Any] | None = None  # what _compute_loss() is given, until its forward runs
+        self._bipace_waiting: Any = None  # Batch whose hidden states are still missing
+        self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if self._bipace.settings.method == "grpo" or not self.model.training:
@@ -77,8 +77,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
             self._bipace_watched = None
-        # The first forward was the policy's own only if there are old log-probs: else it was a reference's, which PEFT runs
-        # through the same model.
+        # The first forward was the policy's only if there are old log-probs: else it was a reference's, which PEFT runs through
+        # the same model.
         hidden = watched.hidden if "old_per_token_logps" in output else None
         waits = hidden is None and self._bipace_waits
         batch = prepare(
@@ -88,9 +88,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             self._bipace_waiting = batch
             device = output["completion_ids"].device
             output[ROW] = torch.arange(batch.turns.shape[0], device=device)
-            output["advantages"] = torch.full(
-                batch.turns.shape, torch.nan, device=device
-            )  # whoever reads them now is wrong
+            output["advantages"] = torch.full(batch.turns.shape, torch.nan, device=device)  # they must not be read yet
             return output
         if hidden is None and self._bipace.may_be_hidden and not batch.why:
             hidden = early_exit(self, output, batch.turns, self._bipace.settings.layer)
@@ -112,8 +110,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             waited, self._bipace_loss = self._bipace_loss, None
         if waited is not None:
             raise RuntimeError(
-                "_compute_loss() ran no forward through _get_per_token_logps_and_entropies(), and the hidden states were to "
-                "come from it: set bipace_embedder to ngram, or let your _compute_loss() call it."
+                "_compute_loss() ran no forward through _get_per_token_logps_and_entropies(), from which the hidden states are "
+                "taken: set bipace_embedder to ngram, or let your _compute_loss() call it."
             )
         return loss
 
@@ -158,7 +156,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         return found
 
     def _bipace_tapped(self, model: Any, places: Positions, run: Any) -> tuple[Any, Tensor]:
-        """What a forward gives, and the hidden states there."""
+        """The result of a forward, and its hidden states."""
         with bk.hidden.tap(model, self._bipace.settings.layer, positions=places) as tapped:
             found = run()
         return found, tapped.rows()

@@ -1,4 +1,4 @@
-"""verl's RayPPOTrainer with BiPACE: hidden states kept from the log-probs' output, rows read from the DataProto."""
+"""verl's RayPPOTrainer with BiPACE: hidden states from the output of log-probs, rows from the DataProto."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .._rollout_rows import RolloutRows, require
 from . import estimator
 from .estimator import EXTRA, HIDDEN, NAME
 
-ROW = "bipace_row"  # number of a row before _balance_batch moves it; no two batches of a process share one
+ROW = "bipace_row"  # number of a row before _balance_batch moves it, unique over the batches of a process
 _next_number = itertools.count().__next__
-_trainer: Any = None  # the one of this process, which compute_advantage(), being a function, does not know
+_trainer: Any = None  # of this process, for compute_advantage(), which is a function
 
 
 class Trainer(estimator.Trainer):
-    """Mixin of RayPPOTrainer.  bipace_hidden: states of the batch's rows by their numbers, since others may move rows."""
+    """Mixin of RayPPOTrainer.  bipace_hidden: states of the batch's rows by their numbers, since rows may be moved."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         global _trainer
@@ -36,7 +36,7 @@ class Trainer(estimator.Trainer):
         return super()._balance_batch(batch, *args, **kwargs)  # type: ignore[misc]
 
     def _compute_old_log_prob(self, batch: Any) -> Any:
-        """verl's own, which drops what it does not know of the workers' output: the states are taken before."""
+        """verl's own, which drops unknown fields of the workers' output: the states are taken before."""
 
         def compute_log_prob(inner: Any, data: Any) -> Any:
             return self.ask(inner, data, batch)
@@ -45,7 +45,7 @@ class Trainer(estimator.Trainer):
             return super()._compute_old_log_prob(batch)  # type: ignore[misc]
 
     def ask(self, compute_log_prob: Any, data: Any, batch: Any) -> Any:
-        """The output of compute_log_prob(data), and what it gives of the batch's states kept."""
+        """The output of compute_log_prob(data), whose states are kept."""
         if self.bipace is not None and self.bipace.request:
             tu.assign_non_tensor(data, **{NAME: self.bipace.request})
         output = compute_log_prob(data)
@@ -54,9 +54,9 @@ class Trainer(estimator.Trainer):
         return output
 
     def states_of(self, data: Any) -> list[torch.Tensor] | None:
-        """Those kept, in the order of the rows, and no longer kept."""
+        """Returns the kept states in the order of the rows, and forgets them."""
         bipace = self.bipace
-        if bipace is not None and bipace.bypass and bipace.request:  # verl took the rollout's log-probs
+        if bipace is not None and bipace.bypass and bipace.request:  # verl used the rollout's log-probs
             ids = left_right_2_no_padding(data.to_tensordict())
             tu.assign_non_tensor(ids, calculate_entropy=False, compute_loss=False)
             self.ask(self.actor_rollout_wg.compute_log_prob, ids, data)
@@ -64,14 +64,14 @@ class Trainer(estimator.Trainer):
         numbers = data.non_tensor_batch.get(ROW, ())
         if kept and (len(numbers) != len(data) or not set(numbers) <= set(kept)):
             raise ValueError(
-                f"{HIDDEN} came for {len(kept)} rows, and the batch has {len(data)} with other numbers ({ROW}): "
-                "compute_advantage() takes rows of the batch that _compute_old_log_prob() was last called with."
+                f"{HIDDEN} came for {len(kept)} rows, but the batch has {len(data)} with other numbers ({ROW}): "
+                "compute_advantage() needs rows of the batch of the last call of _compute_old_log_prob()."
             )
         return [kept[i] for i in numbers] if kept else None
 
 
 def numbers_of(batch: Any) -> Any:
-    """The rows' numbers [B], given here to a batch that has none."""
+    """The rows' numbers [B], assigned here to a batch without them."""
     if ROW not in batch.non_tensor_batch:
         batch.non_tensor_batch[ROW] = np.array([_next_number() for _ in range(len(batch))], dtype=object)
     return batch.non_tensor_batch[ROW]
@@ -83,7 +83,7 @@ def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> RolloutRows:
     several = "traj_uid" in given
     require(
         ("response_mask", "uid", "step") if several else ("response_mask", "uid"), {*tensors.keys(), *given},
-        "response_mask is 1 on tokens that the model wrote, uid one id for all rollouts of a prompt, step the number of a row "
+        "response_mask is 1 on tokens that the model generated, uid one id for all rollouts of a prompt, step the number of a row "
         "among those of its traj_uid",
     )  # fmt: skip
 
@@ -105,7 +105,7 @@ def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> RolloutRows:
 
 
 def compute_advantage(inner: Any, data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
-    """verl's own, with the rows handed over to the estimator; a trainer of v1 has done so already."""
+    """verl's own, with the rows passed to the estimator; a v1 trainer has already done so."""
     if adv_estimator != NAME or estimator.job.get() is not None or _trainer is None:
         return inner(data, adv_estimator, *args, **kwargs)
     rows = rows_of(data, _trainer.states_of(data))
@@ -119,7 +119,7 @@ def compute_data_metrics(inner: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def join() -> None:
-    """Puts the mixin before verl's trainer, under its name, and the functions in the place of those that they call."""
+    """Puts the mixin before verl's trainer, under its name, and replaces the functions."""
     _replace.replace(ray_trainer, compute_advantage, compute_data_metrics)
     stock = ray_trainer.RayPPOTrainer
     ray_trainer.RayPPOTrainer = type(stock.__name__, (Trainer, stock), {"__module__": stock.__module__})

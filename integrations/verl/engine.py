@@ -1,6 +1,6 @@
 """verl's FSDP engine, with a tap on the log-prob forward: the hidden state before each turn comes back beside log_probs.
 
-The driver asks for it in the batch; no other forward (training, reference) carries that, and so none is tapped.
+The driver requests it in the batch; other forwards (training, reference) carry no request, and are not tapped.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def turns_of(batch: Any) -> Positions:
     """The token before each turn of packed rows, as columns of their own sequence; one for a row without a turn."""
     if "response_mask" not in batch:
         raise ValueError(
-            "response_mask must come with the batch of compute_log_prob, which marks the turns, but there are "
+            "response_mask must come with the batch of compute_log_prob, to mark the turns, but the batch has only "
             f"{', '.join(sorted(map(str, batch.keys())))}; let the agent loop give AgentLoopOutput.response_mask."
         )
     mask, length = batch["response_mask"].cpu(), batch["input_ids"].offsets().diff().cpu()
     if mask.is_nested:
         response, mask = mask.offsets().diff(), mask.to_padded_tensor(0)
-    else:  # v0 pads; this is how much of a response is there
+    else:  # v0 pads; the length of each response
         response = batch["attention_mask"][:, -mask.shape[1] :].sum(1).cpu()
     return Turns.of(mask).positions(length - response)
 
@@ -61,7 +61,7 @@ def labels_of(states: Tensor, ids: Tensor, process_group: Any, **settings: Any) 
 
 
 class FSDPEngineKeepingStates(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """The engine with HIDDEN, [turns, D] of each row, or LABELS in the output of a forward that asks for it."""
+    """The engine with HIDDEN, [turns, D] of each row, or LABELS in the output of a forward that requests it."""
 
     _tapped: Tap | None = None
     _early = False
@@ -75,8 +75,8 @@ class FSDPEngineKeepingStates(FSDPEngineWithLMHead):  # type: ignore[misc]
         if early and option("use_fused_kernels"):
             raise no_hidden(
                 WHERE,
-                "rollout_correction.bypass_mode leaves only a forward that ends before the head, and fused kernels need the head "
-                "(actor_rollout_ref.model.use_fused_kernels=False goes without them)",
+                "rollout_correction.bypass_mode leaves only a forward that ends before the head, but fused kernels need the head "
+                "(disable them by actor_rollout_ref.model.use_fused_kernels=False)",
             )
         tapped = tap_of(self.module, asked["layer"], f"{WHERE}layer")
         (kept,) = tapped.layers
@@ -111,7 +111,7 @@ class FSDPEngineKeepingStates(FSDPEngineWithLMHead):  # type: ignore[misc]
 
 
 def join() -> None:
-    """Registers the engine for vendors of whom nobody has registered another."""
+    """Registers the engine for vendors without another registered engine."""
     for device, vendor in (("cuda", "nvidia"), ("cuda", "amd"), ("npu", "huawei")):
         for backend in ("fsdp", "fsdp2"):
             if (device, vendor) not in EngineRegistry._engines["language_model"][backend]:

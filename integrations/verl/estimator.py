@@ -1,7 +1,7 @@
-"""verl's estimator "bipace", and what a training run keeps of it.
+"""verl's estimator "bipace", and its state during a training run.
 
-verl gives an estimator token rewards, a mask and uids.  The rows behind them the trainer hands over for the time of the
-call, and verl does all that stands around it as ever: KL in the reward, rollout correction, writing the results.
+verl gives an estimator token rewards, a mask and uids.  The trainer provides the rows for the duration of the call;
+everything else is done by verl as usual: KL in the reward, rollout correction, writing the results.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from .._versions import check_version
 Tensor = torch.Tensor
 Job = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NAME, WHERE = "bipace", "algorithm.bipace."
-HIDDEN, LABELS, IDS = "bipace_hidden", "bipace_labels", "bipace_ids"  # what workers give beside log_probs, and need
+HIDDEN, LABELS, IDS = "bipace_hidden", "bipace_labels", "bipace_ids"  # additional outputs and inputs of workers
 EXTRA = ("observation", "step_rewards", "truncated")  # what agent loops may return in extra_fields
 NO_STATES = (
-    f"compute_log_prob gave no {HIDDEN}; bipace-kernels must be installed on every node, and verl.plugins not be off"
+    f"compute_log_prob gave no {HIDDEN}; bipace-kernels must be installed on every node, and verl.plugins enabled"
 )
 
 job: ContextVar[Job | None] = ContextVar(NAME, default=None)
 
 
 def estimate(token_level_rewards: Tensor, response_mask: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
-    """What stands in verl's registry under NAME."""
+    """The entry NAME of verl's registry."""
     run = job.get()
     if run is None:
         raise RuntimeError(
-            "algorithm.adv_estimator=bipace needs turns and states, and this trainer hands none over: take trainer.v1.trainer_mode "
+            "algorithm.adv_estimator=bipace needs turns and states, and this trainer hands none over: use trainer.v1.trainer_mode "
             "sync, colocate_async or separate_async, or put bipace_kernels.integrations.verl.trainer_v1.Trainer before your own."
         )
     return run(token_level_rewards, response_mask)
@@ -50,7 +50,7 @@ def join() -> None:
 
 
 def settings_of(algorithm: Any) -> Settings:
-    """From algorithm.bipace.  Its gamma, else algorithm.gamma where that is not verl's default 1.0, else the paper's; its
+    """From algorithm.bipace.  Its gamma, else algorithm.gamma unless that is verl's default 1.0, else the paper's; its
     gae_lambda, for method gae, else algorithm.lam likewise."""
     given = {key: value for key, value in (algorithm.get(NAME) or {}).items()
              if key != "cluster_on" and value is not None}  # fmt: skip
@@ -67,8 +67,8 @@ def settings_of(algorithm: Any) -> Settings:
 class Bipace:
     """The estimator of one training run: settings, states, and the metrics of its last batch.
 
-    why          there are no hidden states; empty: the log-prob forward gives them
-    bypass       verl runs no log-prob forward; one that ends early takes its place
+    why          reason if there are no hidden states; empty: the log-prob forward gives them
+    bypass       verl runs no log-prob forward; one that ends early replaces it
     on_workers   states stay on the workers, which cluster them; else they come to the driver
     """
 
@@ -80,26 +80,26 @@ class Bipace:
         self.metrics: dict[str, float] = {}
         if n < 2:
             raise ValueError(
-                f"actor_rollout_ref.rollout.n must be at least 2 for algorithm.adv_estimator=bipace, got {n}: a prompt's only "
-                "rollout has nothing to be compared with."
+                f"actor_rollout_ref.rollout.n must be at least 2 for algorithm.adv_estimator=bipace, got {n}: a single "
+                "rollout of a prompt has nothing to be compared with."
             )
         place = (config.algorithm.get(NAME) or {}).get("cluster_on", "driver")
         if place not in ("driver", "workers") or (place == "workers" and not config.trainer.use_v1):
             raise ValueError(f"{WHERE}cluster_on must be driver, or workers with trainer.use_v1=True, got {place!r}.")
         if place == "workers" and self.settings.method == "gae":
             raise ValueError(
-                f"{WHERE}cluster_on=workers makes clusters, and method=gae reads its value on the driver: set cluster_on=driver."
+                f"{WHERE}cluster_on=workers makes clusters, but method=gae computes its value on the driver: set cluster_on=driver."
             )
         if place == "workers" and self.settings.epsilon == "follow":
             raise ValueError(
-                f"{WHERE}cluster_on=workers leaves states on the workers, and epsilon=follow reads them on the driver at each "
+                f"{WHERE}cluster_on=workers leaves states on the workers, but epsilon=follow reads them on the driver at each "
                 "step: set cluster_on=driver, or epsilon=auto."
             )
         self.on_workers = place == "workers"
         self.why = ""
         self.bypass = bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
         if actor.strategy not in ("fsdp", "fsdp2"):
-            self.why = f"actor_rollout_ref.actor.strategy={actor.strategy} gives none, fsdp and fsdp2 do"
+            self.why = f"actor_rollout_ref.actor.strategy={actor.strategy} gives none, only fsdp and fsdp2 do"
             if self.states.may_be_hidden and self.settings.embedder == "actor_hidden":
                 raise self.states.no_hidden(self.why)
         elif self.bypass and self.settings.embedder == "auto":
@@ -107,7 +107,7 @@ class Bipace:
 
     @property
     def request(self) -> dict[str, Any]:
-        """What goes with a batch to compute_log_prob, under NAME, so that states come back; empty where none are wanted."""
+        """The request for states, sent with a batch to compute_log_prob under NAME; empty if none are needed."""
         if self.why or not self.states.may_be_hidden:
             return {}
         request: dict[str, Any] = {"layer": self.settings.layer, "early_exit": self.bypass}
@@ -117,7 +117,7 @@ class Bipace:
 
     @contextmanager
     def handed_over(self, rows: RolloutRows, tokenizer: Any, update: int = 0) -> Iterator[None]:
-        """Inside, the estimator works on these rows of an update, by its number in the run."""
+        """Inside this block, the estimator works on these rows of an update, given its number in the run."""
         token = job.set(partial(self._run, rows, tokenizer, update))
         try:
             yield
@@ -134,7 +134,7 @@ class Bipace:
 
 
 class Trainer:
-    """Mixin to stand before a trainer of verl; for any other adv_estimator it only passes calls on.  bipace: the run's, or None"""
+    """Mixin before a trainer of verl; for any other adv_estimator it only forwards calls.  bipace: the run's, or None"""
 
     config: Any
     tokenizer: Any

@@ -1,6 +1,6 @@
-"""The entry point in the group `verl.plugins`: joins verl's modules when, and only when, verl imports them itself.
+"""The entry point in the group `verl.plugins`: extends verl's modules once verl itself imports them.
 
-verl loads its plugins in every process, rollout workers too, so this file imports nothing of verl.
+verl loads its plugins in every process, including rollout workers, so this file does not import verl.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 
 from ..._when_imported import when_imported
 
-# verl's module -> the one of ours whose join() adds to it
+# verl's module -> our module whose join() extends it
 JOINS = {
     "verl.trainer.ppo.core_algos": "estimator",
     "verl.trainer.ppo.ray_trainer": "driver_v0",
@@ -22,13 +22,13 @@ JOINS = {
 
 
 def load(name: str, ours: str) -> None:
-    """Imports ours, which then joins.  A release of verl that lacks a part we join to is a warning, and still trains."""
+    """Imports our module and calls join().  A release of verl without the needed parts gives a warning, and still trains."""
     try:
         importlib.import_module(ours)
     except (ImportError, AttributeError) as error:
         warnings.warn(
             f"bipace_kernels could not join {name}: {error}. algorithm.adv_estimator=bipace will not work with this release "
-            "of verl; docs/verl.md names those that were run.",
+            "of verl; docs/verl.md names the tested ones.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -41,4 +41,4 @@ def join(ours: str) -> None:
 for _name, _module in JOINS.items():
     _ours = f"{__package__}.{_module}"
     when_imported(_name, partial(load, _name, _ours))
-    when_imported(_ours, partial(join, _ours))  # not before all of it is there, whichever comes first
+    when_imported(_ours, partial(join, _ours))  # only once all modules are imported, in any order

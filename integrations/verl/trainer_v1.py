@@ -1,4 +1,4 @@
-"""verl's v1 trainers with BiPACE: hidden states asked for with the log-probs, rows read from TransferQueue."""
+"""verl's v1 trainers with BiPACE: hidden states requested with the log-probs, rows read from TransferQueue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows_of(batch: Any) -> RolloutRows:
     require(
         needed,
         data.keys(),
-        "agent loops give response_mask and responses by AgentLoopOutput, and rm_scores by its reward_score",
+        "agent loops return response_mask and responses in AgentLoopOutput, and rm_scores by its reward_score",
     )
     dense = data.select(*needed).to_padded_tensor()
     fields = data.pop("extra_fields").tolist() if "extra_fields" in data else []
@@ -48,7 +48,7 @@ def rows_of(batch: Any) -> RolloutRows:
 
 
 class Trainer(estimator.Trainer):
-    """Mixin to stand before a PPOTrainer."""
+    """Mixin before a PPOTrainer."""
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         run, request = super()._compute_old_log_prob, {} if self.bipace is None else self.bipace.request  # type: ignore[misc]
@@ -62,7 +62,7 @@ class Trainer(estimator.Trainer):
             tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
             batch.fields = batch.fields and [*batch.fields, IDS]
         try:
-            if request["early_exit"]:  # verl takes the rollout's log-probs: a forward only for the states
+            if request["early_exit"]:  # verl uses the rollout's log-probs: a forward only for the states
                 temperature = self.config.actor_rollout_ref.rollout.temperature
                 batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
                 self.actor_rollout_wg.compute_log_prob(batch)
@@ -82,7 +82,7 @@ class Trainer(estimator.Trainer):
 
 
 def without(batch: Any) -> Any:
-    """The batch for the forwards that follow: they tap nothing, and nobody sends them the states."""
+    """The batch for later forwards, without the request and the states."""
     (batch.extra_info or {}).pop(NAME, None)
     batch.fields = batch.fields and [name for name in batch.fields if name not in (HIDDEN, LABELS, IDS)]
     return batch

@@ -1,4 +1,4 @@
-"""BiPACE in verl-agent: the paper's configuration keys, adv_estimator=gigpo as it is (docs/verl_agent.md)."""
+"""BiPACE in verl-agent: the paper's configuration keys under adv_estimator=gigpo (docs/verl_agent.md)."""
 
 from .launch import attach
 from .settings import Settings

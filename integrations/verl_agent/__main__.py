@@ -1,4 +1,4 @@
-"""python -m bipace_kernels.integrations.verl_agent ARGUMENTS: those of verl-agent's main (launch.py).  Run it where that is run."""
+"""python -m bipace_kernels.integrations.verl_agent ARGUMENTS: those of verl-agent's main (launch.py), run in its folder."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""verl-agent's batch (a DataProto, one row per environment step) in the estimator's words, and back."""
+"""verl-agent's batch (a DataProto, one row per environment step) as step records, and back."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .._states import States, metrics_of
 from .._turns import keys_of
 from .settings import WHERE, Settings
 
-IDS = "bipace_ids"  # [N, 3] int64: prompt group, trajectory, step; no two batches of a process share a number
+IDS = "bipace_ids"  # [N, 3] int64: prompt group, trajectory, step; unique over the batches of a process
 HIDDEN, HIDDEN_IDS = "bipace_hidden", "bipace_hidden_ids"  # [N, D] states, and the ids of the rows they were read from
 LAYER = "bipace_layer"  # in meta_info: asks the workers for hidden states
 _next_id = itertools.count().__next__
 
 
 def mark(batch: Any, settings: Settings) -> None:
-    """Numbers the rows while they still stand in order of time and none is a copy; verl-agent stores no step number."""
+    """Numbers the rows while they are in order of time and none is a copy; verl-agent stores no step number."""
     known: tuple[dict[Any, int], ...] = (defaultdict(_next_id), defaultdict(_next_id))
     names = zip(batch.non_tensor_batch["uid"].tolist(), batch.non_tensor_batch["traj_uid"].tolist(), strict=True)
     steps: dict[Any, Any] = defaultdict(itertools.count)
@@ -47,8 +47,8 @@ def write_advantages(
         A_i = A_ep(i) + w · A_S(i),    A_ep of token_level_rewards.sum(-1), A_S of step_rewards; HGPO: its aggregate
 
     The invalid-action penalty and the KL reward make the score differ between the rows of one trajectory, and verl-agent
-    takes mean and σ over rows: so to the episode term each row is a rollout of its own.
-    Nothing is written before all of it is computed.  What mark() and the workers added is taken out again.
+    takes mean and σ over rows: so in the episode term each row counts as a rollout.
+    Nothing is written before everything is computed.  The fields added by mark() and the workers are removed.
     """
     if IDS not in data.batch:
         raise ValueError(
@@ -59,7 +59,7 @@ def write_advantages(
     group, trajectory, step = data.batch[IDS].unbind(1)
     copy = torch.unique(data.batch[IDS], dim=0, return_inverse=True)[1]
     everyone = torch.arange(len(copy))
-    # Copies may have other log-probabilities, by rounding, and so another KL: the first one's values hold for all.
+    # Copies may have other log-probabilities, by rounding, and so another KL: all copies get the first one's values.
     rows = everyone.scatter_reduce(0, copy, everyone, "amin", include_self=False)[copy]
     score, returns = data.batch["token_level_rewards"].sum(-1)[rows], data.batch["step_rewards"][rows]
     spoilt = torch.isin(trajectory, trajectory[~((score.abs() <= 1e37) & (returns.abs() <= 1e37))])
@@ -138,7 +138,7 @@ def texts(data: Any, tokenizer: Any, rows: torch.Tensor) -> tuple[list[Any], lis
 
 
 def _rewards(data: Any, settings: Settings) -> torch.Tensor:
-    """[N] float64 r_t of gae: the environment's reward, less the penalty of an invalid action and the row's KL in the reward."""
+    """[N] float64 r_t of gae: the environment's reward, minus the invalid-action penalty and the row's KL in the reward."""
     fields = data.non_tensor_batch
     rewards, valid = (torch.from_numpy(fields[k].astype(np.float64)) for k in ("rewards", "is_action_valid"))
     kl = (data.batch["token_level_rewards"].double() - data.batch["token_level_scores"].double()).sum(-1)
@@ -148,11 +148,11 @@ def _rewards(data: Any, settings: Settings) -> torch.Tensor:
 def _hidden(data: Any) -> Any:
     if HIDDEN not in data.batch:
         raise ValueError(
-            f"the batch has no {HIDDEN}: compute_log_prob() of its workers read no hidden states. Start the training by "
+            f"the batch has no {HIDDEN}: compute_log_prob() of its workers took no hidden states. Start the training by "
             f"python -m bipace_kernels.integrations.verl_agent, or set {WHERE}bisim_embedder=ngram."
         )
     if not torch.equal(data.batch[HIDDEN_IDS], data.batch[IDS]):
         raise ValueError(
-            f"{HIDDEN} holds hidden states of other rows than the batch: unite a batch with the log-probabilities of its own rows."
+            f"{HIDDEN} holds hidden states of other rows than the batch: use the log-probabilities of the batch's own rows."
         )
     return data.batch[HIDDEN]

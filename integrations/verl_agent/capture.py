@@ -1,4 +1,4 @@
-"""Hidden states out of the forward that a worker runs for its log-probabilities."""
+"""Hidden states from the forward that a worker runs for its log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .settings import WHERE
 
 
 def log_prob(worker: Any, inner: Callable[[Any], Any], data: Any) -> Any:
-    """inner(data), a worker's compute_log_prob(), with the rows' hidden states in its output where the batch asks for them.
+    """inner(data), a worker's compute_log_prob(), with the rows' hidden states in its output if the batch requests them.
 
-    States stand behind the log-probabilities, as further columns, while the actor brings those into the batch's order.
+    States are appended to the log-probabilities as further columns, so that the actor restores the batch's order.
     """
     layer = data.meta_info.get(LAYER)
     if layer is None or data.meta_info.get(
         "is_lora", False
-    ):  # that is LoRA's reference: the same worker, its adapter off
+    ):  # LoRA's reference: the same worker with its adapter disabled
         return inner(data)
     actor, mesh = worker.actor, worker.ulysses_sharding_manager.device_mesh
     group = None if mesh is None else mesh["sp"].get_group()
@@ -36,7 +36,7 @@ def log_prob(worker: Any, inner: Callable[[Any], Any], data: Any) -> Any:
         dtypes[:] = log_probs.dtype, rows.dtype
         return entropy, torch.cat([log_probs, rows], 1)
 
-    ids, width = data.batch[IDS], data.batch["responses"].shape[1]  # before Ulysses gathers those of the other ranks
+    ids, width = data.batch[IDS], data.batch["responses"].shape[1]  # before Ulysses gathers the other ranks' states
     with tapped, replaced(actor, _forward_micro_batch):
         output = inner(data)
     both = output.batch["old_log_probs"]
@@ -52,7 +52,7 @@ def expect_last(tapped: hidden.Tap, micro_batch: Any, packed: bool, group: Any) 
         return expect(tapped, attended.shape[1] - length - 1)
     if group is not None and "multi_modal_inputs" in micro_batch:
         raise ValueError(
-            "images under Ulysses are cut behind the embedding, where no hidden states are read: set "
+            "images under Ulysses are sliced after the embedding, where no hidden states can be taken: set "
             "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1 or algorithm.gigpo.bisim_embedder=ngram."
         )
     ends = attended.sum(1).cumsum(0)

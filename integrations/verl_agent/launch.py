@@ -21,7 +21,7 @@ CONFIG = Path(__file__).with_name("config")
 
 
 def added(*searchpaths: str) -> list[str]:
-    """Arguments before the user's own: where recipes and verl-agent's own configurations are, and BiPACE's keys.
+    """Arguments before the user's: folders of recipes and of verl-agent's configurations, and BiPACE's keys.
 
     searchpaths   the user's own hydra.searchpath=[...], whose folders come first; Hydra reads only one such argument
     """
@@ -38,7 +38,7 @@ def added(*searchpaths: str) -> list[str]:
 
 
 def attach(trainer: Any, settings: Settings | None) -> None:
-    """Lets fit() of a RayPPOTrainer class use BiPACE, in the process that will run it; without settings it is left as it is."""
+    """Makes fit() of a RayPPOTrainer class use BiPACE, in the process that runs it; without settings nothing changes."""
     if settings is None:
         return
     module, name = sys.modules[trainer.__module__], "core_gigpo" if settings.hgpo is None else "core_hgpo"
@@ -75,7 +75,7 @@ def attach(trainer: Any, settings: Settings | None) -> None:
 
 
 def keep(trainer: Any, states: States) -> None:
-    """Lets checkpoints of the trainer class carry what the states keep."""
+    """Includes the states' choices and memory in checkpoints of the trainer class."""
 
     def _save_checkpoint(inner: Any, self: Any) -> Any:
         states.save(file_of(self))
@@ -91,7 +91,7 @@ def keep(trainer: Any, states: States) -> None:
 
 
 class Runner:
-    """verl-agent's TaskRunner where Ray runs it in a process of its own: that process is prepared first."""
+    """verl-agent's TaskRunner as a Ray actor: prepares its process first."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -103,14 +103,14 @@ class Runner:
 
 
 def prepare(main: Any, settings: Settings | None) -> None:
-    """Readies this process for main.TaskRunner().run(); does nothing where nothing is asked for."""
+    """Prepares this process for main.TaskRunner().run(); does nothing if BiPACE is not configured."""
     attach(main.RayPPOTrainer, settings)
     if settings is not None and settings.needs_hidden:
         importlib.import_module(".worker", __package__).install()
 
 
 def run_ppo(main: Any, inner: Any, config: Any) -> None:
-    """main.run_ppo(config), prepared; settings that make no sense stop it here, before anything is loaded."""
+    """main.run_ppo(config), prepared; invalid settings raise here, before anything is loaded."""
     settings = Settings.of(config)
     if settings is not None and hasattr(main.TaskRunner, "__ray_metadata__"):
         runner = importlib.import_module("ray").remote(num_cpus=1)(Runner)
@@ -125,9 +125,9 @@ def main(argv: list[str]) -> None:
     entry: Any = importlib.import_module("recipe.hgpo.main_hgpo" if hgpo else "verl.trainer.main_ppo")
     searchpaths = [a for a in argv if a.startswith("hydra.searchpath=")]
     argv = [a for a in argv if a not in searchpaths]
-    # Beside the user's own overrides: argparse refuses those behind a flag (--cfg job) if others stand before it.
+    # Next to the user's own overrides: argparse refuses overrides after a flag (--cfg job) if others precede it.
     at = next((i for i, a in enumerate(argv) if "=" in a and not a.startswith("-")), len(argv))
-    # verl-agent's folders of configurations are no packages, so hydra finds them only for scripts; a user's own wins.
+    # verl-agent's configuration folders are not packages, so Hydra only finds them for scripts; the user's takes precedence.
     where = f"--config-path={Path(entry.__file__).parent / 'config'}"
     sys.argv = [sys.argv[0], where, *argv[:at], *added(*searchpaths), *argv[at:]]
     entry.run_ppo = partial(run_ppo, entry, entry.run_ppo)

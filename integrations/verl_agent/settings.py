@@ -1,4 +1,4 @@
-"""The paper's configuration keys, below `algorithm.gigpo`, and the estimator's configuration that they mean."""
+"""The paper's configuration keys, under `algorithm.gigpo`, and the corresponding configuration of the estimator."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BIPACE = tuple(f"bipace_{name}" for name in ("method", "gamma", *OF_GAE, "memory
 
 @dataclass(frozen=True)
 class Settings:
-    """What verl-agent's configuration says: fields are the keys of docs/verl_agent.md, and ValueError names them."""
+    """verl-agent's configuration: fields are the keys of docs/verl_agent.md, and ValueError names them."""
 
     bisim_grouping: bool = False
     bisim_embedder: Literal["actor_hidden", "ngram", "identity"] = "actor_hidden"
     bisim_layer: int | str = -8
-    bisim_eps: float | Literal["auto", "follow"] | None = None  # the embedder's own
-    bisim_duplicates: Literal["once", "count"] = "once"  # of rows that fill up the batch, which verl-agent counts
+    bisim_eps: float | Literal["auto", "follow"] | None = None  # the embedder's default
+    bisim_duplicates: Literal["once", "count"] = "once"  # of rows that pad the batch, which verl-agent counts
     bisim_on_invalid: Literal["singleton", "raise"] = "singleton"
     cacb_enabled: bool = False
     cacb_n_action_tokens: int = 8
@@ -33,12 +33,12 @@ class Settings:
     step_advantage_w: float = 1.0
     bipace_episode_scope: Literal["step", "trajectory"] = "step"  # what mean and σ of the episode term are over
     bipace_record_dir: str | None = None  # folder for step records
-    bipace_record_every: int = 50  # updates from one recorded batch to the next
+    bipace_record_every: int = 50  # updates between recorded batches
     mode: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
     enable_similarity: bool = False
     similarity_thresh: float = 0.95
-    hgpo: Mapping[str, Any] | None = None  # algorithm.hgpo with env.history_length, where that is the estimator
-    gae: Shared | None = None  # of the keys bipace_…, where bipace_method is gae
+    hgpo: Mapping[str, Any] | None = None  # algorithm.hgpo with env.history_length, if that is the estimator
+    gae: Shared | None = None  # of the keys bipace_…, if bipace_method is gae
     penalty: float = 0.0  # of an invalid action, in r_t of gae
 
     def __post_init__(self) -> None:
@@ -51,10 +51,10 @@ class Settings:
                 f"{self.bisim_eps!r} with {self.bisim_embedder}."
             )
         if self.bisim_grouping and self.enable_similarity:
-            raise ValueError(f"{WHERE}enable_similarity groups otherwise than {WHERE}bisim_grouping; set one to False.")
+            raise ValueError(f"{WHERE}enable_similarity and {WHERE}bisim_grouping group differently; set one to False.")
         if self.hgpo is not None and (self.cacb_enabled or self.bisim_embedder != "identity" or self.enable_similarity):
             raise ValueError(
-                "algorithm.adv_estimator=hgpo groups equal histories, knows no action keys, and computes advantages before "
+                "algorithm.adv_estimator=hgpo groups equal histories, has no action keys, and computes advantages before "
                 f"log-probabilities: set {WHERE}bisim_embedder=identity and {WHERE}cacb_enabled=False, or use gigpo."
             )
         others = self.bisim_grouping, self.cacb_enabled, self.enable_similarity, self.hgpo is not None
@@ -75,13 +75,13 @@ class Settings:
 
     @classmethod
     def of(cls, config: Any) -> Settings | None:
-        """Of verl-agent's whole configuration; None where it asks for neither clusters nor action keys."""
+        """From verl-agent's whole configuration; None if it requests neither clusters nor action keys."""
         algorithm, env, actor = config["algorithm"], config["env"], config["actor_rollout_ref"]["actor"]
         given, name = dict(algorithm.get("gigpo", {})), algorithm["adv_estimator"]
         known = [f.name for f in fields(cls) if f.name not in ("hgpo", "gae", "penalty")]
         for key in given:
             if key not in (*known, *BIPACE) and str(key).startswith(("bisim_", "cacb_", "bipace_")):
-                raise ValueError(f"{WHERE}{key} is no key of BiPACE; there are {', '.join([*known, *BIPACE])}.")
+                raise ValueError(f"{WHERE}{key} is no key of BiPACE; the keys are {', '.join([*known, *BIPACE])}.")
         gae = gae_of(given, algorithm["gamma"])
         if not (given.get("bisim_grouping") or given.get("cacb_enabled") or gae):
             if given.get("bipace_episode_scope", "step") != "step":
@@ -96,7 +96,7 @@ class Settings:
                 f"{name!r}; set it, or the keys to False and null."
             )
         if (size := env["rollout"]["n"]) < 2:
-            raise ValueError(f"env.rollout.n must be at least 2, got {size}: a lone rollout has no peers; raise it.")
+            raise ValueError(f"env.rollout.n must be at least 2, got {size}: a single rollout has no peers; raise it.")
         hgpo = {**algorithm.get("hgpo", {}), "history_length": env.get("history_length", 2)} if name == "hgpo" else None
         penalised = gae is not None and actor.get("use_invalid_action_penalty", True)
         penalty = float(actor["invalid_action_penalty_coef"]) if penalised else 0.0
@@ -109,7 +109,7 @@ class Settings:
             )
         if settings.needs_hidden and (strategy := actor.get("strategy", "fsdp")) not in ("fsdp", "fsdp2"):
             raise ValueError(
-                f"{WHERE}bisim_embedder=actor_hidden reads the log-prob forward of FSDP actors, and "
+                f"{WHERE}bisim_embedder=actor_hidden reads the log-prob forward of FSDP actors, but "
                 f"actor_rollout_ref.actor.strategy is {strategy!r}; use bisim_embedder=ngram, or strategy=fsdp."
             )
         return settings
@@ -124,7 +124,7 @@ class Settings:
         return isinstance(self.bisim_eps, str) and self.bisim_grouping and self.bisim_embedder == "actor_hidden"
 
     def states(self) -> States | None:
-        """What a run keeps from batch to batch: an ε that is chosen, or the memory of gae; None: nothing."""
+        """State of a run between batches: a chosen ε, or the memory of gae; None: nothing."""
         kind: dict[str, Any] = {"embedder": self.bisim_embedder, "layer": self.bisim_layer}
         if self.chooses_epsilon:
             return States(Shared(method="bigpo", epsilon=self.bisim_eps, **kind), f"{WHERE}bisim_eps: ")
@@ -133,7 +133,7 @@ class Settings:
         return None
 
     def config(self, chosen: float | None = None) -> Config:
-        """At the ε that was chosen, where one is.  Norms are those of verl-agent's mode; PACE's step term is never divided."""
+        """The configuration at the chosen ε, if any.  Norms follow verl-agent's mode; PACE's step term is never divided."""
         own: dict[str, Any] = {"on_invalid": self.bisim_on_invalid, "duplicates": self.bisim_duplicates}
         if self.hgpo is not None:
             own |= {k: self.hgpo[k] for k in ("history_length", "length_weight_alpha", "base_group") if k in self.hgpo}
@@ -158,12 +158,12 @@ class Settings:
 
 
 def gae_of(given: Mapping[str, Any], gamma: float) -> Shared | None:
-    """The settings of method gae among verl-agent's keys, by the names of the other adapters; None without the method."""
+    """The settings of method gae among verl-agent's keys, named as in the other adapters; None without the method."""
     own = {name.removeprefix("bipace_"): given[name] for name in BIPACE if given.get(name) is not None}
     if own.get("method") != "gae":
         if own:
             raise ValueError(
-                f"{WHERE}bipace_method must be gae where there are keys bipace_…, got {own.get('method')!r}: set it, or leave out "
+                f"{WHERE}bipace_method must be gae if there are keys bipace_…, got {own.get('method')!r}: set it, or leave out "
                 f"{', '.join(f'bipace_{name}' for name in own)}; the paper's methods are bisim_grouping and cacb_enabled."
             )
         return None

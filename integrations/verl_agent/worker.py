@@ -1,4 +1,4 @@
-"""verl-agent's FSDP workers, whose compute_log_prob() gives hidden states besides.  Imports verl-agent."""
+"""verl-agent's FSDP workers, whose compute_log_prob() also gives hidden states.  Imports verl-agent."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class AsyncActorRolloutRefWorker(_GivesStates, fsdp_workers.AsyncActorRolloutRef
 
 
 def install() -> None:
-    """The trainer's main looks its worker classes up in fsdp_workers: it finds these.  Ray brings them to the workers."""
+    """Registers these classes in fsdp_workers, where the trainer's main looks them up.  Ray sends them to the workers."""
     for cls in (ActorRolloutRefWorker, AsyncActorRolloutRefWorker):
         setattr(fsdp_workers, cls.__name__, cls)

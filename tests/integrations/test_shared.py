@@ -78,7 +78,7 @@ def test_keys_of_decoded_text_tell_actions_apart_as_those_of_bytes_do(ids, mode)
     fast = keys_of(*ids, byte_level(), mode, 8)
     assert torch.equal(fast["action_key"], keys) and torch.equal(fast["action_parsed"], parsed)
     slow = Slow()
-    with pytest.warns(RuntimeWarning, match="action keys are made from decoded text, .* no bytes of their own: "):
+    with pytest.warns(RuntimeWarning, match="action keys are made from decoded text, .* has no table of bytes: "):
         found = keys_of(*ids, slow, mode, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -171,7 +171,7 @@ def test_a_release_that_was_not_run_is_warned_once(monkeypatch, release, warns):
         check_version("verl")
         check_version("verl")
     assert len(told) == warns
-    assert not warns or f"was run with verl 0.9.0 to 0.9.1, and this is {release}" in str(told[0].message)
+    assert not warns or f"was run with verl 0.9.0 to 0.9.1, but this is {release}" in str(told[0].message)
 
 
 def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
@@ -182,9 +182,9 @@ def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"gigpo_mode": "mean_norm"}, "gigpo_mode is a setting of method gigpo, and method is bipace"),
-        ({"history_length": 7}, "history_length is a setting of method hgpo, and method is bipace"),
-        ({"method": "gigpo", "base_group": True}, "base_group is a setting of method hgpo, and method is gigpo"),
+        ({"gigpo_mode": "mean_norm"}, "gigpo_mode is a setting of method gigpo, but method is bipace"),
+        ({"history_length": 7}, "history_length is a setting of method hgpo, but method is bipace"),
+        ({"method": "gigpo", "base_group": True}, "base_group is a setting of method hgpo, but method is gigpo"),
         ({"epsilon": "wide"}, "epsilon must be a number, 'auto' or 'follow', got 'wide'"),
         ({"epsilon": True}, "epsilon must be a number, 'auto' or 'follow', got True"),
         ({"embedder": 1}, "embedder must be a text, got 1"),
@@ -193,21 +193,21 @@ def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
         ({"gamma": "high"}, "gamma must be a number, got 'high'"),
         ({"ngram_epsilon": [0.2]}, "ngram_epsilon must be a number"),
         ({"step_weight": True}, "step_weight must be a number, got True"),
-        ({"value": "kernel"}, "value is a setting of method gae, and method is bipace"),
-        ({"method": "bigpo", "shrinkage": 1.0}, "shrinkage is a setting of method gae, and method is bigpo"),
+        ({"value": "kernel"}, "value is a setting of method gae, but method is bipace"),
+        ({"method": "bigpo", "shrinkage": 1.0}, "shrinkage is a setting of method gae, but method is bigpo"),
         ({"method": "gae", "value": "critic"}, "value must be one of group, cluster, kernel, got 'critic'"),
         ({"method": "gae", "share": "world"}, "share must be one of group, batch, memory, got 'world'"),
-        ({"method": "gae", "memory_rows": 5}, "memory_rows is a setting of share memory with value kernel, and share is None"),
+        ({"method": "gae", "memory_rows": 5}, "memory_rows is a setting of share memory with value kernel, but share is None"),
         ({"method": "gae", "share": "memory", "memory_rows": 0}, "memory_rows must be an int of at least 1, got 0"),
         ({"method": "gae", "kernel_same": -1}, "kernel_same must be a number"),
-        ({"method": "bigpo", "kernel_same": 1}, "kernel_same is a setting of method gae, and method is bigpo"),
+        ({"method": "bigpo", "kernel_same": 1}, "kernel_same is a setting of method gae, but method is bigpo"),
         ({"method": "gae", "gae_lambda": 2}, "gae_lambda must be a number in [0, 1], got 2"),
         ({"method": "gae", "kernel_time": False}, "kernel_time must be a number"),
         ({"method": "gae", "kernel_noise": 0.0}, "kernel_noise must be a number"),
         ({"method": "gae", "step_norm": "std"}, "step_norm='std' goes with estimator"),
         ({"step_norm": "batch"}, "step_norm='batch' goes with estimator 'gae', got estimator='q_style'"),
         ({"episode_weight": -1.0}, "episode_weight must be a number"),
-        ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight has no use in method hgpo"),
+        ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight has no effect in method hgpo"),
     ],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_warned_by_name(given, said):

@@ -131,12 +131,10 @@ def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, monkeypa
     ]
     options = {"environment": Shrinking, "bipace_embedder": "ngram", "bipace_on_invalid": on_invalid}
     if on_invalid == "raise":
-        with pytest.raises(
-            ValueError, match="step_rewards of row 0 cannot be put to its 3 turns: entries were taken out"
-        ):
+        with pytest.raises(ValueError, match="step_rewards of row 0 does not match its 3 turns: entries were removed"):
             one_batch(tmp_path, scripts, **options)
         return
-    with pytest.warns(RuntimeWarning, match="step_rewards of row 0 cannot be put to its 3 turns"):
+    with pytest.warns(RuntimeWarning, match="step_rewards of row 0 does not match its 3 turns"):
         trainer, output = one_batch(tmp_path, scripts, **options)
     assert trainer._metrics["train"]["bipace/invalid_row_fraction"] == [pytest.approx(3 / 10)]
     assert not output["advantages"][0].any() and output["advantages"][1].any()

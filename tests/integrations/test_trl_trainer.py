@@ -506,7 +506,7 @@ def config(**options):
             "scale_rewards='batch' has no",
         ),
         ({"bipace_memory_rows": 5}, "bipace_memory_rows is a setting of share memory with value kernel"),
-        ({"bipace_gae_lambda": 0.5}, "bipace_gae_lambda is a setting of method gae, and method is bipace"),
+        ({"bipace_gae_lambda": 0.5}, "bipace_gae_lambda is a setting of method gae, but method is bipace"),
         (
             {"bipace_method": "gae", "bipace_kernel_time": -1.0},
             "bipace_kernel_time must be a number finite and above 0",
@@ -559,7 +559,7 @@ def test_a_plain_config(tmp_path):
         ({"turn_starts": lambda rows: [[99]] * len(rows)}, "turn_starts must be columns below"),
         (
             {"env_mask": lambda rows: [[1] * len(row) for row in rows]},
-            "the env_mask of rollout_func, which must be 0 on what others wrote",
+            "the env_mask of rollout_func, which must be 0 on the tokens in between",
         ),
     ],
 )

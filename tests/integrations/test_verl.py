@@ -143,7 +143,9 @@ def test_configuration_on_the_command_line(installed):
 
 
 def test_settings_say_what_is_wrong_by_verl_s_names():
-    with pytest.raises(ValueError, match=r"algorithm\.bipace\.eps is no setting of BiPACE; there are method, "):
+    with pytest.raises(
+        ValueError, match=r"algorithm\.bipace\.eps is not a setting of BiPACE; the settings are method, "
+    ):
         of(eps=0.1)
     with pytest.raises(ValueError, match=r"algorithm\.bipace\.method must be one of"):
         of(method="ppo")
@@ -466,7 +468,9 @@ def test_a_bad_row_does_not_stop_a_run(advantages):
 def test_a_failure_leaves_the_batch_as_it_was(advantages):
     data = batch(MULTI)
     before = {name: value.clone() for name, value in data.batch.items()}
-    with pytest.raises(ValueError, match=r"one for each turn of 4 rows, but 4 rows came, and row 2 has 2 for 1 turns"):
+    with pytest.raises(
+        ValueError, match=r"one for each turn of 4 rows, but 4 rows were given, and row 2 has 2 for 1 turns"
+    ):
         advantages(of(), data, [torch.randn(2, 16)] * 4)
     assert set(data.batch.keys()) == set(before)
     assert all(torch.equal(data.batch[name], value) for name, value in before.items())
@@ -490,7 +494,7 @@ def test_states_follow_their_rows_and_those_of_another_batch_are_refused(advanta
         if numbers:
             data.non_tensor_batch[driver_v0.ROW] = np.array(numbers, dtype=object)
         driver_v0._trainer.bipace_hidden = dict(enumerate(hidden))
-        with pytest.raises(ValueError, match=rf"{HIDDEN} came for 4 rows, and the batch has 4 with other numbers"):
+        with pytest.raises(ValueError, match=rf"{HIDDEN} came for 4 rows, but the batch has 4 with other numbers"):
             ray_trainer.compute_advantage(data, "bipace", config=None)
 
 
@@ -513,7 +517,7 @@ def test_a_trainer_that_hands_nothing_over():
     from bipace_kernels.integrations.verl.estimator import estimate
 
     with pytest.raises(
-        RuntimeError, match=r"take trainer\.v1\.trainer_mode sync, .*trainer_v1\.Trainer before your own"
+        RuntimeError, match=r"use trainer\.v1\.trainer_mode sync, .*trainer_v1\.Trainer before your own"
     ):
         estimate(torch.zeros(1, 1), torch.ones(1, 1), config=None, index=None)
 
@@ -570,7 +574,7 @@ def test_an_epsilon_that_follows_goes_on_from_the_checkpoint(advantages, tmp_pat
 
 
 def test_an_epsilon_that_follows_needs_the_states_on_the_driver():
-    with pytest.raises(ValueError, match="cluster_on=workers leaves states on the workers, and epsilon=follow"):
+    with pytest.raises(ValueError, match="cluster_on=workers leaves states on the workers, but epsilon=follow"):
         of(epsilon="follow", cluster_on="workers")
 
 

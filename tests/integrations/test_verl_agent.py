@@ -475,7 +475,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+algorithm.gigpo.bisim_epsilon=0.1"], r"algorithm\.gigpo\.bisim_epsilon is no key of BiPACE; there are .*bisim_eps"),
+        (["+algorithm.gigpo.bisim_epsilon=0.1"], r"algorithm\.gigpo\.bisim_epsilon is no key of BiPACE; the keys are .*bisim_eps"),
         (["algorithm.gigpo.bisim_embedder=hash"], r"algorithm\.gigpo\.bisim_embedder must be one of actor_hidden, ngram"),
         (["algorithm.gigpo.cacb_estimator=diff"], "cacb_estimator must be one of q_style, counterfactual"),
         (["algorithm.gigpo.cacb_action_key_mode=text"], "cacb_action_key_mode must be one of action_tag, first_n"),
@@ -490,7 +490,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["+algorithm.gigpo.bipace_lambda=1"], r"algorithm\.gigpo\.bipace_lambda is no key of BiPACE; .* bipace_gae_lambda"),
         (["algorithm.gigpo.bipace_episode_scope=rows"], "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
         (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and no action keys: set .* to False"),
-        (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae where there are keys bipace_…, got 'bigpo'"),
+        (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae if there are keys bipace_…, got 'bigpo'"),
         (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae .* got None: set it, or leave out bipace_value"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_gae_lambda=2"], r"gigpo\.bipace_gae_lambda must be a"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_memory_rows=9"], r"gigpo\.bipace_memory_rows is a"),
