@@ -95,7 +95,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
 
         def prepare() -> Any:
             rows = rows_of(self, samples, batch_encoded_inputs, self._bipace)
-            return rows, rows.records(self._bipace, tokenizer, rows.scores, self.state.global_step)
+            found = rows.records(self._bipace, tokenizer, rows.scores, self.state.global_step)
+            return rows, {name: column.to(self.accelerator.device) for name, column in found.items()}
 
         rows, records = Ranks(None).agree(prepare, lambda _: None)[0] if several else prepare()
         result, metrics = self._bipace.advantage(
