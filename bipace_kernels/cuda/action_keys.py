@@ -64,7 +64,7 @@ def _tokens_with_a_tag(table_offsets: torch.Tensor, table_bytes: torch.Tensor) -
     """
     versions = [None if x.is_inference() else x._version for x in (table_offsets, table_bytes)]
     key = (*versions, table_offsets.data_ptr(), table_offsets.numel())
-    known: tuple[object, torch.Tensor] | None = _FOUND.get(table_bytes)  # type: ignore[no-untyped-call]
+    known: tuple[object, torch.Tensor] | None = _FOUND.get(table_bytes)
     if known is not None and known[0] == key:
         return known[1]
     holds = torch.zeros(table_bytes.numel() + 1, dtype=torch.int32, device=table_bytes.device)
