@@ -124,8 +124,8 @@ def by_warps(x: Ragged, config: bk.Config) -> str:
 
 def by_columns(x: Ragged) -> str:
     """The path for long groups, with little shared memory: a few clusters fit, one per record does not."""
-    long = mock.patch.multiple("bipace_kernels.cuda.clusters", LONG_GROUP=100, COLUMNS=128)
-    with long, mock.patch("bipace_kernels.cuda.scan.MOST_SHARED", 60_000):
+    clusters = importlib.import_module("bipace_kernels.cuda.clusters")
+    with mock.patch.object(clusters, "LIMITS", clusters.Limits(long_group=100, columns=128, shared=60_000)):
         return x.sweep((1e-4, 0.10))
 
 

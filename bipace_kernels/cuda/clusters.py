@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -24,9 +25,21 @@ from ._launch import launch
 
 Tensor = torch.Tensor
 
-LONG_GROUP = 8_192  #: groups of at least so many records go by blocks of columns: a whole matrix would take 256 MB
-MIDDLE = 1_024  # groups of at least so many are apart from shorter ones where there are few of them
-COLUMNS = 1_024  # of a block; a multiple of gram.UNIT
+
+@dataclass(frozen=True)
+class Limits:
+    """How the work is split among launches; results have the same bits whatever they are."""
+
+    long_group: int = (
+        8_192  # groups of at least so many records go by blocks of columns: a whole matrix would take 256 MB
+    )
+    middle: int = 1_024  # groups of at least so many are apart from shorter ones where there are few of them
+    columns: int = 1_024  # of a block; a multiple of gram.UNIT
+    room: int = 1 << 28  # float32 values of the Gram matrices that are made at a time: 1 GiB
+    shared: int = 227 << 10  # bytes of shared memory that a scan asks for at most, where the GPU has them
+
+
+LIMITS = Limits()
 
 scan_rows = triton_clusters.scan_rows
 
@@ -65,31 +78,39 @@ def cluster_sweep(
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,
+    limits: Limits | None = None,
 ) -> Tensor:
     """The same bits as cluster_cosine, from one Gram matrix per group."""
+    batch = partial(Batch, limits=limits or LIMITS)
     rest = (n_groups, longest_group, taken)
-    return triton_clusters.sweep_with(Batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
+    return triton_clusters.sweep_with(batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
 
 
 @dataclass(frozen=True)
 class Batch(triton_clusters.Batch):
     """A batch by these kernels; the methods write `first`, the record that began each cluster."""
 
+    limits: Limits = LIMITS
+
     def cluster(self, epsilons: Sequence[float], first: Tensor) -> None:
         """first [E, M] of ε > 0: groups with a whole Gram matrix, and long ones, which have none."""
         lowest = [1.0 - epsilon - BAND for epsilon in epsilons]
         reciprocal = self._empty(self.order.shape[0])
-        if self.longest_group >= LONG_GROUP:
+        if self.longest_group >= self.limits.long_group:
             self._cluster_long(lowest, reciprocal, first)
             if self.n_groups == 1:
                 return
-        offsets, longest = self.group_offsets, min(self.longest_group, LONG_GROUP - 1)
-        if longest < MIDDLE or self.order.shape[0] // MIDDLE >= self.n_groups:
-            self._cluster_whole(offsets[:-1], offsets[1:], longest, LONG_GROUP, lowest, reciprocal, first)
+        offsets, longest = self.group_offsets, min(self.longest_group, self.limits.long_group - 1)
+        if longest < self.limits.middle or self.order.shape[0] // self.limits.middle >= self.n_groups:
+            self._cluster_whole(offsets[:-1], offsets[1:], longest, self.limits.long_group, lowest, reciprocal, first)
             return
         # Few are as long as the longest: matrices of its size for all of them would be many times the memory.
-        self._cluster_whole(offsets[:-1], offsets[1:], MIDDLE - 1, MIDDLE, lowest, reciprocal, first)
-        self._cluster_whole(*self._longer(MIDDLE), longest, LONG_GROUP, lowest, reciprocal, first)
+        self._cluster_whole(
+            offsets[:-1], offsets[1:], self.limits.middle - 1, self.limits.middle, lowest, reciprocal, first
+        )
+        self._cluster_whole(
+            *self._longer(self.limits.middle), longest, self.limits.long_group, lowest, reciprocal, first
+        )
 
     def _longer(self, shortest: int) -> tuple[Tensor, Tensor]:
         """Where groups of at least so many records begin and end [slots]: nothing in slots without one.
@@ -116,35 +137,37 @@ class Batch(triton_clusters.Batch):
     ) -> None:
         """Groups with a whole Gram matrix each, as many at a time as there is room for."""
         side, n_groups = scan.side_of(longest), begins.shape[0]
-        at_once = min(n_groups, max(1, scan.ROOM // side**2))
+        at_once = min(n_groups, max(1, self.limits.room // side**2))
         for g in range(0, n_groups, at_once):
             part = slice(g, min(g + at_once, n_groups))
             products = self._empty(part.stop - g, side, side)
             self._multiply(begins[part], ends[part], products, reciprocal, 0, long_group)
             # S of a sweep that does not fit into shared memory, and its decisions.
-            sweep = max(1, scan.ROOM // ((part.stop - g) * (2 * scan.PANEL + 6) * side))
+            sweep = max(1, self.limits.room // ((part.stop - g) * (2 * scan.PANEL + 6) * side))
             for e in range(0, len(lowest), sweep):
                 some = lowest[e : e + sweep]
-                decisions = scan.Scan(self.kind, begins[part], ends[part], reciprocal, some, side, side, long_group)
+                decisions = scan.Scan(
+                    self.kind, begins[part], ends[part], reciprocal, some, side, side, long_group, self.limits.shared
+                )
                 decisions.run(products, 0, first[e : e + sweep])
 
     def _cluster_long(self, lowest: list[float], reciprocal: Tensor, first: Tensor) -> None:
-        """Long groups, COLUMNS columns of all of them at a time, which the ε share as far as there is room for their S."""
-        begins_of, ends_of = self._longer(LONG_GROUP)
+        """Long groups, some columns of all of them at a time, which the ε share as far as there is room for their S."""
+        columns, most, shared = self.limits.columns, self.limits.room, self.limits.shared
+        begins_of, ends_of = self._longer(self.limits.long_group)
         slots, longest = begins_of.shape[0], scan.side_of(self.longest_group)
-        at_once = min(slots, max(1, scan.ROOM // (longest * COLUMNS)))
-        sweep = max(1, scan.ROOM // (at_once * longest * COLUMNS))
-        room = self._empty(
-            at_once * longest * min(COLUMNS, longest)
-        )  # of the matrices, the largest of which is the last
+        at_once = min(slots, max(1, most // (longest * columns)))
+        sweep = max(1, most // (at_once * longest * columns))
+        # Of the matrices, the largest of which is the last.
+        room = self._empty(at_once * longest * min(columns, longest))
         for s, e in itertools.product(range(0, slots, at_once), range(0, len(lowest), sweep)):
             begins, ends = begins_of[s : s + at_once], ends_of[s : s + at_once]
             scans = [
-                scan.Scan(self.kind, begins, ends, reciprocal, [value], longest, COLUMNS, longest + 1)
+                scan.Scan(self.kind, begins, ends, reciprocal, [value], longest, columns, longest + 1, shared)
                 for value in lowest[e : e + sweep]
             ]
-            for column in range(0, longest, COLUMNS):
-                n_rows = min(column + COLUMNS, longest)
+            for column in range(0, longest, columns):
+                n_rows = min(column + columns, longest)
                 shape = (begins.shape[0], n_rows, n_rows - column)
                 products = room[: math.prod(shape)].view(shape)
                 self._multiply(begins, ends, products, reciprocal, column, longest + 1)

@@ -10,8 +10,6 @@ from ._launch import Word, launch
 
 Tensor = torch.Tensor
 
-MOST_SHARED = 227 << 10  # bytes that a scan asks for at most, where the GPU has them
-ROOM = 1 << 28  # float32 values of the Gram matrices that are made at a time: 1 GiB
 PANEL = 32
 _THREADS = 512
 # Of csrc/cuda/scan.h: bytes that stand before S in shared memory, and the least capacity with room for decide_few.
@@ -31,13 +29,14 @@ class Scan:
         room: int,  # ≥ records of a group
         columns: int,  # of a launch, at most
         long_group: int,
+        most_shared: int,  # bytes
     ) -> None:
         device, e, slots = kind.device, len(lowest), begins.shape[0]
         self.kind, self.begins, self.ends, self.reciprocal = kind, begins, ends, reciprocal
         self.lowest, self.room, self.long_group = lowest, room, long_group
         self.lowest_of = on_device(lowest, device) if e > 1 else None
         self.far_pitch = room + 1
-        self.capacity = capacity(device, room)
+        self.capacity = capacity(device, room, most_shared)
         self.far_panels = 2 if columns == room else columns // PANEL
         self.similar = None
         if self.capacity < room + 2 * PANEL or self.far_panels > 2:
@@ -79,9 +78,9 @@ class Scan:
         launch("scan_groups", (slots, len(self.lowest)), _THREADS, shared=shared, device=device, **arguments)
 
 
-def capacity(device: torch.device, room: int) -> int:
+def capacity(device: torch.device, room: int, most_shared: int) -> int:
     """Clusters whose similarities fit into a block's shared memory; not positive where not even its stages do."""
-    most = min(MOST_SHARED, _provider.current().shared_memory(device)) - _BEFORE
+    most = min(most_shared, _provider.current().shared_memory(device)) - _BEFORE
     # Odd, so that neither a record's nor a cluster's similarities share a bank.
     return min((most // (2 * PANEL * 4) - 1) | 1, max(room + 2 * PANEL + 1, _FEW))
 

@@ -146,13 +146,13 @@ def test_shapes_of_partitions(device):
 
 @slow_interpreted
 @pytest.mark.parametrize("shape", SHAPES)
-def test_many_clusters(device, shape, monkeypatch):
+def test_many_clusters(device, shape):
     """K beyond the number of clusters per step, and clusters that are found again beyond it."""
     how = {}
     if BACKEND == "triton":
         how["cut"] = clusters.Cut(scan={**getattr(scan, shape), "CLUSTERS": 32, "COLUMNS": 64})
     elif shape == "far":
-        monkeypatch.setattr(scan, "MOST_SHARED", 61_000)  # room for 87 clusters
+        how["limits"] = clusters.Limits(shared=61_000)  # room for 87 clusters
     x = mixture(5, 170, 48, 90, common=0.5)
     labels = run(device, x, [150, 20], 0.2, **how)
     check(x, [150, 20], 0.2, labels)
@@ -305,28 +305,23 @@ def test_each_of_a_sweep_is_its_own_clustering(device):
 
 
 @slow_interpreted
-def test_a_batch_in_parts(device, monkeypatch):
+def test_a_batch_in_parts(device):
     """Groups, and ε, take turns where their matrices do not fit at once."""
     sizes = [6, 3, 0, 12, 5]
     x = mixture(6, sum(sizes), 19, 6)
     epsilons = [0.05, 0.3, 0.9]
     together = sweep(device, x, sizes, epsilons)
     for matrices in (1, 14):
-        room, how = matrices * gram.UNIT**2, {}
-        if BACKEND == "triton":
-            how["cut"] = clusters.Cut(room=room)
-        else:
-            monkeypatch.setattr(scan, "ROOM", room)
+        room = matrices * gram.UNIT**2
+        how = {"cut": clusters.Cut(room=room)} if BACKEND == "triton" else {"limits": clusters.Limits(room=room)}
         assert torch.equal(sweep(device, x, sizes, epsilons, **how), together)
     assert torch.equal(run(device, x, sizes, epsilons[1], **how), together[1])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(BACKEND == "triton", reason="Triton has one way for groups of any length")
-def test_long_groups_among_the_others(device, monkeypatch):
-    how = {}
-    monkeypatch.setattr(clusters, "LONG_GROUP", 100)
-    monkeypatch.setattr(clusters, "COLUMNS", 128)
+def test_long_groups_among_the_others(device):
+    how = {"limits": clusters.Limits(long_group=100, columns=128)}
     sizes = [12, 130, 0, 100]
     x = mixture(10, sum(sizes), 24, 7)
     found = sweep(device, x, sizes, [0.0, 0.1], **how)

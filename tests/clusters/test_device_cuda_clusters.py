@@ -23,11 +23,19 @@ def mixture(seed: int, n: int, dim: int, count: int, noise: float) -> torch.Tens
     return torch.from_numpy(x.astype(np.float32)).to(torch.bfloat16)
 
 
-def sweep(device, x, sizes, epsilons=EPSILONS):
+def sweep(device, x, sizes, epsilons=EPSILONS, **limits):
     order, offsets = torch.arange(len(x), device=device), torch.tensor([0, *np.cumsum(sizes)], device=device)
     with sentinels():
         found = clusters.cluster_sweep(
-            x.to(device), order, offsets, None, epsilons, n_groups=len(sizes), longest_group=max(sizes), taken=None
+            x.to(device),
+            order,
+            offsets,
+            None,
+            epsilons,
+            n_groups=len(sizes),
+            longest_group=max(sizes),
+            taken=None,
+            limits=clusters.Limits(**limits),
         )
     return found.cpu()
 
@@ -48,36 +56,31 @@ def whole() -> dict[str, torch.Tensor]:
         slow(200, 384, 99 << 10, id="one block"),
     ],
 )
-def test_labels_depend_on_no_cut(device, monkeypatch, whole, long_group, columns, shared):
+def test_labels_depend_on_no_cut(device, whole, long_group, columns, shared):
     """Groups by blocks of columns and at once, S near and far: every record the same cluster, in any batch."""
-    monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
-    monkeypatch.setattr(clusters, "COLUMNS", columns)
-    monkeypatch.setattr(scan, "MOST_SHARED", shared)
+    limits = {"long_group": long_group, "columns": columns, "shared": shared}
     x = mixture(1, sum(SIZES), 48, 60, 0.9)
-    found = sweep(device, x, SIZES)
+    found = sweep(device, x, SIZES, **limits)
     assert int(found[0].max()) > 400 and int(found[2].max()) > 20  # singletons, and clusters with many members
     assert torch.equal(found, whole.setdefault("labels", found))
-    alone = sweep(device, x[40:340], [300])
+    alone = sweep(device, x[40:340], [300], **limits)
     assert torch.equal(found[:, 40:340] - found[:, 40:41], alone)
 
 
-def test_groups_take_turns(device, monkeypatch):
+def test_groups_take_turns(device):
     """Where matrices, or S of a sweep, have no room at once."""
     x = mixture(2, sum(SIZES), 32, 12, 0.4)
     together = sweep(device, x, SIZES)
     for room in (1, 5 * 70 * 384 * 2):
-        monkeypatch.setattr(scan, "ROOM", room)
-        assert torch.equal(sweep(device, x, SIZES), together)
+        assert torch.equal(sweep(device, x, SIZES, room=room), together)
 
 
 @pytest.mark.parametrize("long_group", [8192, pytest.param(512, id="blocks")])
-def test_many_members_do_not_drift(device, monkeypatch, long_group):
+def test_many_members_do_not_drift(device, long_group):
     """Cosines of 0.97 and more in a few clusters with hundreds of members: every decision within 1e-5 of the rule."""
-    monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
-    monkeypatch.setattr(clusters, "COLUMNS", 256)
     n = 900
     x = mixture(17, n, 64, 3, 0.35)
-    labels = sweep(device, x, [n], [0.05])[0].numpy()
+    labels = sweep(device, x, [n], [0.05], long_group=long_group, columns=256)[0].numpy()
     assert labels.max() < 12
     values = x.to(torch.float64).numpy()
     expected, margin = margins(values, 0.05)
@@ -88,13 +91,12 @@ def test_many_members_do_not_drift(device, monkeypatch, long_group):
 
 
 @pytest.mark.parametrize("long_group", [8192, pytest.param(64, id="blocks")])
-def test_more_radii_than_one_launch_writes(device, monkeypatch, long_group):
-    monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
-    monkeypatch.setattr(clusters, "COLUMNS", 128)
+def test_more_radii_than_one_launch_writes(device, long_group):
+    limits = {"long_group": long_group, "columns": 128}
     x, epsilons = mixture(5, 90, 16, 8, 0.6), [0.004 * e for e in range(1, 71)]
-    found = sweep(device, x, [20, 70], epsilons)
+    found = sweep(device, x, [20, 70], epsilons, **limits)
     for e in (0, 23, 46, 63, 64, 69):
-        assert torch.equal(found[e], sweep(device, x, [20, 70], [epsilons[e]])[0])
+        assert torch.equal(found[e], sweep(device, x, [20, 70], [epsilons[e]], **limits)[0])
     assert len({tuple(row.tolist()) for row in found}) > 5
 
 
@@ -108,15 +110,10 @@ def test_few_long_groups_among_many_short_ones(device, monkeypatch, long_group):
     monkeypatch.setattr(
         clusters.Batch, "_cluster_whole", lambda self, *args: (made.append(args[2:4]), real(self, *args))
     )
-    monkeypatch.setattr(clusters, "MIDDLE", 128)
-    monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
-    monkeypatch.setattr(clusters, "COLUMNS", 128)
-    assert torch.equal(sweep(device, x, sizes), want)
+    assert torch.equal(sweep(device, x, sizes, middle=128, long_group=long_group, columns=128), want)
     assert made == [(127, 128), (min(300, long_group - 1), long_group)]
 
 
 def test_a_long_group_alone_has_no_matrix_of_its_own(device, monkeypatch):
-    monkeypatch.setattr(clusters, "LONG_GROUP", 128)
-    monkeypatch.setattr(clusters, "COLUMNS", 128)
     monkeypatch.setattr(clusters.Batch, "_cluster_whole", lambda *_: pytest.fail("there is no short group"))
-    sweep(device, mixture(9, 200, 16, 5, 0.5), [200])
+    sweep(device, mixture(9, 200, 16, 5, 0.5), [200], long_group=128, columns=128)

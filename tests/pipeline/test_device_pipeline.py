@@ -223,7 +223,7 @@ def test_what_scratch_memory_held_before_changes_no_bit(name, device, scratch_of
 def test_what_scratch_memory_held_before_changes_no_cluster(long_group, device, scratch_of_nan, monkeypatch):
     clusters = stage("clusters")
     if BACKEND == "cuda":
-        monkeypatch.setattr(clusters, "LONG_GROUP", long_group)
+        monkeypatch.setattr(clusters, "LIMITS", clusters.Limits(long_group=long_group))
     fingerprint = on(device, BATCH.arguments(**bad_values("rows")))["fingerprint"]
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
 

@@ -16,12 +16,14 @@ import pytest
 import torch
 from cuda_emulator import Emulator, EmulatorError, build, of_checkout
 from marks import slow
+from ragged import ON_CPU
 
-from bipace_kernels.cuda import _provider, _sources, action_keys, clusters, gram, scan, values
+from bipace_kernels.cuda import _provider, _sources, action_keys, clusters, gram, values
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="the emulator switches its fibres on x86-64 alone"
-)
+pytestmark = [
+    pytest.mark.skipif(not ON_CPU, reason="the emulator is looked at here, which BIPACE_EMULATOR=1 asks for"),
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator switches its fibres on x86-64 only"),
+]
 
 CUDA = _sources.SOURCES / "cuda"
 
@@ -46,11 +48,19 @@ def mixture(n: int, dim: int, count: int, dtype=torch.bfloat16) -> torch.Tensor:
     return torch.from_numpy(x.astype(np.float32)).to(dtype)
 
 
-def labels(x: torch.Tensor, sizes: list[int] | None = None, **_) -> torch.Tensor:
+def labels(x: torch.Tensor, sizes: list[int] | None = None, **limits: int) -> torch.Tensor:
     sizes = sizes or [len(x)]
     offsets = torch.tensor([0, *np.cumsum(sizes)])
     return clusters.cluster_sweep(
-        x, torch.arange(len(x)), offsets, None, [0.05], n_groups=len(sizes), longest_group=max(sizes), taken=None
+        x,
+        torch.arange(len(x)),
+        offsets,
+        None,
+        [0.05],
+        n_groups=len(sizes),
+        longest_group=max(sizes),
+        taken=None,
+        limits=clusters.Limits(**limits),
     )
 
 
@@ -60,14 +70,11 @@ def few(emulator, monkeypatch):
 
 
 def far(emulator, monkeypatch):
-    monkeypatch.setattr(scan, "MOST_SHARED", 45_000)  # S has no room there
-    return labels(mixture(40, 8, 6))
+    return labels(mixture(40, 8, 6), shared=45_000)  # S has no room there
 
 
 def blocks(emulator, monkeypatch):
-    monkeypatch.setattr(clusters, "LONG_GROUP", 128)
-    monkeypatch.setattr(clusters, "COLUMNS", 128)
-    return labels(mixture(170, 8, 6))
+    return labels(mixture(170, 8, 6), long_group=128, columns=128)
 
 
 def many(emulator, monkeypatch):
