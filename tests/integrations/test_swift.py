@@ -240,7 +240,7 @@ def test_rows_that_fit_no_turns_are_set_aside(train, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "options", "match"),
     [
-        ({"epsilom": 1}, {}, "epsilom is no setting of BiPACE; there are method"),
+        ({"epsilom": 1}, {}, "epsilom is not a setting of BiPACE; the settings are method"),
         ({}, {"scale_rewards": "batch"}, "scale_rewards='batch' has no counterpart .* set BiPACE's episode_norm"),
         (
             {},

@@ -124,7 +124,7 @@ def pipeline(tmp_path, monkeypatch):
     return make
 
 
-@pytest.mark.filterwarnings("ignore:.*embedder=auto takes n-grams:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*embedder=auto uses n-grams:RuntimeWarning")
 @pytest.mark.parametrize("left_out", [(), ("step_reward",)])
 @pytest.mark.parametrize("method", ["bipace", "bigpo", "gae"])
 def test_the_pipeline_gives_the_estimator_s_bits_to_the_trainer(pipeline, method, left_out):
@@ -205,7 +205,7 @@ def test_an_experience_of_several_turns():
             {"tokenizer": None},
             r"advantage_fn_args\.tokenizer must be given, got None: set it to \$\{model\.model_path\}",
         ),
-        ({"omega": 1.0}, r"advantage_fn_args\.omega is no setting of BiPACE; there are method"),
+        ({"omega": 1.0}, r"advantage_fn_args\.omega is not a setting of BiPACE; the settings are method"),
         ({"method": "ppo"}, r"advantage_fn_args\.method must be one of grpo"),
         ({"embedder": "actor_hidden"}, "embedder=actor_hidden has no hidden states: Trinity-RFT computes advantages"),
     ],

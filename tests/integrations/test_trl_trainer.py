@@ -174,7 +174,7 @@ def test_auto_without_hidden_states_takes_ngrams_with_one_warning(tmp_path, monk
         raise ValueError("no blocks.")
 
     monkeypatch.setattr(_states, "find_decoder", none)
-    with pytest.warns(RuntimeWarning, match="bipace_embedder=auto takes n-grams") as told:
+    with pytest.warns(RuntimeWarning, match="bipace_embedder=auto uses n-grams") as told:
         trainer = trained(tmp_path, rollout_func=tt.rollout, num_iterations=2, max_steps=3)
     assert sum("n-grams" in str(w.message) for w in told) == 1
     log = trainer.state.log_history[0]
