@@ -75,7 +75,7 @@ def test_groups_take_turns(device):
         assert torch.equal(sweep(device, x, SIZES, room=room), together)
 
 
-@pytest.mark.parametrize("long_group", [8192, pytest.param(512, id="blocks")])
+@pytest.mark.parametrize("long_group", [8192, slow(512, id="blocks")])
 def test_many_members_do_not_drift(device, long_group):
     """Cosines of 0.97 and more in a few clusters with hundreds of members: every decision within 1e-5 of the rule."""
     n = 900
@@ -90,7 +90,7 @@ def test_many_members_do_not_drift(device, long_group):
         assert replay(values, labels, 0.05).excess <= 1e-5
 
 
-@pytest.mark.parametrize("long_group", [8192, pytest.param(64, id="blocks")])
+@pytest.mark.parametrize("long_group", [slow(8192), pytest.param(64, id="blocks")])
 def test_more_radii_than_one_launch_writes(device, long_group):
     limits = {"long_group": long_group, "columns": 128}
     x, epsilons = mixture(5, 90, 16, 8, 0.6), [0.004 * e for e in range(1, 71)]
@@ -100,7 +100,7 @@ def test_more_radii_than_one_launch_writes(device, long_group):
     assert len({tuple(row.tolist()) for row in found}) > 5
 
 
-@pytest.mark.parametrize("long_group", [8192, 250])
+@pytest.mark.parametrize("long_group", [slow(8192), 250])
 def test_few_long_groups_among_many_short_ones(device, monkeypatch, long_group):
     """Matrices of two sizes, or also blocks of columns: the same labels as with one size for all."""
     sizes = [3, 1, 130, 2, 5, 300, 4, 1, 1, 6, 128, 2, 7, 1, 257, 3]

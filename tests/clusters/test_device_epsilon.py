@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from marks import slow
+from marks import slow, slow_interpreted
 from ragged import BACKEND, nothing_waits, stage, states
 
 import bipace_kernels as bk
@@ -26,6 +26,7 @@ def cluster(device, x, epsilon, **rest):
     return found.cpu()
 
 
+@slow_interpreted
 @pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
 def test_each_entry_is_its_own_clustering(device, dtype):
     x, group = states()

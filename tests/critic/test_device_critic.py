@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from marks import slow, slow_interpreted
+from marks import slow, slow_case_interpreted, slow_interpreted
 from ragged import ragged, sentinels, stage, unaligned
 
 from bipace_kernels.landmarks import choose_landmarks
@@ -69,7 +69,7 @@ def test_cluster_values(device, seed, masked):
 
 @pytest.mark.parametrize(
     ("dtype", "masked"),
-    [(torch.float32, False), (torch.bfloat16, True), *(slow(torch.float16, masked) for masked in (False, True)),
+    [slow_case_interpreted(torch.float32, False), (torch.bfloat16, True), *(slow(torch.float16, masked) for masked in (False, True)),
      slow(torch.float32, True), slow(torch.bfloat16, False)],
     ids=str,
 )  # fmt: skip

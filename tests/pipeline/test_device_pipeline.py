@@ -86,7 +86,7 @@ def test_agrees_with_the_reference(name, kind, device):
 
 @pytest.mark.parametrize(
     ("name", "duplicates"),
-    [(name, duplicates) if name in DIFFERENT and (duplicates == "once" or name == "bipace") else slow(name, duplicates)
+    [(name, duplicates) if name in DIFFERENT and (duplicates == "once") == (name != "bipace") else slow(name, duplicates)
      for name in CONFIGS for duplicates in ("once", "count")],
 )  # fmt: skip
 def test_any_row_order_padding_and_copies(name, duplicates, device):
@@ -100,7 +100,7 @@ def test_any_row_order_padding_and_copies(name, duplicates, device):
     assert_agree(*both(device, config, batch.arguments(valid=valid)))
 
 
-@pytest.mark.parametrize("name", different(KEPT))
+@pytest.mark.parametrize("name", [name if name == "bipace" else slow(name) for name in KEPT])
 def test_given_returns_and_nothing_to_do(name, device):
     returns, episode = np.linspace(-1, 1, N), BATCH.trajectory.astype(float)
     rewards = BATCH.rewards if CONFIGS[name].estimator == "gae" else None  # which reads them in any case
@@ -208,6 +208,7 @@ def scratch_of_nan(monkeypatch):
     torch.use_deterministic_algorithms(False)
 
 
+@slow_interpreted
 @pytest.mark.parametrize("name", ["bipace", slow("hgpo")])
 def test_what_scratch_memory_held_before_changes_no_bit(name, device, scratch_of_nan):
     """Loads may be wider than what was written: what they bring of it must not count."""
