@@ -69,8 +69,8 @@ def test_cluster_values(device, seed, masked):
 
 @pytest.mark.parametrize(
     ("dtype", "masked"),
-    [slow_case_interpreted(torch.float32, False), (torch.bfloat16, True), *(slow(torch.float16, masked) for masked in (False, True)),
-     slow(torch.float32, True), slow(torch.bfloat16, False)],
+    [slow_case_interpreted(torch.float32, False), (torch.bfloat16, True),
+     *(slow(torch.float16, masked) for masked in (False, True)), slow(torch.float32, True), slow(torch.bfloat16, False)],
     ids=str,
 )  # fmt: skip
 def test_kernel_values(device, dtype, masked):

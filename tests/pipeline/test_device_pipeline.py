@@ -26,11 +26,6 @@ KEPT = [name for name in CONFIGS if name != "bipace_similar"]  # of texts the cl
 WITH_AND_WITHOUT = [(name, True) for name in KEPT] + [(name, False) for name in ("bigpo", "bipace", "bipace_diff")]
 
 
-def different(names):
-    """The configurations; those not in DIFFERENT are slow."""
-    return [name if name in DIFFERENT else slow(name) for name in names]
-
-
 def on(device, arguments):
     """The arguments as tensors on a device; texts and ids as they are."""
     ids = ("group", "trajectory", "step", "observation", "layout")
