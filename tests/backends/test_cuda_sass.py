@@ -83,6 +83,7 @@ def scan(request, tmp_path_factory):
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 def test_a_decision_is_short_and_waits_for_no_memory(scan):
     _, turn = sass.decision_loop(scan)
     assert len(turn.instructions) <= MOST, [str(one) for one in turn.instructions]

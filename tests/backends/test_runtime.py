@@ -235,6 +235,7 @@ print("fine")
     assert done.stdout.strip() == "fine", done.stderr
 
 
+@pytest.mark.slow
 def test_same_bits_in_another_process():
     code = f"""
 import sys; sys.path.insert(0, {str(HELPERS)!r})

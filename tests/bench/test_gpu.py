@@ -404,6 +404,7 @@ def test_what_the_sanitizer_finds(failing, backend, tmp_path, monkeypatch):
     assert sum("nothing found" in line for line in part.lines) == 2
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_is_stopped(tmp_path):
     log = tmp_path / "log"
     argv = [sys.executable, "-c", "import time; print('began', flush=True); time.sleep(60)"]

@@ -572,6 +572,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGKILL)])
 def test_killed_while_writing(golden: Path, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "out.parquet"

@@ -64,6 +64,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SMALL = ("--layers", "-3,block 5", "--pooling", "last,mean", "--epsilons", "0.001,0.1", "--folds", 3)
 
 
+@pytest.mark.slow
 def test_everything_it_writes(folder: Path, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     args = ("calibrate", folder, prompts, "--out", out, "--chat", *SMALL, "--min-clusters", 3)

@@ -437,6 +437,7 @@ def test_across_processes():
     assert done.stdout.strip() == here
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_an_error():
     """Scratch that cannot be had is a MemoryError, from the caller's thread and from the pool's."""
     if "asan" in os.environ.get("LD_PRELOAD", ""):

@@ -455,6 +455,7 @@ def test_holds_sizes_and_singletons_where_a_fixed_epsilon_lets_go():
     assert 3 <= moves["controller"] < 0.7 * moves["search"]
 
 
+@pytest.mark.slow
 def test_the_program_writes_what_it_shows(tmp_path, capsys):
     sample = Path(__file__).resolve().parents[2] / "examples/data/webshop_llm.jsonl.gz"
     assert drift.main(["--steps", "2", "--rollouts", str(sample), "--out", str(tmp_path)]) == 0

@@ -176,6 +176,7 @@ print(json.dumps({"files": files, "leaked": leaked, "cluster": r.cluster.tolist(
 # ------------------------------------------------------------------------------------------------------------- import
 
 
+@pytest.mark.slow
 def test_import_writes_no_file(tmp_path):
     """In a copy of the package, so that other tests' bytecode is not taken for a file of ours."""
     shutil.copytree(
