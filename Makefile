@@ -133,7 +133,7 @@ wheel: $(VENV)/.installed
 # Wheel and sdist: built, checked, installed in empty environments and tested there.  About ten minutes.
 release-check: $(VENV)/.checked
 	$(PYTHON) -m pip install -q build twine check-wheel-contents
-	PYTHON=$(abspath $(PYTHON)) TORCH="$(TORCH)" tests/packaging/release_check.sh
+	PYTHON=$(abspath $(shell command -v $(PYTHON))) TORCH="$(TORCH)" tests/packaging/release_check.sh
 
 # The compiled module next to the sources, for work with PYTHONPATH=.
 build:

@@ -387,7 +387,7 @@ def as_json(sets: list[Found], seconds: float, command: str) -> dict[str, Any]:
             "sets": about, "rows": rows}  # fmt: skip
 
 
-PICTURE = {  # colours, in drawing order; Q-style at the ε that is best with 8 rollouts in the panel
+PICTURE = {  # colours, in drawing order; Q-style at the ε that is best with 8 rollouts, or the most there are, in the panel
     "GRPO": "#999999",
     "GiGPO": "#CC79A7",
     Q_STYLE: "#D55E00",
@@ -404,8 +404,11 @@ def drawn_row(summary: Summary, sets: Sequence[str], name: str) -> str:
     if not name.startswith(Q_STYLE):
         return name
     rows = [f"{Q_STYLE} ε {epsilon:g}{name.removeprefix(Q_STYLE)}" for epsilon in EPSILONS]
-    found = {row: point[0] for row in rows if (point := summary.over(sets, row, 8)) is not None}
-    return max(found, key=lambda row: found[row], default=rows[0])
+    for size in (8, *SIZES[::-1]):
+        found = {row: point[0] for row in rows if (point := summary.over(sets, row, size)) is not None}
+        if found:
+            return max(found, key=lambda row: found[row])
+    return rows[0]
 
 
 def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:

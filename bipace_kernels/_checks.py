@@ -210,7 +210,8 @@ def integer_at_least(value: Any, name: str, low: int) -> int:
 def take_rows(values: Any, rows: Tensor) -> Any:
     """Some rows [M] int64 of a tensor, an array or a sequence."""
     if isinstance(values, torch.Tensor):
-        return values.index_select(0, rows)
+        unsigned = values.dtype in (torch.uint16, torch.uint32, torch.uint64)  # which index_select does not take
+        return values[rows] if unsigned else values.index_select(0, rows)
     if isinstance(values, np.ndarray):
         return values[rows.numpy()]
     return [values[i] for i in rows.tolist()]

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from . import _checks
@@ -177,8 +178,9 @@ def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
 def _layout(given: dict[str, Any], layout: Layout | None, partition: str, late: list[LateCheck] | None) -> Layout:
     if layout is None:
         made = make_layout(given["group"], given["trajectory"], given["step"], given["valid"])
-        if partition == "cosine" and not isinstance(given["trajectory"], Tensor):
-            _warn_of_order(next(iter(given["trajectory"]), None))
+        ids = given["trajectory"]
+        if partition == "cosine" and isinstance(ids, (list, tuple, np.ndarray)) and len(ids):
+            _warn_of_order(ids[0])
         return made
     if given["valid"] is not None:
         valid = _checks.bool_vector(given["valid"], "valid", layout.n_rows, late)

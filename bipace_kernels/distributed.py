@@ -219,7 +219,7 @@ class _Head:
     arguments: tuple[str, ...]
     kinds: dict[str, str]  # of group, trajectory, observation, fingerprint
     width: int = 0  # D
-    dtype: torch.dtype | None = None  # of the fingerprints
+    dtype: torch.dtype | None = None  # of the fingerprints, equal on all ranks that give a tensor or an array
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
     head = _Head(
         n=n, n_taken=taken.numel(), ids=ids, config=cfg, backend=backend, device=where.type,
         arguments=tuple(sorted(found)), kinds=kinds, width=0 if fingerprint is None else fingerprint.shape[1],
-        dtype=None if fingerprint is None else fingerprint.dtype,
+        dtype=None if fingerprint is None or (n == 0 and isinstance(given["fingerprint"], (list, tuple))) else fingerprint.dtype,
     )  # fmt: skip
     return _Own(head, where, found, fingerprint, objects)
 

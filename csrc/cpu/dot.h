@@ -66,7 +66,7 @@ struct DotKernels {
                  double change, double weight, int64_t n,
                  double* similar);  // [n]
 
-  // x = e^x for x <= 0, in place, to 2e-16 of it; exactly 1 for 0, and 0 below -700.
+  // x = e^x for x <= 0, in place, to 5e-16 of it; exactly 1 for 0, and 0 below -700.
   void (*exponential)(double* x,  // [n]
                       int64_t n);
 

@@ -154,3 +154,9 @@ def test_no_records():
 def test_where_no_backend_computes():
     with pytest.raises(bk.BackendError, match=r"tensors on meta have no backend.*\.cpu\(\)"):
         bk.layout([0], [0]).on("meta")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_unsigned_ids_beside_padding(dtype):
+    lay = bk.layout(torch.tensor([1, 1, 0]).to(dtype), torch.tensor([5, 5, 7]).to(dtype), valid=[True, True, False])
+    assert lay.n_records == 2 and lay.n_trajectories == 1
