@@ -33,7 +33,7 @@ test-quick: $(VENV)/.tested
 TRAINERS ?= .venv-integrations
 MARK ?= not slow
 test-integrations: $(TRAINERS)/.installed
-	timeout 1200 $(TRAINERS)/bin/python -m pytest tests/integrations -m "$(MARK)" -n 2 --dist loadfile -q
+	timeout 2400 $(TRAINERS)/bin/python -m pytest tests/integrations -m "$(MARK)" -n 2 --dist loadfile -q
 
 # Runs what is missing of the committed runs.  ARGS="--processes 1" takes one core; --model FOLDER and --device cuda
 # train another model, whose runs need a separate folder (--out).

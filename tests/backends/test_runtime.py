@@ -212,6 +212,7 @@ def test_calls_from_several_threads_at_once():
     assert all(torch.equal(r, WANT.advantage) for r in results)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, as DataLoader and Ray use it")
 def test_safe_after_fork():
     """The parent's pool threads do not exist in the child; a pool that waited for them would hang."""

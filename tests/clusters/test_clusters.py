@@ -428,6 +428,7 @@ print(hashlib.sha256(cosine(x, sizes, 0.40, num_threads=int(sys.argv[1])).numpy(
 """
 
 
+@pytest.mark.slow
 def test_across_processes():
     x, sizes = bit_case()
     here = hashlib.sha256(cosine(x, sizes, 0.40).numpy().tobytes()).hexdigest()

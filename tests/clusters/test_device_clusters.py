@@ -125,6 +125,7 @@ def test_ragged_groups_follow_the_rule(device, dtype, dim):
             assert torch.equal(labels, reference.cluster_cosine(x, order, offsets, None, epsilon))
 
 
+@slow_interpreted
 @pytest.mark.parametrize("tile", TILES)
 def test_groups_of_several_tiles_and_long_rows(device, tile):
     how = {"cut": clusters.Cut(tile=getattr(gram, tile))} if BACKEND == "triton" else {}
@@ -159,6 +160,7 @@ def test_many_clusters(device, shape):
     assert labels[:150].max() > 64
 
 
+@slow_interpreted
 @pytest.mark.parametrize("n", [150, slow(500)])
 def test_similarities_within_three_millionths(device, n):
     """After a cluster of many members, probes 3e-6 on either side of the threshold: the kernels see which side."""
@@ -181,6 +183,7 @@ def test_similarities_within_three_millionths(device, n):
     assert labels.tolist() == [0] * n + [1, 0]
 
 
+@slow_interpreted
 def test_count_vectors_that_meet_epsilon(device):
     """Small integer counts: many cosines equal 1 − ε or each other exactly."""
     rng = np.random.default_rng(5)
@@ -395,6 +398,7 @@ def test_one_group_alone_is_the_group_in_any_batch(device, dtype):
     assert torch.equal(labels - labels[:, :1], alone)
 
 
+@slow_interpreted
 @pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16, slow(torch.float16)], ids=str)
 def test_any_strides_and_order(device, dtype):
     """Rows are read in place; memory between them is never read."""

@@ -67,6 +67,7 @@ def test_labels_depend_on_no_cut(device, whole, long_group, columns, shared):
     assert torch.equal(found[:, 40:340] - found[:, 40:41], alone)
 
 
+@pytest.mark.slow
 def test_groups_take_turns(device):
     """Where matrices, or S of a sweep, have no room at once."""
     x = mixture(2, sum(SIZES), 32, 12, 0.4)

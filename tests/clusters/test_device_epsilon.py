@@ -70,6 +70,7 @@ def test_padding_copies_and_row_order_without_a_wait(device):
     assert bool(((want == -1) == torch.from_numpy(~valid)).all())
 
 
+@slow_interpreted
 def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
     x, group = states()
     trajectory = np.arange(24) // 4

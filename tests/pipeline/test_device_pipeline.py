@@ -123,6 +123,7 @@ def test_every_dtype(dtype, device):
     assert_agree(want, got)
 
 
+@slow_interpreted
 @pytest.mark.parametrize(
     "view",
     [

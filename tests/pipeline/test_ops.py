@@ -83,7 +83,7 @@ def test_every_op_has_a_case():
 
 @pytest.mark.parametrize(
     ("backend", "names"),
-    [("aot_eager", ["bipace", "hgpo", "gae"]), ("inductor", ["bipace"]), slow("aot_eager", COMPILED)],
+    [("aot_eager", ["bipace", "hgpo", "gae"]), slow("inductor", ["bipace"]), slow("aot_eager", COMPILED)],
     ids=["aot_eager", "inductor", "every configuration"],
 )
 def test_compiled_gives_the_same_bits(backend, names, device):
