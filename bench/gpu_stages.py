@@ -79,13 +79,15 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
         kernels, reciprocal = module(backend, "clusters"), empty(n)
         part = lay.group_offsets[:-1], lay.group_offsets[1:]
         batch = kernels.Batch(x.fingerprint, lay.order, lay.group_offsets, kind, scale, lay.n_groups, lay.longest_group)
-        scan = module(backend, "scan").Scan(kind, *part, reciprocal, lowest, side, side, beyond)
+        decisions = module(backend, "scan").Scan(
+            kind, *part, reciprocal, lowest, side, side, beyond, batch.limits.shared
+        )
 
         def multiply() -> None:
             batch._multiply(*part, products, reciprocal, 0, beyond)
 
         def decide() -> torch.Tensor:
-            scan.run(products, 0, first)
+            decisions.run(products, 0, first)
             return first
     else:
         kernels, reciprocal, state = module(backend, "scan"), empty(lay.n_groups, side), empty(1, *products.shape)
