@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import _cuda_loader, _env, _native_loader, _triton_loader, stages
+from ._warnings import warn_once
 
 NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 STAGES = (
@@ -22,7 +22,6 @@ STAGES = (
 _HOST = ("similar",)  # stages of texts, always on the host
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
 _AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by the tensors' device, best first
-_warned: set[str] = set()
 
 
 def package_of(backend: str, stage: str) -> str:
@@ -180,11 +179,10 @@ def _auto(kind: str) -> str:
     """The best backend for tensors on a device.  On the CPU plain Python is the last resort, with a warning."""
     if kind == "cpu":
         why = _why_not("cpu")
-        if why and why not in _warned:
-            _warned.add(why)
-            warnings.warn(
+        if why:
+            warn_once(
+                f"fallback: {why}",
                 f"bipace_kernels falls back to backend='reference' (plain Python, slow): {why}",
-                RuntimeWarning,
                 stacklevel=5,
             )
         return "reference" if why else "cpu"

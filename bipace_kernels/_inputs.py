@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from . import _checks
 from ._checks import LateCheck
 from ._transfer import to_device
+from ._warnings import warn_once
 from .config import Config
 from .estimators import estimator_of, needs_of
 from .layout import Layout
@@ -21,8 +21,6 @@ from .partitions import PARTITIONS
 from .value_memory import ValueMemory
 
 Tensor = torch.Tensor
-
-_warned = False
 
 
 @dataclass
@@ -197,13 +195,10 @@ def _layout(given: dict[str, Any], layout: Layout | None, partition: str, late: 
 
 def _warn_of_order(trajectory: Any) -> None:
     """Once where ids are texts: those are numbered by appearance, and greedy clusters follow that order."""
-    global _warned
-    if _warned or not isinstance(trajectory, (str, bytes)):
-        return
-    _warned = True
-    warnings.warn(
-        "trajectory ids are texts, which are numbered as they appear, and cosine clusters depend on the order of rollouts: "
-        "the same rows in another order may get other advantages. Integer ids avoid this.",
-        RuntimeWarning,
-        stacklevel=6,
-    )
+    if isinstance(trajectory, (str, bytes)):
+        warn_once(
+            "texts as trajectory ids",
+            "trajectory ids are texts, which are numbered as they appear, and cosine clusters depend on the order of rollouts: "
+            "the same rows in another order may get other advantages. Integer ids avoid this.",
+            stacklevel=6,
+        )

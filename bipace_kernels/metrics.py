@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
+from ._warnings import warn_once
 from .records import Records
 from .schema import Branch
 
 _F1_GROUP = 8  # smaller groups are not evidence of a collapsed partition
-_warned: set[str] = set()
 
 
 def compute_metrics(records: Records) -> dict[str, float]:
@@ -114,6 +113,4 @@ def _warn_if_degenerate(records: Records, labels: Any) -> None:
 
 
 def _warn(name: str, text: str) -> None:
-    if name not in _warned:
-        _warned.add(name)
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    warn_once(f"metrics: {name}", text, stacklevel=4)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import warnings
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
+
+from .._warnings import warn_once
 
 # Oldest and newest release of each trainer that the adapters were run with; integrations/README.md has the dates.
 RUN_WITH = {
     "trl": ("1.0.0", "1.16.0"), "verl": ("0.9.0", "0.9.1"), "trinity-rft": ("0.6.0", "0.6.0"), "ms-swift": ("4.6.0", "4.6.0"),
 }  # fmt: skip
-_warned: set[str] = set()
 
 
 def check_version(trainer: str) -> None:
@@ -25,13 +25,12 @@ def check_version(trainer: str) -> None:
         found, public = "a checkout without a version", None
     except InvalidVersion:
         public = None
-    if trainer in _warned or (public is not None and Version(oldest) <= public <= Version(newest)):
+    if public is not None and Version(oldest) <= public <= Version(newest):
         return
-    _warned.add(trainer)
-    warnings.warn(
+    warn_once(
+        f"release of {trainer}",
         f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, but this is {found}: compare the advantages of "
         f"the first batch with bipace_kernels.advantage(), or install {trainer}=={newest}.",
-        RuntimeWarning,
         stacklevel=3,
     )
 

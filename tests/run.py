@@ -36,7 +36,7 @@ ELSEWHERE = ["--ignore-glob=*/test_device_*.py"]  # without a GPU they would all
 TRITON, EMULATOR = {"TRITON_INTERPRET": "1"}, {"BIPACE_TEST_BACKEND": "cuda", "BIPACE_EMULATOR": "1"}
 # Of the CPU tests, those that compute nothing, compile kernels, run benchmarks, build or start many processes.
 LONGER = ["backends/test_triton_compile.py", "backends/test_triton_launch.py", "backends/test_cuda_emulator.py",
-          "backends/test_cuda_sass.py", "bench", "cli", "distributed", "docs", "examples", "packaging"]  # fmt: skip
+          "bench", "cli", "distributed", "docs", "examples", "packaging"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ class Runner:
     def run(self, part: Part, workers: int) -> Outcome:
         command = part.command(self.python, workers, self.more)
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **part.environment}
-        if workers == 1 and part.pytest:
-            environment.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other slow down other parts
+        if part.pytest:  # one thread a process: threads that wait for each other slow down the other parts and workers
+            environment.setdefault("OMP_NUM_THREADS", "1")
         self.say(f"{part.name}: " + " ".join([*(f"{k}={v}" for k, v in part.environment.items()), *command]))
         began, lines = time.monotonic(), []
         with (self.folder / f"{part.name}.log").open("w", encoding="utf-8") as log:

@@ -53,24 +53,27 @@ def hash_token_ids(
     return keys, parsed, outside
 
 
-# By the table's bytes: the version of the tensor that was looked at, its offsets, and what was found.
+# By the table's bytes: the stream, the version of the tensor that was looked at, its offsets, and what was found.
 _FOUND: MutableMapping[torch.Tensor, tuple[Any, torch.Tensor]] = WeakTensorKeyDictionary()
 
 
 def _tokens_with_a_tag(table_offsets: torch.Tensor, table_bytes: torch.Tensor) -> torch.Tensor:
     """[V] bool: whether a token holds a byte that tags begin with.  Most hold none, and need not be spelt to find a tag.
 
-    A table serves all calls of a run (`TokenBytes.on()` keeps it), so what was found is kept as long as its tensor.
+    A table serves all calls of a run (`TokenBytes.on()` keeps it), so what was found is kept as long as its tensor, for the
+    stream that computed it.  Inference tensors do not count their changes, so nothing is kept of them.
     """
-    versions = [None if x.is_inference() else x._version for x in (table_offsets, table_bytes)]
-    key = (*versions, table_offsets.data_ptr(), table_offsets.numel())
-    known: tuple[object, torch.Tensor] | None = _FOUND.get(table_bytes)
-    if known is not None and known[0] == key:
-        return known[1]
+    counted = not (table_offsets.is_inference() or table_bytes.is_inference())
+    stream = torch.cuda.current_stream(table_bytes.device).cuda_stream if table_bytes.is_cuda else 0
+    if counted:
+        key = (stream, table_bytes._version, table_offsets._version, table_offsets.data_ptr(), table_offsets.numel())
+        known: tuple[object, torch.Tensor] | None = _FOUND.get(table_bytes)
+        if known is not None and known[0] == key:
+            return known[1]
     holds = torch.zeros(table_bytes.numel() + 1, dtype=torch.int32, device=table_bytes.device)
     torch.cumsum(table_bytes == ord("<"), 0, dtype=torch.int32, out=holds[1:])
     found = holds[table_offsets[1:]] > holds[table_offsets[:-1]]
     # What a graph captures has no values before it is replayed.
-    if not (table_bytes.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if counted and not (table_bytes.is_cuda and torch.cuda.is_current_stream_capturing()):
         _FOUND[table_bytes] = (key, found)
     return found

@@ -77,9 +77,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
             return run()
         before = model_inputs["input_ids"].shape[1] - grpo_batch.logits_to_keep
         places = Turns.of(grpo_batch.completion_mask).positions(before)
-        places = Positions(
-            places.column.clamp(min=0), places.offsets
-        )  # a row of which nothing is left may begin with no prompt
+        # A row of which nothing is left may begin with no prompt.
+        places = Positions(places.column.clamp(min=0), places.offsets)
         with bk.hidden.tap(model, self._bipace.settings.layer, positions=places) as tapped:
             found = run()
         self._bipace_hidden.append(tapped.rows())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..._warnings import warn_once
 from .._turns import Turns
 
 LOGS = ("step_rewards", "actions", "observations")
 Entries = list[Any]
-_warned: set[str] = set()
 
 
 @dataclass
@@ -134,12 +133,6 @@ class Said:
             )
         found = [None if type(e).__name__ in own else _log(e, name) for e in self.environments]
         return found or [None] * len(self.inputs)
-
-
-def warn_once(about: str, text: str) -> None:
-    if about not in _warned:
-        _warned.add(about)
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _log(environment: Any, name: str) -> Sequence[Any] | None:

@@ -31,3 +31,12 @@ def test_found_once_and_forgotten_with_the_table():
     del data
     gc.collect()
     assert len(action_keys._FOUND) == before - 1
+
+
+def test_nothing_is_kept_of_inference_tensors():
+    """They do not count what is written into them."""
+    with torch.inference_mode():
+        offsets, data = table(b"<", b"so")
+        assert action_keys._tokens_with_a_tag(offsets, data).tolist() == [True, False]
+        data[1] = ord("<")
+        assert action_keys._tokens_with_a_tag(offsets, data).tolist() == [True, True]

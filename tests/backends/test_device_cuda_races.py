@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from clustering import mixture
 from cuda_emulator import Emulator, EmulatorError, build, of_checkout
 from marks import slow
 from ragged import ON_CPU
@@ -41,11 +42,8 @@ def emulator(library, monkeypatch) -> Iterator[Emulator]:
     library.groups = True
 
 
-def mixture(n: int, dim: int, count: int, dtype=torch.bfloat16) -> torch.Tensor:
-    rng = np.random.default_rng(n + dim)
-    centre = 2 * rng.standard_normal(dim) + 1.5 * rng.standard_normal((count, dim))
-    x = centre[rng.integers(0, count, n)] + 0.5 * rng.standard_normal((n, dim))
-    return torch.from_numpy(x.astype(np.float32)).to(dtype)
+def rows(n: int, dim: int, count: int, dtype=torch.bfloat16) -> torch.Tensor:
+    return mixture(n + dim, n, dim, count, noise=0.5).to(dtype)
 
 
 def labels(x: torch.Tensor, sizes: list[int] | None = None, **limits: int) -> torch.Tensor:
@@ -66,15 +64,15 @@ def labels(x: torch.Tensor, sizes: list[int] | None = None, **limits: int) -> to
 
 # What launches each kernel along each of its ways, as small as it may be.
 def few(emulator, monkeypatch):
-    return labels(mixture(66, 8, 6))
+    return labels(rows(66, 8, 6))
 
 
 def far(emulator, monkeypatch):
-    return labels(mixture(40, 8, 6), shared=45_000)  # S has no room there
+    return labels(rows(40, 8, 6), shared=45_000)  # S has no room there
 
 
 def blocks(emulator, monkeypatch):
-    return labels(mixture(170, 8, 6), long_group=128, columns=128)
+    return labels(rows(170, 8, 6), long_group=128, columns=128)
 
 
 def many(emulator, monkeypatch):
@@ -92,20 +90,20 @@ def products(x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor
 
 
 def tall(emulator, monkeypatch):
-    return products(mixture(9, 704, 3))  # the ring of stages wraps
+    return products(rows(9, 704, 3))  # the ring of stages wraps
 
 
 def half(emulator, monkeypatch):
     emulator.groups = False
-    return products(mixture(9, 304, 3))
+    return products(rows(9, 304, 3))
 
 
 def single(emulator, monkeypatch):
-    return products(mixture(9, 40, 3, torch.float32))
+    return products(rows(9, 40, 3, torch.float32))
 
 
 def extreme(emulator, monkeypatch):
-    x, scale = mixture(9, 24, 3, torch.float32), torch.ones(9)
+    x, scale = rows(9, 24, 3, torch.float32), torch.ones(9)
     x[::3] *= 2.0**100
     scale[::3] = 2.0**-100
     return products(x, scale)
@@ -221,7 +219,7 @@ def test_rows_that_are_not_aligned_are_no_vectors(tmp_path, emulator, monkeypatc
     def multiply(dim: int) -> None:
         products, ones = torch.empty(1, 128, 128), torch.ones(9)
         gram.multiply(
-            mixture(9, dim, 3), torch.arange(9), torch.tensor([0]), torch.tensor([9]), ones, products, torch.empty(9),
+            rows(9, dim, 3), torch.arange(9), torch.tensor([0]), torch.tensor([9]), ones, products, torch.empty(9),
             first_column=0, long_group=10,
         )  # fmt: skip
 

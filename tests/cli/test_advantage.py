@@ -605,9 +605,9 @@ def test_bad_line_leaves_nothing(tmp_path: Path) -> None:
 def test_a_note_where_the_partition_looks_degenerate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from bipace_kernels import metrics
+    from bipace_kernels import _warnings
 
-    monkeypatch.setattr(metrics, "_warned", set())
+    monkeypatch.setattr(_warnings, "_given", set())
     rows = [record(r, s, "always the same", "go", float(r == 0 and s == 9)) for r in range(2) for s in range(10)]
     result = run("advantage", write(tmp_path / "a.jsonl", rows), "--out", tmp_path / "o.csv", "--partition", "exact")
     assert result.exit_code == 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from certificate import margins, replay
+from clustering import mixture
 from marks import slow
 from ragged import sentinels, stage
 
@@ -13,14 +14,6 @@ clusters, scan = stage("clusters"), stage("scan")
 
 EPSILONS = [0.01, 0.05, 0.3]
 SIZES = [40, 300, 3, 257, 128]
-
-
-def mixture(seed: int, n: int, dim: int, count: int, noise: float) -> torch.Tensor:
-    """[n, dim] bfloat16 around `count` directions with a strong common one."""
-    rng = np.random.default_rng(seed)
-    centre = 2 * rng.standard_normal(dim) + 1.5 * rng.standard_normal((count, dim))
-    x = centre[rng.integers(0, count, n)] + noise * rng.standard_normal((n, dim))
-    return torch.from_numpy(x.astype(np.float32)).to(torch.bfloat16)
 
 
 def sweep(device, x, sizes, epsilons=EPSILONS, **limits):
@@ -59,7 +52,7 @@ def whole() -> dict[str, torch.Tensor]:
 def test_labels_depend_on_no_cut(device, whole, long_group, columns, shared):
     """Groups by blocks of columns and at once, S near and far: every record the same cluster, in any batch."""
     limits = {"long_group": long_group, "columns": columns, "shared": shared}
-    x = mixture(1, sum(SIZES), 48, 60, 0.9)
+    x = mixture(1, sum(SIZES), 48, 60, noise=0.9).bfloat16()
     found = sweep(device, x, SIZES, **limits)
     assert int(found[0].max()) > 400 and int(found[2].max()) > 20  # singletons, and clusters with many members
     assert torch.equal(found, whole.setdefault("labels", found))
@@ -70,7 +63,7 @@ def test_labels_depend_on_no_cut(device, whole, long_group, columns, shared):
 @pytest.mark.slow
 def test_groups_take_turns(device):
     """Where matrices, or S of a sweep, have no room at once."""
-    x = mixture(2, sum(SIZES), 32, 12, 0.4)
+    x = mixture(2, sum(SIZES), 32, 12, noise=0.4).bfloat16()
     together = sweep(device, x, SIZES)
     for room in (1, 5 * 70 * 384 * 2):
         assert torch.equal(sweep(device, x, SIZES, room=room), together)
@@ -80,7 +73,7 @@ def test_groups_take_turns(device):
 def test_many_members_do_not_drift(device, long_group):
     """Cosines of 0.97 and more in a few clusters with hundreds of members: every decision within 1e-5 of the rule."""
     n = 900
-    x = mixture(17, n, 64, 3, 0.35)
+    x = mixture(17, n, 64, 3, noise=0.35).bfloat16()
     labels = sweep(device, x, [n], [0.05], long_group=long_group, columns=256)[0].numpy()
     assert labels.max() < 12
     values = x.to(torch.float64).numpy()
@@ -94,7 +87,7 @@ def test_many_members_do_not_drift(device, long_group):
 @pytest.mark.parametrize("long_group", [slow(8192), pytest.param(64, id="blocks")])
 def test_more_radii_than_one_launch_writes(device, long_group):
     limits = {"long_group": long_group, "columns": 128}
-    x, epsilons = mixture(5, 90, 16, 8, 0.6), [0.004 * e for e in range(1, 71)]
+    x, epsilons = mixture(5, 90, 16, 8, noise=0.6).bfloat16(), [0.004 * e for e in range(1, 71)]
     found = sweep(device, x, [20, 70], epsilons, **limits)
     for e in (0, 23, 46, 63, 64, 69):
         assert torch.equal(found[e], sweep(device, x, [20, 70], [epsilons[e]], **limits)[0])
@@ -105,7 +98,7 @@ def test_more_radii_than_one_launch_writes(device, long_group):
 def test_few_long_groups_among_many_short_ones(device, monkeypatch, long_group):
     """Matrices of two sizes, or also blocks of columns: the same labels as with one size for all."""
     sizes = [3, 1, 130, 2, 5, 300, 4, 1, 1, 6, 128, 2, 7, 1, 257, 3]
-    x = mixture(8, sum(sizes), 48, 12, 0.5)
+    x = mixture(8, sum(sizes), 48, 12, noise=0.5).bfloat16()
     want = sweep(device, x, sizes)
     made, real = [], clusters.Batch._cluster_whole
     monkeypatch.setattr(
@@ -117,4 +110,4 @@ def test_few_long_groups_among_many_short_ones(device, monkeypatch, long_group):
 
 def test_a_long_group_alone_has_no_matrix_of_its_own(device, monkeypatch):
     monkeypatch.setattr(clusters.Batch, "_cluster_whole", lambda *_: pytest.fail("there is no short group"))
-    sweep(device, mixture(9, 200, 16, 5, 0.5), [200], long_group=128, columns=128)
+    sweep(device, mixture(9, 200, 16, 5, noise=0.5).bfloat16(), [200], long_group=128, columns=128)

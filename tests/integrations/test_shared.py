@@ -19,6 +19,7 @@ from bipace_kernels.integrations._versions import check_parts, check_version
 from trained_tokenizers import byte_level
 
 import bipace_kernels as bk
+from bipace_kernels import _warnings
 
 TEXTS = ["<action>Go east</action>", "hm <action> go EAST </action>", "look", "<action>look</action>", ""]
 
@@ -165,7 +166,7 @@ def test_functions_give_way_and_come_back():
 @pytest.mark.parametrize(("release", "warns"), [("0.8.9", True), ("0.9.0", False), ("0.9.1", False), ("0.10.0", True)])
 def test_a_release_that_was_not_run_is_warned_once(monkeypatch, release, warns):
     monkeypatch.setattr(_versions.importlib.metadata, "version", lambda name: release)
-    monkeypatch.setattr(_versions, "_warned", set())
+    monkeypatch.setattr(_warnings, "_given", set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         check_version("verl")
@@ -368,7 +369,7 @@ def test_a_release_that_was_not_run_is_a_warning_and_never_an_error(version, tol
         return version
 
     monkeypatch.setattr(_versions.importlib.metadata, "version", of)
-    monkeypatch.setattr(_versions, "_warned", set())
+    monkeypatch.setattr(_warnings, "_given", set())
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         check_version("trl")

@@ -15,13 +15,14 @@ import torch
 from bipace_kernels.integrations import _states
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit, rollouts
+from bipace_kernels.integrations.trl import BiPACEGRPOConfig, bipace_advantages, credit
 from bipace_kernels.integrations.trl import trainer as trainer_module
 from datasets import Dataset
 from transformers import HfArgumentParser, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 import bipace_kernels as bk
+from bipace_kernels import _warnings
 
 SINGLETON = {"on_invalid": "singleton", "duplicates": "once"}
 CONFIGS = {
@@ -574,7 +575,7 @@ def test_what_a_rollout_func_gives_wrongly(tmp_path, change, message):
 
 
 def test_rows_of_a_rollout_func_that_fit_no_turns_are_set_aside(tmp_path, monkeypatch):
-    monkeypatch.setattr(rollouts, "_warned", set())
+    monkeypatch.setattr(_warnings, "_given", set())
 
     def some(prompts, trainer):
         out = tt.rollout(prompts, trainer)

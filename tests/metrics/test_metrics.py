@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
-from bipace_kernels import metrics as metrics_module
+from bipace_kernels import _warnings
 
 KEYS = {
     "singleton_cluster_fraction", "mean_cluster_size", "p90_cluster_size", "median_cluster_size", "cluster_count", "pairs",
@@ -80,7 +80,7 @@ def test_ranks_log_the_same_keys():
 
 
 def test_warnings_once_per_process(monkeypatch):
-    monkeypatch.setattr(metrics_module, "_warned", set())
+    monkeypatch.setattr(_warnings, "_given", set())
     n = 64
     group = np.arange(n) // 16
     arguments = {"trajectory": np.arange(n) // 4, "rewards": np.ones(n), "config": bk.Config.gigpo()}
@@ -97,7 +97,7 @@ def test_warnings_once_per_process(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         collapsed.metrics()
-        monkeypatch.setattr(metrics_module, "_warned", set())
+        monkeypatch.setattr(_warnings, "_given", set())
         bk.advantage(group, **half).metrics()
 
 
