@@ -205,9 +205,8 @@ def _choose(
             f"no layer and pooling has an ε with at least {min_clusters} clusters that are neither one giant nor all singletons; "
             f"scan {'smaller' if few else 'other'} epsilons, or more prompts."
         )
-    best = max(
-        fitting, key=lambda row: row.accuracy
-    )  # max() takes the first of equals, and the scan is ordered by depth
+    # The first of equals is taken, and the scan is ordered by depth.
+    best = max(fitting, key=lambda row: row.accuracy)
     x = states.load((best.layer, best.pooling))
     chosen = choose_epsilon(x, groups, band=band, bounds=bounds, backend=backend)
     (sizes,) = measure_sizes(cluster(x, groups, chosen.epsilon, backend=backend)[None])

@@ -338,9 +338,8 @@ def _run(
     counts = [h.n for h in heads]
     columns = _gather(ranks, own, heads, head)
     row = PARTITIONS[cfg.partition]
-    of_codes = (
-        row.by_code or row.argument is None
-    )  # partitions that every rank computes itself, from the codes of all rows
+    # Partitions that every rank computes itself, from the codes of all rows.
+    of_codes = row.by_code or row.argument is None
     state: Tensor | None = None
     failed: str | None = None
     if cfg.needs_fingerprint or head.kinds.get("observation", "integers") != "integers":

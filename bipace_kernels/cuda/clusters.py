@@ -30,9 +30,8 @@ Tensor = torch.Tensor
 class Limits:
     """How the work is split among launches; results have the same bits whatever they are."""
 
-    long_group: int = (
-        8_192  # groups of at least so many records go by blocks of columns: a whole matrix would take 256 MB
-    )
+    # Groups of at least so many records go by blocks of columns: a whole matrix would take 256 MB.
+    long_group: int = 8_192
     middle: int = 1_024  # groups of at least so many are apart from shorter ones where there are few of them
     columns: int = 1_024  # of a block; a multiple of gram.UNIT
     room: int = 1 << 28  # float32 values of the Gram matrices that are made at a time: 1 GiB

@@ -66,9 +66,8 @@ def test_equals_cpu_bit_for_bit(device, n):
 @pytest.mark.parametrize("n", [slow(31), 32, 33, slow(45), slow(64), 103, slow(300)])
 def test_windows_of_whole_stripes_and_what_is_left_of_them(device, n):
     texts = [b"", b"short", b"xyz" * 50]
-    windows = (
-        1024 if _triton_loader.interpreted() else stage.WINDOWS
-    )  # few large steps: its time depends on the number of operations
+    # Few large steps: its time depends on the number of operations.
+    windows = 1024 if _triton_loader.interpreted() else stage.WINDOWS
     got = by_the_kernels(texts, device, n=n, dim=64, windows=windows)
     assert same_bits(got, bk.ngram_fingerprint(texts, n=n, dim=64, backend="cpu"))
 

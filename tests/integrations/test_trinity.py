@@ -56,9 +56,8 @@ def experiences(seed: int = 0, **left_out: bool) -> list[Experience]:
                         info={k: v for k, v in info.items() if k not in left_out},
                     )
                 )
-    order = sorted(
-        range(len(found)), key=lambda i: (found[i].eid.step, rng.random())
-    )  # the calls of a step keep their order
+    # The calls of a step keep their order.
+    order = sorted(range(len(found)), key=lambda i: (found[i].eid.step, rng.random()))
     return [found[i] for i in sorted(order, key=lambda i: (found[i].eid.run, found[i].eid.step))]
 
 

@@ -103,9 +103,8 @@ def by_hand(rows, model, epsilon):
     """bk.advantage() of these rows, states by output_hidden_states, a row at a time: the result, and [T] advantages of each."""
     number = rows["bipace_row" if "bipace_row" in rows else "session_id"]
     who = [(str(uid), int(n)) for uid, n in zip(rows["uid"], number, strict=True)]
-    order = sorted(
-        range(len(who)), key=lambda i: (who[i], len(rows["input_ids"][i]))
-    )  # a step's prompt is longer than the last
+    # A step's prompt is longer than the last.
+    order = sorted(range(len(who)), key=lambda i: (who[i], len(rows["input_ids"][i])))
     names = ("group", "trajectory", "rewards", "fingerprint", "action_key")
     records, spans = {name: [] for name in names}, []
     for place, i in enumerate(order):
