@@ -147,9 +147,8 @@ class Runner:
 
     def run(self, part: Part, workers: int) -> Outcome:
         command = part.command(self.python, workers, self.more)
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **part.environment}
-        if part.pytest:  # one thread a process: threads that wait for each other slow down the other parts and workers
-            environment.setdefault("OMP_NUM_THREADS", "1")
+        # One thread a process: threads that wait for each other slow down the other parts and workers.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1", **part.environment}
         self.say(f"{part.name}: " + " ".join([*(f"{k}={v}" for k, v in part.environment.items()), *command]))
         began, lines = time.monotonic(), []
         with (self.folder / f"{part.name}.log").open("w", encoding="utf-8") as log:
