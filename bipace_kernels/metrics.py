@@ -34,10 +34,10 @@ def compute_metrics(records: Records) -> dict[str, float]:
             unique = _unique_actions(labels, records.action_key.numpy())
             out["multi_action_cluster_fraction"] = _mean(unique >= 2)
             out["mean_unique_actions"] = _mean(unique)
+        out["pace_row_fraction"] = _mean(branch == Branch.PACE)
+        out["leave_one_out_row_fraction"] = _mean(branch == Branch.LEAVE_ONE_OUT)
+        out["singleton_row_fraction"] = _mean(branch == Branch.SINGLETON)
         _warn_if_degenerate(records, labels)
-    out["pace_row_fraction"] = _mean(branch == Branch.PACE)
-    out["leave_one_out_row_fraction"] = _mean(branch == Branch.LEAVE_ONE_OUT)
-    out["singleton_row_fraction"] = _mean(branch == Branch.SINGLETON)
     out["invalid_row_fraction"] = records.n_invalid / records.n_checked if records.n_checked else 0.0
     out["mean_advantage"] = float(records.advantage.double().mean()) if m else 0.0
     if records.value is not None:

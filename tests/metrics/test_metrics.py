@@ -58,6 +58,13 @@ def test_metrics_by_their_definitions(seed, name):
         assert got[f"bipace/{key}"] == pytest.approx(float(value), abs=1e-12), key
 
 
+@pytest.mark.parametrize("name", [n for n, c in CONFIGS.items() if c.partition == "none"])
+def test_without_clusters_nothing_is_said_of_them(name):
+    got = bk.advantage(config=CONFIGS[name], **make_batch(0).arguments()).metrics()
+    more = {"value_explained_share"} if CONFIGS[name].estimator == "gae" else set()
+    assert set(got) == {f"bipace/{key}" for key in {"invalid_row_fraction", "mean_advantage"} | more}
+
+
 @given(seed=st.integers(0, 10**6), name=st.sampled_from([n for n, c in CONFIGS.items() if c.estimator == "gae"]))
 def test_the_share_that_values_explain(seed, name):
     batch = make_batch(seed)
