@@ -24,7 +24,8 @@ def test_the_lines_for_trl_run(tmp_path, monkeypatch):
     for written, used in (
         ('"Qwen/Qwen3-0.6B"', repr(str(tmp_path / "model"))),
         ('"out"', repr(str(tmp_path / "out"))),
-        ("max_steps=20", "max_steps=1, max_completion_length=32, use_cpu=True, bf16=False, report_to=[]"),
+        ("max_steps=20", "max_steps=1, use_cpu=True, bf16=False, report_to=[]"),
+        ("max_completion_length=1024", "max_completion_length=32"),
     ):
         assert code.count(written) == 1, written
         code = code.replace(written, used)
