@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def presets() -> dict[str, bk.Config]:
     """Every preset, and the variants whose arithmetic differs."""
     make = bk.Config
-    return {
+    found = {
         "grpo": make.grpo(),
         "gigpo": make.gigpo(),
         "gigpo mean_norm": make.gigpo("mean_norm"),
@@ -40,6 +40,16 @@ def presets() -> dict[str, bk.Config]:
         "bipace diff_peer": make.bipace(estimator="diff_peer"),
         "bipace exact": make.bipace(partition="exact", step_weight=0.5),
     }
+    if hasattr(make, "gae"):  # not in builds before it
+        found |= {
+            "bipace episode_weight 0": make.bipace(episode_weight=0.0),
+            "gae": make.gae(),
+            "gae in the group": make.gae(share="group", step_norm="group"),
+            "gae without a time term": make.gae(kernel_time=None, gae_lambda=0.9),
+            "gae group": make.gae("group"),
+            "gae cluster": make.gae("cluster"),
+        }
+    return found
 
 
 def batch(seed: int) -> dict[str, Any]:
@@ -91,9 +101,13 @@ def digest(config: bk.Config, seeds: range) -> str:
             returns = bk.discounted_returns(given["rewards"].nan_to_num(0, 0, 0), given["trajectory"], step=None)
             given["returns"] = returns + torch.where(given["rewards"].isfinite(), 0.0, float("nan"))
         result = bk.advantage(**given, config=replace(config, **changes))
-        for name in ("advantage", "step_advantage", "episode_advantage", "returns", "cluster", "branch"):
-            total.update(getattr(result, name).contiguous().numpy().tobytes())
-        total.update(repr((sorted(result.metrics().items()), result.value_r2())).encode())
+        for name in ("advantage", "step_advantage", "episode_advantage", "returns", "cluster", "branch", "value"):
+            if (column := getattr(result, name, None)) is not None:
+                total.update(column.contiguous().numpy().tobytes())
+        # Shares of branches, which some builds leave out without clusters, are those of `branch`.
+        shares = {f"bipace/{branch}_row_fraction" for branch in ("pace", "leave_one_out", "singleton")}
+        metrics = sorted((name, number) for name, number in result.metrics().items() if name not in shares)
+        total.update(repr((metrics, result.value_r2())).encode())
     return total.hexdigest()
 
 

@@ -220,14 +220,15 @@ def _checked(found: Any, records: StepRecords, name: str) -> Tensor:
             f"estimator {name} must return float values of shape {list(like.shape)} on {like.device}, one for each record, "
             f"got {found.dtype} {list(found.shape)} on {found.device}."
         )
-    bad = torch.nonzero(~found.isfinite()).flatten()
+    rounded = found.detach().to(torch.float32)
+    bad = torch.nonzero(~rounded.isfinite()).flatten()
     if bad.numel():
         at = int(bad[0])
         raise ValueError(
-            f"estimator {name} must return finite values, got {float(found[at]):g} for record {at} and {bad.numel()} such "
-            "values in all; check its divisions."
+            f"estimator {name} must return values that are finite in float32, got {float(found[at]):g} for record {at} and "
+            f"{bad.numel()} such values in all; check its divisions."
         )
-    return found.detach().to(torch.float32)
+    return rounded
 
 
 ESTIMATORS: dict[str, Estimator] = {

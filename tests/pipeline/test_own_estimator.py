@@ -96,8 +96,9 @@ BAD_RETURNS = [
     (
         lambda r: r.returns / 0,
         ValueError,
-        r"must return finite values, got (nan|inf) for record \d+ and \d+ such values",
+        r"must return values that are finite in float32, got (nan|inf) for record \d+ and \d+ such values",
     ),
+    (lambda r: torch.full_like(r.returns, 1e300, dtype=torch.float64), ValueError, r"finite in float32, got 1e\+300"),
 ]
 
 
