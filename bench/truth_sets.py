@@ -107,10 +107,5 @@ def read(path: Path) -> TruthSet:
         )
 
 
-def read_all(folder: Path = FOLDER) -> list[TruthSet]:
-    """All sets of a folder, by name."""
-    return [read(path) for path in sorted(folder.glob("*.npz"))]
-
-
 def _bytes(value: Any) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(value, ensure_ascii=False).encode("utf-8"), np.uint8)

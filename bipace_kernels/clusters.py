@@ -12,6 +12,7 @@ from ._fingerprints import raise_bad_rows, take_fingerprints
 from ._inputs import check_check
 from .config import Config
 from .layout import Layout
+from .stages import EPSILON
 
 Tensor = torch.Tensor
 
@@ -80,6 +81,6 @@ def _epsilons(epsilon: Any) -> float | list[float]:
     for e, value in enumerate(values):
         if 0.99999e-4 < value < 1e-4:  # the float32 nearest to 1e-4 is below it
             values[e] = 1e-4
-        elif not (value == 0 or 1e-4 <= value <= 1):
-            raise ValueError(f"epsilon[{e}] must be 0 or in [1e-4, 1], got {value:g}.")
+        elif not EPSILON.holds(value):
+            raise ValueError(f"epsilon[{e}] must be {EPSILON.text}, got {value:g}.")
     return values

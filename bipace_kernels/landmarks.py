@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from .schema import LANDMARKS
+
 Tensor = torch.Tensor
 
-LANDMARKS = 128
 _LAST = torch.iinfo(torch.int64).max
 
 

@@ -26,6 +26,13 @@ KERNELS = ("mean", "diff_peer", "q_style")
 #: τ, of the two decisions of greedy clustering: cosines of count vectors and of repeated rows often equal 1 − ε or each other
 #: exactly, and rounding must not decide.  kBand of csrc/common/greedy.h.
 BAND = 1e-5
+# Of the stage critic; csrc/cpu/critic.h and critic.cpp.
+LONGEST = 2048  # usable records of a group that is one block
+BLOCK = 1024  # records of a block, at most, of a longer group
+LANDMARKS = 128
+FLAT = 1e-5  # up to this centred squared length a row counts as the mean
+JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
+TINY = 1e-6  # of max |R|: a root mean square up to this is rounding
 LIMIT = 1e37  # a larger return counts as non-finite: differences and sums of two smaller ones fit float32
 
 

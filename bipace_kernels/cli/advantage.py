@@ -93,7 +93,7 @@ def run(given: Mapping[str, Any]) -> None:
             records.fingerprint = states.load_fingerprints(options.fingerprint, len(records))
         stage(bar, "computing advantages")
         result = estimate(records, config, state, options)
-        summary = summarise(records, config, result)
+        summary = summarise(records, result)
         value_r2 = result.value_r2() if config.partition != "none" else None
     with output.atomic(options.out) as temporary:
         output.write_table(temporary, table(records, result), metadata(records, config, state, options))
@@ -280,7 +280,7 @@ def metadata(records: rollouts.Rollouts, config: bk.Config, state: states.State,
     }
 
 
-def summarise(records: rollouts.Rollouts, config: bk.Config, result: Any) -> dict[str, float]:
+def summarise(records: rollouts.Rollouts, result: Any) -> dict[str, float]:
     """Counts of the run, and the metrics without their prefix."""
     valid = np.ones(len(records), bool) if records.valid is None else np.array(records.valid, bool)
     advantage = np.abs(result.advantage.numpy()[valid].astype(np.float64))

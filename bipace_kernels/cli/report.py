@@ -22,6 +22,7 @@ from .. import _optional
 from ..calibration import markdown_table
 from ..embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
 from ..schema import LIMIT
+from ..stages import EPSILON
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .advantage import check_sources, refused, shared_arguments
@@ -130,10 +131,10 @@ def _epsilons(options: Options) -> list[float]:
         values = [float(text) for text in options.epsilons.split(",")]
     except ValueError:
         values = [math.nan]
-    if not all(value == 0 or 1e-4 <= value <= 1 for value in values):
-        raise CliError(f"--epsilons must be numbers 0 or in [1e-4, 1], separated by commas, got {options.epsilons!r}.")
-    if not (options.epsilon == 0 or 1e-4 <= options.epsilon <= 1):
-        raise CliError(f"--epsilon must be 0 or in [1e-4, 1], got {options.epsilon:g}.")
+    if not all(map(EPSILON.holds, values)):
+        raise CliError(f"--epsilons must be numbers {EPSILON.text}, separated by commas, got {options.epsilons!r}.")
+    if not EPSILON.holds(options.epsilon):
+        raise CliError(f"--epsilon must be {EPSILON.text}, got {options.epsilon:g}.")
     return sorted({*values, options.epsilon})
 
 

@@ -9,18 +9,12 @@ import numpy.typing as npt
 import torch
 
 from .._masks import Kept
+from ..schema import BLOCK, FLAT, JITTER, LANDMARKS, LONGEST, TINY
 from .clusters import unit_vector
 
 Tensor = torch.Tensor
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-FLAT = 1e-5  # up to this centred squared length a row counts as the mean
-LONGEST = 2048  # usable records of a group that is one block
-BLOCK = 1024  # records of a block, at most, of a longer group
-LANDMARKS = 128
-JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
-TINY = 1e-6  # of max |R|: a root mean square up to this is rounding
 
 
 def cluster_values(

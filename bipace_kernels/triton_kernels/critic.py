@@ -20,17 +20,14 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import schema
+from ..schema import BLOCK, JITTER, LANDMARKS, LONGEST, TINY
 from . import gram, rows
 from ._launch import device_guard
 
 Tensor = torch.Tensor
 
-LONGEST = 2048  # usable records of a group that is one block
-BLOCK = 1024  # records of a block, at most, of a longer group
-LANDMARKS = 128
-JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
-TINY = 1e-6  # of max |R|: a root mean square up to this is rounding
-FLAT = tl.constexpr(1e-5)  # up to this centred squared length a row counts as the mean
+FLAT = tl.constexpr(schema.FLAT)
 ROOM = 1 << 27  # float64 entries of the kernel matrices made at a time: 1 GiB
 ROWS = 1024  # records that are multiplied with the landmarks at a time
 LANES = 32  # trajectories of a program

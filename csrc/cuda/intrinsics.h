@@ -98,7 +98,6 @@ BIPACE_DEVICE bool any(bool value) { return __any_sync(kAllLanes, value) != 0; }
 BIPACE_DEVICE uint32_t ballot(bool value) { return __ballot_sync(kAllLanes, value); }
 // One instruction from compute capability 8.0 on.
 BIPACE_DEVICE int32_t warp_max(int32_t value) { return __reduce_max_sync(kAllLanes, value); }
-BIPACE_DEVICE int32_t warp_min(int32_t value) { return __reduce_min_sync(kAllLanes, value); }
 
 // ---- bits of a ballot -----------------------------------------------------------------------------------------------
 BIPACE_DEVICE int count_bits(uint32_t bits) { return __popc(bits); }

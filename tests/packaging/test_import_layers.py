@@ -53,6 +53,27 @@ def imported(path: Path, *, of_module_only: bool = False) -> set[str]:
     return found
 
 
+def test_no_module_imports_itself_through_others():
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    edges = {}
+    for name, path in modules.items():
+        found = imported(path, of_module_only=True)
+        edges[name] = {
+            one for one in found | {one.rpartition(".")[0] for one in found} if one in modules and one != name
+        }
+    done: set[str] = set()
+
+    def walk(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " imports ".join([*above[above.index(name) :], name])
+        if name not in done:
+            for other in sorted(edges[name]):
+                walk(other, (*above, name))
+            done.add(name)
+
+    for name in modules:
+        walk(name, ())
+
+
 def ours(path: Path) -> set[str]:
     """First parts of what it imports of the package."""
     return {name.split(".")[1] for name in imported(path) if name.startswith("bipace_kernels.")}

@@ -1,0 +1,39 @@
+"""Numbers that stand in Python and in C++ are the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bipace_kernels import schema
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+CONSTANTS = [
+    ("common/greedy.h", "kBand", schema.BAND),
+    ("cpu/critic.h", "kLongestBlock", schema.LONGEST),
+    ("cpu/critic.h", "kCutBlock", schema.BLOCK),
+    ("cpu/critic.h", "kLandmarks", schema.LANDMARKS),
+    ("cpu/critic.cpp", "kFlat", schema.FLAT),
+    ("cpu/critic.cpp", "kJitter", schema.JITTER),
+    ("cpu/critic.cpp", "kTiny", schema.TINY),
+]
+
+
+@pytest.mark.parametrize(("file", "name", "value"), CONSTANTS)
+def test_constants(file, name, value):
+    (found,) = re.findall(rf"constexpr \w+ {name} = ([^;]+);", (CSRC / file).read_text())
+    assert float(found) == value
+
+
+def names_of(file: str, enum: str) -> list[str]:
+    """Names of a C++ enum, in snake case, in order."""
+    (body,) = re.findall(rf"enum (?:class )?{enum}(?: : \w+)? \{{([^}}]*)\}}", (CSRC / file).read_text())
+    words = [entry.split("=")[0].strip().removeprefix("k") for entry in body.split(",")]
+    return [re.sub(r"(?<!^)(?=[A-Z])", "_", word).lower() for word in words]
+
+
+def test_codes():
+    assert names_of("cpu/values.h", "Estimator") == list(schema.KERNELS)
+    assert names_of("common/mean.h", "Branch") == [branch.name.lower() for branch in schema.Branch]
