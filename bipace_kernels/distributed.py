@@ -27,6 +27,7 @@ from ._ranks import Ranks
 from ._transfer import to_device, to_host
 from .config import Config
 from .estimators import name_of
+from .observations import check_text
 from .partitions import PARTITIONS
 from .pipeline import run
 from .records import Records, Unread
@@ -310,11 +311,7 @@ def _check_observation(observation: Any, n: int, taken: Tensor, cfg: Config) -> 
     kind = "a list"
     if not PARTITIONS[cfg.partition].by_code:
         for row, text in zip(taken.tolist(), here.tolist() if array else here, strict=True):
-            if not isinstance(text, str):
-                raise TypeError(
-                    f"observation must hold str for partition={cfg.partition!r}, got {_checks.type_name(text)} at row {row}; "
-                    "decode it, or use partition='exact'."
-                )
+            check_text(text, row, cfg.longest_text)
     elif isinstance(here, Tensor) or (array and here.dtype.kind not in "OUS") or (array and here.ndim > 1):
         kind = f"an array [N, {', '.join(map(str, here.shape[1:]))}] of {here.dtype}"
     number = number_objects(here)

@@ -151,7 +151,8 @@ class Settings:
                 "epsilon": EMBEDDERS[self.bisim_embedder].epsilon if given is None else given,
             }
         elif self.enable_similarity:
-            own |= {"partition": "similar", "similarity": self.similarity_thresh}
+            # verl-agent compares texts of any length: 2**31 − 1 is the most that the kernel takes.
+            own |= {"partition": "similar", "similarity": self.similarity_thresh, "longest_text": 2**31 - 1}
         if self.cacb_enabled:
             own |= {"estimator": "q_style" if self.cacb_estimator == "q_style" else "diff_peer", "step_norm": "none"}
         return Config.gigpo(self.mode, step_weight=self.step_advantage_w, **own)

@@ -270,9 +270,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "two groups": ({"group": [7, 7, 8]}, "ValueError: trajectory must belong to one group, but rows 6 and 8 hold"),
     "object": ({"observation": [object()] * 3}, "TypeError: rank 2: observation must hold str, bytes, numbers, None, UUIDs"),
     "id": ({"trajectory": [object()] * 3}, "TypeError: rank 2: trajectory must hold str, bytes, numbers, None, UUIDs"),
+    "long": ({"observation": ["a", "b" * 32_769, "c"]}, "ValueError: rank 2: observation must hold texts of at most longest_text"),
     "text": ({"observation": [1, 2, 3]}, "TypeError: rank 2: observation must hold str for partition='similar'"),
 }  # fmt: skip
-CONFIGURED = {"object": bk.Config.gigpo(), "text": bk.Config.gigpo(partition="similar")}
+CONFIGURED = {"object": bk.Config.gigpo(), **dict.fromkeys(("text", "long"), bk.Config.gigpo(partition="similar"))}
 
 
 def told(call: Callable[[], Any]) -> str:
