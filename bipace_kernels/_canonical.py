@@ -16,12 +16,14 @@ from ._ids import array_key
 
 
 def canonical(value: Any, name: str) -> str:
-    """ASCII text of a value, equal to another's exactly where the values are equal and of equal hash in Python.
+    """Text of a value, equal to another's exactly where the values are equal and of equal hash in Python.
 
     str, bytes, numbers, None, UUIDs, and tuples and frozensets of them; NumPy's scalars as Python's; arrays and tensors by
     dtype, shape and a 256-bit hash of their bytes, as number_objects() compares them.  A NaN equals nothing.
     TypeError, with the name of the argument, for any other type: only its own code could compare it.
     """
+    if _is(value, str) or isinstance(value, np.str_):  # most observations; no JSON of another type begins with "s"
+        return "s" + value
     return json.dumps(_plain(value, name))
 
 

@@ -318,7 +318,7 @@ def _check_observation(observation: Any, n: int, taken: Tensor, cfg: Config) -> 
     if kind != "a list":
         distinct = _rows_as_bytes(here, number)
     elif PARTITIONS[cfg.partition].by_code:
-        distinct = [canonical(item, "observation").encode() for item in _first_of_each(here, number)]
+        distinct = [canonical(item, "observation").encode(*_UTF8) for item in _first_of_each(here, number)]
     else:
         distinct = [text.encode(*_UTF8) for text in _first_of_each(here, number)]
     code = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)

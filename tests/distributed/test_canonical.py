@@ -27,7 +27,8 @@ class Plain(Enum):
 Point = namedtuple("Point", "x y")
 NAN = float("nan")
 VALUES = [
-    None, "", "a", np.str_("a"), b"a", np.bytes_(b"a"), "null", "[]", '{"int": "0x1"}', "\ud800", "é", "e\u0301", 0, -0.0, False,
+    None, "", "a", np.str_("a"), b"a", np.bytes_(b"a"), "null", "[]", "snull", "1", '{"int": "0x1"}',
+    "\ud800", "é", "e\u0301", 0, -0.0, False,
     1, 1.0, True, np.int8(1), Colour.RED, np.float32(0.5), 0.5, 0.1, np.float32(0.1), 2**64, float(2**64), 2**64 + 1, -(2**70),
     10**5000, float("inf"), -float("inf"), NAN, float("nan"), "nan", (), (1,), (1.0,), ((1,),), (1, "a"), ("1", "a"),
     Point(1, "a"), ("a",),
@@ -42,7 +43,6 @@ def test_texts_are_equal_exactly_where_the_values_are():
     for (a, i, s), (b, j, t) in itertools.combinations(zip(VALUES, codes, texts, strict=True), 2):
         assert (i == j) == (s == t), (a, b)
     assert len(set(texts)) < len(VALUES) - 10
-    assert all(text.isascii() for text in texts)
 
 
 class Folded(str):
