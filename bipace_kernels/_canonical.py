@@ -23,7 +23,7 @@ def canonical(value: Any, name: str) -> str:
     TypeError, with the name of the argument, for any other type: only its own code could compare it.
     """
     if _is(value, str) or isinstance(value, np.str_):  # most observations; no JSON of another type begins with "s"
-        return "s" + value
+        return "".join(("s", value))
     return json.dumps(_plain(value, name))
 
 
