@@ -48,7 +48,7 @@ def number_objects(values: Any, name: str = "observation") -> Tensor:
         return torch.from_numpy(array.astype(np.int64))
     if kind in "iubmMfc" or (kind in "US" and array.ndim > 1):
         return _number_array_rows(array, name)
-    return _number_list(_elements(array), name)
+    return _number_list(elements(array), name)
 
 
 def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
@@ -85,7 +85,7 @@ def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
         raise _no_id(name, int(np.isnat(array).argmax()), "NaT")
     if kind in "bmM":
         return _number_array_rows(array, name), False
-    return _ids_of_list(_elements(array), name)
+    return _ids_of_list(elements(array), name)
 
 
 def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:
@@ -113,7 +113,7 @@ def _number_list(values: Sequence[Any], name: str) -> Tensor:
         return _number_list_python(held, name)
     codes = torch.empty(len(held), dtype=torch.int64)
     load = _native_loader.load()
-    load.number_objects(held, len(held), codes.data_ptr(), (np.ndarray, Tensor), _array_key, name)
+    load.number_objects(held, len(held), codes.data_ptr(), (np.ndarray, Tensor), array_key, name)
     return codes
 
 
@@ -122,7 +122,7 @@ def _number_list_python(values: tuple[Any, ...], name: str) -> Tensor:
     seen: dict[Any, int] = {}
     numbers = []
     for row, value in enumerate(values):
-        key = _array_key(value, name, row) if isinstance(value, (np.ndarray, Tensor)) else value
+        key = array_key(value, name, row) if isinstance(value, (np.ndarray, Tensor)) else value
         try:
             hash(key)
         except TypeError as error:
@@ -134,7 +134,7 @@ def _number_list_python(values: tuple[Any, ...], name: str) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-def _array_key(value: np.ndarray[Any, Any] | Tensor, name: str, row: int) -> tuple[Any, ...]:
+def array_key(value: np.ndarray[Any, Any] | Tensor, name: str, row: int) -> tuple[Any, ...]:
     """A hashable stand-in for an array or tensor: its dtype, shape and bytes."""
     if isinstance(value, Tensor):
         _check_strided(value, f"{name}[{row}]")
@@ -196,7 +196,7 @@ def _as_list(values: Any, name: str) -> list[Any] | tuple[Any, ...]:
     return list(values)
 
 
-def _elements(array: np.ndarray[Any, Any]) -> list[Any]:
+def elements(array: np.ndarray[Any, Any]) -> list[Any]:
     """The values along the first axis; rows of more than one value become tuples."""
     if array.ndim == 1:
         elements: list[Any] = array.tolist()

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
-H = TypeVar("H")
 Tensor = torch.Tensor
 _KINDS: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError}
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An exception as text for the other ranks, since it may not pickle."""
-
-    kind: str
-    text: str
 
 
 class Ranks:
@@ -54,42 +46,47 @@ class Ranks:
             return where
         return torch.device("cpu") if "cpu" in backends else torch.device("cuda", torch.cuda.current_device())
 
-    def objects(self, mine: T) -> list[T]:
-        """Every rank's object, pickled, in rank order."""
-        found: list[Any] = [None] * self.size
-        with _together():
-            dist.all_gather_object(found, mine, group=self.group)
-        return found
+    def texts(self, mine: str) -> list[str]:
+        """Every rank's text, in rank order."""
+        found = np.frombuffer(mine.encode("utf-8", "surrogatepass"), np.uint8)
+        data = torch.from_numpy(found.copy()).reshape(-1, 1)
+        sizes = self.rows(torch.tensor([[len(data)]]), [1] * self.size).flatten().tolist()
+        parts = torch.split(self.rows(data, sizes), sizes)
+        return [part.numpy().tobytes().decode("utf-8", "surrogatepass") for part in parts]
 
-    def agree(self, prepare: Callable[[], T], head: Callable[[T], H]) -> tuple[T, list[H]]:
-        """The result of `prepare` here, and the heads of its results on all ranks.  If it fails on one, all raise its error."""
+    def agree(self, prepare: Callable[[], T], head: Callable[[T], Any]) -> tuple[T, list[Any]]:
+        """The result of `prepare` here, and the heads of its results on all ranks.  If it fails on one, all raise its error.
+
+        A head is what JSON holds: a pickle would let a rank run code on the others.
+        """
         failed: Exception | None = None
-        note: Any
         try:
             mine = prepare()
-            note = head(mine)
+            note = json.dumps({"head": head(mine)})
         except Exception as error:  # of any kind: the other ranks wait for an answer
-            failed, note = error, _Failure(type(error).__name__, str(error))
-        notes = self.objects(note)
+            failed, note = error, json.dumps({"failed": [type(error).__name__, str(error)]})
+        notes = [json.loads(text) for text in self.texts(note)]
         for rank, found in enumerate(notes):
-            if isinstance(found, _Failure):
-                kind, text = _KINDS.get(found.kind, RuntimeError), f"rank {rank}: {found.text}"
-                raise kind(text if found.kind in _KINDS else f"{text} ({found.kind})") from (
-                    failed if rank == self.rank else None
-                )
-        return mine, notes
+            if "failed" in found:
+                name, said = found["failed"]
+                kind, text = _KINDS.get(name, RuntimeError), f"rank {rank}: {said}"
+                raise kind(text if name in _KINDS else f"{text} ({name})") from (failed if rank == self.rank else None)
+        return mine, [found["head"] for found in notes]
 
     def rows(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
-        """[Σ counts, K] int64 rows of all ranks in rank order.  mine: [counts[rank], K], on the device of the result."""
-        device = self.device(mine.device)
+        """[Σ counts, K] rows of all ranks in rank order, bit for bit, on the device of `mine`.
+
+        mine   [counts[rank], K] of a dtype that is the same on all ranks: they travel as bytes
+        """
+        device, width = self.device(mine.device), mine.shape[1] * mine.element_size()
         longest = max(counts)
-        padded = torch.zeros(longest, mine.shape[1], dtype=torch.int64, device=device)
-        padded[: mine.shape[0]] = mine
+        padded = torch.zeros(longest, width, dtype=torch.uint8, device=device)
+        padded[: mine.shape[0]] = mine.contiguous().view(torch.uint8)
         parts = [torch.empty_like(padded) for _ in counts]
         if longest:
             with _together():
                 dist.all_gather(parts, padded, group=self.group)
-        return torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)]).to(mine.device)
+        return torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)]).to(mine.device).view(mine.dtype)
 
     def exchange(self, mine: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """[Σ receive, D] rows sent to this rank, in rank order, bit for bit.

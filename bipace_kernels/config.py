@@ -45,6 +45,8 @@ class Config(Handled):
     epsilon              ε of "cosine": join where 1 − cos ≤ ε; 0 (equal rows) or in [1e-4, 1]
     history_length       observations before the record's own that "history" compares, ≥ 0
     similarity           threshold of "similar" in (0, 1]: difflib's ratio
+    longest_text         characters of the longest text that "similar" compares, ≥ 1: a pair of texts takes up to the product of
+                         their lengths and more (docs/estimator.md, 3.1); a longer one is a ValueError
     step_norm            "std" divides the step term by σ_C + δ ("mean" and "hgpo"), "batch" and "group" by its root mean
                          square over the batch or the prompt group ("gae")
     episode_norm         "std" divides the episode term by σ_p + δ
@@ -92,6 +94,7 @@ class Config(Handled):
     kernel_noise: float = 2.0
     kernel_same: float = 0.3
     gae_lambda: float = 0.5
+    longest_text: int = 32_768
 
     def __post_init__(self) -> None:
         if torch.compiler.is_compiling():
@@ -106,12 +109,11 @@ class Config(Handled):
                 raise ValueError(f"{field.name} must be one of {', '.join(allowed)}, got {value!r}.")
         if not isinstance(self.base_group, bool):
             raise ValueError(f"base_group must be True or False, got {self.base_group!r}.")
-        length: Any = self.history_length
-        if isinstance(length, bool) or not isinstance(length, numbers.Integral):
-            raise ValueError(f"history_length must be an int of at least 0, got {self.history_length!r}.")
-        if self.history_length < 0:
-            raise ValueError(f"history_length must be at least 0, got {self.history_length}.")
-        object.__setattr__(self, "history_length", int(length))
+        for name, least in (("history_length", 0), ("longest_text", 1)):
+            length = getattr(self, name)
+            if isinstance(length, bool) or not isinstance(length, numbers.Integral) or length < least:
+                raise ValueError(f"{name} must be an int of at least {least}, got {length!r}.")
+            object.__setattr__(self, name, int(length))
         for name, wish in _NUMBERS.items():
             if name != "kernel_time" or self.kernel_time is not None:
                 self._number(name, wish)

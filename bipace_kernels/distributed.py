@@ -11,9 +11,8 @@ the same call as in one process, on the same columns, which gives equal bits, me
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,19 @@ import numpy.typing as npt
 import torch
 
 from . import _checks, _dispatch, _interop, _threads
-from ._ids import as_sequence, ids_to_int, is_integer, number_objects
+from ._canonical import canonical
+from ._ids import as_sequence, elements, ids_to_int, is_integer, number_objects
 from ._inputs import check_check, check_columns, check_config, check_memory
 from ._ranks import Ranks
 from ._transfer import to_device, to_host
 from .config import Config
+from .estimators import name_of
+from .observations import check_text
 from .partitions import PARTITIONS
 from .pipeline import run
 from .records import Records, Unread
 from .result import AdvantageResult
+from .stages import FINGERPRINT_DTYPES
 from .value_checks import check_fingerprint
 from .value_memory import ValueMemory
 
@@ -44,7 +47,9 @@ _BOOL = ("action_parsed", "valid", "truncated")
 _SLACK = (
     1.25  # of the mean load: moving a record costs about as much as clustering it, so finer balance is not worth it
 )
+_DTYPES = {str(dtype): dtype for dtype in FINGERPRINT_DTYPES}
 _FAILED = 255  # instead of a record's state, where its owner could not cluster
+_UTF8 = "utf-8", "surrogatepass"  # for any str
 _ARGUMENTS = ("group", "trajectory", "step", "observation", "action_key", "fingerprint", *_REAL, *_BOOL)
 
 
@@ -85,7 +90,8 @@ def advantage(
     set.  Clusters are numbered over the batch; metrics() and value_r2() are the batch's, equal on all ranks.
     A fingerprint goes to the rank that owns its group, once and in its own dtype; all other values of a row go to
     every rank, 8 bytes each.  Rank 0 owns all groups where values are shared between them (share "batch" and "memory").
-    Ranks must trust each other: ids and observations that are not integers travel as pickles (docs/distributed.md).
+    Nothing that another rank sent is unpickled: so ids and observations must be of types that compare as text
+    (docs/distributed.md); TypeError names any other.
     ValueError and TypeError are raised on all ranks: for an argument, naming the rank; for values, with rows counted over
     the ranks.  RuntimeError where a rank has exited, or does not make this call within the group's timeout.
     """
@@ -205,21 +211,21 @@ def plan_owners(held: Any, cost: Any = None) -> Tensor:
 
 @dataclass(frozen=True)
 class _Head:
-    """What ranks tell each other before any data moves.
+    """What ranks tell each other before any data moves: what JSON holds.
 
     The fields after n_taken must be equal on all ranks that have records; those of `config` and `backend` on all.
     """
 
     n: int
     n_taken: int
-    ids: dict[str, bytes]  # distinct ids that are not integers, pickled, by argument
-    config: Config
+    ids: dict[str, list[str]]  # distinct ids that are not integers, as canonical(), by argument
+    config: dict[str, Any]  # the fields of Config; a function by its name
     backend: str
     device: str
-    arguments: tuple[str, ...]
+    arguments: list[str]
     kinds: dict[str, str]  # of group, trajectory, observation, fingerprint
     width: int = 0  # D
-    dtype: torch.dtype | None = None  # of the fingerprints, equal on all ranks that give a tensor or an array
+    dtype: str | None = None  # of the fingerprints, equal on all ranks that give a tensor or an array
 
 
 @dataclass(frozen=True)
@@ -227,10 +233,11 @@ class _Own:
     """The rows of this rank, checked for everything but values."""
 
     head: _Head
+    config: Config
     where: torch.device
     columns: dict[str, Tensor]  # [n] int64 | float64 | bool on the CPU
     fingerprint: Tensor | None  # [n, D]
-    objects: list[bytes]  # distinct observations, pickled; columns["observation"] says which
+    objects: list[bytes]  # distinct observations; columns["observation"] says which
 
 
 def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None) -> _Own:
@@ -258,7 +265,7 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
         number, numeric = ids_to_int(here, name)
         kinds[name] = "integers" if numeric else "other ids"
         if not numeric:
-            ids[name] = _pickled(_first_of_each(here, number), name)
+            ids[name] = [canonical(item, name) for item in _first_of_each(here, number)]
         found[name] = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)
     objects: list[bytes] = []
     if PARTITIONS[cfg.partition].argument == "observation":
@@ -266,11 +273,19 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
     if fingerprint is not None:
         kinds["fingerprint"] = f"[N, {fingerprint.shape[1]}] {fingerprint.dtype}"
     head = _Head(
-        n=n, n_taken=taken.numel(), ids=ids, config=cfg, backend=backend, device=where.type,
-        arguments=tuple(sorted(found)), kinds=kinds, width=0 if fingerprint is None else fingerprint.shape[1],
-        dtype=None if fingerprint is None or (n == 0 and isinstance(given["fingerprint"], (list, tuple))) else fingerprint.dtype,
+        n=n, n_taken=taken.numel(), ids=ids, config=_plain_fields(cfg), backend=backend, device=where.type,
+        arguments=sorted(found), kinds=kinds, width=0 if fingerprint is None else fingerprint.shape[1],
+        dtype=None if fingerprint is None or (n == 0 and isinstance(given["fingerprint"], (list, tuple)))
+        else str(fingerprint.dtype),
     )  # fmt: skip
-    return _Own(head, where, found, fingerprint, objects)
+    return _Own(head, cfg, where, found, fingerprint, objects)
+
+
+def _plain_fields(cfg: Config) -> dict[str, Any]:
+    """The configuration as JSON holds it, to be compared over the ranks."""
+    plain = {field.name: getattr(cfg, field.name) for field in fields(Config)}
+    plain["estimator"] = name_of(cfg.estimator)
+    return {name: x if x is None or isinstance(x, (str, int)) else float(x) for name, x in plain.items()}
 
 
 def _first_of_each(items: Any, number: Tensor) -> list[Any]:
@@ -281,9 +296,9 @@ def _first_of_each(items: Any, number: Tensor) -> list[Any]:
 
 
 def _check_observation(observation: Any, n: int, taken: Tensor, cfg: Config) -> tuple[str, Tensor, list[bytes]]:
-    """The kind of the observations, [n] int64 their numbers, and the distinct observations.
+    """The kind of the observations, [n] int64 their numbers, and the distinct ones as bytes that are equal where they are.
 
-    Integers of an array or tensor are used as numbers directly.
+    Integers of an array or tensor are used as numbers directly; texts of partition "similar" are their UTF-8.
     """
     items = as_sequence(to_host([observation])[0], "observation")
     array = isinstance(items, (np.ndarray, Tensor))
@@ -291,29 +306,23 @@ def _check_observation(observation: Any, n: int, taken: Tensor, cfg: Config) -> 
     if integers and items.ndim == 1 and PARTITIONS[cfg.partition].by_code:
         return "integers", number_objects(items), []
     here = _checks.take_rows(items, taken)
+    if isinstance(here, np.ndarray) and here.dtype.hasobject:
+        here, array = elements(here), False
     kind = "a list"
     if not PARTITIONS[cfg.partition].by_code:
         for row, text in zip(taken.tolist(), here.tolist() if array else here, strict=True):
-            if not isinstance(text, str):
-                raise TypeError(
-                    f"observation must hold str for partition={cfg.partition!r}, got {_checks.type_name(text)} at row {row}; "
-                    "decode it, or use partition='exact'."
-                )
+            check_text(text, row, cfg.longest_text)
     elif isinstance(here, Tensor) or (array and here.dtype.kind not in "OUS") or (array and here.ndim > 1):
         kind = f"an array [N, {', '.join(map(str, here.shape[1:]))}] of {here.dtype}"
     number = number_objects(here)
-    distinct = _first_of_each(here, number) if kind == "a list" else _rows_as_bytes(here, number)
+    if kind != "a list":
+        distinct = _rows_as_bytes(here, number)
+    elif PARTITIONS[cfg.partition].by_code:
+        distinct = [canonical(item, "observation").encode(*_UTF8) for item in _first_of_each(here, number)]
+    else:
+        distinct = [text.encode(*_UTF8) for text in _first_of_each(here, number)]
     code = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)
-    return kind, code, [_pickled(item, "observation") for item in distinct]
-
-
-def _pickled(item: Any, name: str) -> bytes:
-    try:
-        return pickle.dumps(item)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise TypeError(
-            f"{name} must hold values that can be pickled and sent to other ranks: {error}; convert them to text or integers."
-        ) from error
+    return kind, code, distinct
 
 
 def _rows_as_bytes(rows: Any, number: Tensor) -> list[bytes]:
@@ -331,9 +340,9 @@ def _run(
     process_group: Any, prepare: Callable[[], _Own], num_threads: int | None, memory: ValueMemory | None = None
 ) -> AdvantageResult:
     ranks = Ranks(process_group)
-    own, heads = ranks.agree(prepare, lambda own: own.head)
-    head = _common(heads)
-    cfg = head.config
+    own, notes = ranks.agree(prepare, lambda own: asdict(own.head))
+    heads = [_Head(**note) for note in notes]
+    head, cfg = _common(heads), own.config
     where = own.where if own.where.type == head.device else torch.device(head.device)  # of a rank without records
     counts = [h.n for h in heads]
     columns = _gather(ranks, own, heads, head)
@@ -393,7 +402,7 @@ def _common(heads: Sequence[_Head]) -> _Head:
 
     for rank, other in enumerate(heads):
         for field in fields(Config):
-            same(f"config.{field.name}", getattr(head.config, field.name), getattr(other.config, field.name), rank)
+            same(f"config.{field.name}", head.config[field.name], other.config[field.name], rank)
         same("backend", head.backend, other.backend, rank)
     for rank in with_rows:
         other = heads[rank]
@@ -415,7 +424,7 @@ def _gather(ranks: Ranks, own: _Own, heads: Sequence[_Head], head: _Head) -> dic
     for name in ("group", "trajectory"):
         if head.kinds[name] != "integers":
             # Numbered by first appearance over the ranks; each rank's numbers point into its own distinct ids.
-            lists: list[list[Any]] = [pickle.loads(h.ids[name]) if name in h.ids else [] for h in heads]
+            lists = [h.ids.get(name, []) for h in heads]
             number = number_objects([item for items in lists for item in items], name)
             begin = sum(map(len, lists[: ranks.rank]))
             if lists[ranks.rank]:
@@ -501,7 +510,9 @@ def _labels(
     try:
         part = {name: column[rows] for name, column in columns.items() if name not in _BOOL}
         if rows.size:
-            reply[:, 0], reply[:, 1] = _cluster(part, head, fingerprint, objects, which, where, num_threads, memory)
+            reply[:, 0], reply[:, 1] = _cluster(
+                part, own.config, head.backend, fingerprint, objects, which, where, num_threads, memory
+            )
     except Exception as error:  # of any kind: the other ranks wait for an answer
         failed = error
         reply[:, 1] = _FAILED
@@ -513,28 +524,28 @@ def _labels(
         return labels, None, None
     note = None
     if bool((state == _FAILED).any()):
-        notes = ranks.objects(None if failed is None else f"rank {ranks.rank}: {type(failed).__name__}: {failed}")
-        note = next(text for text in notes if text is not None)
+        notes = ranks.texts("" if failed is None else f"rank {ranks.rank}: {type(failed).__name__}: {failed}")
+        note = next(text for text in notes if text)
     return labels, state.to(torch.uint8), note
 
 
 def _cluster(
-    columns: dict[str, Tensor], head: _Head, fingerprint: Tensor | None, objects: list[bytes], which: Ints,
+    columns: dict[str, Tensor], cfg: Config, backend: str, fingerprint: Tensor | None, objects: list[bytes], which: Ints,
     where: torch.device, num_threads: int | None, memory: ValueMemory | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Labels [m] of the records this rank owns, and the states [m] of their fingerprints."""
     state = torch.zeros(which.size, dtype=torch.int64)
-    items = [pickle.loads(item) for item in objects]
-    if PARTITIONS[head.config.partition].by_code:
-        return number_objects(items)[which], state
+    if PARTITIONS[cfg.partition].by_code:
+        return number_objects(objects)[which], state
+    texts = [item.decode(*_UTF8) for item in objects]
     # Records that advantage() sets aside, and copies of a step, must not seed clusters here either.
-    cfg = replace(head.config, on_invalid="singleton")
+    cfg = replace(cfg, on_invalid="singleton")
     if not _makes_values(cfg):
         cfg = replace(cfg, estimator="mean", step_norm="none")
     given: Given = {name: to_device(value, where, name) for name, value in columns.items()}
-    given["observation"] = [items[i] for i in which] if items else None
+    given["observation"] = [texts[i] for i in which] if texts else None
     result = run(
-        {**dict.fromkeys(_ARGUMENTS), **given, "fingerprint": fingerprint}, None, cfg, head.backend, "now", num_threads,
+        {**dict.fromkeys(_ARGUMENTS), **given, "fingerprint": fingerprint}, None, cfg, backend, "now", num_threads,
         memory,
     )  # fmt: skip
     records = result._records()
@@ -563,7 +574,7 @@ def _move_fingerprints(
         return None
     mine, matrix = plan.of(ranks.rank), own.fingerprint
     if not own.head.n_taken or matrix is None:  # a rank without records may hold [0, anything]
-        matrix = torch.zeros(0, head.width, dtype=head.dtype, device=where)
+        matrix = torch.zeros(0, head.width, dtype=_DTYPES[str(head.dtype)], device=where)
         order = np.zeros(0, dtype=np.int64)
     else:
         order = np.argsort(mine, kind="stable")[int((mine < 0).sum()) :]

@@ -12,6 +12,7 @@ from . import _checks, _interop
 from .config import Config
 from .landmarks import choose_landmarks
 from .result import AdvantageResult
+from .schema import JITTER
 from .value_r2 import ValueR2, judged, mean_of_others
 
 Floats = npt.NDArray[np.float64]
@@ -73,7 +74,7 @@ def _left_out(
     z: Floats, time: Floats, r: Floats, prior: Floats, trajectory: Ints, blocks: list[slice], at: Ints, config: Config
 ) -> Floats:
     """[n] R̂ of each trajectory given the others; `prior` [n] is one number for each trajectory, `at` [m] the landmarks."""
-    from .reference.critic import JITTER, kernel_matrix
+    from .reference.critic import kernel_matrix
 
     horizon, noise = float(config.kernel_time or 0.0), config.kernel_noise
     same = 0.0 if config.share == "group" else config.kernel_same

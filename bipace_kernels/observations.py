@@ -32,18 +32,28 @@ def observation_codes(observation: Any, lay: Layout) -> Tensor:
     return codes.index_copy_(0, taken, found)
 
 
-def observation_texts(observation: Any, lay: Layout) -> list[str]:
-    """[M] the observations of the records, in processing order; TypeError names the first that is not a str."""
+def observation_texts(observation: Any, lay: Layout, longest: int) -> list[str]:
+    """[M] the observations of the records, in processing order, all of them as check_text() wants."""
     items = as_sequence(observation, "observation")
     if isinstance(items, (np.ndarray, torch.Tensor)):
         items = items.tolist()
     texts = []
     for row in lay.order.tolist():
-        text = items[row]
-        if not isinstance(text, str):
-            raise TypeError(
-                f"observation must hold str for partition='similar', got {_checks.type_name(text)} at row {row}; "
-                "decode it, or use partition='exact'."
-            )
-        texts.append(text)
+        check_text(items[row], row, longest)
+        texts.append(items[row])
     return texts
+
+
+def check_text(text: Any, row: int, longest: int) -> None:
+    """Of partition "similar": TypeError for what is not a str, ValueError for one of more than `longest` characters."""
+    if not isinstance(text, str):
+        raise TypeError(
+            f"observation must hold str for partition='similar', got {_checks.type_name(text)} at row {row}; "
+            "decode it, or use partition='exact'."
+        )
+    if len(text) > longest:
+        raise ValueError(
+            f"observation must hold texts of at most longest_text = {longest} characters for partition='similar', whose time "
+            f"grows with the product of two lengths, got {len(text)} at row {row}; cut it off, use partition='exact', or set "
+            f"Config(longest_text={len(text)})."
+        )

@@ -66,7 +66,7 @@ def _similar(batch: Batch) -> Tensor:
     if batch.taken is not None:
         (keep,) = to_host([batch.taken])
         lay = lay.restrict(keep)
-    texts = observation_texts(batch.inputs.observation, lay)
+    texts = observation_texts(batch.inputs.observation, lay, cfg.longest_text)
     found = batch.backend.similar.cluster_similar(texts, lay.group_offsets, float(cfg.similarity))
     if batch.taken is not None:
         labels = torch.full((batch.layout.n_records,), -1, dtype=torch.int64)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from .._ranks import Ranks
 from ._states import States
 
 STATE_FILE = "bipace_state.json"  # in a checkpoint's folder: States.state_dict()
@@ -37,11 +39,14 @@ class KeepsStates:
             path = Path(checkpoint, STATE_FILE)
             if self.accelerator.is_main_process:
                 self._bipace.load(path)
-            # One answer, where not every machine sees the folder.
-            self._bipace.load_state_dict(*broadcast_object_list([self._bipace.state_dict()]))
+            if self.accelerator.num_processes > 1:  # one answer, where not every machine sees the folder
+                first = Ranks(None).texts(json.dumps(self._bipace.state_dict()))[0]
+                self._bipace.load_state_dict(json.loads(first))
 
 
 def of_all_processes(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of all processes, one after the other."""
-    parts = gather_object([{name: column.cpu() for name, column in columns.items()}])
-    return {name: torch.cat([part[name] for part in parts]) for name in columns}
+    """The columns of all processes, one after the other, on the CPU; each has a row for each record of the process."""
+    ranks, own = Ranks(None), [column.cpu() for column in columns.values()]
+    counts = ranks.rows(torch.tensor([[len(own[0])]]), [1] * ranks.size).flatten().tolist()
+    tables = [ranks.rows(c.reshape(len(c), math.prod(c.shape[1:])), counts) for c in own]
+    return {name: t.reshape(-1, *c.shape[1:]) for name, c, t in zip(columns, own, tables, strict=True)}

@@ -33,6 +33,42 @@ def numbered(group: Sequence[str], trajectory: Sequence[Any]) -> tuple[Tensor, T
     return torch.from_numpy(groups), torch.tensor([number[pair] for pair in pairs], dtype=torch.int64)
 
 
+def entries_of(
+    infos: Sequence[Mapping[str, Any]], keys: Mapping[str, tuple[str, Any]], turns: Turns, states: States, *,
+    where: str, mask: str, elsewhere: Container[str] = (),
+) -> tuple[dict[str, list[Any]], Tensor]:  # fmt: skip
+    """What rollouts say of their turns, as `extra` of RolloutRows, and [B] bool the rows where that does not fit them.
+
+    infos       [B] what each row's rollout says
+    keys        {name in `extra`: (key in infos, entry of each turn of a row that does not fit)}
+    where       the name of `infos` in messages, `mask` that of the mask of the model's tokens
+    elsewhere   keys that rollouts of other processes give, which all rows here then need as well
+
+    A row of which a key has no entry for each turn takes part in nothing; if no rollout has the key, nothing is missing.
+    """
+    counts, empty = turns.counts.tolist(), set(turns.row[turns.stop == turns.start].tolist())
+    found: dict[str, list[Any]] = {}
+    misfits: dict[int, str] = {}
+    must_fit = True
+    for name, (key, fill) in keys.items():
+        given = [info.get(key) for info in infos]
+        if all(value is None for value in given):
+            if key not in elsewhere:
+                continue
+            must_fit = False  # rows elsewhere may fit
+        for row, (value, n) in enumerate(zip(given, counts, strict=True)):
+            several = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
+            have = len(value) if several else int(value is not None)
+            if have != n and row not in empty:
+                given[row] = [fill] * n
+                misfits.setdefault(
+                    row,
+                    f"{where}[{key!r}] must have one entry per turn, a run of ones in {mask}, but row {row} has {have} for {n}",
+                )
+        found[name] = given
+    return found, states.set_aside(misfits, len(infos), must_fit)
+
+
 @dataclass(frozen=True)
 class RolloutRows:
     """B rows of a batch, as they were rolled out.

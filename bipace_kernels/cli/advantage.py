@@ -110,6 +110,7 @@ EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         row.option[0]: (partial(_has_partition, row.name), row.option[1], f"--partition {row.name}")
         for row in PARTITIONS.values() if row.option is not None
     },
+    "longest_text": (lambda c: c.partition == "similar", "limits the texts of the similar partition", "--partition similar"),
     "length_weight_alpha": (lambda c: c.estimator == "hgpo", "weighs HGPO's depths", "--preset hgpo"),
     "base_group": (lambda c: c.estimator == "hgpo", "adds depth 0 to HGPO", "--preset hgpo"),
     "step_weight": (

@@ -131,6 +131,7 @@ KernelSame = Annotated[
 KernelNoise = Annotated[float | None, _field("--kernel-noise", "ρ", "Variance of returns, in units of GAE's kernel.")]
 HistoryLength = Annotated[int | None, _field("--history-length", "K", "Depth of the history partition.")]
 Similarity = Annotated[float | None, _field("--similarity", "S", "Least difflib ratio of similar texts.")]
+LongestText = Annotated[int | None, _field("--longest-text", "N", "Most characters of a text that similar compares.")]
 StepNorm = Annotated[
     str | None, _field("--step-norm", "NAME", "none, or std: divide the step term by its σ; for gae batch or group.")
 ]
@@ -164,6 +165,7 @@ def _advantage(
     step_weight: StepWeight = None,
     history_length: HistoryLength = None,
     similarity: Similarity = None,
+    longest_text: LongestText = None,
     step_norm: StepNorm = None,
     episode_norm: EpisodeNorm = None,
     episode_scope: EpisodeScope = None,

@@ -198,7 +198,8 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
         outcome("hgpo", f"HGPO, all levels to {depth}", {**history, "estimator": "hgpo"}, observation=seen)
     )
     if _runs_similar(records, options):
-        similar = {"partition": "similar", "similarity": options.similarity}
+        longest = max(bk.Config.longest_text, *map(len, records.observation))
+        similar = {"partition": "similar", "similarity": options.similarity, "longest_text": longest}
         section.table.append(outcome("similar", f"similar {options.similarity:g}", similar, observation=seen))
     taking_part = section.table[0].result._records().layout  # without ignored copies and rows set aside
     for name, state in (("observation", states.State()), ("history", states.State(depth))):
@@ -281,7 +282,8 @@ def _base_config(options: Options, *, actions: bool) -> bk.Config:
 
 def _runs_similar(records: rollouts.Rollouts, options: Options, *, cheap: int = CHEAP_SIMILAR) -> bool:
     if options.similar is None:
-        return sum(len(text) for text in set(records.observation)) <= cheap
+        lengths = [len(text) for text in set(records.observation)]
+        return sum(lengths) <= cheap and max(lengths, default=0) <= bk.Config.longest_text
     return options.similar
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from .._rollout_rows import RolloutRows
+from .._rollout_rows import RolloutRows, entries_of
 from .._states import States
 from .._turns import Turns
 
@@ -47,8 +46,15 @@ class Rows(RolloutRows):
         return torch.tensor(self.field("step_rewards", 0.0), dtype=torch.float64), total[self.turns.row]
 
 
-def rows_of(trainer: Any, samples: Sequence[Any], batches: Sequence[Mapping[str, Any]], states: States) -> Rows:
-    """Of the micro-batches that the trainer has collated from these samples, in their order."""
+def keys_given(samples: Sequence[Any]) -> list[str]:
+    """The keys of INFOS that any of the samples gives."""
+    return [key for key, _ in INFOS.values() if any((s.rollout_infos or {}).get(key) is not None for s in samples)]
+
+
+def rows_of(
+    trainer: Any, samples: Sequence[Any], batches: Sequence[Mapping[str, Any]], states: States, given: Container[str]
+) -> Rows:
+    """Of the micro-batches that the trainer has collated from these samples, in their order; given: keys of all processes."""
     if trainer.dynamic_num_samples:
         raise ValueError(
             "the multi-turn scheduler returned several outputs for one rollout, and which turns follow one another is then not "
@@ -71,7 +77,11 @@ def rows_of(trainer: Any, samples: Sequence[Any], batches: Sequence[Mapping[str,
     first = len(masks) * trainer.accelerator.process_index
     rewards = trainer._rewards_per_func[first : first + len(masks)].double().cpu()
     total = (rewards * trainer.reward_weights.cpu()).nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)
-    extra, aside = entries(samples, Turns.of(mask), states)
+    infos = [sample.rollout_infos or {} for sample in samples]
+    extra, aside = entries_of(
+        infos, INFOS, Turns.of(mask), states, where="rollout_infos", mask="completion_mask", elsewhere=given
+    )
+    extra["truncated"] = [info.get("truncated") for info in infos]
     total[aside] = torch.nan
     scores = torch.zeros(mask.shape, dtype=torch.float64)
     scores[:, 0] = total
@@ -81,25 +91,3 @@ def rows_of(trainer: Any, samples: Sequence[Any], batches: Sequence[Mapping[str,
         valid=torch.ones(len(masks), dtype=torch.bool), extra=extra, mask_name="completion_mask", first=first,
         size=trainer.num_generations,
     )  # fmt: skip
-
-
-def entries(samples: Sequence[Any], turns: Turns, states: States) -> tuple[dict[str, list[Any]], Tensor]:
-    """What rollout_infos say of the turns, and [B] bool the rows where that does not fit them, which take part in nothing."""
-    infos, counts = [sample.rollout_infos or {} for sample in samples], turns.counts.tolist()
-    empty = set(turns.row[turns.stop == turns.start].tolist())
-    found: dict[str, list[Any]] = {"truncated": [info.get("truncated") for info in infos]}
-    misfits: dict[int, str] = {}
-    for name, (key, fill) in INFOS.items():
-        given = [info.get(key) for info in infos]
-        if all(value is None for value in given):
-            continue
-        for row, (value, n) in enumerate(zip(given, counts, strict=True)):
-            several = isinstance(value, (list, tuple, np.ndarray, Tensor))
-            have = len(value) if several else int(value is not None)
-            if have != n and row not in empty:
-                given[row] = [fill] * n
-                misfits.setdefault(
-                    row, f"rollout_infos[{key!r}] must have one entry per turn, but row {row} has {have} for {n}"
-                )
-        found[name] = given
-    return found, states.set_aside(misfits, len(infos))

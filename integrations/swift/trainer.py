@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from .._accelerate import KeepsStates, of_all_processes
 from .._states import States, no_hidden_states
 from .._turns import Turns
 from .._versions import check_version
-from .rows import rows_of
+from .rows import keys_given, rows_of
 
 Tensor = torch.Tensor
 WHERE = "BiPACE's "
@@ -92,12 +93,16 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
             return
         several, tokenizer = self.accelerator.num_processes > 1, self.template.tokenizer
 
+        ranks, given = Ranks(None) if several else None, keys_given(samples)
+        if ranks is not None:  # each process needs what the others have: else one reward would mean two things
+            given = [key for found in ranks.texts(json.dumps(given)) for key in json.loads(found)]
+
         def prepare() -> Any:
-            rows = rows_of(self, samples, batch_encoded_inputs, self._bipace)
+            rows = rows_of(self, samples, batch_encoded_inputs, self._bipace, given)
             found = rows.records(self._bipace, tokenizer, rows.scores, self.state.global_step)
             return rows, {name: column.to(self.accelerator.device) for name, column in found.items()}
 
-        rows, records = Ranks(None).agree(prepare, lambda _: None)[0] if several else prepare()
+        rows, records = prepare() if ranks is None else ranks.agree(prepare, lambda _: None)[0]
         result, metrics = self._bipace.advantage(
             records,
             lambda: rows.observations(tokenizer),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,15 +10,18 @@ from torch.nn.utils.rnn import pad_sequence
 from trinity.algorithm.advantage_fn import AdvantageFn
 from trinity.buffer.operators import ExperienceOperatorV1
 
-from .._rollout_rows import RolloutRows
+from ..._warnings import warn_once
+from .._rollout_rows import RolloutRows, entries_of
 from .._settings import Settings
 from .._states import States
+from .._turns import Turns
 from .._versions import check_version
 
 WHERE = "algorithm.advantage_fn_args."
 WHY = "Trinity-RFT computes advantages where rollouts are gathered, before any forward of its trainer"
-# advantage()'s names of what a workflow may write into Experience.info
-INFO = {"step_rewards": "step_reward", "observation": "observation", "truncated": "truncated"}
+# What a workflow may write into Experience.info, one entry per turn; of `truncated` one bool.
+INFO = {"step_rewards": ("step_reward", float("nan")), "observation": ("observation", "")}
+MASK = "action_mask"
 
 
 class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]  # Trinity has no types
@@ -50,7 +53,7 @@ class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc] 
     def __call__(self, exps: Sequence[Any], **_: Any) -> tuple[list[Any], dict[str, float]]:
         if not exps:
             return [], {}
-        rows = rows_of(exps, self.states.settings)
+        rows = rows_of(exps, self.states)
         result, metrics = rows.advantage(self.states, self.tokenizer, rows.scores, WHY, self.update)
         self.update += 1
         of_tokens = [rows.turns.spread(x) for x in (result.advantage, result.returns)]
@@ -71,7 +74,7 @@ class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc] 
         return {}
 
 
-def rows_of(exps: Sequence[Any], settings: Settings) -> RolloutRows:
+def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
     """Each experience as a row: of trajectory batch/task/run, in the order of eid.step and then as they stand.
 
     Experiences with the same eid are copies of one.
@@ -84,12 +87,13 @@ def rows_of(exps: Sequence[Any], settings: Settings) -> RolloutRows:
         responses[row, : len(written)] = written
     scores = torch.zeros(mask.shape, dtype=torch.float64)
     scores[:, 0] = torch.tensor([float("nan") if exp.reward is None else exp.reward for exp in exps])
-    found = {name: [exp.info.get(key) for exp in exps] for name, key in INFO.items()}
-    if (
-        settings.needs_observation or settings.embedder == "identity"
-    ):  # Trinity's own workflows give a hash, which is no text
-        hashes = [exp.info.get("env_state_hash") for exp in exps]
-        found["observation"] = [b if a is None else a for a, b in zip(found["observation"], hashes, strict=True)]
+    turns, infos = Turns.of(mask), [exp.info for exp in exps]
+    if states.settings.needs_observation or states.settings.embedder == "identity":
+        infos = with_hashes(infos, turns.counts.tolist())
+    extra, aside = entries_of(infos, INFO, turns, states, where="info", mask=MASK)
+    scores[aside, 0] = torch.nan
+    if any(info.get("truncated") is not None for info in infos):
+        extra["truncated"] = [info.get("truncated") for info in infos]
     return RolloutRows(
         mask=mask,
         scores=scores,
@@ -99,9 +103,26 @@ def rows_of(exps: Sequence[Any], settings: Settings) -> RolloutRows:
         trajectory=[exp.eid.run for exp in exps],
         place=_places(exps),
         valid=torch.ones(len(exps), dtype=torch.bool),
-        extra={name: values for name, values in found.items() if any(value is not None for value in values)},
-        mask_name="action_mask",
+        extra=extra,
+        mask_name=MASK,
     )
+
+
+def with_hashes(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[Mapping[str, Any]]:
+    """With `observation` from `env_state_hash`, which Trinity's own workflows give, where there is no text.
+
+    counts   turns of each experience: a single hash of an experience of several turns says nothing of the later ones, so then
+             the observations of the batch are the texts before the turns, with one warning
+    """
+    hashes = [info.get("env_state_hash") if info.get("observation") is None else None for info in infos]
+    if any(h is not None and n > 1 and not isinstance(h, (list, tuple)) for h, n in zip(hashes, counts, strict=True)):
+        warn_once(
+            "Trinity's hashes",
+            "env_state_hash is one value for an experience of several turns: the text before each turn is its observation "
+            "instead; let your workflow set info['observation'], one entry per turn.",
+        )
+        return list(infos)
+    return [{**info, "observation": h} if h is not None else info for h, info in zip(hashes, infos, strict=True)]
 
 
 def _places(exps: Sequence[Any]) -> list[int]:

@@ -69,18 +69,25 @@ class Settings:
                 f"{WHERE}enable_similarity to False, and algorithm.adv_estimator to gigpo."
             )
         try:
-            self.config()
+            config = self.config()
         except ValueError as error:
             raise ValueError(f"{WHERE[:-1]} or algorithm.hgpo: {error}") from error
+        if self.gae is not None and self.bipace_episode_scope != "step" and not config.episode_weight:
+            raise ValueError(
+                f"{WHERE}bipace_episode_scope is about the episode term, whose weight is 0 in bipace_method=gae: set "
+                f"{WHERE}bipace_episode_weight, or leave it out."
+            )
 
     @classmethod
     def of(cls, config: Any) -> Settings | None:
         """From verl-agent's whole configuration; None if it requests neither clusters nor action keys."""
         algorithm, env, actor = config["algorithm"], config["env"], config["actor_rollout_ref"]["actor"]
-        given, name = dict(algorithm.get("gigpo", {})), algorithm["adv_estimator"]
+        name, ours = algorithm["adv_estimator"], ("bisim_", "cacb_", "bipace_")
+        # null counts as not given.
+        given = {k: v for k, v in algorithm.get("gigpo", {}).items() if v is not None or not str(k).startswith(ours)}
         known = [f.name for f in fields(cls) if f.name not in ("hgpo", "gae", "penalty")]
         for key in given:
-            if key not in (*known, *BIPACE) and str(key).startswith(("bisim_", "cacb_", "bipace_")):
+            if key not in (*known, *BIPACE) and str(key).startswith(ours):
                 raise ValueError(f"{WHERE}{key} is no key of BiPACE; the keys are {', '.join([*known, *BIPACE])}.")
         gae = gae_of(given, algorithm["gamma"])
         if not (given.get("bisim_grouping") or given.get("cacb_enabled") or gae):
@@ -151,7 +158,8 @@ class Settings:
                 "epsilon": EMBEDDERS[self.bisim_embedder].epsilon if given is None else given,
             }
         elif self.enable_similarity:
-            own |= {"partition": "similar", "similarity": self.similarity_thresh}
+            # verl-agent compares texts of any length: 2**31 − 1 is the most that the kernel takes.
+            own |= {"partition": "similar", "similarity": self.similarity_thresh, "longest_text": 2**31 - 1}
         if self.cacb_enabled:
             own |= {"estimator": "q_style" if self.cacb_estimator == "q_style" else "diff_peer", "step_norm": "none"}
         return Config.gigpo(self.mode, step_weight=self.step_advantage_w, **own)

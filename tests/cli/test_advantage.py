@@ -136,7 +136,7 @@ def test_presets(games: Path, tmp_path: Path, preset: str) -> None:
 
 OPTIONS_TOGETHER: list[dict[str, Any]] = [  # each has an effect together with the others
     {
-        "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "similarity": 0.7,
+        "partition": "similar", "estimator": "mean", "gamma": 0.5, "step_weight": 0.3, "similarity": 0.7, "longest_text": 50,
         "step_norm": "std", "episode_norm": "none", "episode_scope": "step", "lone_trajectory": "raw", "delta": 1e-3,
         "duplicates": "count", "on_invalid": "singleton",
     },
@@ -153,6 +153,7 @@ WITHOUT_EFFECT = {
     "epsilon": (["--partition", "exact", "--epsilon", 0.3], "partition exact", "choose --partition cosine"),
     "history_length": (["--history-length", 2], "partition cosine", "choose --partition history"),
     "similarity": (["--similarity", 0.9], "partition cosine", "choose --partition similar"),
+    "longest_text": (["--longest-text", 9], "partition cosine", "choose --partition similar"),
     "length_weight_alpha": (["--length-weight-alpha", 1], "estimator q_style", "choose --preset hgpo"),
     "base_group": (["--base-group"], "estimator q_style", "choose --preset hgpo"),
     "no_base_group": (["--preset", "gigpo", "--no-base-group"], "estimator mean", "choose --preset hgpo"),

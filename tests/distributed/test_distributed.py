@@ -108,7 +108,8 @@ def test_a_fingerprint_travels_at_most_once_and_nothing_else_is_wide(found):
     for straddling, at_home in of(found, "bytes:4"):
         assert straddling[0] == 30 * 512 * 2
         assert at_home[0] == 0
-        assert straddling[1] == at_home[1] <= 40 * 8 * 8
+        assert straddling[1] == at_home[1] == 40 * 8 * 8 + 8  # and the length of the head
+        assert straddling[2] == at_home[2] < 2000
 
 
 def test_a_silent_rank_is_an_error_within_the_timeout(found):

@@ -10,9 +10,11 @@ import contextlib
 import datetime
 import json
 import os
+import pickle
 import sys
 import time
 import traceback
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from batches import CONFIGS, OUTPUTS, make_batch
+from torch.distributed import distributed_c10d
 
 import bipace_kernels as bk
 from bipace_kernels import distributed
@@ -76,7 +79,7 @@ def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Co
     given["group"] = given["group"] * int(rng.choice([1, -3, 2**40])) + 5
     if rng.random() < 0.3:  # uuids: numbered over the ranks
         given["group"] = [f"prompt {g}" for g in given["group"]]
-        given["trajectory"] = [f"rollout {t}" for t in given["trajectory"]]
+        given["trajectory"] = [(uuid.UUID(int=int(t)), None) if t % 2 else f"rollout {t}" for t in given["trajectory"]]
     if rng.random() < 0.3:
         given["valid"] = rng.random(n) < 0.8
     if rng.random() < 0.3 and n:
@@ -85,7 +88,7 @@ def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Co
         if rng.random() < 0.5:
             given["rewards"][bad[1]] = np.nan
     if rng.random() < 0.2:
-        _, number = np.unique(np.asarray(given["trajectory"]), return_inverse=True)
+        _, number = np.unique(list(map(str, given["trajectory"])), return_inverse=True)
         given["episode_return"] = rng.normal(size=n + 1)[number]
         given["returns"] = rng.normal(size=n)
         if rng.random() < 0.5 and config.estimator != "gae":
@@ -94,12 +97,13 @@ def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Co
     if config.partition in ("exact", "history") and how:
         _, code = np.unique(np.asarray(given["observation"], dtype=object).astype(str), return_inverse=True)
         images = np.stack([code, code], axis=1).astype(np.float32)
-        given["observation"] = code if how == 1 else images if seed % 2 else torch.from_numpy(images)
+        forms = (images, torch.from_numpy(images), list(images), images.astype(object), [mixed(c) for c in code])
+        given["observation"] = code if how == 1 else forms[seed % 5]
     given["truncated"] = rng.random(n) < 0.5 if rng.random() < 0.5 else None
     if rng.random() < 0.2:
         given["step"] = None
         changes["duplicates"] = "raise"
-    parts = split(rng, np.asarray(given["group"]), np.asarray(given["trajectory"]), size)
+    parts = split(rng, np.asarray(given["group"]), np.asarray(list(map(str, given["trajectory"]))), size)
     order = np.concatenate(parts).astype(np.int64)
     ends = np.cumsum([len(part) for part in parts])
     whole = {name: take(value, order) for name, value in given.items()}
@@ -112,6 +116,20 @@ def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Co
 
 def bk_replace(config: bk.Config, changes: dict[str, Any]) -> bk.Config:
     return bk.Config(**{**{f: getattr(config, f) for f in config.__dataclass_fields__}, **changes})
+
+
+def mixed(code: int) -> Any:
+    """A hashable value for each code: equal numbers of different types, texts, bytes, and tuples and sets of these."""
+    return (
+        code,
+        float(code),
+        np.int64(code),
+        0.5 * code,
+        str(code),
+        b"%d" % code,
+        (code, "x"),
+        frozenset({code, "\ud800"}),
+    )[code % 8]
 
 
 def outcome(call: Any) -> tuple[Any, str]:
@@ -151,6 +169,22 @@ def check_advantage(group: Any, seed: int) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def without_pickle() -> Iterator[None]:
+    """Where what another rank sent is unpickled, that rank can run any code here."""
+    objects, loads = distributed_c10d._tensor_to_object, pickle.loads
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a pickle of another rank was loaded")
+
+    distributed_c10d._tensor_to_object = pickle.loads = refuse
+    try:
+        yield
+    finally:
+        distributed_c10d._tensor_to_object, pickle.loads = objects, loads
+
+
+@without_pickle()
 def case_advantage(group: Any, first: int, last: int) -> list[str]:
     return [text for seed in range(first, last) if (text := check_advantage(group, seed))]
 
@@ -234,10 +268,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "state": ({"fingerprint": torch.zeros(3, 6)}, "ValueError: fingerprint must have finite, non-zero rows, but row 6, 7, 8"),
     "twice": ({"step": [0, 1, 1]}, "ValueError: step must be unique inside a trajectory, but rows 7 and 8 share"),
     "two groups": ({"group": [7, 7, 8]}, "ValueError: trajectory must belong to one group, but rows 6 and 8 hold"),
-    "pickle": ({"observation": [lambda: 0] * 3}, "TypeError: rank 2: observation must hold values that can be pickled"),
+    "object": ({"observation": [object()] * 3}, "TypeError: rank 2: observation must hold str, bytes, numbers, None, UUIDs"),
+    "id": ({"trajectory": [object()] * 3}, "TypeError: rank 2: trajectory must hold str, bytes, numbers, None, UUIDs"),
+    "long": ({"observation": ["a", "b" * 32_769, "c"]}, "ValueError: rank 2: observation must hold texts of at most longest_text"),
     "text": ({"observation": [1, 2, 3]}, "TypeError: rank 2: observation must hold str for partition='similar'"),
 }  # fmt: skip
-CONFIGURED = {"pickle": bk.Config.gigpo(), "text": bk.Config.gigpo(partition="similar")}
+CONFIGURED = {"object": bk.Config.gigpo(), **dict.fromkeys(("text", "long"), bk.Config.gigpo(partition="similar"))}
 
 
 def told(call: Callable[[], Any]) -> str:
@@ -286,7 +322,7 @@ def counted(sent: dict[str, int]) -> Iterator[None]:
         return to_owners(out, mine, receive, send, group=group)
 
     def count_all(parts: Any, mine: Any, group: Any) -> Any:
-        sent["all"] += mine.numel() * mine.element_size()
+        sent["all" if mine.shape[1] > 1 else "heads"] += mine.numel() * mine.element_size()
         return to_all(parts, mine, group=group)
 
     dist.all_to_all_single, dist.all_gather = count_owners, count_all
@@ -297,18 +333,18 @@ def counted(sent: dict[str, int]) -> Iterator[None]:
 
 
 def case_bytes(group: Any) -> list[list[int]]:
-    """[bytes to owners, bytes to all] where every group straddles all ranks, and where every rank holds whole groups."""
-    rank, size, n = dist.get_rank(group), dist.get_world_size(group), 40
+    """[bytes to owners, to all, of heads] where every group straddles all ranks, and where every rank holds whole groups."""
+    rank, n = dist.get_rank(group), 40
     found = []
     for groups in ([g for g in range(4) for _ in range(10)], [rank] * n):
         trajectory = [rank * 10 + g for g in groups]
-        sent = {"owners": 0, "all": 0}
+        sent = {"owners": 0, "all": 0, "heads": 0}
         with counted(sent):
             distributed.advantage(
                 groups, trajectory, [0.0] * n, step=list(range(n)), fingerprint=torch.randn(n, 512).bfloat16(),
                 action_key=[1] * n, process_group=group,
             )  # fmt: skip
-        found.append([sent["owners"], sent["all"], size])
+        found.append([sent["owners"], sent["all"], sent["heads"]])
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from bipace_kernels.integrations import _versions
 from bipace_kernels.integrations._replace import replace, replaced
+from bipace_kernels.integrations._rollout_rows import entries_of
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations._turns import KINDS, Turns, keys_of
@@ -376,3 +377,18 @@ def test_a_release_that_was_not_run_is_a_warning_and_never_an_error(version, tol
     assert [str(w.message).startswith("bipace_kernels.integrations was run with trl 1.0.0 to ") for w in found] == [
         True
     ] * told
+
+
+def test_entries_that_only_rollouts_of_other_processes_give_are_missing_here():
+    """Else a row's reward would be its own at its last turn on one process, and of its steps on another."""
+    turns, keys = Turns.of([[1, 0, 1], [1, 0, 0]]), {"step_rewards": ("rewards", float("nan"))}
+    names = {"where": "infos", "mask": "mask"}
+    found, aside = entries_of([{}, {}], keys, turns, States(Settings()), **names)
+    assert found == {} and not aside.any()
+    with pytest.warns(
+        RuntimeWarning, match=r"infos\['rewards'\] must have one entry per turn, a run of ones in mask, but row 0"
+    ):
+        found, aside = entries_of([{}, {}], keys, turns, States(Settings()), **names, elsewhere=["rewards"])
+    assert aside.all() and np.isnan(found["step_rewards"][0]).tolist() == [True, True]
+    with pytest.raises(ValueError, match=r"row 0 has 0 for 2\.$"):
+        entries_of([{}, {}], keys, turns, States(Settings(on_invalid="raise")), **names, elsewhere=["rewards"])

@@ -172,29 +172,66 @@ def test_copies_count_once_and_the_order_of_experiences_means_nothing():
     assert all(torch.equal(exp.advantages, wanted[exp.eid.uid]) for exp in exps)
 
 
-def test_an_experience_of_several_turns():
-    """Its entries are lists, one for each run of ones in action_mask; a run without reward is set aside and counted."""
-    first, second = TOKENIZER("go")["input_ids"], TOKENIZER("look")["input_ids"]
-    exps = [
+GO, LOOK = TOKENIZER("go")["input_ids"], TOKENIZER("look")["input_ids"]
+
+
+def conversations(*rewards, **info):
+    """Experiences of two turns, each a run of its own."""
+    return [
         Experience(
             eid=EID(batch=1, task=0, run=run),
-            tokens=[1, 2, *first, 3, *second],
+            tokens=[1, 2, *GO, 3, *LOOK],
             prompt_length=2,
-            action_mask=[1] * len(first) + [0] + [1] * len(second),
+            action_mask=[1] * len(GO) + [0] + [1] * len(LOOK),
             reward=reward,
-            info={"step_reward": [1.0, float(run)], "observation": ["a", "b"]},
+            info={"step_reward": [1.0, float(run)], **info},
         )
-        for run, reward in enumerate([1.0, 3.0, None])
+        for run, reward in enumerate(rewards)
     ]
+
+
+def test_an_experience_of_several_turns():
+    """Its entries are lists, one for each run of ones in action_mask; a run without reward is set aside and counted."""
+    exps = conversations(1.0, 3.0, None, observation=["a", "b"])
     _, metrics = BiPACEAdvantage(TOKENIZER, method="gigpo", gigpo_mode="mean_norm", gamma=0.5, **OWN)(exps)
     left, right = [-1 - 0.25, -1 - 0.5], [1 + 0.25, 1 + 0.5]  # R − mean: 1 ∓ 1; R_0 = 1 + run / 2; R_1 = run
     for exp, (a, b) in zip(exps, (left, right, (0.0, 0.0)), strict=True):
-        wanted = torch.tensor([a] * len(first) + [0.0] + [b] * len(second))
+        wanted = torch.tensor([a] * len(GO) + [0.0] + [b] * len(LOOK))
         torch.testing.assert_close(exp.advantages, wanted, atol=1e-5, rtol=0)
     assert metrics["bipace/invalid_row_fraction"] == pytest.approx(1 / 3)
-    exps[1].info["step_reward"] = [1.0]
-    with pytest.raises(ValueError, match="row 1 has 1 for 2 turns; a turn is a run of ones in action_mask"):
-        BiPACEAdvantage(TOKENIZER, method="gigpo")(exps)
+
+
+@pytest.mark.parametrize("key", ["step_reward", "observation"])
+def test_a_run_whose_entries_do_not_fit_its_turns_is_set_aside(key):
+    """All its experiences are, and the others have the advantages that they have without it."""
+    exps, others = (conversations(1.0, 3.0, 2.0, observation=["a", "b"]) for _ in range(2))
+    later = conversations(2.0, observation=["a", "b"])[0]
+    later.eid = EID(batch=1, task=0, run=2, step=1)
+    exps[2].info[key] = exps[2].info[key][:1]
+    settings = {"method": "gigpo", "gamma": 0.5}
+    with pytest.warns(
+        RuntimeWarning, match=rf"info\['{key}'\] must have one entry per turn, .*, but row 2 has 1 for 2: such"
+    ):
+        BiPACEAdvantage(TOKENIZER, **settings)([*exps, later])
+    BiPACEAdvantage(TOKENIZER, **settings)(others[:2])
+    assert others[0].advantages.any()
+    assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(exps[:2], others[:2], strict=True))
+    assert not exps[2].advantages.any() and not later.advantages.any()
+    with pytest.raises(ValueError, match=r"row 0 has 1 for 2\.$"):  # none fits: that is the workflow's code
+        BiPACEAdvantage(TOKENIZER, **settings)(exps[2:])
+    del exps[2].info[key]
+    with pytest.raises(ValueError, match=r"row 2 has 0 for 2\.$"):
+        BiPACEAdvantage(TOKENIZER, **settings, on_invalid="raise")(exps)
+
+
+def test_a_hash_of_an_experience_of_several_turns_is_no_observation(recwarn):
+    """It says nothing of the later turns, whose states are then the texts before them."""
+    ours, texts = conversations(1.0, 3.0, env_state_hash="x"), conversations(1.0, 3.0)
+    BiPACEAdvantage(TOKENIZER, method="gigpo")(ours)
+    assert "env_state_hash is one value for an experience of several turns" in str(recwarn.pop(RuntimeWarning).message)
+    BiPACEAdvantage(TOKENIZER, method="gigpo")(texts)
+    assert texts[0].advantages.any()
+    assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(ours, texts, strict=True))
 
 
 @pytest.mark.parametrize(

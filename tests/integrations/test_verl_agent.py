@@ -165,6 +165,13 @@ def test_hgpo_is_the_estimator_s_on_the_same_records(ready, tmp_path, mode):
     assert torch.equal(batch.batch["advantages"], full)
 
 
+def test_null_counts_as_not_given(tmp_path):
+    nulls = [f"algorithm.gigpo.{key}=null" for key in ("bipace_episode_scope", "bisim_duplicates", "cacb_enabled")]
+    on = "algorithm.gigpo.bisim_grouping=True"
+    assert Settings.of(config_of(tmp_path, *nulls)) is None
+    assert Settings.of(config_of(tmp_path, on, *nulls)) == Settings.of(config_of(tmp_path, on))
+
+
 def test_off_means_that_nothing_is_touched(tmp_path, tokenizer):
     """The same function objects, and the same fit()."""
     config = config_of(tmp_path)
@@ -490,6 +497,8 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["+algorithm.gigpo.bipace_lambda=1"], r"algorithm\.gigpo\.bipace_lambda is no key of BiPACE; .* bipace_gae_lambda"),
         (["algorithm.gigpo.bipace_episode_scope=rows"], "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
         (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and no action keys: set .* to False"),
+        ([f"algorithm.gigpo.{key}" for key in ("bisim_grouping=False", "bipace_method=gae", "bipace_episode_scope=trajectory")],
+         "bipace_episode_scope is about the episode term, whose weight is 0 .* set algorithm.gigpo.bipace_episode_weight"),
         (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae if there are keys bipace_…, got 'bigpo'"),
         (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae .* got None: set it, or leave out bipace_value"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_gae_lambda=2"], r"gigpo\.bipace_gae_lambda must be a"),

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bipace_kernels as bk
 from bipace_kernels import _native_loader, _threads
 from bipace_kernels.cpu import similar as cpu
 from bipace_kernels.reference import similar as reference
@@ -209,3 +210,22 @@ def test_str_subclass_is_a_text() -> None:
         pass
 
     assert cpu.cluster_similar([Name("ab"), "ab"], offsets(2), 1.0).tolist() == [0, 0]
+
+
+def test_longer_texts_than_the_configuration_allows_are_refused() -> None:
+    """Two of 80,000 characters can take half a minute."""
+
+    def result(config: bk.Config, **given: object) -> bk.AdvantageResult:
+        texts = ["a" * 9, "b" * 10, "c" * 11]
+        return bk.advantage([0] * 3, [0, 1, 2], [1.0, 0.0, 2.0], observation=texts, config=config, **given)  # type: ignore[arg-type]
+
+    config = bk.Config.gigpo(partition="similar", longest_text=10)
+    with pytest.raises(
+        ValueError, match=r"at most longest_text = 10 characters .* got 11 at row 2; .* Config\(longest_text=11\)"
+    ):
+        result(config)
+    assert result(config, valid=[True, True, False]).cluster.tolist() == [0, 1, -1]
+    assert result(bk.Config.gigpo(partition="similar")).cluster.tolist() == [0, 1, 2]
+    for wrong in (0, True, 2.0):
+        with pytest.raises(ValueError, match="longest_text must be an int of at least 1"):
+            bk.Config(longest_text=wrong)  # type: ignore[arg-type]
