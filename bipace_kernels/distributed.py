@@ -11,6 +11,7 @@ the same call as in one process, on the same columns, which gives equal bits, me
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -26,7 +27,7 @@ from ._inputs import check_check, check_columns, check_config, check_memory
 from ._ranks import Ranks
 from ._transfer import to_device, to_host
 from .config import Config
-from .estimators import name_of
+from .estimators import StepRecords, name_of
 from .observations import check_text
 from .partitions import PARTITIONS
 from .pipeline import run
@@ -364,6 +365,8 @@ def _run(
     if bool(columns["valid"].all()):
         del columns["valid"]
     last = cfg if of_codes else replace(cfg, partition="exact")
+    if callable(cfg.estimator):
+        last = replace(last, estimator=_with_config(cfg, hidden="fingerprint" in head.kinds))
     given = {name: to_device(value, where, name) for name, value in columns.items()}
     try:
         result = run({**dict.fromkeys(_ARGUMENTS), **given}, None, last, head.backend, "now", num_threads)
@@ -385,6 +388,31 @@ def _run(
         value=None if result.value is None else result.value[mine].clone(),
         records=records,
     )
+
+
+class _NoFingerprints(StepRecords):
+    """Fingerprints do not travel to every rank: a function that reads them must not take None for their absence."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "fingerprint":
+            raise ValueError(
+                "an estimator function cannot read records.fingerprint in bipace_kernels.distributed, since fingerprints do not "
+                "travel to every rank; use records.cluster, or gather the rows and call bipace_kernels.advantage()."
+            )
+        return super().__getattribute__(name)
+
+
+def _with_config(cfg: Config, *, hidden: bool) -> Callable[[StepRecords], Tensor]:
+    """The estimator function of `cfg`, given the caller's configuration and not the one of the last stages."""
+    function: Any = cfg.estimator
+
+    @functools.wraps(function)
+    def call(records: StepRecords) -> Tensor:
+        columns = {field.name: getattr(records, field.name) for field in fields(StepRecords)}
+        kind = _NoFingerprints if hidden else StepRecords
+        return function(kind(**{**columns, "config": cfg}))  # type: ignore[no-any-return]
+
+    return call
 
 
 def _common(heads: Sequence[_Head]) -> _Head:

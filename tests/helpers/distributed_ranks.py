@@ -35,6 +35,26 @@ TIMEOUT = datetime.timedelta(seconds=300)  # a rank that is in few groups waits 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def own_term(records: Any) -> torch.Tensor:
+    """Depends on every column that it may read, and on the configuration."""
+    count = torch.bincount(records.cluster)
+    total = torch.zeros(len(count)).index_add_(0, records.cluster, records.returns)
+    term = (
+        records.returns - (total / count)[records.cluster] + records.step.float() / 8 + len(records.trajectory_offsets)
+    )
+    return term * records.config.epsilon + len(records.config.partition)
+
+
+def reads_fingerprint(records: Any) -> torch.Tensor:
+    return records.returns if records.fingerprint is None else records.returns * records.fingerprint[:, 0]
+
+
+OWN = {
+    f"own term, {partition}": bk.Config(partition=partition, estimator=own_term, epsilon=0.2)
+    for partition in ("none", "exact", "cosine")
+}
+
+
 def take(value: Any, rows: Any) -> Any:
     """Some rows of an argument of any kind."""
     if value is None:
@@ -60,7 +80,7 @@ def split(rng: np.random.Generator, group: Any, trajectory: Any, size: int) -> l
 def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Config]:
     """The arguments of all rows in rank order, the rows of each rank, and a configuration."""
     rng = np.random.default_rng(seed)
-    config = list(CONFIGS.values())[int(rng.integers(len(CONFIGS)))]
+    config = list({**CONFIGS, **OWN}.values())[int(rng.integers(len(CONFIGS) + len(OWN)))]
     batch = make_batch(seed, groups=int(rng.integers(0, 7)), trajectories=5, longest=9, dim=int(rng.integers(1, 40)))
     rows = np.arange(batch.n)
     changes: dict[str, Any] = {"duplicates": str(rng.choice(["raise", "once", "count"]))}
@@ -271,9 +291,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "object": ({"observation": [object()] * 3}, "TypeError: rank 2: observation must hold str, bytes, numbers, None, UUIDs"),
     "id": ({"trajectory": [object()] * 3}, "TypeError: rank 2: trajectory must hold str, bytes, numbers, None, UUIDs"),
     "long": ({"observation": ["a", "b" * 32_769, "c"]}, "ValueError: rank 2: observation must hold texts of at most longest_text"),
+    "own term": ({}, "ValueError: an estimator function cannot read records.fingerprint in bipace_kernels.distributed"),
     "text": ({"observation": [1, 2, 3]}, "TypeError: rank 2: observation must hold str for partition='similar'"),
 }  # fmt: skip
-CONFIGURED = {"object": bk.Config.gigpo(), **dict.fromkeys(("text", "long"), bk.Config.gigpo(partition="similar"))}
+CONFIGURED = {
+    "object": bk.Config.gigpo(),
+    "own term": bk.Config(estimator=reads_fingerprint),
+    **dict.fromkeys(("text", "long"), bk.Config.gigpo(partition="similar")),
+}
 
 
 def told(call: Callable[[], Any]) -> str:
