@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from ...config import Config
-from ...embedders import named
+from ...embedders import find, named
 from ...pipeline import advantage
 from ...tokens import to_tokens
 from .._recorder import Recorder
@@ -23,6 +24,7 @@ IDS = "bipace_ids"  # [N, 3] int64: prompt group, trajectory, step; unique over 
 HIDDEN, HIDDEN_IDS = "bipace_hidden", "bipace_hidden_ids"  # [N, D] states, and the ids of the rows they were read from
 LAYER = "bipace_layer"  # in meta_info: asks the workers for hidden states
 _next_id = itertools.count().__next__
+_of_texts = functools.lru_cache(maxsize=1)(named)  # a sentence encoder is loaded once
 
 
 def mark(batch: Any, settings: Settings) -> None:
@@ -69,7 +71,7 @@ def write_advantages(
     given: dict[str, Any] = {"observation": anchors}
     if config.needs_fingerprint:
         hidden = settings.bisim_embedder == "actor_hidden"
-        given = {"fingerprint": _hidden(data)[rows] if hidden else named(settings.bisim_embedder).embed(anchors)}
+        given = {"fingerprint": _hidden(data)[rows] if hidden else _of_texts(settings.bisim_embedder).embed(anchors)}
     if settings.chooses_epsilon:
         states = states or settings.states()
         ids = {"group": group, "trajectory": trajectory, "step": step}
@@ -85,7 +87,7 @@ def write_advantages(
         if "truncated" in data.non_tensor_batch:
             given["truncated"] = data.non_tensor_batch["truncated"][rows.numpy()].astype(bool)
     result = advantage(group, trajectory, config=config, memory=states and states.memory, **given)
-    embedder = settings.bisim_embedder if settings.bisim_grouping or config.needs_fingerprint else ""
+    embedder = find(settings.bisim_embedder)[0].name if settings.bisim_grouping or config.needs_fingerprint else ""
     epsilon = config.epsilon if config.partition == "cosine" else None
     metrics, total = metrics_of(result, embedder, epsilon, config.partition != "none"), result.advantage
     metrics |= {} if states is None else states.moves

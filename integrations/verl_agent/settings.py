@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from ...config import Config
-from ...embedders import EMBEDDERS
+from ...embedders import find
 from .._settings import OF_GAE, check_fields
 from .._settings import Settings as Shared
 from .._states import States
@@ -21,7 +21,7 @@ class Settings:
     """verl-agent's configuration: fields are the keys of docs/verl_agent.md, and ValueError names them."""
 
     bisim_grouping: bool = False
-    bisim_embedder: Literal["actor_hidden", "ngram", "identity"] = "actor_hidden"
+    bisim_embedder: str = "actor_hidden"  # or "ngram", "identity", "sentence:MODEL"
     bisim_layer: int | str = -8
     bisim_eps: float | Literal["auto", "follow"] | None = None  # the embedder's default
     bisim_duplicates: Literal["once", "count"] = "once"  # of rows that pad the batch, which verl-agent counts
@@ -43,6 +43,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self, WHERE)
+        try:
+            find(self.bisim_embedder)
+        except ValueError as error:
+            raise ValueError(f"{WHERE}bisim_embedder: {error}") from None
         if isinstance(self.bisim_eps, str) and (
             self.bisim_eps not in ("auto", "follow") or self.bisim_embedder != "actor_hidden"
         ):
@@ -155,7 +159,7 @@ class Settings:
             given = chosen if self.chooses_epsilon else self.bisim_eps
             own |= {
                 "partition": "cosine",
-                "epsilon": EMBEDDERS[self.bisim_embedder].epsilon if given is None else given,
+                "epsilon": find(self.bisim_embedder)[0].epsilon if given is None else given,
             }
         elif self.enable_similarity:
             # verl-agent compares texts of any length: 2**31 − 1 is the most that the kernel takes.

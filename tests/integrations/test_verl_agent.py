@@ -110,6 +110,28 @@ def settings_of(config):
 # ------------------------------------------------------------------------------------------- equal to verl-agent's own
 
 
+def test_a_sentence_encoder_has_its_own_epsilon_and_is_loaded_once(ready, monkeypatch):
+    loaded = []
+
+    class Encoder:
+        device = torch.device("cpu")
+
+        def eval(self):
+            return self
+
+        def encode(self, texts, **_):
+            return torch.tensor([[len(text) + 1.0, float(text.count("a"))] for text in texts])
+
+    monkeypatch.setattr(bk.embedders, "_load", lambda model, device: loaded.append(model) or Encoder())
+    settings = Settings(bisim_grouping=True, bisim_embedder="sentence:MODEL")
+    for seed in range(2):
+        metrics = write_advantages(ready(seed, settings), settings)
+        assert metrics["bipace/embedder/sentence"] == 1.0 and metrics["bipace/epsilon"] == 0.20
+    assert loaded == ["MODEL"]
+    with pytest.raises(ValueError, match=r"bisim_embedder: an embedder must be one of .*sentence:MODEL, got 'sentence'"):
+        Settings(bisim_grouping=True, bisim_embedder="sentence")
+
+
 @pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_identity_at_epsilon_0_is_verl_agent_s_gigpo(ready, tmp_path, mode, seed):
@@ -483,7 +505,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
     ("overrides", "message"),
     [
         (["+algorithm.gigpo.bisim_epsilon=0.1"], r"algorithm\.gigpo\.bisim_epsilon is no key of BiPACE; the keys are .*bisim_eps"),
-        (["algorithm.gigpo.bisim_embedder=hash"], r"algorithm\.gigpo\.bisim_embedder must be one of actor_hidden, ngram"),
+        (["algorithm.gigpo.bisim_embedder=hash"], r"gigpo\.bisim_embedder: an embedder must be one of actor_hidden, ngram"),
         (["algorithm.gigpo.cacb_estimator=diff"], "cacb_estimator must be one of q_style, counterfactual"),
         (["algorithm.gigpo.cacb_action_key_mode=text"], "cacb_action_key_mode must be one of action_tag, first_n"),
         (["algorithm.gigpo.cacb_n_action_tokens=0"], "cacb_n_action_tokens must be an int of at least 1"),
