@@ -248,6 +248,11 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
     where = _checks.one_device(given)
     _dispatch.choose(backend, where)
     _threads.checked(num_threads)
+    if callable(cfg.estimator) and given["fingerprint"] is not None and not cfg.needs_fingerprint:
+        raise ValueError(
+            f"fingerprint must be None with an estimator function and partition={cfg.partition!r}: fingerprints do not travel to "
+            "every rank, so the function could not read them; leave it out."
+        )
     columns = check_columns(given, None, cfg, where, None)
     fingerprint = columns.pop("fingerprint")
     n = _checks.length(given["group"], "group")

@@ -119,6 +119,8 @@ def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Co
         images = np.stack([code, code], axis=1).astype(np.float32)
         forms = (images, torch.from_numpy(images), list(images), images.astype(object), [mixed(c) for c in code])
         given["observation"] = code if how == 1 else forms[seed % 5]
+    if callable(config.estimator) and config.partition != "cosine":
+        given["fingerprint"] = None
     given["truncated"] = rng.random(n) < 0.5 if rng.random() < 0.5 else None
     if rng.random() < 0.2:
         given["step"] = None
@@ -291,12 +293,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "object": ({"observation": [object()] * 3}, "TypeError: rank 2: observation must hold str, bytes, numbers, None, UUIDs"),
     "id": ({"trajectory": [object()] * 3}, "TypeError: rank 2: trajectory must hold str, bytes, numbers, None, UUIDs"),
     "long": ({"observation": ["a", "b" * 32_769, "c"]}, "ValueError: rank 2: observation must hold texts of at most longest_text"),
+    "own term, exact": ({}, "ValueError: rank 0: fingerprint must be None with an estimator function and partition='exact'"),
     "own term": ({}, "ValueError: an estimator function cannot read records.fingerprint in bipace_kernels.distributed"),
     "text": ({"observation": [1, 2, 3]}, "TypeError: rank 2: observation must hold str for partition='similar'"),
 }  # fmt: skip
 CONFIGURED = {
     "object": bk.Config.gigpo(),
     "own term": bk.Config(estimator=reads_fingerprint),
+    "own term, exact": OWN["own term, exact"],
     **dict.fromkeys(("text", "long"), bk.Config.gigpo(partition="similar")),
 }
 

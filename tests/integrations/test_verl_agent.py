@@ -128,7 +128,9 @@ def test_a_sentence_encoder_has_its_own_epsilon_and_is_loaded_once(ready, monkey
         metrics = write_advantages(ready(seed, settings), settings)
         assert metrics["bipace/embedder/sentence"] == 1.0 and metrics["bipace/epsilon"] == 0.20
     assert loaded == ["MODEL"]
-    with pytest.raises(ValueError, match=r"bisim_embedder: an embedder must be one of .*sentence:MODEL, got 'sentence'"):
+    with pytest.raises(
+        ValueError, match=r"bisim_embedder: an embedder must be one of .*sentence:MODEL, got 'sentence'"
+    ):
         Settings(bisim_grouping=True, bisim_embedder="sentence")
 
 
