@@ -50,7 +50,7 @@ def length(value: Any, name: str) -> int:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         if value.ndim == 0:
             raise ValueError(f"{name} must have one entry per row, got a scalar; put it into a list.")
-        return len(value)
+        return value.shape[0]
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
         raise TypeError(
             f"{name} must be a tensor, a NumPy array or a list with one entry per row, got {type_name(value)}."
@@ -78,7 +78,9 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
             raise ValueError(f"{name} must be {wish}, got tensors of {len(shapes)} shapes, e.g. {sorted(shapes)[:2]}.")
         value = torch.stack([check_dense(v, name).detach() for v in value])
     if isinstance(value, torch.Tensor):
-        tensor: Tensor = check_dense(value, name).detach()
+        tensor: Tensor = check_dense(value, name)
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if tensor.dtype != torch.uint64 or tensor.is_cuda:  # reading the largest value would synchronize
             return tensor
         value = tensor.cpu().numpy()

@@ -37,10 +37,10 @@ def to_torch(value: Any, name: str) -> Any:
     because later code first measures and then reads them: another thread may change a list in between, and a
     subclass's __len__ may be wrong.  TypeError for nested tensors, and for masked arrays, whose mask would be ignored.
     """
+    if isinstance(value, torch.Tensor):
+        return _checks.check_dense(value, name) if value.is_nested else value
     if isinstance(value, (list, tuple)):
         return tuple(value)
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        _checks.check_dense(value, name)
     _checks.check_unmasked(value, name)
     if not is_interop_array(value):
         return value
@@ -56,7 +56,7 @@ def to_torch(value: Any, name: str) -> Any:
 
 def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
     """to_torch() of arguments by name, at the start of every public function that takes rows."""
-    return {name: to_torch(value, name) for name, value in given.items()}
+    return {name: None if value is None else to_torch(value, name) for name, value in given.items()}
 
 
 def from_dlpack_of(given: dict[str, Any]) -> Callable[[Any], Any] | None:

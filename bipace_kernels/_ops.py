@@ -19,7 +19,7 @@ import torch
 from . import _compiled, _dispatch, pipeline
 from ._handles import find
 from .config import Config
-from .stages import FINGERPRINT_DTYPES, OPS, Offsets, OneOf, Places, Range, Size, Spec
+from .stages import FINGERPRINT_DTYPES, OPS, Offsets, OneOf, Places, Range, Size, Spec, Written
 
 Tensor = torch.Tensor
 
@@ -93,6 +93,10 @@ def _argument(name: str, hint: Any, keyword: bool, default: Any) -> Argument:
     return Argument(name, kind, keyword, mark(Spec), size, mark(Range), mark(OneOf), values, default)
 
 
+def _is_written(hint: Any) -> bool:
+    return any(isinstance(mark, Written) for each in get_args(hint) for mark in get_args(each))
+
+
 def _ops() -> dict[str, Op]:
     """Every method of a stage's Protocol."""
     found = {}
@@ -106,6 +110,7 @@ def _ops() -> dict[str, Op]:
             arguments = tuple(
                 _argument(p.name, hints[p.name], p.kind is p.KEYWORD_ONLY, None if p.default is p.empty else p.default)
                 for p in list(inspect.signature(method).parameters.values())[1:]
+                if not _is_written(hints[p.name])
             )
             found[name] = Op(name, stage, arguments, tuple(get_args(each)[1] for each in results))
     return found

@@ -27,6 +27,7 @@ class Batch:
     usable     [M] bool or None: False where the fingerprint has no direction; None: all have one, or there are none
     returns    [M] float32   R, discounted return-to-go
     episode    [M] float32   A_ep
+    state      [M] uint8 or None: written by the cosine partition, which looks at the fingerprints itself; usable is then None
     memory     of share="memory", or None
     """
 
@@ -38,6 +39,7 @@ class Batch:
     usable: Tensor | None
     returns: Tensor
     episode: Tensor
+    state: Tensor | None = None
     memory: ValueMemory | None = None
 
     @property

@@ -79,7 +79,7 @@ def _cosine(batch: Batch) -> Tensor:
     assert batch.inputs.fingerprint is not None
     return batch.backend.clusters.cluster_cosine(
         batch.inputs.fingerprint, batch.placed.order, batch.placed.group_offsets, batch.usable,
-        float(batch.config.epsilon), **batch.groups, taken=batch.taken,
+        float(batch.config.epsilon), **batch.groups, taken=batch.taken, state=batch.state,
     )  # fmt: skip
 
 

@@ -146,11 +146,29 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
     layout = everyone.once() if cfg.duplicates == "once" else everyone
     lay = layout.on(x.device)
 
-    step_return, trajectory_return = _returns(backend, x, lay)
-    spoilt, unread = _look(backend, x, everyone, layout, step_return, trajectory_return)
+    bad, episode_differs, copy_differs = _bad_records(x, everyone, layout)
+    step_return, trajectory_return, spoilt = _returns(backend, x, lay, bad)
+    unread = Unread(
+        everyone=everyone,
+        layout=layout,
+        config=cfg,
+        rewards=x.rewards,
+        returns=x.returns,
+        episode_return=x.episode_return,
+        action_key=x.action_key,
+        action_parsed=x.action_parsed,
+        state=_state(backend, x, lay),
+        episode_differs=episode_differs,
+        copy_differs=copy_differs,
+        late=tuple(x.late),
+        checked=not backend.deferred,
+    )
+    if not backend.deferred:
+        unread.raise_now(spoilt)
     all_taken = unread.checked and not bool(spoilt.any())  # not read on a GPU
-    taken = None if all_taken else ~spoilt[lay.trajectory_of_record]
-    usable = None if unread.state is None else unread.state == 0
+    taken = None if all_taken else ~spoilt.index_select(0, lay.trajectory_of_record)
+    state = unread.state if _clusters_look(backend, cfg) else None
+    usable = None if unread.state is None or state is not None else unread.state == 0
     episode = backend.episode.episode_advantage(
         trajectory_return, lay.trajectory_offsets, lay.group_trajectories, n_groups=lay.n_groups,
         n_records=lay.n_records, scope=cfg.episode_scope, norm=cfg.episode_norm, lone=cfg.lone_trajectory,
@@ -158,7 +176,7 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
     )  # fmt: skip
 
     estimator = estimator_of(cfg)
-    batch = Batch(backend, x, layout, lay, taken, usable, step_return, episode, memory)
+    batch = Batch(backend, x, layout, lay, taken, usable, step_return, episode, state, memory)
     labels, step_term, branch, value = estimator.terms(batch)
     rows = backend.combine.combine(
         episode, step_term, step_return, labels, branch, lay.source, taken, weight=float(cfg.step_weight),
@@ -179,30 +197,11 @@ def _by_row(value: Tensor, lay: PlacedLayout, taken: Tensor | None) -> Tensor:
     return value.clamp(-limit, limit).to(torch.float32).index_select(0, at).masked_fill(missing, 0.0)
 
 
-def _returns(backend: Backend, x: Inputs, lay: PlacedLayout) -> tuple[Tensor, Tensor]:
-    """Return-to-go of each record [M] and return of each trajectory [T], float32, rounded once."""
-    rewards = None if x.rewards is None else x.rewards.index_select(0, lay.order)
-    sizes = {"n_trajectories": lay.n_trajectories}
-    if x.returns is not None:
-        step_return = x.returns.index_select(0, lay.order).to(torch.float32)
-    else:
-        assert rewards is not None
-        step_return = backend.returns.discounted_returns(
-            rewards, lay.step, lay.trajectory_offsets, float(x.config.gamma), **sizes
-        )
-    if x.episode_return is not None:
-        first = lay.order.index_select(0, lay.trajectory_offsets[:-1])
-        return step_return, x.episode_return.index_select(0, first).to(torch.float32)
-    assert rewards is not None
-    return step_return, backend.returns.trajectory_returns(rewards, lay.step, lay.trajectory_offsets, **sizes)
-
-
-def _look(
-    backend: Backend, x: Inputs, everyone: Layout, layout: Layout, step_return: Tensor, trajectory_return: Tensor
-) -> tuple[Tensor, Unread]:
-    """Invalid trajectories [T] bool, and flags of bad values, which on a GPU are not read yet."""
+def _bad_records(x: Inputs, everyone: Layout, layout: Layout) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Records that spoil their trajectory for another reason than its returns [M] bool, and the flags `episode_differs`
+    and `copy_differs` of Unread; None: there are none."""
     lay, every = layout.on(x.device), everyone.on(x.device)
-    bad = episode_differs = copy_differs = state = None
+    bad = episode_differs = copy_differs = None
     if x.episode_return is not None:
         value = x.episode_return.index_select(0, lay.order)
         episode_differs = unlike_first(value, value[lay.trajectory_offsets[:-1]][lay.trajectory_of_record])
@@ -219,28 +218,40 @@ def _look(
             0, lay.source.index_select(0, every.order), (copy_differs | out_of_range(reward)).to(torch.int32)
         )
         bad = hits > 0 if bad is None else bad | (hits > 0)
-    spoilt = backend.returns.spoilt_trajectories(
-        step_return, trajectory_return, bad, lay.trajectory_offsets, n_trajectories=lay.n_trajectories
-    )
-    if x.fingerprint is not None:
-        state = backend.clusters.scan_rows(x.fingerprint, lay.order)
-        if not backend.deferred and not bool(state.any()):
-            state = None
-    unread = Unread(
-        everyone=everyone,
-        layout=layout,
-        config=x.config,
-        rewards=x.rewards,
-        returns=x.returns,
-        episode_return=x.episode_return,
-        action_key=x.action_key,
-        action_parsed=x.action_parsed,
-        state=state,
-        episode_differs=episode_differs,
-        copy_differs=copy_differs,
-        late=tuple(x.late),
-        checked=not backend.deferred,
-    )
-    if not backend.deferred:
-        unread.raise_now(spoilt)
-    return spoilt, unread
+    return bad, episode_differs, copy_differs
+
+
+def _returns(backend: Backend, x: Inputs, lay: PlacedLayout, bad: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return-to-go of each record [M] and return of each trajectory [T], float32, rounded once; invalid trajectories [T] bool."""
+    stage, gamma, sizes = backend.returns, float(x.config.gamma), {"n_trajectories": lay.n_trajectories}
+    rewards = None if x.rewards is None else x.rewards.index_select(0, lay.order)
+    if rewards is not None and x.returns is None and x.episode_return is None:
+        return stage.all_returns(rewards, lay.step, bad, lay.trajectory_offsets, gamma, **sizes)
+    if x.returns is not None:
+        step_return = x.returns.index_select(0, lay.order).to(torch.float32)
+    else:
+        assert rewards is not None
+        step_return = stage.discounted_returns(rewards, lay.step, lay.trajectory_offsets, gamma, **sizes)
+    if x.episode_return is not None:
+        first = lay.order.index_select(0, lay.trajectory_offsets[:-1])
+        trajectory_return = x.episode_return.index_select(0, first).to(torch.float32)
+    else:
+        assert rewards is not None
+        trajectory_return = stage.trajectory_returns(rewards, lay.step, lay.trajectory_offsets, **sizes)
+    spoilt = stage.spoilt_trajectories(step_return, trajectory_return, bad, lay.trajectory_offsets, **sizes)
+    return step_return, trajectory_return, spoilt
+
+
+def _clusters_look(backend: Backend, config: Config) -> bool:
+    """Whether the cosine partition finds the state of the rows, which nothing needs before: one pass over them is saved."""
+    return backend.deferred and config.partition == "cosine"
+
+
+def _state(backend: Backend, x: Inputs, lay: PlacedLayout) -> Tensor | None:
+    """[M] uint8 of the fingerprints, as in Unread; on a GPU the cosine partition is yet to write it."""
+    if x.fingerprint is None:
+        return None
+    if _clusters_look(backend, x.config):
+        return torch.empty(lay.n_records, dtype=torch.uint8, device=x.device)
+    state = backend.clusters.scan_rows(x.fingerprint, lay.order)
+    return state if backend.deferred or bool(state.any()) else None

@@ -61,6 +61,10 @@ class Places(NamedTuple):
     lowest: int = 0
 
 
+class Written(NamedTuple):
+    """A tensor that a stage fills in beside its results; its op does not offer it."""
+
+
 class OneOf(NamedTuple):
     """Words that a kernel accepts."""
 
@@ -145,6 +149,18 @@ class Returns(Protocol):
     ) -> BOOL_T:
         """Trajectories with a return (of a step or their own) that is not finite or beyond ±1e37, or with a bad record."""
 
+    def all_returns(
+        self,
+        rewards: F64_M,
+        step: I64_M | None,
+        bad_record: BOOL_M | None,
+        trajectory_offsets: TrajectoryOffsets,
+        gamma: Annotated[float, GAMMA],
+        *,
+        n_trajectories: NTrajectories,
+    ) -> tuple[F32_M, F32_T, BOOL_T]:
+        """The three above: discounted_returns, trajectory_returns, and spoilt_trajectories of both."""
+
 
 class Episode(Protocol):
     """The episode term (paper eq. 1)."""
@@ -183,8 +199,12 @@ class Clusters(Protocol):
         n_groups: NGroups,
         longest_group: Longest,
         taken: BOOL_M | None,
+        state: Annotated[Tensor, Spec("M", (torch.uint8,)), Written()] | None = None,
     ) -> I64_M:
-        """Labels 0 … C−1 over the batch by first appearance; −1 where not taken."""
+        """Labels 0 … C−1 over the batch by first appearance; −1 where not taken.
+
+        state   where given, what scan_rows finds is written there and decides who is usable: a GPU then reads the rows once less
+        """
 
     def cluster_sweep(
         self,

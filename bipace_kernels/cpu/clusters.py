@@ -40,11 +40,14 @@ def cluster_cosine(
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,
+    state: Tensor | None = None,
 ) -> Tensor:
     """From float32 products summed in one fixed order, decided in float64.
 
     Bits only depend on the group's rows, D, dtype and instruction set.  MemoryError if scratch cannot be allocated.
     """
+    if state is not None:
+        usable = state.copy_(scan_rows(fingerprint, order)) == 0
     kept = Kept(taken)
     order, usable, group_offsets = kept.rows(order), kept.rows(usable), kept.offsets(group_offsets)
     labels = torch.empty(order.shape[0], dtype=torch.int64)

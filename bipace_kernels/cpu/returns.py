@@ -47,3 +47,18 @@ def spoilt_trajectories(
     if bool(bad.any()):
         spoilt[runs(trajectory_offsets)[bad]] = True
     return spoilt
+
+
+def all_returns(
+    rewards: Tensor,
+    step: Tensor | None,
+    bad_record: Tensor | None,
+    trajectory_offsets: Tensor,
+    gamma: float,
+    *,
+    n_trajectories: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = discounted_returns(rewards, step, trajectory_offsets, gamma, n_trajectories=n_trajectories)
+    own = trajectory_returns(rewards, step, trajectory_offsets, n_trajectories=n_trajectories)
+    spoilt = spoilt_trajectories(found, own, bad_record, trajectory_offsets, n_trajectories=n_trajectories)
+    return found, own, spoilt

@@ -6,7 +6,9 @@ address, None gives 0, ints and bools are int64_t and floats are double.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -47,15 +49,22 @@ def pack(name: str, kernel: _sources.Kernel, arguments: Mapping[str, Word]) -> b
     if arguments.keys() != fields.keys():
         missing, unknown = [*(fields.keys() - arguments.keys())], [*(arguments.keys() - fields.keys())]
         raise TypeError(f"CUDA kernel {name}: missing arguments {sorted(missing)}, unknown ones {sorted(unknown)}.")
-    words: list[int | float] = []
+    words: list[Any] = [arguments[field] for field in fields]
+    try:
+        for i in kernel.pointers:
+            words[i] = 0 if words[i] is None else words[i].data_ptr()
+        return kernel.form.pack(*words)
+    except (AttributeError, struct.error):
+        raise TypeError(f"CUDA kernel {name}: {_wrong(fields, arguments)}.") from None
+
+
+def _wrong(fields: Mapping[str, str], arguments: Mapping[str, Word]) -> str:
+    """What is wrong with the first argument of another kind than its field."""
     for field, kind in fields.items():
         value = arguments[field]
         if kind is _sources.POINTER:
             if value is not None and not isinstance(value, Tensor):
-                raise TypeError(f"CUDA kernel {name}: {field} must be a tensor or None, got {value!r}.")
-            words.append(0 if value is None else value.data_ptr())
-        elif isinstance(value, int) or (isinstance(value, float) and kind == _sources.REAL):
-            words.append(value)
-        else:
-            raise TypeError(f"CUDA kernel {name}: {field} must be {kind}, got {value!r}.")
-    return kernel.form.pack(*words)
+                return f"{field} must be a tensor or None, got {value!r}"
+        elif not isinstance(value, int) and not (isinstance(value, float) and kind == _sources.REAL):
+            return f"{field} must be {kind}, got {value!r}"
+    return "a value does not fit its field"

@@ -25,6 +25,11 @@ class Kernel:
     fields: Mapping[str, str]
 
     @functools.cached_property
+    def pointers(self) -> tuple[int, ...]:
+        """Places of the pointers among the fields."""
+        return tuple(i for i, kind in enumerate(self.fields.values()) if kind is POINTER)
+
+    @functools.cached_property
     def form(self) -> struct.Struct:
         return struct.Struct("<" + "".join("d" if kind == REAL else "q" for kind in self.fields.values()))
 

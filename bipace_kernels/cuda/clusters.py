@@ -53,6 +53,7 @@ def cluster_cosine(
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,
+    state: Tensor | None = None,
 ) -> Tensor:
     """A record whose row has no direction is a cluster of its own even if it is not marked as unusable."""
     return cluster_sweep(
@@ -64,6 +65,7 @@ def cluster_cosine(
         n_groups=n_groups,
         longest_group=longest_group,
         taken=taken,
+        state=state,
     )[0]
 
 
@@ -78,10 +80,11 @@ def cluster_sweep(
     longest_group: int,
     taken: Tensor | None,
     limits: Limits | None = None,
+    state: Tensor | None = None,
 ) -> Tensor:
     """The same bits as cluster_cosine, from one Gram matrix per group."""
     batch = partial(Batch, limits=limits or LIMITS)
-    rest = (n_groups, longest_group, taken)
+    rest = (n_groups, longest_group, taken, state)
     return triton_clusters.sweep_with(batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
 
 
@@ -138,17 +141,17 @@ class Batch(triton_clusters.Batch):
         side, n_groups = scan.side_of(longest), begins.shape[0]
         at_once = min(n_groups, max(1, self.limits.room // side**2))
         for g in range(0, n_groups, at_once):
-            part = slice(g, min(g + at_once, n_groups))
-            products = self._empty(part.stop - g, side, side)
-            self._multiply(begins[part], ends[part], products, reciprocal, 0, long_group)
+            some_begins, some_ends = _some(begins, g, at_once), _some(ends, g, at_once)
+            products = self._empty(some_begins.shape[0], side, side)
+            self._multiply(some_begins, some_ends, products, reciprocal, 0, long_group)
             # S of a sweep that does not fit into shared memory, and its decisions.
-            sweep = max(1, self.limits.room // ((part.stop - g) * (2 * scan.PANEL + 6) * side))
+            sweep = max(1, self.limits.room // (products.shape[0] * (2 * scan.PANEL + 6) * side))
             for e in range(0, len(lowest), sweep):
-                some = lowest[e : e + sweep]
                 decisions = scan.Scan(
-                    self.kind, begins[part], ends[part], reciprocal, some, side, side, long_group, self.limits.shared
-                )
-                decisions.run(products, 0, first[e : e + sweep])
+                    self.kind, some_begins, some_ends, reciprocal, lowest[e : e + sweep], side, side, long_group,
+                    self.limits.shared,
+                )  # fmt: skip
+                decisions.run(products, 0, _some(first, e, sweep))
 
     def _cluster_long(self, lowest: list[float], reciprocal: Tensor, first: Tensor) -> None:
         """Long groups, some columns of all of them at a time, which the ε share as far as there is room for their S."""
@@ -183,3 +186,8 @@ class Batch(triton_clusters.Batch):
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.order.device)
+
+
+def _some(values: Tensor, start: int, count: int) -> Tensor:
+    """values[start : start + count]; where that is all, no view of it, which would take the host microseconds."""
+    return values if count >= values.shape[0] else values[start : start + count]

@@ -32,11 +32,10 @@ def step_advantage(
     step_norm: str,
     delta: float,
 ) -> tuple[Tensor, Tensor]:
-    step, branch = _step_rows(
-        returns, labels.unsqueeze(0), action_key, group_offsets, n_groups=n_groups, longest_group=longest_group,
-        estimator=estimator, divide=step_norm == "std" and estimator == "mean", delta=delta, unbiased=True,
+    return _step_rows(
+        returns, labels, action_key, group_offsets, n_groups=n_groups, longest_group=longest_group, estimator=estimator,
+        divide=step_norm == "std" and estimator == "mean", delta=delta, unbiased=True,
     )  # fmt: skip
-    return step.squeeze(0), branch.squeeze(0)
 
 
 def hgpo_advantage(
@@ -69,7 +68,7 @@ def hgpo_advantage(
 
 def _step_rows(
     returns: Tensor,  # [M] float32
-    labels: Tensor,  # [E, M] int64
+    labels: Tensor,  # [M] or [E, M] int64
     action_key: Tensor | None,  # [M] int64
     group_offsets: Tensor,  # [G+1] int64
     *,
@@ -79,14 +78,14 @@ def _step_rows(
     divide: bool,
     delta: float,
     unbiased: bool,
-) -> tuple[Tensor, Tensor]:  # [E, M] float32, [E, M] uint8
-    """The step term and branch of each record under each row of labels."""
-    rows, m = labels.shape
-    step = torch.empty((rows, m), dtype=torch.float32, device=returns.device)
-    branch = torch.empty((rows, m), dtype=torch.uint8, device=returns.device)
+) -> tuple[Tensor, Tensor]:
+    """The step term [float32] and branch [uint8] of each record under each row of labels, in the shape of labels."""
+    rows, m = labels.shape if labels.ndim == 2 else (1, labels.shape[0])
+    step = torch.empty(labels.shape, dtype=torch.float32, device=returns.device)
+    branch = torch.empty(labels.shape, dtype=torch.uint8, device=returns.device)
     order, segments = None, n_groups
     if longest_group > SORT_FROM:
-        labels, order = torch.sort(labels, dim=1, stable=True)
+        labels, order = torch.sort(labels, dim=-1, stable=True)
         # Sorted records are cut into blocks regardless of groups, since a cluster is in one group anyway.
         segments, longest_group = 1, m
     blocks = -(-longest_group // _THREADS)

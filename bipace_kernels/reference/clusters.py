@@ -46,7 +46,10 @@ def cluster_cosine(
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,
+    state: Tensor | None = None,
 ) -> Tensor:
+    if state is not None:
+        usable = state.copy_(scan_rows(fingerprint, order)) == 0
     kept = Kept(taken)
     order, usable, group_offsets = kept.rows(order), kept.rows(usable), kept.offsets(group_offsets)
     rows = order.tolist()

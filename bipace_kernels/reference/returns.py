@@ -58,3 +58,18 @@ def spoilt_trajectories(
         steps = range(begin, end)
         out.append(not abs(own[t]) <= LIMIT or any(bad[i] or not abs(r[i]) <= LIMIT for i in steps))
     return torch.tensor(out, dtype=torch.bool)
+
+
+def all_returns(
+    rewards: Tensor,
+    step: Tensor | None,
+    bad_record: Tensor | None,
+    trajectory_offsets: Tensor,
+    gamma: float,
+    *,
+    n_trajectories: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = discounted_returns(rewards, step, trajectory_offsets, gamma, n_trajectories=n_trajectories)
+    own = trajectory_returns(rewards, step, trajectory_offsets, n_trajectories=n_trajectories)
+    spoilt = spoilt_trajectories(found, own, bad_record, trajectory_offsets, n_trajectories=n_trajectories)
+    return found, own, spoilt

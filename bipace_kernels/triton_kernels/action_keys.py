@@ -21,7 +21,7 @@ import triton.language as tl
 
 from .. import _triton_loader
 from . import xxh64
-from ._launch import device_guard
+from ._launch import ceil_div, device_guard
 
 FIRST_N, ACTION_TAG, TEXT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _MODES = {"first_n": 0, "action_tag": 1, "text": 2}
@@ -382,7 +382,7 @@ def hash_token_ids(
     if cut is None:
         many = _triton_loader.interpreted()
         cut = replace(CUT, rows=min(INTERPRETED_ROWS, triton.next_power_of_2(n_rows))) if many else CUT
-    programs = min(triton.cdiv(n_rows, cut.rows), cut.programs)
+    programs = min(ceil_div(n_rows, cut.rows), cut.programs)
     rings = torch.empty(programs * cut.rows * cut.capacity // 8, dtype=torch.int64, device=ids.device)
     offsets = keys if table_offsets is None else table_offsets
     data = parsed if table_bytes is None else table_bytes

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from ..schema import BAND
 from . import equal, gram, rows, scan
-from ._launch import device_guard
+from ._launch import ceil_div, device_guard
 from .numbering import dense_labels
 
 Tensor = torch.Tensor
@@ -61,6 +61,7 @@ def cluster_cosine(
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,
+    state: Tensor | None = None,
 ) -> Tensor:
     """A record whose row has no direction is a cluster of its own even if it is not marked as unusable."""
     return cluster_sweep(
@@ -72,6 +73,7 @@ def cluster_cosine(
         n_groups=n_groups,
         longest_group=longest_group,
         taken=taken,
+        state=state,
     )[0]
 
 
@@ -86,9 +88,10 @@ def cluster_sweep(
     longest_group: int,
     taken: Tensor | None,
     cut: Cut = CUT,
+    state: Tensor | None = None,
 ) -> Tensor:
     """The same bits as cluster_cosine, from one Gram matrix per group."""
-    rest = (n_groups, longest_group, taken)
+    rest = (n_groups, longest_group, taken, state)
     return sweep_with(partial(Batch, cut=cut), fingerprint, order, group_offsets, usable, epsilons, *rest)
 
 
@@ -102,6 +105,7 @@ def sweep_with(
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,
+    state: Tensor | None,
 ) -> Tensor:
     """cluster_sweep(), with any kernels for ε > 0."""
     n, device = order.shape[0], order.device
@@ -113,7 +117,7 @@ def sweep_with(
     kind = torch.empty(n, dtype=torch.uint8, device=device)
     scale = torch.empty(n, dtype=torch.float32, device=device)
     row_hash = torch.empty(n, dtype=torch.int64, device=device) if zero else None
-    rows.look(fingerprint, order, kind=kind, scale=scale, row_hash=row_hash, usable=usable, taken=taken)
+    rows.look(fingerprint, order, state=state, kind=kind, scale=scale, row_hash=row_hash, usable=usable, taken=taken)
     if row_hash is not None:
         equal.first_equal(
             fingerprint, order, group_offsets, kind, row_hash, n_groups=n_groups, longest_group=longest_group,
@@ -180,7 +184,7 @@ class Batch:
 
 def _chunks(longest: int, n_groups: int, n_epsilons: int, room: int) -> tuple[int, int, int]:
     """Side of a Gram matrix, groups per launch, ε per launch, within the memory limit if one matrix fits."""
-    side = max(triton.cdiv(longest, gram.UNIT), 1) * gram.UNIT
+    side = max(ceil_div(longest, gram.UNIT), 1) * gram.UNIT
     matrices = max(room // side**2, 1)
     sweep = min(n_epsilons, matrices)
     return side, min(n_groups, max(matrices // sweep, 1)), sweep

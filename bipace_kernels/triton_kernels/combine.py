@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 
 from ..schema import Branch
-from ._launch import device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
 LANES = 256  # rows of a program
 _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
-_FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
-_SINGLETON = tl.constexpr(int(Branch.SINGLETON))
+# As arguments: Triton compares a kernel's global constants with their values at every launch, which takes the host longer.
+_CONSTANTS = {"LARGEST": torch.finfo(torch.float32).max, "SINGLETON": int(Branch.SINGLETON), "LANES": LANES}
 
 
 def combine(
@@ -39,10 +39,10 @@ def combine(
     kind = torch.empty(n_rows, dtype=torch.uint8, device=source.device)
     if n_rows:
         with device_guard(source):
-            _combine[(triton.cdiv(n_rows, LANES),)](
+            _combine[(ceil_div(n_rows, LANES),)](
                 episode, step_term, returns, labels, branch, source, taken, *floats, cluster, kind, float(weight),
                 float(episode_weight), n_rows,
-                TOTAL_IS_STEP=total_is_step, HAS_TAKEN=taken is not None, LANES=LANES, **_OPTIONS,
+                TOTAL_IS_STEP=total_is_step, HAS_TAKEN=taken is not None, **_CONSTANTS, **_OPTIONS,
             )  # fmt: skip
     advantage, step_out, episode_out, returns_out = floats
     return advantage, step_out, episode_out, returns_out, cluster, kind
@@ -68,6 +68,8 @@ def _combine(
     n_rows,
     TOTAL_IS_STEP: tl.constexpr,
     HAS_TAKEN: tl.constexpr,
+    LARGEST: tl.constexpr,  # float32
+    SINGLETON: tl.constexpr,
     LANES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
@@ -82,7 +84,7 @@ def _combine(
         advantage = step
     else:
         total = episode_weight * ours.to(tl.float64) + weight * step.to(tl.float64)
-        total = tl.minimum(tl.maximum(total, -_FLOAT32_MAX), _FLOAT32_MAX)
+        total = tl.minimum(tl.maximum(total, -LARGEST), LARGEST)
         # Adding 0 would turn −0.0 into 0.0.
         advantage = tl.where((weight == 0.0) & (episode_weight == 1.0), ours, total.to(tl.float32))
     tl.store(advantage_out + row, advantage, mask=live)
@@ -90,7 +92,7 @@ def _combine(
     tl.store(episode_out + row, ours, mask=live)
     tl.store(returns_out + row, tl.load(returns + record, mask=has, other=0.0), mask=live)
     tl.store(cluster_out + row, tl.load(labels + record, mask=has, other=-1), mask=live)
-    tl.store(branch_out + row, tl.load(branch + record, mask=has, other=_SINGLETON), mask=live)
+    tl.store(branch_out + row, tl.load(branch + record, mask=has, other=SINGLETON), mask=live)
 
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
@@ -103,6 +105,6 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
             "returns_out": "*fp32", "cluster_out": "*i64", "branch_out": "*u8", "weight": "fp64",
             "episode_weight": "fp64", "n_rows": "i32",
         },
-        {"TOTAL_IS_STEP": False, "HAS_TAKEN": True, "LANES": LANES},
+        {"TOTAL_IS_STEP": False, "HAS_TAKEN": True, **_CONSTANTS},
         _OPTIONS,
     )  # fmt: skip

@@ -23,7 +23,7 @@ import triton.language as tl
 from .. import schema
 from ..schema import BLOCK, JITTER, LANDMARKS, LONGEST, TINY
 from . import gram, rows
-from ._launch import device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
@@ -53,7 +53,7 @@ def cluster_values(
     if returns.shape[0]:
         mean = _means_of(returns, group_offsets, taken, n_groups)
         with device_guard(returns):
-            _cluster_values[(triton.cdiv(longest_group, _RECORDS), n_groups)](
+            _cluster_values[(ceil_div(longest_group, _RECORDS), n_groups)](
                 returns, labels, group_offsets, taken, mean, value, float(shrinkage),
                 HAS_LABELS=labels is not None, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
             )  # fmt: skip
@@ -102,7 +102,7 @@ def kernel_values(
         time[record].contiguous(), (returns.to(torch.float64) - prior)[record], float(width), float(horizon), float(noise),
         float(same) if share == "batch" else 0.0,
     )  # fmt: skip
-    runs = 1 if longest_group <= LONGEST else triton.cdiv(longest_group, BLOCK)
+    runs = 1 if longest_group <= LONGEST else ceil_div(longest_group, BLOCK)
     blocks, longest = _blocks(offsets, runs), min(longest_group, LONGEST)
     if share == "group" and runs == 1:
         gain = kernel.gain(blocks, longest)
@@ -150,7 +150,7 @@ def gae_advantage(
     advantage = torch.empty_like(rewards)
     square, largest, count = torch.empty((3, n_groups), dtype=torch.float64, device=rewards.device).unbind()
     with device_guard(rewards):
-        _recursion[(triton.cdiv(n_trajectories, LANES),)](
+        _recursion[(ceil_div(n_trajectories, LANES),)](
             rewards, value, step, truncated, taken, trajectory_offsets, advantage, float(gamma), _log(gamma), decay,
             _log(decay), n_trajectories, HAS_STEP=step is not None, HAS_CUT=truncated is not None,
             HAS_TAKEN=taken is not None, LANES=LANES, **_LANE_OPTIONS,
@@ -160,7 +160,7 @@ def gae_advantage(
             HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
         )  # fmt: skip
         factor = _factors(square, largest, count, step_norm)
-        _scale[(triton.cdiv(longest_group, _RECORDS), n_groups)](
+        _scale[(ceil_div(longest_group, _RECORDS), n_groups)](
             advantage, factor, taken, group_offsets, out, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
         )  # fmt: skip
     return out
@@ -196,7 +196,7 @@ def _centre(fingerprint: Tensor, row: Tensor, scale: Tensor, offsets: Tensor, n_
     strides = (fingerprint.stride(0), fingerprint.stride(1))
     with device_guard(row):
         _lengths[(m,)](fingerprint, row, scale, reciprocal, dim, *strides, COLUMNS=1024, **_OPTIONS)
-        _centred[(triton.cdiv(dim, _CENTRE["COLUMNS"]), n_groups)](
+        _centred[(ceil_div(dim, _CENTRE["COLUMNS"]), n_groups)](
             fingerprint, row, reciprocal, offsets, z, dim, *strides, **_CENTRE, **_OPTIONS
         )
     return z
@@ -251,7 +251,7 @@ class _Kernel:
         """
         m, n_blocks, device = self.z.shape[0], blocks.shape[0] - 1, self.z.device
         wide = 0 if across is None else across.shape[1]
-        side = max(triton.cdiv(longest, gram.UNIT), 1) * gram.UNIT
+        side = max(ceil_div(longest, gram.UNIT), 1) * gram.UNIT
         inner = torch.zeros(wide, wide + 1, dtype=torch.float64, device=device)
         solved = torch.zeros(m + 1, wide + 1, dtype=torch.float64, device=device)  # (D + ρ I)⁻¹ [U, y]
         at_once = min(n_blocks, max(1, ROOM // (side * max(side, wide))))

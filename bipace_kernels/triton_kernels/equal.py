@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._launch import device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
@@ -34,7 +34,7 @@ def first_equal(
 ) -> None:
     """Writes `first` of every record, in time quadratic in the length of a group and linear in D."""
     with device_guard(order):
-        blocks = triton.cdiv(longest_group, _TILE["RECORDS"])
+        blocks = ceil_div(longest_group, _TILE["RECORDS"])
         _first_equal[(n_groups * blocks,)](
             fingerprint, order, group_offsets, kind, row_hash, first, blocks, fingerprint.shape[1],
             fingerprint.stride(0), fingerprint.stride(1), **_TILE, **_OPTIONS,

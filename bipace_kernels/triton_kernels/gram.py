@@ -17,6 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ._launch import ceil_div
+
 Tensor = torch.Tensor
 
 FUSED = True  # only dot products are computed, with one rounding per product
@@ -96,7 +98,7 @@ def _launch(
     scaled: bool,
 ) -> None:
     groups, side = reciprocal.shape
-    tiles = triton.cdiv(side, tile.side)
+    tiles = ceil_div(side, tile.side)
     dim, row_stride, column_stride = fingerprint.shape[1], *fingerprint.stride()
     _gram[(tiles * (tiles + 1) // 2, groups)](
         fingerprint, order, group_offsets, scale, gram, reciprocal, side // UNIT, dim, row_stride, column_stride,

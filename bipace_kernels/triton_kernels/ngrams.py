@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from . import xxh64
-from ._launch import device_guard
+from ._launch import ceil_div, device_guard
 
 SEED_NGRAM = tl.constexpr(5)
 BEFORE, AFTER = tl.constexpr(0x02), tl.constexpr(0x03)
@@ -127,7 +127,7 @@ def ngram_fingerprints(
     counts = torch.empty((texts, dim), dtype=torch.int32, device=bytes.device).zero_()
     if texts == 0:
         return counts.view(torch.float32)
-    sharers = min(triton.cdiv(enough_programs, texts), triton.cdiv(bytes.numel() + n, windows))
+    sharers = min(ceil_div(enough_programs, texts), ceil_div(bytes.numel() + n, windows))
     with device_guard(bytes):
         count_kernel[(texts * sharers,)](bytes, offsets, counts, sharers, N=n, DIM=dim, WINDOWS=windows, **_OPTIONS)
         scale_kernel[(texts,)](counts, DIM=dim, BUCKETS=BUCKETS, **_OPTIONS)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..schema import LIMIT
-from ._launch import device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
@@ -29,13 +29,7 @@ def discounted_returns(
     rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, gamma: float, *, n_trajectories: int
 ) -> Tensor:
     out = torch.empty(rewards.shape, dtype=torch.float32, device=rewards.device)
-    if n_trajectories and rewards.shape[0]:
-        log_gamma = math.log(gamma) if gamma > 0 else -math.inf
-        with device_guard(rewards):
-            _discounted[(triton.cdiv(n_trajectories, LANES),)](
-                rewards, step, trajectory_offsets, out, float(gamma), log_gamma, n_trajectories,
-                HAS_STEP=step is not None, LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
-            )  # fmt: skip
+    _walk(rewards, step, None, trajectory_offsets, gamma, n_trajectories, step_return=out)
     return out
 
 
@@ -43,13 +37,49 @@ def trajectory_returns(
     rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, n_trajectories: int
 ) -> Tensor:
     out = torch.empty(n_trajectories, dtype=torch.float32, device=rewards.device)
-    if n_trajectories:
-        with device_guard(rewards):
-            _totals[(triton.cdiv(n_trajectories, LANES),)](
-                rewards, step, trajectory_offsets, out, n_trajectories,
-                HAS_STEP=step is not None, LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
-            )  # fmt: skip
+    _walk(rewards, step, None, trajectory_offsets, 1.0, n_trajectories, trajectory_return=out)
     return out
+
+
+def all_returns(
+    rewards: Tensor,
+    step: Tensor | None,
+    bad_record: Tensor | None,
+    trajectory_offsets: Tensor,
+    gamma: float,
+    *,
+    n_trajectories: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By one launch."""
+    device = rewards.device
+    step_return = torch.empty(rewards.shape, dtype=torch.float32, device=device)
+    trajectory_return = torch.empty(n_trajectories, dtype=torch.float32, device=device)
+    spoilt = torch.empty(n_trajectories, dtype=torch.bool, device=device)
+    _walk(rewards, step, bad_record, trajectory_offsets, gamma, n_trajectories, step_return, trajectory_return, spoilt)
+    return step_return, trajectory_return, spoilt
+
+
+def _walk(
+    rewards: Tensor,
+    step: Tensor | None,
+    bad_record: Tensor | None,
+    trajectory_offsets: Tensor,
+    gamma: float,
+    n_trajectories: int,
+    step_return: Tensor | None = None,  # written, as are the next two; None: not wanted
+    trajectory_return: Tensor | None = None,
+    spoilt: Tensor | None = None,  # with both others only
+) -> None:
+    if not n_trajectories:
+        return
+    log_gamma = math.log(gamma) if gamma > 0 else -math.inf
+    with device_guard(rewards):
+        _returns[(ceil_div(n_trajectories, LANES),)](
+            rewards, step, bad_record, trajectory_offsets, step_return, trajectory_return, spoilt, float(gamma), log_gamma,
+            n_trajectories, LIMIT=LIMIT, STEPS=step_return is not None, TOTALS=trajectory_return is not None,
+            SPOILT=spoilt is not None, HAS_STEP=step is not None, HAS_BAD=bad_record is not None, LANES=LANES,
+            UNROLL=UNROLL, **_OPTIONS,
+        )  # fmt: skip
 
 
 def spoilt_trajectories(
@@ -80,69 +110,75 @@ def _lanes(trajectory_offsets, n_trajectories, LANES: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n_trajectories"])
-def _discounted(
+def _returns(
     rewards,  # [M] float64
     step,  # [M] int64
+    bad_record,  # [M] bool
     trajectory_offsets,  # [T+1] int64
-    out,  # [M] float32
+    step_return,  # [M] float32, written
+    trajectory_return,  # [T] float32, written
+    spoilt,  # [T] bool, written
     gamma: tl.float64,
     log_gamma: tl.float64,
     n_trajectories,
+    LIMIT: tl.constexpr,
+    STEPS: tl.constexpr,
+    TOTALS: tl.constexpr,
+    SPOILT: tl.constexpr,
     HAS_STEP: tl.constexpr,
-    LANES: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    begin, end, _ = _lanes(trajectory_offsets, n_trajectories, LANES)
-    value = tl.zeros((LANES,), tl.float64)  # R of the next record, unrounded
-    later = tl.zeros((LANES,), tl.int64)  # its step number
-    for start in range(0, tl.max(end - begin, axis=0), UNROLL):
-        # Loads first: the compiler moves none above a store, and waiting for one load at a time would dominate.
-        reward, now = (), ()
-        for u in tl.static_range(UNROLL):
-            at = end - 1 - start - u
-            reward = reward + (tl.load(rewards + at, mask=at >= begin, other=0.0),)
-            if HAS_STEP:
-                now = now + (tl.load(step + at, mask=at >= begin, other=0),)
-        for u in tl.static_range(UNROLL):
-            at = end - 1 - start - u
-            if HAS_STEP:
-                gap = later - now[u]
-                # A gap of one multiplies by γ itself, as the other backends do.
-                factor = tl.where(gap == 1, gamma, tl.exp(tl.maximum(gap, 1).to(tl.float64) * log_gamma))
-                # Equal step numbers are one step recorded twice: its reward counts once.
-                discounted = tl.where(gap == 0, value, reward[u] + factor * value)
-                later = now[u]
-            else:
-                discounted = reward[u] + gamma * value
-            value = tl.where(at == end - 1, reward[u], discounted)
-            tl.store(out + at, value.to(tl.float32), mask=at >= begin)
-
-
-@triton.jit(do_not_specialize=["n_trajectories"])
-def _totals(
-    rewards,  # [M] float64
-    step,  # [M] int64
-    trajectory_offsets,  # [T+1] int64
-    out,  # [T] float32
-    n_trajectories,
-    HAS_STEP: tl.constexpr,
+    HAS_BAD: tl.constexpr,
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     begin, end, t = _lanes(trajectory_offsets, n_trajectories, LANES)
-    total = tl.zeros((LANES,), tl.float64)
-    before = tl.zeros((LANES,), tl.int64)
-    for start in range(0, tl.max(end - begin, axis=0), UNROLL):
-        for u in tl.static_range(UNROLL):
-            at = begin + start + u
-            live = at < end
-            counts = live
-            if HAS_STEP:
-                now = tl.load(step + at, mask=live, other=0)
-                counts = live & ((at == begin) | (now != before))
-                before = now
-            total += tl.load(rewards + at, mask=counts, other=0.0)
-    tl.store(out + t, total.to(tl.float32), mask=t < n_trajectories)
+    longest = tl.max(end - begin, axis=0)
+    bad = tl.zeros((LANES,), tl.int1)
+    if STEPS:
+        value = tl.zeros((LANES,), tl.float64)  # R of the next record, unrounded
+        later = tl.zeros((LANES,), tl.int64)  # its step number
+        for start in range(0, longest, UNROLL):
+            # Loads first: the compiler moves none above a store, and waiting for one load at a time would dominate.
+            reward, now = (), ()
+            for u in tl.static_range(UNROLL):
+                at = end - 1 - start - u
+                reward = reward + (tl.load(rewards + at, mask=at >= begin, other=0.0),)
+                if HAS_STEP:
+                    now = now + (tl.load(step + at, mask=at >= begin, other=0),)
+                if HAS_BAD:
+                    bad |= tl.load(bad_record + at, mask=at >= begin, other=0) != 0
+            for u in tl.static_range(UNROLL):
+                at = end - 1 - start - u
+                if HAS_STEP:
+                    gap = later - now[u]
+                    # A gap of one multiplies by γ itself, as the other backends do.
+                    factor = tl.where(gap == 1, gamma, tl.exp(tl.maximum(gap, 1).to(tl.float64) * log_gamma))
+                    # Equal step numbers are one step recorded twice: its reward counts once.
+                    discounted = tl.where(gap == 0, value, reward[u] + factor * value)
+                    later = now[u]
+                else:
+                    discounted = reward[u] + gamma * value
+                value = tl.where(at == end - 1, reward[u], discounted)
+                rounded = value.to(tl.float32)
+                tl.store(step_return + at, rounded, mask=at >= begin)
+                if SPOILT:
+                    bad |= (at >= begin) & ((tl.abs(rounded) <= LIMIT) == 0)  # so NaN is beyond it
+    if TOTALS:
+        total = tl.zeros((LANES,), tl.float64)
+        before = tl.zeros((LANES,), tl.int64)
+        for start in range(0, longest, UNROLL):
+            for u in tl.static_range(UNROLL):
+                at = begin + start + u
+                live = at < end
+                counts = live
+                if HAS_STEP:
+                    number = tl.load(step + at, mask=live, other=0)
+                    counts = live & ((at == begin) | (number != before))
+                    before = number
+                total += tl.load(rewards + at, mask=counts, other=0.0)
+        own = total.to(tl.float32)
+        tl.store(trajectory_return + t, own, mask=t < n_trajectories)
+        if SPOILT:
+            tl.store(spoilt + t, bad | ((tl.abs(own) <= LIMIT) == 0), mask=t < n_trajectories)
 
 
 @triton.jit
@@ -172,10 +208,15 @@ def _spoilt(
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    sums = {"rewards": "*fp64", "step": "*i64", "trajectory_offsets": "*i64", "out": "*fp32"}
-    lanes = {"HAS_STEP": True, "LANES": LANES, "UNROLL": UNROLL}
-    yield _discounted, {**sums, "gamma": "fp64", "log_gamma": "fp64", "n_trajectories": "i32"}, lanes, _OPTIONS
-    yield _totals, {**sums, "n_trajectories": "i32"}, lanes, _OPTIONS
+    pointers = {
+        "rewards": "*fp64", "step": "*i64", "bad_record": "*u1", "trajectory_offsets": "*i64", "step_return": "*fp32",
+        "trajectory_return": "*fp32", "spoilt": "*u1", "gamma": "fp64", "log_gamma": "fp64", "n_trajectories": "i32",
+    }  # fmt: skip
+    constants = {"LIMIT": LIMIT, "HAS_STEP": True, "LANES": LANES, "UNROLL": UNROLL}
+    for steps, totals in ((True, True), (True, False), (False, True)):
+        both = steps and totals
+        wanted = {"STEPS": steps, "TOTALS": totals, "SPOILT": both, "HAS_BAD": both}
+        yield _returns, pointers, {**constants, **wanted}, _OPTIONS
     yield (
         _spoilt,
         {

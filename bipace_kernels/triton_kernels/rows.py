@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._launch import device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
@@ -19,10 +19,6 @@ MANTISSA = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10}  # bits of 
 # Eight kilobytes in flight per program, for the memory's bandwidth; with half the warps Triton 3.6 would spill.
 _TILE = {"ROWS": 4, "COLUMNS": 1024}
 _OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
-
-# Rows whose largest magnitude is in [2^LEAST, 2^MOST) are not scaled: squares neither overflow nor underflow.
-LEAST = tl.constexpr(-40)
-MOST = tl.constexpr(40)
 
 
 def look(
@@ -42,7 +38,7 @@ def look(
     if n == 0:
         return
     with device_guard(order):
-        _look[(triton.cdiv(n, _TILE["ROWS"]),)](
+        _look[(ceil_div(n, _TILE["ROWS"]),)](
             fingerprint, order, _or(state, order), _or(kind, order), _or(scale, order), _or(row_hash, order),
             _or(usable, order), _or(taken, order), n, fingerprint.shape[1], fingerprint.stride(0),
             fingerprint.stride(1), INFINITY=INFINITY[fingerprint.dtype], MANTISSA=MANTISSA[fingerprint.dtype],
@@ -135,7 +131,8 @@ def _magnitude(x):
 
 @triton.jit
 def _scale(magnitude, INFINITY: tl.constexpr, MANTISSA: tl.constexpr):
-    """The power of two that brings a magnitude outside [2^LEAST, 2^MOST) near 1; 1 for all others.
+    """The power of two that brings a magnitude outside [2^-40, 2^40) near 1; 1 for all others, whose squares neither overflow
+    nor underflow.
 
     2^-p need not be a float32 where p = floor(log2); the nearest one leaves at least 2^-22.
     """
@@ -144,7 +141,7 @@ def _scale(magnitude, INFINITY: tl.constexpr, MANTISSA: tl.constexpr):
     denormal = (magnitude.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127 - BIAS + 1 - MANTISSA
     power = tl.where(exponent > 0, exponent - BIAS, denormal)
     opposite = tl.minimum(tl.maximum(-power, -126), 127)
-    opposite = tl.where((power >= LEAST) & (power < MOST), 0, opposite)
+    opposite = tl.where((power >= -40) & (power < 40), 0, opposite)
     return ((opposite + 127) << 23).to(tl.float32, bitcast=True)
 
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..schema import Branch
-from ._launch import device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
@@ -43,11 +43,10 @@ def step_advantage(
     step_norm: str,
     delta: float,
 ) -> tuple[Tensor, Tensor]:
-    step, branch = _step_rows(
-        returns, labels.unsqueeze(0), action_key, group_offsets, n_groups=n_groups, longest_group=longest_group,
-        estimator=estimator, divide=step_norm == "std" and estimator == "mean", delta=delta, unbiased=True,
+    return _step_rows(
+        returns, labels, action_key, group_offsets, n_groups=n_groups, longest_group=longest_group, estimator=estimator,
+        divide=step_norm == "std" and estimator == "mean", delta=delta, unbiased=True,
     )  # fmt: skip
-    return step.squeeze(0), branch.squeeze(0)
 
 
 def hgpo_advantage(
@@ -72,7 +71,7 @@ def hgpo_advantage(
     deepest = torch.empty(m, dtype=torch.int64, device=returns.device)
     if m:
         with device_guard(returns):
-            _aggregate[(triton.cdiv(m, AGGREGATE),)](
+            _aggregate[(ceil_div(m, AGGREGATE),)](
                 term, company, episode_advantage, advantage, deepest, branch, depth, m, float(delta), float(alpha),
                 BASE_GROUP=base_group, LANES=AGGREGATE, num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
@@ -81,7 +80,7 @@ def hgpo_advantage(
 
 def _step_rows(
     returns: Tensor,  # [M] float32
-    labels: Tensor,  # [E, M] int64
+    labels: Tensor,  # [M] or [E, M] int64
     action_key: Tensor | None,  # [M] int64
     group_offsets: Tensor,  # [G+1] int64
     *,
@@ -91,21 +90,21 @@ def _step_rows(
     divide: bool,
     delta: float,
     unbiased: bool,
-) -> tuple[Tensor, Tensor]:  # [E, M] float32, [E, M] uint8
-    """The step term and branch of each record under each row of labels."""
-    rows, m = labels.shape
-    step = torch.empty((rows, m), dtype=torch.float32, device=returns.device)
-    branch = torch.empty((rows, m), dtype=torch.uint8, device=returns.device)
+) -> tuple[Tensor, Tensor]:
+    """The step term [float32] and branch [uint8] of each record under each row of labels, in the shape of labels."""
+    rows, m = labels.shape if labels.ndim == 2 else (1, labels.shape[0])
+    step = torch.empty(labels.shape, dtype=torch.float32, device=returns.device)
+    branch = torch.empty(labels.shape, dtype=torch.uint8, device=returns.device)
     if not step.numel():
         return step, branch
     order = None
     if longest_group > SORT_FROM:
-        labels, order = torch.sort(labels, dim=1, stable=True)
+        labels, order = torch.sort(labels, dim=-1, stable=True)
         # Sorted records are cut into blocks regardless of groups, since a cluster is in one group anyway.
         segments, longest_group = 1, m
     else:
         segments = n_groups
-    blocks = triton.cdiv(longest_group, LANES)
+    blocks = ceil_div(longest_group, LANES)
     with device_guard(returns):
         _step[(rows * segments * blocks,)](
             returns, labels, action_key, order, group_offsets, step, branch, m, segments, blocks, float(delta),

@@ -255,6 +255,19 @@ def test_scan_rows(device):
         assert clusters.scan_rows(x.to(device, dtype), order[:0].to(device)).shape == (0,)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+def test_the_state_of_the_rows_comes_with_the_clusters(device, epsilon):
+    """As scan_rows finds it, also of rows that are not taken; the labels are those with its mask."""
+    x = mixture(8, 60, 9, 4)
+    x[3], x[20, 1], x[41, 8], x[50] = 0.0, float("nan"), float("-inf"), 0.0
+    order, taken = torch.arange(59, -1, -1), torch.arange(60) % 4 > 0
+    wanted = reference.scan_rows(x, order)
+    found = torch.full((60,), 9, dtype=torch.uint8, device=device)
+    labels = run(device, x, [25, 35], epsilon, taken=taken, order=order, state=found)
+    assert torch.equal(found.cpu(), wanted)
+    assert torch.equal(labels, run(device, x, [25, 35], epsilon, usable=wanted == 0, taken=taken, order=order))
+
+
 # ---- ε = 0 -----------------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ CONFIG = bk.Config.bipace(0.2)  # kept alive: ops know them by their handles
 M = LAYOUT.n_records
 
 OPS = [
-    "advantage", "cluster_cosine", "cluster_exact", "cluster_history", "cluster_sweep", "cluster_values", "combine",
+    "advantage", "all_returns", "cluster_cosine", "cluster_exact", "cluster_history", "cluster_sweep", "cluster_values", "combine",
     "discounted_returns", "episode_advantage", "gae_advantage", "hash_token_ids", "hgpo_advantage", "kernel_values",
     "ngram_fingerprints", "scan_rows", "spoilt_trajectories",
     "step_advantage", "trajectory_returns",
@@ -94,6 +94,10 @@ def _cases() -> dict[str, list[Case]]:
         "spoilt_trajectories": [
             ((step_return, trajectory_return, ~usable, lay.trajectory_offsets), trajectories),
             ((step_return, trajectory_return, None, lay.trajectory_offsets), trajectories),
+        ],
+        "all_returns": [
+            ((rewards, step, bad, lay.trajectory_offsets, 0.9), trajectories)
+            for step, bad in ((lay.step, ~usable), (None, None))
         ],
         "episode_advantage": [
             ((trajectory_return, lay.trajectory_offsets, lay.group_trajectories), {**episode, "scope": s, "spoilt": bad})

@@ -217,6 +217,16 @@ def test_on_the_cpu_nothing_is_left_to_check():
     assert both(CONFIGS["bipace"])[0].check() is None
 
 
+@pytest.mark.parametrize("kind", ["none", "fingerprint_nan"])
+def test_rows_are_read_once(kind, stand_ins):
+    """A pass over the fingerprints only for their flags would take a GPU about as long as the pass that clusters them."""
+    result = bk.advantage(config=CONFIGS["bipace"], backend="triton", **BATCH.arguments(**bad_values(kind)))
+    assert stand_ins.calls == ["all_returns", "episode_advantage", "cluster_cosine", "step_advantage", "combine"]
+    if kind != "none":
+        with pytest.raises(ValueError, match="row 2, "):
+            result.check()
+
+
 READINGS = {
     "item": lambda t: t[0].item(),
     "bool": lambda t: bool(t[1] > 0),

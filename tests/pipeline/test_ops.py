@@ -321,8 +321,8 @@ def test_all_other_integers_are_compared_only():
         if a.spec and torch.int64 in a.spec.dtypes
     }
     assert integers - set(PLACES) == {
-        ("cluster_exact", "codes"), ("cluster_history", "codes"), ("cluster_history", "step"), ("combine", "labels"),
-        ("discounted_returns", "step"), ("gae_advantage", "step"), ("kernel_values", "time"),
+        ("all_returns", "step"), ("cluster_exact", "codes"), ("cluster_history", "codes"), ("cluster_history", "step"),
+        ("combine", "labels"), ("discounted_returns", "step"), ("gae_advantage", "step"), ("kernel_values", "time"),
         ("step_advantage", "action_key"), ("trajectory_returns", "step"),
     }  # fmt: skip
 

@@ -156,3 +156,28 @@ def test_spoilt_by_a_step_a_total_or_a_mark(device, value):
     assert not spoilt(device, fine, own, bad, lay.trajectory_offsets).any()
     bad[[0, 4 + 2 * 32]] = True
     assert spoilt(device, fine, own, bad, lay.trajectory_offsets).tolist() == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_all_at_once_are_the_three_by_themselves(device, gaps):
+    lay = ragged(4, gaps=gaps)
+    rng = np.random.default_rng(4)
+    rewards = rewards_of(rng, lay.n_records)
+    rewards[rng.choice(lay.n_records, 3, replace=False)] = torch.tensor(
+        [math.nan, -math.inf, 2e37], dtype=torch.float64
+    )
+    offsets, step = lay.trajectory_offsets, lay.step if gaps else None
+    steps, own = discounted(device, rewards, step, offsets, 0.95), totals(device, rewards, step, offsets)
+    for bad in (None, torch.from_numpy(rng.random(lay.n_records) < 0.1)):
+        with sentinels():
+            found = returns.all_returns(
+                unaligned(rewards.to(device)),
+                None if step is None else unaligned(step.to(device)),
+                None if bad is None else unaligned(bad.to(device)),
+                offsets.to(device),
+                0.95,
+                n_trajectories=lay.n_trajectories,
+            )
+        assert same_bits(found[0], steps) and same_bits(found[1], own)
+        wanted = spoilt(device, steps, own, bad, offsets)
+        assert torch.equal(found[2], wanted) and wanted.any() and not wanted.all()
