@@ -44,12 +44,7 @@ ON = Settings(bisim_grouping=True, bisim_embedder="identity", bisim_eps=0.0)
 KEYS = {"bisim_grouping": True, "bisim_embedder": "identity"}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
