@@ -26,9 +26,11 @@ from settings import Settings  # noqa: E402
 
 INDEX = "index.json"
 TEST_SHARE = 0.25  # of the tasks
-# Differences from TextCraft: longer prompts and observations, 30 commands as in the truth sets, a longer context.
+MOST_PLACES = 20  # games in larger rooms are left out: their searches are longer than the horizon
+# Differences from TextCraft: 20 commands, and another warm start.
 DEFAULTS = Settings(
-    vocabulary=1024, horizon=30, command_tokens=16, noise=0.2, lesson_updates=1500, noisy_updates=300, test_tasks=400, updates=40,
+    vocabulary=1024, horizon=20, command_tokens=12, noise=0.2, lesson_check=200, lesson_updates=1200, noisy_updates=200,
+    test_tasks=400, updates=40,
 )  # fmt: skip
 METHODS = ("grpo", "bipace", "gae", "gigpo")
 SEEDS = range(3)
@@ -67,7 +69,7 @@ class ALFWorld:
         return observed, float(self.done), self.done
 
 
-@lru_cache(maxsize=64)  # a game's graph grows with what is played in it
+@lru_cache(maxsize=512)  # about a megabyte each; a game's graph grows with what is played in it
 def _game(file: Path) -> Game:
     return Game(json.loads(gzip.decompress(file.read_bytes())))
 
@@ -75,8 +77,8 @@ def _game(file: Path) -> Game:
 def prepare(games: Path, out: Path, say: Callable[[str], None]) -> None:
     """A file for each game below the folder, and an index of train and test games; existing files are kept.
 
-    Games of one task, a kind with its object, place and room, are on one side together; games that open with the same text as
-    another one are left out.
+    Games of one task, a kind with its object, place and room, are on one side together.  Left out are games with more than
+    MOST_PLACES receptacles, and those that open with the same text as another one.
     """
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, str]] = {}
@@ -96,8 +98,9 @@ def prepare(games: Path, out: Path, say: Callable[[str], None]) -> None:
             part = file.with_suffix(".part")
             part.write_bytes(gzip.compress(json.dumps(data).encode(), mtime=0))
             part.replace(file)
-        intro = _game(file).intro
-        if all(intro != other["intro"] for other in found.values()):
+        game = _game(file)
+        intro = game.intro
+        if len(game.receptacle_at) <= MOST_PLACES and all(intro != other["intro"] for other in found.values()):
             found[file.name] = {"task": task, "intro": intro}
         if number % 50 == 49:
             say(f"{number + 1} of {len(files)} games")

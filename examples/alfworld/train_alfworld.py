@@ -108,6 +108,19 @@ def run(
     wanted.write(train(method, seed, wanted.settings, of_games, model, wanted.work, device=device, threads=threads))
 
 
+@app.command()
+def again(
+    path: Annotated[Path, typer.Argument(help="JSON of a finished run")], out: Out = Path("out/alfworld/again"),
+    model: Model = START, prepared: Games = GAMES, threads: Threads = 1,
+) -> None:  # fmt: skip
+    """Repeats a run; exit status 1 if a number of an update or a check differs."""
+    differ = campaign.repeated(
+        path, out, lambda method, seed, change, device: run(method, seed, out, model, prepared, change, device, threads)
+    )
+    console.print(f"different: {', '.join(differ)}" if differ else "the same numbers")
+    raise typer.Exit(1 if differ else 0)
+
+
 @app.command("all")
 def everything(
     out: Out = HERE / "results", model: Model = START, prepared: Games = GAMES, change: Set = [],  # noqa: B006
