@@ -13,7 +13,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from alfworld_world import DEFAULTS, METHODS, PIECES, SEEDS, demonstration, measured, prepare, tasks_of, texts, world
+from alfworld_world import (
+    DEFAULTS,
+    METHODS,
+    PIECES,
+    SEEDS,
+    demonstration,
+    kinds_of,
+    measured,
+    prepare,
+    renamed,
+    tasks_of,
+    texts,
+    world,
+)
 from rich.console import Console
 
 import campaign  # isort: skip  of examples/textcraft, as what follows
@@ -68,11 +81,13 @@ def warm(
     torch.set_num_threads(threads)
     started = time.time()
     of_games = world(prepared, settings)
+    kinds = kinds_of(of_games.train)
     tokenizer = train_tokenizer(texts(of_games.train, settings), Regex(PIECES), settings.vocabulary)
 
     def draw(strays: bool, rng: Any) -> tuple[list[int], list[int]]:
         task = rng.choice(of_games.train)
-        return tokens_of(demonstration(task, settings.noise, settings.horizon, strays, rng), tokenizer)
+        shown = demonstration(task, settings.noise, settings.horizon, strays, rng)
+        return tokens_of(renamed(shown, kinds, rng), tokenizer)
 
     def look(policy: Any) -> float:
         return success(policy, tokenizer, of_games, settings, measured(of_games.train, 50))

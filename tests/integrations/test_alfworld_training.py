@@ -15,8 +15,10 @@ from alfworld_world import (
     PIECES,
     ALFWorld,
     demonstration,
+    kinds_of,
     measured,
     prepare,
+    renamed,
     tasks_of,
     texts,
     world,
@@ -33,7 +35,7 @@ SMALL = DEFAULTS.changed(
 )  # fmt: skip
 
 
-def a_game(thing: str, holder: str, more: int = 0) -> dict:
+def a_game(thing: str, holder: str, more: int = 0, wish: str = "put a {} in {}.") -> dict:
     """Two places; whoever goes to the holder and takes the thing has won.  The translator's format, written by hand.
 
     `more` receptacles are named in the opening and cannot be reached.
@@ -55,7 +57,7 @@ def a_game(thing: str, holder: str, more: int = 0) -> dict:
     others = [f"{holder}_bar_{i}" for i in range(2, 2 + more)]
     facts += [["receptacleatlocation", other, "loc_1"] for other in others]
     return {
-        "task": f"put a {thing} in {holder}.",
+        "task": wish.format(thing, holder),
         "objects": [f"{thing}_bar_1", f"{holder}_bar_1", *others],
         "facts": facts,
         "sas": sas,
@@ -64,14 +66,17 @@ def a_game(thing: str, holder: str, more: int = 0) -> dict:
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory):
-    """Nine games as `prepare` leaves them: two open with the same text as another one, one has too many receptacles."""
+    """Ten games as `prepare` leaves them: two open with the same text as another one, one has too many receptacles, one wants two
+    things placed.
+    """
     folder = tmp_path_factory.mktemp("games")
-    kinds = [(thing, holder, 0) for thing in ("apple", "mug") for holder in ("shelf", "desk", "bed")]
-    for thing, holder, more in [*kinds, ("apple", "drawer", MOST_PLACES)]:
+    kinds = [(thing, holder) for thing in ("apple", "mug") for holder in ("shelf", "desk", "bed")]
+    two = ("apple", "drawer", 0, "find two {} and put them in {}.")
+    for thing, holder, *rest in [*kinds, ("mug", "drawer", MOST_PLACES), two]:
         for trial in ("a", "b") if holder == "bed" else "a":
             path = folder / "raw" / f"put-{thing}-{holder}" / trial / "game.tw-pddl"
             path.parent.mkdir(parents=True)
-            path.write_text(json.dumps(a_game(thing, holder, more)))
+            path.write_text(json.dumps(a_game(thing, holder, *rest)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alfworld_world, "grounded", lambda path: json.loads(path.read_text()))
         prepare(folder / "raw", folder / "prepared", print)
@@ -106,6 +111,24 @@ def test_lessons_show_the_searcher_and_mark_what_is_to_be_learned(games):
     assert [learn for _, learn in own] == [0, 1, 0, 1] and own[-1][0].startswith(OPEN + "take ")
     noisy = [demonstration(task, 1.0, 5, strays, rng) for strays in (False, True)]
     assert sum(learn for _, learn in noisy[0]) == 0 and sum(learn for _, learn in noisy[1]) > 0
+
+
+def test_lessons_have_other_names_for_the_same_episode(games):
+    """One permutation of the places' kinds and one of the things' in all texts of an episode; appliances keep their names."""
+    tasks, rng = tasks_of(games, "train"), random.Random(1)
+    shown = [part for task in tasks for part in demonstration(task, 0.0, 5, False, rng)]
+    kinds = kinds_of(tasks)
+    assert set(kinds[0]) <= {"shelf", "desk", "bed"} and set(kinds[1]) <= {"apple", "mug"}
+    other = renamed([*shown, ("go to fridge 1", 1)], kinds, rng)
+    assert other[-1] == ("go to fridge 1", 1) and [own for _, own in other[:-1]] == [own for _, own in shown]
+    pairs = [
+        (old, new)
+        for (before, _), (after, _) in zip(shown, other, strict=False)
+        for old, new in zip(before.split(), after.split(), strict=True)
+    ]
+    names = {old.rstrip(".") for old, new in pairs if old != new}
+    assert names and names <= set(kinds[0]) | set(kinds[1])
+    assert len(set(pairs)) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
 
 
 def test_a_run_by_the_common_trainer(games, tmp_path):
