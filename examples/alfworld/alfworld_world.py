@@ -30,7 +30,7 @@ TEST_SHARE = 0.25  # of the tasks
 MOST_PLACES = 20  # games in larger rooms are left out: their searches are longer than the horizon
 # Differences from TextCraft: 20 commands, another warm start, and 48 rollouts of an update.
 DEFAULTS = Settings(
-    vocabulary=1024, horizon=20, command_tokens=12, noise=0.2, lesson_check=200, lesson_updates=1200, noisy_updates=200,
+    vocabulary=1024, horizon=20, command_tokens=12, noise=0.2, lesson_check=200, lesson_updates=1200, noisy_updates=800,
     test_tasks=400, updates=40, batch=48,
 )  # fmt: skip
 METHODS = ("grpo", "bipace", "gae", "gigpo")
