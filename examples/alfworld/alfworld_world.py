@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from alfworld_game import Game, Node, grounded
-from searcher import Memory, Searcher
+from alfworld_game import Game, Node, goal_of, grounded
+from searcher import APPLIANCES, Memory, Searcher
 
 TEXTCRAFT = Path(__file__).resolve().parent.parent / "textcraft"
 if str(TEXTCRAFT) not in sys.path:  # the trainer and its settings; its modules import each other by their bare names
@@ -26,9 +27,11 @@ from settings import Settings  # noqa: E402
 
 INDEX = "index.json"
 TEST_SHARE = 0.25  # of the tasks
-# Differences from TextCraft: longer prompts and observations, 30 commands as in the truth sets, a longer context.
+MOST_PLACES = 20  # games in larger rooms are left out: their searches are longer than the horizon
+# Differences from TextCraft: 20 commands, another warm start, and 48 rollouts of an update.
 DEFAULTS = Settings(
-    vocabulary=1024, horizon=30, command_tokens=16, noise=0.2, lesson_updates=1500, noisy_updates=300, test_tasks=400, updates=40,
+    vocabulary=1024, horizon=20, command_tokens=12, noise=0.2, lesson_check=200, lesson_updates=1200, noisy_updates=800,
+    test_tasks=400, updates=40, batch=48,
 )  # fmt: skip
 METHODS = ("grpo", "bipace", "gae", "gigpo")
 SEEDS = range(3)
@@ -67,7 +70,7 @@ class ALFWorld:
         return observed, float(self.done), self.done
 
 
-@lru_cache(maxsize=64)  # a game's graph grows with what is played in it
+@lru_cache(maxsize=512)  # about a megabyte each; a game's graph grows with what is played in it
 def _game(file: Path) -> Game:
     return Game(json.loads(gzip.decompress(file.read_bytes())))
 
@@ -75,8 +78,8 @@ def _game(file: Path) -> Game:
 def prepare(games: Path, out: Path, say: Callable[[str], None]) -> None:
     """A file for each game below the folder, and an index of train and test games; existing files are kept.
 
-    Games of one task, a kind with its object, place and room, are on one side together; games that open with the same text as
-    another one are left out.
+    Games of one task, a kind with its object, place and room, are on one side together.  Left out are games with more than
+    MOST_PLACES receptacles, those that want two things placed, and those that open with the same text as another one.
     """
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, str]] = {}
@@ -96,8 +99,10 @@ def prepare(games: Path, out: Path, say: Callable[[str], None]) -> None:
             part = file.with_suffix(".part")
             part.write_bytes(gzip.compress(json.dumps(data).encode(), mtime=0))
             part.replace(file)
-        intro = _game(file).intro
-        if all(intro != other["intro"] for other in found.values()):
+        game = _game(file)
+        intro = game.intro
+        fits = len(game.receptacle_at) <= MOST_PLACES and goal_of(game.task)["count"] == 1
+        if fits and all(intro != other["intro"] for other in found.values()):
             found[file.name] = {"task": task, "intro": intro}
         if number % 50 == 49:
             say(f"{number + 1} of {len(files)} games")
@@ -141,19 +146,40 @@ def demonstration(task: Task, noise: float, horizon: int, strays: bool, rng: ran
     return parts
 
 
-# Commands and lists of things are few tokens: verbs with the space behind them, and names with their numbers.
+# A kind of thing is a token of its own wherever it stands, so that the "mug" of a goal is the "mug" of a list and of a command.
+# Its number in a list includes the text up to the next kind.
 PIECES = (
-    r"</action>|<action>(?:go to|open|close|take|put|clean|heat|cool|use|examine|slice)? ?| (?:from|in/on|with) |(?:, and|,)? a "
-    r"|On the |, you see|The | is (?:open|closed)\.| In it, you see|[a-z]+ \d+|\.?\n+"
+    r"</action>|<action>(?:go to|open|close|take|put|clean|heat|cool|use|examine|slice)? ?|You are in [^,]+, you see a "
+    r"|Your task is to: |You [a-z ]+ the | (?:from|in/on|with|using)(?: the)? | \d+(?:,(?: and)? a )?|On the |, you see(?: a )?"
+    r"|The | is (?:open|closed)\.| In it, you see(?: a )?|Nothing happens|[a-z]+|\.?\n+"
 )
 
 
+def kinds_of(tasks: Sequence[Task]) -> tuple[list[str], list[str]]:
+    """The kinds of places and of other things in the games, without the appliances, whose names say what they do."""
+    places, things = set(), set()
+    for game in (_game(task.file) for task in tasks):
+        for item, name in game.names.items():
+            (places if item in game.receptacle_at else things).add(name.rpartition(" ")[0])
+    kept = set(APPLIANCES.values())
+    return sorted(places - kept), sorted(things - places - kept)
+
+
+def renamed(
+    parts: Sequence[tuple[str, int]], kinds: tuple[list[str], list[str]], rng: random.Random
+) -> list[tuple[str, int]]:
+    """The texts with the kinds of places permuted, and those of things: what an episode shows cannot be known by heart."""
+    names = {old: new for group in kinds for old, new in zip(group, rng.sample(group, len(group)), strict=True)}
+    pattern = re.compile(rf"\b({'|'.join(names)})\b")
+    return [(pattern.sub(lambda found: names[found[0]], text), own) for text, own in parts]
+
+
 def texts(tasks: Sequence[Task], settings: Settings) -> list[str]:
-    """The tokenizer's training data: an episode of each task."""
-    rng = random.Random("tokenizer")
-    return [
-        "".join(text for text, _ in demonstration(task, settings.noise, settings.horizon, True, rng)) for task in tasks
-    ]
+    """The tokenizer's training data: an episode of each task, as it is and with other names."""
+    rng, kinds = random.Random("tokenizer"), kinds_of(tasks)
+    shown = [demonstration(task, settings.noise, settings.horizon, True, rng) for task in tasks]
+    shown += [renamed(parts, kinds, rng) for parts in shown]
+    return ["".join(text for text, _ in parts) for parts in shown]
 
 
 def world(games: Path, settings: Settings) -> Any:

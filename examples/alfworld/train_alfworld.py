@@ -13,7 +13,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from alfworld_world import DEFAULTS, METHODS, PIECES, SEEDS, demonstration, measured, prepare, tasks_of, texts, world
+from alfworld_world import (
+    DEFAULTS,
+    METHODS,
+    PIECES,
+    SEEDS,
+    demonstration,
+    kinds_of,
+    measured,
+    prepare,
+    renamed,
+    tasks_of,
+    texts,
+    world,
+)
 from rich.console import Console
 
 import campaign  # isort: skip  of examples/textcraft, as what follows
@@ -68,11 +81,13 @@ def warm(
     torch.set_num_threads(threads)
     started = time.time()
     of_games = world(prepared, settings)
+    kinds = kinds_of(of_games.train)
     tokenizer = train_tokenizer(texts(of_games.train, settings), Regex(PIECES), settings.vocabulary)
 
     def draw(strays: bool, rng: Any) -> tuple[list[int], list[int]]:
         task = rng.choice(of_games.train)
-        return tokens_of(demonstration(task, settings.noise, settings.horizon, strays, rng), tokenizer)
+        shown = demonstration(task, settings.noise, settings.horizon, strays, rng)
+        return tokens_of(renamed(shown, kinds, rng), tokenizer)
 
     def look(policy: Any) -> float:
         return success(policy, tokenizer, of_games, settings, measured(of_games.train, 50))
@@ -106,6 +121,19 @@ def run(
 
     of_games = world(prepared, wanted.settings)
     wanted.write(train(method, seed, wanted.settings, of_games, model, wanted.work, device=device, threads=threads))
+
+
+@app.command()
+def again(
+    path: Annotated[Path, typer.Argument(help="JSON of a finished run")], out: Out = Path("out/alfworld/again"),
+    model: Model = START, prepared: Games = GAMES, threads: Threads = 1,
+) -> None:  # fmt: skip
+    """Repeats a run; exit status 1 if a number of an update or a check differs."""
+    differ = campaign.repeated(
+        path, out, lambda method, seed, change, device: run(method, seed, out, model, prepared, change, device, threads)
+    )
+    console.print(f"different: {', '.join(differ)}" if differ else "the same numbers")
+    raise typer.Exit(1 if differ else 0)
 
 
 @app.command("all")

@@ -67,6 +67,18 @@ class Run:
         part.replace(self.path)
 
 
+def repeated(path: Path, out: Path, run: Callable[[str, int, list[str], str], None]) -> list[str]:
+    """Repeats the finished run of `path` by run(method, seed, settings as "name=value", device), which writes into `out`.
+
+    Gives the parts whose numbers differ: "updates", "checks".
+    """
+    before = json.loads(path.read_text(encoding="utf-8"))
+    change = [f"{name}={value}" for name, value in before["settings"].items()]
+    run(before["method"], before["seed"], change, before["machine"]["device"])
+    after = json.loads((out / path.name).read_text(encoding="utf-8"))
+    return [part for part in ("updates", "checks") if before[part] != after[part]]
+
+
 def tuning(method: str, settings: Settings, out: Path) -> list[Run]:
     short = settings.changed(updates=round(settings.updates * TUNING_SHARE), check_every=0)
     return [Run(method, TUNING_SEED, short.changed(learning_rate=rate), out / "tuning" / f"{rate:g}") for rate in RATES]

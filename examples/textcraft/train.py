@@ -8,7 +8,6 @@ python examples/textcraft/train.py report                           # table and 
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterable
@@ -132,11 +131,9 @@ def again(
     model: Model = HERE / "warm_start", threads: Threads = 1,
 ) -> None:  # fmt: skip
     """Repeats a run; exit status 1 if a number of an update or a check differs."""
-    before = json.loads(path.read_text(encoding="utf-8"))
-    change = [f"{name}={value}" for name, value in before["settings"].items()]
-    run(before["method"], before["seed"], out, model, change, before["machine"]["device"], threads)
-    after = json.loads((out / path.name).read_text(encoding="utf-8"))
-    differ = [part for part in ("updates", "checks") if before[part] != after[part]]
+    differ = campaign.repeated(
+        path, out, lambda method, seed, change, device: run(method, seed, out, model, change, device, threads)
+    )
     console.print(f"different: {', '.join(differ)}" if differ else "the same numbers")
     raise typer.Exit(1 if differ else 0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -75,6 +76,10 @@ def train(
         )
     model, tokenizer = load(start)
     task_of = {world.env(task).prompt: task for task in world.train}
+    prompts = list(task_of)
+    groups = settings.updates * (settings.batch // settings.group)
+    if len(prompts) < groups:  # in a second epoch TRL resumes with the order of the first
+        prompts = rounds(prompts, groups, seed)
     history: list[dict[str, Any]] = []
     checks: list[dict[str, Any]] = []
     spent = {"rollouts": 0.0, "scoring": 0.0, "checks": 0.0, "cpu": 0.0, "wall": 0.0}
@@ -156,14 +161,14 @@ def train(
         seed=seed, max_steps=settings.updates, per_device_train_batch_size=settings.micro_batch,
         gradient_accumulation_steps=settings.batch // settings.micro_batch, num_generations=settings.group,
         learning_rate=settings.learning_rate, lr_scheduler_type="constant", max_grad_norm=1.0, beta=0.0,
-        gradient_checkpointing=False, max_completion_length=4096, temperature=1.0,
+        gradient_checkpointing=False, max_completion_length=4096, temperature=1.0, shuffle_dataset=len(prompts) == len(task_of),
         bipace_gamma=settings.gamma, bipace_step_weight=settings.step_weight, bipace_layer=settings.layer,
         **({} if own is None else {f"bipace_{own}": getattr(settings, own)}),
         **{f"bipace_{name}": value for name, value in METHODS[method].items()},
     )  # fmt: skip
     trainer = Timed(
         model=model, reward_funcs=solved, args=args, processing_class=tokenizer, rollout_func=rollouts,
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in task_of]), callbacks=[Keep()],
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]), callbacks=[Keep()],
     )  # fmt: skip
     checkpoint = last_checkpoint(work)
     if checkpoint is not None:
@@ -182,6 +187,12 @@ def train(
                      "trl": trl.__version__, "bipace_kernels": bk.__version__},
         "checks": checks, "updates": history,
     }  # fmt: skip
+
+
+def rounds(prompts: Sequence[str], groups: int, seed: int) -> list[str]:
+    """One prompt for each group, or some more: all prompts in random order, then all of them in another, and so on."""
+    rng = random.Random(seed)
+    return [prompt for _ in range(-(-groups // len(prompts))) for prompt in rng.sample(prompts, len(prompts))]
 
 
 def trimmed(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,18 @@ import random
 
 import alfworld_world
 import pytest
+import typer
 from alfworld_world import (
     DEFAULTS,
     METHODS,
+    MOST_PLACES,
     PIECES,
     ALFWorld,
     demonstration,
+    kinds_of,
     measured,
     prepare,
+    renamed,
     tasks_of,
     texts,
     world,
@@ -22,7 +26,8 @@ from alfworld_world import (
 from model import make_model, save, tokens_of, train_tokenizer
 from rollout import CLOSE, OPEN, play
 from tokenizers import Regex
-from train_alfworld import plan, run
+from train_alfworld import again, plan, run
+from trainer import train
 
 SMALL = DEFAULTS.changed(
     vocabulary=400, width=32, blocks=2, heads=2, horizon=4, command_tokens=8, test_tasks=5, updates=1, batch=4, group=2,
@@ -30,8 +35,11 @@ SMALL = DEFAULTS.changed(
 )  # fmt: skip
 
 
-def a_game(thing: str, holder: str) -> dict:
-    """Two places; whoever goes to the holder and takes the thing has won.  The translator's format, written by hand."""
+def a_game(thing: str, holder: str, more: int = 0, wish: str = "put a {} in {}.") -> dict:
+    """Two places; whoever goes to the holder and takes the thing has won.  The translator's format, written by hand.
+
+    `more` receptacles are named in the opening and cannot be reached.
+    """
     variable = "begin_variable\nvar{}\n-1\n2\n{}\n{}\nend_variable\n"
     operator = "begin_operator\n{}\n{}\n1\n{}\n1\nend_operator\n"
     places = [f"Atom atlocation(agent1, loc_{i})" for i in (0, 1)]
@@ -46,9 +54,11 @@ def a_game(thing: str, holder: str) -> dict:
         ["receptacleatlocation", f"{holder}_bar_1", "loc_1"],
         ["inreceptacle", f"{thing}_bar_1", f"{holder}_bar_1"],
     ]
+    others = [f"{holder}_bar_{i}" for i in range(2, 2 + more)]
+    facts += [["receptacleatlocation", other, "loc_1"] for other in others]
     return {
-        "task": f"put a {thing} in {holder}.",
-        "objects": [f"{thing}_bar_1", f"{holder}_bar_1"],
+        "task": wish.format(thing, holder),
+        "objects": [f"{thing}_bar_1", f"{holder}_bar_1", *others],
         "facts": facts,
         "sas": sas,
     }
@@ -56,23 +66,27 @@ def a_game(thing: str, holder: str) -> dict:
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory):
-    """Eight games, two of which open with the same text as another one, as `prepare` leaves them."""
+    """Ten games as `prepare` leaves them: two open with the same text as another one, one has too many receptacles, one wants two
+    things placed.
+    """
     folder = tmp_path_factory.mktemp("games")
     kinds = [(thing, holder) for thing in ("apple", "mug") for holder in ("shelf", "desk", "bed")]
-    for thing, holder in kinds:
+    two = ("apple", "drawer", 0, "find two {} and put them in {}.")
+    for thing, holder, *rest in [*kinds, ("mug", "drawer", MOST_PLACES), two]:
         for trial in ("a", "b") if holder == "bed" else "a":
             path = folder / "raw" / f"put-{thing}-{holder}" / trial / "game.tw-pddl"
             path.parent.mkdir(parents=True)
-            path.write_text(json.dumps(a_game(thing, holder)))
+            path.write_text(json.dumps(a_game(thing, holder, *rest)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alfworld_world, "grounded", lambda path: json.loads(path.read_text()))
         prepare(folder / "raw", folder / "prepared", print)
     return folder / "prepared"
 
 
-def test_games_are_split_by_task_and_open_with_different_texts(games):
+def test_games_are_split_by_task_and_open_with_different_texts_in_rooms_that_can_be_searched(games):
     sides = {side: tasks_of(games, side) for side in ("train", "test")}
     assert {side: len(tasks) for side, tasks in sides.items()} == {"train": 4, "test": 2}
+    assert not any("drawer" in task.intro for tasks in sides.values() for task in tasks)
     names = {side: {task.name.split(".")[0] for task in tasks} for side, tasks in sides.items()}
     assert not names["train"] & names["test"]
     intros = [task.intro for tasks in sides.values() for task in tasks]
@@ -99,6 +113,24 @@ def test_lessons_show_the_searcher_and_mark_what_is_to_be_learned(games):
     assert sum(learn for _, learn in noisy[0]) == 0 and sum(learn for _, learn in noisy[1]) > 0
 
 
+def test_lessons_have_other_names_for_the_same_episode(games):
+    """One permutation of the places' kinds and one of the things' in all texts of an episode; appliances keep their names."""
+    tasks, rng = tasks_of(games, "train"), random.Random(1)
+    shown = [part for task in tasks for part in demonstration(task, 0.0, 5, False, rng)]
+    kinds = kinds_of(tasks)
+    assert set(kinds[0]) <= {"shelf", "desk", "bed"} and set(kinds[1]) <= {"apple", "mug"}
+    other = renamed([*shown, ("go to fridge 1", 1)], kinds, rng)
+    assert other[-1] == ("go to fridge 1", 1) and [own for _, own in other[:-1]] == [own for _, own in shown]
+    pairs = [
+        (old, new)
+        for (before, _), (after, _) in zip(shown, other, strict=False)
+        for old, new in zip(before.split(), after.split(), strict=True)
+    ]
+    names = {old.rstrip(".") for old, new in pairs if old != new}
+    assert names and names <= set(kinds[0]) | set(kinds[1])
+    assert len(set(pairs)) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
+
+
 def test_a_run_by_the_common_trainer(games, tmp_path):
     of_games = world(games, SMALL)
     tokenizer = train_tokenizer(texts(of_games.train, SMALL), Regex(PIECES), SMALL.vocabulary)
@@ -112,6 +144,31 @@ def test_a_run_by_the_common_trainer(games, tmp_path):
     run("gae", 0, tmp_path, tmp_path / "start", games, [f"{name}={value}" for name, value in SMALL.as_json().items()])
     found = json.loads((tmp_path / "gae-g2-seed0.json").read_text())
     assert [check["update"] for check in found["checks"]] == [1] and found["settings"] == SMALL.as_json()
+
+
+def test_a_run_is_the_same_from_its_json_and_after_a_stop(games, tmp_path, monkeypatch):
+    """Bit for bit, also after a stop in the second round over the train games, and whatever games were played before."""
+    monkeypatch.setattr("trainer.SAVE_EVERY", 2)
+    short = SMALL.changed(updates=3, check_every=3)
+    of_games, start = world(games, short), tmp_path / "start"
+    tokenizer = train_tokenizer(texts(of_games.train, short), Regex(PIECES), short.vocabulary)
+    save(start, make_model(tokenizer, width=32, blocks=2, heads=2, seed=0), tokenizer, {"test": 0.0})
+    run("gigpo", 1, tmp_path, start, games, [f"{name}={value}" for name, value in short.as_json().items()])
+    path = tmp_path / "gigpo-g2-seed1.json"
+    with pytest.raises(typer.Exit) as ended:
+        again(path, tmp_path / "again", start, games)
+    assert ended.value.exit_code == 0
+
+    def stop(update, model):
+        if update == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train("gigpo", 1, short, of_games, start, tmp_path / "work", after_update=stop)
+    seen = []
+    found = train("gigpo", 1, short, of_games, start, tmp_path / "work", after_update=lambda n, _: seen.append(n))
+    before = json.loads(path.read_text())
+    assert seen == [3] and found["updates"] == before["updates"] and found["checks"] == before["checks"]
 
 
 def test_the_plan_is_seed_by_seed(tmp_path):
