@@ -42,7 +42,7 @@ if [ $# -gt 0 ]; then
   done
 else
   arguments=()
-  for name in action_keys/test_action_keys backends/test_runtime clusters/test_clusters clusters/test_sweep \
+  for name in action_keys/test_action_keys backends/test_runtime clusters/test_clusters clusters/test_sweep critic/test_critic \
     embedders/test_ngrams layout/test_layout layout/test_ids metrics/test_metrics observations/test_similar \
     pipeline/test_golden pipeline/test_inputs pipeline/test_theorems; do
     arguments+=("$root/tests/$name.py")
