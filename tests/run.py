@@ -77,12 +77,12 @@ LINT = [Part("lint", make="lint")]
 #: Checks required before a change is merged; slow device tests and the oldest Triton are left to `make check`.
 LEFT_TO_CHECK = ("slow-triton", "slow-emulator", "oldest-triton")
 CI = [
-    CHECK[0],
+    *(part for part in CHECK if part.name in ("slow", "sanitize")),
     Part("integrations", make="test-integrations"),
     Part("demo", make="demo"),
     Part("docs", make="docs"),
     *TEST,
-    *(part for part in CHECK[1:] if part.name not in LEFT_TO_CHECK),
+    *(part for part in CHECK if part.name not in ("slow", "sanitize", *LEFT_TO_CHECK)),
 ]
 
 #: Stages run one after the other; the parts of a stage run in parallel, the longest first.
