@@ -28,7 +28,8 @@ def episode_advantage(
     records = Kept(None)
     if kept.positions is not None and spoilt is not None:  # invalid trajectories are not part of the population
         records = Kept(~spoilt[runs(trajectory_offsets)])
-        episode_return, trajectory_offsets = kept.rows(episode_return), records.offsets(trajectory_offsets)
+        lengths = kept.rows(trajectory_offsets.diff())  # a trajectory without records keeps its place
+        episode_return, trajectory_offsets = kept.rows(episode_return), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         group_trajectories = kept.offsets(group_trajectories)
     out = torch.empty(int(trajectory_offsets[-1]), dtype=torch.float32)
     load().episode_advantage(
