@@ -87,7 +87,7 @@ def kernel_values(
     kind = torch.empty(m, dtype=torch.uint8, device=device)
     scale = torch.empty(m, dtype=torch.float32, device=device)
     rows.look(fingerprint, order, kind=kind, scale=scale, usable=usable, taken=taken)
-    # The records that take part, compacted; entries after the last are copies that are never read.
+    # The records that take part, compacted; entries after the last are copies of record 0, which may be a bad one.
     inside = kind == rows.USABLE
     place = torch.zeros(m + 1, dtype=torch.int64, device=device)
     place[1:] = inside.cumsum(0)
@@ -261,7 +261,8 @@ class _Kernel:
             place = offsets[:-1, None] + torch.arange(side, device=device)
             live = place < offsets[1:, None]
             place = place.clamp(max=m - 1)
-            right = (self.y[place] * live)[..., None]
+            # Not a product: y may be infinite at a place that is not live, and infinity times 0 is NaN.
+            right = torch.where(live, self.y[place], 0.0)[..., None]
             if across is not None:
                 u = across[place] * live[..., None]
                 matrix = torch.baddbmm(matrix, u, u.mT, alpha=-1)
