@@ -29,7 +29,10 @@ def episode_advantage(
     if kept.positions is not None and spoilt is not None:  # invalid trajectories are not part of the population
         records = Kept(~spoilt[runs(trajectory_offsets)])
         lengths = kept.rows(trajectory_offsets.diff())  # a trajectory without records keeps its place
-        episode_return, trajectory_offsets = kept.rows(episode_return), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        episode_return, trajectory_offsets = (
+            kept.rows(episode_return),
+            torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+        )
         group_trajectories = kept.offsets(group_trajectories)
     out = torch.empty(int(trajectory_offsets[-1]), dtype=torch.float32)
     load().episode_advantage(
