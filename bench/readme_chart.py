@@ -13,12 +13,12 @@ from pathlib import Path
 PAIRS = [
     ("BiPACE, the whole call\n6,400 records × 3,584, synthetic", "advantage", "alfworld-7b", "bipace_kernels",
      "torch loop, one record at a time", "torch, record by record"),
+    ("GAE inside prompt groups\n6,400 records × 3,584, synthetic", "critic", "alfworld-7b",
+     "bk.advantage, Config.gae(share='group')", "NumPy/BLAS and LAPACK, group by group", "NumPy and LAPACK, values only"),
     ("GiGPO, the whole call\n6,400 observations, synthetic", "gigpo", "alfworld-7b", "bipace_kernels, integer ids",
      "dict-of-lists GiGPO, integer ids", "lists in dicts"),
     ("action keys\n6,400 rows of 512 token ids", "action_keys", "token ids", "bipace_kernels",
      "tokenizers' decode_batch + re + hash", "decode_batch and re"),
-    ("n-gram fingerprints\n6,400 texts of 240 characters", "ngrams", "observations", "bipace_kernels",
-     "xxhash + np.bincount loop", "xxhash and NumPy"),
 ]  # fmt: skip
 OURS, THEIRS = "#0072b2", "#999999"  # of the palette of Okabe and Ito
 
