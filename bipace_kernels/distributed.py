@@ -45,9 +45,8 @@ Given = dict[str, Any]
 
 _REAL = ("rewards", "returns", "episode_return")
 _BOOL = ("action_parsed", "valid", "truncated")
-_SLACK = (
-    1.25  # of the mean load: moving a record costs about as much as clustering it, so finer balance is not worth it
-)
+# Of the mean load: moving a record costs about as much as clustering it, so finer balance is not worth it.
+_SLACK = 1.25
 _DTYPES = {str(dtype): dtype for dtype in FINGERPRINT_DTYPES}
 _FAILED = 255  # instead of a record's state, where its owner could not cluster
 _UTF8 = "utf-8", "surrogatepass"  # for any str

@@ -45,11 +45,12 @@ def compute_metrics(records: Records) -> dict[str, float]:
     if records.action_parsed is not None:
         out["action_parse_rate"] = _mean(records.action_parsed.numpy())
         if m and out["action_parse_rate"] < 0.5:
-            _warn(
-                "unparsed",
+            warn_once(
+                "metrics: unparsed",
                 f"{out['action_parse_rate']:.0%} of the responses hold an action that was recognized: the others are only equal "
                 "if they begin with the same tokens, and without equal actions PACE is a mean over the cluster. Use another "
                 "mode of action keys, or pass the actions themselves.",
+                stacklevel=3,
             )
     return {f"bipace/{name}": value for name, value in out.items()}
 
@@ -98,19 +99,17 @@ def _warn_if_degenerate(records: Records, labels: Any) -> None:
         high = np.maximum.reduceat(labels, offsets[:-1])[large]
         share = float((low == high).mean())
         if share >= 0.9:
-            _warn(
-                "one_cluster",
+            warn_once(
+                "metrics: one_cluster",
                 f"{share:.0%} of the prompt groups with {_F1_GROUP} or more records hold one single cluster: the partition "
                 "does not distinguish states, and the step term is a group baseline. Lower epsilon or choose another layer.",
+                stacklevel=3,
             )
     alone = float((np.bincount(labels)[labels] == 1).mean()) if labels.size else 0.0
     if alone >= 0.95:
-        _warn(
-            "all_alone",
+        warn_once(
+            "metrics: all_alone",
             f"{alone:.0%} of the rows are alone in their cluster: the step term is 0 nearly everywhere. Raise epsilon, or "
             "check that the fingerprints belong to these rows.",
+            stacklevel=3,
         )
-
-
-def _warn(name: str, text: str) -> None:
-    warn_once(f"metrics: {name}", text, stacklevel=4)

@@ -17,6 +17,7 @@ from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations._turns import KINDS, Turns, keys_of
 from bipace_kernels.integrations._versions import check_parts, check_version
+from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
 
 import bipace_kernels as bk
@@ -215,18 +216,6 @@ def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
 def test_settings_that_mean_nothing_are_warned_by_name(given, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         Settings.of(given)
-
-
-class Encoder:
-    """A sentence encoder: two features of a text."""
-
-    device = torch.device("cpu")
-
-    def eval(self):
-        return self
-
-    def encode(self, texts, **_):
-        return torch.tensor([[len(text) + 1.0, float(text.count("a"))] for text in texts])
 
 
 RECORDS = {

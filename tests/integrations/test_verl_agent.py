@@ -21,6 +21,7 @@ from bipace_kernels.integrations.verl_agent import launch as launcher
 from bipace_kernels.integrations.verl_agent.batch import HIDDEN, HIDDEN_IDS, IDS, mark, write_advantages
 from bipace_kernels.integrations.verl_agent.capture import log_prob
 from omegaconf import OmegaConf
+from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
 from transformers import PreTrainedTokenizerFast
 from verl import DataProto
@@ -107,15 +108,6 @@ def settings_of(config):
 
 def test_a_sentence_encoder_has_its_own_epsilon_and_is_loaded_once(ready, monkeypatch):
     loaded = []
-
-    class Encoder:
-        device = torch.device("cpu")
-
-        def eval(self):
-            return self
-
-        def encode(self, texts, **_):
-            return torch.tensor([[len(text) + 1.0, float(text.count("a"))] for text in texts])
 
     monkeypatch.setattr(bk.embedders, "_load", lambda model, device: loaded.append(model) or Encoder())
     settings = Settings(bisim_grouping=True, bisim_embedder="sentence:MODEL")
