@@ -13,7 +13,7 @@ from ._checks import LateCheck
 from ._transfer import to_device
 from ._warnings import warn_once
 from .config import Config
-from .estimators import estimator_of, needs_of
+from .estimators import needs_of
 from .layout import Layout
 from .layout import layout as make_layout
 from .observations import observation_codes
@@ -51,7 +51,7 @@ def check_inputs(
     """
     late: list[LateCheck] | None = [] if deferred else None
     columns = check_columns(given, layout, config, device, late)
-    lay = _layout(given, layout, config.partition, late)
+    lay = _layout(given, layout, config, late)
     codes = None
     if PARTITIONS[config.partition].by_code:
         codes = to_device(observation_codes(given["observation"], lay), device, "observation")
@@ -87,7 +87,7 @@ def check_columns(
     unused = not function and given["returns"] is not None and given["episode_return"] is not None
     unused &= "rewards" not in needs_of(config)
     parsed, truncated = given["action_parsed"], given["truncated"]
-    if not estimator_of(config).has_value:
+    if not config.needs_truncated:
         truncated = None
     columns = {
         "rewards": None if unused else real("rewards"),
@@ -173,12 +173,13 @@ def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
         return None
 
 
-def _layout(given: dict[str, Any], layout: Layout | None, partition: str, late: list[LateCheck] | None) -> Layout:
+def _layout(given: dict[str, Any], layout: Layout | None, config: Config, late: list[LateCheck] | None) -> Layout:
     if layout is None:
         made = make_layout(given["group"], given["trajectory"], given["step"], given["valid"])
         ids = given["trajectory"]
-        if partition == "cosine" and isinstance(ids, (list, tuple, np.ndarray)) and len(ids):
-            _warn_of_order(ids[0])
+        greedy = PARTITIONS[config.partition].greedy
+        if greedy and isinstance(ids, (list, tuple, np.ndarray)) and len(ids):
+            _warn_of_order(ids[0], config.partition)
         return made
     if given["valid"] is not None:
         valid = _checks.bool_vector(given["valid"], "valid", layout.n_rows, late)
@@ -193,12 +194,12 @@ def _layout(given: dict[str, Any], layout: Layout | None, partition: str, late: 
     return layout
 
 
-def _warn_of_order(trajectory: Any) -> None:
+def _warn_of_order(trajectory: Any, partition: str) -> None:
     """Once where ids are texts: those are numbered by appearance, and greedy clusters follow that order."""
     if isinstance(trajectory, (str, bytes)):
         warn_once(
             "texts as trajectory ids",
-            "trajectory ids are texts, which are numbered as they appear, and cosine clusters depend on the order of rollouts: "
-            "the same rows in another order may get other advantages. Integer ids avoid this.",
+            f"trajectory ids are texts, which are numbered as they appear, and clusters of partition {partition!r} depend on the "
+            "order of rollouts: the same rows in another order may get other advantages. Integer ids avoid this.",
             stacklevel=6,
         )

@@ -20,6 +20,7 @@ from ._sizes import measure_sizes
 from .calibration import Calibration, Chosen, Scanned
 from .clusters import _epsilons, cluster
 from .epsilon import choose_epsilon, pair
+from .stages import RADII
 
 if TYPE_CHECKING:
     from ._calibration_states import Pair, States
@@ -93,7 +94,7 @@ def calibrate(
     folds = _checks.integer_at_least(folds, "folds", 2)
     min_clusters = _checks.integer_at_least(min_clusters, "min_clusters", 1)
     seed = _checks.integer_at_least(seed, "seed", 0)
-    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 1.0)
+    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", *RADII)
     wanted = _candidates(layers, len(find_decoder(model).blocks))
     tapped = tap(model, layers=wanted, pooling=pooling)  # checks the names
     by_depth = sorted(tapped.layers, key=lambda layer: (layer.block, layer.normed))

@@ -12,7 +12,7 @@ from ._fingerprints import raise_bad_rows, take_fingerprints
 from ._inputs import check_check
 from .config import Config
 from .layout import Layout
-from .stages import EPSILON
+from .stages import EPSILON, RADII
 
 Tensor = torch.Tensor
 
@@ -79,8 +79,8 @@ def _epsilons(epsilon: Any) -> float | list[float]:
         raise TypeError(f"epsilon must be {wish}, got entries of {tensor.dtype}.")
     values: list[float] = tensor.to(torch.float64).tolist()
     for e, value in enumerate(values):
-        if 0.99999e-4 < value < 1e-4:  # the float32 nearest to 1e-4 is below it
-            values[e] = 1e-4
+        if 0.99999 * RADII[0] < value < RADII[0]:  # the float32 nearest to 1e-4 is below it
+            values[e] = RADII[0]
         elif not EPSILON.holds(value):
             raise ValueError(f"epsilon[{e}] must be {EPSILON.text}, got {value:g}.")
     return values

@@ -12,11 +12,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 
 from ._handles import Handled
-from .estimators import ESTIMATORS, StepRecords, estimator_of, name_of, needs_of
+from .estimators import ESTIMATORS, VALUES, StepRecords, estimator_of, name_of, needs_of, value_of
 from .partitions import PARTITIONS
 from .stages import ABOVE_ZERO, DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, SAME, WIDTH, Range
 
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
+Preset = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae"]
+StepNorm = Literal["none", "std", "batch", "group"]
+EpisodeNorm = Literal["std", "none"]
+EpisodeScope = Literal["trajectory", "step"]
+LoneTrajectory = Literal["zero", "raw"]
+Duplicates = Literal["raise", "once", "count"]
+OnInvalid = Literal["raise", "singleton"]
+Value = Literal["group", "cluster", "kernel"]
+Share = Literal["group", "batch", "memory"]
 _NUMBERS = {
     "gamma": GAMMA, "step_weight": NOT_NEGATIVE, "epsilon": EPSILON, "delta": DELTA, "length_weight_alpha": NOT_NEGATIVE,
     "similarity": Range("in (0, 1]", lambda x: 0 < x <= 1), "episode_weight": NOT_NEGATIVE, "shrinkage": NOT_NEGATIVE,
@@ -29,7 +38,7 @@ _NUMBERS = {
 def _choices() -> dict[str, tuple[str, ...]]:
     """Allowed names of each field that takes one of a few names."""
     hints = {name: get_args(hint) for name, hint in get_type_hints(Config).items() if get_origin(hint) is Literal}
-    return {**hints, "partition": tuple(PARTITIONS), "estimator": tuple(ESTIMATORS)}
+    return {**hints, "partition": tuple(PARTITIONS), "estimator": tuple(ESTIMATORS), "value": tuple(VALUES)}
 
 
 @dataclass(frozen=True)
@@ -76,18 +85,18 @@ class Config(Handled):
     epsilon: float = 0.10
     history_length: int = 2
     similarity: float = 0.95
-    step_norm: Literal["none", "std", "batch", "group"] = "none"
-    episode_norm: Literal["std", "none"] = "std"
-    episode_scope: Literal["trajectory", "step"] = "trajectory"
-    lone_trajectory: Literal["zero", "raw"] = "zero"
+    step_norm: StepNorm = "none"
+    episode_norm: EpisodeNorm = "std"
+    episode_scope: EpisodeScope = "trajectory"
+    lone_trajectory: LoneTrajectory = "zero"
     delta: float = 1e-6
     length_weight_alpha: float = 1.0
     base_group: bool = False
-    duplicates: Literal["raise", "once", "count"] = "raise"
-    on_invalid: Literal["raise", "singleton"] = "raise"
+    duplicates: Duplicates = "raise"
+    on_invalid: OnInvalid = "raise"
     episode_weight: float = 1.0
-    value: Literal["group", "cluster", "kernel"] = "kernel"
-    share: Literal["group", "batch", "memory"] = "batch"
+    value: Value = "kernel"
+    share: Share = "batch"
     shrinkage: float = 3.0
     kernel_width: float = 0.5
     kernel_time: float | None = 8.0
@@ -131,20 +140,20 @@ class Config(Handled):
 
     def _pairs(self) -> None:
         """Raises ValueError for fields that contradict each other."""
-        row, name = estimator_of(self), name_of(self.estimator)
+        row, value, name = estimator_of(self), value_of(self), name_of(self.estimator)
         if self.partition not in row.partitions:
-            if len(row.partitions) == 1 and self.estimator != "none":
+            if row.partitions == ("none",):
+                raise ValueError(
+                    f"partition={self.partition!r} has no use under estimator={name!r}; use partition='none', or keep the "
+                    "partition as a diagnostic with estimator='mean' and step_weight=0."
+                )
+            if len(row.partitions) == 1:
                 raise ValueError(
                     f"estimator={name!r} needs partition={row.partitions[0]!r}, got partition={self.partition!r}."
                 )
-            if self.estimator == "none":
-                raise ValueError(
-                    f"partition={self.partition!r} has no use under estimator='none'; use partition='none', or keep the "
-                    "partition as a diagnostic with estimator='mean' and step_weight=0."
-                )
             raise ValueError(f"estimator={name!r} needs a partition, got partition={self.partition!r}.")
-        if row.has_value and (self.value == "cluster") == (self.partition == "none"):
-            wish = "a partition" if self.value == "cluster" else "partition='none'"
+        if value is not None and value.has_clusters != self.has_clusters:
+            wish = "a partition" if value.has_clusters else "partition='none'"
             raise ValueError(f"value={self.value!r} of estimator={name!r} needs {wish}, got {self.partition!r}.")
         if self.step_norm not in row.step_norms:
             own = " or ".join(map(repr, row.step_norms))
@@ -162,6 +171,31 @@ class Config(Handled):
     def needs_fingerprint(self) -> bool:
         """Whether the partition or the estimator reads fingerprints."""
         return PARTITIONS[self.partition].argument == "fingerprint" or "fingerprint" in needs_of(self)
+
+    @property
+    def needs_observation(self) -> bool:
+        """Whether the partition compares observations."""
+        return PARTITIONS[self.partition].argument == "observation"
+
+    @property
+    def needs_truncated(self) -> bool:
+        """Whether the estimator has a value with which to continue a trajectory that was cut off."""
+        return value_of(self) is not None
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether values are also estimated from the records of earlier batches."""
+        return "fingerprint" in needs_of(self) and self.share == "memory"
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether the partition compares records."""
+        return PARTITIONS[self.partition].has_clusters
+
+    @property
+    def has_epsilon(self) -> bool:
+        """Whether the partition reads ε."""
+        return "epsilon" in PARTITIONS[self.partition].options
 
     @classmethod
     def grpo(cls, **changes: Any) -> Config:
@@ -213,7 +247,8 @@ class Config(Handled):
         value   "group": μ_p; "cluster": shrunk means of the clusters of equal observations, or of another partition;
                 "kernel": a Gaussian process over the fingerprints.
         """
-        partition = "exact" if value == "cluster" else "none"
+        row = VALUES.get(str(value))
+        partition = "exact" if row is not None and row.has_clusters else "none"
         given = {
             "partition": partition,
             "estimator": "gae",
@@ -222,3 +257,6 @@ class Config(Handled):
             "episode_weight": 0.0,
         }
         return cls(**{**given, **changes})
+
+
+PRESETS: dict[str, Callable[..., Config]] = {name: getattr(Config, name) for name in get_args(Preset)}

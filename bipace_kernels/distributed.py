@@ -595,7 +595,7 @@ def _cluster(
 
 def _makes_values(cfg: Config) -> bool:
     """Whether the owners of groups compute V̂ instead of clusters."""
-    return cfg.partition == "none" and cfg.needs_fingerprint
+    return cfg.needs_fingerprint and not cfg.has_clusters
 
 
 def _move_fingerprints(

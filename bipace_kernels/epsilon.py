@@ -9,6 +9,7 @@ from . import _checks
 from ._fingerprints import raise_bad_rows, take_fingerprints
 from ._sizes import measure_sizes
 from .layout import Layout
+from .stages import RADII
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def choose_epsilon(
     Bad rows are a ValueError on every device.
     Source: the paper's adaptive ε heuristic; it suggests the first training step's batch.
     """
-    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", 1e-4, 1.0)
+    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", *RADII)
     probes = _checks.integer_at_least(probes, "probes", 1)
     rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
     if rows.layout.n_records == 0:

@@ -14,6 +14,7 @@ from ._sizes import Sizes, measure_sizes
 from .epsilon import pair
 from .layout import Layout
 from .schema import LIMIT
+from .stages import RADII
 from .value_r2 import value_r2
 
 Tensor = torch.Tensor
@@ -82,7 +83,7 @@ class EpsilonController:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {objective!r}.")
         self.objective = objective
         self.band = pair(band, "band", 1.0, float("inf"))
-        self.bounds = pair(bounds, "bounds", 1e-4, 1.0)
+        self.bounds = pair(bounds, "bounds", *RADII)
         self.max_step = _checks.check_number_in(max_step, "max_step", 1.0, 2.0)
         self.points = _checks.integer_at_least(points, "points", 3)
         if self.points % 2 == 0 or self.points > 63:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +38,8 @@ class Estimator:
     step_norms   allowed values of Config.step_norm
     whole        its step term is the total, instead of A = A_ep + w · A_S
     pace         meaning of Branch.PACE
-    has_value    it computes V̂ of each record, and reads `truncated`
+    has_value    it computes V̂ of each record by a row of VALUES, and reads `truncated`
+    options      {field of Config that only it reads: what that does}
     """
 
     name: str
@@ -50,6 +51,27 @@ class Estimator:
     whole: bool = False
     pace: str = "compared with its peers"
     has_value: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StateValue:
+    """A row of VALUES.
+
+    name          as in Config.value
+    meaning       description in one line
+    compute       [M] float64 V̂ of a batch, given its clusters
+    has_clusters  its records are those of a cluster, by the configuration's partition
+    needs         arguments of advantage() that it reads
+    options       {field of Config that only it reads: what that does}
+    """
+
+    name: str
+    meaning: str
+    compute: Callable[[Batch, Tensor], Tensor]
+    has_clusters: bool = False
+    needs: tuple[str, ...] = ()
+    options: dict[str, str] = field(default_factory=dict)
 
 
 def _nothing(batch: Batch) -> Terms:
@@ -78,12 +100,12 @@ def _hgpo(batch: Batch) -> Terms:
 
 
 def _gae(batch: Batch) -> Terms:
-    """GAE(λ) over a value of each record's state (docs/gae.md).  Only value="cluster" uses clusters."""
-    cfg, lay = batch.config, batch.placed
+    """GAE(λ) over a value of each record's state (docs/gae.md)."""
+    cfg, lay, kind = batch.config, batch.placed, VALUES[batch.config.value]
     labels = labels_of(batch)
     value = batch.by_record_or_none(batch.inputs.value)
     if value is None:
-        value = _values(batch, labels)
+        value = kind.compute(batch, labels)
     rewards, truncated = batch.by_record_or_none(batch.inputs.rewards), batch.by_record_or_none(batch.inputs.truncated)
     assert rewards is not None
     step_term = batch.backend.critic.gae_advantage(
@@ -92,24 +114,25 @@ def _gae(batch: Batch) -> Terms:
         step_norm=cfg.step_norm,
     )  # fmt: skip
     branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
-    if cfg.value == "cluster":
+    if kind.has_clusters:
         sizes = torch.zeros_like(labels).index_add_(0, labels.clamp(min=0), (labels >= 0).to(labels.dtype))
         branch = torch.where((labels >= 0) & (sizes[labels.clamp(min=0)] > 1), int(Branch.PACE), branch)
     return Terms(labels, step_term, branch, value)
 
 
-def _values(batch: Batch, labels: Tensor) -> Tensor:
-    """[M] float64 V̂ of the configuration."""
-    cfg, lay, critic = batch.config, batch.placed, batch.backend.critic
-    if cfg.value != "kernel":
-        return critic.cluster_values(
-            batch.returns, labels if cfg.value == "cluster" else None, lay.group_offsets, **batch.groups,
-            taken=batch.taken, shrinkage=float(cfg.shrinkage),
-        )  # fmt: skip
-    return _kernel_values(batch)
+def _group_values(batch: Batch, labels: Tensor) -> Tensor:
+    return _mean_values(batch, None)
 
 
-def _kernel_values(batch: Batch) -> Tensor:
+def _mean_values(batch: Batch, labels: Tensor | None) -> Tensor:
+    """[M] float64 shrunk means of the clusters; without clusters, of the prompt groups."""
+    return batch.backend.critic.cluster_values(
+        batch.returns, labels, batch.placed.group_offsets, **batch.groups, taken=batch.taken,
+        shrinkage=float(batch.config.shrinkage),
+    )  # fmt: skip
+
+
+def _kernel_values(batch: Batch, labels: Tensor) -> Tensor:
     """[M] float64 V̂ of value="kernel"; with a memory, also estimated from its records."""
     cfg, lay, fingerprint = batch.config, batch.placed, batch.inputs.fingerprint
     assert fingerprint is not None
@@ -247,11 +270,30 @@ ESTIMATORS: dict[str, Estimator] = {
         Estimator(
             "hgpo", "R − mean at every depth of the history, weighted", _hgpo, partitions=("history",),
             step_norms=("none", "std"), whole=True, pace="it has peers at some depth",
+            options={"length_weight_alpha": "weighs HGPO's depths", "base_group": "adds depth 0 to HGPO"},
         ),
         Estimator(
             "gae", "GAE(λ) over a value estimated from the batch", _gae,
             partitions=tuple(PARTITIONS), needs=("rewards",),
             step_norms=("none", "batch", "group"), pace="its value is shared with its cluster", has_value=True,
+            options={"value": "sets GAE's value", "gae_lambda": "is GAE's λ"},
+        ),
+    )
+}  # fmt: skip
+
+_OF_KERNEL = "applies to GAE's kernel over fingerprints"
+#: Values of estimator "gae".
+VALUES: dict[str, StateValue] = {
+    row.name: row
+    for row in (
+        StateValue("group", "mean of the prompt group", _group_values),
+        StateValue(
+            "cluster", "means of clusters, shrunk towards the prompt group's", _mean_values, has_clusters=True,
+            options={"shrinkage": "shrinks the values of clusters"},
+        ),
+        StateValue(
+            "kernel", "Gaussian process over the fingerprints", _kernel_values, needs=("fingerprint",),
+            options=dict.fromkeys(("share", "kernel_width", "kernel_time", "kernel_noise"), _OF_KERNEL),
         ),
     )
 }  # fmt: skip
@@ -268,10 +310,15 @@ def estimator_of(config: Config) -> Estimator:
     return ESTIMATORS[config.estimator] if isinstance(config.estimator, str) else FUNCTION
 
 
+def value_of(config: Config) -> StateValue | None:
+    """The row of its value; None if the estimator has none."""
+    return VALUES[config.value] if estimator_of(config).has_value else None
+
+
 def needs_of(config: Config) -> tuple[str, ...]:
     """Arguments of advantage() that the estimator reads in addition to its partition's."""
-    row = estimator_of(config)
-    return (*row.needs, "fingerprint") if row.has_value and config.value == "kernel" else row.needs
+    value = value_of(config)
+    return estimator_of(config).needs + (value.needs if value else ())
 
 
 def name_of(estimator: Any) -> str:

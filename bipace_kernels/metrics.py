@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ._warnings import warn_once
+from .partitions import PARTITIONS
 from .records import Records
 from .schema import Branch
 
@@ -19,7 +20,7 @@ def compute_metrics(records: Records) -> dict[str, float]:
     lay = records.layout
     m = lay.n_records
     labels, branch = records.labels.numpy(), records.branch.numpy()
-    if records.partition != "none":
+    if PARTITIONS[records.partition].has_clusters:
         sizes = np.bincount(labels) if m else np.zeros(0, dtype=np.int64)
         sizes = sizes[sizes > 0]
         out["singleton_cluster_fraction"] = _mean(sizes == 1)

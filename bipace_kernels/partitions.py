@@ -6,7 +6,7 @@ Config, checks, the command line and the adapters read this table.  docs/estimat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +29,8 @@ class Partition:
     labels     computes [M] int64: clusters numbered by first appearance, −1 for records set aside
     argument   of advantage() that it reads, or None
     by_code    it compares codes of observations, which are made before anything is computed
-    option     (field of Config that only it reads, what that does); None: none
+    greedy     clusters depend on the order of rollouts
+    options    {field of Config that only it reads: what that does}
     """
 
     name: str
@@ -37,7 +38,13 @@ class Partition:
     labels: Callable[[Batch], Tensor]
     argument: str | None = None
     by_code: bool = False
-    option: tuple[str, str] | None = None
+    greedy: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether a cluster can hold several records."""
+        return self.argument is not None
 
 
 def labels_of(batch: Batch) -> Tensor:
@@ -132,21 +139,26 @@ PARTITIONS: dict[str, Partition] = {
             _history,
             "observation",
             by_code=True,
-            option=("history_length", "is the depth of the history partition"),
+            options={"history_length": "is the depth of the history partition"},
         ),
         Partition(
             "similar",
             "similar texts (difflib's ratio)",
             _similar,
             "observation",
-            option=("similarity", "is the threshold of the similar partition"),
+            greedy=True,
+            options={
+                "similarity": "is the threshold of the similar partition",
+                "longest_text": "limits the texts of the similar partition",
+            },
         ),
         Partition(
             "cosine",
             "cosine distance of fingerprints",
             _cosine,
             "fingerprint",
-            option=("epsilon", "is the radius of cosine clusters"),
+            greedy=True,
+            options={"epsilon": "is the radius of cosine clusters"},
         ),
     )
 }

@@ -244,7 +244,7 @@ def _returns(backend: Backend, x: Inputs, lay: PlacedLayout, bad: Tensor | None)
 
 def _clusters_look(backend: Backend, config: Config) -> bool:
     """Whether the cosine partition finds the state of the rows, which nothing needs before: one pass over them is saved."""
-    return backend.deferred and config.partition == "cosine"
+    return backend.deferred and config.has_epsilon
 
 
 def _state(backend: Backend, x: Inputs, lay: PlacedLayout) -> Tensor | None:

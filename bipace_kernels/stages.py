@@ -101,7 +101,8 @@ NRows = Annotated[int, Size("N")]
 NTrajectories = Annotated[int, Size("T")]
 Longest = Annotated[int, Size("")]
 
-EPSILON = Range("0 or in [1e-4, 1]", lambda x: x == 0 or 1e-4 <= x <= 1)
+RADII = 1e-4, 1.0  # smallest and largest ε beside 0
+EPSILON = Range("0 or in [1e-4, 1]", lambda x: x == 0 or RADII[0] <= x <= RADII[1])
 GAMMA = Range("in [0, 1]", lambda x: 0 <= x <= 1)
 DELTA = Range("in (0, 1e-2]", lambda x: 0 < x <= 1e-2)
 NOT_NEGATIVE = Range("finite and at least 0", lambda x: 0 <= x < math.inf)

@@ -29,7 +29,7 @@ class KeepsStates:
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)  # type: ignore[misc]  # of the trainer behind it
         settings = self._bipace.settings
-        if self.args.should_save and (settings.has_epsilon or settings.needs_memory):
+        if self.args.should_save and (settings.config().has_epsilon or settings.config().needs_memory):
             folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
             self._bipace.save(folder / STATE_FILE)
 

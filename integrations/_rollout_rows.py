@@ -192,9 +192,9 @@ class RolloutRows:
         settings, ids = states.settings, self.ids()
         records: dict[str, Any] = dict(ids)
         records["rewards"], records["episode_return"] = self.rewards(ids, token_rewards)
-        if settings.needs_truncated and "truncated" in self.extra:
+        if settings.config().needs_truncated and "truncated" in self.extra:
             records["truncated"] = self.turns.truncated(self.extra["truncated"])
-        if settings.needs_keys:
+        if settings.config().needs_keys:
             tokens = self.turns.tokens(self.responses.cpu())
             records |= keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens)
         return records

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
-from ..config import Config
+from ..config import (
+    PRESETS,
+    Config,
+    Duplicates,
+    EpisodeNorm,
+    EpisodeScope,
+    LoneTrajectory,
+    OnInvalid,
+    Preset,
+    Share,
+    StepNorm,
+    Value,
+)
 from ..embedders import EMBEDDERS, find
+from ..options import OPTIONS
 
-Method = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae"]
-OF_GAE = ("value", "share", "shrinkage", "kernel_width", "kernel_time", "kernel_noise", "kernel_same", "gae_lambda")
-OF_METHOD = {
-    "gigpo_mode": "gigpo", "history_length": "hgpo", "length_weight_alpha": "hgpo", "base_group": "hgpo",
-    **dict.fromkeys(OF_GAE, "gae"),
-}  # fmt: skip
+PaceEstimator = Literal["q_style", "diff_peer"]
+GigpoMode = Literal["mean_norm", "mean_std_norm"]
+ActionKeyMode = Literal["auto", "action_tag", "first_n", "text"]
 
 
 def check_fields(settings: Any, where: str = "") -> None:
@@ -62,22 +74,22 @@ class Settings:
     The others are those of bipace_kernels.Config; None keeps the preset's value.  Those of another method are an error.
     """
 
-    method: Method = "bipace"
-    estimator: Literal["q_style", "diff_peer"] = "q_style"
+    method: Preset = "bipace"
+    estimator: PaceEstimator = "q_style"
     epsilon: float | Literal["auto", "follow"] | None = None
     ngram_epsilon: float = EMBEDDERS["ngram"].epsilon
     embedder: str = "auto"
     layer: int | str = -8
-    action_key_mode: Literal["auto", "action_tag", "first_n", "text"] = "auto"
+    action_key_mode: ActionKeyMode = "auto"
     n_action_tokens: int = 8
     gamma: float = 0.95
     step_weight: float = 1.0
-    gigpo_mode: Literal["mean_norm", "mean_std_norm"] | None = None
+    gigpo_mode: GigpoMode | None = None
     history_length: int | None = None
     length_weight_alpha: float | None = None
     base_group: bool | None = None
-    value: Literal["group", "cluster", "kernel"] | None = None
-    share: Literal["group", "batch", "memory"] | None = None
+    value: Value | None = None
+    share: Share | None = None
     shrinkage: float | None = None
     kernel_width: float | None = None
     kernel_time: float | None = None
@@ -86,12 +98,12 @@ class Settings:
     gae_lambda: float | None = None
     memory_rows: int = 16_384
     episode_weight: float | None = None
-    step_norm: Literal["none", "std", "batch", "group"] | None = None
-    episode_norm: Literal["std", "none"] | None = None
-    episode_scope: Literal["trajectory", "step"] | None = None
-    lone_trajectory: Literal["zero", "raw"] | None = None
-    on_invalid: Literal["raise", "singleton"] = "singleton"
-    duplicates: Literal["raise", "once", "count"] = "once"
+    step_norm: StepNorm | None = None
+    episode_norm: EpisodeNorm | None = None
+    episode_scope: EpisodeScope | None = None
+    lone_trajectory: LoneTrajectory | None = None
+    on_invalid: OnInvalid = "singleton"
+    duplicates: Duplicates = "once"
     record_dir: str | None = None
     record_every: int = 50
 
@@ -103,17 +115,8 @@ class Settings:
             raise ValueError(f"epsilon must be a number, 'auto' or 'follow', got {epsilon!r}.")
         if self.record_dir is not None and not (isinstance(self.record_dir, str) and self.record_dir):
             raise ValueError(f"record_dir must be the path of a folder, got {self.record_dir!r}.")
-        for name, method in OF_METHOD.items():
-            if getattr(self, name) is not None and self.method != method:
-                raise ValueError(
-                    f"{name} is a setting of method {method}, but method is {self.method}: leave one of them out."
-                )
-        if self.memory_rows != type(self).memory_rows and not self.needs_memory:
-            raise ValueError(
-                f"memory_rows is a setting of share memory with value kernel, but share is {self.share}: leave one of them out."
-            )
-        if self.episode_weight is not None and self.method == "hgpo":
-            raise ValueError("episode_weight has no effect in method hgpo, whose total is its step term: leave it out.")
+        if self.gigpo_mode is not None and "mode" not in self._parameters:
+            raise ValueError(f"gigpo_mode has no effect in method {self.method}; leave it out, or set method to gigpo.")
         if self.embedder != "auto":
             try:
                 find(self.embedder)
@@ -122,7 +125,22 @@ class Settings:
                     str(error).replace("an embedder must be one of", "embedder must be one of auto,")
                 ) from None
         self.config(self.ngram_epsilon)
-        self.config(epsilon if is_number else None)
+        config = self.config(epsilon if is_number else None)
+        for name in (f.name for f in fields(self) if f.default is None and getattr(self, f.name) is not None):
+            if name in OPTIONS and name != "epsilon" and not OPTIONS[name].has_effect(config):
+                raise ValueError(f"{name} {self._without_effect(name)}")
+        if self.memory_rows != type(self).memory_rows and not config.needs_memory:
+            raise ValueError(
+                f"memory_rows limits the records of share memory with value kernel, but share is {config.share} and value "
+                f"{config.value} of method {self.method}; leave it out."
+            )
+
+    def _without_effect(self, name: str) -> str:
+        option = OPTIONS[name]
+        method = next((preset for preset, make in PRESETS.items() if option.has_effect(make())), None)
+        choose = option.choose if method is None or method == self.method else {"method": method}
+        others = " and ".join(f"{'method' if key == 'preset' else key} to {word}" for key, word in choose.items())
+        return f"{option.what}, so it has no effect with these settings of method {self.method}; leave it out, or set {others}."
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "") -> Settings:
@@ -139,29 +157,30 @@ class Settings:
     def config(self, epsilon: float | None = None) -> Config:
         """The estimator's configuration, at this ε if the method has one."""
         changes: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Config) if hasattr(self, f.name)}
-        changes |= {
-            "epsilon": epsilon if self.has_epsilon else None,
-            "estimator": self.estimator if self.method == "bipace" else None,
-            "step_weight": self.step_weight if self.method != "grpo" else None,
-        }
-        if self.method == "gigpo":
-            changes["mode"] = self.gigpo_mode
-        preset = getattr(Config, self.method)
+        of_preset = {"epsilon": epsilon, "estimator": self.estimator, "mode": self.gigpo_mode}
+        changes |= {name: value if name in self._parameters else None for name, value in of_preset.items()}
         changes = {k: v for k, v in changes.items() if v is not None}
         if self.kernel_time == 0 and self.kernel_time is not False:
             changes["kernel_time"] = None
-        config: Config = preset(**changes)
-        return config
+        return PRESETS[self.method](**changes)
+
+    @functools.cached_property
+    def _parameters(self) -> tuple[str, ...]:
+        """Names of the preset's own parameters."""
+        return tuple(inspect.signature(PRESETS[self.method]).parameters)
+
+    @property
+    def keeps_trainers(self) -> bool:
+        """Whether the trainer's own advantages are kept: with no step term, they are the method's."""
+        return self.config().estimator == "none"
 
     def scaled(self, scale_rewards: str, where: str = "") -> Settings:
         """With the episode_norm that GRPO's scale_rewards asks for, where A_ep has weight and the settings leave it open.
 
         where   goes before `episode_norm` in the error of what has no counterpart
         """
-        has_episode = self.method != "grpo" and (
-            self.method != "gae" if self.episode_weight is None else self.episode_weight != 0
-        )
-        if not has_episode or self.episode_norm is not None or self.gigpo_mode is not None:
+        has_episode = self.config().episode_weight != 0
+        if self.keeps_trainers or not has_episode or self.episode_norm is not None or self.gigpo_mode is not None:
             return self
         if scale_rewards not in ("group", "none"):
             raise ValueError(
@@ -178,30 +197,3 @@ class Settings:
         if row.fixed or self.epsilon is None:
             return row.epsilon
         return None if isinstance(self.epsilon, str) else float(self.epsilon)
-
-    @property
-    def needs_fingerprint(self) -> bool:
-        """Whether the method reads fingerprints (else: equal observations, or nothing)."""
-        return self.has_epsilon or (self.method == "gae" and self.value in (None, "kernel"))
-
-    @property
-    def needs_memory(self) -> bool:
-        """Whether values are also estimated from earlier batches."""
-        return self.share == "memory" and self.needs_fingerprint
-
-    @property
-    def has_epsilon(self) -> bool:
-        """Whether the method clusters fingerprints."""
-        return self.method in ("bigpo", "bipace")
-
-    @property
-    def needs_keys(self) -> bool:
-        return self.method == "bipace"
-
-    @property
-    def needs_observation(self) -> bool:
-        return self.method in ("gigpo", "hgpo") or (self.method == "gae" and self.value == "cluster")
-
-    @property
-    def needs_truncated(self) -> bool:
-        return self.method == "gae"

@@ -44,9 +44,9 @@ class States:
     def __init__(self, settings: Settings, where: str = "") -> None:
         self.settings, self.where = settings, where
         used = "actor_hidden" if settings.embedder == "auto" else embedders.find(settings.embedder)[0].name
-        self.epsilon = settings.epsilon_of(used) if settings.has_epsilon else None
+        self.epsilon = settings.epsilon_of(used) if settings.config().has_epsilon else None
         self.controller: EpsilonController | None = None
-        self.memory = ValueMemory(settings.memory_rows) if settings.needs_memory else None
+        self.memory = ValueMemory(settings.memory_rows) if settings.config().needs_memory else None
         self.fitted = False  # whether any rollout's entries have matched its turns
         self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
         self._set_aside = False  # whether a row has been
@@ -55,7 +55,7 @@ class States:
     @property
     def may_be_hidden(self) -> bool:
         """Whether the settings use hidden states if available."""
-        return self.settings.needs_fingerprint and self.settings.embedder in ("auto", "actor_hidden")
+        return self.settings.config().needs_fingerprint and self.settings.embedder in ("auto", "actor_hidden")
 
     @property
     def moves(self) -> dict[str, float]:
@@ -91,11 +91,11 @@ class States:
         if labels is not None:
             bad = given["valid"] & (labels < 0)
             given["observation"], used, epsilon = labels.where(~bad, -1 - labels), "actor_hidden", self.epsilon
-        elif self.settings.needs_fingerprint:
+        elif self.settings.config().needs_fingerprint:
             used, found = self.fingerprint(hidden, texts, why)
             given["fingerprint"] = found.to(given["group"].device)
-            epsilon = self.radius(used, given, gather) if self.settings.has_epsilon else None
-        elif self.settings.needs_observation:
+            epsilon = self.radius(used, given, gather) if self.settings.config().has_epsilon else None
+        elif self.settings.config().needs_observation:
             given["observation"] = texts()
         config = self.settings.config(epsilon)
         if labels is not None:
@@ -107,7 +107,7 @@ class States:
         if labels is not None and isinstance(unread, Unread):
             state = bad[unread.layout.on(bad.device).order].to(torch.uint8)
             result = replace(result, records=replace(unread, state=state, checked=True))
-        metrics = metrics_of(result, used, epsilon, config.partition != "none")
+        metrics = metrics_of(result, used, epsilon, config.has_clusters)
         metrics |= self.moves
         if kinds is not None:
             shares = torch.bincount(kinds.cpu().long(), minlength=len(KINDS)) / max(1, len(kinds))
@@ -142,7 +142,11 @@ class States:
             if kind == "actor_hidden":
                 raise self.no_hidden(why)
             if self._embedder is None:
-                radius = f" with ngram_epsilon = {self.settings.ngram_epsilon:g}," if self.settings.has_epsilon else ""
+                radius = (
+                    f" with ngram_epsilon = {self.settings.ngram_epsilon:g},"
+                    if self.settings.config().has_epsilon
+                    else ""
+                )
                 warnings.warn(
                     f"{self.where}embedder=auto uses n-grams of the observations,{radius} instead of hidden states: {why}.",
                     RuntimeWarning,
@@ -229,7 +233,7 @@ class States:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the ε of the resumed run, if this run would choose one for the same states."""
         same = {name: state[name] for name in self._kind} == self._kind
-        if not (self.settings.has_epsilon and self.settings.epsilon in ("auto", "follow") and same):
+        if not (self.settings.config().has_epsilon and self.settings.epsilon in ("auto", "follow") and same):
             return
         self.epsilon = state["epsilon"]
         if self.settings.epsilon == "follow" and "controller" in state:

@@ -25,6 +25,7 @@ import torch
 from ragged import BACKEND, ON_CPU
 
 import bipace_kernels as bk
+from bipace_kernels import _warnings
 
 if TYPE_CHECKING:
     from cuda_emulator import Emulator
@@ -90,6 +91,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("BIPACE_REQUIRE") == "gpu":
             pytest.fail(f"{why}, and BIPACE_REQUIRE=gpu asks for it")
         pytest.skip(why)
+
+
+@pytest.fixture(autouse=True)
+def _warned_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test gets the warnings that a process gets once."""
+    monkeypatch.setattr(_warnings, "_given", set())
 
 
 @pytest.fixture(params=["reference", "cpu"])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..config import PRESETS
 from ..embedders import EMBEDDERS, Ngram
+from ..options import OPTIONS
 from ..partitions import PARTITIONS
+from ..schema import Branch
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .outcomes import format_r2
@@ -20,8 +23,7 @@ from .outcomes import format_r2
 if TYPE_CHECKING:
     import bipace_kernels as bk
 
-PRESETS = ("grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae")
-BRANCHES = ("singleton", "pace", "leave_one_out")
+BRANCHES = tuple(branch.name.lower() for branch in Branch)
 ACTION_MODES = ("text", "action_tag", "first_n")
 
 
@@ -46,21 +48,19 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
 
     ngrams   whether the fingerprints are n-grams, which have their own default ε
     """
-    import bipace_kernels as bk
-
     if preset not in PRESETS:
         raise CliError(f"--preset must be one of {', '.join(PRESETS)}, got {preset!r}.")
-    if gigpo_mode is not None and preset != "gigpo":
+    takes = inspect.signature(PRESETS[preset]).parameters
+    if gigpo_mode is not None and "mode" not in takes:
         raise CliError(f"--gigpo-mode goes with --preset gigpo, got --preset {preset}.")
     given = {name: value for name, value in changes.items() if value is not None}
+    choices = {"mode": gigpo_mode, "value": given.get("value")}  # on which other fields of the preset depend
     try:
-        config = bk.Config.gigpo(gigpo_mode) if preset == "gigpo" else getattr(bk.Config, preset)()
-        if preset == "gae" and given.get("value") == "cluster":
-            config = bk.Config.gae("cluster")
-        partition = given.get("partition", config.partition)
-        if partition == "cosine" and ngrams:
-            given.setdefault("epsilon", EMBEDDERS["ngram"].epsilon)
-        return replace(config, **given)
+        config = PRESETS[preset](**{k: v for k, v in choices.items() if k in takes and v is not None})
+        config = replace(config, **given)
+        if ngrams and config.has_epsilon and "epsilon" not in given:
+            config = replace(config, epsilon=EMBEDDERS["ngram"].epsilon)
+        return config
     except (TypeError, ValueError) as error:
         raise CliError(f"options of the estimator: {error}") from None
 
@@ -82,7 +82,7 @@ def run(given: Mapping[str, Any]) -> None:
             paths,
             columns,
             needed=[*(["action"] if config.needs_keys else []), *(["fingerprint"] if columns.fingerprint else [])],
-            wanted=["valid", *([] if config.partition == "none" else ["action"])],
+            wanted=["valid", *(["action"] if config.has_clusters else [])],
             merge_files=options.merge_files,
             duplicates=config.duplicates,
             allow_nonfinite=config.on_invalid == "singleton",
@@ -94,69 +94,25 @@ def run(given: Mapping[str, Any]) -> None:
         stage(bar, "computing advantages")
         result = estimate(records, config, state, options)
         summary = summarise(records, result)
-        value_r2 = result.value_r2() if config.partition != "none" else None
+        value_r2 = result.value_r2() if config.has_clusters else None
     with output.atomic(options.out) as temporary:
         output.write_table(temporary, table(records, result), metadata(records, config, state, options))
     _print_summary(records, config, summary, value_r2, options)
-
-
-def _has_partition(name: str, config: bk.Config) -> bool:
-    return config.partition == name
-
-
-# Fields of Config that not every configuration uses: when one has an effect, its meaning, how to make it effective.
-EFFECTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    **{
-        row.option[0]: (partial(_has_partition, row.name), row.option[1], f"--partition {row.name}")
-        for row in PARTITIONS.values() if row.option is not None
-    },
-    "longest_text": (lambda c: c.partition == "similar", "limits the texts of the similar partition", "--partition similar"),
-    "length_weight_alpha": (lambda c: c.estimator == "hgpo", "weighs HGPO's depths", "--preset hgpo"),
-    "base_group": (lambda c: c.estimator == "hgpo", "adds depth 0 to HGPO", "--preset hgpo"),
-    "step_weight": (
-        lambda c: c.estimator not in ("none", "hgpo"), "weighs a step term that is added to the episode term",
-        "a preset other than grpo and hgpo",
-    ),
-    "step_norm": (
-        lambda c: c.estimator in ("mean", "hgpo", "gae"), "divides the step term of mean, hgpo and gae", "--estimator mean"
-    ),
-    "episode_weight": (
-        lambda c: c.estimator != "hgpo", "weighs an episode term that is added to the step term", "a preset other than hgpo"
-    ),
-    "value": (lambda c: c.estimator == "gae", "sets GAE's value", "--preset gae"),
-    "kernel_same": (
-        lambda c: c.estimator == "gae" and c.value == "kernel" and c.share != "group", "applies to values shared over the batch",
-        "--preset gae --share batch",
-    ),
-    "gae_lambda": (lambda c: c.estimator == "gae", "is GAE's λ", "--preset gae"),
-    "shrinkage": (
-        lambda c: c.estimator == "gae" and c.value == "cluster", "shrinks the values of clusters", "--preset gae --value cluster"
-    ),
-    **{
-        name: (
-            lambda c: c.estimator == "gae" and c.value == "kernel", "applies to GAE's kernel over fingerprints", "--preset gae"
-        )
-        for name in ("share", "kernel_width", "kernel_time", "kernel_noise")
-    },
-    "delta": (
-        lambda c: "std" in (c.step_norm, c.episode_norm), "is added to σ before a division",
-        "--episode-norm std",
-    ),
-}  # fmt: skip
 
 
 def _check_options(
     config: bk.Config, changes: dict[str, Any], columns: rollouts.Columns, state: states.State, options: Options
 ) -> None:
     """Raises CliError for options that would be ignored: a user who gives one expects an effect."""
-    for name, (has_effect, what, cure) in EFFECTS.items():
-        if changes.get(name) is not None and not has_effect(config):
+    for name, option in OPTIONS.items():
+        if changes.get(name) is not None and not option.has_effect(config):
+            others = " ".join(f"--{other.replace('_', '-')} {value}" for other, value in option.choose.items())
             raise CliError(
-                f"--{name.replace('_', '-')} {what}, so it has no effect with partition {config.partition} and "
-                f"estimator {config.estimator}; leave it out, or choose {cure}."
+                f"--{name.replace('_', '-')} {option.what}, so it has no effect with partition {config.partition} and "
+                f"estimator {config.estimator}; leave it out, or choose {others}."
             )
     check_sources(options.action_mode, options.fingerprint, columns)
-    if options.action_mode != "text" and config.partition == "none":
+    if options.action_mode != "text" and not config.has_clusters:
         raise CliError("--action-mode has no effect with partition none, which does not compare actions; leave it out.")
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     if from_file and not config.needs_fingerprint:
@@ -168,8 +124,9 @@ def _check_options(
         raise CliError(
             "--state only affects n-gram fingerprints, but the fingerprints come from a file; leave --state out."
         )
-    if state.depth and config.partition in ("none", "history") and not config.needs_fingerprint:
-        cure = "leave it out" if config.partition == "none" else "use --history-length"
+    has_depth = "history_length" in PARTITIONS[config.partition].options
+    if state.depth and (has_depth or not config.has_clusters) and not config.needs_fingerprint:
+        cure = "use --history-length" if has_depth else "leave it out"
         raise CliError(f"--state {state} has no effect with --partition {config.partition}; {cure}.")
 
 
@@ -182,10 +139,9 @@ def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State,
         arguments["fingerprint"] = states.hidden_states(records, config.on_invalid)
     elif config.needs_fingerprint:
         arguments["fingerprint"] = Ngram().embed(states.texts(records, state))
-    elif config.partition == "similar":
-        arguments["observation"] = states.texts(records, state)
-    elif config.partition != "none":
-        arguments["observation"] = states.observations(records, state)
+    elif config.needs_observation:
+        column = states.observations if PARTITIONS[config.partition].by_code else states.texts
+        arguments["observation"] = column(records, state)
     try:
         return bk.advantage(config=config, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -297,7 +253,7 @@ def summarise(records: rollouts.Rollouts, result: Any) -> dict[str, float]:
 def _print_summary(
     records: rollouts.Rollouts, config: bk.Config, summary: dict[str, float], value_r2: Any, options: Options
 ) -> None:
-    clusters, keys = config.partition != "none", config.needs_keys
+    clusters, keys = config.has_clusters, config.needs_keys
     size = "{mean_cluster_size:.1f} / {p90_cluster_size:.1f}"
     lines = (
         (True, "records", "{records:,.0f}"),

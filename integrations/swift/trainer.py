@@ -40,7 +40,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
         if not self.accelerator.is_main_process:
             self._bipace.recorder = None
         self._bipace_hidden: list[Tensor] | None = None  # of the micro-batches, while the trainer makes one batch
-        if settings.method == "grpo":
+        if settings.keeps_trainers:
             return
         refused = {
             "padding_free=True packs rows": self.template.padding_free,

@@ -39,7 +39,7 @@ class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc] 
             self.states = States(Settings.of(given), WHERE)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{WHERE}{error}") from error
-        if self.states.settings.needs_fingerprint and self.states.settings.embedder == "actor_hidden":
+        if self.states.settings.config().needs_fingerprint and self.states.settings.embedder == "actor_hidden":
             raise self.states.no_hidden(WHY)
         if tokenizer is None:
             raise ValueError(f"{WHERE}tokenizer must be given, got None: set it to ${{model.model_path}}.")
@@ -88,7 +88,7 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
     scores = torch.zeros(mask.shape, dtype=torch.float64)
     scores[:, 0] = torch.tensor([float("nan") if exp.reward is None else exp.reward for exp in exps])
     turns, infos = Turns.of(mask), [exp.info for exp in exps]
-    if states.settings.needs_observation or states.settings.embedder == "identity":
+    if states.settings.config().needs_observation or states.settings.embedder == "identity":
         infos = with_hashes(infos, turns.counts.tolist())
     extra, aside = entries_of(infos, INFO, turns, states, where="info", mask=MASK)
     scores[aside, 0] = torch.nan

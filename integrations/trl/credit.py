@@ -148,10 +148,11 @@ def _records(
     own = rewards[first : first + b].double().cpu()
     total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as in TRL
 
+    config = settings.config()
     said = Said(trainer, inputs, turns, loop)
     stepwise = said.by_turn("step_rewards")
-    actions = said.by_turn("actions") if settings.needs_keys else None
-    observations = said.by_turn("observations") if settings.needs_observation or settings.needs_fingerprint else None
+    actions = said.by_turn("actions") if config.needs_keys else None
+    observations = said.by_turn("observations") if config.needs_observation or config.needs_fingerprint else None
     aside = states.set_aside(said.misfits, b, said.of_function)
     total = total.masked_fill(aside, torch.nan)
     step_rewards = _rewards(said, stepwise, total, settings.gamma).masked_fill(aside[turns.row], torch.nan)
@@ -160,9 +161,9 @@ def _records(
         "group": place // g, "trajectory": place, "step": turns.step, "rewards": step_rewards,
         "episode_return": total[turns.row],
     }  # fmt: skip
-    if settings.needs_truncated:
+    if config.needs_truncated:
         records["truncated"] = turns.truncated(said.truncated())
-    if settings.needs_keys:
+    if config.needs_keys:
         calls = _calls(turns, loop) if loop is not None and getattr(trainer, "tools", None) else None
         records |= keys_of(*turns.tokens(ids), tokenizer, settings.action_key_mode, settings.n_action_tokens, calls)
         if actions is not None:
@@ -177,7 +178,7 @@ def _records(
     if why and settings.embedder == "actor_hidden":
         raise states.no_hidden(why)
     texts: list[Any] = []
-    if settings.needs_observation or (settings.needs_fingerprint and (why or not states.may_be_hidden)):
+    if config.needs_observation or (config.needs_fingerprint and (why or not states.may_be_hidden)):
         entries = said.flat(observations)
         if all(entries):
             texts = [of_turn[-1] for of_turn in entries if of_turn]

@@ -88,8 +88,8 @@ def write_advantages(
             given["truncated"] = data.non_tensor_batch["truncated"][rows.numpy()].astype(bool)
     result = advantage(group, trajectory, config=config, memory=states and states.memory, **given)
     embedder = find(settings.bisim_embedder)[0].name if settings.bisim_grouping or config.needs_fingerprint else ""
-    epsilon = config.epsilon if config.partition == "cosine" else None
-    metrics, total = metrics_of(result, embedder, epsilon, config.partition != "none"), result.advantage
+    epsilon = config.epsilon if config.has_epsilon else None
+    metrics, total = metrics_of(result, embedder, epsilon, config.has_clusters), result.advantage
     metrics |= {} if states is None else states.moves
     if settings.hgpo is None:
         if settings.bipace_episode_scope == "step":

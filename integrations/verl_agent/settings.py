@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 from ...config import Config
 from ...embedders import find
-from .._settings import OF_GAE, check_fields
+from ...options import OPTIONS
 from .._settings import Settings as Shared
+from .._settings import check_fields
 from .._states import States
 
 WHERE = "algorithm.gigpo."
+OF_GAE = tuple(name for name, option in OPTIONS.items() if option.choose.get("preset") == "gae")
 BIPACE = tuple(f"bipace_{name}" for name in ("method", "gamma", *OF_GAE, "memory_rows", "episode_weight", "step_norm"))
 
 
@@ -139,7 +141,7 @@ class Settings:
         kind: dict[str, Any] = {"embedder": self.bisim_embedder, "layer": self.bisim_layer}
         if self.chooses_epsilon:
             return States(Shared(method="bigpo", epsilon=self.bisim_eps, **kind), f"{WHERE}bisim_eps: ")
-        if self.gae is not None and self.gae.needs_memory:
+        if self.gae is not None and self.gae.config().needs_memory:
             return States(replace(self.gae, **kind), f"{WHERE}bipace_")
         return None
 

@@ -17,7 +17,7 @@ from batches import CONFIGS, make_batch
 from paths import HELPERS, ROOT
 
 import bipace_kernels as bk
-from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _threads, _triton_loader, _warnings, cpu, cuda
+from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _threads, _triton_loader, cpu, cuda
 
 BATCH = make_batch(2, groups=8)
 WANT = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
@@ -156,7 +156,6 @@ def test_environment_replaces_auto_and_counts_as_a_name(monkeypatch):
 
 def test_auto_falls_back_once_with_the_reason_and_a_name_never_does(monkeypatch):
     monkeypatch.setattr(_native_loader, "_import", lambda: (None, "no such file"))
-    monkeypatch.setattr(_warnings, "_given", set())
     with pytest.warns(RuntimeWarning, match="falls back to backend='reference'.*no such file"):
         result = bk.advantage(config=CONFIGS["bipace_exact"], **BATCH.arguments())
     assert torch.equal(result.cluster, bk.advantage(config=CONFIGS["bipace_exact"], **BATCH.arguments()).cluster)

@@ -21,7 +21,6 @@ from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
 
 import bipace_kernels as bk
-from bipace_kernels import _warnings
 
 TEXTS = ["<action>Go east</action>", "hm <action> go EAST </action>", "look", "<action>look</action>", ""]
 
@@ -168,7 +167,6 @@ def test_functions_give_way_and_come_back():
 @pytest.mark.parametrize(("release", "warns"), [("0.8.9", True), ("0.9.0", False), ("0.9.1", False), ("0.10.0", True)])
 def test_a_release_that_was_not_run_is_warned_once(monkeypatch, release, warns):
     monkeypatch.setattr(_versions.importlib.metadata, "version", lambda name: release)
-    monkeypatch.setattr(_warnings, "_given", set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         check_version("verl")
@@ -185,9 +183,9 @@ def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"gigpo_mode": "mean_norm"}, "gigpo_mode is a setting of method gigpo, but method is bipace"),
-        ({"history_length": 7}, "history_length is a setting of method hgpo, but method is bipace"),
-        ({"method": "gigpo", "base_group": True}, "base_group is a setting of method hgpo, but method is gigpo"),
+        ({"gigpo_mode": "mean_norm"}, "gigpo_mode has no effect in method bipace; leave it out, or set method to gigpo"),
+        ({"history_length": 7}, "history_length is the depth of the history partition, so it has no effect with these settings of"),
+        ({"method": "gigpo", "base_group": True}, "base_group adds depth 0 to HGPO, so it has no effect"),
         ({"epsilon": "wide"}, "epsilon must be a number, 'auto' or 'follow', got 'wide'"),
         ({"epsilon": True}, "epsilon must be a number, 'auto' or 'follow', got True"),
         ({"embedder": 1}, "embedder must be a text, got 1"),
@@ -196,21 +194,23 @@ def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
         ({"gamma": "high"}, "gamma must be a number, got 'high'"),
         ({"ngram_epsilon": [0.2]}, "ngram_epsilon must be a number"),
         ({"step_weight": True}, "step_weight must be a number, got True"),
-        ({"value": "kernel"}, "value is a setting of method gae, but method is bipace"),
-        ({"method": "bigpo", "shrinkage": 1.0}, "shrinkage is a setting of method gae, but method is bigpo"),
+        ({"value": "kernel"}, "or set method to gae."),
+        ({"method": "bigpo", "shrinkage": 1.0}, "or set method to gae and value to cluster"),
         ({"method": "gae", "value": "critic"}, "value must be one of group, cluster, kernel, got 'critic'"),
         ({"method": "gae", "share": "world"}, "share must be one of group, batch, memory, got 'world'"),
-        ({"method": "gae", "memory_rows": 5}, "memory_rows is a setting of share memory with value kernel, but share is None"),
+        ({"method": "gae", "memory_rows": 5}, "memory_rows limits the records of share memory"),
         ({"method": "gae", "share": "memory", "memory_rows": 0}, "memory_rows must be an int of at least 1, got 0"),
+        ({"method": "gae", "value": "group", "kernel_width": 1.0}, "has no effect with these settings of method gae"),
+        ({"method": "gae", "share": "group", "kernel_same": 0.1}, "or set method to gae and share to batch"),
         ({"method": "gae", "kernel_same": -1}, "kernel_same must be a number"),
-        ({"method": "bigpo", "kernel_same": 1}, "kernel_same is a setting of method gae, but method is bigpo"),
+        ({"method": "bigpo", "kernel_same": 1}, "kernel_same applies to values shared over the batch, so it has no effect"),
         ({"method": "gae", "gae_lambda": 2}, "gae_lambda must be a number in [0, 1], got 2"),
         ({"method": "gae", "kernel_time": False}, "kernel_time must be a number"),
         ({"method": "gae", "kernel_noise": 0.0}, "kernel_noise must be a number"),
         ({"method": "gae", "step_norm": "std"}, "step_norm='std' goes with estimator"),
         ({"step_norm": "batch"}, "step_norm='batch' goes with estimator 'gae', got estimator='q_style'"),
         ({"episode_weight": -1.0}, "episode_weight must be a number"),
-        ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight has no effect in method hgpo"),
+        ({"method": "hgpo", "episode_weight": 0.5}, "episode_weight weighs an episode term"),
     ],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_warned_by_name(given, said):
@@ -255,11 +255,11 @@ def test_settings_of_gae_are_those_of_its_configuration():
         ("group", (False,) * 2),
     ):
         settings = Settings.of({"method": "gae", "value": value, "epsilon": "auto"})
-        assert (settings.needs_fingerprint, settings.needs_observation) == needs
-        assert not settings.needs_keys and settings.config(0.3) == bk.Config.gae(value or "kernel", **own)
+        assert (settings.config().needs_fingerprint, settings.config().needs_observation) == needs
+        assert not settings.config().needs_keys and settings.config(0.3) == bk.Config.gae(value or "kernel", **own)
     changed = {
         "gae_lambda": 0.9, "kernel_width": 0.2, "kernel_noise": 1.0, "kernel_same": 0.7, "episode_weight": 0.5,
-        "step_norm": "group", "share": "group",
+        "step_norm": "group", "share": "batch",
     }  # fmt: skip
     found = Settings.of({"method": "gae", "kernel_time": 0, **changed}).config()
     assert found == bk.Config.gae(kernel_time=None, **changed, **own)
@@ -359,7 +359,6 @@ def test_a_release_that_was_not_run_is_a_warning_and_never_an_error(version, tol
         return version
 
     monkeypatch.setattr(_versions.importlib.metadata, "version", of)
-    monkeypatch.setattr(_warnings, "_given", set())
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         check_version("trl")

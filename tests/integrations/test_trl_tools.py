@@ -16,7 +16,6 @@ from packaging.version import Version
 from tool_turns import Scripted, Silent, Walk, answer, call, make
 
 import bipace_kernels as bk
-from bipace_kernels import _warnings
 
 NORTH, SOUTH = call("move", direction="north"), call("move", direction="south")
 WRONG, UNKNOWN = call("move", way="north"), call("fly")
@@ -121,8 +120,7 @@ class Shrinking(Walk):
 
 
 @pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
-def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, monkeypatch, on_invalid):
-    monkeypatch.setattr(_warnings, "_given", set())
+def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, on_invalid):
     scripts = [
         [NORTH, SOUTH, answer("done")],
         [NORTH, answer("done")],
@@ -147,8 +145,7 @@ class Choices(Silent):
     actions = ("north", "south")
 
 
-def test_an_attribute_of_the_environment_is_no_log(tmp_path, records, monkeypatch):
-    monkeypatch.setattr(_warnings, "_given", set())
+def test_an_attribute_of_the_environment_is_no_log(tmp_path, records):
     with pytest.warns(RuntimeWarning, match="Choices.actions has entries before the first turn"):
         one_batch(tmp_path, [[NORTH, answer("done")]] * 4, environment=Choices, bipace_embedder="ngram")
     assert of_row(records[0], "action_key", 0) == [key('["move",{"direction":"north"}]'), key("done")]
@@ -214,8 +211,7 @@ def test_keys_of_tool_calls_are_name_and_arguments_in_order(tmp_path, records):
     }
 
 
-def test_actions_that_cannot_be_told_apart_are_warned_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(_warnings, "_given", set())
+def test_actions_that_cannot_be_told_apart_are_warned_of(tmp_path):
     trainer = tt.make_trainer(tmp_path, max_steps=1)
     with pytest.warns(RuntimeWarning, match="0% of the responses hold an action that was recognized"):
         trainer.train()

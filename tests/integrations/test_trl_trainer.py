@@ -22,7 +22,6 @@ from transformers import HfArgumentParser, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 import bipace_kernels as bk
-from bipace_kernels import _warnings
 
 SINGLETON = {"on_invalid": "singleton", "duplicates": "once"}
 CONFIGS = {
@@ -392,7 +391,7 @@ def test_a_failure_leaves_the_batch_alone(tmp_path):
 # --------------------------------------------------------------------------------------------------------------- settings
 
 
-def test_epsilon_auto_is_chosen_once_and_goes_with_the_checkpoint(tmp_path, monkeypatch):
+def test_epsilon_auto_is_chosen_once_and_goes_with_the_checkpoint(tmp_path):
     options = {"rollout_func": tt.rollout, "bipace_epsilon": "auto", "save_strategy": "steps", "save_steps": 1}
     with pytest.warns(UserWarning, match="epsilon=auto chose"):
         first = trained(tmp_path, **options)
@@ -506,8 +505,11 @@ def config(**options):
             {"scale_rewards": "batch", "bipace_method": "gae", "bipace_episode_weight": 1.0},
             "scale_rewards='batch' has no",
         ),
-        ({"bipace_memory_rows": 5}, "bipace_memory_rows is a setting of share memory with value kernel"),
-        ({"bipace_gae_lambda": 0.5}, "bipace_gae_lambda is a setting of method gae, but method is bipace"),
+        ({"bipace_memory_rows": 5}, "bipace_memory_rows limits the records of share memory"),
+        (
+            {"bipace_gae_lambda": 0.5},
+            "bipace_gae_lambda is GAE's λ, so it has no effect with these settings of method bipace",
+        ),
         (
             {"bipace_method": "gae", "bipace_kernel_time": -1.0},
             "bipace_kernel_time must be a number finite and above 0",
@@ -574,8 +576,7 @@ def test_what_a_rollout_func_gives_wrongly(tmp_path, change, message):
         trainer.train()
 
 
-def test_rows_of_a_rollout_func_that_fit_no_turns_are_set_aside(tmp_path, monkeypatch):
-    monkeypatch.setattr(_warnings, "_given", set())
+def test_rows_of_a_rollout_func_that_fit_no_turns_are_set_aside(tmp_path):
 
     def some(prompts, trainer):
         out = tt.rollout(prompts, trainer)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lying import LyingList
 
 import bipace_kernels as bk
-from bipace_kernels import _checks, _warnings
+from bipace_kernels import _checks
 
 FLOATS = ("advantage", "step_advantage", "episode_advantage", "returns")
 
@@ -434,8 +434,7 @@ def test_the_package_lists_its_public_names_only():
     assert dir(bk) == sorted(bk.__all__)
 
 
-def test_texts_as_trajectory_ids_are_warned_of_once(monkeypatch):
-    monkeypatch.setattr(_warnings, "_given", set())
+def test_texts_as_trajectory_ids_are_warned_of_once():
     columns = {"fingerprint": EYE, "rewards": [0.0, 1.0, 0.0, 1.0], "group": [0] * 4, "step": [0] * 4}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
