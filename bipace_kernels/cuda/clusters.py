@@ -83,13 +83,13 @@ def cluster_sweep(
     state: Tensor | None = None,
 ) -> Tensor:
     """The same bits as cluster_cosine, from one Gram matrix per group."""
-    batch = partial(Batch, limits=limits or LIMITS)
+    batch = partial(Clustering, limits=limits or LIMITS)
     rest = (n_groups, longest_group, taken, state)
     return triton_clusters.sweep_with(batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
 
 
 @dataclass(frozen=True)
-class Batch(triton_clusters.Batch):
+class Clustering(triton_clusters.Clustering):
     """A batch by these kernels; the methods write `first`, the record that began each cluster."""
 
     limits: Limits = LIMITS

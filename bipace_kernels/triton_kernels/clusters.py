@@ -92,11 +92,11 @@ def cluster_sweep(
 ) -> Tensor:
     """The same bits as cluster_cosine, from one Gram matrix per group."""
     rest = (n_groups, longest_group, taken, state)
-    return sweep_with(partial(Batch, cut=cut), fingerprint, order, group_offsets, usable, epsilons, *rest)
+    return sweep_with(partial(Clustering, cut=cut), fingerprint, order, group_offsets, usable, epsilons, *rest)
 
 
 def sweep_with(
-    batch_of: Callable[..., Batch],  # whose `cluster` does it
+    batch_of: Callable[..., Clustering],  # whose `cluster` does it
     fingerprint: Tensor,
     order: Tensor,
     group_offsets: Tensor,
@@ -136,7 +136,7 @@ def sweep_with(
 
 
 @dataclass(frozen=True)
-class Batch:
+class Clustering:
     """The records' data for all launches below."""
 
     fingerprint: Tensor  # [N, D]

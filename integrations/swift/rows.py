@@ -19,7 +19,7 @@ INFOS = {"step_rewards": ("step_rewards", float("nan")), "observation": ("observ
 
 
 @dataclass(frozen=True)
-class Rows(RolloutRows):
+class SwiftRows(RolloutRows):
     """Rows of this process, each a trajectory, whose prompt groups are swift's: the same number of rows after one another.
 
     first   number of the first one among those of all processes
@@ -53,7 +53,7 @@ def keys_given(samples: Sequence[Any]) -> list[str]:
 
 def rows_of(
     trainer: Any, samples: Sequence[Any], batches: Sequence[Mapping[str, Any]], states: States, given: Container[str]
-) -> Rows:
+) -> SwiftRows:
     """Of the micro-batches that the trainer has collated from these samples, in their order; given: keys of all processes."""
     if trainer.dynamic_num_samples:
         raise ValueError(
@@ -86,7 +86,7 @@ def rows_of(
     scores = torch.zeros(mask.shape, dtype=torch.float64)
     scores[:, 0] = total
     none = [0] * len(masks)
-    return Rows(
+    return SwiftRows(
         mask, scores, pad_sequence(ids, batch_first=True), lambda: prompts, [], none, none,
         valid=torch.ones(len(masks), dtype=torch.bool), extra=extra, mask_name="completion_mask", first=first,
         size=trainer.num_generations,

@@ -67,7 +67,7 @@ def bipace_advantages(
 
 
 @dataclass(frozen=True)
-class Batch:
+class Prepared:
     """The records of a batch whose hidden states may still be missing.
 
     turns     of this process
@@ -96,15 +96,15 @@ class Batch:
 def prepare(
     trainer: Any, inputs: Sequence[dict[str, Any]], output: dict[str, Any], rewards: Tensor, states: States,
     *, hidden: Tensor | None, loop: ToolLoop | None, later: bool = False,
-) -> Batch:  # fmt: skip
+) -> Prepared:  # fmt: skip
     """The records of this process; arguments as in bipace_advantages().  later: a forward of TRL's own will give the states."""
     several = trainer.accelerator.num_processes > 1
 
-    def records() -> Batch:
+    def records() -> Prepared:
         turns, *others = _records(trainer, inputs, output, rewards, states, later or hidden is not None, loop)
         if hidden is not None and len(hidden) != len(turns):
             raise ValueError(f"hidden must have one row per turn, {len(turns)}, got {len(hidden)}: of another batch?")
-        return Batch(turns, *others, several)
+        return Prepared(turns, *others, several)
 
     return Ranks(None).agree(records, lambda _: None)[0] if several else records()
 

@@ -16,7 +16,7 @@ from .._accelerate import KeepsStates
 from .._states import States, no_hidden_states
 from .._versions import check_version
 from .config import BiPACEGRPOConfig
-from .credit import Batch, early_exit, prepare, turns_of
+from .credit import Prepared, early_exit, prepare, turns_of
 from .rollouts import ToolLoop
 
 Tensor = torch.Tensor
@@ -65,7 +65,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_waits = (
             self._bipace_taps and once and not dropout and not getattr(self.args, "use_liger_kernel", False)
         )
-        self._bipace_waiting: Any = None  # Batch whose hidden states are still missing
+        self._bipace_waiting: Any = None  # the batch whose hidden states are still missing
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         output["advantages"] = self._bipace_credit(batch, hidden)
         return output
 
-    def _bipace_credit(self, batch: Batch, hidden: Tensor | None) -> Tensor:
+    def _bipace_credit(self, batch: Prepared, hidden: Tensor | None) -> Tensor:
         """Advantages [B, T]; their metrics are logged."""
         credit = batch.credit(self._bipace, hidden)
         for name, value in credit.metrics.items():

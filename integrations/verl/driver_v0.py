@@ -22,7 +22,7 @@ _next_number = itertools.count().__next__
 _trainer: Any = None  # of this process, for compute_advantage(), which is a function
 
 
-class Trainer(estimator.Trainer):
+class Trainer(estimator.TrainerMixin):
     """Mixin of RayPPOTrainer.  bipace_hidden: states of the batch's rows by their numbers, since rows may be moved."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:

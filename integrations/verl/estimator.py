@@ -135,7 +135,7 @@ class Bipace:
         return on_tokens[0], on_tokens[1]
 
 
-class Trainer:
+class TrainerMixin:
     """Mixin before a trainer of verl; for any other adv_estimator it only forwards calls.  bipace: the run's, or None"""
 
     config: Any

@@ -47,7 +47,7 @@ def rows_of(batch: Any) -> RolloutRows:
     )
 
 
-class Trainer(estimator.Trainer):
+class Trainer(estimator.TrainerMixin):
     """Mixin before a PPOTrainer."""
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:

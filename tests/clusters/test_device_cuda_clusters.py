@@ -100,14 +100,14 @@ def test_few_long_groups_among_many_short_ones(device, monkeypatch, long_group):
     sizes = [3, 1, 130, 2, 5, 300, 4, 1, 1, 6, 128, 2, 7, 1, 257, 3]
     x = mixture(8, sum(sizes), 48, 12, noise=0.5).bfloat16()
     want = sweep(device, x, sizes)
-    made, real = [], clusters.Batch._cluster_whole
+    made, real = [], clusters.Clustering._cluster_whole
     monkeypatch.setattr(
-        clusters.Batch, "_cluster_whole", lambda self, *args: (made.append(args[2:4]), real(self, *args))
+        clusters.Clustering, "_cluster_whole", lambda self, *args: (made.append(args[2:4]), real(self, *args))
     )
     assert torch.equal(sweep(device, x, sizes, middle=128, long_group=long_group, columns=128), want)
     assert made == [(127, 128), (min(300, long_group - 1), long_group)]
 
 
 def test_a_long_group_alone_has_no_matrix_of_its_own(device, monkeypatch):
-    monkeypatch.setattr(clusters.Batch, "_cluster_whole", lambda *_: pytest.fail("there is no short group"))
+    monkeypatch.setattr(clusters.Clustering, "_cluster_whole", lambda *_: pytest.fail("there is no short group"))
     sweep(device, mixture(9, 200, 16, 5, noise=0.5).bfloat16(), [200], long_group=128, columns=128)
