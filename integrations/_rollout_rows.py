@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,6 +16,9 @@ from ._states import States
 from ._turns import Turns, keys_of
 
 Tensor = torch.Tensor
+
+# {name in `extra`: (key of a rollout's own, entry of each turn of a row that does not fit)}
+ENTRIES = {"step_rewards": ("step_rewards", float("nan")), "observation": ("observation", "")}
 
 
 def require(names: Iterable[str], there: Container[str], cure: str) -> None:
@@ -35,13 +38,14 @@ def numbered(group: Sequence[str], trajectory: Sequence[Any]) -> tuple[Tensor, T
 
 def entries_of(
     infos: Sequence[Mapping[str, Any]], keys: Mapping[str, tuple[str, Any]], turns: Turns, states: States, *,
-    where: str, mask: str, elsewhere: Container[str] = (),
+    where: str, mask: str, elsewhere: Container[str] = (), valid: Sequence[bool] | None = None,
 ) -> tuple[dict[str, list[Any]], Tensor]:  # fmt: skip
     """What rollouts say of their turns, as `extra` of RolloutRows, and [B] bool the rows where that does not fit them.
 
     infos       [B] what each row's rollout says
     keys        {name in `extra`: (key in infos, entry of each turn of a row that does not fit)}
     where       the name of `infos` in messages, `mask` that of the mask of the model's tokens
+    valid       [B]; False: padding, of which nothing is asked
     elsewhere   keys that rollouts of other processes give, which all rows here then need as well
 
     A row of which a key has no entry for each turn takes part in nothing; if no rollout has the key, nothing is missing.
@@ -61,6 +65,8 @@ def entries_of(
             have = len(value) if several else int(value is not None)
             if have != n and row not in empty:
                 given[row] = [fill] * n
+                if valid is not None and not valid[row]:
+                    continue
                 misfits.setdefault(
                     row,
                     f"{where}[{key!r}] must have one entry per turn, a run of ones in {mask}, but row {row} has {have} for {n}",
@@ -85,6 +91,7 @@ class RolloutRows:
     hidden       [turns, D] of each row, or None
     labels       [turns] int64 of each row: clusters c made on the workers, −1 − c for bad states; or None
     mask_name    the trainer's name of the mask
+    extra_name   the trainer's name of what holds `extra`
     """
 
     mask: Tensor
@@ -99,10 +106,21 @@ class RolloutRows:
     hidden: Sequence[Tensor] | None = None
     labels: Sequence[Tensor] | None = None
     mask_name: str = "response_mask"
+    extra_name: str = "extra_fields"
 
     @cached_property
     def turns(self) -> Turns:
         return Turns.of(self.mask)
+
+    def fitted(self, states: States) -> RolloutRows:
+        """Without the rows whose entries of `extra` do not fit their turns: these score NaN, and so take part in nothing."""
+        entries = {name: ENTRIES[name] for name in ENTRIES if name in self.extra}
+        infos = [{name: self.extra[name][row] for name in entries} for row in range(len(self.valid))]
+        extra, aside = entries_of(
+            infos, entries, self.turns, states, where=self.extra_name, mask=self.mask_name, valid=self.valid.tolist()
+        )
+        scores = self.scores.double().masked_fill(aside.to(self.scores.device)[:, None], torch.nan)
+        return replace(self, extra={**self.extra, **extra}, scores=scores)
 
     def ids(self) -> dict[str, Tensor]:
         """group, trajectory and step [n] of each turn, and whether it is valid.

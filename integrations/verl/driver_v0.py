@@ -101,6 +101,7 @@ def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> RolloutRows:
         valid=torch.tensor([not str(uid).startswith("pad") for uid in given["uid"]]),
         extra={name: list(given[name]) for name in EXTRA if name in given},
         hidden=hidden,
+        extra_name="non_tensor_batch",
     )
 
 

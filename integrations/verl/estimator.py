@@ -130,6 +130,7 @@ class Bipace:
         self, rows: RolloutRows, tokenizer: Any, update: int, rewards: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Advantages and returns [B, T] float32: each turn's on its tokens, of which rollout correction may reject some."""
+        rows = rows.fitted(self.states)
         result, self.metrics = rows.advantage(self.states, tokenizer, rewards, self.why or NO_STATES, update)
         on_tokens = [rows.turns.spread(x).to(mask.device) * (mask != 0) for x in (result.advantage, result.returns)]
         return on_tokens[0], on_tokens[1]

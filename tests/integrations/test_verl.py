@@ -349,9 +349,32 @@ def test_rewards_of_steps_and_kl_in_the_reward(advantages):
     result = records(reward, bk.Config.gigpo(), episode_return=total.double(), observation=OBSERVATION)
     torch.testing.assert_close(got, spread(result.advantage, mask), atol=1e-6, rtol=0)
     torch.testing.assert_close(returns, spread(result.returns, mask), atol=1e-6, rtol=0)
-    plain = batch(MULTI, step_rewards=steps[:2] + [0.5, [0.125]])
-    with pytest.raises(ValueError, match=r"step_rewards must have one entry per turn .* row 3 has 1 for 2 turns"):
-        advantages(of(method="gigpo"), plain)
+
+
+@pytest.mark.parametrize("name", ["step_rewards", "observation"])
+def test_a_row_whose_entries_fit_no_turns_is_set_aside(advantages, name):
+    """As without the row, with one warning; an error where no row fits, or on_invalid asks for one."""
+    entries = {
+        "step_rewards": [[0.25, 0.5], [0.0, -0.5], 0.5, [0.125, 1.0]],
+        "observation": [["a", "b"], ["a", "c"], "a", ["a", "d"]],
+    }
+    short = {**entries, name: [*entries[name][:3], entries[name][3][:1]]}
+    bipace = of(method="gigpo")
+    with pytest.warns(
+        RuntimeWarning, match=rf"\['{name}'\] must have one entry per turn.*row 3 has 1 for 2: such rows are set"
+    ):
+        got, _ = advantages(bipace, data := batch(MULTI, **short))
+    assert bipace.metrics["bipace/invalid_row_fraction"] == pytest.approx(2 / 7)
+    gone = data.batch["token_level_scores"].double()
+    gone[3] = torch.nan
+    whole = batch(MULTI, **entries)
+    whole.batch["token_level_scores"] = whole.batch["token_level_rewards"] = gone
+    want, _ = advantages(of(method="gigpo"), whole)
+    assert torch.equal(got, want) and not got[3].any() and got[:3].any()
+    with pytest.raises(ValueError, match="row 3 has 1 for 2"):
+        advantages(of(method="gigpo", on_invalid="raise"), batch(MULTI, **short))
+    with pytest.raises(ValueError, match="must have one entry per turn"):
+        advantages(of(method="gigpo"), batch(MULTI, **{name: [["x"] * 9] * 4}))
 
 
 @pytest.mark.parametrize("value", ["kernel", "cluster", "group"])

@@ -513,7 +513,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae if there are keys bipace_…, got 'bigpo'"),
         (["algorithm.gigpo.bipace_value=group"], "bipace_method must be gae .* got None: set it, or leave out bipace_value"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_gae_lambda=2"], r"gigpo\.bipace_gae_lambda must be a"),
-        (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_memory_rows=9"], r"gigpo\.bipace_memory_rows is a"),
+        (["algorithm.gigpo.bipace_method=gae", "algorithm.gigpo.bipace_memory_rows=9"], r"gigpo\.bipace_memory_rows limits"),
         (["algorithm.gigpo.bipace_method=gae", "algorithm.gamma=2"], r"algorithm\.gigpo\.bipace_gamma must be a number"),
     ],
 )  # fmt: skip
