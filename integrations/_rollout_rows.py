@@ -181,6 +181,10 @@ class RolloutRows:
             return self.field("observation", "")
         return self.turns.observation_texts(self.prompts(), self.responses, tokenizer)
 
+    def actions(self, tokenizer: Any) -> list[str]:
+        """[n] text of each turn's tokens."""
+        return self.texts(tokenizer, torch.arange(len(self.turns)))[1]
+
     def of_turns(self, rows: Sequence[Tensor] | None) -> Tensor | None:
         """[n, …] of hidden states or labels by row; ValueError if they do not belong to these turns."""
         if rows is None:
@@ -226,4 +230,7 @@ class RolloutRows:
         """
         records = self.records(states, tokenizer, token_rewards, update)
         hidden, labels = self.of_turns(self.hidden), self.of_turns(self.labels)
-        return states.advantage(records, lambda: self.observations(tokenizer), hidden=hidden, labels=labels, why=why)
+        return states.advantage(
+            records, lambda: self.observations(tokenizer), actions=lambda: self.actions(tokenizer), hidden=hidden,
+            labels=labels, why=why,
+        )  # fmt: skip

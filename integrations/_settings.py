@@ -65,6 +65,8 @@ class Settings:
     ngram_epsilon    ε of n-grams, which may replace hidden states for which `epsilon` was set
     embedder         "actor_hidden" | "ngram" | "identity" | "sentence:MODEL"; "auto": hidden states, or n-grams with one
                      warning if no forward gives any
+    text_turns       observations that a text state holds for n-grams and sentence encoders, with the actions between them; None: 3
+                     for a kernel value, which is then nearly as good as with hidden states, else 1, as with "identity"
     layer            of the actor, as in bipace_kernels.hidden.tap()
     action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"; "auto": tool calls, action tags,
                      or one of the others, depending on the response (_turns.keys_of)
@@ -79,6 +81,7 @@ class Settings:
     epsilon: float | Literal["auto", "follow"] | None = None
     ngram_epsilon: float = EMBEDDERS["ngram"].epsilon
     embedder: str = "auto"
+    text_turns: int | None = None
     layer: int | str = -8
     action_key_mode: ActionKeyMode = "auto"
     n_action_tokens: int = 8
@@ -113,6 +116,9 @@ class Settings:
         is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
         if epsilon not in (None, "auto", "follow") and not is_number:
             raise ValueError(f"epsilon must be a number, 'auto' or 'follow', got {epsilon!r}.")
+        turns = self.text_turns
+        if turns is not None and (isinstance(turns, bool) or not isinstance(turns, int) or turns < 1):
+            raise ValueError(f"text_turns must be an int of at least 1, got {turns!r}.")
         if self.record_dir is not None and not (isinstance(self.record_dir, str) and self.record_dir):
             raise ValueError(f"record_dir must be the path of a folder, got {self.record_dir!r}.")
         if self.gigpo_mode is not None and "mode" not in self._parameters:
@@ -168,6 +174,13 @@ class Settings:
     def _parameters(self) -> tuple[str, ...]:
         """Names of the preset's own parameters."""
         return tuple(inspect.signature(PRESETS[self.method]).parameters)
+
+    @property
+    def turns_of_text(self) -> int:
+        """`text_turns`, or its default."""
+        config = self.config()
+        compared = config.has_epsilon or (self.embedder != "auto" and find(self.embedder)[0].fixed)
+        return self.text_turns or (3 if config.needs_fingerprint and not compared else 1)
 
     @property
     def keeps_trainers(self) -> bool:

@@ -23,7 +23,7 @@ from ..result import AdvantageResult
 from ..value_memory import ValueMemory
 from ._recorder import Recorder
 from ._settings import Settings
-from ._turns import KINDS
+from ._turns import KINDS, windows
 
 Tensor = torch.Tensor
 Columns = Mapping[str, Any]  # arguments of advantage(), a row for each record
@@ -71,6 +71,7 @@ class States:
         records: Columns,
         texts: Callable[[], Sequence[Any]],
         *,
+        actions: Callable[[], Sequence[Any]] | None = None,
         hidden: Tensor | None = None,
         labels: Tensor | None = None,
         why: str = "",
@@ -81,6 +82,7 @@ class States:
 
         records   ids, rewards and keys of n records, as for advantage()
         texts     returns the observations [n], if the settings need them
+        actions   returns the actions' texts [n], if a text state holds several turns; None: it holds one
         hidden    [n, D] hidden states, or None
         labels    [n] int64 clusters c of the hidden states made elsewhere, used instead of these, −1 − c for bad states; or None
         why       reason if there are no hidden states, for the error of "actor_hidden" and the warning of "auto"
@@ -92,7 +94,12 @@ class States:
             bad = given["valid"] & (labels < 0)
             given["observation"], used, epsilon = labels.where(~bad, -1 - labels), "actor_hidden", self.epsilon
         elif self.settings.config().needs_fingerprint:
-            used, found = self.fingerprint(hidden, texts, why)
+            n = 1 if actions is None else self.settings.turns_of_text
+
+            def states() -> Sequence[Any]:
+                return texts() if n == 1 or actions is None else windows(records, texts(), actions(), n)
+
+            used, found = self.fingerprint(hidden, states, why)
             given["fingerprint"] = found.to(given["group"].device)
             epsilon = self.radius(used, given, gather) if self.settings.config().has_epsilon else None
         elif self.settings.config().needs_observation:
@@ -147,8 +154,9 @@ class States:
                     if self.settings.config().has_epsilon
                     else ""
                 )
+                of_turns = "observations" if (n := self.settings.turns_of_text) == 1 else f"last {n} observations"
                 warnings.warn(
-                    f"{self.where}embedder=auto uses n-grams of the observations,{radius} instead of hidden states: {why}.",
+                    f"{self.where}embedder=auto uses n-grams of the {of_turns},{radius} instead of hidden states: {why}.",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -7,7 +7,7 @@ import functools
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,6 +152,23 @@ class Turns:
                 )
             found += [*values[:n], fill][:n]
         return found
+
+
+def windows(
+    records: Mapping[str, Tensor], observations: Sequence[Any], actions: Sequence[Any], turns: int
+) -> list[str]:
+    """[n] the last `turns` observations of each record and the actions between them, its own observation last.
+
+    records   the columns group, trajectory and step [n], and valid where there is padding, which precedes nothing
+    """
+    ids = [records[name].tolist() for name in ("group", "trajectory", "step")]
+    valid = records["valid"].tolist() if "valid" in records else [True] * len(observations)
+    number = {key: i for i, key in enumerate(zip(*ids, strict=True)) if valid[i]}
+    texts = []
+    for group, trajectory, step, own in zip(*ids, observations, strict=True):
+        before = [number.get((group, trajectory, t)) for t in range(step - turns + 1, step)]
+        texts.append("".join(f"{observations[i]}\n> {actions[i]}\n" for i in before if i is not None) + str(own))
+    return texts
 
 
 KINDS = ("first_n", "action_tag", "tool_call", "text", "rollout")  # source of a key under mode "auto"

@@ -61,7 +61,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
 
     @property
     def _bipace_trains(self) -> bool:
-        return bool(self._bipace.settings.method != "grpo" and self.model.training)
+        return bool(self.model.training and not self._bipace.settings.keeps_trainers)
 
     def _prepare_batch_inputs(self, samples: Sequence[Any]) -> Any:
         self._bipace_hidden = (
@@ -106,6 +106,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
         result, metrics = self._bipace.advantage(
             records,
             lambda: rows.observations(tokenizer),
+            actions=lambda: rows.actions(tokenizer),
             hidden=torch.cat(tapped) if tapped else None,
             why=self._bipace_why,
             run=bk.distributed.advantage if several else bk.advantage,

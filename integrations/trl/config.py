@@ -36,6 +36,9 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
         "embedder",
         "auto, actor_hidden, ngram, identity or sentence:MODEL; auto: hidden states if the model gives any.",
     )
+    bipace_text_turns: int | None = _setting(
+        "text_turns", "observations in a text state, with the actions between; None: 3 for the kernel value, else 1."
+    )
     bipace_layer: int | str | None = _setting("layer", "index into hidden_states, or 'block 16'.")
     bipace_action_key_mode: ActionKeyMode = _setting(
         "action_key_mode", "how actions are recognized; auto: a tool call or the text between action tags."

@@ -20,6 +20,10 @@ from .._turns import KINDS, Turns, call_text, keys_of, start_mask
 from .rollouts import Said, ToolLoop
 
 Tensor = torch.Tensor
+NO_FORWARD = (
+    "no forward of TRL's own gives them in this configuration, and for a value n-grams are nearly as good; embedder=actor_hidden "
+    "runs an additional forward"
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Prepared:
     turns     of this process
     records   their columns [n], as for advantage()
     texts     [n] observations if they are needed, else none
+    actions   [n] texts of the actions if text states hold several turns, else none
     why       reason if there are no hidden states
     several   whether there are several processes, which then do all this together
     """
@@ -80,6 +85,7 @@ class Prepared:
     turns: Turns
     records: dict[str, Any]
     texts: list[Any]
+    actions: list[Any]
     why: str
     several: bool
 
@@ -88,8 +94,8 @@ class Prepared:
         run = bk.distributed.advantage if self.several else bk.advantage
         gather = of_all_processes if self.several else dict
         result, metrics = states.advantage(
-            self.records, lambda: self.texts, hidden=hidden, why=self.why, run=run, gather=gather
-        )
+            self.records, lambda: self.texts, actions=lambda: self.actions, hidden=hidden, why=self.why, run=run, gather=gather,
+        )  # fmt: skip
         return Credit(self.turns.spread(result.advantage), metrics, result, self.turns)
 
 
@@ -123,8 +129,8 @@ def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | No
 def _records(
     trainer: Any, inputs: Sequence[dict[str, Any]], output: dict[str, Any], rewards: Tensor, states: States,
     tapped: bool, loop: ToolLoop | None,
-) -> tuple[Turns, dict[str, Any], list[Any], str]:  # fmt: skip
-    """Turns of this process, their ids, rewards and keys, their observations, and why there are no hidden states."""
+) -> tuple[Turns, dict[str, Any], list[Any], list[Any], str]:  # fmt: skip
+    """Turns of this process, their ids, rewards and keys, their observations and actions, and why there are no hidden states."""
     settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
     ids, tokenizer = output["completion_ids"], trainer.processing_class
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
@@ -151,7 +157,7 @@ def _records(
     config = settings.config()
     said = Said(trainer, inputs, turns, loop)
     stepwise = said.by_turn("step_rewards")
-    actions = said.by_turn("actions") if config.needs_keys else None
+    actions = said.by_turn("actions") if config.needs_keys or settings.turns_of_text > 1 else None
     observations = said.by_turn("observations") if config.needs_observation or config.needs_fingerprint else None
     aside = states.set_aside(said.misfits, b, said.of_function)
     total = total.masked_fill(aside, torch.nan)
@@ -177,7 +183,10 @@ def _records(
         why = why or "with images they come only from a forward of TRL's own (num_iterations=2)"
     if why and settings.embedder == "actor_hidden":
         raise states.no_hidden(why)
+    if states.may_be_hidden and not tapped and settings.embedder == "auto" and config.needs_truncated:
+        why = why or NO_FORWARD
     texts: list[Any] = []
+    done: list[Any] = []
     if config.needs_observation or (config.needs_fingerprint and (why or not states.may_be_hidden)):
         entries = said.flat(observations)
         if all(entries):
@@ -186,7 +195,9 @@ def _records(
             pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
             decoded = turns.observation_texts([row[kept] for row, kept in pairs], ids, tokenizer)
             texts = [of_turn[-1] if of_turn else text for of_turn, text in zip(entries, decoded, strict=True)]
-    return turns, records, texts, why
+        if settings.turns_of_text > 1 and config.needs_fingerprint:
+            done = _texts(output, turns, tokenizer, entries, said.flat(actions), torch.arange(len(turns)))[1]
+    return turns, records, texts, done, why
 
 
 def _texts(

@@ -15,7 +15,7 @@ from bipace_kernels.integrations._replace import replace, replaced
 from bipace_kernels.integrations._rollout_rows import entries_of
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
-from bipace_kernels.integrations._turns import KINDS, Turns, keys_of
+from bipace_kernels.integrations._turns import KINDS, Turns, keys_of, windows
 from bipace_kernels.integrations._versions import check_parts, check_version
 from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
@@ -340,6 +340,35 @@ def test_a_state_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         one.save(file)
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_a_text_state_of_several_turns():
+    """By trajectory and step, whatever the order of rows; padding precedes nothing, and a missing step is left out."""
+    records = {
+        "group": torch.tensor([0, 0, 0, 0, 1, 0]), "trajectory": torch.tensor([0, 0, 0, 1, 2, 0]),
+        "step": torch.tensor([2, 0, 1, 5, 1, 4]), "valid": torch.tensor([True, True, True, True, True, True]),
+    }  # fmt: skip
+    observations, actions = list("cabxye"), ["3", "1", "2", "?", "?", "?"]
+    wanted = ["a\n> 1\nb\n> 2\nc", "a", "a\n> 1\nb", "x", "y", "c\n> 3\ne"]
+    assert windows(records, observations, actions, 3) == wanted
+    assert windows(records, observations, actions, 1) == observations
+    records["valid"][1] = False
+    assert windows(records, observations, actions, 3)[:3] == ["b\n> 2\nc", "a", "b"]
+
+
+def test_a_text_state_holds_three_turns_where_a_kernel_value_reads_it():
+    for given, turns in (
+        ({"method": "gae"}, 3),
+        ({"method": "gae", "embedder": "ngram"}, 3),
+        ({"method": "gae", "embedder": "identity"}, 1),
+        ({"method": "gae", "value": "cluster"}, 1),
+        ({"method": "bipace", "embedder": "ngram"}, 1),
+        ({"method": "bipace", "embedder": "ngram", "text_turns": 2}, 2),
+    ):
+        assert Settings.of(given).turns_of_text == turns
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ValueError, match="text_turns must be an int of at least 1"):
+            Settings(text_turns=wrong)
 
 
 def test_a_key_of_none_was_not_given():

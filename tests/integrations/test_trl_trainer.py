@@ -235,6 +235,49 @@ def test_gradient_accumulation_has_no_such_forward(tmp_path):
     check(trainer)
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_a_kernel_value_reads_texts_where_no_forward_is_there(tmp_path, no_early_exit, given):
+    """embedder="auto": n-grams of the last three observations and the actions between them; with one warning."""
+    options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bipace_method": "gae"}
+    told = partial(tt.rollout, extras=ALL if given else ())
+    with pytest.warns(
+        RuntimeWarning, match="n-grams of the last 3 observations, instead of hidden states: no forward of"
+    ):
+        trainer = trained(tmp_path, rollout_func=told, **options)
+    windows = []
+    for batch in trainer.batches:
+        out = batch["output"]
+        turns = credit.turns_of(out["completion_mask"], out["tool_mask"], None)
+        prompts = [ids[kept.bool()] for ids, kept in zip(out["prompt_ids"], out["prompt_mask"], strict=True)]
+        observed = turns.observation_texts(prompts, out["completion_ids"], tt.TOKENIZER)
+        own, written = turns.tokens(out["completion_ids"])
+        acted = [tt.TOKENIZER.decode(ids[kept].tolist()) for ids, kept in zip(own, written, strict=True)]
+        if given:
+            observed = [text for row in batch["inputs"] for text in row["observations"]]
+            acted = [text for row in batch["inputs"] for text in row["actions"]]
+        texts, first = [], 0
+        for n in turns.counts.tolist():
+            for t in range(n):
+                before = range(first + max(0, t - 2), first + t)
+                texts.append("".join(f"{observed[i]}\n> {acted[i]}\n" for i in before) + observed[first + t])
+            first += n
+        rows = bk.ngram_fingerprint(texts)
+        batch["states"] = torch.zeros(*batch["states"].shape[:2], rows.shape[1])
+        batch["states"][turns.row, turns.start + out["prompt_ids"].shape[1] - 1] = rows
+        windows += [text.count("\n> ") for text in texts]
+    assert {0, 1, 2} == set(windows)
+    check(trainer, bk.Config.gae(**SINGLETON))
+
+
+def test_a_kernel_value_has_hidden_states_by_a_forward_if_they_are_asked_for(tmp_path):
+    """Up to the rounding of a narrower forward."""
+    options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bipace_method": "gae"}
+    trainer = trained(tmp_path, rollout_func=tt.rollout, bipace_embedder="actor_hidden", **options)
+    for batch in trainer.batches:
+        (wanted,) = tt.by_hand(batch, config=bk.Config.gae(**SINGLETON))
+        torch.testing.assert_close(batch["output"]["advantages"], wanted, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("options", [{"beta": 0.1}, {"beta": 0.1, "num_iterations": 2, "max_steps": 3}])
 def test_peft_states_are_the_adapter_s_not_the_reference_s(tmp_path, options):
     peft = pytest.importorskip("peft")
