@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -106,13 +106,23 @@ def prepare(
     """The records of this process; arguments as in bipace_advantages().  later: a forward of TRL's own will give the states."""
     several = trainer.accelerator.num_processes > 1
 
-    def records() -> Prepared:
-        turns, *others = _records(trainer, inputs, output, rewards, states, later or hidden is not None, loop)
+    def said(elsewhere: Container[str] = ()) -> Said:
+        of_function = getattr(trainer, "rollout_func", None) is not None
+        starts = [row.get("turn_starts") or () for row in inputs] if of_function else None
+        turns = turns_of(output["completion_mask"], output.get("tool_mask"), starts)
+        return Said(trainer, inputs, turns, loop, elsewhere)
+
+    def records(elsewhere: Container[str] = ()) -> Prepared:
+        found = said(elsewhere)
+        turns, *others = _records(trainer, output, rewards, states, later or hidden is not None, loop, found)
         if hidden is not None and len(hidden) != len(turns):
             raise ValueError(f"hidden must have one row per turn, {len(turns)}, got {len(hidden)}: of another batch?")
         return Prepared(turns, *others, several)
 
-    return Ranks(None).agree(records, lambda _: None)[0] if several else records()
+    if not several:
+        return records()
+    names = Ranks(None).agree(lambda: said().names(), list)[1]
+    return Ranks(None).agree(lambda: records({name for of_rank in names for name in of_rank}), lambda _: None)[0]
 
 
 def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | None) -> Turns:
@@ -127,18 +137,14 @@ def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | No
 
 
 def _records(
-    trainer: Any, inputs: Sequence[dict[str, Any]], output: dict[str, Any], rewards: Tensor, states: States,
-    tapped: bool, loop: ToolLoop | None,
+    trainer: Any, output: dict[str, Any], rewards: Tensor, states: States, tapped: bool, loop: ToolLoop | None, said: Said,
 ) -> tuple[Turns, dict[str, Any], list[Any], list[Any], str]:  # fmt: skip
     """Turns of this process, their ids, rewards and keys, their observations and actions, and why there are no hidden states."""
     settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
     ids, tokenizer = output["completion_ids"], trainer.processing_class
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
-    of_function = getattr(trainer, "rollout_func", None) is not None
-    starts = [row.get("turn_starts") or () for row in inputs] if of_function else None
-    turns = turns_of(output["completion_mask"], output.get("tool_mask"), starts)
-    b = turns.shape[0]
-    if of_function and output.get("tool_mask") is None and len(turns) == b:
+    turns, b = said.turns, said.turns.shape[0]
+    if said.of_function and output.get("tool_mask") is None and len(turns) == b:
         warnings.warn(
             "every rollout counts as one turn, since rollout_func returned no env_mask: return it, 0 on tokens that the model did "
             "not generate, if rollouts have several turns. Without turns there are no steps to give credit to.",
@@ -155,11 +161,10 @@ def _records(
     total = (own * trainer.reward_weights.cpu()).nansum(1).where(~own.isnan().all(1), torch.nan)  # as in TRL
 
     config = settings.config()
-    said = Said(trainer, inputs, turns, loop)
     stepwise = said.by_turn("step_rewards")
     actions = said.by_turn("actions") if config.needs_keys or settings.turns_of_text > 1 else None
     observations = said.by_turn("observations") if config.needs_observation or config.needs_fingerprint else None
-    aside = states.set_aside(said.misfits, b, said.of_function)
+    aside = states.set_aside(said.misfits, b, said.must_fit)
     total = total.masked_fill(aside, torch.nan)
     step_rewards = _rewards(said, stepwise, total, settings.gamma).masked_fill(aside[turns.row], torch.nan)
     place = first + turns.row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,15 +51,25 @@ class ToolLoop:
 class Said:
     """The data of a batch's rollouts, by name and turn.
 
-    misfits   {row: why its entries do not match its turns}, filled by by_turn()
+    elsewhere  names that rollouts of other processes give: one that none gives here is then missing, as it is in some rows of one
+    misfits    {row: why its entries do not match its turns}, filled by by_turn()
+    must_fit   whether rows of a rollout_func of which none fits are an error; elsewhere some may fit
     """
 
-    def __init__(self, trainer: Any, inputs: Sequence[dict[str, Any]], turns: Turns, loop: ToolLoop | None) -> None:
-        self.inputs, self.turns, self.loop = inputs, turns, loop
+    def __init__(
+        self, trainer: Any, inputs: Sequence[dict[str, Any]], turns: Turns, loop: ToolLoop | None,
+        elsewhere: Container[str] = (),
+    ) -> None:  # fmt: skip
+        self.inputs, self.turns, self.loop, self.elsewhere = inputs, turns, loop, elsewhere
         self.of_function = getattr(trainer, "rollout_func", None) is not None
         self.environments = list(getattr(trainer, "environments", None) or ())[: len(inputs)]
         self.masked = set(turns.row[turns.stop == turns.start].tolist())  # rows without a token to train
         self.misfits: dict[int, str] = {}
+        self.must_fit = self.of_function
+
+    def names(self) -> list[str]:
+        """Those that any rollout gives here."""
+        return [name for name in LOGS if any(value is not None for value in self._given(name))]
 
     def truncated(self) -> list[Any]:
         """[B] whether each rollout was cut off; None if unknown."""
@@ -77,9 +87,11 @@ class Said:
         A row without a token to train also has its turns.
         """
         counts = self.turns.counts.tolist()
-        given = [row.get(name) for row in self.inputs] if self.of_function else self._logs(name)
+        given = self._given(name)
         if all(value is None for value in given):
-            return None
+            if name not in self.elsewhere:
+                return None
+            self.must_fit = False
         of_row = self._returned if self.of_function else self._logged
         return [of_row(row, name, value, n) for row, (value, n) in enumerate(zip(given, counts, strict=True))]
 
@@ -89,6 +101,9 @@ class Said:
         for row, n in zip(rows or [None] * self.turns.shape[0], self.turns.counts.tolist(), strict=True):
             found += [None] * n if row is None else [*row, *([[]] * n)][:n]
         return found
+
+    def _given(self, name: str) -> list[Any]:
+        return [row.get(name) for row in self.inputs] if self.of_function else self._logs(name)
 
     def _returned(self, row: int, name: str, value: Any, n: int) -> list[Entries] | None:
         """For rollout_func: one entry per turn, or in a row of one turn the entry itself."""

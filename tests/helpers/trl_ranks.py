@@ -33,10 +33,12 @@ AcceleratorState.__init__ = init
 
 
 def main(folder: Path, options: dict) -> dict:
-    bad_rank, resumed = options.pop("bad_rank", None), options.pop("resume", None)
+    bad_rank, without, resumed = (options.pop(name, None) for name in ("bad_rank", "without", "resume"))
 
     def rollout(prompts, trainer):
         out = tt.rollout(prompts, trainer)
+        if without == RANK:
+            del out["step_rewards"]
         return {**out, "step_rewards": [[1.0] * 9] * len(prompts)} if bad_rank == RANK else out
 
     trainer = tt.make_trainer(folder, rollout_func=rollout, **options)

@@ -33,6 +33,7 @@ WAYS = {
     # No optimizer: transformers does not find the device "cpu:0" again, and a batch is scored before it is learned.
     "memory": {**TWO_BATCHES, **MEMORY, "save_strategy": "steps", "save_steps": 2, "save_only_model": True},
     "resumed": {**TWO_BATCHES, **MEMORY, "resume": "memory/checkpoint-2"},
+    "partly": {"per_device_train_batch_size": 6, "bipace_embedder": "ngram", "without": 1},
     "failing": {"per_device_train_batch_size": 6, "bad_rank": 1},
 }
 
@@ -101,6 +102,15 @@ def test_batches_before_are_in_the_memory_of_the_first_process(ranks):
     for rank in ranks:
         (again,) = rank["resumed"]["batches"]
         assert torch.equal(again["output"]["advantages"], rank["memory"]["batches"][1]["output"]["advantages"])
+
+
+def test_rewards_that_one_process_s_rollouts_lack_set_its_rows_aside(ranks):
+    """As rows without them in one process: a reward of its own kind would be compared with those of steps."""
+    for first, second in zip(*(rank["partly"]["batches"] for rank in ranks), strict=True):
+        assert first["output"]["advantages"].any() and not second["output"]["advantages"].any()
+        turns = first["turns"] + second["turns"]
+    for rank in ranks:
+        assert rank["partly"]["log"][-1]["bipace/invalid_row_fraction"] == pytest.approx(second["turns"] / turns)
 
 
 def test_where_one_process_fails_all_do(ranks):
