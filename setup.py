@@ -95,9 +95,11 @@ class LeaveOut(build_py):
 
 setup(
     # `integrations/` is at the top of the repository and installs as bipace_kernels.integrations; packages are
-    # listed explicitly so that no other top-level folder ends up in a user's site-packages.
+    # listed explicitly so that no other top-level folder ends up in a user's site-packages.  bipace_cli is the program's
+    # options, beside bipace_kernels so that `bipace --help` loads no torch.
     packages=[
         "bipace_kernels",
+        "bipace_cli",
         "bipace_kernels.cli",
         "bipace_kernels.cpu",
         "bipace_kernels.cuda",
@@ -118,6 +120,7 @@ setup(
         "bipace_kernels": "bipace_kernels",
         "bipace_kernels.integrations": "integrations",
         "bipace_kernels.bench": "bench",
+        "bipace_cli": "bipace_kernels/program",
         "bipace_kernels.csrc": "csrc",
     },
     # Only package_data says what is included; MANIFEST.in is for the sdist.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -22,10 +21,6 @@ from .._optional import MissingPackageError
 T = TypeVar("T")
 BAD_INPUT = 2  # exit status of every error that the user can correct
 INTERRUPTED = 130  # as shells report SIGINT
-
-
-# Errors of a write to stdout: no reader, a full disk, a closed descriptor.
-_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class CliError(Exception):
@@ -101,31 +96,6 @@ def user_errors() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def stdout_errors() -> Iterator[None]:
-    """Around the program: SystemExit with status 2 and one sentence if results cannot be written to stdout."""
-    if sys.stdout is None:
-        _stop("it is closed")
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    except OSError as error:
-        if error.errno not in _LOST or error.filename is not None:
-            raise
-        # The rest of the buffer would be written again at exit, and fail again.
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-        _stop(error.strerror or str(error))
-
-
-def _stop(reason: str) -> NoReturn:
-    if sys.stderr is not None:
-        sys.stderr.write(f"error: stdout cannot be written: {reason}; redirect it (> FILE, or > /dev/null).\n")
-    raise SystemExit(BAD_INPUT)
 
 
 @contextmanager

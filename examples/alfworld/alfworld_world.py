@@ -30,7 +30,7 @@ TEST_SHARE = 0.25  # of the tasks
 MOST_PLACES = 20  # games in larger rooms are left out: their searches are longer than the horizon
 # Differences from TextCraft: 20 commands, another warm start, and 48 rollouts of an update.
 DEFAULTS = Settings(
-    vocabulary=1024, horizon=20, command_tokens=12, noise=0.2, lesson_check=200, lesson_updates=1200, noisy_updates=800,
+    vocabulary=1024, horizon=30, command_tokens=12, noise=0.1, lesson_check=200, lesson_updates=1600, noisy_updates=400,
     test_tasks=400, updates=40, batch=48,
 )  # fmt: skip
 METHODS = ("grpo", "bipace", "gae", "gigpo")
@@ -168,28 +168,15 @@ def kinds_of(tasks: Sequence[Task]) -> tuple[list[str], list[str]]:
 def renamed(
     parts: Sequence[tuple[str, int]], kinds: tuple[list[str], list[str]], rng: random.Random
 ) -> list[tuple[str, int]]:
-    """The texts with the numbers of each kind permuted, and in half of the episodes the kinds of places and those of things.
+    """The texts; in half of the episodes with the kinds of places permuted, and those of things.
 
     So where a thing was in an episode cannot be known by heart, but what kinds of places things are usually in can be learned.
     """
-    names = {name: name for group in kinds for name in group}
     if rng.random() < 0.5:
-        names = {old: new for group in kinds for old, new in zip(group, rng.sample(group, len(group)), strict=True)}
-    pattern = re.compile(rf"\b({'|'.join(names)})\b(?: (\d+))?")
-    numbers: dict[str, set[str]] = {}
-    for text, _ in parts:
-        for kind, number in pattern.findall(text):
-            if number:
-                numbers.setdefault(kind, set()).add(number)
-    of_kind = {
-        kind: dict(zip(sorted(there), rng.sample(sorted(there), len(there)), strict=True))
-        for kind, there in sorted(numbers.items())
-    }
-
-    def other(found: re.Match[str]) -> str:
-        return names[found[1]] + (f" {of_kind[found[1]][found[2]]}" if found[2] else "")
-
-    return [(pattern.sub(other, text), own) for text, own in parts]
+        return list(parts)
+    names = {old: new for group in kinds for old, new in zip(group, rng.sample(group, len(group)), strict=True)}
+    pattern = re.compile(rf"\b({'|'.join(names)})\b")
+    return [(pattern.sub(lambda found: names[found[0]], text), own) for text, own in parts]
 
 
 def texts(tasks: Sequence[Task], settings: Settings) -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from bipace_cli.commands import app
 from cli_runs import GOLDEN, direct, fail, observations, record, run, write
 from marks import slow
 from typer.testing import CliRunner
@@ -25,7 +26,6 @@ import bipace_kernels as bk
 from bipace_kernels.cli import advantage, output, rollouts, states
 from bipace_kernels.cli._console import CliError
 from bipace_kernels.cli.outcomes import format_r2
-from bipace_kernels.cli.program import app
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = [
@@ -562,7 +562,8 @@ def test_a_failure_in_the_middle(
 KILLED = """
 import sys, time
 from pathlib import Path
-from bipace_kernels.cli import main, output
+from bipace_cli import main
+from bipace_kernels.cli import output
 def half(path, *_):
     path.write_text("half")
     print("writing", flush=True)

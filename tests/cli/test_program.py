@@ -10,12 +10,17 @@ import types
 from pathlib import Path
 
 import pytest
+from bipace_cli import commands
+from bipace_cli.commands import app
 from marks import slow
 from typer.testing import CliRunner
 
 import bipace_kernels as bk
 from bipace_kernels.cli import bench
-from bipace_kernels.cli.program import app
+from bipace_kernels.config import PRESETS
+from bipace_kernels.embedders import EMBEDDERS
+from bipace_kernels.estimators import ESTIMATORS
+from bipace_kernels.partitions import PARTITIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,3 +128,26 @@ def test_value_r2_of_the_sample() -> None:
     metrics = result.metrics()
     assert metrics["bipace/singleton_cluster_fraction"] == pytest.approx(0.224, abs=5e-4)
     assert metrics["bipace/singleton_row_fraction"] == pytest.approx(0.058, abs=5e-4)
+
+
+def test_help_imports_neither_torch_nor_the_package() -> None:
+    code = """
+import sys
+from bipace_cli import main
+for args in (["--help"], ["advantage", "--help"], ["report", "--help"]):
+    try:
+        main(args)
+    except SystemExit as end:
+        assert not end.code, end.code
+print([name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy", "bipace_kernels")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_lists_what_the_tables_hold() -> None:
+    """The help has its own copies, since the tables import torch."""
+    assert ", ".join(PARTITIONS) == commands.PARTITIONS
+    assert ", ".join(ESTIMATORS) == commands.ESTIMATORS
+    assert commands.PRESETS.replace(" or ", ", ") == ", ".join(PRESETS)
+    assert EMBEDDERS["ngram"].epsilon == commands.NGRAM_EPSILON

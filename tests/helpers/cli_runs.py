@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bipace_cli.commands import app
 from typer.testing import CliRunner, Result
 
 import bipace_kernels as bk
-from bipace_kernels.cli.program import app
 
 
 def run(*args: object) -> Result:

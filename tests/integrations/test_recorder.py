@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny_trl as tt
 import torch
+from bipace_cli.commands import app
 from bipace_kernels.integrations import _recorder
 from bipace_kernels.integrations._recorder import Recorder, shown
 from bipace_kernels.integrations._rollout_rows import RolloutRows
@@ -21,7 +22,6 @@ from verl_stand_ins import Words, of
 
 import bipace_kernels as bk
 from bipace_kernels.cli import inspector
-from bipace_kernels.cli.program import app
 
 IDS = {
     "group": torch.tensor([0, 0, 0, 1, 1]),

@@ -27,7 +27,7 @@ look("call")
 bk.hidden.tap, bk.hidden.vllm.Extraction
 look("hidden")
 if {importlib.util.find_spec("typer") is not None}:
-    import bipace_kernels.cli.program
+    import bipace_cli.commands
     look("program")
 print(json.dumps(found))
 """

@@ -42,7 +42,7 @@ def run(code: str, *blocked: str, cwd: Path = ROOT) -> subprocess.CompletedProce
 
 def command(*words: object, blocked: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """The program `bipace` in such a process."""
-    return run(f"from bipace_kernels.cli import main\nmain({[str(word) for word in words]!r})", *blocked)
+    return run(f"from bipace_cli import main\nmain({[str(word) for word in words]!r})", *blocked)
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:

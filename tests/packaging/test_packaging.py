@@ -244,7 +244,7 @@ def test_the_program_of_the_wheel(wheel, tmp_path):
         code = """
 import sys
 sys.meta_path[:] = [f for f in sys.meta_path if not getattr(f, "__module__", "").startswith("__editable__")]
-from bipace_kernels.cli import main
+from bipace_cli import main
 main(sys.argv[1:])
 """  # no editable checkout may replace what the wheel lacks
         return subprocess.run(

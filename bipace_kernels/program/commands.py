@@ -1,16 +1,18 @@
-"""The commands of `bipace` and their options.  Nothing heavy is imported before a command runs."""
+"""The commands of `bipace` and their options.  Nothing of bipace_kernels is imported before a command runs."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Annotated, Any
 
 import typer
 
-from ..embedders import EMBEDDERS
-from ..estimators import ESTIMATORS
-from ..partitions import PARTITIONS
-from . import _console
+STOPPED = 130  # exit status, as shells report SIGINT
+NGRAM_EPSILON = 0.25
+PARTITIONS = "none, exact, history, similar, cosine"
+ESTIMATORS = "none, mean, diff_peer, q_style, hgpo, gae"
+PRESETS = "grpo, gigpo, hgpo, bigpo, bipace or gae"
 
 app = typer.Typer(
     name="bipace",
@@ -40,8 +42,13 @@ def _program(
 
 def _run(command: str, given: dict[str, Any]) -> None:
     """Runs the module of a command, imported only now, on the options by their names in the signature below."""
-    with _console.user_errors():
-        importlib.import_module(f".{command}", __package__).run(given)
+    try:
+        from bipace_kernels.cli._console import user_errors
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing was written\n")
+        raise typer.Exit(STOPPED) from None
+    with user_errors():
+        importlib.import_module(f"bipace_kernels.cli.{command}").run(given)
 
 
 # ---- options that several commands share.  Values are checked where they are used, so that all mistakes give the same
@@ -99,17 +106,17 @@ Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads o
 OutTable = Annotated[
     str, typer.Option("--out", metavar="FILE", help="Table to write: .parquet, .csv, .jsonl or .jsonl.gz.")
 ]
-Preset = Annotated[str, typer.Option(metavar="NAME", help="grpo, gigpo, hgpo, bigpo, bipace or gae.")]
+Preset = Annotated[str, typer.Option(metavar="NAME", help=f"{PRESETS}.")]
 StateOption = Annotated[
     str, typer.Option("--state", metavar="KIND", help="What a state is: observation, or history:K for the last K + 1.")
 ]
 Fingerprint = Annotated[
     str | None, typer.Option(metavar="FILE.npy", help="Hidden states [N, D], a row per record; default: n-grams.")
 ]
-Partition = Annotated[str | None, _field("--partition", "NAME", f"{', '.join(PARTITIONS)}.")]
-Estimator = Annotated[str | None, _field("--estimator", "NAME", f"{', '.join(ESTIMATORS)}.")]
+Partition = Annotated[str | None, _field("--partition", "NAME", f"{PARTITIONS}.")]
+Estimator = Annotated[str | None, _field("--estimator", "NAME", f"{ESTIMATORS}.")]
 Epsilon = Annotated[
-    float | None, _field("--epsilon", "ε", f"Radius of cosine clusters; {EMBEDDERS['ngram'].epsilon:g} for n-grams.")
+    float | None, _field("--epsilon", "ε", f"Radius of cosine clusters; {NGRAM_EPSILON:g} for n-grams.")
 ]
 Gamma = Annotated[float | None, _field("--gamma", "γ", "Discount of the returns.")]
 StepWeight = Annotated[float | None, _field("--step-weight", "W", "Weight of the step term.")]
@@ -211,7 +218,7 @@ def _report(
     history_length: Annotated[int, typer.Option("--history-length", min=1, metavar="K", help="Depth of history.")] = 2,
     epsilon: Annotated[
         float, typer.Option(metavar="ε", help="Radius of the cosine rows and of the timeline.")
-    ] = EMBEDDERS["ngram"].epsilon,
+    ] = NGRAM_EPSILON,
     epsilons: Annotated[
         str, typer.Option(metavar="ε,ε,...", help="Radii of the ε curve.")
     ] = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4",
