@@ -188,9 +188,10 @@ def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Pa
     (folder / "results.md").write_text(table(rows, before) + tuning_table(folder / "tuning"), encoding="utf-8")
     written = [folder / "results.md", folder / "results.json"]
     most = max(group for _, group in runs)
+    others = [key for key in runs if key[1] == most and key[0] not in SHOWN]
     for name, chosen in (
         ("success.png", [key for key in runs if key[1] == most and key[0] in SHOWN]),
-        ("others.png", [key for key in runs if key[1] == most and key[0] not in SHOWN]),
+        ("others.png", [*others, *(key for key in runs if others and key == (REFERENCE, most))]),
         ("fewer.png", [key for key in runs if key[1] < most]),
     ):
         if chosen:
