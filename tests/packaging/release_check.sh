@@ -11,7 +11,7 @@ rm -rf "$out" && mkdir -p "$out"
 "$PYTHON" -m build --quiet --outdir "$out/dist" .
 "$PYTHON" -m twine check --strict "$out"/dist/*
 # W002: copies of a file; the package has several empty __init__.py.
-"$PYTHON" -m check_wheel_contents --ignore W002 "$out"/dist/*.whl
+"$PYTHON" -m check_wheel_contents --ignore W002 --toplevel bipace_cli,bipace_kernels "$out"/dist/*.whl
 
 cp -r tests pyproject.toml "$out"  # so that the installed package is tested and not the checkout's
 for file in "$out"/dist/*.whl "$out"/dist/*.tar.gz; do
