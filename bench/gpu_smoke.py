@@ -150,6 +150,8 @@ def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bo
         ("Config.bigpo(), ε = 0", lambda: x.advantages(bk.Config.bigpo(epsilon=0.0))),
         ("Config.gigpo('mean_std_norm')", lambda: x.advantages(bk.Config.gigpo("mean_std_norm"))),
         ("Config.hgpo()", lambda: x.advantages(bk.Config.hgpo())),
+        ("Config.gae()", lambda: x.advantages(bk.Config.gae())),
+        ("Config.gae(share='group')", lambda: x.advantages(bk.Config.gae(share="group"))),
         ("a sweep of ε", x.sweep),
         ("Config.bipace(), longer groups", lambda: longer.advantages(bk.Config.bipace())),
         ("action_keys", x.keys),

@@ -1,4 +1,4 @@
-"""`python -m bench truth [--estimator MODULE:FUNCTION] [--out DIR]`: which estimator comes nearest to true advantages?
+"""`python -m bench truth [--estimator MODULE:NAME] [--out DIR]`: which estimator comes nearest to true advantages?
 
 Needs the committed files of bench/truth and nothing else: no environment, no model.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .measure import machine
 from .truth_sets import FOLDER, read
 
 Floats = NDArray[np.float64]
@@ -96,6 +97,7 @@ class Found:
     reliability: float
     sums: dict[tuple[str, int], Sums] = field(default_factory=dict)  # by estimator and G
     seconds: dict[tuple[str, int], float] = field(default_factory=dict)
+    cpu_seconds: float = 0.0  # of everything, also reading and the truth
 
     @property
     def name(self) -> str:
@@ -141,7 +143,9 @@ def table() -> list[Estimator]:
         Estimator("GiGPO", ours(bk.Config.gigpo()), SIZES),
         Estimator("GiGPO" + STEP_ONLY, ours(bk.Config.gigpo(), step_only=True), SIZES),
         Estimator("GiGPO mean_std_norm", ours(bk.Config.gigpo(mode="mean_std_norm"))),
+        Estimator("GiGPO mean_std_norm" + STEP_ONLY, ours(bk.Config.gigpo(mode="mean_std_norm"), step_only=True)),
         Estimator("HGPO", ours(bk.Config.hgpo()), SIZES),
+        Estimator("HGPO with its episode term as depth 0", ours(bk.Config.hgpo(base_group=True))),
     ]
     for name, make in {"BiGPO": bk.Config.bigpo, Q_STYLE: bk.Config.bipace,
                        "BiPACE diff-peer": lambda e: bk.Config.bipace(e, estimator="diff_peer")}.items():  # fmt: skip
@@ -152,6 +156,7 @@ def table() -> list[Estimator]:
                 rows.append(Estimator(label, ours(make(epsilon), "main", step_only=only), sizes))
     rows += [
         Estimator(DEFAULT, ours(gae(), "main"), SIZES),
+        Estimator(DEFAULT + ", with the episode term", ours(gae(episode_weight=1.0), "main")),
         Estimator("Config.gae(share='group')", ours(gae(share="group"), "main"), SIZES),
         Estimator("Config.gae(share='memory')", ours(gae(share="memory"), "main"), SIZES),
     ]
@@ -242,18 +247,35 @@ def _measure(work: tuple[Path, list[str], str, Sequence[int], list[str]]) -> Fou
 
     torch.set_num_threads(1)
     path, own, only, sizes, which = work
-    return measure(path, estimators_of(own, only, which), sizes)
+    begun = time.process_time()
+    found = measure(path, estimators_of(own, only, which), sizes)
+    found.cpu_seconds = time.process_time() - begun
+    return found
 
 
 def estimators_of(own: Sequence[str], only: str, which: Sequence[str]) -> list[Estimator]:
+    """Rows of the table, and those of `own`; ValueError for a name that is none."""
+    import bipace_kernels as bk
+
     rows = table() + (settings() if "settings" in which else [])
+    if "tried" in which:
+        from .truth_tried import tried
+
+        rows += [Estimator(name, call) for name, call in tried().items()]
     rows = [row for row in rows if "sentence" in which or not row.needs.startswith("sentence")]
     rows = [row for row in rows if only.lower() in row.name.lower() or row.name == BIPACE]
     for text in own:
         module, colon, name = text.partition(":")
         if not colon:
-            raise ValueError(f"--estimator wants MODULE:FUNCTION, got {text!r}.")
-        rows.append(Estimator(text, getattr(importlib.import_module(module), name), SIZES))
+            raise ValueError(f"--estimator wants MODULE:NAME, got {text!r}.")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"--estimator {text}: {error}.") from error
+        call = ours(found, "main") if isinstance(found, bk.Config) else found
+        if not callable(call):
+            raise ValueError(f"--estimator {text} must be a function or a bipace_kernels.Config, got {found!r}.")
+        rows.append(Estimator(text, call, SIZES))
     return rows
 
 
@@ -316,9 +338,15 @@ def shown(found: tuple[float, Floats] | None) -> str:
 
 def as_markdown(sets: list[Found], seconds: float, command: str) -> str:
     summary = Summary(sets)
-    lines = ["# True advantages: how near each estimator comes", "", f"`{command}`, {seconds:.0f} s.", "", ABOUT, "", "## Sets", "",
-             "| set | policy | records | groups | rollouts | solved | continuations | reliability of A* |",
-             "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    on, cpu = machine(1, ""), sum(found.cpu_seconds for found in sets)
+    lines = [
+        "# True advantages: how near each estimator comes", "",
+        f"`{command}`: {cpu:.0f} s of CPU time, {seconds:.0f} s in all.",
+        f"{on.cpu}, {on.cores} cores, torch {on.torch}, commit {on.commit}.",
+        "", ABOUT, "", "## Sets", "",
+        "| set | policy | records | groups | rollouts | solved | continuations | reliability of A* |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]  # fmt: skip
     for found in sets:
         meta = found.meta
         lines.append(
@@ -454,8 +482,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="bench truth", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--estimator", action="append", default=[], metavar="MODULE:FUNCTION",
-                        help="your own: Batch (bench.truth_batches) to [N] advantages; may be repeated")  # fmt: skip
+    parser.add_argument("--estimator", action="append", default=[], metavar="MODULE:NAME",
+                        help="your own: a bipace_kernels.Config, or a function that takes a Batch (bench.truth_batches) and "
+                        "gives [N] advantages; may be repeated")  # fmt: skip
     parser.add_argument(
         "--role", default="hold", choices=("choose", "hold", "all"), help="which sets (default: %(default)s)"
     )
@@ -474,6 +503,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sentence", action="store_true", help="also fingerprints of a sentence encoder; half a minute more per set"
     )
+    parser.add_argument(
+        "--tried", action="store_true", help="also ideas that were not implemented (bench/truth_tried.py)"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the sets are")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write truth.md, truth.json and truth.png there")
@@ -485,7 +517,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not paths:
         parser.error(f"no truth set in {arguments.folder} fits --role and --sets")
     begun = time.perf_counter()
-    which = [name for name in ("settings", "sentence") if getattr(arguments, name)]
+    which = [name for name in ("settings", "sentence", "tried") if getattr(arguments, name)]
+    try:
+        estimators_of(arguments.estimator, arguments.only, which)
+    except ValueError as error:
+        parser.error(str(error))
     if arguments.sentence and (missing := encoder_missing()):
         parser.error(f"--sentence {missing}")
     work = [(path, arguments.estimator, arguments.only, arguments.rollouts, which) for path in paths]

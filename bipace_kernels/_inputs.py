@@ -13,7 +13,7 @@ from ._checks import LateCheck
 from ._transfer import to_device
 from ._warnings import warn_once
 from .config import Config
-from .estimators import needs_of
+from .estimators import name_of, needs_of
 from .layout import Layout
 from .layout import layout as make_layout
 from .observations import observation_codes
@@ -120,9 +120,14 @@ def check_check(check: object) -> None:
         raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
 
 
-def check_memory(memory: object) -> None:
+def check_memory(memory: object, config: Config) -> None:
     if memory is not None and not isinstance(memory, ValueMemory):
         raise TypeError(f"memory must be a bipace_kernels.ValueMemory, got {_checks.type_name(memory)}.")
+    if memory is not None and not config.needs_memory:
+        raise ValueError(
+            f"memory must be None with estimator={name_of(config.estimator)!r}, value={config.value!r} and share={config.share!r}, "
+            "which do not read it; use Config.gae(share='memory')."
+        )
 
 
 def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> None:

@@ -103,8 +103,9 @@ def advantage(
 
     def prepare() -> _Own:
         check_check(check)
-        check_memory(memory)
-        return _check_own(given, check_config(config), backend, num_threads)
+        cfg = check_config(config)
+        check_memory(memory, cfg)
+        return _check_own(given, cfg, backend, num_threads)
 
     held = None if memory is None else memory.state()
     try:

@@ -124,7 +124,7 @@ def run(
     cfg = check_config(config)
     _dispatch.check_name(backend)
     check_check(check)
-    check_memory(memory)
+    check_memory(memory, cfg)
     where = _checks.one_device(given)
     chosen = _dispatch.choose(backend, where)
     with _threads.using(num_threads):

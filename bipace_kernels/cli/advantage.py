@@ -82,7 +82,11 @@ def run(given: Mapping[str, Any]) -> None:
             paths,
             columns,
             needed=[*(["action"] if config.needs_keys else []), *(["fingerprint"] if columns.fingerprint else [])],
-            wanted=["valid", *(["action"] if config.has_clusters else [])],
+            wanted=[
+                "valid",
+                *(["action"] if config.has_clusters else []),
+                *(["truncated"] if config.needs_truncated else []),
+            ],
             merge_files=options.merge_files,
             duplicates=config.duplicates,
             allow_nonfinite=config.on_invalid == "singleton",
@@ -170,6 +174,8 @@ def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str,
     }  # fmt: skip
     if records.action is not None:
         shared["action_key"], shared["action_parsed"] = states.action_keys(records.action, action_mode)
+    if records.truncated is not None:
+        shared["truncated"] = np.array(records.truncated, bool)
     return shared
 
 

@@ -93,7 +93,13 @@ def run(given: Mapping[str, Any]) -> None:
             paths,
             columns,
             needed=["fingerprint"] if columns.fingerprint else [],
-            wanted=["action", "valid", "success", *(["trained_advantage", "trained_cluster"] if options.html else [])],
+            wanted=[
+                "action",
+                "valid",
+                "success",
+                *(["truncated"] if options.html else []),
+                *(["trained_advantage", "trained_cluster"] if options.html else []),
+            ],
             merge_files=options.merge_files,
             duplicates=options.duplicates,
             allow_nonfinite=options.on_invalid == "singleton",
@@ -225,6 +231,9 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
             choice = _choose(row, fingerprint, taking_part, options)
         settings = {"partition": "cosine", "state": "observation", "embedder": name, "epsilon": choice.epsilon}
         label = f"{row.label}, ε {choice.epsilon:.3g}"
+        if name in ("sentence", "actor_hidden"):
+            with refused(records, f"{section.name}, partition kernel over {row.label}"):
+                section.values[row.label] = bk.kernel_value_r2(section.table[0].result, fingerprint, gae)
         section.compared.append(outcome(name, label, settings, choice, fingerprint=fingerprint))
 
 

@@ -47,6 +47,7 @@ class Columns:
     action: str = "action"
     valid: str = "valid"
     success: str = "success"
+    truncated: str = "truncated"
     trained_advantage: str = "bipace_advantage"  # these two are recorded by trainers
     trained_cluster: str = "bipace_cluster"
     fingerprint: str | None = None
@@ -85,6 +86,7 @@ class Rollouts:
     action: list[str] | None = None
     valid: list[bool] | None = None
     success: list[bool] | None = None
+    truncated: list[bool] | None = None
     trained_advantage: list[float] | None = None
     trained_cluster: list[int] | None = None
     fingerprint: Any = None  # [N, D] array or lists
@@ -150,8 +152,8 @@ def read(
     """The step records of all files; CliError for the first bad one.
 
     needed           optional fields of Columns that every record must have
-    wanted           optional fields read if a file's first record has them; then every record must have them ("valid" may
-                     be missing, and means true)
+    wanted           optional fields read if a file's first record has them; then every record must have them ("valid" and
+                     "truncated" may be missing, and mean true and false)
     merge_files      a group is a task id of all files together, not of one file
     duplicates       as Config.duplicates: "raise" refuses two records with equal file, task, rollout and step, "once"
                      refuses them where their rewards differ
@@ -241,8 +243,8 @@ class _Parser:
         self.allow_nonfinite = allow_nonfinite
         self.present: set[str] = set(needed)  # read from this file
         self.found: set[str] = set()  # in at least one record
-        # A log may mark only its padding: a record without the field is valid.
-        self.defaults: dict[str, Any] = {"valid": True}
+        # A log may mark only its padding, or only what was cut off: a record without the field is valid, and was not.
+        self.defaults: dict[str, Any] = {"valid": True, "truncated": False}
         self.records = 0
         self.id_types: dict[str, type] = {}
         self.width: int | None = None
@@ -262,6 +264,7 @@ class _Parser:
             "action": self._text,
             "valid": self._flag,
             "success": self._flag,
+            "truncated": self._flag,
             "trained_advantage": self._reward,
             "trained_cluster": self._label,
             "fingerprint": self._vector,

@@ -82,6 +82,9 @@ ObservationColumn = Annotated[str, _column("observation", "What the agent saw be
 RewardColumn = Annotated[str, _column("reward", "Environment reward of the step.")]
 ActionColumn = Annotated[str, _column("action", "Text from which the action key is made.")]
 ValidColumn = Annotated[str, _column("valid", "False for padding records; optional.")]
+TruncatedColumn = Annotated[
+    str, _column("truncated", "True on the last step of a rollout that was cut off; optional, for GAE.")
+]
 SuccessColumn = Annotated[str, _column("success", "Whether the episode succeeded; optional.")]
 FingerprintColumn = Annotated[str | None, _column("fingerprint", "Hidden states: a list of numbers per record.")]
 MergeFiles = Annotated[bool, _input("--merge-files", "Equal task ids of different files are one group.")]
@@ -202,6 +205,7 @@ def _advantage(
     reward_column: RewardColumn = "reward",
     action_column: ActionColumn = "action",
     valid_column: ValidColumn = "valid",
+    truncated_column: TruncatedColumn = "truncated",
     fingerprint_column: FingerprintColumn = None,
     backend: Backend = "auto",
     threads: Threads = None,
@@ -246,6 +250,7 @@ def _report(
     action_column: ActionColumn = "action",
     valid_column: ValidColumn = "valid",
     success_column: SuccessColumn = "success",
+    truncated_column: TruncatedColumn = "truncated",
     fingerprint_column: FingerprintColumn = None,
     sentence: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Sentence encoder to compare: a folder or a name on the hub.")

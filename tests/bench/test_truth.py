@@ -16,6 +16,7 @@ pytest.importorskip("matplotlib", reason="the picture of the benchmark needs mat
 from alfworld_game import goal_of
 from searcher import Memory, Searcher
 
+import bipace_kernels as bk
 from bench import truth, truth_batches, truth_sets
 
 COMMITTED = sorted(truth_sets.FOLDER.glob("*.npz"))
@@ -60,6 +61,9 @@ def small_set(path: Path, *, groups=4, rollouts=4, seed=0, role="hold"):
 def every_record(batch):
     """An estimator of one's own: the truth itself."""
     return batch.truth
+
+
+OWN = bk.Config.gigpo()
 
 
 def wrong_length(batch):
@@ -186,8 +190,20 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
     rows = json.loads((tmp_path / "out/truth.json").read_text(encoding="utf-8"))["rows"]
     r = {(row["estimator"], row["rollouts"]): row["r"] for row in rows}
     assert r[own, 2] == r[own, 4] == 1.0 and -1 < r["GRPO", 2] < 1 and (truth.BIPACE, 2) in r
-    with pytest.raises(ValueError, match="MODULE:FUNCTION"):
-        truth.main([*words[:2], "--estimator", "nothing", "--processes", "1"])
+    for wrong, message in (
+        ("nothing", "--estimator wants MODULE:NAME, got 'nothing'"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        (f"{__name__}:absent", "has no attribute 'absent'"),
+        (f"{__name__}:__name__", "must be a function or a bipace_kernels.Config"),
+    ):
+        with pytest.raises(SystemExit):
+            truth.main([*words[:2], "--estimator", wrong, "--processes", "1"])
+        assert message in capsys.readouterr().err
+    truth.main([*words[:2], "--estimator", f"{__name__}:OWN", "--only", "GiGPO", "--processes", "1"])
+    of_own, *others = [line for line in capsys.readouterr().out.splitlines() if "GiGPO |" in line or ":OWN |" in line][
+        :2
+    ]
+    assert {of_own.split("|", 2)[2]} == {line.split("|", 2)[2] for line in others}
     with pytest.raises(ValueError, match=r"must give \[N\]"):
         truth.main(
             [

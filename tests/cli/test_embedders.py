@@ -87,11 +87,13 @@ def test_each_at_its_own_epsilon(games: Path, tmp_path: Path, drawn: list[Any]) 
         median, r2 = entry["metrics"]["median_cluster_size"], entry["value_r2"]["r2"]
         assert (row.metrics["median_cluster_size"], row.value_r2.r2) == (median, r2)
         numbers = f" {entry['metrics']['singleton_cluster_fraction']:.1%} | {median:g}"
-        (line,) = [line for line in text.splitlines() if line.startswith(f"| {label} |")]
-        assert numbers in line
+        line, *_ = [line for line in text.splitlines() if line.startswith(f"| {label} |") and numbers in line]
         assert ("*" in line) == (not 4 <= median <= 8)
-        (line,) = [line for line in shown.splitlines() if line.startswith(f"│ {label} ")]
-        assert f"{r2:.3f}".replace("-", "−") in line
+        # Then the values of Config.gae()'s kernel over the same fingerprints, where it is not n-grams.
+        line, *of_kernel = [line for line in shown.splitlines() if line.startswith(f"│ {label} ")]
+        assert f"{r2:.3f}".replace("-", "−") in line and len(of_kernel) == (
+            label in ("sentence encoder", "hidden states")
+        )
 
 
 def test_hidden_states_by_section_and_from_a_column(tmp_path: Path, drawn: list[Any]) -> None:

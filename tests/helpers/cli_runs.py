@@ -59,6 +59,7 @@ def direct(path: Path, config: bk.Config, **arguments: Any) -> Any:
         step=[row["step"] for row in rows],
         action_key=keys,
         action_parsed=parsed,
+        truncated=[row.get("truncated", False) for row in rows],
         config=config,
         **arguments,
     )

@@ -170,9 +170,11 @@ def check_advantage(group: Any, seed: int) -> str:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     whole, parts, config = random_batch(seed, size)
     mine = {name: take(value, parts[rank]) for name, value in whole.items()}
-    one, ours = bk.ValueMemory(40), bk.ValueMemory(40)
+    one = ours = None
     if config.estimator == "gae" and config.share == "batch" and seed % 2:
         config = bk_replace(config, {"share": "memory"})
+    if config.needs_memory:
+        one, ours = bk.ValueMemory(40), bk.ValueMemory(40)
         outcome(lambda: bk.advantage(**whole, config=config, memory=one))
         outcome(lambda: distributed.advantage(**mine, config=config, memory=ours, process_group=group))
     want, wanted_error = outcome(lambda: bk.advantage(**whole, config=config, memory=one))
