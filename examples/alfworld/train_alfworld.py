@@ -95,11 +95,18 @@ def warm(
     out.mkdir(parents=True, exist_ok=True)
     model, history = teach(out, tokenizer, settings, look, draw, console.print, device)
     found = success(model, tokenizer, of_games, settings)
-    console.print(f"warm start: {found:.0%} of the test episodes")
+    known = success(model, tokenizer, of_games, settings, measured(of_games.train, settings.test_tasks))
+    console.print(f"warm start: {known:.0%} of the train episodes, {found:.0%} of the test episodes")
     tasks = {"train": len(of_games.train), "test": len(tasks_of(prepared, "test"))}
-    facts = {"test": found, "seconds": round(time.time() - started, 1), "tasks": tasks, "history": history}
+    facts = {
+        "train": known,
+        "test": found,
+        "seconds": round(time.time() - started, 1),
+        "tasks": tasks,
+        "history": history,
+    }
     try:
-        save_warm_start(out, model, tokenizer, settings, facts)
+        save_warm_start(out, model, tokenizer, settings, facts, "train")  # where it is trained
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -279,12 +279,13 @@ def made_already(folder: Path, settings: Settings) -> bool:
 
 
 def save_warm_start(
-    folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Settings, facts: dict[str, object]
+    folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Settings, facts: dict[str, object],
+    side: str = "test",
 ) -> None:  # fmt: skip
-    """`facts["test"]`, the success on test tasks, must be 0.2 to 0.5, which leaves room for training; ValueError else."""
-    if not 0.2 <= float(str(facts["test"])) <= 0.5:
+    """facts[side], the success on these tasks, must be 0.2 to 0.5, which leaves room for training; ValueError else."""
+    if not 0.2 <= float(str(facts[side])) <= 0.5:
         raise ValueError(
-            f"the warm start solves {facts['test']:.0%} of the test tasks, and 20 to 50 % leave room for training: change "
+            f"the warm start solves {facts[side]:.0%} of the {side} tasks, and 20 to 50 % leave room for training: change "
             "lesson_updates, noisy_updates or noise."
         )
     parameters = sum(p.numel() for p in model.parameters())
