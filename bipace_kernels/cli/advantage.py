@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import PRESETS
+from ..config import PRESETS, Config
 from ..embedders import EMBEDDERS, Ngram
+from ..estimators import value_of
 from ..options import OPTIONS
 from ..partitions import PARTITIONS
 from ..schema import Branch
@@ -62,7 +63,7 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
             config = replace(config, epsilon=EMBEDDERS["ngram"].epsilon)
         return config
     except (TypeError, ValueError) as error:
-        raise CliError(f"options of the estimator: {error}") from None
+        raise CliError(as_options(str(error))) from None
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -110,11 +111,16 @@ def _check_options(
     """Raises CliError for options that would be ignored: a user who gives one expects an effect."""
     for name, option in OPTIONS.items():
         if changes.get(name) is not None and not option.has_effect(config):
-            others = " ".join(f"--{other.replace('_', '-')} {value}" for other, value in option.choose.items())
+            value = value_of(config)
+            of_clusters = {"value": "cluster"} if value is not None and not value.has_clusters else {}
+            choose = {**(of_clusters if "partition" in option.choose else {}), **option.choose}
+            others = " ".join(f"--{other.replace('_', '-')} {value}" for other, value in choose.items())
             raise CliError(
                 f"--{name.replace('_', '-')} {option.what}, so it has no effect with partition {config.partition} and "
                 f"estimator {config.estimator}; leave it out, or choose {others}."
             )
+    if config.needs_memory:
+        raise CliError("--share memory needs earlier batches, which files do not have; use --share batch.")
     check_sources(options.action_mode, options.fingerprint, columns)
     if options.action_mode != "text" and not config.has_clusters:
         raise CliError("--action-mode has no effect with partition none, which does not compare actions; leave it out.")
@@ -186,6 +192,17 @@ def refused(records: rollouts.Rollouts, what: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError, RuntimeError) as error:
         raise CliError(f"{what}: {in_the_users_words(records, str(error))}") from None
+
+
+def as_options(message: str) -> str:
+    """A message of Config with its fields as options: `gamma must be …` and `step_norm='std'`."""
+    names = "|".join(field.name for field in fields(Config))
+    message = re.sub(rf"^({names}) must", lambda found: f"{_option(found[1])} must", message)
+    return re.sub(rf"\b({names})='?([\w.-]+)'?", lambda found: f"{_option(found[1])} {found[2]}", message)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def in_the_users_words(records: rollouts.Rollouts, message: str) -> str:
@@ -272,6 +289,7 @@ def _print_summary(
         (keys, "records: leave-one-out", "{leave_one_out_row_fraction:.1%}"),
         (clusters, "records: singleton (step term 0)", "{singleton_row_fraction:.1%}"),
         (summary.get("invalid_row_fraction"), "records set aside as invalid", "{invalid_row_fraction:.1%}"),
+        ("value_explained_share" in summary, "returns explained by V̂", "{value_explained_share:.1%}"),
         (True, "mean |A|", "{mean_absolute_advantage:.3f}"),
         (value_r2 is not None, "value R² ± stderr (coverage)", format_r2(value_r2) if value_r2 is not None else ""),
     )

@@ -25,7 +25,7 @@ from ..schema import LIMIT
 from ..stages import EPSILON
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
-from .advantage import check_sources, refused, shared_arguments
+from .advantage import as_options, check_sources, refused, shared_arguments
 from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, format_r2, table_rows
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _base_config(options: Options, *, actions: bool) -> bk.Config:
     try:
         return bk.Config(estimator="q_style" if actions else "mean", **shared)
     except ValueError as error:
-        raise CliError(f"options of the estimator: {error}") from None
+        raise CliError(as_options(str(error))) from None
 
 
 def _runs_similar(records: rollouts.Rollouts, options: Options, *, cheap: int = CHEAP_SIMILAR) -> bool:

@@ -128,7 +128,7 @@ Value = Annotated[str | None, _field("--value", "NAME", "GAE's value of a state:
 Share = Annotated[
     str | None,
     _field(
-        "--share", "NAME", "Records from which GAE's kernel estimates a value: group or batch (memory is batch here)."
+        "--share", "NAME", "Records from which GAE's kernel estimates a value: group or batch; memory is for training."
     ),
 ]
 GaeLambda = Annotated[float | None, _field("--gae-lambda", "λ", "GAE's λ.")]

@@ -468,13 +468,15 @@ BAD_OPTIONS = {
     "epsilon": (["--epsilon", "3"], "epsilon must be"),
     "epsilon is nan": (["--epsilon", "nan"], "epsilon must be"),
     "gamma": (["--gamma", "1.5"], "gamma must be"),
-    "step weight": (["--step-weight", "-1"], "step_weight must be"),
+    "step weight": (["--step-weight", "-1"], "--step-weight must be"),
     "similarity": (["--similarity", "0"], "similarity must be"),
     "delta": (["--delta", "0"], "delta must be"),
-    "history length": (["--history-length", "-1"], "history_length must be"),
-    "pair": (["--estimator", "hgpo"], "needs partition='history'"),
-    "no partition": (["--preset", "grpo", "--partition", "exact"], "has no use under estimator='none'"),
-    "step norm": (["--step-norm", "std"], "step_norm='std' goes with"),
+    "history length": (["--history-length", "-1"], "--history-length must be"),
+    "pair": (["--estimator", "hgpo"], "needs --partition history"),
+    "no partition": (["--preset", "grpo", "--partition", "exact"], "has no use under --estimator none"),
+    "step norm": (["--step-norm", "std"], "--step-norm std goes with"),
+    "memory": (["--preset", "gae", "--share", "memory"], "--share memory needs earlier batches"),
+    "epsilon of a kernel": (["--preset", "gae", "--epsilon", 0.2], "choose --value cluster --partition cosine"),
     "gigpo mode": (["--preset", "gigpo", "--gigpo-mode", "x"], "mode must be"),
     "gigpo mode alone": (["--gigpo-mode", "mean_norm"], "--gigpo-mode goes with --preset gigpo"),
     "state": (["--state", "memory"], "--state must be observation or history:K"),
@@ -615,7 +617,7 @@ def test_make_config_is_what_the_presets_are() -> None:
     assert advantage.make_config("bipace", {}, ngrams=False) == bk.Config.bipace()
     assert advantage.make_config("bigpo", {}, ngrams=True) == bk.Config.bigpo(0.25)
     assert advantage.make_config("bigpo", {"partition": "exact"}, ngrams=True).epsilon == bk.Config().epsilon
-    with pytest.raises(CliError, match="options of the estimator: gamma"):
+    with pytest.raises(CliError, match=r"^--gamma must be a number"):
         advantage.make_config("grpo", {"gamma": 2.0}, ngrams=True)
 
 

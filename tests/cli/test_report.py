@@ -279,7 +279,7 @@ BAD = {
     "similarity": (["--similarity", "2"], "similarity must be"),
     "action mode": (["--action-mode", "x"], "--action-mode must be one of"),
     "duplicates": (["--duplicates", "x"], "duplicates must be one of"),
-    "on invalid": (["--on-invalid", "x"], "on_invalid must be one of"),
+    "on invalid": (["--on-invalid", "x"], "--on-invalid must be one of"),
     "backend": (["--backend", "x"], "backend must be one of"),
     "history": (["--history-length", "0"], "--history-length"),
 }
