@@ -77,9 +77,21 @@ def by_hand(exps, config, states="ngram"):
     if "step_reward" not in exps[0].info:
         last = [seen[exp.eid.rid] == step for exp, step in zip(exps, columns["step"], strict=True)]
         columns["rewards"] = [exp.reward * end for exp, end in zip(exps, last, strict=True)]
-    keys, parsed = bk.action_keys([TOKENIZER.decode(ids) for ids in columns.pop("response")], mode="action_tag")
+    actions = [TOKENIZER.decode(ids) for ids in columns.pop("response")]
+    keys, parsed = bk.action_keys(actions, mode="action_tag")
     assert parsed.any() and not parsed.all()
     texts = columns.pop("observation")
+    if (
+        config.needs_fingerprint and not config.has_epsilon
+    ):  # a kernel value reads three observations, and what was done between
+        place = {(exp.eid.rid, step): i for i, (exp, step) in enumerate(zip(exps, columns["step"], strict=True))}
+        before = [
+            [place[exp.eid.rid, t] for t in range(max(0, step - 2), step)]
+            for exp, step in zip(exps, columns["step"], strict=True)
+        ]
+        texts = [
+            "".join(f"{texts[j]}\n> {actions[j]}\n" for j in js) + own for js, own in zip(before, texts, strict=True)
+        ]
     own = {"fingerprint": bk.ngram_fingerprint(texts)} if states == "ngram" else {"observation": texts}
     return bk.advantage(**columns, **own, action_key=keys, config=config).advantage
 
