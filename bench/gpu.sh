@@ -73,7 +73,7 @@ options=(--out "$out")
 [ -z "${DRY:-}" ] || options+=(--dry)
 
 build() {
-  # Without nvcc the CPU module alone; where it is there, for the GPUs here, and a kernel that does not compile is an error.
+  # Without nvcc only the CPU module; with it also the kernels for the GPUs here, and one that does not compile is an error.
   local nvcc=${CUDACXX:-nvcc} cuda=auto
   command -v "$nvcc" >/dev/null || nvcc=/usr/local/cuda/bin/nvcc
   if command -v "$nvcc" >/dev/null; then
@@ -105,7 +105,7 @@ for part in "${parts[@]}"; do
   fi
   echo "== $part: $((SECONDS - began)) s"
 done
-for log in "$out"/*.log; do  # small enough to be carried away; the end is what tells
+for log in "$out"/*.log; do  # small enough to copy; the end has the error
   [ ! -f "$log" ] || { tail -c 100000 "$log" >"$scratch/log" && cp "$scratch/log" "$log"; }
 done
 "$python" -m bench gpu --targets --out "$out" || failed+=(targets)

@@ -204,7 +204,7 @@ def sanitize(part: Part, folder: Path, seconds: float, dry: bool, say: Say, back
     return fine
 
 
-# What tells why a kernel takes its time; another generation of GPUs may not have them, and is asked for the others then.
+# Metrics that explain a kernel's time; optional, since another generation of GPUs may lack them.
 MORE_METRICS = (
     "smsp__cycles_elapsed.avg.per_second",
     "sm__inst_executed_pipe_tensor.sum",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import numbers
@@ -198,9 +199,19 @@ class Config(Handled):
         return "epsilon" in PARTITIONS[self.partition].options
 
     @classmethod
+    def _of(cls, given: dict[str, Any]) -> Config:
+        """Config(**given); the TypeError for an unknown field suggests a known one."""
+        if not torch.compiler.is_compiling():
+            known = [field.name for field in fields(cls)]
+            for name in (name for name in given if name not in known):
+                near = {"eps": ["epsilon"], "lam": ["gae_lambda"]}.get(name, difflib.get_close_matches(name, known, 1))
+                raise TypeError(f"Config has no field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "."))
+        return cls(**given)
+
+    @classmethod
     def grpo(cls, **changes: Any) -> Config:
         """GRPO: A = A_ep, the same for every step of a trajectory (paper eq. 1)."""
-        return cls(**{"partition": "none", "estimator": "none", **changes})
+        return cls._of({"partition": "none", "estimator": "none", **changes})
 
     @classmethod
     def gigpo(cls, mode: str | None = None, **changes: Any) -> Config:
@@ -218,17 +229,17 @@ class Config(Handled):
         }
         if mode not in modes:
             raise ValueError(f"mode must be None, 'mean_norm' or 'mean_std_norm', got {mode!r}.")
-        return cls(**{"partition": "exact", "estimator": "mean", **modes[mode], **changes})
+        return cls._of({"partition": "exact", "estimator": "mean", **modes[mode], **changes})
 
     @classmethod
     def hgpo(cls, history_length: int = 2, **changes: Any) -> Config:
         """HGPO: clusters of equal observation histories at all depths, their advantages weighted by depth."""
-        return cls(**{"partition": "history", "estimator": "hgpo", "history_length": history_length, **changes})
+        return cls._of({"partition": "history", "estimator": "hgpo", "history_length": history_length, **changes})
 
     @classmethod
     def bigpo(cls, epsilon: float = 0.10, **changes: Any) -> Config:
         """BiGPO: greedy cosine clusters of hidden states, A = A_ep + w (R − mean_C) (paper eq. 5)."""
-        return cls(**{"partition": "cosine", "estimator": "mean", "epsilon": epsilon, **changes})
+        return cls._of({"partition": "cosine", "estimator": "mean", "epsilon": epsilon, **changes})
 
     @classmethod
     def bipace(cls, epsilon: float = 0.10, estimator: str = "q_style", **changes: Any) -> Config:
@@ -238,7 +249,7 @@ class Config(Handled):
         """
         if estimator not in PACE_ESTIMATORS:
             raise ValueError(f"estimator must be one of {', '.join(PACE_ESTIMATORS)} for BiPACE, got {estimator!r}.")
-        return cls(**{"partition": "cosine", "estimator": estimator, "epsilon": epsilon, **changes})
+        return cls._of({"partition": "cosine", "estimator": estimator, "epsilon": epsilon, **changes})
 
     @classmethod
     def gae(cls, value: str = "kernel", **changes: Any) -> Config:
@@ -256,7 +267,7 @@ class Config(Handled):
             "step_norm": "batch",
             "episode_weight": 0.0,
         }
-        return cls(**{**given, **changes})
+        return cls._of({**given, **changes})
 
 
 PRESETS: dict[str, Callable[..., Config]] = {name: getattr(Config, name) for name in get_args(Preset)}

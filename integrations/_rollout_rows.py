@@ -13,7 +13,7 @@ import torch
 from ..result import AdvantageResult
 from ._recorder import texts_of
 from ._states import States
-from ._turns import Turns, keys_of
+from ._turns import Turns, are_numbers, keys_of
 
 Tensor = torch.Tensor
 
@@ -71,6 +71,10 @@ def entries_of(
                     row,
                     f"{where}[{key!r}] must have one entry per turn, a run of ones in {mask}, but row {row} has {have} for {n}",
                 )
+            elif name == "step_rewards" and not are_numbers(value if several else [value]) and row not in empty:
+                given[row] = [fill] * n
+                if valid is None or valid[row]:
+                    misfits.setdefault(row, f"{where}[{key!r}] must be numbers, but row {row} has {value!r}")
         found[name] = given
     return found, states.set_aside(misfits, len(infos), must_fit)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import numbers
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +22,7 @@ from ..hidden.layers import find_decoder, layer_of
 from ..hidden.tap import Tap, tap
 from ..records import Unread
 from ..result import AdvantageResult
+from ..stages import EPSILON
 from ..value_memory import ValueMemory
 from ._recorder import Recorder
 from ._settings import Settings
@@ -27,6 +30,7 @@ from ._turns import KINDS, windows
 
 Tensor = torch.Tensor
 Columns = Mapping[str, Any]  # arguments of advantage(), a row for each record
+_log = logging.getLogger(__name__)
 MEMORY_FILE = "bipace_memory.pt"  # next to the file of States.save()
 
 
@@ -186,9 +190,7 @@ class States:
         if self.epsilon is None:
             chosen = choose_epsilon(found, group, trajectory=trajectory, step=step)
             self.epsilon = chosen.epsilon
-            warnings.warn(
-                f"{self.where}epsilon={self.settings.epsilon} chose {chosen.epsilon:g}: {chosen.reason}.", stacklevel=2
-            )
+            _log.info("%sepsilon=%s chose %g: %s.", self.where, self.settings.epsilon, chosen.epsilon, chosen.reason)
         if follows:
             if self.controller is None:
                 self.controller = EpsilonController(self.epsilon)
@@ -239,14 +241,24 @@ class States:
         return state if self.controller is None else {**state, "controller": self.controller.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the ε of the resumed run, if this run would choose one for the same states."""
+        """Restores the ε of the resumed run, if this run would choose one for the same states.
+
+        ValueError for the state of something else, which changes nothing.
+        """
+        absent = [name for name in ("epsilon", *self._kind) if name not in state]
+        if absent:
+            raise ValueError(f"state must come from state_dict(), but it lacks {', '.join(absent)}: {dict(state)!r}.")
         same = {name: state[name] for name in self._kind} == self._kind
         if not (self.settings.config().has_epsilon and self.settings.epsilon in ("auto", "follow") and same):
             return
-        self.epsilon = state["epsilon"]
+        epsilon, controller = state["epsilon"], None
+        number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool) and EPSILON.holds(epsilon)
+        if epsilon is not None and not number:
+            raise ValueError(f"state['epsilon'] must be None or a number {EPSILON.text}, got {epsilon!r}.")
         if self.settings.epsilon == "follow" and "controller" in state:
-            self.controller = EpsilonController()
-            self.controller.load_state_dict(state["controller"])
+            controller = EpsilonController()
+            controller.load_state_dict(state["controller"])
+        self.epsilon, self.controller = epsilon, controller
 
 
 def _write(path: Path, write: Callable[[Path], Any]) -> None:

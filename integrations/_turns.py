@@ -7,7 +7,7 @@ import functools
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,6 +152,18 @@ class Turns:
                 )
             found += [*values[:n], fill][:n]
         return found
+
+
+def are_numbers(values: Iterable[Any]) -> bool:
+    """Whether each is a number, also of NumPy and torch: NaN is one, a text and None are not."""
+    for value in values:
+        try:
+            float(value)
+        except (TypeError, ValueError, OverflowError):
+            return False
+        if isinstance(value, (str, bytes)):
+            return False
+    return True
 
 
 def windows(

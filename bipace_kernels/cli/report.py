@@ -568,6 +568,22 @@ def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
     return text
 
 
+def _verdict(section: Section) -> str:
+    """One sentence: which states predict the returns of other rollouts best."""
+    known = [(outcome.label, outcome.value_r2.r2) for outcome in section.table if outcome.value_r2.r2 is not None]
+    known += [(f"GAE's kernel over {name}", found.r2) for name, found in section.values.items() if found.r2 is not None]
+    if not known:
+        return f"{section.name}: returns do not differ within prompt groups, so there is no credit to divide."
+    label, best = max(known, key=lambda found: found[1])
+    if best <= 0:
+        return f"{section.name}: no partition predicts returns better than the mean of the prompt group."
+    alone = section.table[0].metrics["singleton_row_fraction"]
+    return (
+        f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}); with equal observations "
+        f"{alone:.0%} of the steps have no peers."
+    )
+
+
 def _print_summary(sections: Sequence[Section], options: Options, figures: Sequence[str]) -> None:
     console = stdout()
     for section in sections:
@@ -579,5 +595,7 @@ def _print_summary(sections: Sequence[Section], options: Options, figures: Seque
             title = ""
         console.print(grid(VALUES, _value_rows(section), title))
     folder = Path(options.out)
-    for name in ("report.md", "report.json", *figures, *([INSPECTOR] if options.html else [])):
-        console.print(str(folder / name), markup=False, highlight=False, soft_wrap=True)
+    made = ("report.json", *figures, "report.md", *([INSPECTOR] if options.html else []))
+    for text in (*(str(folder / name) for name in made), "", *map(_verdict, sections)):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Open {folder / made[-1]}.", markup=False, highlight=False, soft_wrap=True)

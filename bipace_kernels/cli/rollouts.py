@@ -25,7 +25,7 @@ from .. import _optional
 from ..schema import LIMIT
 from ._console import CliError
 
-JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+JSONL_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 LONGEST_LINE = 64  # MiB
 BOMB_BYTES, BOMB_RATIO = 1 << 30, 200  # a gzipped file that unpacks to more bytes, and to a larger ratio, is refused
@@ -208,6 +208,8 @@ def _check_paths(paths: Sequence[str]) -> None:
         if not os.path.isfile(path):
             raise CliError(f"{path} is not a file; give the path of a .jsonl, .jsonl.gz or .parquet file.")
         name = path.lower()
+        if name.removesuffix(".gz").endswith(".json"):
+            raise CliError(f"{path} is a .json file; write one record per line, and name it .jsonl.")
         if not name.removesuffix(".gz").endswith(JSONL_SUFFIXES) and not name.endswith(PARQUET_SUFFIXES):
             raise CliError(f"{path} has an unknown suffix; expected .jsonl, .jsonl.gz or .parquet.")
         real = os.path.realpath(path)
@@ -500,7 +502,9 @@ def _json_object(raw: bytes, line: int, here: str) -> dict[str, Any]:
             f"{here}: expected UTF-8, got the byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line."
         ) from None
     try:
-        record = json.loads(text, object_pairs_hook=_object)
+        record = json.loads(
+            text.rstrip(), object_pairs_hook=_object
+        )  # of an unfinished line the end is its own, not the next line
     except _Repeated as error:
         raise CliError(
             f'{here}, field "{_cut(str(error))}": the key occurs twice in one object; keep one of them.'
@@ -508,7 +512,7 @@ def _json_object(raw: bytes, line: int, here: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         cure = "" if raw.endswith(b"\n") else " It is the last line, without a line end: the file may be truncated."
         raise CliError(
-            f"{here}: expected one JSON object, got invalid JSON ({error.msg} at column {error.colno}).{cure}"
+            f"{here}: expected one JSON object, got invalid JSON ({error.msg} at column {error.pos + 1}).{cure}"
         ) from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets nested thousandfold
         reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error).split(";")[0]

@@ -5,7 +5,7 @@
 
 The look, the numbers and equal rows (ε = 0) are Triton's.  ε is only a threshold in the scan, so a sweep is the same
 launches with one more grid axis.  A Gram matrix's elements and the scan's decisions depend on a group's own records, D,
-dtype and the GPU's architecture alone, whatever the launch.
+dtype and the GPU's architecture, whatever the launch.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Tensor = torch.Tensor
 class Limits:
     """How the work is split among launches; results have the same bits whatever they are."""
 
-    # Groups of at least so many records go by blocks of columns: a whole matrix would take 256 MB.
+    # Groups of at least this many records go by blocks of columns: a whole matrix would take 256 MB.
     long_group: int = 8_192
-    middle: int = 1_024  # groups of at least so many are apart from shorter ones where there are few of them
+    middle: int = 1_024  # groups of at least this many are apart from shorter ones where there are few of them
     columns: int = 1_024  # of a block; a multiple of gram.UNIT
     room: int = 1 << 28  # float32 values of the Gram matrices that are made at a time: 1 GiB
     shared: int = 227 << 10  # bytes of shared memory that a scan asks for at most, where the GPU has them
@@ -115,7 +115,7 @@ class Clustering(triton_clusters.Clustering):
         )
 
     def _longer(self, shortest: int) -> tuple[Tensor, Tensor]:
-        """Where groups of at least so many records begin and end [slots]: nothing in slots without one.
+        """Where groups of at least this many records begin and end [slots]: nothing in slots without one.
 
         No two of them begin within `shortest` records, so each has a slot, and their number need not be known.
         """

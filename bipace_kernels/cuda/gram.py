@@ -43,7 +43,7 @@ GROUPS = Tile("gram_tall", 192, 384, 4)
 
 
 def tile_for(fingerprint: Tensor) -> Tile:
-    """By dtype and architecture alone, so that a group has its bits in any batch."""
+    """Depends only on dtype and architecture, so that a group has its bits in any batch."""
     if fingerprint.dtype == torch.float32:
         return SINGLE
     return GROUPS if warpgroups(fingerprint.device) else WARPS

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..._warnings import warn_once
-from .._turns import Turns
+from .._turns import Turns, are_numbers
 
 LOGS = ("step_rewards", "actions", "observations")
 Entries = list[Any]
@@ -116,6 +116,9 @@ class Said:
                 "run of ones in the env_mask of rollout_func, which must be 0 on the tokens in between",
             )
             return None
+        if name == "step_rewards" and not are_numbers(values):
+            self.misfits.setdefault(row, f"step_rewards must be numbers, but row {row} has {value!r}")
+            return None
         return [[entry] for entry in values]
 
     def _logged(self, row: int, name: str, log: Sequence[Any] | None, n: int) -> list[Entries] | None:
@@ -131,7 +134,10 @@ class Said:
         try:
             if row not in self.masked and written != n:
                 raise ValueError(f"TRL's tool loop has {written} messages of the model")
-            return self.loop.entries(row, name, log)
+            found = self.loop.entries(row, name, log)
+            if name == "step_rewards" and not all(map(are_numbers, found)):
+                raise ValueError(f"they must be numbers, but are {list(log)!r}")
+            return found
         except ValueError as error:
             self.misfits.setdefault(row, f"{name} of row {row} does not match its {n} turns: {error}")
             return None

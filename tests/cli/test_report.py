@@ -47,6 +47,22 @@ def test_files(made: tuple[Path, str]) -> None:
         assert str(folder / name) in shown.replace("\n", "")
 
 
+def test_the_end_is_a_verdict_and_what_to_open(made: tuple[Path, str]) -> None:
+    (section,) = json.loads((made[0] / "report.json").read_text())["sections"]
+    r2 = [entry["value_r2"]["r2"] for entry in section["partitions"].values()]
+    r2 += [entry["r2"] for entry in section["values"].values()]
+    *_, verdict, last = made[1].strip().splitlines()
+    assert verdict.startswith("games.jsonl: ") and f"best (value R² {max(r2):.3f})" in verdict
+    assert last == f"Open {made[0] / 'report.md'}."
+
+
+def test_a_verdict_where_there_is_nothing_to_compare(tmp_path: Path, undrawn: None) -> None:
+    rows = [record(rollout, step, f"s{step}", "go") for rollout in range(2) for step in range(3)]
+    done = run("report", write(tmp_path / "a.jsonl", rows), "--out", tmp_path / "out", "--no-similar")
+    assert done.exit_code == 0, done.output
+    assert "a.jsonl: returns do not differ within prompt groups, so there is no credit to divide." in done.output
+
+
 def test_json_is_a_direct_computation(made: tuple[Path, str], games: Path) -> None:
     content = json.loads((made[0] / "report.json").read_text())
     (section,) = content["sections"]

@@ -86,6 +86,7 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
 
 BAD_LINES = {
     "not json": ("{oops", ["line 2", "expected one JSON object", "invalid JSON", "column 2"]),
+    "unfinished": ('{"task_id": 1', ["line 2", "invalid JSON", "column 14"]),
     "list": ([record()], ["line 2", "expected one JSON object", "got a list", "one record per line"]),
     "number": ("3", ["line 2", "expected one JSON object", "got 3"]),
     "string": ('"x"', ["line 2", 'got the string "x"']),

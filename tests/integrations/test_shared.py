@@ -342,6 +342,32 @@ def test_a_state_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
+def test_rewards_that_are_no_numbers_set_their_row_aside():
+    turns = Turns.of(torch.ones(4, 2, dtype=torch.bool))
+    infos = [{"rewards": value} for value in (0.5, None, "1", torch.tensor(1.0))]
+    keys = {"step_rewards": ("rewards", float("nan"))}
+    with pytest.warns(RuntimeWarning, match=r"infos\['rewards'\] must have one entry per turn, .* row 1 has 0 for 1"):
+        found, aside = entries_of(infos, keys, turns, States(Settings()), where="infos", mask="mask")
+    assert aside.tolist() == [False, True, True, False] and np.isnan(found["step_rewards"][2][0])
+    with pytest.raises(ValueError, match=r"infos\['rewards'\] must be numbers, but row 0 has \[None\]"):
+        entries_of([{"rewards": [None]}] * 4, keys, turns, States(Settings()), where="infos", mask="mask")
+
+
+def test_a_checkpoint_of_something_else_changes_nothing():
+    states = States(Settings(method="bigpo", epsilon="follow"))
+    own = {"embedder": "auto", "layer": -8}
+    states.load_state_dict({**own, "epsilon": 0.07})
+    for wrong, message in (
+        ({"epsilon": 0.1}, "lacks embedder, layer"),
+        ({**own, "epsilon": 7}, r"state\['epsilon'\] must be None or a number 0 or in"),
+        ({**own, "epsilon": True}, "must be None or a number"),
+        ({**own, "epsilon": 0.2, "controller": {"epsilon": 0.2}}, "must come from state_dict"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            states.load_state_dict(wrong)
+        assert states.epsilon == 0.07 and states.controller is None
+
+
 def test_a_text_state_of_several_turns():
     """By trajectory and step, whatever the order of rows; padding precedes nothing, and a missing step is left out."""
     records = {

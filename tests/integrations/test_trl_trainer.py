@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from functools import partial
 from types import SimpleNamespace
 
@@ -434,10 +435,11 @@ def test_a_failure_leaves_the_batch_alone(tmp_path):
 # --------------------------------------------------------------------------------------------------------------- settings
 
 
-def test_epsilon_auto_is_chosen_once_and_goes_with_the_checkpoint(tmp_path):
+def test_epsilon_auto_is_chosen_once_and_goes_with_the_checkpoint(tmp_path, caplog):
     options = {"rollout_func": tt.rollout, "bipace_epsilon": "auto", "save_strategy": "steps", "save_steps": 1}
-    with pytest.warns(UserWarning, match="epsilon=auto chose"):
+    with caplog.at_level(logging.INFO):
         first = trained(tmp_path, **options)
+    assert caplog.text.count("bipace_epsilon=auto chose") == 1
     chosen = first._bipace.epsilon
     batch = first.batches[0]
     turns = credit.turns_of(batch["output"]["completion_mask"], batch["output"]["tool_mask"], None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import warnings
@@ -557,12 +558,13 @@ def test_other_estimators_are_verl_s_own(monkeypatch):
 # ------------------------------------------------------------------------------------------------------ checkpoints
 
 
-def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path):
+def test_a_chosen_epsilon_goes_with_the_checkpoint(advantages, tmp_path, caplog):
     torch.manual_seed(0)
     hidden = [torch.randn(n, 4) for n in (2, 2, 1, 2)]
     bipace = of(epsilon="auto")
-    with pytest.warns(UserWarning, match=r"algorithm\.bipace\.epsilon=auto chose"):
+    with caplog.at_level(logging.INFO):
         advantages(bipace, batch(MULTI), hidden)
+    assert "algorithm.bipace.epsilon=auto chose" in caplog.text
     chosen = bk.choose_epsilon(
         torch.cat(hidden), [1, 1, 1, 1, 0, 0, 0], trajectory=[2, 2, 3, 3, 0, 1, 1], step=[0, 1, 0, 1, 0, 0, 1]
     )

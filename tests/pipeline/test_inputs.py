@@ -445,3 +445,15 @@ def test_texts_as_trajectory_ids_are_warned_of_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bk.advantage(trajectory=list("dbca"), config=bk.Config.bigpo(), **columns)
+
+
+def test_an_unknown_field_of_a_preset_suggests_one():
+    for make, fields, near in (
+        (bk.Config.bipace, {"eps": 0.1}, "epsilon"),
+        (bk.Config.gae, {"lam": 0.9}, "gae_lambda"),
+        (bk.Config.grpo, {"gama": 0.9}, "gamma"),
+    ):
+        with pytest.raises(TypeError, match=f"did you mean '{near}'"):
+            make(**fields)
+    with pytest.raises(TypeError, match="Config has no field 'xyzzy'"):
+        bk.Config.gigpo(xyzzy=1)
