@@ -78,7 +78,9 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     if backend == "cuda":
         kernels, reciprocal = module(backend, "clusters"), empty(n)
         part = lay.group_offsets[:-1], lay.group_offsets[1:]
-        batch = kernels.Clustering(x.fingerprint, lay.order, lay.group_offsets, kind, scale, lay.n_groups, lay.longest_group)
+        batch = kernels.Clustering(
+            x.fingerprint, lay.order, lay.group_offsets, kind, scale, lay.n_groups, lay.longest_group
+        )
         decisions = module(backend, "scan").Scan(
             kind, *part, reciprocal, lowest, side, side, beyond, batch.limits.shared
         )

@@ -55,8 +55,8 @@ def cuda_wheel(tmp_path_factory) -> Path:
 def test_wheel_holds_our_packages_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert len(tops) == 2
-    assert tops - {"bipace_kernels"} == {"-".join(wheel.name.split("-")[:2]) + ".dist-info"}
+    assert len(tops) == 3
+    assert tops - {"bipace_kernels", "bipace_cli"} == {"-".join(wheel.name.split("-")[:2]) + ".dist-info"}
     assert "bipace_kernels/py.typed" in names
     assert "bipace_kernels/integrations/__init__.py" in names
     bench = {name.removeprefix("bipace_kernels/bench/") for name in names if name.startswith("bipace_kernels/bench/")}
@@ -68,7 +68,12 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     assert sum(name.endswith(".so") for name in names) == 1
     kernels = {f"bipace_kernels/{p.relative_to(ROOT)}" for p in ROOT.glob("csrc/c*/*") if p.suffix in (".cu", ".txt")}
     assert kernels | {"bipace_kernels/csrc/common/hd.h", "bipace_kernels/csrc/cuda/intrinsics.h"} <= set(names)
+    # bipace_kernels/program installs as bipace_cli, and only so.
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "bipace_kernels").rglob("*.py")}
+    program = {source for source in sources if source.startswith("bipace_kernels/program/")}
+    assert {source.replace("bipace_kernels/program", "bipace_cli") for source in program} <= set(names)
+    assert not program & set(names)
+    sources -= program
     sources |= {
         f"bipace_kernels/{p.relative_to(ROOT)}"
         for form in ("py", "yaml")
@@ -90,7 +95,7 @@ def test_wheel_metadata(wheel):
     assert triton and all("extra ==" in line for line in triton), "nobody on the CPU is made to install Triton"
     assert "License-Expression: Apache-2.0" in metadata
     entry_points = archive.read(next(n for n in archive.namelist() if n.endswith("entry_points.txt"))).decode()
-    assert "bipace = bipace_kernels.cli:main" in entry_points
+    assert "bipace = bipace_cli:main" in entry_points
 
 
 def needed(wheel: Path, folder: Path) -> dict[str, set[str]]:
