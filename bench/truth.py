@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .measure import machine
 from .truth_sets import FOLDER, read
 
 Floats = NDArray[np.float64]
@@ -337,6 +336,8 @@ def shown(found: tuple[float, Floats] | None) -> str:
 
 
 def as_markdown(sets: list[Found], seconds: float, command: str) -> str:
+    from .measure import machine  # imports torch, which --help does not need
+
     summary = Summary(sets)
     on, cpu = machine(1, ""), sum(found.cpu_seconds for found in sets)
     lines = [

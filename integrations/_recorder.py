@@ -134,11 +134,7 @@ def texts_of(
 ) -> tuple[list[str], list[str]]:
     """Decoded observations and actions of some turns [k]: all turns of their rows, or the first ones of a row."""
     some = replace(turns, **{name: getattr(turns, name)[rows] for name in ("row", "step", "start", "stop")})
-    written = [
-        ids[row, a:b].tolist()
-        for row, a, b in zip(*(x.tolist() for x in (some.row, some.start, some.stop)), strict=True)
-    ]
-    return some.observation_texts(prompts, ids, tokenizer), tokenizer.batch_decode(written, skip_special_tokens=True)
+    return some.observation_texts(prompts, ids, tokenizer), some.action_texts(ids, tokenizer)
 
 
 def _text(value: Any) -> str:

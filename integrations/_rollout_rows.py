@@ -119,6 +119,8 @@ class RolloutRows:
     def fitted(self, states: States) -> RolloutRows:
         """Without the rows whose entries of `extra` do not fit their turns: these score NaN, and so take part in nothing."""
         entries = {name: ENTRIES[name] for name in ENTRIES if name in self.extra}
+        if not entries:
+            return self
         infos = [{name: self.extra[name][row] for name in entries} for row in range(len(self.valid))]
         extra, aside = entries_of(
             infos, entries, self.turns, states, where=self.extra_name, mask=self.mask_name, valid=self.valid.tolist()
@@ -185,10 +187,6 @@ class RolloutRows:
             return self.field("observation", "")
         return self.turns.observation_texts(self.prompts(), self.responses, tokenizer)
 
-    def actions(self, tokenizer: Any) -> list[str]:
-        """[n] text of each turn's tokens."""
-        return self.texts(tokenizer, torch.arange(len(self.turns)))[1]
-
     def of_turns(self, rows: Sequence[Tensor] | None) -> Tensor | None:
         """[n, …] of hidden states or labels by row; ValueError if they do not belong to these turns."""
         if rows is None:
@@ -235,6 +233,6 @@ class RolloutRows:
         records = self.records(states, tokenizer, token_rewards, update)
         hidden, labels = self.of_turns(self.hidden), self.of_turns(self.labels)
         return states.advantage(
-            records, lambda: self.observations(tokenizer), actions=lambda: self.actions(tokenizer), hidden=hidden,
-            labels=labels, why=why,
+            records, lambda: self.observations(tokenizer),
+            actions=lambda: self.turns.action_texts(self.responses, tokenizer), hidden=hidden, labels=labels, why=why,
         )  # fmt: skip

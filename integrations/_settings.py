@@ -183,8 +183,8 @@ class Settings:
         return self.text_turns or (3 if config.needs_fingerprint and not compared else 1)
 
     @property
-    def keeps_trainers(self) -> bool:
-        """Whether the trainer's own advantages are kept: with no step term, they are the method's."""
+    def keeps_own_advantages(self) -> bool:
+        """Whether the trainer keeps its own advantages: without a step term they are the method's."""
         return self.config().estimator == "none"
 
     def scaled(self, scale_rewards: str, where: str = "") -> Settings:
@@ -193,7 +193,7 @@ class Settings:
         where   goes before `episode_norm` in the error of what has no counterpart
         """
         has_episode = self.config().episode_weight != 0
-        if self.keeps_trainers or not has_episode or self.episode_norm is not None or self.gigpo_mode is not None:
+        if self.keeps_own_advantages or not has_episode or self.episode_norm is not None or self.gigpo_mode is not None:
             return self
         if scale_rewards not in ("group", "none"):
             raise ValueError(

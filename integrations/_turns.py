@@ -121,6 +121,12 @@ class Turns:
         texts = [(prompts[row] if step == 0 else ids[row, begin:end]).tolist() for row, step, begin, end in spans]
         return list(tokenizer.batch_decode(texts, skip_special_tokens=True))
 
+    def action_texts(self, ids: Tensor, tokenizer: Any) -> list[str]:
+        """[n] text of each turn's tokens; ids [B, T]."""
+        ids = ids.cpu()
+        spans = zip(*(x.tolist() for x in (self.row, self.start, self.stop)), strict=True)
+        return list(tokenizer.batch_decode([ids[row, a:b].tolist() for row, a, b in spans], skip_special_tokens=True))
+
     def truncated(self, rows: Sequence[Any]) -> Tensor:
         """[n] bool from B values: True if the rollout was cut off after the row, else False or None."""
         for row, value in enumerate(rows):
@@ -157,11 +163,11 @@ class Turns:
 def are_numbers(values: Iterable[Any]) -> bool:
     """Whether each is a number, also of NumPy and torch: NaN is one, a text and None are not."""
     for value in values:
+        if isinstance(value, (str, bytes)):
+            return False
         try:
             float(value)
         except (TypeError, ValueError, OverflowError):
-            return False
-        if isinstance(value, (str, bytes)):
             return False
     return True
 

@@ -502,9 +502,8 @@ def _json_object(raw: bytes, line: int, here: str) -> dict[str, Any]:
             f"{here}: expected UTF-8, got the byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line."
         ) from None
     try:
-        record = json.loads(
-            text.rstrip(), object_pairs_hook=_object
-        )  # of an unfinished line the end is its own, not the next line
+        # Without its line end: an unfinished object ends in this line, and not at column 1 of the next.
+        record = json.loads(text.rstrip(), object_pairs_hook=_object)
     except _Repeated as error:
         raise CliError(
             f'{here}, field "{_cut(str(error))}": the key occurs twice in one object; keep one of them.'

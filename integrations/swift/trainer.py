@@ -40,7 +40,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
         if not self.accelerator.is_main_process:
             self._bipace.recorder = None
         self._bipace_hidden: list[Tensor] | None = None  # of the micro-batches, while the trainer makes one batch
-        if settings.keeps_trainers:
+        if settings.keeps_own_advantages:
             return
         refused = {
             "padding_free=True packs rows": self.template.padding_free,
@@ -61,7 +61,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
 
     @property
     def _bipace_trains(self) -> bool:
-        return bool(self.model.training and not self._bipace.settings.keeps_trainers)
+        return bool(self.model.training and not self._bipace.settings.keeps_own_advantages)
 
     def _prepare_batch_inputs(self, samples: Sequence[Any]) -> Any:
         self._bipace_hidden = (
@@ -106,7 +106,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
         result, metrics = self._bipace.advantage(
             records,
             lambda: rows.observations(tokenizer),
-            actions=lambda: rows.actions(tokenizer),
+            actions=lambda: rows.turns.action_texts(rows.responses, tokenizer),
             hidden=torch.cat(tapped) if tapped else None,
             why=self._bipace_why,
             run=bk.distributed.advantage if several else bk.advantage,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -106,23 +106,22 @@ def prepare(
     """The records of this process; arguments as in bipace_advantages().  later: a forward of TRL's own will give the states."""
     several = trainer.accelerator.num_processes > 1
 
-    def said(elsewhere: Container[str] = ()) -> Said:
+    def said() -> Said:
         of_function = getattr(trainer, "rollout_func", None) is not None
         starts = [row.get("turn_starts") or () for row in inputs] if of_function else None
-        turns = turns_of(output["completion_mask"], output.get("tool_mask"), starts)
-        return Said(trainer, inputs, turns, loop, elsewhere)
+        return Said(trainer, inputs, turns_of(output["completion_mask"], output.get("tool_mask"), starts), loop)
 
-    def records(elsewhere: Container[str] = ()) -> Prepared:
-        found = said(elsewhere)
+    def records(found: Said) -> Prepared:
         turns, *others = _records(trainer, output, rewards, states, later or hidden is not None, loop, found)
         if hidden is not None and len(hidden) != len(turns):
             raise ValueError(f"hidden must have one row per turn, {len(turns)}, got {len(hidden)}: of another batch?")
         return Prepared(turns, *others, several)
 
     if not several:
-        return records()
-    names = Ranks(None).agree(lambda: said().names(), list)[1]
-    return Ranks(None).agree(lambda: records({name for of_rank in names for name in of_rank}), lambda _: None)[0]
+        return records(said())
+    found, names = Ranks(None).agree(said, Said.names)
+    found.elsewhere = {name for of_rank in names for name in of_rank}
+    return Ranks(None).agree(lambda: records(found), lambda _: None)[0]
 
 
 def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | None) -> Turns:
@@ -201,7 +200,11 @@ def _records(
             decoded = turns.observation_texts([row[kept] for row, kept in pairs], ids, tokenizer)
             texts = [of_turn[-1] if of_turn else text for of_turn, text in zip(entries, decoded, strict=True)]
         if settings.turns_of_text > 1 and config.needs_fingerprint:
-            done = _texts(output, turns, tokenizer, entries, said.flat(actions), torch.arange(len(turns)))[1]
+            written = turns.action_texts(ids, tokenizer)
+            done = [
+                "\n".join(map(str, of_turn)) if of_turn else text
+                for of_turn, text in zip(said.flat(actions), written, strict=True)
+            ]
     return turns, records, texts, done, why
 
 

@@ -56,11 +56,9 @@ class Said:
     must_fit   whether rows of a rollout_func of which none fits are an error; elsewhere some may fit
     """
 
-    def __init__(
-        self, trainer: Any, inputs: Sequence[dict[str, Any]], turns: Turns, loop: ToolLoop | None,
-        elsewhere: Container[str] = (),
-    ) -> None:  # fmt: skip
-        self.inputs, self.turns, self.loop, self.elsewhere = inputs, turns, loop, elsewhere
+    def __init__(self, trainer: Any, inputs: Sequence[dict[str, Any]], turns: Turns, loop: ToolLoop | None) -> None:
+        self.inputs, self.turns, self.loop = inputs, turns, loop
+        self.elsewhere: Container[str] = ()
         self.of_function = getattr(trainer, "rollout_func", None) is not None
         self.environments = list(getattr(trainer, "environments", None) or ())[: len(inputs)]
         self.masked = set(turns.row[turns.stop == turns.start].tolist())  # rows without a token to train

@@ -69,7 +69,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
     def _generate_and_score_completions(self, inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        if self._bipace.settings.keeps_trainers or not self.model.training:
+        if self._bipace.settings.keeps_own_advantages or not self.model.training:
             found: dict[str, Any] = super()._generate_and_score_completions(inputs)
             return found
         self._bipace_watched = watched = _Watched()
