@@ -38,7 +38,8 @@ class Inputs:
     action_key: Tensor | None  # [N] int64
     action_parsed: Tensor | None  # [N] bool
     truncated: Tensor | None  # [N] bool
-    value: Tensor | None  # [N] float64 V̂ computed already (distributed.py)
+    value: Tensor | None  # [N] float64 V̂ computed already (distributed.py), and then also the next
+    raw_advantage: Tensor | None  # [N] float64 A_S before step_norm
     late: list[LateCheck]  # checks of masks that would have synchronized
 
 
@@ -97,6 +98,7 @@ def check_columns(
         "action_parsed": None if parsed is None else _checks.bool_vector(parsed, "action_parsed", n, late),
         "truncated": None if truncated is None else _checks.bool_vector(truncated, "truncated", n, late),
         "value": given.get("value"),
+        "raw_advantage": given.get("raw_advantage"),
         "fingerprint": _checks.fingerprint_matrix(given["fingerprint"], n) if reads_fingerprint else None,
     }
     return {name: None if value is None else to_device(value, device, name) for name, value in columns.items()}
@@ -170,7 +172,7 @@ def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
     """[N] int64 keys; where the estimator does not use them they only serve the metrics, and anything else is ignored."""
     if action_key is None:
         return None
-    if cfg.needs_keys or not isinstance(cfg.estimator, str):
+    if cfg.reads_keys or not isinstance(cfg.estimator, str):
         return _checks.integer_vector(action_key, "action_key", n)
     try:
         return _checks.integer_vector(action_key, "action_key", n)

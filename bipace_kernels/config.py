@@ -31,7 +31,7 @@ _NUMBERS = {
     "gamma": GAMMA, "step_weight": NOT_NEGATIVE, "epsilon": EPSILON, "delta": DELTA, "length_weight_alpha": NOT_NEGATIVE,
     "similarity": Range("in (0, 1]", lambda x: 0 < x <= 1), "episode_weight": NOT_NEGATIVE, "shrinkage": NOT_NEGATIVE,
     "kernel_width": WIDTH, "kernel_time": ABOVE_ZERO, "kernel_noise": NOISE,
-    "kernel_same": SAME, "gae_lambda": GAMMA,
+    "kernel_same": SAME, "action_noise": NOISE, "gae_lambda": GAMMA,
 }  # fmt: skip
 
 
@@ -73,6 +73,8 @@ class Config(Handled):
     kernel_time          θ > 0 in steps: exp(−Δt²/(2 θ²)); None: no time term
     kernel_noise         ρ ≥ 0.1, the variance of returns about their value, in units of the kernel's
     kernel_same          s in [0, 1000] of share "batch" and "memory": covariance shared by records of one prompt group
+    action_noise         η ≥ 0.1 of value="kernel": A_S is averaged over near states with the same action, K_a (K_a + η I)⁻¹ A_S,
+                         where action keys are given; None: it is not
     gae_lambda           λ in [0, 1]
     base_group           HGPO: the episode advantage joins the aggregate as depth 0
     duplicates           rows with equal (group, trajectory, step): an error, counted once, or counted each
@@ -103,6 +105,7 @@ class Config(Handled):
     kernel_time: float | None = 8.0
     kernel_noise: float = 2.0
     kernel_same: float = 0.3
+    action_noise: float | None = 0.3
     gae_lambda: float = 0.5
     longest_text: int = 32_768
 
@@ -125,7 +128,7 @@ class Config(Handled):
                 raise ValueError(f"{name} must be an int of at least {least}, got {length!r}.")
             object.__setattr__(self, name, int(length))
         for name, wish in _NUMBERS.items():
-            if name != "kernel_time" or self.kernel_time is not None:
+            if name not in ("kernel_time", "action_noise") or getattr(self, name) is not None:
                 self._number(name, wish)
         self._pairs()
 
@@ -167,6 +170,16 @@ class Config(Handled):
     def needs_keys(self) -> bool:
         """Whether the estimator compares actions."""
         return "action_key" in estimator_of(self).needs
+
+    @property
+    def averages_actions(self) -> bool:
+        """Whether A_S is averaged over near states with the same action, where action keys are given."""
+        return self.action_noise is not None and "fingerprint" in needs_of(self)
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether action keys change the result: the estimator needs them, or averages over equal ones if given."""
+        return self.needs_keys or self.averages_actions
 
     @property
     def needs_fingerprint(self) -> bool:

@@ -364,9 +364,9 @@ def _run(
         )  # fmt: skip
         found, state, failed = _labels(ranks, plan, columns, head, own, where, num_threads, memory)
         if _makes_values(cfg):
-            columns["value"] = found.view(torch.float64)
+            columns["value"], columns["raw_advantage"] = found.view(torch.float64)
         else:
-            columns["observation"] = found
+            columns["observation"] = found[0]
     if bool(columns["valid"].all()):
         del columns["valid"]
     last = cfg if of_codes else replace(cfg, partition="exact")
@@ -530,29 +530,30 @@ def _labels(
 ) -> tuple[Tensor, Tensor | None, str | None]:  # fmt: skip
     """The owners' results for their groups.
 
-    [N] int64   equal inside a group where records share a cluster (partitions "exact" and "history": an observation); of
-                value="kernel" the bits of V̂, float64
-    [N] uint8   state of the fingerprints; None: all fine
+    [2, N] int64   first row: equal inside a group where records share a cluster (partitions "exact" and "history": an
+                   observation); of value="kernel" the bits of V̂ and of A_S before step_norm, float64
+    [N] uint8      state of the fingerprints; None: all fine
     the first owner's error, on all ranks, or None
     """
     rows = np.flatnonzero(plan.owner == ranks.rank)
     fingerprint = _move_fingerprints(ranks, plan, rows, head, own, where)
     objects, which = _move_objects(ranks, plan, rows, columns, own)
-    reply = torch.zeros(rows.size, 2, dtype=torch.int64)
+    reply = torch.zeros(rows.size, 3, dtype=torch.int64)
     failed: Exception | None = None
     try:
-        part = {name: column[rows] for name, column in columns.items() if name not in _BOOL}
+        part = {name: column[rows] for name, column in columns.items() if name not in ("valid", "action_parsed")}
         if rows.size:
-            reply[:, 0], reply[:, 1] = _cluster(
+            reply[:, :2], reply[:, 2] = _cluster(
                 part, own.config, head.backend, fingerprint, objects, which, where, num_threads, memory
             )
     except Exception as error:  # of any kind: the other ranks wait for an answer
         failed = error
-        reply[:, 1] = _FAILED
+        reply[:, 2] = _FAILED
     taken = plan.owner >= 0
     replies = ranks.rows(reply, np.bincount(plan.owner[taken], minlength=ranks.size).tolist())
     place = torch.from_numpy(np.argsort(np.where(taken, plan.owner, ranks.size), kind="stable")[: replies.shape[0]])
-    labels, state = torch.zeros(2, plan.owner.size, dtype=torch.int64).index_copy_(1, place, replies.T).unbind()
+    every = torch.zeros(3, plan.owner.size, dtype=torch.int64).index_copy_(1, place, replies.T)
+    labels, state = every[:2], every[2]
     if not bool(state.any()):
         return labels, None, None
     note = None
@@ -566,10 +567,10 @@ def _cluster(
     columns: dict[str, Tensor], cfg: Config, backend: str, fingerprint: Tensor | None, objects: list[bytes], which: Ints,
     where: torch.device, num_threads: int | None, memory: ValueMemory | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Labels [m] of the records this rank owns, and the states [m] of their fingerprints."""
+    """[m, 2] of `_labels()` for the records this rank owns, and the states [m] of their fingerprints."""
     state = torch.zeros(which.size, dtype=torch.int64)
     if PARTITIONS[cfg.partition].by_code:
-        return number_objects(objects)[which], state
+        return number_objects(objects)[which][:, None], state
     texts = [item.decode(*_UTF8) for item in objects]
     # Records that advantage() sets aside, and copies of a step, must not seed clusters here either.
     cfg = replace(cfg, on_invalid="singleton")
@@ -587,11 +588,11 @@ def _cluster(
         finite = fingerprint[bad.to(where)].isfinite().all(dim=1).cpu()
         state[bad] = torch.where(finite, 2, 1)
     if not _makes_values(cfg):
-        return result.cluster.cpu(), state
-    assert isinstance(result.records, Unread) and result.records.value is not None
+        return result.cluster.cpu()[:, None], state
+    assert isinstance(result.records, Unread) and result.records.value is not None and result.records.raw is not None
     source = result.records.layout.source()
-    value = result.records.value.cpu()[source.clamp(min=0)]
-    return value.masked_fill(source < 0, 0.0).view(torch.int64), state
+    both = torch.stack([result.records.value, result.records.raw], dim=1).cpu()[source.clamp(min=0)]
+    return both.masked_fill(source[:, None] < 0, 0.0).view(torch.int64), state
 
 
 def _makes_values(cfg: Config) -> bool:

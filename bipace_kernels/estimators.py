@@ -103,21 +103,38 @@ def _gae(batch: Batch) -> Terms:
     """GAE(λ) over a value of each record's state (docs/gae.md)."""
     cfg, lay, kind = batch.config, batch.placed, VALUES[batch.config.value]
     labels = labels_of(batch)
-    value = batch.by_record_or_none(batch.inputs.value)
-    if value is None:
+    value, raw = batch.by_record_or_none(batch.inputs.value), batch.by_record_or_none(batch.inputs.raw_advantage)
+    if value is None or raw is None:
         value = kind.compute(batch, labels)
-    rewards, truncated = batch.by_record_or_none(batch.inputs.rewards), batch.by_record_or_none(batch.inputs.truncated)
-    assert rewards is not None
-    step_term = batch.backend.critic.gae_advantage(
-        rewards, value, batch.returns, lay.step, lay.trajectory_offsets, lay.group_offsets, truncated, float(cfg.gamma),
-        float(cfg.gae_lambda), n_trajectories=lay.n_trajectories, **batch.groups, taken=batch.taken,
-        step_norm=cfg.step_norm,
-    )  # fmt: skip
+        raw = _recursion(batch, value)
+    step_term = batch.backend.critic.normed_advantage(
+        raw, batch.returns, lay.group_offsets, **batch.groups, taken=batch.taken, step_norm=cfg.step_norm
+    )
     branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
     if kind.has_clusters:
         sizes = torch.zeros_like(labels).index_add_(0, labels.clamp(min=0), (labels >= 0).to(labels.dtype))
         branch = torch.where((labels >= 0) & (sizes[labels.clamp(min=0)] > 1), int(Branch.PACE), branch)
-    return Terms(labels, step_term, branch, value)
+    return Terms(labels, step_term, branch, value, raw)
+
+
+def _recursion(batch: Batch, value: Tensor) -> Tensor:
+    """[M] float64 A_S over V̂, averaged over near states with the same action where the configuration says so."""
+    cfg, lay = batch.config, batch.placed
+    rewards, truncated = batch.by_record_or_none(batch.inputs.rewards), batch.by_record_or_none(batch.inputs.truncated)
+    assert rewards is not None
+    advantage = batch.backend.critic.gae_advantage(
+        rewards, value, lay.step, lay.trajectory_offsets, truncated, float(cfg.gamma), float(cfg.gae_lambda),
+        n_trajectories=lay.n_trajectories, taken=batch.taken,
+    )  # fmt: skip
+    keys = batch.action_key
+    if cfg.action_noise is None or not cfg.averages_actions or keys is None:
+        return advantage
+    assert batch.inputs.fingerprint is not None
+    return batch.backend.critic.same_action_advantage(
+        batch.inputs.fingerprint, lay.order, advantage, lay.time(), keys, lay.group_offsets, batch.usable, **batch.groups,
+        taken=batch.taken, width=float(cfg.kernel_width), horizon=float(cfg.kernel_time or 0.0),
+        noise=float(cfg.action_noise),
+    )  # fmt: skip
 
 
 def _group_values(batch: Batch, labels: Tensor) -> Tensor:
@@ -293,7 +310,7 @@ VALUES: dict[str, StateValue] = {
         ),
         StateValue(
             "kernel", "Gaussian process over the fingerprints", _kernel_values, needs=("fingerprint",),
-            options=dict.fromkeys(("share", "kernel_width", "kernel_time", "kernel_noise"), _OF_KERNEL),
+            options=dict.fromkeys(("share", "kernel_width", "kernel_time", "kernel_noise", "action_noise"), _OF_KERNEL),
         ),
     )
 }  # fmt: skip

@@ -71,7 +71,7 @@ def advantage(
     episode_return   [N] real   return of the record's trajectory, one value per trajectory; None: the sum of rewards
     fingerprint      [N, D] float32 | bfloat16 | float16 (float64 is rounded), any length     partition "cosine", value "kernel"
     observation      [N] str | bytes | any hashable | integers      partitions "exact", "history", "similar" (str)
-    action_key       [N] int   equal for equal actions              estimators "diff_peer", "q_style"
+    action_key       [N] int   equal for equal actions              estimators "diff_peer", "q_style"; "gae" if given
     action_parsed    [N] bool   feeds the metric action_parse_rate
     valid            [N] bool   False rows (padding) are ignored: advantages 0, cluster −1
     truncated        [N] bool   estimator "gae": True on the last step of a trajectory that was cut off there; V̂ of that step
@@ -177,14 +177,14 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
 
     estimator = estimator_of(cfg)
     batch = Batch(backend, x, layout, lay, taken, usable, step_return, episode, state, memory)
-    labels, step_term, branch, value = estimator.terms(batch)
+    labels, step_term, branch, value, raw = estimator.terms(batch)
     rows = backend.combine.combine(
         episode, step_term, step_return, labels, branch, lay.source, taken, weight=float(cfg.step_weight),
         total_is_step=estimator.whole, n_rows=lay.n_rows, episode_weight=float(cfg.episode_weight),
     )  # fmt: skip
     if value is None:
         return AdvantageResult(*rows, unread)
-    return AdvantageResult(*rows, replace(unread, value=value), value=_by_row(value, lay, taken))
+    return AdvantageResult(*rows, replace(unread, value=value, raw=raw), value=_by_row(value, lay, taken))
 
 
 def _by_row(value: Tensor, lay: PlacedLayout, taken: Tensor | None) -> Tensor:

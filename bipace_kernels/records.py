@@ -92,6 +92,7 @@ class Unread:
     late: tuple[LateCheck, ...]
     checked: bool = False  # at the call
     value: Tensor | None = None  # [M] float64 V̂, of estimators that have one
+    raw: Tensor | None = None  # [M] float64 A_S before step_norm, of the same
 
     def read(self, rows: ResultRows) -> Records:
         lay = self.layout

@@ -43,3 +43,4 @@ class Terms(NamedTuple):
     step_term: torch.Tensor  # [M] float32 A_S
     branch: torch.Tensor  # [M] uint8
     value: torch.Tensor | None = None  # [M] float64 V̂, of estimators that have one
+    raw: torch.Tensor | None = None  # [M] float64 A_S before step_norm, of the same

@@ -351,26 +351,58 @@ class Critic(Protocol):
         self,
         rewards: F64_M,
         value: F64_M,  # V̂
-        returns: F32_M,  # for the threshold below which the mean square counts as 0
         step: I64_M | None,  # rising in a trajectory; None: neighbours are one step apart
         trajectory_offsets: TrajectoryOffsets,
-        group_offsets: GroupOffsets,
         truncated: BOOL_M | None,  # read on the last step of each trajectory: True if it was cut off there
         gamma: Annotated[float, GAMMA],
         gae_lambda: Annotated[float, GAMMA],
         *,
         n_trajectories: NTrajectories,
+        taken: BOOL_M | None,
+    ) -> F64_M:
+        """A_S(t) = δ_t + (γλ)^Δt A_S(t + Δt),  δ_t = r_t + γ^Δt V̂(t + Δt) − V̂(t), with V̂ = 0 after the last step.
+
+        After a step that was cut off its own V̂ is used, one step later.  Records of equal step number are one step: the
+        step before uses the means of their V̂ and A_S.
+        """
+
+    def same_action_advantage(
+        self,
+        fingerprint: Fingerprint,  # any strides, any length
+        order: Order,
+        advantage: F64_M,
+        time: I64_M,  # step numbers, at least 0
+        action_key: I64_M,
+        group_offsets: GroupOffsets,
+        usable: BOOL_M | None,
+        *,
+        n_groups: NGroups,
+        longest_group: Longest,
+        taken: BOOL_M | None,
+        width: Annotated[float, WIDTH],  # ℓ
+        horizon: Annotated[float, NOT_NEGATIVE],  # θ in steps; 0: no time term
+        noise: Annotated[float, NOISE],  # η
+    ) -> F64_M:
+        """K_a (K_a + η I)⁻¹ A_S over the usable records of each group: an average over near states with the same action.
+
+        K_a is K of kernel_values under share "group" where the action keys are equal, and 0 elsewhere; also 0 between the
+        blocks of a group with more than 2,048 usable records.  A_S / (1 + η) for records that are not usable, as for one
+        with nothing near.
+        """
+
+    def normed_advantage(
+        self,
+        advantage: F64_M,
+        returns: F32_M,  # for the threshold below which the mean square counts as 0
+        group_offsets: GroupOffsets,
+        *,
         n_groups: NGroups,
         longest_group: Longest,
         taken: BOOL_M | None,
         step_norm: Annotated[str, OneOf(("none", "batch", "group"))],
     ) -> F32_M:
-        """A_S(t) = δ_t + (γλ)^Δt A_S(t + Δt),  δ_t = r_t + γ^Δt V̂(t + Δt) − V̂(t), with V̂ = 0 after the last step.
-
-        After a step that was cut off its own V̂ is used, one step later.  Records of equal step number are one step: the
-        step before uses the means of their V̂ and A_S.  step_norm divides by the root mean square over the batch or the
-        group, which gives 0 where that is at most 1e-6 · max|R| of the same records.  In float64, rounded once, saturating.
-        """
+        """A_S over its root mean square of the batch or the group, which gives 0 where that is at most 1e-6 · max|R| of the same
+        records; "none": A_S.  Rounded once, saturating."""
 
 
 class Combine(Protocol):

@@ -218,7 +218,7 @@ class RolloutRows:
         records["rewards"], records["episode_return"] = self.rewards(ids, token_rewards)
         if settings.config().needs_truncated and "truncated" in self.extra:
             records["truncated"] = self.turns.truncated(self.extra["truncated"])
-        if settings.config().needs_keys:
+        if settings.config().reads_keys:
             tokens = self.turns.tokens(self.responses.cpu())
             records |= keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens)
         return records

@@ -71,6 +71,7 @@ class Settings:
     action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"; "auto": tool calls, action tags,
                      or one of the others, depending on the response (_turns.keys_of)
     kernel_time      0: no time term (None in Config)
+    action_noise     0: A_S is not averaged over near states with the same action (None in Config)
     memory_rows      max_rows of the ValueMemory of share "memory"
     record_dir       folder for step records of every `record_every`-th update; None: none are written
     The others are those of bipace_kernels.Config; None keeps the preset's value.  Those of another method are an error.
@@ -98,6 +99,7 @@ class Settings:
     kernel_time: float | None = None
     kernel_noise: float | None = None
     kernel_same: float | None = None
+    action_noise: float | None = None
     gae_lambda: float | None = None
     memory_rows: int = 16_384
     episode_weight: float | None = None
@@ -166,8 +168,9 @@ class Settings:
         of_preset = {"epsilon": epsilon, "estimator": self.estimator, "mode": self.gigpo_mode}
         changes |= {name: value if name in self._parameters else None for name, value in of_preset.items()}
         changes = {k: v for k, v in changes.items() if v is not None}
-        if self.kernel_time == 0 and self.kernel_time is not False:
-            changes["kernel_time"] = None
+        for name in ("kernel_time", "action_noise"):
+            if getattr(self, name) == 0 and getattr(self, name) is not False:
+                changes[name] = None
         return PRESETS[self.method](**changes)
 
     @functools.cached_property

@@ -55,6 +55,7 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
     if gigpo_mode is not None and "mode" not in takes:
         raise CliError(f"--gigpo-mode goes with --preset gigpo, got --preset {preset}.")
     given = {name: value for name, value in changes.items() if value is not None}
+    given |= {name: None for name in ("kernel_time", "action_noise") if given.get(name) == 0}
     choices = {"mode": gigpo_mode, "value": given.get("value")}  # on which other fields of the preset depend
     try:
         config = PRESETS[preset](**{k: v for k, v in choices.items() if k in takes and v is not None})
@@ -85,7 +86,7 @@ def run(given: Mapping[str, Any]) -> None:
             needed=[*(["action"] if config.needs_keys else []), *(["fingerprint"] if columns.fingerprint else [])],
             wanted=[
                 "valid",
-                *(["action"] if config.has_clusters else []),
+                *(["action"] if config.has_clusters or config.reads_keys else []),
                 *(["truncated"] if config.needs_truncated else []),
             ],
             merge_files=options.merge_files,
@@ -122,7 +123,7 @@ def _check_options(
     if config.needs_memory:
         raise CliError("--share memory needs earlier batches, which files do not have; use --share batch.")
     check_sources(options.action_mode, options.fingerprint, columns)
-    if options.action_mode != "text" and not config.has_clusters:
+    if options.action_mode != "text" and not (config.has_clusters or config.reads_keys):
         raise CliError("--action-mode has no effect with partition none, which does not compare actions; leave it out.")
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     if from_file and not config.needs_fingerprint:

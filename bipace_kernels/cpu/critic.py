@@ -73,29 +73,71 @@ def kernel_values(
 def gae_advantage(
     rewards: Tensor,
     value: Tensor,
-    returns: Tensor,
     step: Tensor | None,
     trajectory_offsets: Tensor,
-    group_offsets: Tensor,
     truncated: Tensor | None,
     gamma: float,
     gae_lambda: float,
     *,
     n_trajectories: int,
+    taken: Tensor | None,
+) -> Tensor:
+    kept = Kept(taken)
+    rewards, value, step, truncated = kept.rows(rewards), kept.rows(value), kept.rows(step), kept.rows(truncated)
+    trajectories = kept.offsets(trajectory_offsets)
+    out = torch.empty(rewards.shape[0], dtype=torch.float64)
+    load().gae_advantage(
+        rewards.data_ptr(), value.data_ptr(), 0 if step is None else step.data_ptr(), trajectories.data_ptr(),
+        trajectories.shape[0] - 1, 0 if truncated is None else truncated.data_ptr(), gamma, gae_lambda, out.data_ptr(),
+        _threads.count(),
+    )  # fmt: skip
+    return kept.spread(out, 0.0)
+
+
+def same_action_advantage(
+    fingerprint: Tensor,
+    order: Tensor,
+    advantage: Tensor,
+    time: Tensor,
+    action_key: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+    width: float,
+    horizon: float,
+    noise: float,
+) -> Tensor:
+    """Bits of a group as those of kernel_values; MemoryError likewise, of a set of n records with equal actions."""
+    kept = Kept(taken)
+    order, advantage, time, usable = kept.rows(order), kept.rows(advantage), kept.rows(time), kept.rows(usable)
+    action_key, offsets = kept.rows(action_key), kept.offsets(group_offsets)
+    out = torch.empty(advantage.shape[0], dtype=torch.float64)
+    load().same_action_advantage(
+        *address_of_rows(fingerprint), order.data_ptr(), advantage.data_ptr(), time.data_ptr(), action_key.data_ptr(),
+        offsets.data_ptr(), offsets.shape[0] - 1, 0 if usable is None else usable.data_ptr(), width, horizon, noise,
+        out.data_ptr(), _threads.count(),
+    )  # fmt: skip
+    return kept.spread(out, 0.0)
+
+
+def normed_advantage(
+    advantage: Tensor,
+    returns: Tensor,
+    group_offsets: Tensor,
+    *,
     n_groups: int,
     longest_group: int,
     taken: Tensor | None,
     step_norm: str,
 ) -> Tensor:
     kept = Kept(taken)
-    rewards, value, returns = kept.rows(rewards), kept.rows(value), kept.rows(returns)
-    step, truncated = kept.rows(step), kept.rows(truncated)
-    trajectories, groups = kept.offsets(trajectory_offsets), kept.offsets(group_offsets)
-    out = torch.empty(rewards.shape[0], dtype=torch.float32)
-    load().gae_advantage(
-        rewards.data_ptr(), value.data_ptr(), returns.data_ptr(), 0 if step is None else step.data_ptr(),
-        trajectories.data_ptr(), trajectories.shape[0] - 1, groups.data_ptr(), groups.shape[0] - 1,
-        0 if truncated is None else truncated.data_ptr(), gamma, gae_lambda, _NORMS.index(step_norm), out.data_ptr(),
-        _threads.count(),
+    advantage, returns, offsets = kept.rows(advantage), kept.rows(returns), kept.offsets(group_offsets)
+    out = torch.empty(advantage.shape[0], dtype=torch.float32)
+    load().normed_advantage(
+        advantage.data_ptr(), returns.data_ptr(), offsets.data_ptr(), offsets.shape[0] - 1, _NORMS.index(step_norm),
+        out.data_ptr(), _threads.count(),
     )  # fmt: skip
     return kept.spread(out, 0.0)

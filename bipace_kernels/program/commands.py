@@ -134,11 +134,17 @@ Share = Annotated[
 GaeLambda = Annotated[float | None, _field("--gae-lambda", "λ", "GAE's λ.")]
 Shrinkage = Annotated[float | None, _field("--shrinkage", "κ", "Shrinkage of GAE's value cluster.")]
 KernelWidth = Annotated[float | None, _field("--kernel-width", "ℓ", "Width of GAE's kernel over cosines.")]
-KernelTime = Annotated[float | None, _field("--kernel-time", "θ", "Width of GAE's kernel over time, in steps.")]
+KernelTime = Annotated[
+    float | None, _field("--kernel-time", "θ", "Width of GAE's kernel over time, in steps; 0: no time term.")
+]
 KernelSame = Annotated[
     float | None, _field("--kernel-same", "S", "Covariance of one prompt group's records under --share batch.")
 ]
 KernelNoise = Annotated[float | None, _field("--kernel-noise", "ρ", "Variance of returns, in units of GAE's kernel.")]
+ActionNoise = Annotated[
+    float | None,
+    _field("--action-noise", "η", "Of GAE's averages over near states with the same action; 0: no averages."),
+]
 HistoryLength = Annotated[int | None, _field("--history-length", "K", "Depth of the history partition.")]
 Similarity = Annotated[float | None, _field("--similarity", "S", "Least difflib ratio of similar texts.")]
 LongestText = Annotated[int | None, _field("--longest-text", "N", "Most characters of a text that similar compares.")]
@@ -192,6 +198,7 @@ def _advantage(
     kernel_time: KernelTime = None,
     kernel_noise: KernelNoise = None,
     kernel_same: KernelSame = None,
+    action_noise: ActionNoise = None,
     gigpo_mode: GigpoMode = None,
     duplicates: Duplicates = None,
     on_invalid: OnInvalid = None,

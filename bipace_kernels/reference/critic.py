@@ -131,19 +131,14 @@ def cut(groups: list[Ints]) -> list[slice]:
 def gae_advantage(
     rewards: Tensor,
     value: Tensor,
-    returns: Tensor,
     step: Tensor | None,
     trajectory_offsets: Tensor,
-    group_offsets: Tensor,
     truncated: Tensor | None,
     gamma: float,
     gae_lambda: float,
     *,
     n_trajectories: int,
-    n_groups: int,
-    longest_group: int,
     taken: Tensor | None,
-    step_norm: str,
 ) -> Tensor:
     kept = Kept(taken)
     r, v = kept.rows(rewards).tolist(), kept.rows(value).tolist()
@@ -170,9 +165,58 @@ def gae_advantage(
                 delta = r[j] + gamma**gap * next_value - v[j]
                 a[j] = delta + (gamma * gae_lambda) ** gap * next_advantage
             later, i = now, first
+    return kept.spread(torch.tensor(a, dtype=torch.float64), 0.0)
+
+
+def same_action_advantage(
+    fingerprint: Tensor,
+    order: Tensor,
+    advantage: Tensor,
+    time: Tensor,
+    action_key: Tensor,
+    group_offsets: Tensor,
+    usable: Tensor | None,
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+    width: float,
+    horizon: float,
+    noise: float,
+) -> Tensor:
+    kept = Kept(taken)
+    a, t = kept.rows(advantage).numpy(), kept.rows(time).to(torch.float64).numpy()
+    rows, keys, good = kept.rows(order), kept.rows(action_key).numpy(), kept.rows(usable)
+    out: Floats = a / (1 + noise)  # of a record with nothing near
+    for begin, end in pairwise(kept.offsets(group_offsets).tolist()):
+        group = np.arange(begin, end)
+        inside = group if good is None else group[good.numpy()[group]]
+        if not len(inside):
+            continue
+        z = np.stack([unit_vector(fingerprint[rows[i]]) for i in inside.tolist()])
+        z = z - z.mean(axis=0)
+        for block in cut([inside]):
+            part, x = inside[block], z[block]
+            kernel = kernel_matrix(x, x, t[part], t[part], width, horizon) * (keys[part][:, None] == keys[part])
+            out[part] = a[part] - noise * np.linalg.solve(kernel + noise * np.eye(len(part)), a[part])
+    return kept.spread(torch.from_numpy(out), 0.0)
+
+
+def normed_advantage(
+    advantage: Tensor,
+    returns: Tensor,
+    group_offsets: Tensor,
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,
+    step_norm: str,
+) -> Tensor:
+    kept = Kept(taken)
     scaled = _normed(
-        np.array(a), kept.rows(returns).to(torch.float64).numpy(), kept.offsets(group_offsets).tolist(), step_norm
-    )
+        kept.rows(advantage).numpy(), kept.rows(returns).to(torch.float64).numpy(),
+        kept.offsets(group_offsets).tolist(), step_norm,
+    )  # fmt: skip
     limit = torch.finfo(torch.float32).max
     return kept.spread(torch.from_numpy(scaled).clamp(-limit, limit).to(torch.float32), 0.0)
 

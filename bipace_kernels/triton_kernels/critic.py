@@ -84,21 +84,12 @@ def kernel_values(
     m, device = order.shape[0], order.device
     if not m:
         return value
-    kind = torch.empty(m, dtype=torch.uint8, device=device)
-    scale = torch.empty(m, dtype=torch.float32, device=device)
-    rows.look(fingerprint, order, kind=kind, scale=scale, usable=usable, taken=taken)
-    # The records that take part, compacted; entries after the last are copies of record 0, which may be a bad one.
-    inside = kind == rows.USABLE
-    place = torch.zeros(m + 1, dtype=torch.int64, device=device)
-    place[1:] = inside.cumsum(0)
-    record = torch.zeros(m + 1, dtype=torch.int64, device=device)
-    record.scatter_(0, torch.where(inside, place[:-1], m), torch.arange(m, device=device))
-    record = record[:-1]
+    inside, place, record, scale = _compact(fingerprint, order, usable, taken)
     offsets = place[group_offsets]
     prior = value if share == "group" else torch.zeros_like(value)
     with_mean = offsets if share == "group" else torch.stack([offsets[0], offsets[-1]])
     kernel = _Kernel(
-        _centre(fingerprint, order[record].contiguous(), scale[record].contiguous(), with_mean, with_mean.shape[0] - 1),
+        _centre(fingerprint, order[record].contiguous(), scale, with_mean, with_mean.shape[0] - 1),
         time[record].contiguous(), (returns.to(torch.float64) - prior)[record], float(width), float(horizon), float(noise),
         float(same) if share == "batch" else 0.0,
     )  # fmt: skip
@@ -129,32 +120,73 @@ def kernel_values(
 def gae_advantage(
     rewards: Tensor,  # [M] float64
     value: Tensor,  # [M] float64
-    returns: Tensor,  # [M] float32
     step: Tensor | None,  # [M] int64
     trajectory_offsets: Tensor,  # [T+1] int64
-    group_offsets: Tensor,  # [G+1] int64
     truncated: Tensor | None,  # [M] bool
     gamma: float,
     gae_lambda: float,
     *,
     n_trajectories: int,
-    n_groups: int,
-    longest_group: int,
     taken: Tensor | None,  # [M] bool
-    step_norm: str,
-) -> Tensor:  # [M] float32
-    out = torch.zeros(rewards.shape, dtype=torch.float32, device=rewards.device)
-    if not rewards.shape[0]:
-        return out
-    decay = float(gamma) * float(gae_lambda)
+) -> Tensor:  # [M] float64
     advantage = torch.empty_like(rewards)
-    square, largest, count = torch.empty((3, n_groups), dtype=torch.float64, device=rewards.device).unbind()
+    if not rewards.shape[0]:
+        return advantage
+    decay = float(gamma) * float(gae_lambda)
     with device_guard(rewards):
         _recursion[(ceil_div(n_trajectories, LANES),)](
             rewards, value, step, truncated, taken, trajectory_offsets, advantage, float(gamma), _log(gamma), decay,
             _log(decay), n_trajectories, HAS_STEP=step is not None, HAS_CUT=truncated is not None,
             HAS_TAKEN=taken is not None, LANES=LANES, **_LANE_OPTIONS,
         )  # fmt: skip
+    return advantage
+
+
+def same_action_advantage(
+    fingerprint: Tensor,  # [N, D]
+    order: Tensor,  # [M] int64
+    advantage: Tensor,  # [M] float64
+    time: Tensor,  # [M] int64
+    action_key: Tensor,  # [M] int64
+    group_offsets: Tensor,  # [G+1] int64
+    usable: Tensor | None,  # [M] bool
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,  # [M] bool
+    width: float,
+    horizon: float,
+    noise: float,
+) -> Tensor:  # [M] float64
+    m = order.shape[0]
+    if not m:
+        return torch.empty_like(advantage)
+    inside, place, record, scale = _compact(fingerprint, order, usable, taken)
+    offsets = place[group_offsets]
+    kernel = _Kernel(
+        _centre(fingerprint, order[record].contiguous(), scale, offsets, n_groups), time[record].contiguous(),
+        advantage[record], float(width), float(horizon), float(noise), 0.0, action_key[record].contiguous(),
+    )  # fmt: skip
+    runs = 1 if longest_group <= LONGEST else ceil_div(longest_group, BLOCK)
+    found = kernel.gain(_blocks(offsets, runs), min(longest_group, LONGEST))[place[:-1].clamp(max=m - 1)]
+    return torch.where(inside, found, advantage / (1.0 + float(noise)))
+
+
+def normed_advantage(
+    advantage: Tensor,  # [M] float64
+    returns: Tensor,  # [M] float32
+    group_offsets: Tensor,  # [G+1] int64
+    *,
+    n_groups: int,
+    longest_group: int,
+    taken: Tensor | None,  # [M] bool
+    step_norm: str,
+) -> Tensor:  # [M] float32
+    out = torch.zeros(advantage.shape, dtype=torch.float32, device=advantage.device)
+    if not advantage.shape[0]:
+        return out
+    square, largest, count = torch.empty((3, n_groups), dtype=torch.float64, device=advantage.device).unbind()
+    with device_guard(advantage):
         _squares[(n_groups,)](
             advantage, returns, taken, group_offsets, square, largest, count,
             HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
@@ -186,6 +218,28 @@ def _means_of(returns: Tensor, group_offsets: Tensor, taken: Tensor | None, n_gr
     with device_guard(returns):
         _means[(n_groups,)](returns, group_offsets, taken, mean, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS)
     return mean
+
+
+def _compact(
+    fingerprint: Tensor, order: Tensor, usable: Tensor | None, taken: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The records that take part, compacted.
+
+    inside   [M] bool
+    place    [M+1] int64 where a record is among them; the last: how many there are
+    record   [M] int64 which they are; entries after the last are copies of record 0, which may be a bad one
+    scale    [M] float32 factors of their rows
+    """
+    m, device = order.shape[0], order.device
+    kind = torch.empty(m, dtype=torch.uint8, device=device)
+    scale = torch.empty(m, dtype=torch.float32, device=device)
+    rows.look(fingerprint, order, kind=kind, scale=scale, usable=usable, taken=taken)
+    inside = kind == rows.USABLE
+    place = torch.zeros(m + 1, dtype=torch.int64, device=device)
+    place[1:] = inside.cumsum(0)
+    record = torch.zeros(m + 1, dtype=torch.int64, device=device)
+    record.scatter_(0, torch.where(inside, place[:-1], m), torch.arange(m, device=device))
+    return inside, place, record[:-1], scale[record[:-1]].contiguous()
 
 
 def _centre(fingerprint: Tensor, row: Tensor, scale: Tensor, offsets: Tensor, n_groups: int) -> Tensor:
@@ -223,6 +277,7 @@ class _Kernel:
     horizon: float
     noise: float
     same: float
+    key: Tensor | None = None  # [M] int64 actions: K is 0 between records of different ones; None: it is not
 
     def to_landmarks(self, at: Tensor, live: Tensor, begin: Tensor, end: Tensor, longest: int) -> Tensor:
         """[M, L] float64 U = K_im L⁻ᵀ of the records begin : end, at most `longest`, with L Lᵀ = K_mm + 10⁻³ I.
@@ -290,8 +345,8 @@ class _Kernel:
         with device_guard(self.z):
             gram.multiply_groups(self.z, every, offsets, one, products, reciprocal, first_group=0)
             _matrix[(side // _TILE, side // _TILE, n_blocks)](
-                products, self.time, offsets, matrix, side, self.width, self.horizon, self.noise, self.same, TILE=_TILE,
-                **_OPTIONS,
+                products, self.time, self.key, offsets, matrix, side, self.width, self.horizon, self.noise, self.same,
+                HAS_KEY=self.key is not None, TILE=_TILE, **_OPTIONS,
             )  # fmt: skip
         return matrix
 
@@ -454,6 +509,7 @@ def _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROW
 def _matrix(
     products,  # [blocks, side, side] float32, i ≤ j
     time,  # [M] int64
+    key,  # [M] int64
     offsets,  # [blocks + 1] int64
     matrix,  # [blocks, side, side] float64, written: K + s + ρ I; the identity for what is no record
     side,
@@ -461,6 +517,7 @@ def _matrix(
     horizon: tl.float64,
     noise: tl.float64,
     common: tl.float64,  # s
+    HAS_KEY: tl.constexpr,
     TILE: tl.constexpr,
 ):
     group = tl.program_id(2).to(tl.int64)
@@ -486,7 +543,12 @@ def _matrix(
         steps = (now[:, None] - then[None, :]).to(tl.float64) / horizon
         exponent -= steps * steps / 2.0
     same = i[:, None] == j[None, :]
-    found = tl.where(live, tl.where(same, 1.0 + noise, tl.exp(exponent)) + common, tl.where(same, 1.0, 0.0))
+    found = tl.exp(exponent)
+    if HAS_KEY:
+        action_i = tl.load(key + begin + i, mask=live_i, other=0)
+        action_j = tl.load(key + begin + j, mask=live_j, other=0)
+        found = tl.where(action_i[:, None] == action_j[None, :], found, 0.0)
+    found = tl.where(live, tl.where(same, 1.0 + noise, found) + common, tl.where(same, 1.0, 0.0))
     tl.store(matrix + group * side * side + i[:, None] * side + j[None, :], found)
 
 
@@ -644,8 +706,16 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
     centred = {**matrix, "reciprocal": "*fp64", "offsets": "*i64", "z": "*fp32", **strides}
     yield _centred, centred, {"column_stride": 1, **_CENTRE}, _OPTIONS
     numbers = {"width": "fp64", "horizon": "fp64", "noise": "fp64", "common": "fp64"}
-    tiles = {"products": "*fp32", "time": "*i64", "offsets": "*i64", "matrix": "*fp64", "side": "i32", **numbers}
-    yield _matrix, tiles, {"TILE": _TILE}, _OPTIONS
+    tiles = {
+        "products": "*fp32",
+        "time": "*i64",
+        "key": "*i64",
+        "offsets": "*i64",
+        "matrix": "*fp64",
+        "side": "i32",
+        **numbers,
+    }
+    yield _matrix, tiles, {"HAS_KEY": True, "TILE": _TILE}, _OPTIONS
     yield (
         _recursion,
         {

@@ -79,13 +79,32 @@ void bind_stages(py::module_& m) {
       release);
   m.def(
       "gae_advantage",
-      [](Address rewards, Address value, Address returns, Address step, Address trajectory_offsets,
-         int64_t n_trajectories, Address group_offsets, int64_t n_groups, Address truncated, double gamma,
-         double gae_lambda, int step_norm, Address out, int threads) {
-        gae_advantage(pointer<const double>(rewards), pointer<const double>(value), pointer<const float>(returns),
-                      pointer<const int64_t>(step), pointer<const int64_t>(trajectory_offsets), n_trajectories,
-                      pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(truncated), gamma,
-                      gae_lambda, static_cast<StepNorm>(step_norm), pointer<float>(out), threads);
+      [](Address rewards, Address value, Address step, Address trajectory_offsets, int64_t n_trajectories,
+         Address truncated, double gamma, double gae_lambda, Address out, int threads) {
+        gae_advantage(pointer<const double>(rewards), pointer<const double>(value), pointer<const int64_t>(step),
+                      pointer<const int64_t>(trajectory_offsets), n_trajectories, pointer<const uint8_t>(truncated),
+                      gamma, gae_lambda, pointer<double>(out), threads);
+      },
+      release);
+  m.def(
+      "same_action_advantage",
+      [](Address data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, Address order,
+         Address advantage, Address time, Address action_key, Address group_offsets, int64_t n_groups, Address usable,
+         double width, double horizon, double noise, Address out, int threads) {
+        const Rows rows{pointer<const void>(data), static_cast<DType>(dtype), row_stride, column_stride, dim};
+        same_action_advantage(rows, pointer<const int64_t>(order), pointer<const double>(advantage),
+                              pointer<const int64_t>(time), pointer<const int64_t>(action_key),
+                              pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable), width,
+                              horizon, noise, pointer<double>(out), threads);
+      },
+      release);
+  m.def(
+      "normed_advantage",
+      [](Address advantage, Address returns, Address group_offsets, int64_t n_groups, int step_norm, Address out,
+         int threads) {
+        normed_advantage(pointer<const double>(advantage), pointer<const float>(returns),
+                         pointer<const int64_t>(group_offsets), n_groups, static_cast<StepNorm>(step_norm),
+                         pointer<float>(out), threads);
       },
       release);
   m.def(

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -184,6 +185,24 @@ struct Work {
   void between(const Centred& a, const Centred& b, double* out, int64_t stride) const {
     multiply(dot, a.rows, b.rows, out, stride);
     for (int64_t i = 0; i < a.size(); ++i) entries(a, i, b, 0, out + i * stride);
+  }
+
+  // K (K + noise I)^-1 A of the members which[0] ... which[n - 1].
+  void average(const Members& members, const int64_t* which, int64_t n, const double* advantage, double* out,
+               Scratch& scratch) const {
+    if (n == 1) return;
+    centre(members, n, [which](int64_t i) { return which[i]; }, scratch, scratch.block);
+    fill(scratch.block, 0.0, scratch.matrix);
+    add_diagonal(scratch.matrix, n, kernel.noise);
+    factorise(dot, scratch.matrix);
+    std::vector<double>& x = scratch.columns;
+    x.assign(static_cast<size_t>(scratch.matrix.n), 0.0);
+    const auto record = [&](int64_t i) { return members.at[static_cast<size_t>(which[i])]; };
+    for (int64_t i = 0; i < n; ++i) x[static_cast<size_t>(i)] = advantage[record(i)];
+    solve(scratch.matrix, x.data());
+    for (int64_t i = 0; i < n; ++i) {
+      out[record(i)] = advantage[record(i)] - kernel.noise * x[static_cast<size_t>(i)];
+    }
   }
 
   // Values of the members, whose means are `prior` or else 0.
@@ -365,12 +384,9 @@ void kernel_values(const Rows& rows, const int64_t* order, const float* returns,
   work.run(all, false, kernel.same, n_threads, each);
 }
 
-void gae_advantage(const double* rewards, const double* value, const float* returns, const int64_t* step,
-                   const int64_t* trajectory_offsets, int64_t n_trajectories, const int64_t* group_offsets,
-                   int64_t n_groups, const uint8_t* truncated, double gamma, double gae_lambda, StepNorm step_norm,
-                   float* out, int n_threads) {
-  const int64_t n_records = group_offsets[n_groups];
-  std::vector<double> advantage(static_cast<size_t>(n_records));
+void gae_advantage(const double* rewards, const double* value, const int64_t* step, const int64_t* trajectory_offsets,
+                   int64_t n_trajectories, const uint8_t* truncated, double gamma, double gae_lambda, double* out,
+                   int n_threads) {
   parallel_for(n_trajectories, n_threads, [&](int64_t t, int) {
     const int64_t begin = trajectory_offsets[t], end = trajectory_offsets[t + 1];
     double next_value = 0.0, next_advantage = 0.0;
@@ -393,22 +409,55 @@ void gae_advantage(const double* rewards, const double* value, const float* retu
       if (last == end) next_value = cut ? own : 0.0;
       total = 0.0;
       for (int64_t i = last - 1; i >= first; --i) {
-        double& a = advantage[static_cast<size_t>(i)];
-        a = rewards[i] + discount * next_value - value[i] + decay * next_advantage;
-        total += a;
+        out[i] = rewards[i] + discount * next_value - value[i] + decay * next_advantage;
+        total += out[i];
       }
       next_value = own;
       next_advantage = total / static_cast<double>(last - first);
       last = first;
     }
   });
+}
+
+void same_action_advantage(const Rows& rows, const int64_t* order, const double* advantage, const int64_t* time,
+                           const int64_t* action_key, const int64_t* group_offsets, int64_t n_groups,
+                           const uint8_t* usable, double width, double horizon, double noise, double* out,
+                           int n_threads) {
+  const Work work{rows, nullptr, time, ValueKernel{width, horizon, noise, 0.0}, nullptr, dot_kernels()};
+  std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  parallel_for(n_groups, n_threads, [&](int64_t g, int worker) {
+    const DefaultFloats floats_mode;
+    Scratch& own = scratch[static_cast<size_t>(worker)];
+    const int64_t begin = group_offsets[g], n = group_offsets[g + 1] - begin;
+    for (int64_t i = begin; i < begin + n; ++i) out[i] = advantage[i] / (1.0 + noise);
+    Members members = work.gather(order, usable, begin, n, own);
+    for (double& m : members.mean) m /= static_cast<double>(members.size());
+    std::vector<int64_t> sorted;  // members of a block, by action
+    const auto key = [&](int64_t member) { return action_key[members.at[static_cast<size_t>(member)]]; };
+    for (int64_t block = 0; block < members.n_blocks(); ++block) {
+      sorted.resize(static_cast<size_t>(members.blocks[static_cast<size_t>(block) + 1] -
+                                        members.blocks[static_cast<size_t>(block)]));
+      std::iota(sorted.begin(), sorted.end(), members.blocks[static_cast<size_t>(block)]);
+      std::stable_sort(sorted.begin(), sorted.end(), [&](int64_t i, int64_t j) { return key(i) < key(j); });
+      for (auto first = sorted.begin(); first != sorted.end();) {
+        const auto last = std::find_if(first, sorted.end(), [&](int64_t i) { return key(i) != key(*first); });
+        work.average(members, &*first, last - first, advantage, out, own);
+        first = last;
+      }
+    }
+  });
+}
+
+void normed_advantage(const double* advantage, const float* returns, const int64_t* group_offsets, int64_t n_groups,
+                      StepNorm step_norm, float* out, int n_threads) {
+  const int64_t n_records = group_offsets[n_groups];
   std::vector<double> square(static_cast<size_t>(n_groups), 0.0);
   std::vector<float> largest(static_cast<size_t>(n_groups), 0.0f);
   parallel_for(n_groups, n_threads, [&](int64_t g, int) {
     double total = 0.0;
     float most = 0.0f;
     for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) {
-      total += advantage[static_cast<size_t>(i)] * advantage[static_cast<size_t>(i)];
+      total += advantage[i] * advantage[i];
       most = std::max(most, std::abs(returns[i]));
     }
     square[static_cast<size_t>(g)] = total;
@@ -433,7 +482,7 @@ void gae_advantage(const double* rewards, const double* value, const float* retu
       factor = reciprocal(square[static_cast<size_t>(g)], end - begin, largest[static_cast<size_t>(g)]);
     }
     for (int64_t i = begin; i < end; ++i) {
-      out[i] = static_cast<float>(std::clamp(factor * advantage[static_cast<size_t>(i)], -kLimit, kLimit));
+      out[i] = static_cast<float>(std::clamp(factor * advantage[i], -kLimit, kLimit));
     }
   });
 }

@@ -51,15 +51,34 @@ void kernel_values(const Rows& rows,
 // delta + gamma lambda A of the next step, by step numbers; means over the records of equal step number.
 void gae_advantage(const double* rewards,              // [M]
                    const double* value,                // [M]
-                   const float* returns,               // [M]
                    const int64_t* step,                // [M] or null: neighbours are one step apart
                    const int64_t* trajectory_offsets,  // [T+1]
                    int64_t n_trajectories,
-                   const int64_t* group_offsets,  // [G+1]
-                   int64_t n_groups,
                    const uint8_t* truncated,  // [M] or null: none; read on a trajectory's last step
-                   double gamma, double gae_lambda, StepNorm step_norm,
-                   float* out,  // [M]
+                   double gamma, double gae_lambda,
+                   double* out,  // [M]
                    int n_threads);
+
+// K (K + noise I)^-1 A over a group's usable records, K the kernel of kernel_values (kGroup) where the actions are
+// equal and 0 elsewhere, so that a set of equal keys is computed by itself.  A / (1 + noise) for the others.
+void same_action_advantage(const Rows& rows,
+                           const int64_t* order,          // [M] row of the record
+                           const double* advantage,       // [M]
+                           const int64_t* time,           // [M] step numbers, at least 0
+                           const int64_t* action_key,     // [M]
+                           const int64_t* group_offsets,  // [G+1]
+                           int64_t n_groups,
+                           const uint8_t* usable,  // [M] or null: all
+                           double width, double horizon, double noise,
+                           double* out,  // [M]
+                           int n_threads);
+
+// A over its root mean square of the batch or the group, rounded to float32, saturating.
+void normed_advantage(const double* advantage,       // [M]
+                      const float* returns,          // [M]
+                      const int64_t* group_offsets,  // [G+1]
+                      int64_t n_groups, StepNorm step_norm,
+                      float* out,  // [M]
+                      int n_threads);
 
 }  // namespace bipace

@@ -59,6 +59,9 @@ class BiPACEGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL has no types
     )
     bipace_kernel_noise: float | None = _setting("kernel_noise", "variance of returns about V, method gae.")
     bipace_kernel_same: float | None = _setting("kernel_same", "covariance of records of one prompt, method gae.")
+    bipace_action_noise: float | None = _setting(
+        "action_noise", "of averages over near states with the same action, method gae; 0: no averages."
+    )
     bipace_memory_rows: int = _setting("memory_rows", "records kept from earlier batches, share memory.")
     bipace_record_dir: str | None = _setting("record_dir", "folder for step records, which bipace report --html reads.")
     bipace_record_every: int = _setting("record_every", "updates between recorded batches.")

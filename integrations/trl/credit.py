@@ -161,7 +161,7 @@ def _records(
 
     config = settings.config()
     stepwise = said.by_turn("step_rewards")
-    actions = said.by_turn("actions") if config.needs_keys or settings.turns_of_text > 1 else None
+    actions = said.by_turn("actions") if config.reads_keys or settings.turns_of_text > 1 else None
     observations = said.by_turn("observations") if config.needs_observation or config.needs_fingerprint else None
     aside = states.set_aside(said.misfits, b, said.must_fit)
     total = total.masked_fill(aside, torch.nan)
@@ -173,7 +173,7 @@ def _records(
     }  # fmt: skip
     if config.needs_truncated:
         records["truncated"] = turns.truncated(said.truncated())
-    if config.needs_keys:
+    if config.reads_keys:
         calls = _calls(turns, loop) if loop is not None and getattr(trainer, "tools", None) else None
         records |= keys_of(*turns.tokens(ids), tokenizer, settings.action_key_mode, settings.n_action_tokens, calls)
         if actions is not None:

@@ -76,7 +76,7 @@ def write_advantages(
         states = states or settings.states()
         ids = {"group": group, "trajectory": trajectory, "step": step}
         config = settings.config(states.radius("actor_hidden", {**ids, "fingerprint": given["fingerprint"]}, dict))
-    if config.needs_keys:
+    if config.reads_keys:
         mode, n = settings.cacb_action_key_mode, settings.cacb_n_action_tokens
         given |= keys_of(data.batch["responses"][rows], mask[rows], tokenizer, mode, n)
     given |= {"step": step, "episode_return": score if config.base_group else torch.zeros_like(score)}

@@ -19,7 +19,7 @@ from bipace_kernels.reference.critic import kernel_matrix
 Config = bk.Config
 BATCH = make_batch(7, groups=4, trajectories=5, longest=8)
 N = BATCH.n
-PLAIN = {"step_norm": "none"}
+PLAIN = {"step_norm": "none", "action_noise": None}
 VALUES = {
     "group": Config.gae("group", **PLAIN),
     "cluster": Config.gae("cluster", **PLAIN),
@@ -27,7 +27,13 @@ VALUES = {
     "kernel": Config.gae("kernel", share="group", **PLAIN),
     "shared": Config.gae("kernel", share="batch", **PLAIN),
 }
-OF_A_GROUP = [name for name in VALUES if name != "shared"]  # whose values are read inside the prompt group
+#: Also with A_S averaged over near states with the same action.
+EVERY = {
+    **VALUES,
+    "averaged": Config.gae(share="group", step_norm="none"),
+    "averaged, shared": Config.gae(step_norm="none"),
+}
+OF_A_GROUP = [name for name in EVERY if "shared" not in name]  # whose values are read inside the prompt group
 BACKENDS = ("cpu", "reference")
 
 
@@ -76,10 +82,10 @@ def test_whole_returns_less_the_value(seed, name, backend):
     close(result.step_advantage, result.returns - result.value)
 
 
-@pytest.mark.parametrize("name", list(VALUES))
+@pytest.mark.parametrize("name", list(EVERY))
 @pytest.mark.parametrize("norm", ["none", "batch", "group"])
 def test_order_of_rows_and_rollouts_changes_nothing(name, norm):
-    config = replace(VALUES[name], step_norm=norm)
+    config = replace(EVERY[name], step_norm=norm)
     rng = np.random.default_rng(3)
     whole, rows = run(config), rng.permutation(N)
     for field in ("advantage", "value"):
@@ -93,31 +99,32 @@ def test_a_shared_value_does_not_depend_on_any_order():
     """More records than landmarks, ids numbered by first appearance: rows, rollouts and groups in another order."""
     batch = make_batch(6, groups=12, trajectories=9, longest=14, dim=20)
     assert batch.n > 400
-    whole, rng = run(VALUES["shared"], batch), np.random.default_rng(0)
+    config = EVERY["averaged, shared"]
+    whole, rng = run(config, batch), np.random.default_rng(0)
     for backend in BACKENDS:
         rows = rng.permutation(batch.n)
         shuffled = batch.take(rows)
         ids = {"group": [f"g{g}" for g in shuffled.group], "trajectory": [f"t{t}" for t in shuffled.trajectory]}
-        got = run(VALUES["shared"], shuffled, backend=backend, **ids)
+        got = run(config, shuffled, backend=backend, **ids)
         close(got.value, whole.value[rows], 2e-5)
         close(got.advantage, whole.advantage[rows], 2e-5)
 
 
-@pytest.mark.parametrize("name", list(VALUES))
+@pytest.mark.parametrize("name", list(EVERY))
 @pytest.mark.parametrize("norm", ["none", "batch", "group"])
 def test_returns_of_zero_give_zero(name, norm):
     rewards = BATCH.rewards.copy()
     rewards[BATCH.group == 1] = 0.0
     everything, of_group = (np.zeros(N), np.ones(N, bool)), (rewards, BATCH.group == 1)
     for given_rewards, rows in (everything, of_group) if name in OF_A_GROUP else (everything,):
-        result = run(replace(VALUES[name], step_norm=norm), rewards=given_rewards)
+        result = run(replace(EVERY[name], step_norm=norm), rewards=given_rewards)
         assert not bool(result.advantage[torch.from_numpy(rows)].any())
 
 
 @pytest.mark.parametrize("name", OF_A_GROUP)
 @pytest.mark.parametrize("norm", ["none", "group"])
 def test_a_group_alone_has_its_bits_at_any_thread_count(name, norm):
-    config = replace(VALUES[name], step_norm=norm)
+    config = replace(EVERY[name], step_norm=norm)
     whole = run(config, num_threads=3)
     assert torch.equal(run(config, num_threads=1).advantage, whole.advantage)
     for group in range(int(BATCH.group.max()) + 1):
@@ -308,6 +315,102 @@ def test_long_groups_against_the_reference(name):
     close(got.value, want.value, 2e-5)
 
 
+# ------------------------------------------------------------------------------- near states with the same action
+
+
+def averaged_formula(batch, config, a, keep=None):
+    """K_a (K_a + η I)⁻¹ A_S written once more, over the rows `keep` of each group; A_S / (1 + η) for the others."""
+    noise = config.action_noise
+    out = a / (1 + noise)
+    for group in np.unique(batch.group):
+        rows = np.flatnonzero((batch.group == group) & (np.ones(batch.n, bool) if keep is None else keep))
+        x = batch.fingerprint[rows].astype(np.float64)
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        x -= x.mean(axis=0)
+        k = kernel_matrix(x, x, batch.step[rows], batch.step[rows], config.kernel_width, config.kernel_time or 0.0)
+        k = k * (batch.action_key[rows][:, None] == batch.action_key[rows])
+        out[rows] = k @ np.linalg.solve(k + noise * np.eye(len(rows)), a[rows])
+    return torch.from_numpy(out).float()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["averaged", "averaged, shared"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"kernel_time": None, "action_noise": 0.1}, {"kernel_width": 5.0, "action_noise": 3.0}]
+)
+def test_advantages_are_averaged_over_near_states_with_the_same_action(name, changes, backend):
+    config = replace(EVERY[name], **changes)
+    for seed in range(4):
+        batch = make_batch(seed, dim=30, trajectories=6)
+        a = run(replace(config, action_noise=None), batch, backend=backend)
+        got = run(config, batch, backend=backend)
+        close(got.step_advantage, averaged_formula(batch, config, a.step_advantage.double().numpy()), 2e-5)
+        assert torch.equal(got.value, a.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_which_actions_are_equal_matters(backend):
+    """Other keys for the same actions: the same bits. No two equal: A_S / (1 + η). No keys: A_S."""
+    config = EVERY["averaged"]
+    whole, plain = run(config, backend=backend), run(VALUES["kernel"], backend=backend)
+    assert not torch.allclose(whole.advantage, plain.advantage, atol=1e-3)
+    _, number = np.unique(BATCH.action_key, return_inverse=True)
+    other = 10**17 - np.random.default_rng(0).permutation(number.max() + 1)[number]
+    assert torch.equal(run(config, action_key=other, backend=backend).advantage, whole.advantage)
+    close(run(config, action_key=np.arange(N), backend=backend).advantage, plain.advantage / 1.3)
+    for result in (
+        run(config, action_key=None, backend=backend),
+        run(VALUES["kernel"], backend=backend, action_key=None),
+    ):
+        assert torch.equal(result.advantage, plain.advantage)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_copies_of_a_state_and_action_share_their_mean(backend):
+    """n equal states with one action: all get n / (n + η) of their mean A_S."""
+    config = replace(EVERY["averaged"], kernel_time=None, kernel_width=5.0)
+    ids = {"group": np.zeros(6, np.int64), "trajectory": np.arange(6), "rewards": np.array([1.0, 0, 0, 1, 1, 0])}
+    rows = np.eye(2, dtype=np.float32)[[0, 0, 0, 0, 1, 1]]
+    keys = np.array([4, 4, 4, 9, 9, 9])
+    plain = bk.advantage(**ids, fingerprint=rows, config=replace(config, action_noise=None), backend=backend)
+    got = bk.advantage(**ids, fingerprint=rows, action_key=keys, config=config, backend=backend).advantage
+    a = plain.advantage
+    close(got[:3], (a[:3].mean() * 3 / 3.3).expand(3))
+    assert float(got[3]) != pytest.approx(float(a[3]) / 1.3, abs=1e-2)  # its action also occurs in the other state
+    k = np.array([[1, np.exp(-2 / 5.0), np.exp(-2 / 5.0)], [0, 1, 1], [0, 1, 1]])
+    k[1:, 0] = k[0, 1]
+    want = k @ np.linalg.solve(k + 0.3 * np.eye(3), a[3:].double().numpy())
+    assert got[3:].numpy() == pytest.approx(want, abs=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bad_fingerprint_is_near_nothing(backend):
+    fingerprint = BATCH.fingerprint.copy()
+    fingerprint[1], fingerprint[9] = np.nan, 0.0
+    config = replace(EVERY["averaged"], on_invalid="singleton")
+    a = run(replace(config, action_noise=None), fingerprint=fingerprint, backend=backend)
+    got = run(config, fingerprint=fingerprint, backend=backend)
+    keep = ~np.isin(np.arange(N), [1, 9])
+    close(got.advantage, averaged_formula(BATCH, config, a.advantage.double().numpy(), keep), 2e-5)
+
+
+def test_averages_of_long_groups_against_the_reference():
+    """Blocks of a group with more than 2,048 records know nothing of each other."""
+    given_rows, n = long_group(5)
+    given_rows["action_key"] = np.random.default_rng(2).integers(0, 3, len(given_rows["group"]))
+    config = EVERY["averaged"]
+    got, want = (bk.advantage(**given_rows, config=config, backend=backend) for backend in BACKENDS)
+    close(got.advantage, want.advantage, 2e-5)
+    a = bk.advantage(**given_rows, config=replace(config, action_noise=None)).advantage.double().numpy()
+    x = given_rows["fingerprint"][:n].astype(np.float64)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    x = (x - x.mean(axis=0))[: n // 3]
+    t, key = np.arange(n // 3) % 30, given_rows["action_key"][: n // 3]
+    k = kernel_matrix(x, x, t, t, 0.5, 8.0) * (key[:, None] == key)
+    first = k @ np.linalg.solve(k + 0.3 * np.eye(n // 3), a[: n // 3])
+    assert got.advantage.numpy()[: n // 3] == pytest.approx(first, abs=2e-5)
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 
 
@@ -413,13 +516,13 @@ def test_a_bad_fingerprint_keeps_its_place_with_the_mean(backend):
         run(VALUES["kernel"], fingerprint=fingerprint, backend=backend)
 
 
-@pytest.mark.parametrize("name", list(VALUES))
+@pytest.mark.parametrize("name", list(EVERY))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_set_aside_take_part_in_nothing(name, backend):
     rewards = BATCH.rewards.copy()
     rewards[5] = np.nan
     out = BATCH.trajectory == BATCH.trajectory[5]
-    config = replace(VALUES[name], step_norm="batch", on_invalid="singleton")
+    config = replace(EVERY[name], step_norm="batch", on_invalid="singleton")
     result = run(config, rewards=rewards, backend=backend)
     rest = run(config, BATCH.take(np.flatnonzero(~out)), backend=backend)
     for field in ("advantage", "value"):
@@ -477,7 +580,7 @@ def test_equal_returns_give_their_value_exactly():
     returns = np.full(N, 0.1, np.float32)
     for name in OF_A_GROUP:
         for backend in BACKENDS:
-            result = run(VALUES[name], returns=returns, episode_return=np.ones(N), backend=backend)
+            result = run(EVERY[name], returns=returns, episode_return=np.ones(N), backend=backend)
             assert torch.equal(result.value, torch.full((N,), 0.1)), (name, backend)
 
 
@@ -527,6 +630,10 @@ def test_arguments_that_are_missing():
     with pytest.raises(TypeError, match="truncated"):
         run(VALUES["group"], truncated=["no"] * N)
     run(VALUES["group"], fingerprint=None, observation=None, action_key=None)
+    run(Config.gae(), action_key=None)
+    with pytest.raises(TypeError, match="action_key"):
+        run(Config.gae(), action_key=["go"] * N)
+    run(Config.gae(action_noise=None), action_key=["go"] * N)
 
 
 @pytest.mark.parametrize(
@@ -535,7 +642,8 @@ def test_arguments_that_are_missing():
         {"value": "mean"}, {"share": "all"}, {"kernel_same": -0.1}, {"kernel_same": 1e4}, {"kernel_width": 0.01},
         {"shrinkage": -1.0},
         {"shrinkage": math.inf}, {"kernel_width": 0.0}, {"kernel_width": math.nan}, {"kernel_time": 0.0},
-        {"kernel_noise": 0.0}, {"kernel_noise": 0.09}, {"gae_lambda": 1.1}, {"gae_lambda": True},
+        {"kernel_noise": 0.0}, {"kernel_noise": 0.09}, {"action_noise": 0.0},
+        {"action_noise": math.inf}, {"gae_lambda": 1.1}, {"gae_lambda": True},
         {"episode_weight": -1.0}, {"step_norm": "std"}, {"partition": "exact"},
     ],
     ids=str,
@@ -551,6 +659,7 @@ def test_pairs_of_fields():
     with pytest.raises(ValueError, match="step_norm='batch' goes with estimator 'gae'"):
         Config.gigpo(step_norm="batch")
     assert Config.gae(kernel_time=None).kernel_time is None
+    assert Config.gae(action_noise=None).action_noise is None
 
 
 # ----------------------------------------------------------------------------------------- returns that were not seen

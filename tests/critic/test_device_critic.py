@@ -121,7 +121,7 @@ EVERY = [
 @pytest.mark.parametrize(
     ("numbers", "masked", "norm"), [case if case in FEW else slow(*case) for case in EVERY], ids=str
 )
-def test_gae_advantage(device, numbers, masked, norm):
+def test_gae_and_normed_advantage(device, numbers, masked, norm):
     case = Case(2)
     lay = case.lay
     time = lay.step
@@ -129,14 +129,45 @@ def test_gae_advantage(device, numbers, masked, norm):
     for step in (None, time, 3 * time, time // 2):  # the last: copies of a step
         cut, taken = (case.cut, case.taken) if masked else (None, None)
         rewards = torch.where(case.taken, case.rewards, float("nan")) if masked else case.rewards
-        given = (rewards, value, case.returns, step, lay.trajectory_offsets, lay.group_offsets, cut)
-        sizes = {**case.groups, "n_trajectories": lay.n_trajectories, "step_norm": norm}
-        want = reference_critic.gae_advantage(*given, *numbers, **sizes, taken=taken)
+        given = (rewards, value, step, lay.trajectory_offsets, cut)
+        size = {"n_trajectories": lay.n_trajectories}
+        raw = reference_critic.gae_advantage(*given, *numbers, **size, taken=taken)
+        want = reference_critic.normed_advantage(
+            raw, case.returns, lay.group_offsets, **case.groups, taken=taken, step_norm=norm
+        )
         with sentinels():
-            there = moved(device, (*given, taken))
-            got = critic.gae_advantage(*there[:7], *numbers, **sizes, taken=there[7])
+            *there, kept, returns, offsets = moved(device, (*given, taken, case.returns, lay.group_offsets))
+            found = critic.gae_advantage(*there, *numbers, **size, taken=kept)
+            got = critic.normed_advantage(found, returns, offsets, **case.groups, taken=kept, step_norm=norm)
+        close(found, raw, 2e-6)
         close(got, want, 2e-6)
         assert bool(got.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masked"), [slow_case_interpreted(torch.float32, False), (torch.bfloat16, True), slow(torch.float16, True)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("longest", [None, slow(24)])
+def test_same_action_advantage(device, dtype, masked, longest, monkeypatch):
+    if longest is not None:  # some groups are cut into blocks
+        for module in (critic, reference_critic):
+            monkeypatch.setattr(module, "LONGEST", longest)
+            monkeypatch.setattr(module, "BLOCK", longest // 2)
+    case = Case(3, dtype=dtype, groups=5)
+    assert longest is None or case.lay.longest_group > longest
+    taken, usable = (case.taken, case.usable) if masked else (None, None)
+    fingerprint = case.fingerprint.clone()
+    if masked:
+        fingerprint[torch.nonzero(~case.usable)[:, 0]] = float("nan")
+    keys = torch.randint(0, 3, (case.lay.n_records,), generator=torch.Generator().manual_seed(0)) - 2**62
+    a = case.rewards if taken is None else torch.where(taken, case.rewards, 0.0)
+    given = (case.order, a, case.lay.step, keys, case.lay.group_offsets, usable)
+    kernel = {"width": 0.3, "horizon": 4.0, "noise": 0.3}
+    want = reference_critic.same_action_advantage(fingerprint, *given, **case.groups, taken=taken, **kernel)
+    *there, kept = moved(device, (*given, taken))
+    got = critic.same_action_advantage(fingerprint.to(device), *there, **case.groups, taken=kept, **kernel)
+    close(got, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -19,7 +19,7 @@ M = LAYOUT.n_records
 OPS = [
     "advantage", "all_returns", "cluster_cosine", "cluster_exact", "cluster_history", "cluster_sweep", "cluster_values", "combine",
     "discounted_returns", "episode_advantage", "gae_advantage", "hash_token_ids", "hgpo_advantage", "kernel_values",
-    "ngram_fingerprints", "scan_rows", "spoilt_trajectories",
+    "ngram_fingerprints", "normed_advantage", "same_action_advantage", "scan_rows", "spoilt_trajectories",
     "step_advantage", "trajectory_returns",
 ]  # fmt: skip
 
@@ -134,10 +134,20 @@ def _cases() -> dict[str, list[Case]]:
         ],
         "gae_advantage": [
             (
-                (rewards, step_return.double(), step_return, at, lay.trajectory_offsets, lay.group_offsets, cut, 0.9, 0.5),
-                {**trajectories, **groups, "taken": kept, "step_norm": norm},
+                (rewards, step_return.double(), at, lay.trajectory_offsets, cut, 0.9, 0.5), {**trajectories, "taken": kept},
             )
-            for at, cut, kept, norm in ((lay.step, ~usable, taken, "batch"), (None, None, None, "none"))
+            for at, cut, kept in ((lay.step, ~usable, taken), (None, None, None))
+        ],
+        "same_action_advantage": [
+            (
+                (fingerprint, lay.order, step_return.double(), lay.time(), keys, lay.group_offsets, some),
+                {**groups, "taken": kept, "width": 0.3, "horizon": horizon, "noise": 0.3},
+            )
+            for some, kept, horizon in ((usable, taken, 4.0), (None, None, 0.0))
+        ],
+        "normed_advantage": [
+            ((step_return.double(), step_return, lay.group_offsets), {**groups, "taken": kept, "step_norm": norm})
+            for kept, norm in ((taken, "batch"), (None, "none"))
         ],
         "combine": [
             ((*rows, source, some), {"weight": weight, "total_is_step": False, "n_rows": lay.n_rows, **more})

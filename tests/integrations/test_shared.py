@@ -261,8 +261,9 @@ def test_settings_of_gae_are_those_of_its_configuration():
         "gae_lambda": 0.9, "kernel_width": 0.2, "kernel_noise": 1.0, "kernel_same": 0.7, "episode_weight": 0.5,
         "step_norm": "group", "share": "batch",
     }  # fmt: skip
-    found = Settings.of({"method": "gae", "kernel_time": 0, **changed}).config()
-    assert found == bk.Config.gae(kernel_time=None, **changed, **own)
+    found = Settings.of({"method": "gae", "kernel_time": 0, "action_noise": 0, **changed}).config()
+    assert found == bk.Config.gae(kernel_time=None, action_noise=None, **changed, **own)
+    assert Settings.of({"method": "gae", "action_noise": 0.5}).config().action_noise == 0.5
     assert Settings.of({"episode_weight": 0}).config() == bk.Config.bipace(episode_weight=0, **own)
     states = States(Settings.of({"method": "gae", "epsilon": "auto"}))
     states.load_state_dict({"epsilon": 0.1, "embedder": "auto", "layer": -8})

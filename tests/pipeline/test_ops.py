@@ -323,7 +323,8 @@ def test_all_other_integers_are_compared_only():
     assert integers - set(PLACES) == {
         ("all_returns", "step"), ("cluster_exact", "codes"), ("cluster_history", "codes"), ("cluster_history", "step"),
         ("combine", "labels"), ("discounted_returns", "step"), ("gae_advantage", "step"), ("kernel_values", "time"),
-        ("step_advantage", "action_key"), ("trajectory_returns", "step"),
+        ("same_action_advantage", "action_key"), ("same_action_advantage", "time"), ("step_advantage", "action_key"),
+            ("trajectory_returns", "step"),
     }  # fmt: skip
 
 
