@@ -156,6 +156,7 @@ def table() -> list[Estimator]:
     rows += [
         Estimator(DEFAULT, ours(gae(), "main"), SIZES),
         Estimator(DEFAULT + ", with the episode term", ours(gae(episode_weight=1.0), "main")),
+        Estimator("Config.gae(action_noise=None)", ours(gae(action_noise=None), "main"), SIZES),
         Estimator("Config.gae(share='group')", ours(gae(share="group"), "main"), SIZES),
         Estimator("Config.gae(share='memory')", ours(gae(share="memory"), "main"), SIZES),
     ]
@@ -183,6 +184,7 @@ def settings() -> list[Estimator]:
     changes: list[dict[str, Any]] = [
         *({"kernel_width": x} for x in (0.1, 0.2, 0.3, 1.0)), *({"kernel_time": x} for x in (2.0, 4.0, 16.0, None)),
         *({"kernel_noise": x} for x in (0.5, 1.0, 4.0, 8.0)), *({"kernel_same": x} for x in (0.0, 0.1, 1.0, 3.0)),
+        *({"action_noise": x} for x in (None, 0.1, 1.0, 3.0)),
         {"step_norm": "group"}, {"step_norm": "none"}, *({"episode_weight": x} for x in (0.1, 0.25, 0.5, 1.0)),
         {"kernel_width": 0.3, "kernel_time": 4.0},
     ]  # fmt: skip

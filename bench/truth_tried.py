@@ -7,6 +7,7 @@ matrices, in float64.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from bipace_kernels.reference.critic import kernel_matrix
 from .truth_batches import Batch, Integers, advantages, deltas, discounted, parts
 
 Floats = NDArray[np.float64]
-GAE = bk.Config.gae()
+GAE = bk.Config.gae(action_noise=None)
 LAMBDAS = tuple(k / 10 for k in range(11))
 
 
@@ -29,7 +30,6 @@ def tried() -> dict[str, Callable[[Any], Floats]]:
     """{name of the row: advantages}."""
     rows: dict[str, Callable[[Any], Floats]] = {
         "gae, fingerprints half whitened": half_whitened,
-        "gae, A_S averaged over near states with the same action": of_same_action,
         "gae, λ of each batch by the truth itself": lambda_by_truth,
         "gae, λ of each batch by pairs of rollouts": lambda_by_pairs,
         "gae, values without memory (whole kernel)": partial(with_memory, decay=0.0),
@@ -51,21 +51,6 @@ def half_whitened(batch: Batch) -> Floats:
         config=GAE,
     )  # fmt: skip
     return result.advantage.numpy().astype(np.float64)
-
-
-def of_same_action(batch: Batch) -> Floats:
-    """A_S smoothed inside each prompt group: K (K + 0.3 I)⁻¹ A_S with K = k · [same action], the kernel of states."""
-    a = _default(batch)
-    x = _units(batch)
-    out = np.empty_like(a)
-    for g in np.unique(batch.group):
-        at = np.flatnonzero(batch.group == g)
-        time = batch.step[at].astype(np.float64)
-        z = x[at] - x[at].mean(axis=0)
-        k = kernel_matrix(z, z, time, time, GAE.kernel_width, float(GAE.kernel_time or 0.0))
-        k *= batch.action_key[at][:, None] == batch.action_key[at]
-        out[at] = k @ np.linalg.solve(k + 0.3 * np.eye(len(at)), a[at])
-    return out / np.sqrt(np.mean(out**2))
 
 
 def lambda_by_truth(batch: Batch) -> Floats:
@@ -111,7 +96,7 @@ def with_memory(batch: Batch, decay: float) -> Floats:
 
 
 def _default(batch: Batch, lam: float = GAE.gae_lambda) -> Floats:
-    config = bk.Config.gae(gae_lambda=lam)
+    config = replace(GAE, gae_lambda=lam)
     return advantages(batch, config, batch.kinds()[0]).advantage.numpy().astype(np.float64)
 
 
