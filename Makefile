@@ -15,7 +15,7 @@ BASE_PYTHON ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 
-.PHONY: demo docs test test-quick test-integrations textcraft alfworld check environments all-environments lint format build bench gpu wheel release-check clean sanitize fuzz resources cuda-resources oldest-triton
+.PHONY: demo docs test test-quick test-integrations test-swift test-trinity textcraft alfworld check environments all-environments lint format build bench gpu wheel release-check clean sanitize fuzz resources cuda-resources oldest-triton
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
@@ -34,6 +34,15 @@ TRAINERS ?= .venv-integrations
 MARK ?= not slow
 test-integrations: $(TRAINERS)/.installed
 	timeout 2400 $(TRAINERS)/bin/python -m pytest tests/integrations -m "$(MARK)" -n 2 --dist loadfile -q
+
+# ms-swift and Trinity-RFT pin other packages again: a folder each, which precedes the trainers' environment.
+test-swift test-trinity: test-%: $(TRAINERS)/%/.installed
+	PYTHONPATH=$(abspath $(TRAINERS)/$*) timeout 1200 $(TRAINERS)/bin/python -m pytest tests/integrations/test_$*.py -q
+
+$(TRAINERS)/%/.installed: tests/integrations/requirements-%.txt $(TRAINERS)/.installed
+	rm -rf $(TRAINERS)/$*
+	$(TRAINERS)/bin/python -m pip install -q --no-deps --target $(TRAINERS)/$* -r $<
+	@touch $@
 
 # Runs what is missing of the committed runs.  ARGS="--processes 1" takes one core; --model FOLDER and --device cuda
 # train another model, whose runs need a separate folder (--out).
@@ -71,7 +80,7 @@ check: environments
 # The environments that `make check` and .ci/run need before they run their parts in parallel.
 environments: $(VENV)/.linted $(VENV)/.checked $(OLDEST)/.installed
 
-all-environments: environments $(VENV)/.documented $(TRAINERS)/.installed
+all-environments: environments $(VENV)/.documented $(TRAINERS)/swift/.installed $(TRAINERS)/trinity/.installed
 
 lint: $(VENV)/.linted
 	$(VENV)/bin/ruff check .

@@ -220,7 +220,9 @@ class RolloutRows:
             records["truncated"] = self.turns.truncated(self.extra["truncated"])
         if settings.config().reads_keys:
             tokens = self.turns.tokens(self.responses.cpu())
-            records |= keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens)
+            records |= keys_of(
+                *tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, last=self.turns.last
+            )
         return records
 
     def advantage(

@@ -194,8 +194,9 @@ TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
 def keys_of(
-    ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int, calls: Sequence[str] | None = None
-) -> dict[str, Tensor]:
+    ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int, calls: Sequence[str] | None = None,
+    last: Tensor | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
     """`action_key` of responses, ids and mask [n, T], on their device, and `action_parsed` if the mode parses anything.
 
     mode "auto", with `action_kind` int8, an index into KINDS, uses the first of these that a response has:
@@ -203,6 +204,9 @@ def keys_of(
         between <tool_call> and </tool_call>
         <action>…</action>
         if there are tools (`calls` is given, or one response has a call), its whole text; else its first n tokens
+
+    A whole text counts as recognized where it may be an answer: in a rollout's last turn (`last` [n] bool; None: any) that
+    does not begin a tool call.
 
     Keys are made from the tokens' bytes, or for a tokenizer without a table of bytes from its decoded text, with one warning:
     equal actions have equal keys in both cases.
@@ -212,12 +216,25 @@ def keys_of(
     found = _keys_of(ids, mask, tokenizer, "action_tag", n)
     kind = found["action_parsed"].to(torch.int8)
     tools = calls is not None
+    tag = _tool_call_token(tokenizer)
+    begun = ((ids == tag) & (mask != 0)).any(1) if tag is not None else torch.zeros_like(found["action_parsed"])
     if calls is None:
-        calls = _calls_in_text(ids, mask, tokenizer, found["action_parsed"])
+        # Decoding dominates the cost.  If the tag is one token (Qwen), only rows that have it are decoded; else those without
+        # an action tag.
+        some = torch.nonzero(begun if tag is not None else ~found["action_parsed"]).flatten()
+        rows = [ids[i][mask[i] != 0].tolist() for i in some.tolist()]
+        decoded = tokenizer.batch_decode(rows, skip_special_tokens=False) if rows else []
+        begun[some] = torch.tensor(["<tool_call>" in text for text in decoded], dtype=torch.bool).to(ids.device)
+        calls = [""] * len(ids)
+        for i, text in zip(some.tolist(), decoded, strict=True):
+            calls[i] = _calls_in(text)
     called = torch.tensor([text != "" for text in calls], dtype=torch.bool).to(ids.device)
     if tools or bool(called.any()):
         texts = _keys_of(ids, mask, tokenizer, "text", n)
         rest = kind == KINDS.index("first_n")
+        if last is not None:
+            texts["action_parsed"] &= last.to(ids.device)
+        texts["action_parsed"] &= ~begun
         found = {name: texts[name].where(rest, column) for name, column in found.items()}
         kind = kind.masked_fill(rest, KINDS.index("text"))
         keys, _ = action_keys(list(calls), mode="text")
@@ -240,23 +257,20 @@ def call_text(calls: Sequence[tuple[Any, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _calls_in_text(ids: Tensor, mask: Tensor, tokenizer: Any, parsed: Tensor) -> list[str]:
-    """[n] call_text() of the JSON calls in each response; anything else is not a call."""
-    # Decoding dominates the cost.  If the tag is one token (Qwen), only rows that have it are decoded; else those without
-    # an action tag.
+def _tool_call_token(tokenizer: Any) -> int | None:
+    """The token <tool_call>; None if the tokenizer has no such token."""
     token = tokenizer.convert_tokens_to_ids("<tool_call>")
-    one = token is not None and tokenizer.convert_ids_to_tokens(token) == "<tool_call>"
-    where = torch.nonzero(((ids == token) & (mask != 0)).any(1) if one else ~parsed).flatten().tolist()
-    rows = [ids[i][mask[i] != 0].tolist() for i in where]
-    texts = [""] * len(ids)
-    for i, text in zip(where, tokenizer.batch_decode(rows, skip_special_tokens=False) if rows else (), strict=True):
-        calls = []
-        for match in TOOL_CALL.finditer(text):
-            with contextlib.suppress(ValueError):
-                call = json.loads(match[1])
-                calls.append((call.get("name"), call.get("arguments")))
-        texts[i] = call_text(calls)
-    return texts
+    return token if token is not None and tokenizer.convert_ids_to_tokens(token) == "<tool_call>" else None
+
+
+def _calls_in(text: str) -> str:
+    """call_text() of the JSON calls in a response; anything else is not a call."""
+    calls = []
+    for match in TOOL_CALL.finditer(text):
+        with contextlib.suppress(ValueError):
+            call = json.loads(match[1])
+            calls.append((call.get("name"), call.get("arguments")))
+    return call_text(calls)
 
 
 def _keys_of(ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int) -> dict[str, Tensor]:

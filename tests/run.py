@@ -79,6 +79,8 @@ LEFT_TO_CHECK = ("slow-triton", "slow-emulator", "oldest-triton")
 CI = [
     *(part for part in CHECK if part.name in ("slow", "sanitize")),
     Part("integrations", make="test-integrations"),
+    Part("swift", make="test-swift"),
+    Part("trinity", make="test-trinity"),
     Part("demo", make="demo"),
     Part("docs", make="docs"),
     *TEST,

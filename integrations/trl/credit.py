@@ -175,7 +175,8 @@ def _records(
         records["truncated"] = turns.truncated(said.truncated())
     if config.reads_keys:
         calls = _calls(turns, loop) if loop is not None and getattr(trainer, "tools", None) else None
-        records |= keys_of(*turns.tokens(ids), tokenizer, settings.action_key_mode, settings.n_action_tokens, calls)
+        mode, n = settings.action_key_mode, settings.n_action_tokens
+        records |= keys_of(*turns.tokens(ids), tokenizer, mode, n, calls, turns.last)
         if actions is not None:
             records |= _given_keys(said, actions, records)
     records = {name: value.to(ids.device) for name, value in records.items()}

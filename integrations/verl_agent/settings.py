@@ -71,8 +71,8 @@ class Settings:
             )
         if self.gae is not None and any(others):
             raise ValueError(
-                f"{WHERE}bipace_method=gae has no clusters and no action keys: set {WHERE}bisim_grouping, {WHERE}cacb_enabled and "
-                f"{WHERE}enable_similarity to False, and algorithm.adv_estimator to gigpo."
+                f"{WHERE}bipace_method=gae has no clusters and compares equal actions without PACE: set {WHERE}bisim_grouping, "
+                f"{WHERE}cacb_enabled and {WHERE}enable_similarity to False, and algorithm.adv_estimator to gigpo."
             )
         try:
             config = self.config()

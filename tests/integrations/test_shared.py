@@ -53,9 +53,9 @@ def test_keys_of_tool_calls_in_text(one_token):
     if one_token:
         tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
 
-    def keys(*texts, mode="auto"):
+    def keys(*texts, mode="auto", **more):
         given = tokenizer(list(texts), padding=True, return_tensors="pt")
-        return keys_of(given["input_ids"], given["attention_mask"], tokenizer, mode, 8)
+        return keys_of(given["input_ids"], given["attention_mask"], tokenizer, mode, 8, **more)
 
     one = '<tool_call>\n{"name": "go", "arguments": {"to": "A", "by": [1, 2]}}\n</tool_call>'
     same = 'Well. <tool_call>{"arguments":{"by":[1,2],"to":"A"},"name":"go"}</tool_call>'
@@ -66,6 +66,11 @@ def test_keys_of_tool_calls_in_text(one_token):
     assert key[0] == key[1] == key[2] and len(set(key)) == 4
     assert key[4] == int(bk.action_keys([bad], mode="text")[0]) and key[5] == int(bk.action_keys([tag])[0])
     assert [KINDS[k] for k in found["action_kind"].tolist()] == ["tool_call"] * 4 + ["text", "action_tag"]
+    assert found["action_parsed"].tolist() == [True, True, True, True, False, True]  # `bad` begins a call
+    answers = keys(one, "Call go.", "Done.", last=torch.tensor([False, False, True]))
+    assert answers["action_parsed"].tolist() == [True, False, True]
+    begun = keys(one, bad, "Done.", calls=["go", "", ""])["action_parsed"].tolist()
+    assert begun == [True, not one_token, True]  # with TRL's calls the text is not decoded for it
     none = keys("no tool", tag)  # and where there are none, as action_tag has it
     wanted = keys("no tool", tag, mode="action_tag")
     assert torch.equal(none["action_key"], wanted["action_key"])

@@ -160,7 +160,7 @@ def by_hand(batches, config, first_n=False):
     if first_n:
         keys, _ = bk.action_keys(actions, mode="first_n")
     else:
-        keys, _ = bk.action_keys([TOKENIZER.decode(ids) for ids in actions])
+        keys, _ = bk.action_keys(actions, token_bytes=bk.token_bytes(TOKENIZER))
     if config.needs_fingerprint:
         columns["fingerprint"] = torch.stack(columns["fingerprint"])
         del columns["observation"]

@@ -77,8 +77,9 @@ def by_hand(exps, config, states="ngram"):
     if "step_reward" not in exps[0].info:
         last = [seen[exp.eid.rid] == step for exp, step in zip(exps, columns["step"], strict=True)]
         columns["rewards"] = [exp.reward * end for exp, end in zip(exps, last, strict=True)]
-    actions = [TOKENIZER.decode(ids) for ids in columns.pop("response")]
-    keys, parsed = bk.action_keys(actions, mode="action_tag")
+    written = columns.pop("response")
+    actions = [TOKENIZER.decode(ids) for ids in written]
+    keys, parsed = bk.action_keys(written, mode="action_tag", token_bytes=bk.token_bytes(TOKENIZER))
     assert parsed.any() and not parsed.all()
     texts = columns.pop("observation")
     if (

@@ -279,7 +279,7 @@ GAE = {
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("value", GAE)
-def test_gae_is_the_estimator_s_on_the_same_records(ready, tmp_path, value, cut):
+def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, value, cut):
     """r_t by hand: the environment's reward, the penalty, the KL in the reward; copies of rows have theirs."""
     keys, changes = GAE[value]
     keys = {"bipace_method": "gae", "bipace_value": value, "bisim_embedder": "ngram", "step_advantage_w": 0.7, **keys}
@@ -299,8 +299,10 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tmp_path, value, cut)
         fields["rewards"][i] - 0.1 * (not fields["is_action_valid"][i]) + d for i, d in zip(first, kl, strict=True)
     ]
     anchors = [fields["anchor_obs"][i] for i in first]
+    written = batch.batch["responses"][first], batch.batch["response_mask"][first]
+    keys, _ = bk.action_keys(written[0], mask=written[1], token_bytes=bk.token_bytes(tokenizer))
     states = {
-        "kernel": {"fingerprint": bk.ngram_fingerprint(anchors)},
+        "kernel": {"fingerprint": bk.ngram_fingerprint(anchors), "action_key": keys},
         "cluster": {"observation": anchors},
         "group": {},
     }
@@ -315,7 +317,7 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tmp_path, value, cut)
     )  # fmt: skip
     total = changes.get("episode_weight", 0.0) * episode.advantage + 0.7 * term.step_advantage
     wanted = dict(zip([tuple(ids[i]) for i in first], total.tolist(), strict=True))
-    metrics = write_advantages(batch, settings)
+    metrics = write_advantages(batch, settings, tokenizer)
     full = torch.tensor([wanted[tuple(row)] for row in ids])[:, None] * batch.batch["response_mask"]
     torch.testing.assert_close(batch.batch["advantages"], full, atol=2e-6, rtol=0)
     assert metrics["bipace/value_explained_share"] == pytest.approx(
@@ -507,7 +509,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["algorithm.adv_estimator=hgpo"], "set algorithm.gigpo.bisim_embedder=identity"),
         (["+algorithm.gigpo.bipace_lambda=1"], r"algorithm\.gigpo\.bipace_lambda is no key of BiPACE; .* bipace_gae_lambda"),
         (["algorithm.gigpo.bipace_episode_scope=rows"], "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
-        (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and no action keys: set .* to False"),
+        (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and compares .* to False"),
         ([f"algorithm.gigpo.{key}" for key in ("bisim_grouping=False", "bipace_method=gae", "bipace_episode_scope=trajectory")],
          "bipace_episode_scope is about the episode term, whose weight is 0 .* set algorithm.gigpo.bipace_episode_weight"),
         (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae if there are keys bipace_…, got 'bigpo'"),
