@@ -188,7 +188,7 @@ def _batch(bench: Bench, shape: w.Shape, dry: bool, *, compared: bool) -> None:
         whole, made = partial(x.whole, backend), partial(x.whole_with_layout_made, backend)
         bench.row(at, by(backend, CLUSTERING), partial(gpu_stages.clusters, x, backend), need=x.cluster_need,
                   check=x.check_labels)  # fmt: skip
-        bench.row(at, by(backend, "BiPACE with keys at hand"), partial(x.advantage, backend), need=x.advantage_need,
+        bench.row(at, by(backend, "BiPACE with given keys"), partial(x.advantage, backend), need=x.advantage_need,
                   check=x.check_advantage)  # fmt: skip
         try:
             need = x.whole_need
@@ -227,7 +227,7 @@ def _others(bench: Bench, x: Batch, at: str) -> None:
         bench.row(at, name, call, kind="competitor", how=WALL, need=x.cluster_need, check=x.check_labels,
                   note=note, rounds=rounds, seconds=20.0, warm_up=quick)  # fmt: skip
         _say_ratios(bench)
-    bench.row(at, f"{OURS}, CPU, BiPACE with keys at hand", x.cpu_advantage, kind="competitor", how=WALL,
+    bench.row(at, f"{OURS}, CPU, BiPACE with given keys", x.cpu_advantage, kind="competitor", how=WALL,
               need=x.advantage_need, note=cores, rounds=rounds, seconds=20.0, warm_up=quick)  # fmt: skip
     _say_ratios(bench)
 

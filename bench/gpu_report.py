@@ -229,9 +229,9 @@ def _section(part: Found) -> list[str]:
         lines += [f"One dependent step of a scan (bench/chain.cu): not available: {part['chain_note']}", ""]
     for backend in LIMITS:
         if found := steps([part], backend):
-            told = ", ".join(f"{ns:.0f} ns at K = {k:,}" for k, ns in found)
+            times = ", ".join(f"{ns:.0f} ns at K = {k:,}" for k, ns in found)
             grow = "in one group, a mean while clusters grow from 0 to K"
-            lines += [f"One decision of {backend}'s scan, {grow}: {told}.", ""]
+            lines += [f"One decision of {backend}'s scan, {grow}: {times}.", ""]
     if part["rows"]:
         lines += [*_markdown(_HEADER, (_cells(r) for r in part["rows"])), ""]
     if sides := _sides(part):

@@ -120,7 +120,7 @@ class Bench:
             self.failures += wrong and kind == "ours"
         except ImportError as error:
             row.kind, row.note = "not available", str(error)
-        except Exception as error:  # one figure less, told in the table; the rest of the run is worth having
+        except Exception as error:  # one figure less, which the table says; the rest of the run is worth having
             self.failures += 1
             row.kind, row.note = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
             self.say(traceback.format_exc(limit=-4))

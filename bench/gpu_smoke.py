@@ -80,8 +80,8 @@ class Ragged:
     def sweep(self, epsilons: Sequence[float] = (0.0, 0.05, 0.10, 0.30)) -> str:
         ours = bk.cluster(self.there["fingerprint"], self.there["group"], list(epsilons), backend=self.backend)
         want = bk.cluster(self.host["fingerprint"], self.host["group"], list(epsilons), backend=HOST)
-        told = {partition_agreement(a, b) for a, b in zip(ours.cpu(), want, strict=True)}
-        return ", ".join(sorted(told))
+        agreement = {partition_agreement(a, b) for a, b in zip(ours.cpu(), want, strict=True)}
+        return ", ".join(sorted(agreement))
 
     def keys(self) -> str:
         try:
@@ -89,7 +89,7 @@ class Ragged:
         except ImportError as error:
             return f"left out: {error}"
         table = bk.token_bytes(made.tokenizer)
-        told = []
+        agreement = []
         for mode in ("action_tag", "first_n"):
             more: dict[str, Any] = {"mode": mode, "token_bytes": table}
             ours = bk.action_keys(
@@ -97,8 +97,8 @@ class Ragged:
             )
             want = bk.action_keys(made.ids, mask=made.mask, backend=HOST, **more)
             same = all(torch.equal(a.cpu(), b) for a, b in zip(ours, want, strict=True))
-            told.append(f"{mode}: {'same keys' if same else 'DIFFERENT'}")
-        return ", ".join(told)
+            agreement.append(f"{mode}: {'same keys' if same else 'DIFFERENT'}")
+        return ", ".join(agreement)
 
 
 def ngrams(x: Ragged) -> str:
@@ -134,10 +134,10 @@ def run(device: torch.device, backends: Sequence[str], *, small: bool = False) -
     lines, fine = [], True
     for backend in backends:
         if why := absent(backend):
-            told, well = [f"not available: {why}"], not expected(backend)
+            agreement, well = [f"not available: {why}"], not expected(backend)
         else:
-            told, well = _run(device, backend, small)
-        lines += [f"{backend}: {line}" for line in told]
+            agreement, well = _run(device, backend, small)
+        lines += [f"{backend}: {line}" for line in agreement]
         fine &= well
     return lines, fine
 
@@ -174,11 +174,11 @@ def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bo
     lines, fine = [], True
     for name, check in checks:
         try:
-            told = check()
+            agreement = check()
         except Exception as error:  # the other checks are worth having
-            told = f"FAILED: {type(error).__name__}: {error}"
-        fine &= not any(word in told for word in ("DIFFERENT", "FAILED", "beyond"))
-        lines.append(f"{name}: {told}")
+            agreement = f"FAILED: {type(error).__name__}: {error}"
+        fine &= not any(word in agreement for word in ("DIFFERENT", "FAILED", "beyond"))
+        lines.append(f"{name}: {agreement}")
     return lines, fine
 
 

@@ -63,7 +63,7 @@ def step_shares(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
     ]
     if keyed:
         parts.append(("leave_one_out_row_fraction", SKY, "peers, none of them with its action"))
-    parts.append(("singleton_row_fraction", VERMILLION, "alone: no step-level signal"))
+    parts.append(("singleton_row_fraction", VERMILLION, "singleton: no step-level signal"))
     figure, axes = _figure(8.6, 1.5 + 0.5 * len(partitions), 1, 1)
     axis, y, left = axes[0, 0], np.arange(len(partitions)), np.zeros(len(partitions))
     for name, colour, label in parts:

@@ -17,14 +17,14 @@ from settings import METHODS
 
 LABELS = {
     "grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO", "bigpo": "BiGPO", "bipace": "BiPACE, Q-style",
-    "bipace-step": "BiPACE, step term only", "gae": "GAE, kernel", "gae-group": "GAE, group mean (control)",
-    "gae-cluster": "GAE, clusters",
+    "bipace-step": "BiPACE, step term only", "gae": "Config.gae()", "gae-group": "GAE, group mean (control)",
+    "gae-cluster": "GAE, clusters", "gae-states": "GAE, hidden states, no averages over actions",
 }  # fmt: skip
 # Okabe and Ito's colours, as in bench/truth.py, and a line style each, so that no line depends on colour.
 STYLES = {
     "grpo": ("#777777", "-"), "gigpo": ("#CC79A7", "--"), "bipace": ("#D55E00", "-."), "gae": ("#0072B2", "-"),
     "gae-group": ("#009E73", ":"), "bipace-step": ("#E69F00", "--"), "hgpo": ("#000000", "-."), "bigpo": ("#8A8A00", ":"),
-    "gae-cluster": ("#56B4E9", "-"),
+    "gae-cluster": ("#56B4E9", "-"), "gae-states": ("#0072B2", ":"),
 }  # fmt: skip
 SHOWN = ("grpo", "bipace", "bipace-step", "gae-group", "gae")  # in the figure; gigpo is in the other one
 REFERENCE = "gae"  # of the paired differences

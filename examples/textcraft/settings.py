@@ -9,21 +9,21 @@ from typing import Any
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"method": "grpo"},
     "bipace": {"method": "bipace", "estimator": "q_style", "action_key_mode": "action_tag"},
-    "gae": {"method": "gae", "action_noise": 0},
+    "gae": {"method": "gae"},
     "gigpo": {"method": "gigpo"},
     "bipace-step": {"method": "bipace", "estimator": "q_style", "action_key_mode": "action_tag", "episode_weight": 0.0},
     "gae-group": {"method": "gae", "value": "group"},
     "hgpo": {"method": "hgpo"},
     "bigpo": {"method": "bigpo"},
     "gae-cluster": {"method": "gae", "value": "cluster"},
-    "gae-actions": {"method": "gae"},
+    "gae-states": {"method": "gae", "action_noise": 0, "embedder": "actor_hidden"},
 }
-MAIN = ("grpo", "bipace", "gae", "gigpo", "bipace-step", "gae-group")
+MAIN = ("grpo", "bipace", "gae", "gigpo", "bipace-step", "gae-group", "gae-states")
 # The tuned parameter of a method other than the learning rate; the other methods have none.
 OWN = {
     "bipace": "epsilon", "bipace-step": "epsilon", "bigpo": "epsilon",
     "gae": "gae_lambda", "gae-group": "gae_lambda", "gae-cluster": "gae_lambda",
-    "gae-actions": "gae_lambda",
+    "gae-states": "gae_lambda",
 }  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
         run.write(found)
     campaign.choose("gae", settings, tmp_path, tuned)
     assert json.loads(tuned.read_text())["gae"]["learning_rate"] == campaign.RATES[1]
-    assert "GAE, kernel | 30.0 | 50.0 | 40.0 |" in report.tuning_table(tmp_path / "tuning")
+    assert "Config.gae() | 30.0 | 50.0 | 40.0 |" in report.tuning_table(tmp_path / "tuning")
     before = tuned.read_text()
     for run in campaign.tuning("gae", settings, tmp_path):
         run.path.unlink()
@@ -92,8 +92,8 @@ def test_final_runs_are_seed_by_seed_over_the_main_methods(tmp_path):
     tuned = tmp_path / "tuned.json"
     tuned.write_text(json.dumps({method: {"learning_rate": 5e-4} for method in METHODS}))
     runs = list(campaign.final(Settings(), tmp_path, tuned))
-    assert len({run.name for run in runs}) == len(runs) == 30 + 18 + 9
-    assert [(run.method, run.seed) for run in runs[:12]] == [(method, seed) for seed in (0, 1) for method in MAIN]
+    assert len({run.name for run in runs}) == len(runs) == 35 + 18 + 9
+    assert [(run.method, run.seed) for run in runs[:14]] == [(method, seed) for seed in (0, 1) for method in MAIN]
     assert all(run.settings.batch == 64 for run in runs)
 
 
