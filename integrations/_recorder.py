@@ -60,7 +60,8 @@ class Recorder:
     def write(self, records: Mapping[str, Any], result: AdvantageResult) -> None:
         """Writes the announced batch, if any.
 
-        records   `group`, `trajectory`, `step` and `rewards` [n], and `valid` if there is padding
+        records   `group`, `trajectory`, `step` and `rewards` [n]; `valid` if there is padding; `truncated` if the estimator
+                  reads it
         result    of advantage() on them
         """
         if self._expected is None:
@@ -90,6 +91,7 @@ class Recorder:
         if not len(rows):
             return
         observation, action = texts(rows)
+        cut = records.get("truncated")
         table = pa.table(
             {
                 "task_id": ids["group"][rows].numpy(),
@@ -98,6 +100,7 @@ class Recorder:
                 "observation": [_text(text) for text in observation],
                 "action": [_text(text) for text in action],
                 "reward": torch.as_tensor(records["rewards"]).cpu().double()[rows].numpy(),
+                **({} if cut is None else {"truncated": torch.as_tensor(cut).cpu().bool()[rows].numpy()}),
                 "bipace_advantage": result.advantage.cpu()[rows].numpy(),
                 "bipace_cluster": result.cluster.cpu()[rows].numpy(),
             }

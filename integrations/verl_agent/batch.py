@@ -104,7 +104,9 @@ def write_advantages(
     if recorder is not None:
         rewards = torch.from_numpy(data.non_tensor_batch["rewards"].astype(np.float64))[rows]
         ids = {"group": group, "trajectory": trajectory, "step": step}
-        recorder.write({**ids, "rewards": rewards}, replace(result, advantage=total))
+        recorder.write(
+            {**ids, "rewards": rewards, "truncated": given.get("truncated")}, replace(result, advantage=total)
+        )
     tokens = to_tokens(total, mask)
     data.batch["response_mask"], data.batch["advantages"], data.batch["returns"] = mask, tokens, tokens
     for name in (IDS, HIDDEN, HIDDEN_IDS):

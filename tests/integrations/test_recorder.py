@@ -90,6 +90,20 @@ def test_what_a_file_holds(tmp_path):
     }  # fmt: skip
 
 
+def test_the_credit_inspector_reads_which_rollouts_were_cut_off(tmp_path):
+    records = {**RECORDS, "truncated": torch.tensor([False, True, False, True, False])}
+    states, config = torch.nn.functional.one_hot(torch.tensor([0, 1, 0, 2, 2])).float(), bk.Config.gae()
+    result = bk.advantage(**{k: records[k] for k in records}, fingerprint=states, config=config)
+    recorder = Recorder(str(tmp_path), 1)
+    recorder.expect(0, texts)
+    recorder.write(records, result)
+    assert read(tmp_path)["truncated"] == [False, True, False, True, False]
+    page = inspected(tmp_path / "update_00000000.parquet", tmp_path / "page")
+    without = tmp_path / "without.parquet"
+    pq.write_table(pq.read_table(tmp_path / "update_00000000.parquet").drop_columns(["truncated"]), without)
+    assert page != inspected(without, tmp_path / "other")
+
+
 def test_padding_and_copies_are_left_out_and_groups_stay_whole(monkeypatch):
     valid = torch.tensor([True, True, True, False, True])
     assert shown(*IDS.values(), valid).tolist() == [0, 1, 2, 4]
