@@ -2,7 +2,7 @@
 # make test   sets everything up and runs the tests; make test-quick only the quickest
 # make docs   builds the documentation into out/site and checks every link of it
 # make check  lint, sanitizers, fuzzing, long property runs, Triton kernels for every architecture and by the oldest Triton
-# make test-integrations   tests the adapters with the real trainers, in a separate environment
+# make test-integrations   tests the adapters with the real trainers, in a separate environment; test-swift, test-trinity likewise
 # make textcraft   trains a small model by every method on TextCraft (hours on two cores; resumes after interruptions)
 # make alfworld GAMES=FOLDER   the same on ALFWorld's own games
 # make release-check   builds wheel and sdist, and tests each in an empty environment
@@ -39,7 +39,7 @@ test-integrations: $(TRAINERS)/.installed
 test-swift test-trinity: test-%: $(TRAINERS)/%/.installed
 	PYTHONPATH=$(abspath $(TRAINERS)/$*) timeout 1200 $(TRAINERS)/bin/python -m pytest tests/integrations/test_$*.py -q
 
-$(TRAINERS)/%/.installed: tests/integrations/requirements-%.txt $(TRAINERS)/.installed
+$(TRAINERS)/%/.installed: tests/integrations/requirements-%.txt | $(TRAINERS)/.installed
 	rm -rf $(TRAINERS)/$*
 	$(TRAINERS)/bin/python -m pip install -q --no-deps --target $(TRAINERS)/$* -r $<
 	@touch $@

@@ -89,7 +89,7 @@ class Ragged:
         except ImportError as error:
             return f"left out: {error}"
         table = bk.token_bytes(made.tokenizer)
-        agreement = []
+        found = []
         for mode in ("action_tag", "first_n"):
             more: dict[str, Any] = {"mode": mode, "token_bytes": table}
             ours = bk.action_keys(
@@ -97,8 +97,8 @@ class Ragged:
             )
             want = bk.action_keys(made.ids, mask=made.mask, backend=HOST, **more)
             same = all(torch.equal(a.cpu(), b) for a, b in zip(ours, want, strict=True))
-            agreement.append(f"{mode}: {'same keys' if same else 'DIFFERENT'}")
-        return ", ".join(agreement)
+            found.append(f"{mode}: {'same keys' if same else 'DIFFERENT'}")
+        return ", ".join(found)
 
 
 def ngrams(x: Ragged) -> str:

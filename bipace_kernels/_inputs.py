@@ -38,7 +38,7 @@ class Inputs:
     action_key: Tensor | None  # [N] int64
     action_parsed: Tensor | None  # [N] bool
     truncated: Tensor | None  # [N] bool
-    value: Tensor | None  # [N] float64 V̂ computed already (distributed.py), and then also the next
+    value: Tensor | None  # [N] float64 V̂ computed already (distributed.py), together with raw_advantage
     raw_advantage: Tensor | None  # [N] float64 A_S before step_norm
     late: list[LateCheck]  # checks of masks that would have synchronized
 

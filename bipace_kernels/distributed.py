@@ -530,30 +530,31 @@ def _labels(
 ) -> tuple[Tensor, Tensor | None, str | None]:  # fmt: skip
     """The owners' results for their groups.
 
-    [2, N] int64   first row: equal inside a group where records share a cluster (partitions "exact" and "history": an
-                   observation); of value="kernel" the bits of V̂ and of A_S before step_norm, float64
+    [1, N] int64   equal inside a group where records share a cluster (partitions "exact" and "history": an observation);
+                   of value="kernel" [2, N], the bits of V̂ and of A_S before step_norm, float64
     [N] uint8      state of the fingerprints; None: all fine
     the first owner's error, on all ranks, or None
     """
     rows = np.flatnonzero(plan.owner == ranks.rank)
     fingerprint = _move_fingerprints(ranks, plan, rows, head, own, where)
     objects, which = _move_objects(ranks, plan, rows, columns, own)
-    reply = torch.zeros(rows.size, 3, dtype=torch.int64)
+    wide = 2 if _makes_values(own.config) else 1
+    reply = torch.zeros(rows.size, wide + 1, dtype=torch.int64)
     failed: Exception | None = None
     try:
-        part = {name: column[rows] for name, column in columns.items() if name not in ("valid", "action_parsed")}
+        part = {name: column[rows] for name, column in columns.items() if name != "valid"}
         if rows.size:
-            reply[:, :2], reply[:, 2] = _cluster(
+            reply[:, :wide], reply[:, wide] = _cluster(
                 part, own.config, head.backend, fingerprint, objects, which, where, num_threads, memory
             )
     except Exception as error:  # of any kind: the other ranks wait for an answer
         failed = error
-        reply[:, 2] = _FAILED
+        reply[:, wide] = _FAILED
     taken = plan.owner >= 0
     replies = ranks.rows(reply, np.bincount(plan.owner[taken], minlength=ranks.size).tolist())
     place = torch.from_numpy(np.argsort(np.where(taken, plan.owner, ranks.size), kind="stable")[: replies.shape[0]])
-    every = torch.zeros(3, plan.owner.size, dtype=torch.int64).index_copy_(1, place, replies.T)
-    labels, state = every[:2], every[2]
+    every = torch.zeros(wide + 1, plan.owner.size, dtype=torch.int64).index_copy_(1, place, replies.T)
+    labels, state = every[:wide], every[wide]
     if not bool(state.any()):
         return labels, None, None
     note = None
@@ -567,7 +568,7 @@ def _cluster(
     columns: dict[str, Tensor], cfg: Config, backend: str, fingerprint: Tensor | None, objects: list[bytes], which: Ints,
     where: torch.device, num_threads: int | None, memory: ValueMemory | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """[m, 2] of `_labels()` for the records this rank owns, and the states [m] of their fingerprints."""
+    """[m, 1] or [m, 2] of `_labels()` for the records this rank owns, and the states [m] of their fingerprints."""
     state = torch.zeros(which.size, dtype=torch.int64)
     if PARTITIONS[cfg.partition].by_code:
         return number_objects(objects)[which][:, None], state

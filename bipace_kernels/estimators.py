@@ -130,8 +130,12 @@ def _recursion(batch: Batch, value: Tensor) -> Tensor:
     if cfg.action_noise is None or not cfg.averages_actions or keys is None:
         return advantage
     assert batch.inputs.fingerprint is not None
+    # Keys of actions that were not recognized are equal where the responses begin alike, whatever was done.
+    usable, parsed = batch.usable, batch.by_record_or_none(batch.inputs.action_parsed)
+    if parsed is not None:
+        usable = parsed if usable is None else usable & parsed
     return batch.backend.critic.same_action_advantage(
-        batch.inputs.fingerprint, lay.order, advantage, lay.time(), keys, lay.group_offsets, batch.usable, **batch.groups,
+        batch.inputs.fingerprint, lay.order, advantage, lay.time(), keys, lay.group_offsets, usable, **batch.groups,
         taken=batch.taken, width=float(cfg.kernel_width), horizon=float(cfg.kernel_time or 0.0),
         noise=float(cfg.action_noise),
     )  # fmt: skip

@@ -49,8 +49,8 @@ def compute_metrics(records: Records) -> dict[str, float]:
             warn_once(
                 "metrics: unparsed",
                 f"{out['action_parse_rate']:.0%} of the responses hold an action that was recognized: the others are only equal "
-                "if they begin with the same tokens, and without equal actions PACE is a mean over the cluster, and gae averages "
-                "nothing. Use another mode of action keys, or pass the actions themselves.",
+                "if they begin with the same tokens, and without equal actions PACE is a mean over the cluster. gae leaves "
+                "them out of its averages. Use another mode of action keys, or pass the actions themselves.",
                 stacklevel=3,
             )
     return {f"bipace/{name}": value for name, value in out.items()}

@@ -72,7 +72,7 @@ def advantage(
     fingerprint      [N, D] float32 | bfloat16 | float16 (float64 is rounded), any length     partition "cosine", value "kernel"
     observation      [N] str | bytes | any hashable | integers      partitions "exact", "history", "similar" (str)
     action_key       [N] int   equal for equal actions              estimators "diff_peer", "q_style"; "gae" if given
-    action_parsed    [N] bool   feeds the metric action_parse_rate
+    action_parsed    [N] bool   feeds the metric action_parse_rate; estimator "gae" averages only where it is True
     valid            [N] bool   False rows (padding) are ignored: advantages 0, cluster −1
     truncated        [N] bool   estimator "gae": True on the last step of a trajectory that was cut off there; V̂ of that step
                      then replaces the missing future.  Ignored on other steps, and under duplicates="once" on all copies

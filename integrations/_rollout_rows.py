@@ -168,8 +168,7 @@ class RolloutRows:
         difference = (token_rewards.double() - self.scores.double()).cpu()
         penalty = torch.zeros(len(turns), dtype=torch.float64).index_add_(0, owner.flatten(), difference.flatten())
         n = int(trajectory.max()) + 1 if len(trajectory) else 0
-        last = step == torch.full((n,), -1).scatter_reduce_(0, trajectory, step, "amax")[trajectory]
-        at_end = turns.on_last(self.scores.double().cpu().sum(1)).where(last, 0.0) + penalty
+        at_end = turns.on_last(self.scores.double().cpu().sum(1)).where(_last(ids), 0.0) + penalty
         if "step_rewards" not in self.extra:
             return at_end, None
         given = torch.tensor(self.field("step_rewards", 0.0), dtype=torch.float64)
@@ -220,9 +219,7 @@ class RolloutRows:
             records["truncated"] = self.turns.truncated(self.extra["truncated"])
         if settings.config().reads_keys:
             tokens = self.turns.tokens(self.responses.cpu())
-            records |= keys_of(
-                *tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, last=self.turns.last
-            )
+            records |= keys_of(*tokens, tokenizer, settings.action_key_mode, settings.n_action_tokens, last=_last(ids))
         return records
 
     def advantage(
@@ -238,3 +235,11 @@ class RolloutRows:
             records, lambda: self.observations(tokenizer),
             actions=lambda: self.turns.action_texts(self.responses, tokenizer), hidden=hidden, labels=labels, why=why,
         )  # fmt: skip
+
+
+def _last(ids: Mapping[str, Tensor]) -> Tensor:
+    """[n] bool: the last turn of its rollout, and copies of it."""
+    trajectory, step = ids["trajectory"], ids["step"]
+    n = int(trajectory.max()) + 1 if len(trajectory) else 0
+    last: Tensor = step == torch.full((n,), -1).scatter_reduce_(0, trajectory, step, "amax")[trajectory]
+    return last

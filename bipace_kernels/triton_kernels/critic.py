@@ -169,7 +169,8 @@ def same_action_advantage(
     )  # fmt: skip
     runs = 1 if longest_group <= LONGEST else ceil_div(longest_group, BLOCK)
     found = kernel.gain(_blocks(offsets, runs), min(longest_group, LONGEST))[place[:-1].clamp(max=m - 1)]
-    return torch.where(inside, found, advantage / (1.0 + float(noise)))
+    out = torch.where(inside, found, advantage / (1.0 + float(noise)))
+    return out if taken is None else torch.where(taken, out, 0.0)
 
 
 def normed_advantage(
@@ -715,7 +716,8 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         "side": "i32",
         **numbers,
     }
-    yield _matrix, tiles, {"HAS_KEY": True, "TILE": _TILE}, _OPTIONS
+    for has_key in (False, True):
+        yield _matrix, tiles, {"HAS_KEY": has_key, "TILE": _TILE}, _OPTIONS
     yield (
         _recursion,
         {

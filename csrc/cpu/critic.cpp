@@ -431,6 +431,7 @@ void same_action_advantage(const Rows& rows, const int64_t* order, const double*
     const int64_t begin = group_offsets[g], n = group_offsets[g + 1] - begin;
     for (int64_t i = begin; i < begin + n; ++i) out[i] = advantage[i] / (1.0 + noise);
     Members members = work.gather(order, usable, begin, n, own);
+    if (!members.size()) return;
     for (double& m : members.mean) m /= static_cast<double>(members.size());
     std::vector<int64_t> sorted;  // members of a block, by action
     const auto key = [&](int64_t member) { return action_key[members.at[static_cast<size_t>(member)]]; };

@@ -71,7 +71,7 @@ class Settings:
             )
         if self.gae is not None and any(others):
             raise ValueError(
-                f"{WHERE}bipace_method=gae has no clusters and compares equal actions without PACE: set {WHERE}bisim_grouping, "
+                f"{WHERE}bipace_method=gae has no clusters and does not use PACE: set {WHERE}bisim_grouping, "
                 f"{WHERE}cacb_enabled and {WHERE}enable_similarity to False, and algorithm.adv_estimator to gigpo."
             )
         try:

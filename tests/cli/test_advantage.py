@@ -178,6 +178,17 @@ def test_an_option_without_effect_is_refused(golden: Path, tmp_path: Path, name:
     assert where in message and cure in message
 
 
+@pytest.mark.parametrize("name", ["action_noise", "kernel_time"])
+def test_zero_turns_off_what_none_turns_off(games: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out.parquet"
+    found = []
+    for options in ([], [f"--{name.replace('_', '-')}", 0]):
+        assert run("advantage", games, "--out", out, "--preset", "gae", *options).exit_code == 0
+        found.append(table(out)["advantage"])
+    expected = direct(games, bk.Config.gae(**{name: None}), fingerprint=bk.ngram_fingerprint(observations(games)))
+    assert np.array_equal(np.float32(found[1]), expected.advantage.numpy()) and found[0] != found[1]
+
+
 def test_action_mode_where_no_action_is_looked_at(golden: Path, tmp_path: Path) -> None:
     args = ["advantage", golden, "--out", tmp_path / "o.csv", "--preset", "grpo", "--action-mode", "first_n"]
     assert "--action-mode has no effect" in fail(*args)

@@ -394,6 +394,22 @@ def test_a_bad_fingerprint_is_near_nothing(backend):
     close(got.advantage, averaged_formula(BATCH, config, a.advantage.double().numpy(), keep), 2e-5)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_unrecognized_actions_are_not_averaged(backend):
+    """Two actions from one state, not recognized in responses that begin alike: one key, and the credit must not vanish."""
+    ids = {"group": np.zeros(8, np.int64), "trajectory": np.arange(8), "rewards": np.repeat([1.0, 0.0], 4)}
+    rows, keys, parsed = np.ones((8, 2), np.float32), np.zeros(8, np.int64), np.zeros(8, bool)
+    config = EVERY["averaged"]
+    plain = bk.advantage(**ids, fingerprint=rows, config=config, backend=backend)
+    one_key = bk.advantage(**ids, fingerprint=rows, action_key=keys, config=config, backend=backend)
+    got = bk.advantage(**ids, fingerprint=rows, action_key=keys, action_parsed=parsed, config=config, backend=backend)
+    assert float(plain.advantage.abs().min()) > 0.3 and float(one_key.advantage.abs().max()) < 1e-6
+    close(got.advantage, plain.advantage / 1.3)
+    mixed = run(config, backend=backend, action_parsed=np.arange(N) % 3 > 0)
+    a = run(VALUES["kernel"], backend=backend).advantage.double().numpy()
+    close(mixed.advantage, averaged_formula(BATCH, config, a, np.arange(N) % 3 > 0), 2e-5)
+
+
 def test_averages_of_long_groups_against_the_reference():
     """Blocks of a group with more than 2,048 records know nothing of each other."""
     given_rows, n = long_group(5)

@@ -148,13 +148,14 @@ def by_hand(
         k: [row[k] for row in rows] for k in ("group", "trajectory", "step", "rewards", "episode_return", "truncated")
     }
     if rows[0]["action"] is not None:
-        keys, _ = bk.action_keys([row["action"] for row in rows], mode="text")
+        keys, parsed = bk.action_keys([row["action"] for row in rows], mode="text")
     else:
         masks = [[1] * len(row["ids"]) for row in rows]
-        keys, _ = bk.action_keys([row["ids"] for row in rows], mode=mode, token_bytes=TABLE, mask=masks)
+        keys, parsed = bk.action_keys([row["ids"] for row in rows], mode=mode, token_bytes=TABLE, mask=masks)
     result = bk.advantage(
         **records, fingerprint=torch.stack([row["fingerprint"] for row in rows]), action_key=keys,
-        observation=[row["observation"] for row in rows], memory=memory, config=config,
+        action_parsed=None if mode == "first_n" else parsed, observation=[row["observation"] for row in rows], memory=memory,
+        config=config,
     )  # fmt: skip
     found = [torch.zeros(batch["output"]["completion_mask"].shape) for batch in ranks]
     for (rank, b, t, end), value in zip(spans, result.advantage.tolist(), strict=True):

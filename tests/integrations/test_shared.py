@@ -12,7 +12,7 @@ import pytest
 import torch
 from bipace_kernels.integrations import _versions
 from bipace_kernels.integrations._replace import replace, replaced
-from bipace_kernels.integrations._rollout_rows import entries_of
+from bipace_kernels.integrations._rollout_rows import RolloutRows, entries_of
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations._turns import KINDS, Turns, keys_of, windows
@@ -75,6 +75,31 @@ def test_keys_of_tool_calls_in_text(one_token):
     wanted = keys("no tool", tag, mode="action_tag")
     assert torch.equal(none["action_key"], wanted["action_key"])
     assert none["action_parsed"].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("row_per_step", [False, True])
+def test_an_answer_ends_its_rollout(row_per_step):
+    """A call, a text and an answer, as one row of three turns and as three rows: the text is no recognized action."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level(), pad_token="<|endoftext|>")
+    texts = ['<tool_call>{"name": "go", "arguments": {}}</tool_call>', "Call go.", "Done."]
+    written = [tokenizer(text)["input_ids"] for text in texts]
+    if row_per_step:
+        longest = max(map(len, written))
+        rows = [ids + [0] * (longest - len(ids)) for ids in written]
+        mask = [[1] * len(ids) + [0] * (longest - len(ids)) for ids in written]
+    else:
+        rows = [[token for ids in written for token in [*ids, 0]]]
+        mask = [[m for ids in written for m in [1] * len(ids) + [0]]]
+    b = len(rows)
+    given = RolloutRows(
+        mask=torch.tensor(mask), scores=torch.zeros(b, len(mask[0])), responses=torch.tensor(rows),
+        prompts=lambda: [torch.tensor([1])] * b, group=["p"] * b, trajectory=[0] * b, place=list(range(b)),
+        valid=torch.ones(b, dtype=torch.bool),
+    )  # fmt: skip
+    records = given.records(States(Settings.of({"method": "gae"})), tokenizer, torch.zeros(b, len(mask[0])))
+    assert records["step"].tolist() == [0, 1, 2]
+    assert records["action_parsed"].tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("mode", ["action_tag", "text"])

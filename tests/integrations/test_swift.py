@@ -158,15 +158,15 @@ def by_hand(batches, config, first_n=False):
                 last = end
             row += 1
     if first_n:
-        keys, _ = bk.action_keys(actions, mode="first_n")
+        keys, parsed = bk.action_keys(actions, mode="first_n")[0], None
     else:
-        keys, _ = bk.action_keys(actions, token_bytes=bk.token_bytes(TOKENIZER))
+        keys, parsed = bk.action_keys(actions, token_bytes=bk.token_bytes(TOKENIZER))
     if config.needs_fingerprint:
         columns["fingerprint"] = torch.stack(columns["fingerprint"])
         del columns["observation"]
     else:
         del columns["fingerprint"]
-    result = bk.advantage(**columns, action_key=keys, config=config)
+    result = bk.advantage(**columns, action_key=keys, action_parsed=parsed, config=config)
     found = [torch.zeros(grpo.completion_mask.shape) for _, _, grpo, _, _ in batches]
     for (b, i, t, end), value in zip(spans, result.advantage.tolist(), strict=True):
         found[b][i, t:end] = value

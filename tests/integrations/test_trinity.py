@@ -94,7 +94,7 @@ def by_hand(exps, config, states="ngram"):
             "".join(f"{texts[j]}\n> {actions[j]}\n" for j in js) + own for js, own in zip(before, texts, strict=True)
         ]
     own = {"fingerprint": bk.ngram_fingerprint(texts)} if states == "ngram" else {"observation": texts}
-    return bk.advantage(**columns, **own, action_key=keys, config=config).advantage
+    return bk.advantage(**columns, **own, action_key=keys, action_parsed=parsed, config=config).advantage
 
 
 def run(pipeline, exps):

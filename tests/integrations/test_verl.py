@@ -267,8 +267,9 @@ def records(rewards, config, **given):
     return bk.advantage(group, trajectory, rewards, step=[0, 1, 0, 1, 0, 0, 1], config=config, **given)
 
 
-def keys_of_multi():
-    return bk.action_keys([f"<action>{k.decode()}</action>" if k else "hm" for k in KEYS])[0]
+def recognized():
+    keys, parsed = bk.action_keys([f"<action>{k.decode()}</action>" if k else "hm" for k in KEYS])
+    return {"action_key": keys, "action_parsed": parsed}
 
 
 def spread(values, mask):
@@ -327,7 +328,7 @@ def test_auto_without_states_takes_ngrams_with_their_own_radius_and_says_so_once
         warnings.simplefilter("error", RuntimeWarning)
         advantages(bipace, batch(MULTI))
     assert bipace.metrics["bipace/embedder/ngram"] == 1.0 and bipace.metrics["bipace/epsilon"] == 0.6
-    keys = keys_of_multi()
+    keys = recognized()["action_key"]
     fingerprint = bk.embedders.Ngram().embed(OBSERVATION)
     result = records(TERMINAL, bk.Config.bipace(0.6), fingerprint=fingerprint, action_key=keys)
     assert torch.equal(got, spread(result.advantage, data.batch["response_mask"]))
@@ -401,7 +402,7 @@ def test_gae_reads_rewards_kl_and_what_was_cut_off(advantages, value, stepwise):
     given = [0.25, 0.5, 0.0, -0.5, 0.5, 0.125, 1.0] if stepwise else TERMINAL
     total = torch.stack([1 + each[:2].sum()] * 2 + [each[2:4].sum()] * 2 + [0.5 + each[4]] + [each[5:].sum() - 1] * 2)
     state = {
-        "kernel": {"fingerprint": hidden and torch.cat(hidden), "action_key": keys_of_multi()},
+        "kernel": {"fingerprint": hidden and torch.cat(hidden), **recognized()},
         "cluster": {"observation": OBSERVATION},
         "group": {},
     }
@@ -665,7 +666,6 @@ def test_verl_s_own_checkpoints_carry_the_batches_before(trainer, advantages):
     again, alone = (advantages(each.bipace, batch(MULTI), after)[0] for each in (resumed, fresh))
     assert torch.equal(again, went_on) and not torch.equal(alone, went_on)
     memory, config = bk.ValueMemory(10), bk.Config.gae(share="memory", kernel_same=0.5)
-    keys = keys_of_multi()
-    records(TERMINAL, config, fingerprint=torch.cat(before), memory=memory, action_key=keys)
-    result = records(TERMINAL, config, fingerprint=torch.cat(after), memory=memory, action_key=keys)
+    records(TERMINAL, config, fingerprint=torch.cat(before), memory=memory, **recognized())
+    result = records(TERMINAL, config, fingerprint=torch.cat(after), memory=memory, **recognized())
     assert torch.equal(again, spread(result.advantage, batch(MULTI).batch["response_mask"]))

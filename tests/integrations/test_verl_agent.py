@@ -300,9 +300,9 @@ def test_gae_is_the_estimator_s_on_the_same_records(ready, tokenizer, tmp_path, 
     ]
     anchors = [fields["anchor_obs"][i] for i in first]
     written = batch.batch["responses"][first], batch.batch["response_mask"][first]
-    keys, _ = bk.action_keys(written[0], mask=written[1], token_bytes=bk.token_bytes(tokenizer))
+    keys, parsed = bk.action_keys(written[0], mask=written[1], token_bytes=bk.token_bytes(tokenizer))
     states = {
-        "kernel": {"fingerprint": bk.ngram_fingerprint(anchors), "action_key": keys},
+        "kernel": {"fingerprint": bk.ngram_fingerprint(anchors), "action_key": keys, "action_parsed": parsed},
         "cluster": {"observation": anchors},
         "group": {},
     }
@@ -509,7 +509,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["algorithm.adv_estimator=hgpo"], "set algorithm.gigpo.bisim_embedder=identity"),
         (["+algorithm.gigpo.bipace_lambda=1"], r"algorithm\.gigpo\.bipace_lambda is no key of BiPACE; .* bipace_gae_lambda"),
         (["algorithm.gigpo.bipace_episode_scope=rows"], "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
-        (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and compares .* to False"),
+        (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and does not use PACE: set .* to False"),
         ([f"algorithm.gigpo.{key}" for key in ("bisim_grouping=False", "bipace_method=gae", "bipace_episode_scope=trajectory")],
          "bipace_episode_scope is about the episode term, whose weight is 0 .* set algorithm.gigpo.bipace_episode_weight"),
         (["algorithm.gigpo.bipace_method=bigpo"], "bipace_method must be gae if there are keys bipace_…, got 'bigpo'"),
