@@ -134,10 +134,10 @@ def run(device: torch.device, backends: Sequence[str], *, small: bool = False) -
     lines, fine = [], True
     for backend in backends:
         if why := absent(backend):
-            agreement, well = [f"not available: {why}"], not expected(backend)
+            texts, well = [f"not available: {why}"], not expected(backend)
         else:
-            agreement, well = _run(device, backend, small)
-        lines += [f"{backend}: {line}" for line in agreement]
+            texts, well = _run(device, backend, small)
+        lines += [f"{backend}: {line}" for line in texts]
         fine &= well
     return lines, fine
 
@@ -174,11 +174,11 @@ def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bo
     lines, fine = [], True
     for name, check in checks:
         try:
-            agreement = check()
+            text = check()
         except Exception as error:  # the other checks are worth having
-            agreement = f"FAILED: {type(error).__name__}: {error}"
-        fine &= not any(word in agreement for word in ("DIFFERENT", "FAILED", "beyond"))
-        lines.append(f"{name}: {agreement}")
+            text = f"FAILED: {type(error).__name__}: {error}"
+        fine &= not any(word in text for word in ("DIFFERENT", "FAILED", "beyond"))
+        lines.append(f"{name}: {text}")
     return lines, fine
 
 

@@ -33,6 +33,8 @@ _NUMBERS = {
     "kernel_width": WIDTH, "kernel_time": ABOVE_ZERO, "kernel_noise": NOISE,
     "kernel_same": SAME, "action_noise": NOISE, "gae_lambda": GAMMA,
 }  # fmt: skip
+#: Fields that None turns off; the command line and the adapters write 0 for it.
+OFF_AT_ZERO = ("kernel_time", "action_noise")
 
 
 @functools.cache
@@ -128,7 +130,7 @@ class Config(Handled):
                 raise ValueError(f"{name} must be an int of at least {least}, got {length!r}.")
             object.__setattr__(self, name, int(length))
         for name, wish in _NUMBERS.items():
-            if name not in ("kernel_time", "action_noise") or getattr(self, name) is not None:
+            if name not in OFF_AT_ZERO or getattr(self, name) is not None:
                 self._number(name, wish)
         self._pairs()
 

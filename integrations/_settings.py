@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from ..config import (
+    OFF_AT_ZERO,
     PRESETS,
     Config,
     Duplicates,
@@ -168,7 +169,7 @@ class Settings:
         of_preset = {"epsilon": epsilon, "estimator": self.estimator, "mode": self.gigpo_mode}
         changes |= {name: value if name in self._parameters else None for name, value in of_preset.items()}
         changes = {k: v for k, v in changes.items() if v is not None}
-        for name in ("kernel_time", "action_noise"):
+        for name in OFF_AT_ZERO:
             if getattr(self, name) == 0 and getattr(self, name) is not False:
                 changes[name] = None
         return PRESETS[self.method](**changes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import PRESETS, Config
+from ..config import OFF_AT_ZERO, PRESETS, Config
 from ..embedders import EMBEDDERS, Ngram
 from ..estimators import value_of
 from ..options import OPTIONS
@@ -55,7 +55,7 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
     if gigpo_mode is not None and "mode" not in takes:
         raise CliError(f"--gigpo-mode goes with --preset gigpo, got --preset {preset}.")
     given = {name: value for name, value in changes.items() if value is not None}
-    given |= {name: None for name in ("kernel_time", "action_noise") if given.get(name) == 0}
+    given |= {name: None for name in OFF_AT_ZERO if given.get(name) == 0}
     choices = {"mode": gigpo_mode, "value": given.get("value")}  # on which other fields of the preset depend
     try:
         config = PRESETS[preset](**{k: v for k, v in choices.items() if k in takes and v is not None})

@@ -2,7 +2,7 @@
 
     rows to unit length, minus the mean of their group or batch (float64) ─► Gram matrix of every block (gram.py) ─► K, float64
     ─► torch.linalg's Cholesky, all blocks padded to one multiple of 128; between blocks landmarks, in torch's float64
-    products ─► V̂ ─► a lane walks each trajectory backwards
+    products ─► V̂ ─► a lane walks each trajectory backwards ─► the same K, where actions are equal, averages A_S
 
 The padding depends on the longest group, and libraries choose their kernels by it: a group's values in another batch
 agree within 2e-5, not bit for bit.  The host does not know which groups have more than 2,048 usable records: if one may

@@ -191,18 +191,11 @@ struct Work {
   void average(const Members& members, const int64_t* which, int64_t n, const double* advantage, double* out,
                Scratch& scratch) const {
     if (n == 1) return;
-    centre(members, n, [which](int64_t i) { return which[i]; }, scratch, scratch.block);
-    fill(scratch.block, 0.0, scratch.matrix);
-    add_diagonal(scratch.matrix, n, kernel.noise);
-    factorise(dot, scratch.matrix);
-    std::vector<double>& x = scratch.columns;
-    x.assign(static_cast<size_t>(scratch.matrix.n), 0.0);
     const auto record = [&](int64_t i) { return members.at[static_cast<size_t>(which[i])]; };
-    for (int64_t i = 0; i < n; ++i) x[static_cast<size_t>(i)] = advantage[record(i)];
-    solve(scratch.matrix, x.data());
-    for (int64_t i = 0; i < n; ++i) {
-      out[record(i)] = advantage[record(i)] - kernel.noise * x[static_cast<size_t>(i)];
-    }
+    const double* x = solve_block(
+        members, n, [which](int64_t i) { return which[i]; }, 0.0, scratch,
+        [&](int64_t i) { return advantage[record(i)]; });
+    for (int64_t i = 0; i < n; ++i) out[record(i)] = advantage[record(i)] - kernel.noise * x[i];
   }
 
   // Values of the members, whose means are `prior` or else 0.
@@ -219,21 +212,28 @@ struct Work {
 
   // C is K + same: C x = y - noise x.
   void run_whole(const Members& members, bool from_mean, double same, Scratch& scratch) const {
-    const int64_t n = members.size();
-    centre(members, n, [](int64_t i) { return i; }, scratch, scratch.block);
+    const double* x = solve_block(
+        members, members.size(), [](int64_t i) { return i; }, same, scratch,
+        [&](int64_t i) { return difference(members.at[static_cast<size_t>(i)], from_mean); });
+    for (int64_t i = 0; i < members.size(); ++i) {
+      const int64_t record = members.at[static_cast<size_t>(i)];
+      value[record] = prior(record, from_mean) + difference(record, from_mean) - kernel.noise * x[i];
+    }
+  }
+
+  // x = (K + same + noise I)^-1 y of the members which(0) ... which(n - 1), in the scratch.
+  template <typename Which, typename Right>
+  const double* solve_block(const Members& members, int64_t n, const Which& which, double same, Scratch& scratch,
+                            const Right& y) const {
+    centre(members, n, which, scratch, scratch.block);
     fill(scratch.block, same, scratch.matrix);
     add_diagonal(scratch.matrix, n, kernel.noise);
     factorise(dot, scratch.matrix);
     std::vector<double>& x = scratch.columns;
     x.assign(static_cast<size_t>(scratch.matrix.n), 0.0);
-    for (int64_t i = 0; i < n; ++i)
-      x[static_cast<size_t>(i)] = difference(members.at[static_cast<size_t>(i)], from_mean);
+    for (int64_t i = 0; i < n; ++i) x[static_cast<size_t>(i)] = y(i);
     solve(scratch.matrix, x.data());
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t record = members.at[static_cast<size_t>(i)];
-      value[record] =
-          prior(record, from_mean) + difference(record, from_mean) - kernel.noise * x[static_cast<size_t>(i)];
-    }
+    return x.data();
   }
 
   void run_blocks(const Members& members, bool from_mean, double same, int n_threads,
