@@ -19,7 +19,7 @@ import torch
 from . import _compiled, _dispatch, pipeline
 from ._handles import find
 from .config import Config
-from .stages import FINGERPRINT_DTYPES, OPS, Offsets, OneOf, Places, Range, Size, Spec, Written
+from .stages import FINGERPRINT_DTYPES, OPS, Offsets, OneOf, Places, Private, Range, Size, Spec
 
 Tensor = torch.Tensor
 
@@ -94,7 +94,7 @@ def _argument(name: str, hint: Any, keyword: bool, default: Any) -> Argument:
 
 
 def _is_written(hint: Any) -> bool:
-    return any(isinstance(mark, Written) for each in get_args(hint) for mark in get_args(each))
+    return any(isinstance(mark, Private) for each in get_args(hint) for mark in get_args(each))
 
 
 def _ops() -> dict[str, Op]:

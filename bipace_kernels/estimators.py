@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
+MOST_PRODUCTS = 1 << 25  # of rows that a call keeps from V̂ for the averages over equal actions: 256 MiB
+
 
 @dataclass(frozen=True)
 class Estimator:
@@ -60,7 +62,7 @@ class StateValue:
 
     name          as in Config.value
     meaning       description in one line
-    compute       [M] float64 V̂ of a batch, given its clusters
+    compute       [M] float64 V̂ of a batch, given its clusters and room for the products of rows (see Critic.kernel_values)
     has_clusters  its records are those of a cluster, by the configuration's partition
     needs         arguments of advantage() that it reads
     options       {field of Config that only it reads: what that does}
@@ -68,7 +70,7 @@ class StateValue:
 
     name: str
     meaning: str
-    compute: Callable[[Batch, Tensor], Tensor]
+    compute: Callable[[Batch, Tensor, Tensor | None], Tensor]
     has_clusters: bool = False
     needs: tuple[str, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
@@ -105,8 +107,9 @@ def _gae(batch: Batch) -> Terms:
     labels = labels_of(batch)
     value, raw = batch.by_record_or_none(batch.inputs.value), batch.by_record_or_none(batch.inputs.raw_advantage)
     if value is None or raw is None:
-        value = kind.compute(batch, labels)
-        raw = _recursion(batch, value)
+        products = _room_for_products(batch)
+        value = kind.compute(batch, labels, products)
+        raw = _averaged(batch, _recursion(batch, value), products)
     step_term = batch.backend.critic.normed_advantage(
         raw, batch.returns, lay.group_offsets, **batch.groups, taken=batch.taken, step_norm=cfg.step_norm
     )
@@ -118,34 +121,49 @@ def _gae(batch: Batch) -> Terms:
 
 
 def _recursion(batch: Batch, value: Tensor) -> Tensor:
-    """[M] float64 A_S over V̂, averaged over near states with the same action where the configuration says so."""
+    """[M] float64 A_S over V̂."""
     cfg, lay = batch.config, batch.placed
     rewards, truncated = batch.by_record_or_none(batch.inputs.rewards), batch.by_record_or_none(batch.inputs.truncated)
     assert rewards is not None
-    advantage = batch.backend.critic.gae_advantage(
+    return batch.backend.critic.gae_advantage(
         rewards, value, lay.step, lay.trajectory_offsets, truncated, float(cfg.gamma), float(cfg.gae_lambda),
         n_trajectories=lay.n_trajectories, taken=batch.taken,
     )  # fmt: skip
-    keys = batch.action_key
-    if cfg.action_noise is None or not cfg.averages_actions or keys is None:
+
+
+def _averages(batch: Batch) -> bool:
+    """Whether A_S is averaged over near states with the same action."""
+    return batch.config.averages_actions and batch.inputs.action_key is not None
+
+
+def _averaged(batch: Batch, advantage: Tensor, products: Tensor | None) -> Tensor:
+    """[M] float64 A_S averaged over near states with the same action, where the configuration says so."""
+    cfg, lay, keys, fingerprint = batch.config, batch.placed, batch.action_key, batch.inputs.fingerprint
+    if not _averages(batch):
         return advantage
-    assert batch.inputs.fingerprint is not None
-    # Keys of actions that were not recognized are equal where the responses begin alike, whatever was done.
-    usable, parsed = batch.usable, batch.by_record_or_none(batch.inputs.action_parsed)
-    if parsed is not None:
-        usable = parsed if usable is None else usable & parsed
+    assert fingerprint is not None and keys is not None
     return batch.backend.critic.same_action_advantage(
-        batch.inputs.fingerprint, lay.order, advantage, lay.time(), keys, lay.group_offsets, usable, **batch.groups,
-        taken=batch.taken, width=float(cfg.kernel_width), horizon=float(cfg.kernel_time or 0.0),
-        noise=float(cfg.action_noise),
+        fingerprint, lay.order, advantage, lay.time(), keys, lay.group_offsets, _inside_groups(batch),
+        batch.by_record_or_none(batch.inputs.action_parsed), **batch.groups, taken=batch.taken,
+        width=float(cfg.kernel_width), horizon=float(cfg.kernel_time or 0.0), noise=float(cfg.action_noise or 0.0),
+        products=products,
     )  # fmt: skip
 
 
-def _group_values(batch: Batch, labels: Tensor) -> Tensor:
-    return _mean_values(batch, None)
+def _room_for_products(batch: Batch) -> Tensor | None:
+    """Where the CPU's kernels keep the products of rows from V̂ for the averages; None if nobody needs them or they are too many."""
+    if batch.backend.deferred or not _averages(batch) or batch.memory is not None:
+        return None
+    lengths = batch.layout.group_offsets.diff()
+    size = int((lengths * (lengths + 1) // 2).sum())
+    return torch.empty(size, dtype=torch.float64) if size <= MOST_PRODUCTS else None
 
 
-def _mean_values(batch: Batch, labels: Tensor | None) -> Tensor:
+def _group_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Tensor:
+    return _mean_values(batch, None, None)
+
+
+def _mean_values(batch: Batch, labels: Tensor | None, products: Tensor | None) -> Tensor:
     """[M] float64 shrunk means of the clusters; without clusters, of the prompt groups."""
     return batch.backend.critic.cluster_values(
         batch.returns, labels, batch.placed.group_offsets, **batch.groups, taken=batch.taken,
@@ -153,7 +171,7 @@ def _mean_values(batch: Batch, labels: Tensor | None) -> Tensor:
     )  # fmt: skip
 
 
-def _kernel_values(batch: Batch, labels: Tensor) -> Tensor:
+def _kernel_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Tensor:
     """[M] float64 V̂ of value="kernel"; with a memory, also estimated from its records."""
     cfg, lay, fingerprint = batch.config, batch.placed, batch.inputs.fingerprint
     assert fingerprint is not None
@@ -162,12 +180,12 @@ def _kernel_values(batch: Batch, labels: Tensor) -> Tensor:
         horizon=float(cfg.kernel_time or 0.0), noise=float(cfg.kernel_noise), same=float(cfg.kernel_same),
     )  # fmt: skip
     if cfg.share != "memory" or batch.memory is None:
-        alone = cfg.share == "group"
-        usable = _in_company(batch) if alone else batch.usable
-        landmarks = None if alone else choose_landmarks(fingerprint, lay.order, lay.time(), _inside(batch))
+        landmarks = None
+        if cfg.share != "group":
+            landmarks = choose_landmarks(fingerprint, lay.order, lay.time(), _inside(batch))
         return run(
-            fingerprint, lay.order, batch.returns, lay.time(), lay.group_offsets, usable, landmarks, n_groups=lay.n_groups,
-            longest_group=lay.longest_group, taken=batch.taken,
+            fingerprint, lay.order, batch.returns, lay.time(), lay.group_offsets, _inside_groups(batch), landmarks,
+            n_groups=lay.n_groups, longest_group=lay.longest_group, taken=batch.taken, products=products,
         )  # fmt: skip
     inside = _inside(batch)
     groups = tuple(batch.layout.group_offsets.diff().tolist())
@@ -192,8 +210,10 @@ def _inside(batch: Batch) -> Tensor:
     return inside
 
 
-def _in_company(batch: Batch) -> Tensor:
-    """[M] bool: usable, and in a prompt group of two or more trajectories; a single one has only its mean."""
+def _inside_groups(batch: Batch) -> Tensor | None:
+    """[M] bool or None, all: usable, and with values of the group in one of two or more trajectories; one has only its mean."""
+    if batch.config.share != "group":
+        return batch.usable
     lay = batch.placed
     counts = torch.zeros(lay.n_trajectories + 1, dtype=torch.int64, device=batch.returns.device)
     first = lay.trajectory_offsets[:-1]  # a trajectory is taken as a whole

@@ -61,8 +61,8 @@ class Places(NamedTuple):
     lowest: int = 0
 
 
-class Written(NamedTuple):
-    """A tensor that a stage fills in beside its results; its op does not offer it."""
+class Private(NamedTuple):
+    """A tensor that stages fill in or pass on beside their results; their ops do not offer it."""
 
 
 class OneOf(NamedTuple):
@@ -200,7 +200,7 @@ class Clusters(Protocol):
         n_groups: NGroups,
         longest_group: Longest,
         taken: BOOL_M | None,
-        state: Annotated[Tensor, Spec("M", (torch.uint8,)), Written()] | None = None,
+        state: Annotated[Tensor, Spec("M", (torch.uint8,)), Private()] | None = None,
     ) -> I64_M:
         """Labels 0 … C−1 over the batch by first appearance; −1 where not taken.
 
@@ -334,6 +334,7 @@ class Critic(Protocol):
         horizon: Annotated[float, NOT_NEGATIVE],  # θ in steps; 0: no time term
         noise: Annotated[float, NOISE],  # ρ
         same: Annotated[float, SAME],  # s of share "batch"
+        products: Annotated[Tensor, Spec("P", (torch.float64,)), Private()] | None = None,
     ) -> F64_M:
         """share "group": V̂ = μ_p + C (C + ρ I)⁻¹ (R − μ_p) over the usable records of each group; "batch": V̂ = C (C + ρ I)⁻¹ R over
         those of all groups.  μ_p for records that are not usable.
@@ -345,6 +346,8 @@ class Critic(Protocol):
         inside a block, under share "batch" K + s; between blocks K_im (K_mm + 10⁻³ I)⁻¹ K_mj over the landmarks: those given, or
         under share "group" ⌊k n / m⌋ of the group's n usable records, m = min(n, 128).  Memory
         O(n m) plus the longest block's square.
+
+        products   Σ n (n + 1) / 2 over the groups: what a backend may leave there for same_action_advantage
         """
 
     def gae_advantage(
@@ -375,6 +378,7 @@ class Critic(Protocol):
         action_key: I64_M,
         group_offsets: GroupOffsets,
         usable: BOOL_M | None,
+        parsed: BOOL_M | None,  # False: the action was not recognized
         *,
         n_groups: NGroups,
         longest_group: Longest,
@@ -382,12 +386,16 @@ class Critic(Protocol):
         width: Annotated[float, WIDTH],  # ℓ
         horizon: Annotated[float, NOT_NEGATIVE],  # θ in steps; 0: no time term
         noise: Annotated[float, NOISE],  # η
+        products: Annotated[Tensor, Spec("P", (torch.float64,)), Private()] | None = None,
     ) -> F64_M:
         """K_a (K_a + η I)⁻¹ A_S over the usable records of each group: an average over near states with the same action.
 
         K_a is K of kernel_values under share "group" where the action keys are equal, and 0 elsewhere; also 0 between the
-        blocks of a group with more than 2,048 usable records.  A_S / (1 + η) for records that are not usable, as for one
-        with nothing near.
+        blocks of a group with more than 2,048 usable records, and for actions that were not recognized: their keys are
+        equal where the responses begin alike, whatever was done.  A_S / (1 + η) for these and for records that are not
+        usable, as for one with nothing near.
+
+        products   as kernel_values left them, with the same arguments: saves time, the result has the same bits
         """
 
     def normed_advantage(

@@ -52,6 +52,7 @@ def kernel_values(
     horizon: float,
     noise: float,
     same: float,
+    products: Tensor | None = None,
 ) -> Tensor:
     """Under share "group" a group's bits only depend on its own rows, D, dtype and instruction set.  MemoryError if scratch
     cannot be allocated: a thread holds n (4 D + 8 n + 2,200) bytes for a block of n records, the call 1,100 bytes per record.
@@ -65,7 +66,7 @@ def kernel_values(
         *address_of_rows(fingerprint), order.data_ptr(), returns.data_ptr(), time.data_ptr(), offsets.data_ptr(),
         offsets.shape[0] - 1, 0 if usable is None else usable.data_ptr(), 0 if chosen is None else chosen.data_ptr(),
         0 if chosen is None else chosen.shape[0], _SHARES.index(share), width, horizon, noise, same, value.data_ptr(),
-        _threads.count(),
+        0 if products is None else products.data_ptr(), _threads.count(),
     )  # fmt: skip
     return kept.spread(value, 0.0)
 
@@ -102,6 +103,7 @@ def same_action_advantage(
     action_key: Tensor,
     group_offsets: Tensor,
     usable: Tensor | None,
+    parsed: Tensor | None,
     *,
     n_groups: int,
     longest_group: int,
@@ -109,16 +111,18 @@ def same_action_advantage(
     width: float,
     horizon: float,
     noise: float,
+    products: Tensor | None = None,
 ) -> Tensor:
     """Bits of a group as those of kernel_values; MemoryError likewise, of a set of n records with equal actions."""
     kept = Kept(taken)
     order, advantage, time, usable = kept.rows(order), kept.rows(advantage), kept.rows(time), kept.rows(usable)
-    action_key, offsets = kept.rows(action_key), kept.offsets(group_offsets)
+    action_key, parsed, offsets = kept.rows(action_key), kept.rows(parsed), kept.offsets(group_offsets)
     out = torch.empty(advantage.shape[0], dtype=torch.float64)
     load().same_action_advantage(
         *address_of_rows(fingerprint), order.data_ptr(), advantage.data_ptr(), time.data_ptr(), action_key.data_ptr(),
-        offsets.data_ptr(), offsets.shape[0] - 1, 0 if usable is None else usable.data_ptr(), width, horizon, noise,
-        out.data_ptr(), _threads.count(),
+        offsets.data_ptr(), offsets.shape[0] - 1, 0 if usable is None else usable.data_ptr(),
+        0 if parsed is None else parsed.data_ptr(), width, horizon, noise,
+        0 if products is None else products.data_ptr(), out.data_ptr(), _threads.count(),
     )  # fmt: skip
     return kept.spread(out, 0.0)
 

@@ -62,6 +62,7 @@ def kernel_values(
     horizon: float,
     noise: float,
     same: float,
+    products: Tensor | None = None,
 ) -> Tensor:
     kept = Kept(taken)
     r, t = kept.rows(returns).to(torch.float64).numpy(), kept.rows(time).to(torch.float64).numpy()
@@ -176,6 +177,7 @@ def same_action_advantage(
     action_key: Tensor,
     group_offsets: Tensor,
     usable: Tensor | None,
+    parsed: Tensor | None,
     *,
     n_groups: int,
     longest_group: int,
@@ -183,10 +185,12 @@ def same_action_advantage(
     width: float,
     horizon: float,
     noise: float,
+    products: Tensor | None = None,
 ) -> Tensor:
     kept = Kept(taken)
     a, t = kept.rows(advantage).numpy(), kept.rows(time).to(torch.float64).numpy()
     rows, keys, good = kept.rows(order), kept.rows(action_key).numpy(), kept.rows(usable)
+    known = np.ones(len(a), np.bool_) if parsed is None else kept.rows(parsed).numpy()
     out: Floats = a / (1 + noise)  # of a record with nothing near
     for begin, end in pairwise(kept.offsets(group_offsets).tolist()):
         group = np.arange(begin, end)
@@ -196,7 +200,8 @@ def same_action_advantage(
         z = np.stack([unit_vector(fingerprint[rows[i]]) for i in inside.tolist()])
         z = z - z.mean(axis=0)
         for block in cut([inside]):
-            part, x = inside[block], z[block]
+            with_action = known[inside[block]]
+            part, x = inside[block][with_action], z[block][with_action]
             kernel = kernel_matrix(x, x, t[part], t[part], width, horizon) * (keys[part][:, None] == keys[part])
             out[part] = a[part] - noise * np.linalg.solve(kernel + noise * np.eye(len(part)), a[part])
     return kept.spread(torch.from_numpy(out), 0.0)

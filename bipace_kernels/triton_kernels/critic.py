@@ -77,6 +77,7 @@ def kernel_values(
     horizon: float,
     noise: float,
     same: float,
+    products: Tensor | None = None,  # left as they are
 ) -> Tensor:  # [M] float64
     value = cluster_values(
         returns, None, group_offsets, n_groups=n_groups, longest_group=longest_group, taken=taken, shrinkage=0.0
@@ -150,6 +151,7 @@ def same_action_advantage(
     action_key: Tensor,  # [M] int64
     group_offsets: Tensor,  # [G+1] int64
     usable: Tensor | None,  # [M] bool
+    parsed: Tensor | None,  # [M] bool
     *,
     n_groups: int,
     longest_group: int,
@@ -157,15 +159,18 @@ def same_action_advantage(
     width: float,
     horizon: float,
     noise: float,
+    products: Tensor | None = None,  # not read
 ) -> Tensor:  # [M] float64
     m = order.shape[0]
     if not m:
         return torch.empty_like(advantage)
     inside, place, record, scale = _compact(fingerprint, order, usable, taken)
     offsets = place[group_offsets]
+    known = torch.ones_like(inside) if parsed is None else parsed
     kernel = _Kernel(
         _centre(fingerprint, order[record].contiguous(), scale, offsets, n_groups), time[record].contiguous(),
         advantage[record], float(width), float(horizon), float(noise), 0.0, action_key[record].contiguous(),
+        known[record].contiguous(),
     )  # fmt: skip
     runs = 1 if longest_group <= LONGEST else ceil_div(longest_group, BLOCK)
     found = kernel.gain(_blocks(offsets, runs), min(longest_group, LONGEST))[place[:-1].clamp(max=m - 1)]
@@ -279,6 +284,7 @@ class _Kernel:
     noise: float
     same: float
     key: Tensor | None = None  # [M] int64 actions: K is 0 between records of different ones; None: it is not
+    known: Tensor | None = None  # [M] bool, with keys: whether the action is known; K is 0 between others
 
     def to_landmarks(self, at: Tensor, live: Tensor, begin: Tensor, end: Tensor, longest: int) -> Tensor:
         """[M, L] float64 U = K_im L⁻ᵀ of the records begin : end, at most `longest`, with L Lᵀ = K_mm + 10⁻³ I.
@@ -346,7 +352,7 @@ class _Kernel:
         with device_guard(self.z):
             gram.multiply_groups(self.z, every, offsets, one, products, reciprocal, first_group=0)
             _matrix[(side // _TILE, side // _TILE, n_blocks)](
-                products, self.time, self.key, offsets, matrix, side, self.width, self.horizon, self.noise, self.same,
+                products, self.time, self.key, self.known, offsets, matrix, side, self.width, self.horizon, self.noise, self.same,
                 HAS_KEY=self.key is not None, TILE=_TILE, **_OPTIONS,
             )  # fmt: skip
         return matrix
@@ -511,6 +517,7 @@ def _matrix(
     products,  # [blocks, side, side] float32, i ≤ j
     time,  # [M] int64
     key,  # [M] int64
+    known,  # [M] bool
     offsets,  # [blocks + 1] int64
     matrix,  # [blocks, side, side] float64, written: K + s + ρ I; the identity for what is no record
     side,
@@ -548,7 +555,10 @@ def _matrix(
     if HAS_KEY:
         action_i = tl.load(key + begin + i, mask=live_i, other=0)
         action_j = tl.load(key + begin + j, mask=live_j, other=0)
-        found = tl.where(action_i[:, None] == action_j[None, :], found, 0.0)
+        known_i = tl.load(known + begin + i, mask=live_i, other=0) != 0
+        known_j = tl.load(known + begin + j, mask=live_j, other=0) != 0
+        equal = (action_i[:, None] == action_j[None, :]) & known_i[:, None] & known_j[None, :]
+        found = tl.where(equal, found, 0.0)
     found = tl.where(live, tl.where(same, 1.0 + noise, found) + common, tl.where(same, 1.0, 0.0))
     tl.store(matrix + group * side * side + i[:, None] * side + j[None, :], found)
 
@@ -711,6 +721,7 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         "products": "*fp32",
         "time": "*i64",
         "key": "*i64",
+        "known": "*u1",
         "offsets": "*i64",
         "matrix": "*fp64",
         "side": "i32",

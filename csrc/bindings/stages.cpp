@@ -69,12 +69,13 @@ void bind_stages(py::module_& m) {
       [](Address data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, Address order,
          Address returns, Address time, Address group_offsets, int64_t n_groups, Address usable, Address landmarks,
          int64_t n_landmarks, int share, double width, double horizon, double noise, double same, Address value,
-         int threads) {
+         Address products, int threads) {
         const Rows rows{pointer<const void>(data), static_cast<DType>(dtype), row_stride, column_stride, dim};
         kernel_values(rows, pointer<const int64_t>(order), pointer<const float>(returns), pointer<const int64_t>(time),
                       pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable),
                       pointer<const int64_t>(landmarks), n_landmarks, static_cast<Share>(share),
-                      ValueKernel{width, horizon, noise, same}, pointer<double>(value), threads);
+                      ValueKernel{width, horizon, noise, same}, pointer<double>(value), pointer<double>(products),
+                      threads);
       },
       release);
   m.def(
@@ -90,12 +91,13 @@ void bind_stages(py::module_& m) {
       "same_action_advantage",
       [](Address data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, Address order,
          Address advantage, Address time, Address action_key, Address group_offsets, int64_t n_groups, Address usable,
-         double width, double horizon, double noise, Address out, int threads) {
+         Address parsed, double width, double horizon, double noise, Address products, Address out, int threads) {
         const Rows rows{pointer<const void>(data), static_cast<DType>(dtype), row_stride, column_stride, dim};
         same_action_advantage(rows, pointer<const int64_t>(order), pointer<const double>(advantage),
                               pointer<const int64_t>(time), pointer<const int64_t>(action_key),
-                              pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable), width,
-                              horizon, noise, pointer<double>(out), threads);
+                              pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable),
+                              pointer<const uint8_t>(parsed), width, horizon, noise, pointer<double>(products),
+                              pointer<double>(out), threads);
       },
       release);
   m.def(

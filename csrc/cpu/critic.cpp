@@ -1,8 +1,10 @@
-// Method of kernel_values: rows at unit length, minus their mean in float64, rounded to float32 once; products of those
-// in bundles (gram.h; a Gram matrix of the original rows, centred afterwards, would put the rounding of cosines near
-// 0.99 into every entry); K in float64.  With L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D
-// with a block-diagonal D.  So a block only needs its own D + noise, (C + noise)^-1 follows by Sherman, Morrison and
-// Woodbury, and blocks are processed in parallel.
+// Method of kernel_values: rows at unit length, minus the mean of their group in float64, rounded to float32 once;
+// products of those in bundles (gram.h; a Gram matrix of the original rows, centred afterwards, would put the rounding
+// of cosines near 0.99 into every entry); K in float64.  Rows about the batch's mean are z + d, d the difference of the
+// two means, and their products z_i z_j + (z_i d + z_j d + d d): nothing cancels, and the z_i z_j serve
+// same_action_advantage too.  With L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D with a
+// block-diagonal D.  So a block only needs its own D + noise, (C + noise)^-1 follows by Sherman, Morrison and Woodbury,
+// and blocks are processed in parallel.
 #include "cpu/critic.h"
 
 #include <algorithm>
@@ -21,11 +23,10 @@
 namespace bipace {
 namespace {
 
-constexpr double kFlat = 1e-5;     // up to this centred squared length a row counts as the mean
-constexpr double kJitter = 1e-3;   // on the diagonal of the landmarks' matrix, which equal rows make singular
-constexpr double kTiny = 1e-6;     // of max |R|: a root mean square up to this is rounding
-constexpr int64_t kRuns = 64;      // of blocks, whose sums are added in order
-constexpr int64_t kStretch = 128;  // elements of a bundle's rows that are centred at a time
+constexpr double kFlat = 1e-5;    // up to this centred squared length a row counts as the mean
+constexpr double kJitter = 1e-3;  // on the diagonal of the landmarks' matrix, which equal rows make singular
+constexpr double kTiny = 1e-6;    // of max |R|: a root mean square up to this is rounding
+constexpr int64_t kRuns = 64;     // of blocks, whose sums are added in order
 
 // In processing order; exact if all values are equal.
 double mean_of(const float* values, int64_t n) {
@@ -41,46 +42,76 @@ double mean_of(const float* values, int64_t n) {
 
 // ---- the kernel ----------------------------------------------------------------------------------------------------
 
+// A usable record.
+struct Member {
+  ScaledRow row;
+  int64_t at;         // which record
+  double reciprocal;  // 1 / norm
+};
+
+// Where the products of a group's rows are kept: the upper triangle over its n records from `begin` on, row by row.
+struct Products {
+  double* data = nullptr;  // null: nowhere
+  int64_t begin = 0, n = 0;
+
+  static int64_t size(int64_t n) { return n * (n + 1) / 2; }
+  // Of record i with record j is at [j], i <= j.
+  double* row(int64_t i) const {
+    const int64_t k = i - begin;
+    return data + k * (2 * n - k - 1) / 2 - begin;
+  }
+};
+
+constexpr double kUnusable = -1.0;  // as the product of a record's row with itself
+
+struct Group {
+  std::vector<double> mean;  // [D] of its members' rows at unit length
+  Products products;
+};
+
+struct Block {
+  int64_t first, size;  // members
+  size_t group;
+};
+
+// Usable records of a group, or of the batch.
+struct Members {
+  std::vector<Member> list;
+  std::vector<Group> groups;
+  std::vector<double> mean;  // [D] of the batch; empty: the group's counts
+  std::vector<Block> blocks;
+  std::vector<int64_t> landmarks;  // members that carry the kernel between blocks
+
+  int64_t size() const { return static_cast<int64_t>(list.size()); }
+  const Member& operator[](int64_t i) const { return list[static_cast<size_t>(i)]; }
+};
+
 // Centred rows and their steps.
 struct Centred {
   Bundles rows;
   std::vector<int64_t> time;
   std::vector<double> square, reciprocal;  // |x|^2 and 1 / |x|, once their own products are known
 
-  int64_t size() const { return rows.n; }
+  int64_t size() const { return static_cast<int64_t>(time.size()); }
 };
 
 void add_diagonal(Symmetric& matrix, int64_t n, double added) {
   for (int64_t i = 0; i < n; ++i) matrix.row(i)[i] += added;
 }
 
-// Usable records that share a mean: those of a group, or of the batch.
-struct Members {
-  std::vector<ScaledRow> rows;
-  std::vector<int64_t> at;         // which record
-  std::vector<double> reciprocal;  // 1 / norm
-  std::vector<double> mean;        // [D] of the rows at unit length
-  std::vector<int64_t> blocks;     // [B+1] where each begins
-  std::vector<int64_t> landmarks;  // members that carry the kernel between blocks
-
-  int64_t size() const { return static_cast<int64_t>(rows.size()); }
-  int64_t n_blocks() const { return static_cast<int64_t>(blocks.size()) - 1; }
-};
-
 // Scratch of one thread.
 struct Scratch {
   std::vector<float> row;
   Centred block;
+  Bundles shift;
   Symmetric matrix;
-  std::vector<double> transposed, columns;
+  std::vector<double> transposed, columns, shifts, of_landmarks;
 };
 
 struct Work {
   const Rows& rows;
-  const float* returns;
   const int64_t* time;
   ValueKernel kernel;
-  double* value;  // holds each group's mean
   const DotKernels& dot;
 
   // K of row i of a and the rows of b from `first` on, in place of their products.
@@ -106,67 +137,59 @@ struct Work {
     dot.exponential(row + first, b.size() - first);
   }
 
-  // The usable records of [begin, begin + length), with the sum of their rows at unit length as `mean`, and their
-  // blocks.
+  // The usable records of [begin, begin + length), and their blocks.
   Members gather(const int64_t* order, const uint8_t* usable, int64_t begin, int64_t length, Scratch& scratch) const {
     Members found;
-    found.mean.assign(static_cast<size_t>(rows.dim), 0.0);
+    std::vector<double> mean(static_cast<size_t>(rows.dim), 0.0);
     scratch.row.resize(static_cast<size_t>(rows.dim));
     for (int64_t i = begin; i < begin + length; ++i) {
       if (usable && !usable[i]) continue;
       ScaledRow row{order[i], 1.0f};
       const double reciprocal = measure(rows, dot, row);
       if (reciprocal == 0.0) continue;
-      found.rows.push_back(row);
-      found.at.push_back(i);
-      found.reciprocal.push_back(reciprocal);
-      const float* x = read_panel(rows, dot, row, 0, rows.dim, scratch.row.data());
-      double* sum = found.mean.data();
-      for (int64_t e = 0; e < rows.dim; ++e) sum[e] += reciprocal * static_cast<double>(x[e]);
+      found.list.push_back({row, i, reciprocal});
+      dot.add_scaled(read_panel(rows, dot, row, 0, rows.dim, scratch.row.data()), reciprocal, rows.dim, mean.data());
     }
     const int64_t n = found.size(), runs = n <= kLongestBlock ? (n ? 1 : 0) : (n + kCutBlock - 1) / kCutBlock;
-    for (int64_t k = 0; k <= runs; ++k) found.blocks.push_back(runs ? k * n / runs : 0);
+    for (double& m : mean) m /= static_cast<double>(std::max<int64_t>(n, 1));
+    found.groups.push_back({std::move(mean), {}});
+    for (int64_t k = 0; k < runs; ++k) found.blocks.push_back({k * n / runs, (k + 1) * n / runs - k * n / runs, 0});
     const int64_t m = runs > 1 ? kLandmarks : 0;
     for (int64_t k = 0; k < m; ++k) found.landmarks.push_back(k * n / m);
     return found;
   }
 
-  // The rows which(0) ... which(n - 1) minus the mean.
+  // The rows of which(0) ... which(n - 1) at unit length, minus the mean.
   template <typename Which>
-  void centre(const Members& members, int64_t n, const Which& which, Scratch& scratch, Centred& out) const {
+  void centre(const std::vector<double>& mean, int64_t n, const Which& which, Scratch& scratch, Centred& out) const {
     out.rows.resize(n, rows.dim);
-    out.time.resize(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i) out.time[static_cast<size_t>(i)] = time[members.at[static_cast<size_t>(which(i))]];
-    scratch.row.resize(static_cast<size_t>(kStretch * (kBundle + 1)));
-    float* const beside = scratch.row.data() + kStretch;  // [kBundle, kStretch], to be turned
+    take_steps(n, which, out);
+    scratch.row.resize(static_cast<size_t>(kPanel * kBundle));
     for (int64_t bundle = 0; bundle < out.rows.count(); ++bundle) {
       const int64_t first = bundle * kBundle, height = std::min<int64_t>(kBundle, n - first);
-      std::fill(beside, beside + kBundle * kStretch, 0.0f);
-      for (int64_t from = 0; from < rows.dim; from += kStretch) {
-        const int64_t len = std::min(kStretch, rows.dim - from);
-        const double* mean = members.mean.data() + from;
+      const float* panel[kBundle];
+      double reciprocal[kBundle];
+      for (int64_t i = 0; i < height; ++i) reciprocal[i] = which(first + i).reciprocal;
+      for (int64_t from = 0; from < rows.dim; from += kPanel) {
+        const int64_t len = std::min(kPanel, rows.dim - from);
         for (int64_t i = 0; i < height; ++i) {
-          const size_t member = static_cast<size_t>(which(first + i));
-          const double reciprocal = members.reciprocal[member];
-          const float* x = read_panel(rows, dot, members.rows[member], from, len, scratch.row.data());
-          float* z = beside + i * kStretch;
-          for (int64_t e = 0; e < len; ++e) {
-            z[e] = static_cast<float>(reciprocal * static_cast<double>(x[e]) - mean[e]);
-          }
+          float* const buffer = scratch.row.data() + i * kPanel;
+          panel[i] = read_panel(rows, dot, which(first + i).row, from, len, buffer);
         }
-        float* to = out.rows.at(bundle, from);
-        for (int64_t e = 0; e < len; ++e) {
-          for (int64_t i = 0; i < kBundle; ++i) to[e * kBundle + i] = beside[i * kStretch + e];
-        }
+        dot.centre(panel, reciprocal, height, mean.data() + from, len, out.rows.at(bundle, from));
       }
     }
   }
 
-  // K + same of a block in the upper triangle of `matrix`, which fills in the squares of its rows too.
-  void fill(Centred& block, double same, Symmetric& matrix) const {
+  template <typename Which>
+  void take_steps(int64_t n, const Which& which, Centred& out) const {
+    out.time.resize(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) out.time[static_cast<size_t>(i)] = time[which(i).at];
+  }
+
+  // K + same of a block in the upper triangle of `matrix`, in place of the products, with the squares of its rows.
+  void to_kernel(Centred& block, double same, Symmetric& matrix) const {
     const int64_t n = block.size();
-    matrix.reset(n);
-    multiply(dot, block.rows, block.rows, matrix.data.data(), matrix.stride);
     block.square.resize(static_cast<size_t>(n));
     block.reciprocal.resize(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) {
@@ -181,52 +204,65 @@ struct Work {
     }
   }
 
-  // K of the rows of a and b, into whole bundles of zeros at `out`.
-  void between(const Centred& a, const Centred& b, double* out, int64_t stride) const {
-    multiply(dot, a.rows, b.rows, out, stride);
-    for (int64_t i = 0; i < a.size(); ++i) entries(a, i, b, 0, out + i * stride);
+  // Products of the rows of which(0) ... which(n - 1), of one group, in the scratch's matrix.
+  template <typename Which>
+  void multiply_block(const Group& group, int64_t n, const Which& which, Scratch& scratch) const {
+    centre(group.mean, n, which, scratch, scratch.block);
+    scratch.matrix.reset(n);
+    multiply(dot, scratch.block.rows, scratch.block.rows, scratch.matrix.data.data(), scratch.matrix.stride);
   }
 
-  // K (K + noise I)^-1 A of the members which[0] ... which[n - 1].
-  void average(const Members& members, const int64_t* which, int64_t n, const double* advantage, double* out,
-               Scratch& scratch) const {
-    if (n == 1) return;
-    const auto record = [&](int64_t i) { return members.at[static_cast<size_t>(which[i])]; };
-    const double* x = solve_block(
-        members, n, [which](int64_t i) { return which[i]; }, 0.0, scratch,
-        [&](int64_t i) { return advantage[record(i)]; });
-    for (int64_t i = 0; i < n; ++i) out[record(i)] = advantage[record(i)] - kernel.noise * x[i];
-  }
-
-  // Values of the members, whose means are `prior` or else 0.
-  void run(const Members& members, bool from_mean, double same, int n_threads, std::vector<Scratch>& scratch) const {
-    if (members.n_blocks() == 1) return run_whole(members, from_mean, same, scratch[0]);
-    run_blocks(members, from_mean, same, n_threads, scratch);
-  }
-
- private:
-  double prior(int64_t record, bool from_mean) const { return from_mean ? value[record] : 0.0; }
-  double difference(int64_t record, bool from_mean) const {
-    return static_cast<double>(returns[record]) - prior(record, from_mean);
-  }
-
-  // C is K + same: C x = y - noise x.
-  void run_whole(const Members& members, bool from_mean, double same, Scratch& scratch) const {
-    const double* x = solve_block(
-        members, members.size(), [](int64_t i) { return i; }, same, scratch,
-        [&](int64_t i) { return difference(members.at[static_cast<size_t>(i)], from_mean); });
-    for (int64_t i = 0; i < members.size(); ++i) {
-      const int64_t record = members.at[static_cast<size_t>(i)];
-      value[record] = prior(record, from_mean) + difference(record, from_mean) - kernel.noise * x[i];
+  // The same of a whole block, kept where the group keeps them; then the landmarks' and its own are moved to the
+  // batch's mean.
+  void multiply_block(const Members& members, const Block& block, Scratch& scratch) const {
+    const Group& group = members.groups[block.group];
+    const auto which = [&](int64_t i) -> const Member& { return members[block.first + i]; };
+    multiply_block(group, block.size, which, scratch);
+    for (int64_t i = 0; group.products.data && i < block.size; ++i) {
+      double* const keep = group.products.row(which(i).at);
+      for (int64_t j = i; j < block.size; ++j) keep[which(j).at] = scratch.matrix.row(i)[j];
+    }
+    if (members.mean.empty()) return;
+    scratch.shift.resize(1, rows.dim);
+    std::fill(scratch.shift.data.begin(), scratch.shift.data.end(), 0.0f);
+    double square = 0.0;
+    for (int64_t e = 0; e < rows.dim; ++e) {
+      const size_t at = static_cast<size_t>(e);
+      const float d = static_cast<float>(group.mean[at] - members.mean[at]);
+      *scratch.shift.at(0, e) = d;
+      square += static_cast<double>(d) * static_cast<double>(d);
+    }
+    std::vector<double>& shifts = scratch.shifts;
+    shifts.assign(static_cast<size_t>(scratch.block.rows.count() * kBundle * kBundle), 0.0);
+    multiply(dot, scratch.block.rows, scratch.shift, shifts.data(), kBundle);
+    for (int64_t i = 0; i < block.size; ++i) {
+      double* const row = scratch.matrix.row(i);
+      const double own = shifts[static_cast<size_t>(i * kBundle)] + square / 2.0;
+      for (int64_t j = i; j < block.size; ++j)
+        row[j] += own + (shifts[static_cast<size_t>(j * kBundle)] + square / 2.0);
     }
   }
 
-  // x = (K + same + noise I)^-1 y of the members which(0) ... which(n - 1), in the scratch.
-  template <typename Which, typename Right>
-  const double* solve_block(const Members& members, int64_t n, const Which& which, double same, Scratch& scratch,
-                            const Right& y) const {
-    centre(members, n, which, scratch, scratch.block);
-    fill(scratch.block, same, scratch.matrix);
+  // K of the landmarks and the block in the scratch, into whole bundles of zeros at `out`.
+  void between(const Members& members, const Centred& landmarks, Scratch& scratch, double* out, int64_t stride) const {
+    multiply(dot, landmarks.rows, scratch.block.rows, out, stride);
+    std::vector<double>& shifts = scratch.shifts;
+    if (!members.mean.empty()) {
+      shifts.assign(static_cast<size_t>(landmarks.rows.count() * kBundle * kBundle), 0.0);
+      multiply(dot, landmarks.rows, scratch.shift, shifts.data(), kBundle);
+    }
+    for (int64_t k = 0; k < landmarks.size(); ++k) {
+      double* const row = out + k * stride;
+      for (int64_t i = 0; !members.mean.empty() && i < scratch.block.size(); ++i) {
+        row[i] += shifts[static_cast<size_t>(k * kBundle)];
+      }
+      entries(landmarks, k, scratch.block, 0, row);
+    }
+  }
+
+  // x = (matrix + noise I)^-1 y of n rows, in the scratch.
+  template <typename Right>
+  const double* solve_block(int64_t n, Scratch& scratch, const Right& y) const {
     add_diagonal(scratch.matrix, n, kernel.noise);
     factorise(dot, scratch.matrix);
     std::vector<double>& x = scratch.columns;
@@ -235,21 +271,58 @@ struct Work {
     solve(scratch.matrix, x.data());
     return x.data();
   }
+};
 
-  void run_blocks(const Members& members, bool from_mean, double same, int n_threads,
-                  std::vector<Scratch>& scratch) const {
+// Values of records, from their returns and what the array holds before: their means, or anything.
+struct Values {
+  const Work& work;
+  const float* returns;
+  bool from_mean;
+  double same;
+  double* value;
+
+  void run(const Members& members, int n_threads, std::vector<Scratch>& scratch) const {
+    if (members.blocks.size() == 1) return run_whole(members, scratch[0]);
+    run_blocks(members, n_threads, scratch);
+  }
+
+ private:
+  double prior(int64_t record) const { return from_mean ? value[record] : 0.0; }
+  double difference(int64_t record) const { return static_cast<double>(returns[record]) - prior(record); }
+
+  // value = prior + C (C + noise)^-1 y = prior + y - noise x.
+  void set(int64_t record, double x) const {
+    value[record] = prior(record) + difference(record) - work.kernel.noise * x;
+  }
+
+  // C is K + same.
+  void run_whole(const Members& members, Scratch& scratch) const {
+    work.multiply_block(members, members.blocks[0], scratch);
+    work.to_kernel(scratch.block, same, scratch.matrix);
+    const double* x = work.solve_block(members.size(), scratch, [&](int64_t i) { return difference(members[i].at); });
+    for (int64_t i = 0; i < members.size(); ++i) set(members[i].at, x[i]);
+  }
+
+  void run_blocks(const Members& members, int n_threads, std::vector<Scratch>& scratch) const {
+    const DotKernels& dot = work.dot;
     const int64_t n = members.size(), m = static_cast<int64_t>(members.landmarks.size());
     const int64_t wide = Symmetric::padded(m);
     Centred landmarks;
-    centre(members, m, [&](int64_t k) { return members.landmarks[static_cast<size_t>(k)]; }, scratch[0], landmarks);
+    work.centre(
+        members.mean.empty() ? members.groups[0].mean : members.mean, m,
+        [&](int64_t k) -> const Member& { return members[members.landmarks[static_cast<size_t>(k)]]; }, scratch[0],
+        landmarks);
     Symmetric among;
-    fill(landmarks, 0.0, among);
+    among.reset(m);
+    multiply(dot, landmarks.rows, landmarks.rows, among.data.data(), among.stride);
+    work.to_kernel(landmarks, 0.0, among);
     add_diagonal(among, m, kJitter);
     factorise(dot, among);
 
     // Of each block D + noise = W^T W, with [U, y] in `wide` + 1 columns: sums of [U, y]^T (D + noise)^-1 [U, y], and
     // (D + noise)^-1 [U, y] itself.
-    const int64_t width = wide + kOuterB, n_blocks = members.n_blocks(), runs = std::min(kRuns, n_blocks);
+    const int64_t width = wide + kOuterB, n_blocks = static_cast<int64_t>(members.blocks.size());
+    const int64_t runs = std::min(kRuns, n_blocks);
     std::vector<Symmetric> sums(static_cast<size_t>(runs));
     std::vector<double> solved(static_cast<size_t>(n * (wide + 1)));
     parallel_for(runs, n_threads, [&](int64_t r, int worker) {
@@ -258,24 +331,27 @@ struct Work {
       Symmetric& sum = sums[static_cast<size_t>(r)];
       sum.n = sum.stride = width;
       sum.data.assign(static_cast<size_t>(width * width), 0.0);
-      for (int64_t block = r * n_blocks / runs; block < (r + 1) * n_blocks / runs; ++block) {
-        const int64_t first = members.blocks[static_cast<size_t>(block)];
-        const int64_t size = members.blocks[static_cast<size_t>(block) + 1] - first, tall = Symmetric::padded(size);
-        centre(members, size, [first](int64_t i) { return first + i; }, own, own.block);
-        fill(own.block, same, own.matrix);
-        add_diagonal(own.matrix, size, kernel.noise);
+      for (int64_t b = r * n_blocks / runs; b < (r + 1) * n_blocks / runs; ++b) {
+        const Block& block = members.blocks[static_cast<size_t>(b)];
+        const int64_t first = block.first, size = block.size, tall = Symmetric::padded(size);
+        work.multiply_block(members, block, own);
+        work.to_kernel(own.block, same, own.matrix);
+        add_diagonal(own.matrix, size, work.kernel.noise);
         own.transposed.assign(static_cast<size_t>(wide * tall), 0.0);  // U^T
         double* u = own.transposed.data();
-        between(landmarks, own.block, u, tall);
+        work.between(members, landmarks, own, u, tall);
         solve_forward(dot, among, u, tall, tall);
         add_square(dot, own.matrix, u, tall, wide, -1.0);
         factorise(dot, own.matrix);
         own.columns.assign(static_cast<size_t>(tall * width), 0.0);
         double* x = own.columns.data();
-        for (int64_t i = 0; i < size; ++i) {
-          for (int64_t k = 0; k < m; ++k) x[i * width + k] = u[k * tall + i];
-          x[i * width + wide] = difference(members.at[static_cast<size_t>(first + i)], from_mean);
+        constexpr int64_t kLine = 8;  // doubles of a cache line
+        for (int64_t i = 0; i < size; i += kLine) {
+          for (int64_t k = 0; k < m; ++k) {
+            for (int64_t j = i; j < std::min(size, i + kLine); ++j) x[j * width + k] = u[k * tall + j];
+          }
         }
+        for (int64_t i = 0; i < size; ++i) x[i * width + wide] = difference(members[first + i].at);
         solve_forward(dot, own.matrix, x, width, width);
         add_square(dot, sum, x, width, tall, 1.0);
         solve_backward(dot, own.matrix, x, width, width);
@@ -299,14 +375,25 @@ struct Work {
     factorise(dot, inner);
     solve(inner, weight.data());
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t record = members.at[static_cast<size_t>(i)];
       const double* x = solved.data() + i * (wide + 1);
       double rest = x[wide];
       for (int64_t k = 0; k < wide; ++k) rest -= x[k] * weight[static_cast<size_t>(k)];
-      value[record] = prior(record, from_mean) + difference(record, from_mean) - kernel.noise * rest;
+      set(members[i].at, rest);
     }
   }
 };
+
+// Of each group; `data` holds the products of all pairs, group after group, or is null.  None for a group that may be
+// cut.
+std::vector<Products> products_of(double* data, const int64_t* group_offsets, int64_t n_groups) {
+  std::vector<Products> found(static_cast<size_t>(n_groups));
+  for (int64_t g = 0; data && g < n_groups; ++g) {
+    const int64_t n = group_offsets[g + 1] - group_offsets[g];
+    found[static_cast<size_t>(g)] = {n <= kLongestBlock ? data : nullptr, group_offsets[g], n};
+    data += Products::size(n);
+  }
+  return found;
+}
 
 }  // namespace
 
@@ -335,10 +422,12 @@ void cluster_values(const float* returns, const int64_t* labels, const int64_t* 
 
 void kernel_values(const Rows& rows, const int64_t* order, const float* returns, const int64_t* time,
                    const int64_t* group_offsets, int64_t n_groups, const uint8_t* usable, const int64_t* landmarks,
-                   int64_t n_landmarks, Share share, ValueKernel kernel, double* value, int n_threads) {
-  const Work work{rows, returns, time, kernel, value, dot_kernels()};
+                   int64_t n_landmarks, Share share, ValueKernel kernel, double* value, double* products,
+                   int n_threads) {
+  const Work work{rows, time, kernel, dot_kernels()};
   const size_t workers = static_cast<size_t>(std::max(n_threads, 1));
   std::vector<std::vector<Scratch>> scratch(workers);
+  const std::vector<Products> kept = products_of(products, group_offsets, n_groups);
   std::vector<Members> members(share == Share::kBatch ? static_cast<size_t>(n_groups) : 0);
   parallel_for(n_groups, n_threads, [&](int64_t g, int worker) {
     const DefaultFloats floats_mode;
@@ -348,11 +437,12 @@ void kernel_values(const Rows& rows, const int64_t* order, const float* returns,
     if (n == 0) return;
     std::fill(value + begin, value + begin + n, mean_of(returns + begin, n));
     Members found = work.gather(order, usable, begin, n, own[0]);
+    const Products& keep = found.groups[0].products = kept[static_cast<size_t>(g)];
+    for (int64_t i = begin; keep.data && i < begin + n; ++i) keep.row(i)[i] = kUnusable;
     if (share == Share::kBatch) {
       members[static_cast<size_t>(g)] = std::move(found);
     } else if (found.size()) {
-      for (double& m : found.mean) m /= static_cast<double>(found.size());
-      work.run(found, true, 0.0, 1, own);
+      Values{work, returns, true, 0.0, value}.run(found, 1, own);
     }
   });
   if (share != Share::kBatch) return;
@@ -360,14 +450,15 @@ void kernel_values(const Rows& rows, const int64_t* order, const float* returns,
   const DefaultFloats floats_mode;
   Members all;
   all.mean.assign(static_cast<size_t>(rows.dim), 0.0);
-  all.blocks.push_back(0);
   for (Members& part : members) {
-    const int64_t begin = all.size();
-    all.rows.insert(all.rows.end(), part.rows.begin(), part.rows.end());
-    all.at.insert(all.at.end(), part.at.begin(), part.at.end());
-    all.reciprocal.insert(all.reciprocal.end(), part.reciprocal.begin(), part.reciprocal.end());
-    for (size_t k = 1; k < part.blocks.size(); ++k) all.blocks.push_back(begin + part.blocks[k]);
-    for (size_t e = 0; e < part.mean.size(); ++e) all.mean[e] += part.mean[e];
+    if (!part.size()) continue;
+    const std::vector<double>& mean = part.groups[0].mean;
+    for (size_t e = 0; e < mean.size(); ++e) all.mean[e] += static_cast<double>(part.size()) * mean[e];
+    for (const Block& block : part.blocks) {
+      all.blocks.push_back({all.size() + block.first, block.size, all.groups.size()});
+    }
+    all.list.insert(all.list.end(), part.list.begin(), part.list.end());
+    all.groups.push_back(std::move(part.groups[0]));
     part = Members();
   }
   if (!all.size()) return;
@@ -377,11 +468,12 @@ void kernel_values(const Rows& rows, const int64_t* order, const float* returns,
       all.landmarks.push_back(k);
       continue;
     }
-    const auto found = std::lower_bound(all.at.begin(), all.at.end(), landmarks[k]);
-    if (found != all.at.end() && *found == landmarks[k]) all.landmarks.push_back(found - all.at.begin());
+    const auto found = std::lower_bound(all.list.begin(), all.list.end(), landmarks[k],
+                                        [](const Member& member, int64_t record) { return member.at < record; });
+    if (found != all.list.end() && found->at == landmarks[k]) all.landmarks.push_back(found - all.list.begin());
   }
   std::vector<Scratch> each(workers);
-  work.run(all, false, kernel.same, n_threads, each);
+  Values{work, returns, false, kernel.same, value}.run(all, n_threads, each);
 }
 
 void gae_advantage(const double* rewards, const double* value, const int64_t* step, const int64_t* trajectory_offsets,
@@ -421,28 +513,53 @@ void gae_advantage(const double* rewards, const double* value, const int64_t* st
 
 void same_action_advantage(const Rows& rows, const int64_t* order, const double* advantage, const int64_t* time,
                            const int64_t* action_key, const int64_t* group_offsets, int64_t n_groups,
-                           const uint8_t* usable, double width, double horizon, double noise, double* out,
-                           int n_threads) {
-  const Work work{rows, nullptr, time, ValueKernel{width, horizon, noise, 0.0}, nullptr, dot_kernels()};
+                           const uint8_t* usable, const uint8_t* parsed, double width, double horizon, double noise,
+                           double* products, double* out, int n_threads) {
+  const Work work{rows, time, ValueKernel{width, horizon, noise, 0.0}, dot_kernels()};
   std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  const std::vector<Products> kept = products_of(products, group_offsets, n_groups);
   parallel_for(n_groups, n_threads, [&](int64_t g, int worker) {
     const DefaultFloats floats_mode;
     Scratch& own = scratch[static_cast<size_t>(worker)];
     const int64_t begin = group_offsets[g], n = group_offsets[g + 1] - begin;
     for (int64_t i = begin; i < begin + n; ++i) out[i] = advantage[i] / (1.0 + noise);
-    Members members = work.gather(order, usable, begin, n, own);
-    if (!members.size()) return;
-    for (double& m : members.mean) m /= static_cast<double>(members.size());
-    std::vector<int64_t> sorted;  // members of a block, by action
-    const auto key = [&](int64_t member) { return action_key[members.at[static_cast<size_t>(member)]]; };
-    for (int64_t block = 0; block < members.n_blocks(); ++block) {
-      sorted.resize(static_cast<size_t>(members.blocks[static_cast<size_t>(block) + 1] -
-                                        members.blocks[static_cast<size_t>(block)]));
-      std::iota(sorted.begin(), sorted.end(), members.blocks[static_cast<size_t>(block)]);
+    const Products& from = kept[static_cast<size_t>(g)];
+    Members members;
+    if (from.data) {
+      for (int64_t i = begin; i < begin + n; ++i) {
+        if (from.row(i)[i] != kUnusable) members.list.push_back({{order[i], 1.0f}, i, 1.0});
+      }
+      members.blocks.push_back({0, members.size(), 0});
+    } else {
+      members = work.gather(order, usable, begin, n, own);
+    }
+    std::vector<int64_t> sorted;  // members of a block whose action is known, by action
+    const auto key = [&](int64_t member) { return action_key[members[member].at]; };
+    for (const Block& block : members.blocks) {
+      sorted.clear();
+      for (int64_t i = block.first; i < block.first + block.size; ++i) {
+        if (!parsed || parsed[members[i].at]) sorted.push_back(i);
+      }
       std::stable_sort(sorted.begin(), sorted.end(), [&](int64_t i, int64_t j) { return key(i) < key(j); });
       for (auto first = sorted.begin(); first != sorted.end();) {
         const auto last = std::find_if(first, sorted.end(), [&](int64_t i) { return key(i) != key(*first); });
-        work.average(members, &*first, last - first, advantage, out, own);
+        const int64_t size = last - first;
+        const auto which = [&](int64_t i) -> const Member& { return members[first[i]]; };
+        if (size > 1) {
+          if (from.data) {
+            work.take_steps(size, which, own.block);
+            own.matrix.reset(size);
+            for (int64_t i = 0; i < size; ++i) {
+              const double* const of_row = from.row(which(i).at);
+              for (int64_t j = i; j < size; ++j) own.matrix.row(i)[j] = of_row[which(j).at];
+            }
+          } else {
+            work.multiply_block(members.groups[0], size, which, own);
+          }
+          work.to_kernel(own.block, 0.0, own.matrix);
+          const double* x = work.solve_block(size, own, [&](int64_t i) { return advantage[which(i).at]; });
+          for (int64_t i = 0; i < size; ++i) out[which(i).at] = advantage[which(i).at] - noise * x[i];
+        }
         first = last;
       }
     }

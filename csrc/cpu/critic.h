@@ -45,7 +45,8 @@ void kernel_values(const Rows& rows,
                    const uint8_t* usable,     // [M] or null: all
                    const int64_t* landmarks,  // [n_landmarks] usable records, of kBatch; null: the first ones
                    int64_t n_landmarks, Share share, ValueKernel kernel,
-                   double* value,  // [M]
+                   double* value,     // [M]
+                   double* products,  // null, or for same_action_advantage: n (n + 1) / 2 of each group
                    int n_threads);
 
 // delta + gamma lambda A of the next step, by step numbers; means over the records of equal step number.
@@ -60,7 +61,8 @@ void gae_advantage(const double* rewards,              // [M]
                    int n_threads);
 
 // K (K + noise I)^-1 A over a group's usable records, K the kernel of kernel_values (kGroup) where the actions are
-// equal and 0 elsewhere, so that a set of equal keys is computed by itself.  A / (1 + noise) for the others.
+// equal and 0 elsewhere, so that a set of equal keys is computed by itself.  A / (1 + noise) for the others, and where
+// the action is not known.
 void same_action_advantage(const Rows& rows,
                            const int64_t* order,          // [M] row of the record
                            const double* advantage,       // [M]
@@ -69,8 +71,10 @@ void same_action_advantage(const Rows& rows,
                            const int64_t* group_offsets,  // [G+1]
                            int64_t n_groups,
                            const uint8_t* usable,  // [M] or null: all
+                           const uint8_t* parsed,  // [M] or null: all actions are known
                            double width, double horizon, double noise,
-                           double* out,  // [M]
+                           double* products,  // null, or of kernel_values: the same bits without a look at the rows
+                           double* out,       // [M]
                            int n_threads);
 
 // A over its root mean square of the batch or the group, rounded to float32, saturating.

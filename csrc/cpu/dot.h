@@ -46,14 +46,28 @@ struct DotKernels {
                  int64_t n, int64_t len,
                  float* target);  // [len]
 
-  // sum[i][j] = the sum over k of a[k][i] b[k][j] in order, by fused multiply-adds, in float64.
-  void (*outer)(const double* a, int64_t a_stride,  // [depth] rows of kOuterA
-                const double* b, int64_t b_stride,  // [depth] rows of kOuterB
-                int64_t depth, double (*sum)[kOuterB]);
+  // out[i][j] += sign * the sum over k of a[k][i] b[k][j] in order, by fused multiply-adds, in float64; sign is 1 or
+  // -1.
+  void (*outer)(const double* a, int64_t a_stride,                             // [depth] rows of kOuterA
+                const double* b, int64_t b_stride,                             // [depth] rows of kOuterB
+                int64_t depth, double sign, double* out, int64_t out_stride);  // [kOuterA] rows of kOuterB
 
   // out[i][j] += a_i . b_j of two bundles; each product is one float32 sum in order, by fused multiply-adds.
   void (*bundles)(const float* a,                                               // [depth, kBundle]
                   const float* b, int64_t depth, double* out, int64_t stride);  // [kBundle] rows
+
+  // sum += scale * x, element by element and in two steps: the same bits in every set.
+  void (*add_scaled)(const float* x,  // [len]
+                     double scale, int64_t len,
+                     double* sum);  // [len]
+
+  // out[e][i] = float(scale_i * x_i[e] - mean[e]) for n rows of a bundle, by two roundings in float64; 0 for the rest.
+  void (*centre)(const float* const* x,  // [n] rows of len
+                 const double* scale,    // [n]
+                 int64_t n,
+                 const double* mean,  // [len]
+                 int64_t len,
+                 float* out);  // [len, kBundle]
 
   double (*largest)(const double* values,  // [n], n >= 1
                     int64_t n);

@@ -36,6 +36,16 @@ struct Simd {
     _mm256_maskstore_ps(to, mask_of(width), x.low);
     if (width > 8) _mm256_maskstore_ps(to + 8, mask_of(width - 8), x.high);
   }
+  static void add_to(Simd x, double* to) {
+    add_to(x.low, to);
+    add_to(x.high, to + 8);
+  }
+  static void add_to(__m256 x, double* to) {
+    const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+    const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+    _mm256_storeu_pd(to, _mm256_add_pd(_mm256_loadu_pd(to), low));
+    _mm256_storeu_pd(to + 4, _mm256_add_pd(_mm256_loadu_pd(to + 4), high));
+  }
   static float total(Simd x) {
     const __m256 eight = _mm256_add_ps(x.low, x.high);
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -54,9 +64,10 @@ struct Doubles {
     const __m256d f = _mm256_set1_pd(w);
     return {_mm256_fmadd_pd(f, x.low, sum.low), _mm256_fmadd_pd(f, x.high, sum.high)};
   }
-  static void store(Doubles x, double* to) {
-    _mm256_storeu_pd(to, x.low);
-    _mm256_storeu_pd(to + 4, x.high);
+  static void add_to(Doubles x, double sign, double* to) {
+    const __m256d f = _mm256_set1_pd(sign);
+    _mm256_storeu_pd(to, _mm256_fmadd_pd(f, x.low, _mm256_loadu_pd(to)));
+    _mm256_storeu_pd(to + 4, _mm256_fmadd_pd(f, x.high, _mm256_loadu_pd(to + 4)));
   }
 };
 
@@ -149,7 +160,8 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 constexpr DotKernels kKernels = {
     "avx2",         {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
     fold,           outer,
-    bundles,        largest,
+    bundles,        add_scaled,
+    centre,         largest,
     first_at_least, follow,
     exponential,    convert,
     largest_bits,   hash,

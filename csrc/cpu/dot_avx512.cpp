@@ -18,6 +18,11 @@ struct Simd {
   static Simd add_square(Simd x, Simd sum) { return {_mm512_fmadd_ps(x.v, x.v, sum.v)}; }
   static void store(Simd x, float* to) { _mm512_storeu_ps(to, x.v); }
   static void store(Simd x, float* to, int64_t width) { _mm512_mask_storeu_ps(to, mask(width), x.v); }
+  static void add_to(Simd x, double* to) {
+    const __m256 high = _mm512_extractf32x8_ps(x.v, 1);
+    _mm512_storeu_pd(to, _mm512_add_pd(_mm512_loadu_pd(to), _mm512_cvtps_pd(_mm512_castps512_ps256(x.v))));
+    _mm512_storeu_pd(to + 8, _mm512_add_pd(_mm512_loadu_pd(to + 8), _mm512_cvtps_pd(high)));
+  }
   static float total(Simd x) {
     const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -38,7 +43,9 @@ struct Doubles {
   static Doubles multiply_add(double w, Doubles x, Doubles sum) {
     return {_mm512_fmadd_pd(_mm512_set1_pd(w), x.v, sum.v)};
   }
-  static void store(Doubles x, double* to) { _mm512_storeu_pd(to, x.v); }
+  static void add_to(Doubles x, double sign, double* to) {
+    _mm512_storeu_pd(to, _mm512_fmadd_pd(_mm512_set1_pd(sign), x.v, _mm512_loadu_pd(to)));
+  }
 };
 
 }  // namespace
@@ -128,7 +135,8 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 constexpr DotKernels kKernels = {
     "avx512",       {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
     fold,           outer,
-    bundles,        largest,
+    bundles,        add_scaled,
+    centre,         largest,
     first_at_least, follow,
     exponential,    convert,
     largest_bits,   hash,

@@ -27,6 +27,9 @@ struct Simd {
   static void store(const Simd& x, float* to, int64_t width = 16) {
     for (int64_t l = 0; l < width; ++l) to[l] = x.v[l];
   }
+  static void add_to(const Simd& x, double* to) {
+    for (int l = 0; l < 16; ++l) to[l] += static_cast<double>(x.v[l]);
+  }
   static float total(Simd x) {
     for (int half = 8; half > 0; half /= 2) {
       for (int l = 0; l < half; ++l) x.v[l] += x.v[l + half];
@@ -49,7 +52,9 @@ struct Doubles {
     for (int l = 0; l < 8; ++l) sum.v[l] += w * x.v[l];
     return sum;
   }
-  static void store(const Doubles& x, double* to) { std::memcpy(to, x.v, sizeof x.v); }
+  static void add_to(const Doubles& x, double sign, double* to) {
+    for (int l = 0; l < 8; ++l) to[l] += sign * x.v[l];
+  }
 };
 
 }  // namespace
@@ -107,7 +112,8 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 constexpr DotKernels kKernels = {
     "baseline",     {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
     fold,           outer,
-    bundles,        largest,
+    bundles,        add_scaled,
+    centre,         largest,
     first_at_least, follow,
     exponential,    convert,
     largest_bits,   hash,

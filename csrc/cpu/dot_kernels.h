@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
 #include "common/half.h"
 #include "cpu/dot.h"
 
@@ -37,8 +41,8 @@ double fold(const float* const* source, const float* weight, int64_t n, int64_t 
   return static_cast<double>(Simd::total(squares));
 }
 
-void outer(const double* a, int64_t a_stride, const double* b, int64_t b_stride, int64_t depth,
-           double (*sum)[kOuterB]) {
+void outer(const double* a, int64_t a_stride, const double* b, int64_t b_stride, int64_t depth, double sign,
+           double* out, int64_t out_stride) {
   constexpr int kColumns = Doubles::kTogether;  // times eight: fills the registers
   for (int first = 0; first < kOuterB; first += 8 * kColumns) {
     Doubles total[kOuterA][kColumns];
@@ -55,7 +59,7 @@ void outer(const double* a, int64_t a_stride, const double* b, int64_t b_stride,
       }
     }
     for (int i = 0; i < kOuterA; ++i) {
-      for (int c = 0; c < kColumns; ++c) Doubles::store(total[i][c], sum[i] + first + 8 * c);
+      for (int c = 0; c < kColumns; ++c) Doubles::add_to(total[i][c], sign, out + i * out_stride + first + 8 * c);
     }
   }
 }
@@ -72,12 +76,7 @@ void bundle_strip(const float* a, const float* b, int64_t depth, double* out, in
     for (int i = 0; i < kRows; ++i) sum[i] = Simd::multiply_add(a[k * kBundle + kFirst + i], y, sum[i]);
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {
-    float row[kBundle];
-    Simd::store(sum[i], row);
-    double* to = out + (kFirst + i) * stride;
-    for (int j = 0; j < kBundle; ++j) to[j] += static_cast<double>(row[j]);
-  }
+  for (int i = 0; i < kRows; ++i) Simd::add_to(sum[i], out + (kFirst + i) * stride);
 }
 
 void bundles(const float* a, const float* b, int64_t depth, double* out, int64_t stride) {
@@ -88,6 +87,46 @@ void bundles(const float* a, const float* b, int64_t depth, double* out, int64_t
 
 void follow(const float* gram, double change, double weight, int64_t n, double* similar) {
   for (int64_t e = 0; e < n; ++e) similar[e] += change * similar[e] + weight * static_cast<double>(gram[e]);
+}
+
+void add_scaled(const float* x, double scale, int64_t len, double* sum) {
+  for (int64_t e = 0; e < len; ++e) sum[e] += scale * static_cast<double>(x[e]);
+}
+
+// to[l][i] = from[i][l] of four by four.
+void turn(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+#if defined(__SSE__)
+  __m128 row[4];
+  for (int i = 0; i < 4; ++i) row[i] = _mm_loadu_ps(from + i * from_stride);
+  _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
+  for (int i = 0; i < 4; ++i) _mm_storeu_ps(to + i * to_stride, row[i]);
+#else
+  for (int64_t i = 0; i < 4; ++i) {
+    for (int64_t l = 0; l < 4; ++l) to[l * to_stride + i] = from[i * from_stride + l];
+  }
+#endif
+}
+
+void centre(const float* const* x, const double* scale, int64_t n, const double* mean, int64_t len, float* out) {
+  constexpr int64_t kWidth = 16;  // elements at a time, row by row, then turned
+  float square[kBundle][kWidth] = {};
+  int64_t e = 0;
+  for (; e + kWidth <= len; e += kWidth) {
+    for (int64_t i = 0; i < n; ++i) {
+      const float* from = x[i] + e;
+      for (int64_t l = 0; l < kWidth; ++l) {
+        square[i][l] = static_cast<float>(scale[i] * static_cast<double>(from[l]) - mean[e + l]);
+      }
+    }
+    for (int64_t l = 0; l < kWidth; l += 4) {
+      for (int64_t i = 0; i < kBundle; i += 4) turn(&square[i][l], kWidth, out + (e + l) * kBundle + i, kBundle);
+    }
+  }
+  for (; e < len; ++e) {
+    for (int64_t i = 0; i < kBundle; ++i) {
+      out[e * kBundle + i] = i < n ? static_cast<float>(scale[i] * static_cast<double>(x[i][e]) - mean[e]) : 0.0f;
+    }
+  }
 }
 
 // e^x = 2^k e^r with |r| <= ln 2 / 2, e^r by its Taylor series to r^12. Adding kRound leaves k in the low bits of a

@@ -9,7 +9,7 @@
 namespace bipace {
 namespace {
 
-constexpr int64_t kBundleDepth = 320;  // elements per float32 sum
+constexpr int64_t kBundleDepth = 192;  // elements per float32 sum
 constexpr int64_t kBlock = 4;          // bundles per side: both sides fit a cache of 512 KB
 
 // By the tile of the clusters' Gram matrices.

@@ -17,12 +17,7 @@ void add_product(const DotKernels& dot, const double* a, int64_t a_stride, int64
     const int64_t end = std::min(columns, block + kBlock);
     for (int64_t i = 0; i < rows; i += kOuterA) {
       for (int64_t j = block; j < end; j += kOuterB) {
-        double sum[kOuterA][kOuterB];
-        dot.outer(a + i, a_stride, b + j, b_stride, depth, sum);
-        for (int r = 0; r < kOuterA; ++r) {
-          double* to = out + (i + r) * out_stride + j;
-          for (int c = 0; c < kOuterB; ++c) to[c] += sign * sum[r][c];
-        }
+        dot.outer(a + i, a_stride, b + j, b_stride, depth, sign, out + i * out_stride + j, out_stride);
       }
     }
   }

@@ -318,17 +318,24 @@ def test_long_groups_against_the_reference(name):
 # ------------------------------------------------------------------------------- near states with the same action
 
 
-def averaged_formula(batch, config, a, keep=None):
-    """K_a (K_a + η I)⁻¹ A_S written once more, over the rows `keep` of each group; A_S / (1 + η) for the others."""
+def averaged_formula(batch, config, a, keep=None, known=None):
+    """K_a (K_a + η I)⁻¹ A_S written once more, over the rows `keep` of each group; A_S / (1 + η) for the others.
+
+    Actions that are not `known` differ from all others; with values of the group, so do those of a single trajectory.
+    """
     noise = config.action_noise
     out = a / (1 + noise)
     for group in np.unique(batch.group):
         rows = np.flatnonzero((batch.group == group) & (np.ones(batch.n, bool) if keep is None else keep))
+        if config.share == "group" and len(np.unique(batch.trajectory[rows])) == 1:
+            continue
         x = batch.fingerprint[rows].astype(np.float64)
         x /= np.linalg.norm(x, axis=1, keepdims=True)
         x -= x.mean(axis=0)
         k = kernel_matrix(x, x, batch.step[rows], batch.step[rows], config.kernel_width, config.kernel_time or 0.0)
         k = k * (batch.action_key[rows][:, None] == batch.action_key[rows])
+        if known is not None:
+            k = np.where(np.eye(len(rows), dtype=bool) | known[rows][:, None] & known[rows], k, 0.0)
         out[rows] = k @ np.linalg.solve(k + noise * np.eye(len(rows)), a[rows])
     return torch.from_numpy(out).float()
 
@@ -407,7 +414,21 @@ def test_unrecognized_actions_are_not_averaged(backend):
     close(got.advantage, plain.advantage / 1.3)
     mixed = run(config, backend=backend, action_parsed=np.arange(N) % 3 > 0)
     a = run(VALUES["kernel"], backend=backend).advantage.double().numpy()
-    close(mixed.advantage, averaged_formula(BATCH, config, a, np.arange(N) % 3 > 0), 2e-5)
+    close(mixed.advantage, averaged_formula(BATCH, config, a, known=np.arange(N) % 3 > 0), 2e-5)
+
+
+@pytest.mark.parametrize("share", ["group", "batch"])
+def test_averages_have_the_same_bits_with_and_without_the_products_of_the_values(share, monkeypatch):
+    """Products are kept where there is room; some rows are bad, some actions not recognized, some trajectories set aside."""
+    config = replace(EVERY["averaged"], share=share, on_invalid="singleton")
+    batch = make_batch(5, groups=6, trajectories=5, longest=20, dim=300)
+    fingerprint, rewards = batch.fingerprint.copy(), batch.rewards.copy()
+    fingerprint[[3, 40]], rewards[7] = np.nan, np.inf
+    given_rows = {"fingerprint": fingerprint, "rewards": rewards, "action_parsed": np.arange(batch.n) % 7 > 0}
+    kept = run(config, batch, **given_rows)
+    monkeypatch.setattr(bk.estimators, "MOST_PRODUCTS", 0)
+    assert torch.equal(run(config, batch, **given_rows).advantage, kept.advantage)
+    assert not torch.equal(run(replace(config, action_noise=None), batch, **given_rows).advantage, kept.advantage)
 
 
 def test_averages_of_long_groups_against_the_reference():

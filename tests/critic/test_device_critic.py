@@ -162,7 +162,8 @@ def test_same_action_advantage(device, dtype, masked, longest, monkeypatch):
         fingerprint[torch.nonzero(~case.usable)[:, 0]] = float("nan")
     keys = torch.randint(0, 3, (case.lay.n_records,), generator=torch.Generator().manual_seed(0)) - 2**62
     a = case.rewards if taken is None else torch.where(taken, case.rewards, float("nan"))
-    given = (case.order, a, case.lay.step, keys, case.lay.group_offsets, usable)
+    parsed = torch.arange(case.lay.n_records) % 5 != 2 if masked else None
+    given = (case.order, a, case.lay.step, keys, case.lay.group_offsets, usable, parsed)
     kernel = {"width": 0.3, "horizon": 4.0, "noise": 0.3}
     want = reference_critic.same_action_advantage(fingerprint, *given, **case.groups, taken=taken, **kernel)
     *there, kept = moved(device, (*given, taken))

@@ -140,10 +140,10 @@ def _cases() -> dict[str, list[Case]]:
         ],
         "same_action_advantage": [
             (
-                (fingerprint, lay.order, step_return.double(), lay.time(), keys, lay.group_offsets, some),
+                (fingerprint, lay.order, step_return.double(), lay.time(), keys, lay.group_offsets, some, parsed),
                 {**groups, "taken": kept, "width": 0.3, "horizon": horizon, "noise": 0.3},
             )
-            for some, kept, horizon in ((usable, taken, 4.0), (None, None, 0.0))
+            for some, parsed, kept, horizon in ((usable, ~usable, taken, 4.0), (None, None, None, 0.0))
         ],
         "normed_advantage": [
             ((step_return.double(), step_return, lay.group_offsets), {**groups, "taken": kept, "step_norm": norm})
