@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import LineCollection, PatchCollection
-from matplotlib.colors import LogNorm, Normalize, to_rgb
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
@@ -29,23 +27,10 @@ if TYPE_CHECKING:
     from .outcomes import Outcome
 
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
-CLUSTER_COLOURS = (ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE)
-OTHER, EDGE, DARK = "#E4E4E4", "#B0B0B0", "#333333"
+SKY, PURPLE, BLACK, DARK = "#56B4E9", "#CC79A7", "#000000", "#333333"
 ASIDE: dict[str, Any] = {"facecolor": "white", "edgecolor": "#8A8A8A", "hatch": "/////", "linewidth": 0.6}
 DPI = 150
 POOLINGS = {"last": "last token", "mean": "mean over the prompt", "attention": "attention-weighted"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One rollout of a timeline: L records by step; cluster −1 marks those set aside for their values."""
-
-    label: str
-    step: Sequence[int]
-    cluster: Sequence[int]
-    step_advantage: Sequence[float]
-    success: bool | None
 
 
 def step_shares(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
@@ -191,115 +176,7 @@ def _metric(outcomes: Sequence[Outcome], name: str) -> list[float]:
     return [outcome.metrics[name] for outcome in outcomes]
 
 
-def timeline(path: Path, title: str, subtitle: str, rows: Sequence[Row], names: dict[int, str]) -> None:
-    """The rollouts of one prompt group: a row each, a cell per step, coloured by cluster, the step advantage as a bar.
-
-    Cells are placed at their steps if these are close together, else one after the other.  Of copies of one step only
-    the first is drawn.
-
-    names   the clusters that get a colour and a letter, most important first, with their names; all others are
-            grey, clusters of one record white
-    """
-    places, steps, first, x_label = _places(rows)
-    colours = dict(zip(names, CLUSTER_COLOURS, strict=False))
-    letters = dict(zip(colours, "ABCDEFG", strict=False))
-    everyone = np.array([cluster for row in rows for cluster in row.cluster], np.int64)
-    aside = bool((everyone < 0).any())
-    everyone = everyone[everyone >= 0]
-    lone = {int(c) for c in everyone if int((everyone == c).sum()) == 1}
-    limit = max((abs(a) for row in rows for a in row.step_advantage), default=0.0)
-    legend_rows = -(-(len(colours) + 2 + aside) // 2)
-    width = min(16.0, max(9.0, 2.8 + 0.36 * steps))
-    figure, axes = _figure(width, 1.55 + 0.52 * len(rows) + 0.235 * (legend_rows + 1), 1, 1)
-    axis = axes[0, 0]
-    cells, hatched, bars, middles = [], [], [], []
-    for y, row in enumerate(rows):
-        for record, x in places[y].items():
-            cluster, advantage = row.cluster[record], row.step_advantage[record]
-            if cluster < 0:
-                hatched.append(Rectangle((x - 0.47, y - 0.45), 0.94, 0.9))
-                continue
-            face = _pale(colours[cluster]) if cluster in colours else ("white" if cluster in lone else OTHER)
-            cells.append(Rectangle((x - 0.47, y - 0.45), 0.94, 0.9, facecolor=face, edgecolor=EDGE, linewidth=0.6))
-            middles.append([(x - 0.47, y), (x + 0.47, y)])
-            if cluster in letters:
-                axis.text(x - 0.43, y - 0.43, letters[cluster], fontsize=6.5, color=DARK, va="top")
-            if limit > 0 and advantage:
-                height = -0.43 * advantage / limit  # the y axis points down
-                bars.append(Rectangle((x - 0.12, y), 0.36, height, facecolor=DARK, linewidth=0))
-        if row.success is not None:
-            text, colour = ("\N{CHECK MARK} success", BLUE) if row.success else ("\N{BALLOT X} failure", VERMILLION)
-            axis.text(
-                max(places[y].values(), default=0) + 0.7,
-                y,
-                text,
-                color=colour,
-                va="center",
-                fontsize=9,
-                fontweight="bold",
-            )
-    axis.add_collection(PatchCollection(cells, match_original=True))
-    axis.add_collection(PatchCollection(hatched, **ASIDE))
-    axis.add_collection(PatchCollection(bars, match_original=True))
-    axis.add_collection(LineCollection(middles, colors="#8A8A8A", linewidths=0.5))
-    mark_width = 0.9 / (0.9 * (width - 1.0) / (steps + 3)) if any(row.success is not None for row in rows) else 0.0
-    axis.set_xlim(-0.55, steps - 0.4 + mark_width)
-    axis.set_ylim(len(rows) - 0.42, -0.58)
-    axis.set_yticks(range(len(rows)), [row.label for row in rows])
-    ticks = range(0, steps, next(gap for gap in (1, 2, 5, 10, 20, steps) if steps <= 16 * gap))
-    axis.set_xticks(ticks, [str(first + x) for x in ticks])
-    axis.set_xlabel(x_label)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
-    axis.grid(False)
-    axis.tick_params(length=0)
-    handles: list[Any] = [
-        Patch(facecolor=_pale(colour), edgecolor=EDGE, label=f"{letters[cluster]}  {_short(names[cluster])}")
-        for cluster, colour in colours.items()
-    ]
-    if not lone.union(colours).issuperset(everyone.tolist()):
-        handles.append(Patch(facecolor=OTHER, edgecolor=EDGE, label="other clusters of two or more records"))
-    if lone:
-        handles.append(Patch(facecolor="white", edgecolor=EDGE, label="singletons: step advantage 0"))
-    if aside:
-        handles.append(Patch(**ASIDE, label="set aside: bad values"))
-    _title(figure, title)
-    axis.set_title(
-        f"{subtitle}\nBar in a cell: step advantage, up for better than its state's average, "
-        f"down for worse; the longest bar is {limit:.2f}",
-        loc="left", fontsize=9, color=DARK,
-    )  # fmt: skip
-    figure.legend(
-        handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8, title="Cluster of the state",
-        title_fontsize=9, alignment="left",
-    )  # fmt: skip
-    _save(figure, path)
-
-
-def _places(rows: Sequence[Row]) -> tuple[list[dict[int, int]], int, int, str]:
-    """For each row the column of each drawn record; the number of columns; the first one's number; their label."""
-    drawn: list[dict[int, int]] = []  # step -> the first record of it, by step
-    for row in rows:
-        records: dict[int, int] = {}
-        for record, step in enumerate(row.step):
-            records.setdefault(step, record)
-        drawn.append(dict(sorted(records.items())))
-    longest = max(len(records) for records in drawn)
-    low = min(step for records in drawn for step in records)
-    span = max(step for records in drawn for step in records) - low + 1
-    if span <= 3 * longest:
-        return [{n: step - low for step, n in records.items()} for records in drawn], span, low, "step of the rollout"
-    places = [{n: x for x, n in enumerate(records.values())} for records in drawn]
-    return places, longest, 1, "record of the rollout, in order of steps"
-
-
-def _pale(colour: str) -> tuple[float, float, float]:
-    """A colour mixed with white, so that dark bars are visible on it."""
-    red, green, blue = to_rgb(colour)
-    return 0.35 + 0.65 * red, 0.35 + 0.65 * green, 0.35 + 0.65 * blue
-
-
-def _short(text: str, width: int = 68) -> str:
+def _short(text: str, width: int) -> str:
     """Any text as one line; matplotlib would read $ as mathematics."""
     return textwrap.shorten(" ".join(text.split()), width, placeholder=" …").replace("$", r"\$")
 

@@ -21,7 +21,6 @@ import bipace_kernels as bk
 from .. import _optional
 from ..calibration import markdown_table
 from ..embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
-from ..schema import LIMIT
 from ..stages import EPSILON
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs by default
 INSPECTOR = "inspector.html"
-NAMED_CLUSTERS = 7  # clusters of the timeline that get a colour of their own
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ class Options:
     epsilons: str = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4"
     similarity: float = 0.95
     similar: bool | None = None
-    group: str | None = None
     duplicates: str = "raise"
     on_invalid: str = "raise"
     action_mode: str = "text"
@@ -72,7 +69,6 @@ class Section:
     sentence: Any = None  # [N, D] fingerprints of the sentence encoder
     compared: list[Outcome] = field(default_factory=list)  # embedders, each at its own ε
     values: dict[str, bk.ValueR2] = field(default_factory=dict)  # of Config.gae()'s kernel, by state
-    timeline: dict[str, Any] = field(default_factory=dict)
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -108,8 +104,6 @@ def run(given: Mapping[str, Any]) -> None:
         if options.fingerprint is not None:
             records.fingerprint = states.load_fingerprints(options.fingerprint, len(records))
         sections = _sections(records)
-        if options.group is not None and all(options.group not in _tasks(s.records) for s in sections):
-            raise CliError(f"--group {options.group}: no record has this task id; see the task column of the rollouts.")
         if options.sentence is not None:
             _encode(sections, options.sentence, bar)
         n_embedders = 2 + (options.sentence is not None) + (records.fingerprint is not None)
@@ -165,10 +159,6 @@ def _slug(name: str, taken: set[str]) -> str:
         slug, number = f"{base}_{number}", number + 1
     taken.add(slug)
     return slug
-
-
-def _tasks(records: rollouts.Rollouts) -> set[str]:
-    return {str(task) for task in records.task}
 
 
 # ---- computing
@@ -295,71 +285,6 @@ def _runs_similar(records: rollouts.Rollouts, options: Options, *, cheap: int = 
     return options.similar
 
 
-# ---- the timeline's group
-
-
-def pick_group(records: rollouts.Rollouts, cluster: Any, step_advantage: Any, *, once: bool = False) -> int:
-    """Number of the most informative prompt group: rollouts of both outcomes with shared states.
-
-    Of the groups whose trajectories end differently (or of all groups, if none do) the one with the largest mean |A_S| per
-    record among those in clusters of two or more trajectories, times their share; groups of 3 to 8 rollouts of at most 40
-    steps are preferred.  Ties: the first in the file.  Records set aside (cluster −1) share nothing.
-
-    once   copies of a step count once
-    """
-    best: tuple[tuple[int, int, float], int] | None = None
-    for group, rows in _valid_rows_by(records, records.group, once).items():
-        trajectories = _by_trajectory(records, rows)
-        totals = [_total(records, path) for path in trajectories.values()]
-        outcomes = {round(total, 9) for total in totals if total is not None}
-        longest = max(len(path) for path in trajectories.values())
-        fits = int(3 <= len(trajectories) <= 8 and longest <= 40)
-        visitors: dict[int, set[int]] = {}
-        for row in (row for row in rows if cluster[row] >= 0):
-            visitors.setdefault(int(cluster[row]), set()).add(int(records.trajectory[row]))
-        shared = [row for row in rows if len(visitors.get(int(cluster[row]), ())) > 1]
-        signal = sum(abs(float(step_advantage[row])) for row in shared) / len(rows) if rows else 0.0
-        score = (int(len(outcomes) > 1), fits, signal)
-        if best is None or score > best[0]:
-            best = (score, group)
-    return best[1] if best is not None else 0
-
-
-def _valid_rows_by(records: rollouts.Rollouts, ids: Any, once: bool = False) -> dict[int, list[int]]:
-    """Rows of each id, without padding; once: without the copies of a step."""
-    rows: dict[int, list[int]] = {}
-    seen: set[tuple[int, int]] = set()
-    for row, (key, trajectory) in enumerate(zip(ids.tolist(), records.trajectory.tolist(), strict=True)):
-        place = (trajectory, records.step[row])
-        if records.is_valid(row) and not (once and place in seen):
-            rows.setdefault(key, []).append(row)
-            seen.add(place)
-    return rows
-
-
-def _by_trajectory(records: rollouts.Rollouts, rows: Sequence[int]) -> dict[int, list[int]]:
-    """Rows of each trajectory by step, the trajectories by first appearance."""
-    paths: dict[int, list[int]] = {}
-    for row in rows:
-        paths.setdefault(int(records.trajectory[row]), []).append(row)
-    for path in paths.values():
-        path.sort(key=lambda row: records.step[row])
-    return paths
-
-
-def _total(records: rollouts.Rollouts, path: Sequence[int]) -> float | None:
-    """Sum of a rollout's rewards; None if they are not finite, as in a rollout set aside."""
-    total = sum(records.reward[row] for row in path)
-    return total if abs(total) <= LIMIT else None
-
-
-def _succeeded(records: rollouts.Rollouts, path: Sequence[int]) -> bool | None:
-    if records.success is not None:
-        return records.success[path[-1]]
-    total = _total(records, path)
-    return None if total is None else total > 0
-
-
 # ---- drawing
 
 
@@ -375,62 +300,6 @@ def _draw(section: Section, options: Options, folder: Path) -> None:
     levels = [outcome for outcome in section.table if outcome.key in ("exact", "history")]
     figures.epsilon_curve(folder / f"{start}epsilon.png", section.name, curves, levels, options.epsilon)
     figures.embedders(folder / f"{start}embedders.png", section.name, section.compared, BAND)
-    _draw_timeline(section, options, folder)
-
-
-def _draw_timeline(section: Section, options: Options, folder: Path) -> None:
-    from . import figures
-
-    records = section.records
-    outcome = next(o for o in section.table if o.key == "cosine_observation")
-    cluster = outcome.result.cluster.numpy()
-    advantage = outcome.result.step_advantage.numpy()
-    once = options.duplicates == "once"
-    if options.group is None:
-        group = pick_group(records, cluster, advantage, once=once)
-    else:
-        match = [row for row, task in enumerate(records.task) if str(task) == options.group]
-        if not match:  # the task of another section
-            return
-        group = int(records.group[match[0]])
-    rows = _valid_rows_by(records, records.group, once).get(group, [])
-    if not rows:
-        return
-    paths = _by_trajectory(records, rows)
-    drawn = []
-    for path in paths.values():
-        prefix = f"{Path(records.sources[records.file[path[0]]].path).name} " if records.merged else ""
-        drawn.append(
-            figures.Row(
-                label=f"{prefix}rollout {records.rollout[path[0]]}",
-                step=[records.step[row] for row in path],
-                cluster=[int(cluster[row]) for row in path],
-                step_advantage=[float(advantage[row]) for row in path],
-                success=_succeeded(records, path),
-            )
-        )
-    largest = _largest_clusters(cluster, rows)
-    names = {
-        number: f"{len(members)}× {records.observation[members[0]]}" for number, members in largest[:NAMED_CLUSTERS]
-    }
-    task = str(records.task[rows[0]])
-    figures.timeline(
-        folder / f"{section.slug}_timeline.png",
-        f"One prompt group: {task}",
-        f"{section.name}; {outcome.label}",
-        drawn,
-        names,
-    )
-    section.timeline = {"task": task, "partition": outcome.label, "rollouts": len(paths), "records": len(rows)}
-
-
-def _largest_clusters(cluster: Any, rows: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Clusters of two or more of these rows, the largest first; ties: the older one.  Records set aside have none."""
-    members: dict[int, list[int]] = {}
-    for row in (row for row in rows if cluster[row] >= 0):
-        members.setdefault(int(cluster[row]), []).append(row)
-    several = [(label, found) for label, found in members.items() if len(found) > 1]
-    return sorted(several, key=lambda item: (-len(item[1]), item[0]))
 
 
 # ---- writing
@@ -478,7 +347,6 @@ def _json(sections: Sequence[Section], options: Options) -> str:
                 "epsilon_curve": {name: [o.as_json() for o in curve] for name, curve in section.curves.items()},
                 "embedders": {o.key: o.as_json() for o in section.compared},
                 "values": {name: asdict(found) for name, found in section.values.items()},
-                "timeline": section.timeline or None,
             }
             for section in sections
         ],
@@ -536,13 +404,6 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
         f"![Embedders]({section.slug}_embedders.png)",
         "",
     ]
-    if section.timeline:
-        lines += [
-            f"### Timeline of `{section.timeline['task']}`",
-            "",
-            f"![Timeline]({section.slug}_timeline.png)",
-            "",
-        ]
     return lines
 
 

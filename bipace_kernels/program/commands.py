@@ -227,9 +227,7 @@ def _report(
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of report.md, report.json and the figures.")],
     gamma: Annotated[float, typer.Option(metavar="γ", help="Discount of the returns.")] = 0.95,
     history_length: Annotated[int, typer.Option("--history-length", min=1, metavar="K", help="Depth of history.")] = 2,
-    epsilon: Annotated[
-        float, typer.Option(metavar="ε", help="Radius of the cosine rows and of the timeline.")
-    ] = NGRAM_EPSILON,
+    epsilon: Annotated[float, typer.Option(metavar="ε", help="Radius of the cosine rows.")] = NGRAM_EPSILON,
     epsilons: Annotated[
         str, typer.Option(metavar="ε,ε,...", help="Radii of the ε curve.")
     ] = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4",
@@ -239,9 +237,6 @@ def _report(
         typer.Option(
             "--similar/--no-similar", help="Similar partition: slow on long texts; default: only where cheap."
         ),
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option(metavar="TASK", help="Task of the timeline; default: an informative one.")
     ] = None,
     html: Annotated[
         bool,

@@ -37,7 +37,7 @@ class Letters:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the figure of the embedders gets; nothing is drawn."""
     given: list[Any] = []
-    for name in ("step_shares", "epsilon_curve", "timeline"):
+    for name in ("step_shares", "epsilon_curve"):
         monkeypatch.setattr(figures, name, lambda *_: None)
     monkeypatch.setattr(figures, "embedders", lambda path, *rest: given.append(rest))
     monkeypatch.setattr(embedders, "_load", lambda model, device: Letters())

@@ -32,7 +32,7 @@ PRESETS = {
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures as empty files: drawing is most of a report's time."""
-    for name in ("step_shares", "epsilon_curve", "embedders", "timeline"):
+    for name in ("step_shares", "epsilon_curve", "embedders"):
         monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(b""))
 
 

@@ -30,13 +30,13 @@ def made(games: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures as empty files: drawing is most of a report's time."""
-    for name in ("step_shares", "epsilon_curve", "embedders", "timeline"):
+    for name in ("step_shares", "epsilon_curve", "embedders"):
         monkeypatch.setattr(figures, name, lambda path, *_: path.write_bytes(PNG))
 
 
 def test_files(made: tuple[Path, str]) -> None:
     folder, shown = made
-    figures = {"games_steps.png", "games_epsilon.png", "games_embedders.png", "games_timeline.png"}
+    figures = {"games_steps.png", "games_epsilon.png", "games_embedders.png"}
     names = {"report.md", "report.json", *figures}
     assert {path.name for path in folder.iterdir()} == names
     text = (folder / "report.md").read_text()
@@ -156,7 +156,7 @@ def test_sections_and_merged_files(games: Path, tmp_path: Path) -> None:
     apart = json.loads((tmp_path / "apart" / "report.json").read_text())
     assert [section["name"] for section in apart["sections"]] == ["games.jsonl", "games.jsonl"]
     assert "similar" not in apart["sections"][0]["partitions"]
-    assert (tmp_path / "apart" / "games_2_timeline.png").exists()
+    assert (tmp_path / "apart" / "games_2_steps.png").exists()
     one, two = apart["sections"]
     assert one["partitions"] == two["partitions"]
     assert run(*args, "--out", tmp_path / "merged", "--merge-files").exit_code == 0
@@ -174,7 +174,7 @@ def test_without_actions_or_outcomes(tmp_path: Path) -> None:
     assert section["partitions"]["exact"]["value_r2"] == {"r2": None, "stderr": None, "coverage": 1 - 1 / 5}
     (row,) = [line for line in (out / "report.md").read_text().splitlines() if line.startswith("| exact")]
     assert row.endswith("| – |") and row.count("–") == 4
-    assert (out / "a_timeline.png").read_bytes().startswith(PNG)
+    assert (out / "a_steps.png").read_bytes().startswith(PNG)
 
 
 def test_one_record(tmp_path: Path) -> None:
@@ -191,107 +191,12 @@ def test_similar_runs_by_itself_only_where_it_is_cheap() -> None:
     assert report._runs_similar(records, report.Options(out="x", similar=True))
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_the_timeline_shows_the_group_asked_for(games: Path, tmp_path: Path) -> None:
-    task = json.loads(games.read_text().splitlines()[-1])["task_id"]
-    out = tmp_path / "out"
-    assert run("report", games, "--out", out, "--group", task, "--epsilons", "0.25").exit_code == 0
-    (section,) = json.loads((out / "report.json").read_text())["sections"]
-    assert section["timeline"]["task"] == task and section["timeline"]["rollouts"] == 8
-
-
-def test_pick_group() -> None:
-    """The group whose rollouts end differently and meet in states with a step advantage."""
-    rows = [
-        ("same", 0, 0.0), ("same", 1, 0.0), ("apart", 0, 1.0), ("apart", 1, 0.0), ("meets", 0, 1.0), ("meets", 1, 0.0),
-    ]  # fmt: skip
-    records = rollouts.Rollouts(
-        file=[0] * 6, line=list(range(6)), task=[row[0] for row in rows], rollout=[row[1] for row in rows],
-        step=[0] * 6, observation=[""] * 6, reward=[row[2] for row in rows],
-    )  # fmt: skip
-    records.number()
-    cluster = np.array([0, 0, 1, 2, 3, 3])
-    assert report.pick_group(records, cluster, np.array([0.9, 0.9, 0.5, 0.5, 0.1, 0.1])) == 2
-
-
-def test_records_set_aside_share_nothing() -> None:
-    """Cluster −1 is no state: it draws no group, heads no legend, and a NaN sum is no outcome."""
-    nan = float("nan")
-    records = rollouts.Rollouts(
-        file=[0] * 6, line=list(range(6)), task=["bad"] * 4 + ["good"] * 2, rollout=[0, 1, 2, 3, 0, 1], step=[0] * 6,
-        observation=list("abcdef"), reward=[nan, 1e300, nan, 0.0, 1.0, 0.0],
-    )  # fmt: skip
-    records.number()
-    cluster = np.array([-1, -1, -1, 0, 1, 1])
-    assert report.pick_group(records, cluster, np.array([9.0, 9.0, 9.0, 9.0, 0.1, 0.1])) == 1
-    assert report._largest_clusters(cluster, range(6)) == [(1, [4, 5])]
-    assert [report._succeeded(records, [row]) for row in range(6)] == [None, None, None, False, True, False]
-
-
-def rows_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: list[dict[str, Any]], *args: object) -> Any:
-    """The rows and names that the timeline gets."""
-    drawn: list[Any] = []
-    for name in ("step_shares", "epsilon_curve", "embedders"):
-        monkeypatch.setattr(figures, name, lambda *_: None)
-    monkeypatch.setattr(figures, "timeline", lambda *given: drawn.append(given[3:]))
-    path = write(tmp_path / "a.jsonl", rows)
-    result = run("report", path, "--out", tmp_path / "out", "--epsilons", "0.25", "--no-similar", *args)
-    assert result.exit_code == 0, result.output
-    return drawn[0]
-
-
-def test_the_timeline_of_records_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [record(r, s, "same old room", "x", float("nan") if r < 2 else 1.0) for r in range(4) for s in (1, 3)]
-    drawn, names = rows_drawn(monkeypatch, tmp_path, rows, "--on-invalid", "singleton")
-    assert [row.success for row in drawn] == [None, None, True, True]
-    assert [row.cluster for row in drawn] == [[-1, -1]] * 2 + [[0, 0]] * 2
-    assert [row.step for row in drawn] == [[1, 3]] * 4 and list(names) == [0]
-
-
-@pytest.mark.parametrize("rule", ["once", "count"])
-def test_copies_of_a_step_share_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
-    rows = [record(r, s, f"room {r}", "x", float(r)) for r in range(2) for s in (0, 1, 1)]
-    drawn, names = rows_drawn(monkeypatch, tmp_path, rows, "--duplicates", rule)
-    assert [row.step for row in drawn] == [[0, 1] if rule == "once" else [0, 1, 1]] * 2
-    assert all(
-        name.startswith("2×" if rule == "once" else "6×" if len(names) == 1 else "3×") for name in names.values()
-    )
-    places, columns, first, label = figures._places(drawn)
-    assert places == [{0: 0, 1: 1}] * 2 and (columns, first, label) == (2, 0, "step of the rollout")
-
-
-def test_cells_stand_at_their_steps() -> None:
-    def row(*steps: int) -> figures.Row:
-        return figures.Row("r", steps, [0] * len(steps), [0.0] * len(steps), None)
-
-    places, columns, first, label = figures._places([row(1, 3, 5), row(2, 3), row(5, 4, 4)])
-    assert places == [{0: 0, 1: 2, 2: 4}, {0: 1, 1: 2}, {1: 3, 0: 4}]
-    assert (columns, first, label) == (5, 1, "step of the rollout")
-    places, columns, first, label = figures._places([row(0, 1, 1000), row(10**15)])  # too far apart to be drawn so
-    assert places == [{0: 0, 1: 1, 2: 2}, {0: 0}]
-    assert (columns, first, label) == (3, 1, "record of the rollout, in order of steps")
-
-
-def test_the_legend_tells_of_records_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: list[set[str]] = []
-
-    def save(figure: Any, path: Path) -> None:
-        texts.append({text.get_text() for text in figure.legends[0].get_texts()})
-
-    monkeypatch.setattr(figures, "_save", save)
-    for cluster in ([0, 0, -1, -1], [0, 0, 1, 2]):
-        row = figures.Row("r", range(4), cluster, [0.5, -0.5, 0.0, 0.0], None)
-        figures.timeline(tmp_path / "a.png", "t", "s", [row], {0: "room"})
-    assert texts == [{"A  room", "set aside: bad values"}, {"A  room", "singletons: step advantage 0"}]
-
-
 BAD = {
     "similarity of nothing": (["--no-similar", "--similarity", "0.9"], "--similarity has no effect with --no-similar"),
     "epsilons": (["--epsilons", "0.1,x"], "--epsilons must be numbers"),
     "epsilons range": (["--epsilons", "3"], "--epsilons must be numbers 0 or in [1e-4, 1]"),
     "epsilon": (["--epsilon", "5"], "--epsilon"),
     "gamma": (["--gamma", "2"], "gamma must be"),
-    "group": (["--group", "nowhere"], "no record has this task id"),
     "similarity": (["--similarity", "2"], "similarity must be"),
     "action mode": (["--action-mode", "x"], "--action-mode must be one of"),
     "duplicates": (["--duplicates", "x"], "duplicates must be one of"),
@@ -321,7 +226,7 @@ def test_a_failure_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def fails(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(figures, "timeline", fails)
+    monkeypatch.setattr(figures, "embedders", fails)
     assert "No space left on device" in fail("report", path, "--out", out, "--epsilons", "0.25")
     assert {p.name for p in tmp_path.iterdir()} == ({"a.jsonl", "out"} if exists else {"a.jsonl"})
     if exists:
@@ -348,10 +253,5 @@ def test_figures_of_extremes(tmp_path: Path) -> None:
     ]  # fmt: skip
     figures.step_shares(tmp_path / "a.png", "$x_1$ and _y_^z", outcomes)
     figures.epsilon_curve(tmp_path / "b.png", "t", {"c": outcomes[:1]}, outcomes[1:2], 0.1)
-    rows = [
-        figures.Row(f"rollout {i}", list(range(70)), list(range(70)), [0.0] * 70, [True, False, None][i])
-        for i in range(3)
-    ]
-    figures.timeline(tmp_path / "c.png", "$" * 200, "s", rows, dict.fromkeys(range(9), "word $ " * 50))
-    for name in "abc":
+    for name in "ab":
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
