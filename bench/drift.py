@@ -9,20 +9,17 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import bipace_kernels as bk
-from bipace_kernels import _optional
+from bipace_kernels import _optional, _png
 from bipace_kernels.value_r2 import value_r2
 
 from .measure import machine, publish, threads
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Floats = NDArray[np.float64]
 
@@ -44,11 +41,10 @@ first batch. `controller` starts there and follows with `bk.EpsilonController()`
 - **recorded**: n-gram fingerprints x of recorded rollouts (ALFWorld, scripted policy), sixteen prompt groups drawn per
   step, each row turned towards a random unit vector: √(1−n)·x + √n·noise. The share n grows from 0 to 0.3 and falls
   to 0 again."""
-_STYLES: dict[str, dict[str, Any]] = {  # in drawing order
-    "search": {"color": "#999999", "linewidth": 0.9},
-    "static": {"color": "#D55E00", "linewidth": 1.6, "linestyle": "--"},
-    "controller R²": {"color": "#E69F00", "linewidth": 1.2},
-    "controller": {"color": "#0072B2", "linewidth": 1.6},
+_STYLES: dict[str, dict[str, Any]] = {  # in drawing order; the controller by value R² is in the table only
+    "search": {"color": "#999999", "linewidth": 1.0, "label": "search on every batch"},
+    "static": {"color": "#D55E00", "linewidth": 2.0, "linestyle": "--", "label": "fixed ε"},
+    "controller": {"color": "#0072B2", "linewidth": 2.0, "label": "controller"},
 }
 
 
@@ -243,8 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     page = as_markdown(document)
     publish("drift", document, page, arguments.out)
     if arguments.out is not None:
-        draw(arguments.out / "drift.png", {name: lines for name, (lines, _) in found.items()},
-             {name: drift for name, (_, drift) in found.items()})  # fmt: skip
+        draw(arguments.out / "drift.png", {name: lines for name, (lines, _) in found.items()})
     return 0
 
 
@@ -271,68 +266,37 @@ def as_markdown(document: dict[str, Any]) -> str:
                 f"{s['singletons_std']:.1%} | {s['epsilon_lowest']:.3f} to {s['epsilon_highest']:.3f} | {s['moves']:.0f} | "
                 f"{s['value_r2_mean']:.3f} |"
             )
-    return "\n".join([*lines, "", "![ε, sizes and singletons over the training steps](drift.png)", ""])
+    return "\n".join([*lines, "", "![ε and median cluster size over the training steps](drift.png)", ""])
 
 
-def draw(path: Path, found: dict[str, dict[str, Line]], drifts: dict[str, list[float]]) -> None:
-    """ε, median size, singleton share and value R² over the training steps, a column per drift."""
+def draw(path: Path, found: dict[str, dict[str, Line]]) -> None:
+    """ε and median size over the training steps, a column per drift."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    figure = Figure(figsize=(13, 10), dpi=110, layout="constrained")
+    figure = Figure(figsize=(9, 5.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(5, len(found), sharex="col", squeeze=False, height_ratios=[1, 2, 2, 2, 2])
-    what = {"synthetic": "two visits of a\nstate: s·v", "recorded": "share of\nnoise n"}
+    axes = figure.subplots(2, len(found), sharex="col", sharey="row", squeeze=False)
     for column, (name, lines) in enumerate(found.items()):
-        top = axes[0, column]
-        top.plot(drifts[name], color="#000000", linewidth=1.2)
-        top.set_ylabel(what.get(name, "drift"), fontsize=8)
-        top.set_title(f"{name} drift", loc="left", fontsize=11, fontweight="bold")
-        for row, (part, label) in enumerate(_PANELS, start=1):
-            axis = axes[row, column]
-            for policy, style in _STYLES.items():
-                axis.plot(_floats(getattr(lines[policy], part)), label=policy, **style)
-            axis.set_ylabel(label, fontsize=9)
-            _dress(axis, part)
-        axes[-1, column].set_xlabel("training step")
-        for axis in axes[:, column]:
+        epsilon, median = axes[:, column]
+        for policy, style in _STYLES.items():
+            epsilon.plot(lines[policy].epsilon, **style)
+            median.plot(lines[policy].median, **style)
+        epsilon.set_title(f"{name} drift", loc="left", fontsize=11)
+        median.axhspan(*BAND, color="#DDDDDD", zorder=0)
+        median.set_yscale("log", base=2)
+        median.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        median.yaxis.set_minor_formatter(NullFormatter())
+        median.set_xlabel("training step")
+        for axis in (epsilon, median):
             axis.grid(True, axis="y", color="#E5E5E5", linewidth=0.7)
             axis.spines[["top", "right"]].set_visible(False)
-            axis.set_axisbelow(True)
-            axis.tick_params(labelsize=8)
-    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    axes[0, 0].set_ylim(0, None)
+    axes[0, 0].set_ylabel("ε")
+    axes[1, 0].set_ylabel("median cluster size (records)")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(
-        "An ε that follows the policy against a fixed one; grey band: median cluster size 4 to 8", x=0.01, ha="left",
-        fontsize=12, fontweight="bold",
-    )  # fmt: skip
-    figure.savefig(path, metadata={"Software": None})  # else the bytes depend on matplotlib's version string
-
-
-_PANELS = (
-    ("epsilon", "ε"),
-    ("median", "median cluster size\n(log scale)"),
-    ("singletons", "singletons\n(share of clusters)"),
-    ("r2", "value R²"),
-)
-
-
-def _dress(axis: Axes, part: str) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
-
-    if part == "median":
-        axis.axhspan(*BAND, color="#DDDDDD", zorder=0)
-        axis.set_yscale("log")
-        axis.set_yticks([1, 2, 4, 8, 16, 32, 64, 128])
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        axis.yaxis.set_minor_formatter(NullFormatter())
-    elif part == "singletons":
-        axis.set_ylim(-0.02, 1.02)
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    elif part == "r2":
-        axis.axhline(0, color="#999999", linewidth=0.8)
-    else:
-        axis.set_ylim(0, None)
-
-
-def _floats(values: Sequence[float | None]) -> Floats:
-    return np.array([np.nan if value is None else value for value in values], np.float64)
+        "An ε that follows the policy against a fixed one; grey: sizes 4 to 8", x=0.01, ha="left", fontsize=12
+    )
+    _png.save(figure, path)

@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+from bipace_kernels import _png
+
 # Title of a pair, stage, workload, the sides of both bars, and what the second one is.
 PAIRS = [
     ("BiPACE, the whole call\n6,400 records × 3,584, synthetic", "advantage", "alfworld-7b", "bipace_kernels",
@@ -29,7 +31,7 @@ def main(source: Path, path: Path) -> None:
 
     rows = json.loads(source.read_text())["rows"]
     median = {(row["stage"], row["workload"], row["side"]): row["median_ms"] for row in rows}
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    figure = Figure(figsize=(9, 4.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     ticks = []
@@ -45,7 +47,7 @@ def main(source: Path, path: Path) -> None:
     axes.set_xlim(1, 2e4)
     axes.set_xlabel("milliseconds, two threads; less is better", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    _png.save(figure, path)
 
 
 if __name__ == "__main__":

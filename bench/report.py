@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bipace_kernels import _png
+
 from .measure import Machine
 from .roofline import Ceilings
 from .stages import CLONE, Point, Results, Row, Target, growth
@@ -190,52 +192,32 @@ def draw(path: Path, machine: Machine, results: Results, targets: Sequence[Targe
     bars = [r for r in results.rows if r.ratio is not None and r.kind in ("competitor", "bound")]
     if not bars and not results.scaling:
         return False
-    left, right = _split(bars)
-    tall = max(_height(left), _height(right) + (4.5 if results.scaling else 0.0), 3.5)
-    figure = Figure(figsize=(17 if right or (results.scaling and left) else 9.5, tall + 1.2), layout="constrained")
+    heights = [height for height in (_height(bars), 4.0 if results.scaling else 0.0) if height]
+    figure = Figure(figsize=(9.5, sum(heights) + 1.2), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    columns = [column for column in ([left] if left else [], [x for x in (right, results.scaling) if x]) if column]
-    grid = figure.add_gridspec(1, len(columns))
-    for i, column in enumerate(columns):
-        heights = [_height(part) if part is left or part is right else 4.0 for part in column]
-        rest = max(tall - sum(heights), 0.01)  # bars are as high in a short column as in a long one
-        inner = grid[i].subgridspec(len(column) + 1, 1, height_ratios=[*heights, rest])
-        for k, part in enumerate(column):
-            axes = figure.add_subplot(inner[k])
-            if part is results.scaling:
-                _curves(axes, results.scaling)
-            else:
-                _bars(axes, left if part is left else right, bars, targets)
+    panels = iter(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    if bars:
+        _bars(next(panels), bars, targets)
+    if results.scaling:
+        _curves(next(panels), results.scaling)
     figure.suptitle(
-        f"bipace_kernels {machine.package} against what people run today: {machine.cpu}, {machine.threads} threads, "
-        f"{machine.date[:10]}\ntime of the row / time of bipace_kernels, same workload, same run; hatched: torch.clone, "
-        "the lower bound; |: the promise",
+        f"bipace_kernels {machine.package} against what people run today\n{machine.cpu}, {machine.threads} threads, "
+        f"{machine.date[:10]}; time of the row / time of bipace_kernels in the same run\n"
+        "hatched: torch.clone, the lower bound; |: the promise",
         fontsize=11,
     )
-    figure.savefig(path, dpi=110)
+    _png.save(figure, path)
     return True
 
 
-def _height(rows: Sequence[object]) -> float:
+def _height(rows: Sequence[Row]) -> float:
     """Inches: a bar is 0.25 high, and so is the heading of a workload."""
-    headings = {(r.stage, r.workload) for r in rows if isinstance(r, Row)}
+    headings = {(r.stage, r.workload) for r in rows}
     return 0.25 * (len(rows) + len(headings)) + 0.7 if rows else 0.0
 
 
-def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Whole stages in two columns: few rows need one, many begin a second where the first holds more than half."""
-    if len(rows) <= 18:
-        return list(rows), []
-    left: list[Row] = []
-    for stage in dict.fromkeys(r.stage for r in rows):
-        if len(left) > len(rows) / 2:
-            break
-        left += [r for r in rows if r.stage == stage]
-    return left, [r for r in rows if r not in left]
-
-
-def _bars(axes: Axes, rows: Sequence[Row], everything: Sequence[Row], targets: Sequence[Target]) -> None:
-    """Horizontal bars from 1; `everything` fixes the axis so that columns can be compared."""
+def _bars(axes: Axes, rows: Sequence[Row], targets: Sequence[Target]) -> None:
+    """Horizontal bars from 1."""
     from matplotlib.ticker import FuncFormatter
 
     wanted = {(t.stage, t.workload, side): t.limit for t in targets for side in t.sides}
@@ -252,7 +234,7 @@ def _bars(axes: Axes, rows: Sequence[Row], everything: Sequence[Row], targets: S
         bound = row.kind == "bound"
         axes.barh(y, ratio - 1.0, left=1.0, height=0.78, color=_BOUND if bound else _OURS if ratio >= 1 else _THEIRS,
                   hatch="//" if bound else None, edgecolor="white")  # fmt: skip
-        axes.annotate(f"{_short(ratio)}×", (ratio, y), xytext=(4 if ratio >= 1 else -4, 0), fontsize=8,
+        axes.annotate(f"{_short(ratio)}×", (ratio, y), xytext=(4 if ratio >= 1 else -4, 0), fontsize=9,
                       textcoords="offset points", va="center", ha="left" if ratio >= 1 else "right",
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6}, zorder=4)  # fmt: skip
         limit = wanted.get((row.stage, row.workload, row.side))
@@ -261,12 +243,13 @@ def _bars(axes: Axes, rows: Sequence[Row], everything: Sequence[Row], targets: S
         position.append(y)
         labels.append(row.side)
         y += 1.0
-    axes.set_yticks(position, labels, fontsize=8)
+    axes.set_yticks(position, labels, fontsize=9)
     axes.set_ylim(y - 0.4, -0.6)
     axes.set_xscale("log")
-    low, high = min(1.0, *(r.ratio or 1.0 for r in everything)), max(1.0, *(r.ratio or 1.0 for r in everything))
+    low, high = min(1.0, *(r.ratio or 1.0 for r in rows)), max(1.0, *(r.ratio or 1.0 for r in rows))
     axes.set_xlim(low / 4, high * 4)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    axes.tick_params(axis="x", top=True, labeltop=True)
     axes.axvline(1.0, color=_LINE, linewidth=1)
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)

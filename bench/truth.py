@@ -449,10 +449,14 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    from bipace_kernels import _png
+
     summary = Summary(sets)
     families = families_of(sets)
     with plt.rc_context({"font.size": 14}):
-        figure, axes = plt.subplots(1, len(families), figsize=(4.2 * len(families), 5), sharey=True, squeeze=False)
+        figure, axes = plt.subplots(
+            1, len(families), figsize=(4.2 * len(families), 5), dpi=130, sharey=True, squeeze=False
+        )
         for axis, (family, names) in zip(axes[0], families.items(), strict=True):
             for line, colour in (PICTURE | dict.fromkeys(own, "#000000")).items():
                 name = drawn_row(summary, names, line)
@@ -476,7 +480,7 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
         held = "held-out rollouts, " * all(family.endswith("(hold)") for family in families)
         figure.suptitle(f"Correlation with the true advantage ({held}band: 95 % interval)", fontsize=15)
         figure.tight_layout(rect=(0, 0.07, 1, 1))
-        figure.savefig(path, dpi=130)
+        _png.save(figure, path)
         plt.close(figure)
 
 

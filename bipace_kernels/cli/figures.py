@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
+from .. import _png
 from ._console import number
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def step_shares(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
     axis.grid(False)
     _title(figure, f"What a step is compared with: {title}")
     figure.legend(loc="outside lower center", ncols=len(parts), frameon=False, fontsize=9)
-    _save(figure, path)
+    _png.save(figure, path)
 
 
 def epsilon_curve(
@@ -98,12 +99,12 @@ def epsilon_curve(
         axis.axvline(marked, color="#999999", linewidth=1, zorder=0)
     singles.annotate(
         f"ε = {marked:g}", (marked, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), textcoords="offset points",
-        fontsize=8, color="#666666", va="bottom", ha="center",
+        fontsize=9, color="#666666", va="bottom", ha="center",
     )  # fmt: skip
     r2.axhline(0, color="#999999", linewidth=0.8)
     r2.annotate(
         "0: no better than the group's mean", (0.005, 0), xycoords=("axes fraction", "data"), xytext=(0, 2),
-        textcoords="offset points", fontsize=8, color="#666666",
+        textcoords="offset points", fontsize=9, color="#666666",
     )  # fmt: skip
     singles.set_ylim(0, 1)
     singles.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -120,7 +121,7 @@ def epsilon_curve(
     r2.set_xlim(float(x[0]) - margin, float(x[-1]) + margin)
     _title(figure, f"Radius of the cosine clusters: {title}")
     figure.legend(*singles.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    _save(figure, path)
+    _png.save(figure, path)
 
 
 def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float, float]) -> None:
@@ -128,20 +129,20 @@ def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float
 
     band   target median size, shaded
     """
-    figure, axes = _figure(11.0, 1.5 + 0.62 * len(rows), 1, 3, sharey=True)
+    figure, axes = _figure(9.5, 1.5 + 0.62 * len(rows), 1, 3, sharey=True)
     singles, sizes, r2 = axes[0]
     y = np.arange(len(rows))
     shares, medians = _metric(rows, "singleton_cluster_fraction"), _metric(rows, "median_cluster_size")
     sizes.axvspan(*band, color=GREEN, alpha=0.15, linewidth=0, label=f"wanted: {band[0]:g} to {band[1]:g}")
     for axis, values, colour, form in ((singles, shares, VERMILLION, "{:.0%}"), (sizes, medians, BLUE, "{:g}")):
         axis.bar_label(
-            axis.barh(y, values, color=colour, height=0.5), fmt=form.format, padding=3, fontsize=8, color=DARK
+            axis.barh(y, values, color=colour, height=0.5), fmt=form.format, padding=3, fontsize=9, color=DARK
         )
     r2.axvline(0, color="#999999", linewidth=0.8)
     for place, row in enumerate(rows):
         if row.value_r2.r2 is None:
             r2.annotate(
-                "undefined: returns do not differ", (0.0, place), xytext=(3, 0), textcoords="offset points", fontsize=8,
+                "undefined: returns do not differ", (0.0, place), xytext=(3, 0), textcoords="offset points", fontsize=9,
                 color=DARK, va="center",
             )  # fmt: skip
             continue
@@ -150,7 +151,7 @@ def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float
             r2.plot(interval, [place, place], color=DARK, linewidth=1.6, solid_capstyle="butt")
         r2.plot(row.value_r2.r2, place, marker="o", markersize=7, color=DARK)
         r2.annotate(
-            number(row.value_r2.r2, ".3f"), (row.value_r2.r2, place), xytext=(0, 6), textcoords="offset points", fontsize=8,
+            number(row.value_r2.r2, ".3f"), (row.value_r2.r2, place), xytext=(0, 6), textcoords="offset points", fontsize=9,
             color=DARK, ha="center",
         )  # fmt: skip
     singles.set_yticks(y, [row.label.replace(", ", "\n") for row in rows])
@@ -169,7 +170,7 @@ def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float
         axis.grid(True, axis="x", color="#E5E5E5", linewidth=0.7)
     _title(figure, f"Embedders, each at its own ε: {title}")
     figure.legend(*sizes.get_legend_handles_labels(), loc="outside lower center", frameon=False, fontsize=9)
-    _save(figure, path)
+    _png.save(figure, path)
 
 
 def _metric(outcomes: Sequence[Outcome], name: str) -> list[float]:
@@ -189,16 +190,12 @@ def _figure(width: float, height: float, rows: int, columns: int, **share: bool)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(True, axis="y", color="#E5E5E5", linewidth=0.7)
         axis.set_axisbelow(True)
-        axis.tick_params(labelsize=8)
+        axis.tick_params(labelsize=9)
     return figure, axes
 
 
 def _title(figure: Figure, text: str) -> None:
     figure.suptitle(_short(text, 110), x=0.01, ha="left", fontsize=12, fontweight="bold")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, metadata={"Software": None})  # else the bytes depend on matplotlib's version string
 
 
 def heat_map(path: Path, found: Calibration) -> None:
@@ -254,8 +251,8 @@ def heat_map(path: Path, found: Calibration) -> None:
         label = f"chosen: {chosen.layer}, {POOLINGS[chosen.pooling]}, ε = {chosen.epsilon:.4g}"
         handles.append(Patch(facecolor="white", edgecolor=BLACK, linewidth=2, label=label))
     _title(figure, f"Calibration: {found.model}")
-    figure.legend(handles=handles, loc="outside lower left", ncols=1, frameon=False, fontsize=8)
-    _save(figure, path)
+    figure.legend(handles=handles, loc="outside lower left", ncols=1, frameon=False, fontsize=9)
+    _png.save(figure, path)
 
 
 def _short_layer(layer: Layer) -> str:
@@ -274,6 +271,6 @@ def _cell(axis: Any, x: float, y: float, colour: Any, text: str, *, bold: bool =
     shade = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] if colour is not None else 1.0  # as the eye weighs it
     box = None if colour is not None else {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
     axis.text(
-        x, y, text, ha="center", va="center", fontsize=7, color="white" if shade < 0.6 else DARK, bbox=box,
+        x, y, text, ha="center", va="center", fontsize=9, color="white" if shade < 0.6 else DARK, bbox=box,
         fontweight="bold" if bold else "normal",
     )  # fmt: skip

