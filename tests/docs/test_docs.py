@@ -7,11 +7,13 @@ import inspect
 import re
 from pathlib import Path
 
+import doc_blocks
+import numpy as np
 import pytest
 import torch
 
 import bipace_kernels as bk
-from bipace_kernels import _ops
+from bipace_kernels import _ops, embedders
 
 ROOT = Path(__file__).resolve().parents[2]
 API = (ROOT / "docs/api.md").read_text()
@@ -115,17 +117,111 @@ def test_links_lead_somewhere(page):
         assert (ROOT / target).exists(), f"{page.name} names {target}"
 
 
+#: Which test runs the Python of a page (of trinity.md: the YAML), all blocks that are not marked as fragments.
+RUN_BY = {
+    "README.md": ["tests/docs/test_docs.py", "tests/integrations/test_documented.py"],
+    "docs/action_keys.md": ["tests/docs/test_docs.py"],
+    "docs/api.md": ["tests/docs/test_docs.py", "tests/hidden/test_documentation.py", "tests/distributed/test_distributed.py"],
+    "docs/calibration.md": ["tests/docs/test_docs.py"],
+    "docs/distributed.md": ["tests/distributed/test_distributed.py"],
+    "docs/embedders.md": ["tests/docs/test_docs.py"],
+    "docs/epsilon.md": ["tests/docs/test_docs.py"],
+    "docs/estimator.md": ["tests/docs/test_docs.py"],
+    "docs/gae.md": ["tests/docs/test_docs.py"],
+    "docs/gpu.md": ["tests/docs/test_docs.py"],
+    "docs/hidden_states.md": ["tests/hidden/test_documentation.py"],
+    "docs/other_trainers.md": ["tests/docs/test_other_trainers.py"],
+    "docs/swift.md": ["tests/integrations/test_swift.py"],
+    "docs/trinity.md": ["tests/integrations/test_trinity.py"],
+    "docs/trl.md": ["tests/integrations/test_documented.py"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))])
+def test_every_block_is_run_or_marked_as_a_fragment(page):
+    run = {"docs/trinity.md": "yaml"}.get(page, "python")
+    for block in doc_blocks.blocks(page, "python", "bash", "yaml"):
+        if not block.fragment:
+            assert block.language == run and page in RUN_BY, (
+                f"{page}, line {block.line}: {doc_blocks.FRAGMENT} or a test"
+            )
+    for test in RUN_BY.get(page, ()):
+        assert page.rpartition("/")[2] in (ROOT / test).read_text(), f"{test} does not name {page}"
+
+
 @pytest.mark.slow
 def test_the_page_on_gpus_runs_anywhere():
-    code = "\n".join(re.findall(r"```python\n(.*?)```", GPU, re.DOTALL))
-    exec(compile(code, "docs/gpu.md", "exec"), {"__name__": "page"})
+    doc_blocks.run("docs/gpu.md", {"__name__": "page"})
 
 
 @pytest.mark.parametrize("page", ["docs/estimator.md", "docs/gae.md"])
 def test_pages_that_need_nothing_else_run(page):
-    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))
-    assert code
-    exec(compile(code, page, "exec"), {"__name__": "page"})
+    doc_blocks.run(page, {"__name__": "page"})
+
+
+class Letters:
+    """In place of a sentence encoder: counts of 64 characters in a text."""
+
+    device = torch.device("cpu")
+
+    def eval(self):
+        return self
+
+    def encode(self, texts, **_):
+        rows = [np.bincount(np.frombuffer(text.encode(), np.uint8) % 64, minlength=64) for text in texts]
+        return torch.tensor(np.array(rows), dtype=torch.float32)
+
+
+@pytest.fixture
+def batch(monkeypatch):
+    """Four rollouts of three steps, under the names that the pages use."""
+    monkeypatch.setattr(embedders, "_load", lambda model, device: Letters())
+    torch.manual_seed(0)
+    group, trajectory, step = [0] * 6 + [1] * 6, [i // 3 for i in range(12)], [0, 1, 2] * 4
+    words = ["go east", "go west", "look"]
+    return {
+        "bk": bk, "torch": torch, "group": group, "trajectory": trajectory, "step": step,
+        "rewards": torch.rand(12), "hidden": torch.randn(12, 16), "states": torch.randn(12, 16),
+        "keys": torch.arange(12) % 3, "texts": [words[i % 3] for i in range(12)],
+        "layout": bk.layout(group=group, trajectory=trajectory, step=step),
+    }  # fmt: skip
+
+
+def test_the_page_on_action_keys_runs(batch):
+    tokenizers = pytest.importorskip("trained_tokenizers")
+    tokenizer = tokenizers.byte_level()
+    ids = torch.tensor([tokenizer.encode(text).ids[:2] for text in ("<action>go</action>", "look", "wait")])
+    made = doc_blocks.run("docs/action_keys.md", {
+        **batch, "tokenizer": tokenizer, "response_ids": ids, "response_mask": torch.ones_like(ids),
+        "action_vectors": torch.randn(12, 4), "action": torch.rand(12, 4), "action_range": 2.0, "model": Letters(),
+        "actions": batch["texts"],
+    })  # fmt: skip
+    assert made["result"].advantage.shape == (12,) and made["keys"].shape == (12,)
+
+
+def test_the_page_on_embedders_runs(batch):
+    assert doc_blocks.run("docs/embedders.md", batch)["result"].advantage.shape == (12,)
+
+
+def test_the_page_on_epsilon_runs(batch):
+    batches = [tuple(batch[name] for name in ("hidden", "rewards", "keys", "layout"))] * 3
+    made = doc_blocks.run("docs/epsilon.md", {**batch, "batches": batches})
+    assert made["labels"].shape == (3, 12) and made["result"].advantage.shape == (12,)
+    assert bk.EpsilonController(0.1).load_state_dict(made["state"]) is None
+
+
+def test_the_page_on_calibration_runs(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("sklearn")
+    folder = str(ROOT / "examples/textcraft/warm_start")
+    monkeypatch.chdir(tmp_path)
+    made = doc_blocks.run("docs/calibration.md", {
+        "bk": bk, "model": transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval(),
+        "tokenizer": transformers.AutoTokenizer.from_pretrained(folder),
+        "prompts": [f"{word} {number} planks" for word in ("get", "craft") for number in range(20)],
+        "task_types": ["get"] * 20 + ["craft"] * 20,
+    })  # fmt: skip
+    assert made["found"].choice is not None and (tmp_path / "calibration/states").is_dir()
 
 
 def test_every_op_is_listed_with_its_arguments():

@@ -112,12 +112,12 @@ def train(tmp_path, monkeypatch):
     rows = "".join(f'{{"messages": [{{"role": "user", "content": "task {i}"}}]}}\n' for i in range(8))
     (tmp_path / "data.jsonl").write_text(rows)
 
-    def run(joins=True, seed=0, options=GYM, **settings):
+    def run(joins=True, seed=0, options=GYM, plugin_text=None, **settings):
         batches.clear()
         DICE.seed(seed)
         plugin = tmp_path / f"plugin{len(os.listdir(tmp_path))}.py"
         call = f"join(**{settings!r})" if joins else ""
-        plugin.write_text(f"from bipace_kernels.integrations.swift import join\n{call}\n")
+        plugin.write_text(plugin_text or f"from bipace_kernels.integrations.swift import join\n{call}\n")
         given = {
             "rlhf_type": "grpo", "model": tmp_path / "model", "model_type": "qwen2", "template": "chatml", "reward_funcs": "length",
             "dataset": tmp_path / "data.jsonl", "tuner_type": "full", "torch_dtype": "float32", "num_generations": GROUP,

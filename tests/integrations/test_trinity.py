@@ -119,12 +119,14 @@ def pipeline(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "trinity.common.models.allocator", allocator)
     TOKENIZER.save_pretrained(tmp_path / "model")
 
-    def make(**settings):
+    def make(algorithm=None, **settings):
         lines = "\n".join(f"    {name}: {value}" for name, value in settings.items())
-        (tmp_path / "run.yaml").write_text(
-            f"model:\n  model_path: {tmp_path / 'model'}\n"
+        algorithm = algorithm or (
             f"algorithm:\n  algorithm_type: multi_step_grpo\n  advantage_fn: {NAME}\n  advantage_fn_args:\n"
             f"    tokenizer: ${{model.model_path}}\n{lines}\n"
+        )
+        (tmp_path / "run.yaml").write_text(
+            f"model:\n  model_path: {tmp_path / 'model'}\n{algorithm}"
             "data_processor:\n  experience_pipeline:\n    save_input: false\n"
         )
         config = load_config(str(tmp_path / "run.yaml"))
