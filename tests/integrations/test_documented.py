@@ -9,7 +9,6 @@ pytest.importorskip("trl", reason="TRL is not installed: make test-integrations"
 import doc_blocks
 import tiny_trl as tt
 import tool_turns
-from datasets import Dataset
 
 
 @pytest.fixture
@@ -25,9 +24,11 @@ def smaller(tmp_path):
         '"Qwen/Qwen2.5-7B-Instruct"': repr(str(tmp_path / "model")),
         "max_steps=20,\n": "",
         "max_completion_length=1024,\n": "",
-        '"out",': f"{str(tmp_path / 'out')!r}, {on_a_cpu}, max_completion_length=32,",
-        "num_generations=8": "num_generations=4",
-        "per_device_train_batch_size=64": "per_device_train_batch_size=16",
+        '"out",': f"{str(tmp_path / 'out')!r}, {on_a_cpu}, max_completion_length=16,",
+        "num_generations=4": "num_generations=2",
+        "num_generations=8": "num_generations=2",
+        "per_device_train_batch_size=16": "per_device_train_batch_size=4",
+        "per_device_train_batch_size=64": "per_device_train_batch_size=4",
     }
 
 
@@ -35,7 +36,7 @@ def trained(trainer):
     return trainer.state.global_step == 1 and any("bipace/mean_advantage" in line for line in trainer.state.log_history)
 
 
-def test_the_page_on_trl_runs_and_so_do_readme_s_lines(smaller):
+def test_the_page_on_trl_runs_and_so_do_readme_s_lines_and_the_trainer_of_one_s_own(smaller):
     names = doc_blocks.run("docs/trl.md", {"__name__": "page"}, replacing=smaller)
     assert trained(names["trainer"])
     (lines,) = [block.code for block in doc_blocks.blocks("README.md", "python") if "BiPACEGRPOTrainer" in block.code]
@@ -46,14 +47,9 @@ def test_the_page_on_trl_runs_and_so_do_readme_s_lines(smaller):
     assert environment.reset() == "The total is 0." and environment.add(5) == "The total is 3."
     exec(compile(lines, "README.md", "exec"), names)
     assert trained(names["trainer"])
-
-
-def test_the_page_s_own_trainer_trains(smaller):
-    names = doc_blocks.run("docs/trl.md", {"__name__": "page", "Dataset": Dataset}, replacing=smaller)
     trainer = names["Mine"](
-        model=names["trainer"].model, reward_funcs=names["solved"], args=names["trainer"].args,
-        train_dataset=names["tasks"], environment_factory=names["LoggingCounter"],
-        processing_class=names["trainer"].processing_class,
+        model=names["trainer"].model, reward_funcs=names["solved"], args=names["args"], train_dataset=names["tasks"],
+        environment_factory=names["LoggingCounter"], processing_class=names["trainer"].processing_class,
     )  # fmt: skip
     trainer.train()
     assert trained(trainer)

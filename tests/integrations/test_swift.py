@@ -6,6 +6,8 @@ import os
 import random
 from dataclasses import replace
 
+import doc_blocks
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -197,6 +199,29 @@ def test_advantages_are_the_estimator_s(train, settings, config, options):
         assert wanted.unique().numel() > 3
     logged = trainer.state.log_history[0]
     assert ("bipace/embedder/actor_hidden" in logged) == config.needs_fingerprint and "bipace/mean_advantage" in logged
+
+
+def test_the_plugin_of_the_page_trains(train):
+    """docs/swift.md"""
+    (plugin,) = [block.code for block in doc_blocks.blocks("docs/swift.md", "python") if not block.fragment]
+    trainer, batches = train(plugin_text=plugin)
+    settings = trainer._bipace.settings
+    assert (settings.method, settings.layer, settings.gamma) == ("bipace", -8, 0.95)
+    assert batches[0][2].advantages.any()
+
+
+def test_the_steps_of_a_run_are_recorded(train, tmp_path):
+    _, batches = train(method="gigpo", gigpo_mode="mean_norm", record_dir=str(tmp_path / "steps"))
+    found = pq.read_table(tmp_path / "steps/update_00000000.parquet").to_pydict()
+    (samples, _, grpo, _, _) = batches[0]
+    given = [sample.rollout_infos["step_rewards"] for sample in samples]
+    assert found["reward"] == [reward for row in given for reward in row]
+    turns = [(row, step) for row, rewards in enumerate(given) for step in range(len(rewards))]
+    assert list(zip(found["rollout"], found["step"], strict=True)) == turns
+    assert found["task_id"] == [row // GROUP for row, _ in turns]
+    assert set(found["action"]) <= set(ACTIONS) and all(found["observation"])
+    for (row, _), advantage in zip(turns, found["bipace_advantage"], strict=True):
+        assert advantage in grpo.advantages[row].tolist()
 
 
 def test_without_a_scheduler_a_completion_is_one_turn(train):

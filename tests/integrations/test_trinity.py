@@ -7,6 +7,8 @@ import random
 import sys
 from types import SimpleNamespace
 
+import doc_blocks
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -152,6 +154,30 @@ def test_the_pipeline_gives_the_estimator_s_bits_to_the_trainer(pipeline, method
     assert wanted.unique().numel() > 5
     assert metrics["experience_pipeline/bipace/embedder/ngram"] == 1
     assert metrics["experience_pipeline/experience_count"] == len(exps)
+
+
+@pytest.mark.filterwarnings("ignore:.*embedder=auto uses n-grams:RuntimeWarning")
+def test_the_yaml_of_the_page_runs(pipeline):
+    """docs/trinity.md"""
+    (block,) = doc_blocks.blocks("docs/trinity.md", "yaml")
+    ours, page = experiences(), experiences()
+    BiPACEAdvantage(TOKENIZER, method="bipace", gamma=0.95)(ours)
+    made = pipeline(block.code)
+    run(made, page)
+    assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(ours, made.output.exps, strict=True))
+
+
+def test_the_steps_of_a_run_are_recorded(pipeline, tmp_path):
+    exps = experiences()
+    made = pipeline(method="gigpo", record_dir=tmp_path / "steps", action_key_mode="action_tag")
+    run(made, exps)
+    found = pq.read_table(tmp_path / "steps/update_00000000.parquet").to_pydict()
+    rows = zip(*(found[name] for name in ("reward", "observation", "action", "bipace_advantage")), strict=True)
+    wanted = []
+    for exp in made.output.exps:
+        action = TOKENIZER.decode(exp.tokens[exp.prompt_length :])
+        wanted.append((exp.info["step_reward"], exp.info["observation"], action, float(exp.advantages[0])))
+    assert sorted(rows) == sorted(wanted) and len(set(found["task_id"])) == 3
 
 
 def test_grpo_is_trinity_s_step_wise_grpo():
