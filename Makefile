@@ -18,6 +18,7 @@ PYTHON ?= $(VENV)/bin/python
 .PHONY: demo docs test test-quick test-integrations test-swift test-trinity textcraft alfworld check environments all-environments lint format build bench gpu wheel release-check clean sanitize fuzz resources cuda-resources oldest-triton
 
 demo: $(VENV)/.installed
+	@echo "The demo on recorded rollouts: 2 to 5 minutes on two cores"
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
 
 # Runs parts in parallel, with one summary at the end (tests/run.py).  ARGS go to pytest: `make test ARGS="-k sweep"`.
@@ -153,7 +154,10 @@ $(VENV)/bin/python:
 
 # torch first and by itself: a looser range, taken by a dependency, could bring the CUDA build.
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py CMakeLists.txt cmake/cuda.cmake $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu*)
+	@$(VENV)/bin/python -m pip --version > /dev/null 2>&1 || $(BASE_PYTHON) -m venv $(VENV)  # was interrupted before
+	@echo "Installing $(TORCH) in $(VENV): 1 to 5 minutes, mostly the download"
 	$(VENV)/bin/python -m pip install -q "$(TORCH)"
+	@echo "Compiling bipace_kernels and installing what its program needs: 1 to 3 minutes"
 	$(VENV)/bin/python -m pip install -q -e ".[cli]"
 	@touch $@
 
