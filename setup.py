@@ -25,6 +25,7 @@ class CMakeBuild(build_ext):
     """
 
     has_cuda = False
+    begun: tuple[Path, ...] = ()  # the mark of a build that has not ended
 
     def build_extension(self, ext: Extension) -> None:
         name = ext.name.rpartition(".")[2]
@@ -50,6 +51,18 @@ class CMakeBuild(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(built[0], target)
 
+    def run(self) -> None:
+        try:
+            super().run()
+        except subprocess.CalledProcessError:  # an error of the compiler, after which it leaves nothing half
+            self.ended()
+            raise
+        self.ended()
+
+    def ended(self) -> None:
+        for begun in self.begun:
+            begun.unlink(missing_ok=True)
+
     def configure(self, build: Path) -> None:
         import pybind11
 
@@ -58,7 +71,16 @@ class CMakeBuild(build_ext):
                 "bipace_kernels is built by a C++17 compiler, and none was found: install one (apt-get install g++, or "
                 "dnf install gcc-c++), or name yours in CXX, and try again."
             )
+        # An interrupted build may have left half an object, which make takes for a whole one; and modules linked for
+        # another Python are beside those of this one.
+        begun = build / "begun"
+        if begun.exists():
+            shutil.rmtree(build)
         build.mkdir(parents=True, exist_ok=True)
+        begun.touch()
+        self.begun = (begun,)
+        for linked in build.glob("_*.so"):
+            linked.unlink()
         # The cache of an earlier build may refer to files that are gone: the ninja of pip's build environment, another
         # Python's headers.  Objects are kept, and only what has changed is compiled.
         (build / "CMakeCache.txt").unlink(missing_ok=True)
@@ -87,6 +109,12 @@ CHECKOUT = ("gpu", "chain", "truth", "readme_chart")  # modules of bench/
 
 class LeaveOut(build_py):
     """Leaves benchmarks that need a checkout out of a wheel: those of a GPU, and those that read the repository."""
+
+    def run(self) -> None:
+        if not self.editable_mode:  # else modules of an earlier version, in the same tree, would be in the wheel
+            for name in ("bipace_kernels", "bipace_cli"):
+                shutil.rmtree(Path(self.build_lib) / name, ignore_errors=True)
+        super().run()
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         modules = super().find_package_modules(package, package_dir)

@@ -1,11 +1,17 @@
-"""Building in a tree where something was built before, and where no compiler is."""
+"""Building in a tree where something was built before, whole or in part, and where no compiler is.
+
+Another torch changes nothing: the native code has no torch header.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -55,3 +61,102 @@ def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path):
         .startswith("bipace_kernels is built by a C++17 compiler, and none was found")
     )
     assert "Traceback" not in done.stderr
+
+
+CMAKE = """#!/bin/sh
+# In place of cmake: configuring decides that there are no CUDA kernels, building links the module.
+build=$(echo "$*" | sed 's/.*\\(-B\\|--build\\) \\([^ ]*\\).*/\\2/')
+case "$*" in
+  *--build*)
+    case "$STOP" in kill) kill -9 $PPID; exit ;; error) exit 1 ;; esac
+    ls -R "$build" > "$SEEN"; echo new > "$build/_native$SUFFIX" ;;
+  *) touch "$build/CMakeCache.txt"; printf 'OFF\\nno CUDA kernels' > "$build/bipace_cuda.txt" ;;
+esac
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Builds in tmp_path/build by a stand-in of cmake; gives the status and what cmake saw there."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/cmake").write_text(CMAKE)
+    (tmp_path / "bin/cmake").chmod(0o755)
+    monkeypatch.setenv("SUFFIX", sysconfig.get_config_var("EXT_SUFFIX"))
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+
+    def run(stop=""):
+        monkeypatch.setenv("STOP", stop)
+        done = build(tmp_path, f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        return done.returncode, (tmp_path / "seen").read_text() if (tmp_path / "seen").exists() else ""
+
+    return run
+
+
+def test_modules_of_another_python_and_caches_of_another_environment_are_removed(stand_in, tmp_path):
+    objects = tmp_path / "build/CMakeFiles/_native.dir"
+    objects.mkdir(parents=True)
+    (objects / "kept.o").touch()
+    (tmp_path / "build/_native.cpython-39-x86_64-linux-gnu.so").write_text("another Python's")
+    (tmp_path / "build/CMakeCache.txt").write_text("CMAKE_GENERATOR:INTERNAL=another")
+    status, seen = stand_in()
+    assert status == 0 and "cpython-39" not in seen and "kept.o" in seen
+    assert (tmp_path / "build/CMakeCache.txt").read_text() == ""
+    (made,) = (tmp_path / "lib/bipace_kernels").glob("_native*.so")
+    assert made.read_text() == "new\n"
+
+
+def test_a_build_that_was_interrupted_begins_anew(stand_in, tmp_path):
+    """make takes an object that was half written for a whole one."""
+    assert stand_in(stop="kill")[0] != 0
+    half = tmp_path / "build/half.o"
+    half.write_text("half")
+    status, seen = stand_in()
+    assert status == 0 and "half.o" not in seen
+    whole = tmp_path / "build/whole.o"
+    whole.touch()
+    status, seen = stand_in()
+    assert status == 0 and "whole.o" in seen, "after a build that ended, objects are kept"
+    assert stand_in(stop="error")[0] != 0
+    status, seen = stand_in()
+    assert status == 0 and "whole.o" in seen, "after an error of the compiler too"
+
+
+def test_a_wheel_has_no_modules_of_an_earlier_version(tmp_path):
+    stale = tmp_path / "bipace_kernels/gone.py"
+    stale.parent.mkdir()
+    stale.touch()
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert not stale.exists() and (tmp_path / "bipace_kernels/pipeline.py").exists()
+
+
+@pytest.mark.slow
+def test_a_build_that_was_killed_is_followed_by_a_whole_one(tmp_path):
+    """Killed with its compilers in the middle; an object is cut off, as a compiler leaves it that is killed while it writes.
+
+    By make: ninja compiles again what its own log lacks.
+    """
+    missing = [name for name in ("cmake", "make", "c++") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)} on the PATH")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in ("cmake", "make"):
+        (tools / tool).symlink_to(Path(shutil.which(tool)).resolve())
+    path = f"{tools}{os.pathsep}/usr/bin{os.pathsep}/bin"
+    environment = {**os.environ, "PATH": path, "BIPACE_BUILD_DIR": str(tmp_path / "build"), "BIPACE_CUDA": "0"}
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path / "lib")]
+    begun = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+    objects: list[Path] = []
+    while not objects and begun.poll() is None:
+        time.sleep(0.1)
+        objects = list(tmp_path.glob("build/CMakeFiles/*.dir/**/*.o"))
+    os.killpg(begun.pid, signal.SIGKILL)
+    begun.wait()
+    assert objects, "nothing was compiled"
+    objects[0].write_bytes(objects[0].read_bytes()[:1000])
+    done = build(tmp_path, path)
+    assert done.returncode == 0, done.stderr
+    (made,) = (tmp_path / "lib/bipace_kernels").glob("_native*.so")
+    code = f"import importlib.util as u; s = u.spec_from_file_location('_native', {str(made)!r}); u.module_from_spec(s)"
+    subprocess.run([sys.executable, "-c", code], check=True)
