@@ -103,9 +103,9 @@ void add_diagonal(Symmetric& matrix, int64_t n, double added) {
 struct Scratch {
   std::vector<float> row;
   Centred block;
-  Bundles shift;
+  std::vector<float> shift;  // [D] from the mean of the block's group to the batch's
   Symmetric matrix;
-  std::vector<double> transposed, columns, shifts, of_landmarks;
+  std::vector<double> transposed, columns, shifts;
 };
 
 struct Work {
@@ -223,23 +223,19 @@ struct Work {
       for (int64_t j = i; j < block.size; ++j) keep[which(j).at] = scratch.matrix.row(i)[j];
     }
     if (members.mean.empty()) return;
-    scratch.shift.resize(1, rows.dim);
-    std::fill(scratch.shift.data.begin(), scratch.shift.data.end(), 0.0f);
+    scratch.shift.resize(static_cast<size_t>(rows.dim));
     double square = 0.0;
-    for (int64_t e = 0; e < rows.dim; ++e) {
-      const size_t at = static_cast<size_t>(e);
-      const float d = static_cast<float>(group.mean[at] - members.mean[at]);
-      *scratch.shift.at(0, e) = d;
-      square += static_cast<double>(d) * static_cast<double>(d);
+    for (size_t e = 0; e < scratch.shift.size(); ++e) {
+      scratch.shift[e] = static_cast<float>(group.mean[e] - members.mean[e]);
+      square += static_cast<double>(scratch.shift[e]) * static_cast<double>(scratch.shift[e]);
     }
     std::vector<double>& shifts = scratch.shifts;
-    shifts.assign(static_cast<size_t>(scratch.block.rows.count() * kBundle * kBundle), 0.0);
-    multiply(dot, scratch.block.rows, scratch.shift, shifts.data(), kBundle);
+    multiply(dot, scratch.block.rows, scratch.shift, shifts);
+    for (double& shift : shifts) shift += square / 2.0;
     for (int64_t i = 0; i < block.size; ++i) {
       double* const row = scratch.matrix.row(i);
-      const double own = shifts[static_cast<size_t>(i * kBundle)] + square / 2.0;
-      for (int64_t j = i; j < block.size; ++j)
-        row[j] += own + (shifts[static_cast<size_t>(j * kBundle)] + square / 2.0);
+      const double own = shifts[static_cast<size_t>(i)];
+      for (int64_t j = i; j < block.size; ++j) row[j] += own + shifts[static_cast<size_t>(j)];
     }
   }
 
@@ -247,15 +243,11 @@ struct Work {
   void between(const Members& members, const Centred& landmarks, Scratch& scratch, double* out, int64_t stride) const {
     multiply(dot, landmarks.rows, scratch.block.rows, out, stride);
     std::vector<double>& shifts = scratch.shifts;
-    if (!members.mean.empty()) {
-      shifts.assign(static_cast<size_t>(landmarks.rows.count() * kBundle * kBundle), 0.0);
-      multiply(dot, landmarks.rows, scratch.shift, shifts.data(), kBundle);
-    }
+    shifts.assign(static_cast<size_t>(landmarks.size()), 0.0);
+    if (!members.mean.empty()) multiply(dot, landmarks.rows, scratch.shift, shifts);
     for (int64_t k = 0; k < landmarks.size(); ++k) {
       double* const row = out + k * stride;
-      for (int64_t i = 0; !members.mean.empty() && i < scratch.block.size(); ++i) {
-        row[i] += shifts[static_cast<size_t>(k * kBundle)];
-      }
+      for (int64_t i = 0; i < scratch.block.size(); ++i) row[i] += shifts[static_cast<size_t>(k)];
       entries(landmarks, k, scratch.block, 0, row);
     }
   }

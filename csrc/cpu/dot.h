@@ -52,9 +52,18 @@ struct DotKernels {
                 const double* b, int64_t b_stride,                             // [depth] rows of kOuterB
                 int64_t depth, double sign, double* out, int64_t out_stride);  // [kOuterA] rows of kOuterB
 
+  // y -= factor * x and y /= by, element by element; the former in two steps.
+  void (*subtract)(const double* x, double factor, int64_t n, double* y);
+  void (*divide)(double by, int64_t n, double* y);
+
   // out[i][j] += a_i . b_j of two bundles; each product is one float32 sum in order, by fused multiply-adds.
   void (*bundles)(const float* a,                                               // [depth, kBundle]
                   const float* b, int64_t depth, double* out, int64_t stride);  // [kBundle] rows
+
+  // out[i] += a_i . x of a bundle and a vector; each is four float32 sums of every fourth element, added in float64.
+  void (*bundle_vector)(const float* a,                 // [depth, kBundle]
+                        const float* x, int64_t depth,  // [depth]
+                        double* out);                   // [kBundle]
 
   // sum += scale * x, element by element and in two steps: the same bits in every set.
   void (*add_scaled)(const float* x,  // [len]

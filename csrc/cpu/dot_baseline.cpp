@@ -110,13 +110,15 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
 }
 
 constexpr DotKernels kKernels = {
-    "baseline",     {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-    fold,           outer,
-    bundles,        add_scaled,
-    centre,         largest,
-    first_at_least, follow,
-    exponential,    convert,
-    largest_bits,   hash,
+    "baseline", {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+    fold,       outer,
+    subtract,   divide,
+    bundles,    bundle_vector,
+    add_scaled, centre,
+    largest,    first_at_least,
+    follow,     exponential,
+    convert,    largest_bits,
+    hash,
 };
 
 }  // namespace

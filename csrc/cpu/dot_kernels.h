@@ -85,6 +85,16 @@ void bundles(const float* a, const float* b, int64_t depth, double* out, int64_t
   if constexpr (Simd::kStrips == 3) bundle_strip<2>(a, b, depth, out, stride);
 }
 
+void bundle_vector(const float* a, const float* x, int64_t depth, double* out) {
+  constexpr int64_t kTogether = 4;  // independent sums: their multiply-adds need not wait for each other
+  Simd sum[kTogether] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
+  for (int64_t k = 0; k < depth; ++k) {
+    Simd& own = sum[k % kTogether];
+    own = Simd::multiply_add(x[k], Simd::load(a + k * kBundle), own);
+  }
+  for (const Simd& own : sum) Simd::add_to(own, out);
+}
+
 void follow(const float* gram, double change, double weight, int64_t n, double* similar) {
   for (int64_t e = 0; e < n; ++e) similar[e] += change * similar[e] + weight * static_cast<double>(gram[e]);
 }
@@ -105,6 +115,14 @@ void turn(const float* from, int64_t from_stride, float* to, int64_t to_stride) 
     for (int64_t l = 0; l < 4; ++l) to[l * to_stride + i] = from[i * from_stride + l];
   }
 #endif
+}
+
+void subtract(const double* x, double factor, int64_t n, double* y) {
+  for (int64_t e = 0; e < n; ++e) y[e] -= factor * x[e];
+}
+
+void divide(double by, int64_t n, double* y) {
+  for (int64_t e = 0; e < n; ++e) y[e] /= by;
 }
 
 void centre(const float* const* x, const double* scale, int64_t n, const double* mean, int64_t len, float* out) {

@@ -46,11 +46,9 @@ void factorise(const DotKernels& dot, Symmetric& a) {
     for (int64_t k = begin; k < end; ++k) {
       double* pivot = a.row(k);
       const double length = std::sqrt(pivot[k]);
-      for (int64_t c = k; c < a.n; ++c) pivot[c] /= length;
+      dot.divide(length, a.n - k, pivot + k);
       for (int64_t j = k + 1; j < end; ++j) {
-        double* below = a.row(j);
-        const double factor = pivot[j];
-        for (int64_t c = j; c < a.n; ++c) below[c] -= factor * pivot[c];
+        dot.subtract(pivot + j, pivot[j], a.n - j, a.row(j) + j);
       }
     }
     if (end < a.n) add_square_from(dot, a, a.row(begin), a.stride, end - begin, end, -1.0);
@@ -63,11 +61,8 @@ void solve_forward(const DotKernels& dot, const Symmetric& u, double* x, int64_t
     for (int64_t k = begin; k < end; ++k) {
       const double* row = u.row(k);
       double* own = x + k * x_stride;
-      for (int64_t c = 0; c < columns; ++c) own[c] /= row[k];
-      for (int64_t j = k + 1; j < end; ++j) {
-        double* below = x + j * x_stride;
-        for (int64_t c = 0; c < columns; ++c) below[c] -= row[j] * own[c];
-      }
+      dot.divide(row[k], columns, own);
+      for (int64_t j = k + 1; j < end; ++j) dot.subtract(own, row[j], columns, x + j * x_stride);
     }
     add_product(dot, u.row(begin) + end, u.stride, u.n - end, x + begin * x_stride, x_stride, columns, end - begin,
                 -1.0, x + end * x_stride, x_stride);
@@ -87,11 +82,8 @@ void solve_backward(const DotKernels& dot, const Symmetric& u, double* x, int64_
     for (int64_t k = end - 1; k >= begin; --k) {
       const double* row = u.row(k);
       double* own = x + k * x_stride;
-      for (int64_t j = k + 1; j < end; ++j) {
-        const double* behind_it = x + j * x_stride;
-        for (int64_t c = 0; c < columns; ++c) own[c] -= row[j] * behind_it[c];
-      }
-      for (int64_t c = 0; c < columns; ++c) own[c] /= row[k];
+      for (int64_t j = k + 1; j < end; ++j) dot.subtract(x + j * x_stride, row[j], columns, own);
+      dot.divide(row[k], columns, own);
     }
   }
 }
