@@ -127,9 +127,9 @@ void bind_stages(py::module_& m) {
       "cluster_history",
       [](Address codes, Address step, Address trajectory_offsets, int64_t n_trajectories, Address group_offsets,
          int64_t n_groups, int64_t depth, Address labels) {
-        cluster_history(pointer<const int64_t>(codes), pointer<const int64_t>(step),
-                        pointer<const int64_t>(trajectory_offsets), n_trajectories,
-                        pointer<const int64_t>(group_offsets), n_groups, depth, pointer<int64_t>(labels));
+        return cluster_history(pointer<const int64_t>(codes), pointer<const int64_t>(step),
+                               pointer<const int64_t>(trajectory_offsets), n_trajectories,
+                               pointer<const int64_t>(group_offsets), n_groups, depth, pointer<int64_t>(labels));
       },
       release);
 }

@@ -1,20 +1,12 @@
 #include "cpu/observations.h"
 
-#include <algorithm>
-#include <random>
+#include <cstddef>
 #include <vector>
+
+#include "cpu/keyed_hash.h"
 
 namespace bipace {
 namespace {
-
-// One per process.  Labels do not depend on it.
-uint64_t secret() {
-  static const uint64_t drawn = [] {
-    std::random_device device;
-    return static_cast<uint64_t>(device()) << 32 | device();
-  }();
-  return drawn;
-}
 
 // Numbers pairs of integers by first appearance: open addressing, cleared per group by shrinking to the group's size.
 class PairNumbers {
@@ -27,9 +19,9 @@ class PairNumbers {
   }
   // The number of (a, b): its existing number, else next, which is then taken.
   int64_t number(int64_t a, int64_t b, int64_t& next) {
-    size_t at = hash(a, b) & mask_;
-    for (;; at = (at + 1) & mask_) {
+    for (size_t at = hash(a, b) & mask_;; at = (at + 1) & mask_) {
       Slot& slot = slots_[at];
+      ++looked_;
       if (slot.label < 0) {
         slot = {a, b, next++};
         return slot.label;
@@ -37,21 +29,23 @@ class PairNumbers {
       if (slot.a == a && slot.b == b) return slot.label;
     }
   }
+  int64_t looked() const { return looked_; }
 
  private:
   struct Slot {
     int64_t a, b, label;
   };
   size_t hash(int64_t a, int64_t b) const {
-    uint64_t h = (static_cast<uint64_t>(a) ^ secret_) * 0x9E3779B97F4A7C15u ^
-                 ((static_cast<uint64_t>(b) ^ (secret_ >> 1)) * 0xC2B2AE3D27D4EB4Fu + 0x632BE59BD9B4E019u);
+    uint64_t h = (static_cast<uint64_t>(a) ^ key_.first) * 0x9E3779B97F4A7C15u ^
+                 ((static_cast<uint64_t>(b) ^ key_.second) * 0xC2B2AE3D27D4EB4Fu + 0x632BE59BD9B4E019u);
     h ^= h >> 32;
     h *= 0xD6E8FEB86659FD93u;
     return static_cast<size_t>(h ^ (h >> 32));
   }
   std::vector<Slot> slots_;
   size_t mask_ = 0;
-  const uint64_t secret_ = secret();  // codes are untrusted: they must not be chosen to collide
+  int64_t looked_ = 0;
+  const HashKey key_ = hash_key();
 };
 
 }  // namespace
@@ -63,12 +57,12 @@ int64_t cluster_exact(const int64_t* codes, const int64_t* group_offsets, int64_
     numbers.reset(group_offsets[g + 1] - group_offsets[g]);
     for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) labels[i] = numbers.number(codes[i], 0, next);
   }
-  return next;
+  return numbers.looked();
 }
 
-void cluster_history(const int64_t* codes, const int64_t* step, const int64_t* trajectory_offsets,
-                     int64_t n_trajectories, const int64_t* group_offsets, int64_t n_groups, int64_t depth,
-                     int64_t* labels) {
+int64_t cluster_history(const int64_t* codes, const int64_t* step, const int64_t* trajectory_offsets,
+                        int64_t n_trajectories, const int64_t* group_offsets, int64_t n_groups, int64_t depth,
+                        int64_t* labels) {
   const int64_t n_records = group_offsets[n_groups];
   // earlier[i]: first record of the step before i's in its trajectory, -1 at the beginning.  A step recorded twice
   // is in later histories once.
@@ -101,6 +95,7 @@ void cluster_history(const int64_t* codes, const int64_t* step, const int64_t* t
       }
     }
   }
+  return numbers.looked();
 }
 
 }  // namespace bipace
