@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
+#include "cpu/interrupt.h"
 #include "cpu/keyed_hash.h"
 #include "cpu/observations.h"
 
@@ -38,12 +39,21 @@ class ByteNumbers {
       const std::string_view bytes = keys[i].bytes;
       hashes[i] = siphash(reinterpret_cast<const uint8_t*>(bytes.data()), static_cast<int64_t>(bytes.size()), key_);
       __builtin_prefetch(&slots_[hashes[i] & mask_]);
+      work_ += static_cast<int64_t>(bytes.size()) + kWorkPerKey;
     }
     for (int64_t i = 0; i < n; ++i) codes[i] = number(keys[i], hashes[i]);
   }
   int64_t looked() const { return looked_; }
+  // Whether it is time to ask for signals: every 2^16 short keys, or every few megabytes.  Then starts anew.
+  bool worked() {
+    if (work_ < kWorkBetweenPolls) return false;
+    work_ = 0;
+    return true;
+  }
 
  private:
+  static constexpr int64_t kWorkPerKey = 64;                             // in bytes that could be hashed instead
+  static constexpr int64_t kWorkBetweenPolls = kWorkPerKey * (1 << 16);  // some milliseconds
   struct Slot {
     size_t hash;
     int64_t code;  // -1: free
@@ -67,7 +77,7 @@ class ByteNumbers {
   std::vector<Slot> slots_;
   std::vector<Key> keys_;
   size_t mask_;
-  int64_t looked_ = 0;
+  int64_t looked_ = 0, work_ = 0;
   const HashKey key_ = hash_key();
 };
 
@@ -92,6 +102,11 @@ bool storage(PyObject* object, Key* key) {
 
 constexpr int64_t kObjectsBetweenPolls = 1 << 16;  // some milliseconds
 
+// poll_interrupt() where the GIL is held.
+void check_signals() {
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 [[noreturn]] void raise_unhashable(const std::string& name, Py_ssize_t row, PyObject* object) {
   const std::string text =
       name + "[" + std::to_string(row) + "] must be hashable, got " + std::string(Py_TYPE(object)->tp_name) +
@@ -104,7 +119,7 @@ constexpr int64_t kObjectsBetweenPolls = 1 << 16;  // some milliseconds
 bool plain_ints(const py::tuple& values, int64_t n, int64_t* codes, py::tuple* texts) {
   bool fit = true;
   for (int64_t i = 0; i < n; ++i) {
-    if (i % kObjectsBetweenPolls == 0 && PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (i % kObjectsBetweenPolls == 0) check_signals();
     PyObject* object = PyTuple_GET_ITEM(values.ptr(), i);
     if (!PyLong_CheckExact(object)) return false;
     int overflow = 0;
@@ -114,6 +129,7 @@ bool plain_ints(const py::tuple& values, int64_t n, int64_t* codes, py::tuple* t
   if (fit) return n > 0;
   *texts = py::tuple(n);
   for (int64_t i = 0; i < n; ++i) {
+    if (i % kObjectsBetweenPolls == 0) check_signals();
     PyObject* text = PyNumber_ToBase(PyTuple_GET_ITEM(values.ptr(), i), 16);
     if (text == nullptr) throw py::error_already_set();
     PyTuple_SET_ITEM(texts->ptr(), i, text);
@@ -143,6 +159,7 @@ int64_t number_objects(const py::tuple& values, int64_t n, uintptr_t out, const 
       const int64_t size = std::min(kBlock, n - i);
       for (int64_t k = 0; k < size && stored; ++k) stored = storage(PyTuple_GET_ITEM(alike.ptr(), i + k), &block[k]);
       if (stored) numbers.number(block, size, codes + i);
+      if (numbers.worked()) check_signals();
     }
     if (stored) return numbers.looked();
   }
@@ -151,7 +168,7 @@ int64_t number_objects(const py::tuple& values, int64_t n, uintptr_t out, const 
   bool is_array = false;
   for (int64_t i = 0; i < n; ++i) {
     PyObject* object = PyTuple_GET_ITEM(values.ptr(), i);
-    if (i % kObjectsBetweenPolls == 0 && PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (i % kObjectsBetweenPolls == 0) check_signals();
     if (Py_TYPE(object) != last_type) {
       const int answer = PyObject_IsInstance(object, array_types.ptr());
       if (answer < 0) throw py::error_already_set();
@@ -186,6 +203,7 @@ int64_t number_rows(uintptr_t rows, int64_t n, int64_t row_bytes, uintptr_t out)
     const int64_t size = std::min(kBlock, n - i);
     for (int64_t k = 0; k < size; ++k) block[k] = {{data + (i + k) * row_bytes, static_cast<size_t>(row_bytes)}, 0};
     numbers.number(block, size, codes + i);
+    if (numbers.worked()) poll_interrupt();
   }
   return numbers.looked();
 }

@@ -1,12 +1,27 @@
 #include "cpu/observations.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
+#include "cpu/interrupt.h"
 #include "cpu/keyed_hash.h"
 
 namespace bipace {
 namespace {
+
+constexpr int64_t kItemsBetweenPolls = 1 << 16;  // some milliseconds
+
+// body(i) for each i in [begin, end).  Polls where i passes a multiple, outside the inner loop: inside it costs a
+// fifth.
+template <typename Body>
+void polled(int64_t begin, int64_t end, const Body& body) {
+  for (int64_t i = begin; i < end;) {
+    const int64_t stop = std::min(end, (i / kItemsBetweenPolls + 1) * kItemsBetweenPolls);
+    for (; i < stop; ++i) body(i);
+    if (i % kItemsBetweenPolls == 0) poll_interrupt();
+  }
+}
 
 // Numbers pairs of integers by first appearance: open addressing, cleared per group by shrinking to the group's size.
 class PairNumbers {
@@ -55,7 +70,7 @@ int64_t cluster_exact(const int64_t* codes, const int64_t* group_offsets, int64_
   int64_t next = 0;
   for (int64_t g = 0; g < n_groups; ++g) {
     numbers.reset(group_offsets[g + 1] - group_offsets[g]);
-    for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) labels[i] = numbers.number(codes[i], 0, next);
+    polled(group_offsets[g], group_offsets[g + 1], [&](int64_t i) { labels[i] = numbers.number(codes[i], 0, next); });
   }
   return numbers.looked();
 }
@@ -69,13 +84,13 @@ int64_t cluster_history(const int64_t* codes, const int64_t* step, const int64_t
   std::vector<int64_t> earlier(static_cast<size_t>(n_records), -1);
   for (int64_t t = 0; t < n_trajectories; ++t) {
     int64_t current = trajectory_offsets[t], before = -1;
-    for (int64_t i = trajectory_offsets[t]; i < trajectory_offsets[t + 1]; ++i) {
+    polled(trajectory_offsets[t], trajectory_offsets[t + 1], [&](int64_t i) {
       if (i > trajectory_offsets[t] && !(step && step[i] == step[i - 1])) {
         before = current;
         current = i;
       }
       earlier[static_cast<size_t>(i)] = before;
-    }
+    });
   }
   // The tuple of the last k codes is the pair (tuple of the last k − 1 codes one step earlier, own code).
   PairNumbers numbers;
@@ -85,14 +100,14 @@ int64_t cluster_history(const int64_t* codes, const int64_t* step, const int64_t
     int64_t next = 0;
     for (int64_t g = 0; g < n_groups; ++g) {
       numbers.reset(group_offsets[g + 1] - group_offsets[g]);
-      for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) {
+      polled(group_offsets[g], group_offsets[g + 1], [&](int64_t i) {
         int64_t prefix = 0;
         if (k > 1) {
           const int64_t e = earlier[static_cast<size_t>(i)];
           prefix = e < 0 ? -1 : shorter[e];
         }
         row[i] = prefix < 0 ? -1 : numbers.number(prefix, codes[i], next);
-      }
+      });
     }
   }
   return numbers.looked();

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -278,30 +280,77 @@ time.sleep(0.1)
     assert done.returncode == 0, done.stderr
 
 
+@contextmanager
+def alarms(times: int, every: float = 0.01) -> Iterator[list[int]]:
+    """A handler for a signal that comes again and again: KeyboardInterrupt from its call number `times` on."""
+    called: list[int] = []
+
+    def count(*_):
+        called.append(1)
+        if len(called) == times:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, count)
+    signal.setitimer(signal.ITIMER_REAL, every, every)
+    try:
+        yield called
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_ctrl_c_ends_a_long_call(threads):
     """The handler runs while native code does: signals that come before a call returns would count once, after it."""
     rng = np.random.default_rng(0)  # texts of which difflib compares nearly every pair of places: half a minute
     texts = ["".join(map(chr, rng.integers(300, 450, 80_000))) for _ in range(2)]
     texts, offsets = texts * threads, torch.arange(0, 2 * threads + 1, 2)
-    called = []
-
-    def count(*_):
-        called.append(1)
-        if len(called) == 3:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, count)
-    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
-    try:
-        with pytest.raises(KeyboardInterrupt), _threads.using(threads):
-            cpu.similar.cluster_similar(texts, offsets, 0.3)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with alarms(3) as called, pytest.raises(KeyboardInterrupt), _threads.using(threads):
+        cpu.similar.cluster_similar(texts, offsets, 0.3)
     assert len(called) >= 3
     assert bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments()).metrics() == WANT.metrics()
+
+
+def _rows(native, out):
+    rows = np.zeros((len(out), 1 << 16), np.uint8)  # pages of zeros that are only read take no memory
+    return lambda: native.number_rows(rows.ctypes.data, *rows.shape, out.data_ptr())
+
+
+def _texts(native, out):
+    texts = ("x" * (1 << 16),) * len(out)
+    return lambda: native.number_objects(texts, len(texts), out.data_ptr(), (np.ndarray,), str, "observation")
+
+
+def _ints(native, out):
+    ints = (5,) * len(out)
+    return lambda: native.number_objects(ints, len(ints), out.data_ptr(), (np.ndarray,), str, "observation")
+
+
+def _exact(native, out):
+    codes, ends = torch.arange(len(out)).flip(0), torch.tensor([0, len(out)])
+    return lambda: native.cluster_exact(codes.data_ptr(), ends.data_ptr(), 1, out.data_ptr())
+
+
+def _history(native, out):
+    codes, ends = torch.arange(len(out) // 8), torch.tensor([0, len(out) // 8])
+    return lambda: native.cluster_history(
+        codes.data_ptr(), 0, ends.data_ptr(), 1, ends.data_ptr(), 1, 8, out.data_ptr()
+    )
+
+
+@pytest.mark.parametrize(
+    ("prepare", "n"), [(_rows, 1 << 15), (_texts, 1 << 15), (_ints, 1 << 23), (_exact, 1 << 23), (_history, 1 << 23)]
+)
+def test_ctrl_c_ends_the_numbering_of_many(prepare, n):
+    """Before the last number is written, not when the call returns."""
+    whole, out = (torch.full((n,), -7) for _ in range(2))
+    prepare(_native_loader.load(), whole)()
+    call = prepare(_native_loader.load(), out)
+    with alarms(1), pytest.raises(KeyboardInterrupt):
+        call()
+    assert whole[-1] >= 0
+    assert out[-1] != whole[-1]
 
 
 def test_calls_of_usual_size_start_no_threads_of_torch():
