@@ -1,4 +1,6 @@
-"""`python -m bench trainer_steps [--quick] [--out DIR]`: a whole step of TRL with BiPACE, against stock GRPO.  Needs TRL."""
+"""`python -m bench trainer_steps [--quick] [--out DIR]`: a whole step of TRL with BiPACE, against stock GRPO, and the
+calculation of verl's step.  Needs TRL and verl.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +12,43 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bipace_kernels import hidden
+
 from .measure import machine, publish, threads
-from .trainers import byte_tokenizer
+from .trainers import Batch, byte_tokenizer, verl_sides
+
+Tensor = torch.Tensor
 
 ABOUT = """\
 Two trainers, stock GRPOTrainer and BiPACEGRPOTrainer, train the same model on the same rollouts and take turns step by step
 (A B, B A, A B, …).  A step is all from the rollouts to the optimizer: scoring, advantages, forwards, backward, update.  What
 rollouts cost is not in it: they are made up, so shares of a step with generation are smaller.  CPU time of the thread that
 trains, one thread.  Added: mean over pairs of ours / stock − 1, with a 95 % interval (bootstrap over pairs; first pair left out).
+
+**verl's rows are not a step of verl's**, which needs Ray and its workers: a plain loop in one process does what its actor
+computes (the old log-probs' forward, advantages by verl's `compute_advantage()`, one update of the whole batch in float32).
+BiPACE adds to it a tap in the old log-probs' forward and its estimator, both as the adapter has them; moving states from
+workers to the driver is not in it.
 """
 WAYS: dict[str, dict[str, Any]] = {
     "TRL's defaults: the loss's forward is tapped": {},
     "num_iterations=2: the old log-prob forward is tapped": {"num_iterations": 2},
     "gradient_accumulation_steps=2: a forward that ends early": {"gradient_accumulation_steps": 2},
     "the same with n-grams of the observations": {"gradient_accumulation_steps": 2, "bipace_embedder": "ngram"},
+    "gae, TRL's defaults: the loss's forward is tapped": {"bipace_method": "gae"},
+    "gae, gradient_accumulation_steps=2: n-grams of three turns": {
+        "gradient_accumulation_steps": 2,
+        "bipace_method": "gae",
+    },
 }
+VERL = {"verl's calculation": "bipace", "verl's calculation, gae": "gae"}
 
 
 @dataclass
@@ -97,6 +115,25 @@ class Turnstile:
             self.changed.notify_all()
 
 
+def tiny_model(size: Size) -> Any:
+    transformers = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=256, hidden_size=size.width, intermediate_size=4 * size.width, num_hidden_layers=size.blocks,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, bos_token_id=None, pad_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    return transformers.Qwen2ForCausalLM(config)
+
+
+def row_of(way: str, stock: Tensor, ours: Tensor) -> Row:
+    """From the CPU seconds [pairs] of each."""
+    pairs, ratio = len(stock), ours / stock - 1
+    drawn = ratio[torch.randint(pairs, (10_000, pairs), generator=torch.Generator().manual_seed(0))].mean(1)
+    low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Row(way, float(stock.median()), float(ours.median()), (float(ratio.mean()), low, high), pairs)
+
+
 def measure(way: str, size: Size, pairs: int) -> Row:
     """Both trainers on one configuration; a pair is as many steps as TRL learns from one batch."""
     trl, adapter = importlib.import_module("trl"), importlib.import_module("bipace_kernels.integrations.trl")
@@ -120,12 +157,6 @@ def measure(way: str, size: Size, pairs: int) -> Row:
             turnstile.leave()
 
     def train(who: int, folder: str) -> None:
-        torch.manual_seed(0)
-        config = transformers.Qwen2Config(
-            vocab_size=256, hidden_size=size.width, intermediate_size=4 * size.width, num_hidden_layers=size.blocks,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, bos_token_id=None, pad_token_id=0,
-            eos_token_id=0,
-        )  # fmt: skip
         own = {k: v for k, v in options.items() if who or not k.startswith("bipace")} | (
             {"bipace_layer": -4} if who else {}
         )
@@ -135,7 +166,7 @@ def measure(way: str, size: Size, pairs: int) -> Row:
             disable_tqdm=True, logging_strategy="no", gradient_checkpointing=False, **own,
         )  # fmt: skip
         trainer = (adapter.BiPACEGRPOTrainer if who else trl.GRPOTrainer)(
-            transformers.Qwen2ForCausalLM(config), [lambda completions, **_: [float(len(c) % 3) for c in completions]], args,
+            tiny_model(size), [lambda completions, **_: [float(len(c) % 3) for c in completions]], args,
             train_dataset=datasets.Dataset.from_dict({"prompt": [f"task {i}" for i in range(size.prompts)]}),
             processing_class=tokenizer, rollout_func=rollout_of(size, tokenizer), callbacks=[Clock(who)],
         )  # fmt: skip
@@ -154,20 +185,50 @@ def measure(way: str, size: Size, pairs: int) -> Row:
     if len(seconds[0]) != len(seconds[1]) or len(seconds[0]) != (pairs + 1) * cycle:
         raise RuntimeError(f"a trainer ended early, after {[len(s) for s in seconds]} steps; its error is above.")
     stock, ours = (torch.tensor(s, dtype=torch.float64).reshape(-1, cycle).sum(1)[1:] for s in seconds)
-    ratio = ours / stock - 1
-    drawn = ratio[torch.randint(pairs, (10_000, pairs), generator=torch.Generator().manual_seed(0))].mean(1)
-    low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Row(way, float(stock.median()), float(ours.median()), (float(ratio.mean()), low, high), pairs)
+    return row_of(way, stock, ours)
+
+
+def measure_verl(way: str, size: Size, pairs: int) -> Row:
+    """What verl's actor computes in a step, in a loop of our own, with verl's estimator grpo and with BiPACE's."""
+    batch = Batch(way, size.prompts, size.rollouts, size.turns, size.width)
+    model, data, tapped = tiny_model(size), batch.tensors(), None
+    ids, length = torch.cat([data["prompts"], data["responses"]], 1), data["prompts"].shape[1]
+    turns = importlib.import_module("bipace_kernels.integrations._turns").Turns.of(data["mask"]).positions(length)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    sides = verl_sides(batch, byte_tokenizer(), VERL[way], lambda: tapped.rows())
+
+    def log_probs() -> Tensor:
+        found = model(ids[:, :-1]).logits[:, length - 1 :].log_softmax(-1)
+        return found.gather(-1, ids[:, length:, None]).squeeze(-1)
+
+    def step(who: int) -> float:
+        nonlocal tapped
+        rows, begun = sides[who].prepare(), time.thread_time()
+        tapped = hidden.tap(model, -4, positions=turns) if who else None
+        with torch.no_grad(), tapped or nullcontext():
+            old = log_probs()
+        advantages, mask = sides[who].call(rows).batch["advantages"], data["mask"]
+        loss = -((log_probs() - old).exp() * advantages * mask).sum() / mask.sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.thread_time() - begun
+
+    seconds = torch.empty(pairs + 1, 2, dtype=torch.float64)
+    for pair in range(pairs + 1):
+        for who in (0, 1) if pair % 2 == 0 else (1, 0):
+            seconds[pair, who] = step(who)
+    return row_of(way, *seconds[1:].unbind(1))
 
 
 def as_markdown(document: dict[str, Any]) -> str:
     about, versions = document["machine"], document["versions"]
     lines = [
-        "# A step of TRL with BiPACE, against stock GRPO", "",
+        "# A step of TRL with BiPACE, against stock GRPO; verl's calculation", "",
         f"{about['cpu']}, one thread; torch {about['torch']}, {', '.join(f'{k} {v}' for k, v in versions.items())}, "
         f"bipace_kernels {about['package']} ({about['commit']}), {about['date']}, load {about['load']}.", "", ABOUT,
         "{prompts} prompts of {rollouts} rollouts of {turns} turns; a random Qwen2 of {blocks} blocks of width {width}, in "
-        "float32; method bipace, states after three quarters of the blocks.".format(**document["size"]), "",
+        "float32; method bipace where none is named, states after three quarters of the blocks.".format(**document["size"]), "",
         "| configuration | stock, CPU s | with BiPACE, CPU s | added | 95 % interval | pairs |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         *(
@@ -190,11 +251,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write steps.json and steps.md there")
     arguments = parser.parse_args(argv)
-    versions = {name: importlib.import_module(name).__version__ for name in ("trl", "transformers")}
+    versions = {name: importlib.import_module(name).__version__ for name in ("trl", "verl", "transformers")}
     size, pairs = (Size(2, 4, 2, 32), 2) if arguments.quick else (Size(), arguments.pairs)
     with threads(1) as note:
         about = machine(1, note)
-        rows = [measure(way, size, pairs) for way in WAYS]
+        rows = [measure(way, size, pairs) for way in WAYS] + [measure_verl(way, size, pairs) for way in VERL]
     document = {
         "schema": 1, "machine": about.asdict(), "versions": versions, "size": asdict(size), "rows": [asdict(row) for row in rows],
     }  # fmt: skip

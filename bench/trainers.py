@@ -6,7 +6,7 @@ import argparse
 import gc
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,15 +125,19 @@ def trl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
     return [Side("TRL's own", own), Side("TRL, what BiPACE adds", ours)]
 
 
-def verl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
-    """verl's compute_advantage() with either estimator, on a DataProto."""
+def verl_sides(
+    batch: Batch, tokenizer: Any, method: str = "bipace", states: Callable[[], Tensor] | None = None
+) -> list[Side]:
+    """verl's compute_advantage() with either estimator, on a DataProto; states() are taken in place of the batch's."""
     importlib.import_module("bipace_kernels.integrations.verl.plugin")  # as verl loads it
     verl, ray_trainer = importlib.import_module("verl"), importlib.import_module("verl.trainer.ppo.ray_trainer")
     driver = importlib.import_module("bipace_kernels.integrations.verl.driver_v0")
     hydra = importlib.import_module("hydra")
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         n = f"actor_rollout_ref.rollout.n={batch.rollouts}"
-        config = hydra.compose("ppo_trainer", ["algorithm.adv_estimator=bipace", n])
+        config = hydra.compose(
+            "ppo_trainer", ["algorithm.adv_estimator=bipace", f"+algorithm.bipace.method={method}", n]
+        )
     bipace = importlib.import_module("bipace_kernels.integrations.verl.estimator").Bipace(config)
     data = batch.tensors()
     scores = torch.zeros(data["mask"].shape)
@@ -142,7 +146,6 @@ def verl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
     names = (
         importlib.import_module("numpy").repeat([f"p{i}" for i in range(batch.prompts)], batch.rollouts).astype(object)
     )
-    hidden = data["hidden"].split(batch.turns)
 
     def prepare() -> Any:
         tensors = {
@@ -155,6 +158,7 @@ def verl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
         return ray_trainer.compute_advantage(rows, "grpo", num_repeat=batch.rollouts)
 
     def ours(rows: Any) -> Any:
+        hidden = (data["hidden"] if states is None else states()).split(batch.turns)
         with bipace.handed_over(driver.rows_of(rows, hidden), tokenizer):
             return ray_trainer.compute_advantage(rows, "bipace", num_repeat=batch.rollouts)
 

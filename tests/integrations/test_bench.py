@@ -1,0 +1,27 @@
+"""`python -m bench trainer_steps` runs with the real trainers. No timing decides."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+pytest.importorskip("trl", reason="TRL is not installed: see tests/integrations/requirements.txt")
+pytest.importorskip("verl", reason="verl is not installed: see tests/integrations/requirements.txt")
+
+from bench import trainer_steps
+
+
+def test_whole_steps_of_trl_and_verl_s_calculation(tmp_path):
+    assert trainer_steps.main(["--quick", "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "steps.json").read_text())
+    assert [row["way"] for row in found["rows"]] == [*trainer_steps.WAYS, *trainer_steps.VERL]
+    assert sum("gae" in row["way"] for row in found["rows"]) == 3
+    page = (tmp_path / "steps.md").read_text()
+    for row in found["rows"]:
+        assert row["pairs"] == 2
+        assert row["stock_s"] > 0
+        assert row["ours_s"] > 0
+        assert all(map(math.isfinite, row["added"]))
+        assert row["way"] in page
