@@ -54,7 +54,7 @@ class CMakeBuild(build_ext):
     def run(self) -> None:
         try:
             super().run()
-        except subprocess.CalledProcessError:  # an error of the compiler, after which it leaves nothing half
+        except subprocess.CalledProcessError:  # an error of the compiler, after which no half-written file is left
             self.ended()
             raise
         self.ended()
@@ -72,14 +72,14 @@ class CMakeBuild(build_ext):
                 "dnf install gcc-c++), or name yours in CXX, and try again."
             )
         # An interrupted build may have left half an object, which make takes for a whole one; and modules linked for
-        # another Python are beside those of this one.
-        begun = build / "begun"
+        # another Python are beside those of this one.  The folder may be the user's: only what CMake made goes.
+        begun = build / "bipace_build_begun"
         if begun.exists():
-            shutil.rmtree(build)
+            shutil.rmtree(build / "CMakeFiles", ignore_errors=True)
         build.mkdir(parents=True, exist_ok=True)
         begun.touch()
         self.begun = (begun,)
-        for linked in build.glob("_*.so"):
+        for linked in [*build.glob("_native*.so"), *build.glob("_cuda*.so")]:
             linked.unlink()
         # The cache of an earlier build may refer to files that are gone: the ninja of pip's build environment, another
         # Python's headers.  Objects are kept, and only what has changed is compiled.

@@ -93,7 +93,7 @@ def _argument(name: str, hint: Any, keyword: bool, default: Any) -> Argument:
     return Argument(name, kind, keyword, mark(Spec), size, mark(Range), mark(OneOf), values, default)
 
 
-def _is_written(hint: Any) -> bool:
+def _is_private(hint: Any) -> bool:
     return any(isinstance(mark, Private) for each in get_args(hint) for mark in get_args(each))
 
 
@@ -110,7 +110,7 @@ def _ops() -> dict[str, Op]:
             arguments = tuple(
                 _argument(p.name, hints[p.name], p.kind is p.KEYWORD_ONLY, None if p.default is p.empty else p.default)
                 for p in list(inspect.signature(method).parameters.values())[1:]
-                if not _is_written(hints[p.name])
+                if not _is_private(hints[p.name])
             )
             found[name] = Op(name, stage, arguments, tuple(get_args(each)[1] for each in results))
     return found

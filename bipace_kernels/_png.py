@@ -1,26 +1,41 @@
-"""Figures as PNG files that hold their own texts, so that a test sees a file that is older than the code that draws it."""
+"""Figures as PNG files that hold what they show, so that a test sees a file that is older than its data or its code."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def texts(figure: Figure) -> list[str]:
-    """Title of the figure, then titles, axis labels and legend of each panel, then the figure's legends."""
-    found = [figure.get_suptitle()]
+def contents(figure: Figure) -> dict[str, list[Any]]:
+    """texts: titles, axis and tick labels, legends and notes, panel by panel; numbers: of its lines and bars, 4 digits."""
+    from matplotlib.patches import Rectangle
+
+    texts: list[str] = [figure.get_suptitle()]
+    numbers: list[float] = []
     for axes in figure.axes:
-        found += [axes.get_title("left"), axes.get_title(), axes.get_xlabel(), axes.get_ylabel()]
+        texts += [axes.get_title("left"), axes.get_title(), axes.get_xlabel(), axes.get_ylabel()]
+        texts += [label.get_text() for label in (*axes.get_yticklabels(), *axes.texts)]
+        for line in axes.lines:
+            numbers += np.asarray(line.get_ydata(), np.float64).tolist()
+        for patch in axes.patches:
+            if isinstance(patch, Rectangle):
+                numbers += [patch.get_width(), patch.get_height()]
     for legend in [*(axes.get_legend() for axes in figure.axes), *figure.legends]:
         if legend is not None:
-            found += [text.get_text() for text in legend.get_texts()]
-    return [text for text in found if text]
+            texts += [text.get_text() for text in legend.get_texts()]
+    return {
+        "texts": [text for text in texts if text],
+        "numbers": [float(f"{number:.4g}") for number in numbers if math.isfinite(number)],
+    }
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes the PNG, its texts as "Description"; without matplotlib's version, so that the same figure has the same bytes."""
-    figure.savefig(path, metadata={"Software": None, "Description": json.dumps(texts(figure))})
+    """Writes the PNG, its contents as "Description"; without matplotlib's version, so that the same figure has the same bytes."""
+    figure.savefig(path, metadata={"Software": None, "Description": json.dumps(contents(figure))})

@@ -16,7 +16,7 @@ import torch
 
 from .landmarks import choose_landmarks
 from .partitions import PARTITIONS, cluster_histories, histories, labels_of
-from .schema import Branch, Terms
+from .schema import LONGEST, Branch, Terms
 from .value_memory import Readings
 
 if TYPE_CHECKING:
@@ -141,11 +141,11 @@ def _averaged(batch: Batch, advantage: Tensor, products: Tensor | None) -> Tenso
     cfg, lay, keys, fingerprint = batch.config, batch.placed, batch.action_key, batch.inputs.fingerprint
     if not _averages(batch):
         return advantage
-    assert fingerprint is not None and keys is not None
+    assert fingerprint is not None and keys is not None and cfg.action_noise is not None
     return batch.backend.critic.same_action_advantage(
         fingerprint, lay.order, advantage, lay.time(), keys, lay.group_offsets, _inside_groups(batch),
         batch.by_record_or_none(batch.inputs.action_parsed), **batch.groups, taken=batch.taken,
-        width=float(cfg.kernel_width), horizon=float(cfg.kernel_time or 0.0), noise=float(cfg.action_noise or 0.0),
+        width=float(cfg.kernel_width), horizon=float(cfg.kernel_time or 0.0), noise=float(cfg.action_noise),
         products=products,
     )  # fmt: skip
 
@@ -155,6 +155,7 @@ def _room_for_products(batch: Batch) -> Tensor | None:
     if batch.backend.deferred or not _averages(batch) or batch.memory is not None:
         return None
     lengths = batch.layout.group_offsets.diff()
+    lengths = lengths[lengths <= LONGEST]  # nothing is kept for a group that may be cut into blocks
     size = int((lengths * (lengths + 1) // 2).sum())
     return torch.empty(size, dtype=torch.float64) if size <= MOST_PRODUCTS else None
 

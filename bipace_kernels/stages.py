@@ -347,7 +347,7 @@ class Critic(Protocol):
         under share "group" ⌊k n / m⌋ of the group's n usable records, m = min(n, 128).  Memory
         O(n m) plus the longest block's square.
 
-        products   Σ n (n + 1) / 2 over the groups: what a backend may leave there for same_action_advantage
+        products   Σ n (n + 1) / 2 over the groups of up to 2,048 records: what a backend may leave there for same_action_advantage
         """
 
     def gae_advantage(

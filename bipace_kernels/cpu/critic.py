@@ -55,7 +55,8 @@ def kernel_values(
     products: Tensor | None = None,
 ) -> Tensor:
     """Under share "group" a group's bits only depend on its own rows, D, dtype and instruction set.  MemoryError if scratch
-    cannot be allocated: a thread holds n (4 D + 8 n + 2,200) bytes for a block of n records, the call 1,100 bytes per record.
+    cannot be allocated: a thread holds n (4 D + 8 n + 2,200) bytes for a block of n records, the call 1,100 bytes per record and,
+    under share "batch", 8 D per group.
     """
     kept = Kept(taken)
     order, returns, time, usable = kept.rows(order), kept.rows(returns), kept.rows(time), kept.rows(usable)

@@ -1,16 +1,16 @@
 // Method of kernel_values: rows at unit length, minus the mean of their group in float64, rounded to float32 once;
 // products of those in bundles (gram.h; a Gram matrix of the original rows, centred afterwards, would put the rounding
 // of cosines near 0.99 into every entry); K in float64.  Rows about the batch's mean are z + d, d the difference of the
-// two means, and their products z_i z_j + (z_i d + z_j d + d d): nothing cancels, and the z_i z_j serve
-// same_action_advantage too.  With L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D with a
-// block-diagonal D.  So a block only needs its own D + noise, (C + noise)^-1 follows by Sherman, Morrison and Woodbury,
-// and blocks are processed in parallel.
+// two means, and their products z_i z_j + (z_i d + z_j d + d d), so that the z_i z_j serve same_action_advantage too;
+// where a row is so near the batch's mean that these cancel, its block is centred about that mean instead.  With
+// L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D with a block-diagonal D.  So a block only
+// needs its own D + noise, (C + noise)^-1 follows by Sherman, Morrison and Woodbury, and blocks are processed in
+// parallel.
 #include "cpu/critic.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -23,10 +23,11 @@
 namespace bipace {
 namespace {
 
-constexpr double kFlat = 1e-5;    // up to this centred squared length a row counts as the mean
-constexpr double kJitter = 1e-3;  // on the diagonal of the landmarks' matrix, which equal rows make singular
-constexpr double kTiny = 1e-6;    // of max |R|: a root mean square up to this is rounding
-constexpr int64_t kRuns = 64;     // of blocks, whose sums are added in order
+constexpr double kFlat = 1e-5;     // up to this centred squared length a row counts as the mean
+constexpr double kJitter = 1e-3;   // on the diagonal of the landmarks' matrix, which equal rows make singular
+constexpr double kCancels = 16.0;  // squared distance between the means, as a multiple of a row's from the batch's
+constexpr double kTiny = 1e-6;     // of max |R|: a root mean square up to this is rounding
+constexpr int64_t kRuns = 64;      // of blocks, whose sums are added in order
 
 // In processing order; exact if all values are equal.
 double mean_of(const float* values, int64_t n) {
@@ -78,7 +79,7 @@ struct Block {
 struct Members {
   std::vector<Member> list;
   std::vector<Group> groups;
-  std::vector<double> mean;  // [D] of the batch; empty: the group's counts
+  std::vector<double> mean;  // [D] of the batch; empty: the group's is used
   std::vector<Block> blocks;
   std::vector<int64_t> landmarks;  // members that carry the kernel between blocks
 
@@ -204,10 +205,10 @@ struct Work {
     }
   }
 
-  // Products of the rows of which(0) ... which(n - 1), of one group, in the scratch's matrix.
+  // Products of the rows of which(0) ... which(n - 1) about the mean, in the scratch's matrix.
   template <typename Which>
-  void multiply_block(const Group& group, int64_t n, const Which& which, Scratch& scratch) const {
-    centre(group.mean, n, which, scratch, scratch.block);
+  void multiply_block(const std::vector<double>& mean, int64_t n, const Which& which, Scratch& scratch) const {
+    centre(mean, n, which, scratch, scratch.block);
     scratch.matrix.reset(n);
     multiply(dot, scratch.block.rows, scratch.block.rows, scratch.matrix.data.data(), scratch.matrix.stride);
   }
@@ -217,7 +218,7 @@ struct Work {
   void multiply_block(const Members& members, const Block& block, Scratch& scratch) const {
     const Group& group = members.groups[block.group];
     const auto which = [&](int64_t i) -> const Member& { return members[block.first + i]; };
-    multiply_block(group, block.size, which, scratch);
+    multiply_block(group.mean, block.size, which, scratch);
     for (int64_t i = 0; group.products.data && i < block.size; ++i) {
       double* const keep = group.products.row(which(i).at);
       for (int64_t j = i; j < block.size; ++j) keep[which(j).at] = scratch.matrix.row(i)[j];
@@ -232,6 +233,13 @@ struct Work {
     std::vector<double>& shifts = scratch.shifts;
     multiply(dot, scratch.block.rows, scratch.shift, shifts);
     for (double& shift : shifts) shift += square / 2.0;
+    for (int64_t i = 0; i < block.size; ++i) {
+      const double about_batch = scratch.matrix.row(i)[i] + 2.0 * shifts[static_cast<size_t>(i)];
+      if (square <= kCancels * about_batch) continue;
+      multiply_block(members.mean, block.size, which, scratch);
+      std::fill(scratch.shift.begin(), scratch.shift.end(), 0.0f);
+      return;
+    }
     for (int64_t i = 0; i < block.size; ++i) {
       double* const row = scratch.matrix.row(i);
       const double own = shifts[static_cast<size_t>(i)];
@@ -381,7 +389,8 @@ std::vector<Products> products_of(double* data, const int64_t* group_offsets, in
   std::vector<Products> found(static_cast<size_t>(n_groups));
   for (int64_t g = 0; data && g < n_groups; ++g) {
     const int64_t n = group_offsets[g + 1] - group_offsets[g];
-    found[static_cast<size_t>(g)] = {n <= kLongestBlock ? data : nullptr, group_offsets[g], n};
+    if (n > kLongestBlock) continue;
+    found[static_cast<size_t>(g)] = {data, group_offsets[g], n};
     data += Products::size(n);
   }
   return found;
@@ -546,7 +555,7 @@ void same_action_advantage(const Rows& rows, const int64_t* order, const double*
               for (int64_t j = i; j < size; ++j) own.matrix.row(i)[j] = of_row[which(j).at];
             }
           } else {
-            work.multiply_block(members.groups[0], size, which, own);
+            work.multiply_block(members.groups[0].mean, size, which, own);
           }
           work.to_kernel(own.block, 0.0, own.matrix);
           const double* x = work.solve_block(size, own, [&](int64_t i) { return advantage[which(i).at]; });

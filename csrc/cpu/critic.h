@@ -35,7 +35,8 @@ void cluster_values(const float* returns,          // [M]
 // kGroup: mean + C (C + noise I)^-1 (R - mean) over a group's usable records; kBatch: C (C + noise I)^-1 R over those
 // of all groups.  The group's mean for the others.  C is K inside blocks (with kBatch, + same), and between them an
 // approximation by kLandmarks records; a group is a block, one longer than kLongestBlock several.  Memory
-// O(n kLandmarks) plus the longest block's square for each thread.
+// O(n kLandmarks) plus the longest block's square for each thread.  Where `products` is not null, n (n + 1) / 2 numbers
+// of each group of n <= kLongestBlock records are left there, for same_action_advantage.
 void kernel_values(const Rows& rows,
                    const int64_t* order,          // [M] row of the record
                    const float* returns,          // [M]
@@ -46,7 +47,7 @@ void kernel_values(const Rows& rows,
                    const int64_t* landmarks,  // [n_landmarks] usable records, of kBatch; null: the first ones
                    int64_t n_landmarks, Share share, ValueKernel kernel,
                    double* value,     // [M]
-                   double* products,  // null, or for same_action_advantage: n (n + 1) / 2 of each group
+                   double* products,  // null, or written
                    int n_threads);
 
 // delta + gamma lambda A of the next step, by step numbers; means over the records of equal step number.
@@ -73,7 +74,7 @@ void same_action_advantage(const Rows& rows,
                            const uint8_t* usable,  // [M] or null: all
                            const uint8_t* parsed,  // [M] or null: all actions are known
                            double width, double horizon, double noise,
-                           double* products,  // null, or of kernel_values: the same bits without a look at the rows
+                           double* products,  // null, or of kernel_values: the same bits without reading the rows
                            double* out,       // [M]
                            int n_threads);
 

@@ -5,7 +5,7 @@
 
 namespace bipace {
 
-// Both return how many slots of their hash table they looked at: about 1.5 a label at most, whatever the codes.
+// Both return how many slots of their hash table they looked at: about 1.5 a label at most.
 
 int64_t cluster_exact(const int64_t* codes,          // [M]
                       const int64_t* group_offsets,  // [G+1]

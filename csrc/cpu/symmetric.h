@@ -1,5 +1,5 @@
 // Positive definite matrices of float64, factorised in place.  Every sum has a fixed order, so bits only depend on the
-// matrix and on the instruction set's DotKernels::outer.
+// matrix and on the instruction set's DotKernels.
 #pragma once
 
 #include <algorithm>

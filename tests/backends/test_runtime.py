@@ -292,8 +292,8 @@ def alarms(times: int, every: float = 0.01) -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, count)
-    signal.setitimer(signal.ITIMER_REAL, every, every)
     try:
+        signal.setitimer(signal.ITIMER_REAL, every, every)
         yield called
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -347,7 +347,7 @@ def test_ctrl_c_ends_the_numbering_of_many(prepare, n):
     whole, out = (torch.full((n,), -7) for _ in range(2))
     prepare(_native_loader.load(), whole)()
     call = prepare(_native_loader.load(), out)
-    with alarms(1), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), alarms(1):
         call()
     assert whole[-1] >= 0
     assert out[-1] != whole[-1]

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
+from bipace_kernels.cpu import critic as cpu_critic
 from bipace_kernels.landmarks import choose_landmarks
+from bipace_kernels.reference import critic as reference_critic
 from bipace_kernels.reference.critic import kernel_matrix
 
 Config = bk.Config
@@ -425,10 +427,58 @@ def test_averages_have_the_same_bits_with_and_without_the_products_of_the_values
     fingerprint, rewards = batch.fingerprint.copy(), batch.rewards.copy()
     fingerprint[[3, 40]], rewards[7] = np.nan, np.inf
     given_rows = {"fingerprint": fingerprint, "rewards": rewards, "action_parsed": np.arange(batch.n) % 7 > 0}
+    rooms, averages = [], cpu_critic.same_action_advantage
+    monkeypatch.setattr(
+        cpu_critic, "same_action_advantage", lambda *args, **kw: rooms.append(kw["products"]) or averages(*args, **kw)
+    )
     kept = run(config, batch, **given_rows)
     monkeypatch.setattr(bk.estimators, "MOST_PRODUCTS", 0)
     assert torch.equal(run(config, batch, **given_rows).advantage, kept.advantage)
     assert not torch.equal(run(replace(config, action_noise=None), batch, **given_rows).advantage, kept.advantage)
+    room, none = rooms
+    assert none is None and bool((room == -1).any())  # the diagonal of the bad rows
+
+
+def test_kept_products_are_what_the_averages_read():
+    """Other products, other averages; a group of more than 2,048 records beside a short one keeps none."""
+    given_rows, n = long_group(5)
+    layout = bk.layout(group=given_rows["group"], trajectory=given_rows["trajectory"])
+    m = len(given_rows["group"])
+    generator = torch.Generator().manual_seed(0)
+    records = (torch.from_numpy(given_rows["fingerprint"]), torch.arange(m))
+    time, a = torch.arange(m) % 30, torch.randn(m, dtype=torch.float64, generator=generator)
+    keys, offsets = torch.arange(m) % 3, layout.group_offsets
+    sizes = {"n_groups": 2, "longest_group": n, "taken": None}
+    kernel = {"width": 0.5, "horizon": 8.0, "noise": 0.3}
+    room = torch.full((60 * 61 // 2,), float("nan"), dtype=torch.float64)
+    cpu_critic.kernel_values(
+        *records, a.float(), time, offsets, None, None, **sizes, **kernel, share="batch", same=0.3, products=room
+    )
+    assert bool(room.isfinite().all())
+    given_averages = (*records, a, time, keys, offsets, None, None)
+    plain = cpu_critic.same_action_advantage(*given_averages, **sizes, **kernel)
+    assert torch.equal(cpu_critic.same_action_advantage(*given_averages, **sizes, **kernel, products=room), plain)
+    other = cpu_critic.same_action_advantage(*given_averages, **sizes, **kernel, products=room * 0.5 + 0.01)
+    assert torch.equal(other[:n], plain[:n]) and not torch.equal(other[n:], plain[n:])
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.004])
+def test_rows_nearer_to_the_batch_s_mean_than_their_group_s_mean_is(spread):
+    """Moved from one mean to the other in float32, their lengths would be rounding."""
+    groups, generator = 100, torch.Generator().manual_seed(1)
+    rows = torch.zeros(2 * groups, 64)
+    rows[:, 0] = 1
+    rows[:, 1:] += spread / 8 * torch.randn(2 * groups, 63, generator=generator)
+    rows[1] = 0.3 * torch.randn(64, generator=generator) - rows[2]  # far, and so is the mean of its group
+    m = len(rows)
+    given_values = (
+        rows, torch.arange(m), torch.randn(m, generator=generator), torch.zeros(m, dtype=torch.int64),
+        torch.arange(0, m + 1, 2), None, None,
+    )  # fmt: skip
+    options = {"n_groups": groups, "longest_group": 2, "taken": None, "share": "batch", "same": 0.0}
+    options |= {"width": 0.05, "horizon": 0.0, "noise": 0.1}
+    got, want = (critic.kernel_values(*given_values, **options) for critic in (cpu_critic, reference_critic))
+    close(got, want, 5e-6)
 
 
 def test_averages_of_long_groups_against_the_reference():

@@ -1,7 +1,7 @@
 """Draws the committed figures again from the numbers and models beside them: `python tests/helpers/committed_figures.py [NAME]`.
 
-FIGURES says who draws each; a test compares titles, axis labels and legends of the files with those of
-the code; of the credit inspector, all texts of a group and a step.
+FIGURES says who draws each; a test compares what the files show with what the code draws: texts, lines and bars; of the
+credit inspector, all texts of a group and a step.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def inspector(path: Path, committed: Path) -> None:
         shown = [line for part in ("#timeline", "#step") for line in page.inner_text(part).split("\n") if line.strip()]
     shutil.rmtree(folder)
     about = PngImagePlugin.PngInfo()
-    about.add_text("Description", json.dumps(shown))
+    about.add_text("Description", json.dumps({"texts": shown, "numbers": []}))
     with Image.open(path) as image:
         image.load()
     image.convert("RGB").quantize(256).save(path, pnginfo=about, optimize=True)  # a third of the bytes

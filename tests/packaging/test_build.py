@@ -105,7 +105,7 @@ def test_modules_of_another_python_and_caches_of_another_environment_are_removed
     assert made.read_text() == "new\n"
 
 
-def test_a_build_that_was_interrupted_begins_anew(stand_in, tmp_path):
+def test_a_build_that_was_interrupted_starts_over(stand_in, tmp_path):
     """make takes an object that was half written for a whole one."""
     assert stand_in(stop="kill")[0] != 0
     half = tmp_path / "build/half.o"
