@@ -45,12 +45,14 @@ def speed(path: Path, committed: Path) -> None:
     readme_chart.main(ROOT / "bench/results/cpu/bench.json", path)
 
 
-def textcraft(path: Path, committed: Path) -> None:
+def curves(path: Path, committed: Path) -> None:
+    """Of examples/textcraft or examples/alfworld."""
     import report
 
-    folder = path.parent / "results"
+    folder, example = path.parent / "results", committed.parents[1]
     shutil.copytree(committed.parent, folder)
-    report.write_report(folder, ROOT / "examples/textcraft/warm_start")
+    title = {"textcraft": "TextCraft", "alfworld": "ALFWorld"}[example.name]
+    report.write_report(folder, example / "warm_start", title)
     shutil.move(folder / committed.name, path)
     shutil.rmtree(folder)
 
@@ -139,9 +141,10 @@ FIGURES: dict[str, Draw] = {
     "docs/images/embedders.png": embedders,
     "docs/images/inspector.png": inspector,
     "docs/images/speed.png": speed,
-    "examples/textcraft/results/success.png": textcraft,
-    "examples/textcraft/results/others.png": textcraft,
-    "examples/textcraft/results/fewer.png": textcraft,
+    "examples/alfworld/results/success.png": curves,
+    "examples/textcraft/results/success.png": curves,
+    "examples/textcraft/results/others.png": curves,
+    "examples/textcraft/results/fewer.png": curves,
 }
 NEEDED = {
     "docs/images/calibration.png": ("transformers", "sklearn"),
