@@ -18,7 +18,7 @@ PYTHON ?= $(VENV)/bin/python
 .PHONY: demo docs test test-quick test-integrations test-swift test-trinity textcraft alfworld check environments all-environments lint format build bench gpu wheel release-check clean sanitize fuzz resources cuda-resources oldest-triton
 
 demo: $(VENV)/.installed
-	@echo "The demo on recorded rollouts: 2 to 5 minutes on two cores"
+	@echo "The demo on recorded rollouts: one to three minutes on two cores"
 	$(VENV)/bin/python -c "import bipace_kernels" && BIPACE=$(VENV)/bin/bipace bash examples/demo.sh
 
 # Runs parts in parallel, with one summary at the end (tests/run.py).  ARGS go to pytest: `make test ARGS="-k sweep"`.

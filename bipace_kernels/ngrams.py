@@ -1,4 +1,4 @@
-"""n-gram fingerprints: the paper's HashNgram, a state vector from text alone."""
+"""n-gram fingerprints: the paper's HashNgram, a state vector from text only."""
 
 from __future__ import annotations
 
