@@ -106,14 +106,16 @@ def test_modules_of_another_python_and_caches_of_another_environment_are_removed
 
 
 def test_a_build_that_was_interrupted_starts_over(stand_in, tmp_path):
-    """make takes an object that was half written for a whole one."""
+    """make takes an object that was half written for a whole one.  Files that CMake did not make stay."""
     assert stand_in(stop="kill")[0] != 0
-    half = tmp_path / "build/half.o"
-    half.write_text("half")
+    objects = tmp_path / "build/CMakeFiles/_native.dir"
+    objects.mkdir(parents=True, exist_ok=True)
+    (objects / "half.o").write_text("half")
+    (tmp_path / "build/yours.txt").touch()
     status, seen = stand_in()
-    assert status == 0 and "half.o" not in seen
-    whole = tmp_path / "build/whole.o"
-    whole.touch()
+    assert status == 0 and "half.o" not in seen and "yours.txt" in seen
+    objects.mkdir(parents=True, exist_ok=True)
+    (objects / "whole.o").touch()
     status, seen = stand_in()
     assert status == 0 and "whole.o" in seen, "after a build that ended, objects are kept"
     assert stand_in(stop="error")[0] != 0
