@@ -213,7 +213,18 @@ struct Work {
     multiply(dot, scratch.block.rows, scratch.block.rows, scratch.matrix.data.data(), scratch.matrix.stride);
   }
 
-  // The same of a whole block, kept where the group keeps them; then the landmarks' and its own are moved to the
+  // The same about the group's mean, from where they were kept.
+  template <typename Which>
+  void read_block(const Products& from, int64_t n, const Which& which, Scratch& scratch) const {
+    take_steps(n, which, scratch.block);
+    scratch.matrix.reset(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const double* const row = from.row(which(i).at);
+      for (int64_t j = i; j < n; ++j) scratch.matrix.row(i)[j] = row[which(j).at];
+    }
+  }
+
+  // The products of a whole block, kept where the group keeps them; then the landmarks' and its own are moved to the
   // batch's mean.
   void multiply_block(const Members& members, const Block& block, Scratch& scratch) const {
     const Group& group = members.groups[block.group];
@@ -548,12 +559,7 @@ void same_action_advantage(const Rows& rows, const int64_t* order, const double*
         const auto which = [&](int64_t i) -> const Member& { return members[first[i]]; };
         if (size > 1) {
           if (from.data) {
-            work.take_steps(size, which, own.block);
-            own.matrix.reset(size);
-            for (int64_t i = 0; i < size; ++i) {
-              const double* const of_row = from.row(which(i).at);
-              for (int64_t j = i; j < size; ++j) own.matrix.row(i)[j] = of_row[which(j).at];
-            }
+            work.read_block(from, size, which, own);
           } else {
             work.multiply_block(members.groups[0].mean, size, which, own);
           }
