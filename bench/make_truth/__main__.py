@@ -14,6 +14,14 @@ def main() -> None:
     training = sets.add_parser("train", help="the training run whose policies `model` looks at; needs TRL")
     model = sets.add_parser("model", help="TextCraft with the example's model as policy; half an hour of one core")
     _options(model, 32)
+    along = sets.add_parser(
+        "along", help="policies along a run of examples/textcraft; needs TRL; 20 minutes of one core"
+    )
+    along.add_argument("run", type=Path, help="JSON of the finished run")
+    along.add_argument(
+        "--continuations", type=int, default=32, metavar="M", help="of each state (default: %(default)s)"
+    )
+    along.add_argument("--out", type=Path, default=Path("out/truth_along"), help="folder of the sets")
     for command in (training, model):
         command.add_argument("--out", type=Path, default=Path("out/truth_model"), help="folder of the run's weights")
     alfworld = sets.add_parser("alfworld", help="ALFWorld with a scripted searcher; needs textworld[pddl]")
@@ -43,6 +51,8 @@ def main() -> None:
                     planner.make(noise, role, arguments.continuations, arguments.again)
     elif arguments.set == "train":
         of_model.train(arguments.out)
+    elif arguments.set == "along":
+        of_model.along(arguments.run, arguments.continuations, arguments.out)
     elif arguments.set == "model":
         for role in planner.ROLES:
             for update in of_model.UPDATES:

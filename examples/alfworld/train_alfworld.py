@@ -167,12 +167,11 @@ def everything(
 
 def plan(settings: Settings, out: Path, tuned: Path) -> Iterator[campaign.Run]:
     """Seed by seed."""
-    chosen = campaign.read_tuned(tuned)
+    choices = campaign.read_tuned(tuned)
     for seed in SEEDS:
         for method in METHODS:
-            if method in chosen:
-                rate = chosen[method]["learning_rate"]
-                yield campaign.Run(method, seed, settings.changed(learning_rate=rate), out)
+            if method in choices:
+                yield campaign.Run(method, seed, campaign.chosen(settings, choices[method]), out)
 
 
 @app.command()

@@ -1,7 +1,8 @@
 """The runs, their order, and the tuning of each method.
 
 Tuning: every method has a short run at each of the same learning rates, on a separate seed; the rate whose rollouts solved
-most wins.  The choices are written to tuned.json, which final runs read; a method that is not in it has no final run yet.
+most wins.  Then a method with λ or ε has a run at each of the other values of that, which must beat the default by a margin.
+The choices are written to tuned.json, which final runs read; a method that is not in it has no final run yet.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from settings import MAIN, METHODS, Settings
+from settings import MAIN, METHODS, OWN, Settings
 from trainer import as_text, last_checkpoint
 
 RATES = (3e-4, 6e-4, 1.2e-3)
 TUNING_SEED = 100
 TUNING_SHARE = 0.5  # of the updates of a final run
 TUNING_SKIPPED = 0.25  # the first updates of a tuning run, which its score leaves out
+MARGIN = 0.02  # of the score, by which another λ or ε must beat the default: about a standard error of their difference
 SEEDS, FEWER_SEEDS = range(5), range(3)
 FEWER_ROLLOUTS = (4, 2)
 OF_FEWER_ROLLOUTS = ("grpo", "bipace", "gae")
@@ -80,8 +82,22 @@ def repeated(path: Path, out: Path, run: Callable[[str, int, list[str], str], No
 
 
 def tuning(method: str, settings: Settings, out: Path) -> list[Run]:
+    """One run for each learning rate."""
     short = settings.changed(updates=round(settings.updates * TUNING_SHARE), check_every=0)
     return [Run(method, TUNING_SEED, short.changed(learning_rate=rate), out / "tuning" / f"{rate:g}") for rate in RATES]
+
+
+def tuning_own(method: str, rate: float, settings: Settings, out: Path) -> dict[Any, Run]:
+    """The runs of a method's own parameter at its learning rate, by value, the default first; empty where it has none."""
+    if method not in OWN:
+        return {}
+    name, values = OWN[method]
+    default = tuning(method, settings, out)[RATES.index(rate)]
+    others = {
+        value: Run(method, TUNING_SEED, default.settings.changed(**{name: value}), out / "tuning" / f"{name}={value}")
+        for value in values[1:]
+    }
+    return {values[0]: default, **others}
 
 
 def score(found: dict[str, Any]) -> float:
@@ -96,25 +112,44 @@ def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def choose(method: str, settings: Settings, out: Path, tuned: Path) -> None:
-    """Adds the method to tuned.json, once all its tuning runs are finished; existing entries are not changed."""
-    found, runs = read_tuned(tuned), tuning(method, settings, out)
-    if method in found or not all(run.done for run in runs):
-        return
-    found_by = ((run, json.loads(run.path.read_text(encoding="utf-8"))) for run in runs)
-    scores = {run.settings.learning_rate: round(score(of_run), 4) for run, of_run in found_by}
-    best = max(scores, key=lambda rate: scores[rate])
-    found[method] = {"learning_rate": best, "scores": {f"{rate:g}": value for rate, value in scores.items()}}
-    tuned.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    """Adds to tuned.json what the method's finished tuning runs decide; existing choices are not changed."""
+    found = read_tuned(tuned)
+    if method not in found:
+        runs = tuning(method, settings, out)
+        if not all(run.done for run in runs):
+            return
+        scores = {run.settings.learning_rate: _scored(run) for run in runs}
+        best = max(scores, key=lambda rate: scores[rate])
+        found[method] = {"learning_rate": best, "scores": {f"{rate:g}": value for rate, value in scores.items()}}
+    own = tuning_own(method, found[method]["learning_rate"], settings, out)
+    name = OWN[method][0] if own else ""
+    if own and name not in found[method] and all(run.done for run in own.values()):
+        by_value = {value: _scored(run) for value, run in own.items()}
+        default = next(iter(by_value))
+        best = max(by_value, key=lambda value: by_value[value])
+        if by_value[best] < by_value[default] + MARGIN:
+            best = default
+        found[method] |= {name: best, f"{name}_scores": {str(value): one for value, one in by_value.items()}}
+    tuned.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _scored(run: Run) -> float:
+    return round(score(json.loads(run.path.read_text(encoding="utf-8"))), 4)
+
+
+def chosen(settings: Settings, tuned: dict[str, Any]) -> Settings:
+    """The settings with a method's choices, its entry in tuned.json."""
+    names = settings.as_json()
+    return settings.changed(**{name: value for name, value in tuned.items() if name in names})
 
 
 def final(settings: Settings, out: Path, tuned: Path) -> Iterator[Run]:
     """Seed by seed over the main methods, so that any part of it compares them; then the rest."""
-    chosen = read_tuned(tuned)
+    choices = read_tuned(tuned)
 
     def run(method: str, seed: int, group: int = settings.group) -> Iterator[Run]:
-        if method in chosen:
-            rate = chosen[method]["learning_rate"]
-            yield Run(method, seed, settings.changed(learning_rate=rate, group=group), out)
+        if method in choices:
+            yield Run(method, seed, chosen(settings, choices[method]).changed(group=group), out)
 
     for seed in SEEDS:
         for method in MAIN:
@@ -172,13 +207,25 @@ def complete(
 ) -> list[Run]:  # fmt: skip
     """Tuning of the methods that are not tuned, then the runs of the plan; gives those that failed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are ended too
-    chosen = read_tuned(tuned)
-    missing = [run for method in methods if method not in chosen for run in tuning(method, settings, out)]
-    failed = work_through(missing, program, options, processes, say)
-    for method in methods:
-        choose(method, settings, out, tuned)
+    failed: list[Run] = []
+    for undecided in (_rates, _own):
+        missing = [run for method in methods for run in undecided(method, settings, out, read_tuned(tuned))]
+        failed += work_through(missing, program, options, processes, say)
+        for method in methods:
+            choose(method, settings, out, tuned)
     if tune_only:
         return failed
     return failed + work_through(
         [run for run in plan(settings, out, tuned) if run.method in methods], program, options, processes, say
     )
+
+
+def _rates(method: str, settings: Settings, out: Path, choices: dict[str, Any]) -> list[Run]:
+    return [] if method in choices else tuning(method, settings, out)
+
+
+def _own(method: str, settings: Settings, out: Path, choices: dict[str, Any]) -> list[Run]:
+    """None where the learning rate, which these runs need, is not chosen."""
+    if method not in choices or method not in OWN or OWN[method][0] in choices[method]:
+        return []
+    return list(tuning_own(method, choices[method]["learning_rate"], settings, out).values())

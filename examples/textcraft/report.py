@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
-from settings import METHODS
+from settings import METHODS, OWN
 
 from bipace_kernels import _png
 
@@ -157,25 +157,63 @@ def table(rows: Sequence[dict[str, Any]], before: float | None) -> str:
 
 
 def tuning_table(folder: Path) -> str:
-    """Markdown: what every tuning run scored; empty where there is none."""
-    scores: dict[str, dict[float, float]] = {}
+    """Markdown: what every tuning run scored, by learning rate, then by λ or ε; empty where there is none."""
+    by_rate: dict[str, dict[Any, float]] = {}
+    by_own: dict[str, dict[str, dict[Any, float]]] = {}  # name of the parameter, method, value
     for path in folder.glob("*/*-seed*.json"):
         found = json.loads(path.read_text(encoding="utf-8"))
-        scores.setdefault(found["method"], {})[found["settings"]["learning_rate"]] = score(found)
-    if not scores:
+        method, settings = found["method"], found["settings"]
+        name, values = OWN.get(method, ("", ()))
+        if not values or settings[name] == values[0]:
+            by_rate.setdefault(method, {})[settings["learning_rate"]] = score(found)
+        else:
+            by_own.setdefault(name, {}).setdefault(method, {})[settings[name]] = score(found)
+    if not by_rate:
         return ""
-    rates = sorted({rate for row in scores.values() for rate in row})
-    lines = [
-        "",
-        "| tuning: solved, % | " + " | ".join(f"{rate:g}" for rate in rates) + " |",
-        "| --- |" + " ---: |" * len(rates),
-    ]
-    for method in (method for method in METHODS if method in scores):
-        cells = [f"{100 * scores[method][rate]:.1f}" if rate in scores[method] else "–" for rate in rates]
+    parts = ["", *_scores("tuning: solved, %", by_rate)]
+    for name, of_method in by_own.items():
+        for method, scores in of_method.items():  # the default's run is the one at the best learning rate
+            scores[OWN[method][1][0]] = max(by_rate.get(method, {0.0: float("nan")}).values())
+        parts += ["", *_scores(f"tuning: solved, %, by {name}", of_method)]
+    return "\n".join([*parts, "", "Rollouts of the tuning seed, without those of the first updates.", ""])
+
+
+def _scores(title: str, rows: dict[str, dict[Any, float]]) -> list[str]:
+    values = sorted({value for row in rows.values() for value in row}, key=str)
+    lines = [f"| {title} | " + " | ".join(f"{value}" for value in values) + " |", "| --- |" + " ---: |" * len(values)]
+    for method in (method for method in METHODS if method in rows):
+        cells = [f"{100 * rows[method][value]:.1f}" if value in rows[method] else "–" for value in values]
         lines.append("| " + " | ".join([LABELS[method], *cells]) + " |")
-    return "\n".join(
-        [*lines, "", "Rollouts of the tuning seed, without those of the first updates, by learning rate.", ""]
-    )
+    return lines
+
+
+def oracle_table(folder: Path, runs: Runs) -> str:
+    """Markdown: the oracle's runs beside the methods' of the same seed after as many updates; empty where there is none."""
+    lines = []
+    for path in sorted((folder / "oracle").glob("oracle-*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        seed, group, last = found["seed"], found["settings"]["group"], found["checks"][-1]
+        beside = {
+            method: of_seed[seed] for (method, size), of_seed in runs.items() if size == group and seed in of_seed
+        }
+        for method, run in {"oracle": found, **beside}.items():
+            solved = [row["train"] for row in run["updates"] if row["update"] <= last["update"]]
+            test = [check["test"] for check in run["checks"] if check["update"] == last["update"]]
+            if test:
+                name = LABELS.get(method, f"measured advantages, {found['continuations']} continuations")
+                cells = [
+                    name,
+                    str(seed),
+                    str(last["update"]),
+                    f"{100 * float(np.mean(solved)):.1f}",
+                    f"{100 * test[0]:.1f}",
+                ]
+                lines.append("| " + " | ".join(cells) + " |")
+    if not lines:
+        return ""
+    head = ["", "| oracle: one seed | seed | updates | solved in its rollouts, % | success on the test tasks, % |",
+            "| --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    return "\n".join([*head, *lines, ""])
 
 
 def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Path]:
@@ -187,7 +225,9 @@ def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Pa
     before = json.loads(facts.read_text(encoding="utf-8"))["test"] if facts.exists() else None
     rows = summary(runs, before)
     (folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    (folder / "results.md").write_text(table(rows, before) + tuning_table(folder / "tuning"), encoding="utf-8")
+    (folder / "results.md").write_text(
+        table(rows, before) + oracle_table(folder, runs) + tuning_table(folder / "tuning"), encoding="utf-8"
+    )
     written = [folder / "results.md", folder / "results.json"]
     most = max(group for _, group in runs)
     others = [key for key in runs if key[1] == most and key[0] not in SHOWN]

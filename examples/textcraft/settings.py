@@ -19,11 +19,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "gae-states": {"method": "gae", "action_noise": 0, "embedder": "actor_hidden"},
 }
 MAIN = ("grpo", "bipace", "gae", "gigpo", "bipace-step", "gae-group", "gae-states")
-# The tuned parameter of a method other than the learning rate; the other methods have none.
-OWN = {
-    "bipace": "epsilon", "bipace-step": "epsilon", "bigpo": "epsilon",
-    "gae": "gae_lambda", "gae-group": "gae_lambda", "gae-cluster": "gae_lambda",
-    "gae-states": "gae_lambda",
+# The parameter of a method that is tuned after its learning rate, and the values tried, the package's default first; the
+# other methods have none.
+EPSILON = ("epsilon", ("auto", "0.05", "0.2"))
+LAMBDA = ("gae_lambda", (0.5, 0.3, 0.8))
+OWN: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "bipace": EPSILON, "bipace-step": EPSILON, "bigpo": EPSILON,
+    "gae": LAMBDA, "gae-group": LAMBDA, "gae-cluster": LAMBDA, "gae-states": LAMBDA,
 }  # fmt: skip
 
 

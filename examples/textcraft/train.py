@@ -126,6 +126,38 @@ def run(
 
 
 @app.command()
+def oracle(
+    seed: int = 0, copies: Annotated[int, typer.Option(help="continuations of each state")] = 16,
+    out: Out = HERE / "results" / "oracle", model: Model = HERE / "warm_start", change: Set = [],  # noqa: B006
+    threads: Threads = 1,
+) -> None:  # fmt: skip
+    """A run with measured advantages, r + γ V(s′) − V(s), V by continuations of the policy itself: what perfect credit would give.
+
+    A minute of one core for each update; `--set updates=10` ends it sooner."""
+    wanted = campaign.Run("oracle", seed, _settings(change), out)
+    if wanted.done:
+        console.print(f"{wanted.path} is there already")
+        return
+    if model == HERE / "warm_start":
+        warm(model, change, threads=threads)
+    from continuations import true_advantages
+    from trainer import train
+
+    settings = wanted.settings
+
+    def credit(policy: Any, tokenizer: Any, episodes: Any, update: int) -> Any:
+        return true_advantages(
+            policy, tokenizer, episodes, horizon=settings.horizon, copies=copies, gamma=settings.gamma,
+            seed=1_000_003 * (seed + 1) + update,
+        )  # fmt: skip
+
+    found = train(
+        "grpo", seed, settings, world(model, settings, out), model, wanted.work, threads=threads, credit=credit
+    )
+    wanted.write(found | {"method": "oracle", "continuations": copies})
+
+
+@app.command()
 def again(
     path: Annotated[Path, typer.Argument(help="JSON of a finished run")], out: Out = Path("out/again"),
     model: Model = HERE / "warm_start", threads: Threads = 1,

@@ -50,12 +50,14 @@ def success(model: Any, tokenizer: Any, world: World, settings: Settings, tasks:
 def train(
     method: str, seed: int, settings: Settings, world: World, start: Path, work: Path, *, device: str = "cpu",
     threads: int = 1, after_update: Callable[[int, Any], None] | None = None,
+    credit: Callable[[Any, Any, Sequence[Any], int], Sequence[Sequence[float]]] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Log of each update and check of one run, and its settings.
 
     start    folder of the initial model and its tokenizer
     work     a separate folder of checkpoints, for resuming; removed at the end
     `after_update(number, model)` is called after each update; it must draw no random numbers of torch's.
+    `credit(model, tokenizer, episodes, update)` gives the advantage of each command of each episode, instead of the method's.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is one of its experiments
     import torch
@@ -81,6 +83,7 @@ def train(
     if len(prompts) < groups:  # in a second epoch TRL resumes with the order of the first
         prompts = rounds(prompts, groups, seed)
     history: list[dict[str, Any]] = []
+    played: list[Any] = []  # the episodes of the latest batch
     checks: list[dict[str, Any]] = []
     spent = {"rollouts": 0.0, "scoring": 0.0, "checks": 0.0, "cpu": 0.0, "wall": 0.0}
 
@@ -94,6 +97,7 @@ def train(
         )  # fmt: skip
         spent["rollouts"] += time.perf_counter() - begun
         spent["scoring"] -= time.perf_counter() - begun
+        played[:] = episodes
         return {
             "prompt_ids": [e.prompt_ids for e in episodes],
             "completion_ids": [e.ids for e in episodes],
@@ -110,6 +114,10 @@ def train(
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             begun = time.perf_counter()
             output = super()._generate_and_score_completions(inputs)
+            if credit is not None:
+                policy = self.accelerator.unwrap_model(self.model)
+                given = credit(policy, tokenizer, played, self.state.global_step)
+                output["advantages"] = on_tokens(given, played, output["completion_ids"])
             spent["scoring"] += time.perf_counter() - begun
             return output
 
@@ -154,7 +162,7 @@ def train(
         cpu, wall = time.process_time() - computed, time.perf_counter() - started
         return {**spent, "cpu": spent["cpu"] + cpu, "wall": spent["wall"] + wall}
 
-    own = OWN.get(method)
+    own = OWN[method][0] if method in OWN else None
     args = BiPACEGRPOConfig(
         output_dir=str(work), save_strategy="steps", save_steps=SAVE_EVERY, save_total_limit=1,
         report_to=[], disable_tqdm=True, logging_steps=1, use_cpu=device == "cpu", bf16=device != "cpu",
@@ -193,6 +201,20 @@ def rounds(prompts: Sequence[str], groups: int, seed: int) -> list[str]:
     """One prompt for each group, or some more: all prompts in random order, then all of them in another, and so on."""
     rng = random.Random(seed)
     return [prompt for _ in range(-(-groups // len(prompts))) for prompt in rng.sample(prompts, len(prompts))]
+
+
+def on_tokens(given: Sequence[Sequence[float]], episodes: Sequence[Any], ids: Any) -> Any:
+    """[B, T] as ids: each command's advantage on its tokens, divided by the root mean square over the commands, as GAE's is."""
+    flat = [a for of_episode in given for a in of_episode]
+    scale = (sum(a * a for a in flat) / len(flat)) ** 0.5 or 1.0
+    found = ids.new_zeros(ids.shape).float()
+    for row, (of_episode, episode) in enumerate(zip(given, episodes, strict=True)):
+        t = -1
+        for at, own in enumerate(episode.own):
+            t += bool(own and not (at and episode.own[at - 1]))  # the first token of a command
+            if own:
+                found[row, at] = float(of_episode[t]) / scale
+    return found
 
 
 def trimmed(inputs: dict[str, Any]) -> dict[str, Any]:

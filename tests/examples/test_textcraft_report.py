@@ -88,6 +88,43 @@ def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
     }
 
 
+def test_an_oracle_stands_beside_the_runs_of_its_seed_after_as_many_updates(tmp_path):
+    runs = {
+        ("gae", 8): {s: a_run("gae", s, [0.5, 0.6]) for s in (0, 1)},
+        ("grpo", 4): {0: a_run("grpo", 0, [0.9, 0.9], group=4)},
+    }
+    oracle = a_run("oracle", 0, [0.7]) | {"continuations": 16}
+    (tmp_path / "oracle").mkdir()
+    (tmp_path / "oracle" / "oracle-g8-seed0.json").write_text(json.dumps(oracle))
+    lines = report.oracle_table(tmp_path, runs).strip().splitlines()[2:]
+    assert [line.split(" | ")[-1] for line in lines] == ["70.0 |", "50.0 |"]
+    assert lines[0].startswith("| measured advantages, 16 continuations | 0 |") and "Config.gae()" in lines[1]
+    assert report.oracle_table(tmp_path / "nothing", runs) == ""
+
+
+@pytest.mark.parametrize(("best", "taken"), [(0.515, 0.5), (0.53, 0.8)])
+def test_another_lambda_must_beat_the_default_by_the_margin(tmp_path, best, taken):
+    settings, tuned = Settings(), tmp_path / "tuned.json"
+    tuned.write_text(json.dumps({"gae": {"learning_rate": 6e-4}, "grpo": {"learning_rate": 6e-4}}))
+    own = campaign.tuning_own("gae", 6e-4, settings, tmp_path)
+    assert list(own) == [0.5, 0.3, 0.8] and campaign.tuning_own("grpo", 6e-4, settings, tmp_path) == {}
+    for (value, run), share in zip(own.items(), (0.5, 0.4, best), strict=True):
+        assert run.settings == campaign.tuning("gae", settings, tmp_path)[1].settings.changed(gae_lambda=value)
+        campaign.choose("gae", settings, tmp_path, tuned)
+        assert "gae_lambda" not in json.loads(tuned.read_text())["gae"]  # not before all are there
+        run.folder.mkdir(parents=True)
+        updates = [{"train": 1.0}] * 5 + [{"train": share}] * 15
+        run.write({"method": "gae", "settings": run.settings.as_json(), "checks": [], "updates": updates})
+    campaign.choose("gae", settings, tmp_path, tuned)
+    assert json.loads(tuned.read_text())["gae"]["gae_lambda"] == taken
+    table = report.tuning_table(tmp_path / "tuning")
+    assert (
+        "by gae_lambda | 0.3 | 0.5 | 0.8 |" in table and f"| Config.gae() | 40.0 | 50.0 | {100 * best:.1f} |" in table
+    )
+    runs = list(campaign.final(settings, tmp_path, tuned))
+    assert {(run.method, run.settings.gae_lambda) for run in runs} == {("gae", taken), ("grpo", 0.5)}
+
+
 def test_final_runs_are_seed_by_seed_over_the_main_methods(tmp_path):
     tuned = tmp_path / "tuned.json"
     tuned.write_text(json.dumps({method: {"learning_rate": 5e-4} for method in METHODS}))

@@ -26,8 +26,8 @@ from model import (
 from rollout import CLOSE, COMMAND_TOKENS, OPEN, _closed, _ends, answer_text, play
 from settings import METHODS, OWN, Settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from train import again, run, warm
-from trainer import PROGRESS, World, train, trimmed
+from train import again, oracle, run, warm
+from trainer import PROGRESS, World, on_tokens, train, trimmed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SMALL = Settings(
@@ -153,6 +153,40 @@ def test_a_batch_without_its_padding():
     )
 
 
+def test_an_oracle_s_advantages_stand_on_the_tokens_of_their_commands(tokenizer, model):
+    envs = [TextCraft(task) for task in published()[:3]]
+    episodes = play(model, tokenizer, envs, horizon=2, seed=0)
+    given = [[3.0, -4.0], [0.0, 0.0], [1.0, 2.0]]
+    longest = max(len(episode.ids) for episode in episodes)
+    ids = torch.zeros(3, longest + 2, dtype=torch.int64)
+    scale = (sum(a * a for row in given for a in row) / 6) ** 0.5
+    found = on_tokens(given, episodes, ids)
+    for row, (episode, of_row) in enumerate(zip(episodes, given, strict=True)):
+        first = episode.own.index(0) if 0 in episode.own else len(episode.own)  # tokens of the first command
+        own = torch.tensor([*episode.own, *[0] * (longest + 2 - len(episode.own))]).bool()
+        wanted = torch.where(torch.arange(longest + 2) < first, of_row[0], of_row[1]) / scale * own
+        torch.testing.assert_close(found[row], wanted)
+
+
+def test_an_oracle_run_measures_every_state(start, tmp_path, monkeypatch):
+    """The same rollouts as GRPO's until the first update; one call for each update; a finished run is kept."""
+    import continuations
+
+    seen = []
+    measured = continuations.true_advantages
+
+    def watched(*args, **kwargs):
+        seen.append(measured(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(continuations, "true_advantages", watched)
+    for _ in range(2):
+        oracle(seed=0, copies=2, out=tmp_path, model=start, change=CHANGE)
+    assert len(seen) == SMALL.updates and all(len(of_update) == SMALL.batch for of_update in seen)
+    found = json.loads((tmp_path / "oracle-g3-seed0.json").read_text())
+    assert found["method"] == "oracle" and found["continuations"] == 2 and len(found["updates"]) == SMALL.updates
+
+
 @pytest.mark.parametrize("method", ["grpo", "hgpo", "gae-cluster"])
 def test_a_run_of_two_updates(start, world, method, tmp_path):
     found = train(method, 0, SMALL, world, start, tmp_path / "work")
@@ -167,7 +201,7 @@ def test_a_run_of_two_updates(start, world, method, tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_settings_of_every_method_are_the_adapters(method, tmp_path):
-    own = {f"bipace_{OWN[method]}": getattr(SMALL, OWN[method])} if method in OWN else {}
+    own = {f"bipace_{OWN[method][0]}": getattr(SMALL, OWN[method][0])} if method in OWN else {}
     given = {f"bipace_{name}": value for name, value in METHODS[method].items()}
     settings = BiPACEGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **own, **given).settings
     assert all(getattr(settings, name) == value for name, value in METHODS[method].items())

@@ -1,7 +1,7 @@
-"""Many continuations of each of a few transcripts, by the example's model: what the truth of `model` costs most of its time for.
+"""True values: many continuations of each of a few transcripts, by the model itself.
 
 Copies of one transcript attend to the same keys, so these are kept once for each transcript instead of once for each copy, and only
-what a copy wrote itself is its own.  That is three times as fast as the example's rollouts, where every row carries its prompt.
+what a copy wrote itself is its own.  That is three times as fast as rollout.play(), where every row carries its prompt.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rollout import CLOSE, COMMAND_TOKENS, OPEN, Episode, answer_text
 
 ROOM = 32  # columns that the rows' own keys grow by
 SPARE = 1 / 8  # share of rows that are over before the own keys are copied without them
+AT_ONCE = 16  # states whose continuations run at the same time: times the copies, rows of the model's cache
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,51 @@ class State:
     env: Any
     ids: tuple[int, ...]
     left: int
+
+
+def states_of(episode: Episode, horizon: int) -> list[State]:
+    """The state before each command of an episode of TextCraft; its tokens begin with the prompt's."""
+    found: list[State] = []
+    env = type(episode.env)(episode.env.task, episode.env.recipes)  # type: ignore[attr-defined]
+    for at, own in enumerate(episode.own):
+        if not own or (at and episode.own[at - 1]):
+            continue  # not the first token of a command
+        here = type(env)(env.task, env.recipes)
+        here.inventory = dict(env.inventory)
+        found.append(State(here, (*episode.prompt_ids, *episode.ids[:at]), horizon - len(found)))
+        env.step(episode.commands[len(found) - 1])
+    if len(found) != len(episode.commands):
+        raise RuntimeError(f"{len(found)} commands found in the tokens of an episode of {len(episode.commands)}.")
+    return found
+
+
+def values_of(
+    model: Any, tokenizer: Any, states: Sequence[State], *, copies: int, gamma: float, seed: int
+) -> NDArray[np.float64]:
+    """[states] mean discounted return of `copies` continuations; equal transcripts share theirs."""
+    distinct = {state.ids: state for state in states}
+    waiting = sorted(distinct.values(), key=lambda state: (state.left, len(state.ids)))  # rows that end together
+    generator, found = torch.Generator().manual_seed(seed), {}
+    for begin in range(0, len(waiting), AT_ONCE):
+        here = waiting[begin : begin + AT_ONCE]
+        returns = returns_from(model, tokenizer, here, copies=copies, gamma=gamma, generator=generator)
+        found |= dict(zip((state.ids for state in here), returns.mean(axis=1).tolist(), strict=True))
+    return np.array([found[state.ids] for state in states])
+
+
+def true_advantages(
+    model: Any, tokenizer: Any, episodes: Sequence[Episode], *, horizon: int, copies: int, gamma: float, seed: int
+) -> list[NDArray[np.float64]]:
+    """A* = r + γ V(s′) − V(s) of each command of each episode, V by `copies` continuations, 0 after the last command."""
+    states = [states_of(episode, horizon) for episode in episodes]
+    flat = [state for of_episode in states for state in of_episode]
+    values = values_of(model, tokenizer, flat, copies=copies, gamma=gamma, seed=seed)
+    found, begin = [], 0
+    for episode in episodes:
+        v = values[begin : begin + len(episode.rewards)]
+        begin += len(v)
+        found.append(np.array(episode.rewards) + gamma * np.append(v[1:], 0.0) - v)
+    return found
 
 
 class Rows:
@@ -123,10 +170,8 @@ def returns_from(
 ) -> NDArray[np.float64]:
     """[states, copies] discounted returns of independent continuations at temperature 1: γ^(n - 1) if command n solves the task.
 
-    The rules are those of the example's rollouts; the states stay as they are.
+    The rules are those of rollout.play(); the states stay as they are.
     """
-    from rollout import CLOSE, COMMAND_TOKENS, OPEN, answer_text
-
     end = tokenizer(CLOSE).input_ids[-1]
     read = cache(lambda observation: tokenizer(answer_text(observation)).input_ids)
     spell = cache(lambda ids: tokenizer.decode(list(ids)).removeprefix(OPEN).removesuffix(CLOSE).strip())

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from continuations import Rows, returns_from, states_of, true_advantages
 from environment import TextCraft
 from model import load
 from rollout import play
 
-from bench.make_truth.continuations import Rows, State, returns_from
 from bench.make_truth.model import split
 from bench.make_truth.textcraft import POLICY
 
@@ -60,21 +60,21 @@ def test_a_policy_that_never_doubts_goes_on_as_its_episode_went_on(policy, tasks
         model.model.norm.weight *= 1000
     try:
         episodes = play(model, tokenizer, [TextCraft(task) for task in tasks], horizon=12, seed=0)
-        states, wanted = [], []
-        for episode in episodes:
-            env, t = TextCraft(episode.env.task), 0
-            for at, own in enumerate(episode.own):
-                if own and not (at and episode.own[at - 1]):
-                    here = TextCraft(env.task, env.recipes)
-                    here.inventory = dict(env.inventory)
-                    states.append(State(here, (*episode.prompt_ids, *episode.ids[:at]), 12 - t))
-                    wanted.append(GAMMA ** (len(episode.commands) - 1 - t) if episode.solved else 0.0)
-                    env.step(episode.commands[t])
-                    t += 1
+        states = [state for episode in episodes for state in states_of(episode, 12)]
+        wanted = [
+            GAMMA ** (len(episode.commands) - 1 - t) if episode.solved else 0.0
+            for episode in episodes
+            for t in range(len(episode.commands))
+        ]
+        assert [state.left for state in states] == [12 - t for e in episodes for t in range(len(e.commands))]
         generator = torch.Generator().manual_seed(0)
         found = returns_from(model, tokenizer, states, copies=2, gamma=GAMMA, generator=generator)
+        surprises = true_advantages(model, tokenizer, episodes, horizon=12, copies=2, gamma=GAMMA, seed=0)
     finally:
         with torch.no_grad():
             model.model.norm.weight /= 1000
     assert 0 < sum(episode.solved for episode in episodes) < len(episodes)
     np.testing.assert_allclose(found, np.repeat(np.array(wanted)[:, None], 2, axis=1), rtol=1e-12)
+    for episode, of_episode in zip(episodes, surprises, strict=True):  # A* = 0: every outcome was certain
+        assert len(of_episode) == len(episode.commands)
+        np.testing.assert_allclose(of_episode, 0.0, atol=1e-12)
