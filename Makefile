@@ -113,13 +113,13 @@ cuda-resources: $(VENV)/.tested
 	$(PYTHON) -m bench cuda_resources --out out/resources
 
 # Only the kernels' own tests: whole calls use the same kernels with any Triton.
-KERNELS_ALONE = $(addprefix --ignore=tests/,pipeline/test_device_pipeline.py clusters/test_device_epsilon.py \
+NOT_KERNELS = $(addprefix --ignore=tests/,pipeline/test_device_pipeline.py clusters/test_device_epsilon.py \
   action_keys/test_device_action_clusters.py)
 oldest-triton: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTHON) -c "import triton; assert triton.__version__ == '$(OLDEST_TRITON)', triton.__version__"
 	PYTHONPATH=$(OLDEST) $(PYTHON) -m pytest tests/backends/test_triton_compile.py tests/backends/test_triton_launch.py -n 2 -q
 	PYTHONPATH=$(OLDEST) TRITON_INTERPRET=1 $(PYTHON) -m pytest -o python_files='test_device_*.py' -m "not slow" \
-	  --benchmark-disable -n 2 -q -W ignore::DeprecationWarning $(KERNELS_ALONE)
+	  --benchmark-disable -n 2 -q -W ignore::DeprecationWarning $(NOT_KERNELS)
 
 $(OLDEST)/.installed: $(VENV)/.tested
 	$(VENV)/bin/python -m pip install -q --no-deps --upgrade --target $(OLDEST) triton==$(OLDEST_TRITON) "numpy<2.4"

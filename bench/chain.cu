@@ -1,6 +1,6 @@
 // The dependency of the greedy scan and nothing else: how fast can records follow each other at all?
 //
-// One block repeats, `steps` times: the largest of K values in shared memory and the oldest place that holds it, told to
+// One block repeats, `steps` times: the largest of K values in shared memory and the oldest place that holds it, known to
 // every thread; one fused multiply-add on the winner.  The next step depends on it, as the next record's decision
 // depends on the centroid that the last one joined.  No Gram matrix, no rows, no memory traffic: a floor under any scan.
 //
@@ -54,10 +54,10 @@ __device__ __forceinline__ void chain(float* values,       // [k], read at the s
     }
     best = best_of_warp(best);
     if (kWarps > 1) {
-      Best* told = warps[step & 1];  // the other half may still be read by a slower warp
-      if (thread % 32 == 0) told[thread / 32] = best;
+      Best* of_warps = warps[step & 1];  // the other half may still be read by a slower warp
+      if (thread % 32 == 0) of_warps[thread / 32] = best;
       __syncthreads();
-      best = best_of_warp(told[thread % 32]);
+      best = best_of_warp(of_warps[thread % 32]);
     }
     sum = sum * 31u + best.place;
     if (best.place % THREADS == thread) held[best.place] = fmaf(held[best.place], a, b);

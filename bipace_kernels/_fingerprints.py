@@ -10,6 +10,7 @@ import torch
 
 from . import _checks, _dispatch, _interop, _threads
 from ._dispatch import Backend
+from ._ids import warn_of_text_ids
 from ._transfer import to_device
 from .layout import Layout
 from .layout import layout as make_layout
@@ -103,6 +104,8 @@ def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> La
         if step is not None:
             raise ValueError("trajectory is missing; step numbers need the trajectory that they count in.")
         trajectory = group  # one trajectory per group: the records in row order
+    else:
+        warn_of_text_ids(trajectory, "clusters", stacklevel=5)
     return make_layout(group, trajectory, step)
 
 

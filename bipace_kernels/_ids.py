@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _native_loader
+from ._warnings import warn_once
 
 _ARRAY, _TENSOR = object(), object()  # first items of array keys, unequal to any user's tuple
 _INT64 = np.iinfo(np.int64)
@@ -86,6 +87,21 @@ def ids_to_int(values: Any, name: str) -> tuple[Tensor, bool]:
     if kind in "bmM":
         return _number_array_rows(array, name), False
     return _ids_of_list(elements(array), name)
+
+
+def warn_of_text_ids(trajectory: Any, what: str, *, stacklevel: int) -> None:
+    """Once where ids are texts: those are numbered by appearance, and greedy clusters, `what`, follow that order."""
+    if (
+        isinstance(trajectory, (list, tuple, np.ndarray))
+        and len(trajectory)
+        and isinstance(trajectory[0], (str, bytes))
+    ):
+        warn_once(
+            "texts as trajectory ids",
+            f"trajectory ids are texts, which are numbered as they appear, and {what} depend on the order of rollouts: the same "
+            "rows in another order may get other clusters. Integer ids avoid this.",
+            stacklevel=stacklevel,
+        )
 
 
 def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from . import _checks
 from ._checks import LateCheck
+from ._ids import warn_of_text_ids
 from ._transfer import to_device
-from ._warnings import warn_once
 from .config import Config
 from .estimators import name_of, needs_of
 from .layout import Layout
@@ -183,10 +182,8 @@ def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
 def _layout(given: dict[str, Any], layout: Layout | None, config: Config, late: list[LateCheck] | None) -> Layout:
     if layout is None:
         made = make_layout(given["group"], given["trajectory"], given["step"], given["valid"])
-        ids = given["trajectory"]
-        greedy = PARTITIONS[config.partition].greedy
-        if greedy and isinstance(ids, (list, tuple, np.ndarray)) and len(ids):
-            _warn_of_order(ids[0], config.partition)
+        if PARTITIONS[config.partition].greedy:
+            warn_of_text_ids(given["trajectory"], f"clusters of partition {config.partition!r}", stacklevel=6)
         return made
     if given["valid"] is not None:
         valid = _checks.bool_vector(given["valid"], "valid", layout.n_rows, late)
@@ -199,14 +196,3 @@ def _layout(given: dict[str, Any], layout: Layout | None, config: Config, late: 
             late,
         )
     return layout
-
-
-def _warn_of_order(trajectory: Any, partition: str) -> None:
-    """Once where ids are texts: those are numbered by appearance, and greedy clusters follow that order."""
-    if isinstance(trajectory, (str, bytes)):
-        warn_once(
-            "texts as trajectory ids",
-            f"trajectory ids are texts, which are numbered as they appear, and clusters of partition {partition!r} depend on the "
-            "order of rollouts: the same rows in another order may get other advantages. Integer ids avoid this.",
-            stacklevel=6,
-        )

@@ -66,7 +66,7 @@ def _table(lines: list[str]) -> tuple[str, int]:
 
 
 def _cell(text: str) -> str:
-    """A type, three blanks, the meaning; or the meaning alone."""
+    """A type, three blanks, the meaning; or only the meaning."""
     parts = [re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(part, quote=False)) for part in re.split(r"\s{3,}", text)]
     kind = f"<code>{parts.pop(0)}</code> " if len(parts) > 1 and "<code>" not in parts[0] else ""
     return kind + " · ".join(parts)

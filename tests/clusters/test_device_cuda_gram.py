@@ -53,8 +53,8 @@ def check(found, reciprocal, x, sizes, first_column=0):
         upper = torch.ones(n, n, dtype=torch.bool).triu()[:end, columns]
         off = (group[:end, : end - first_column] - exact).abs() / most.clamp_min(1e-300)
         assert off[upper].max() <= 1e-5
-        told = reciprocal[begin : begin + n][columns].double() * own.norm(dim=1)[columns]
-        torch.testing.assert_close(told, torch.ones_like(told), rtol=0, atol=1e-5)
+        reciprocals = reciprocal[begin : begin + n][columns].double() * own.norm(dim=1)[columns]
+        torch.testing.assert_close(reciprocals, torch.ones_like(reciprocals), rtol=0, atol=1e-5)
         begin += n
 
 
@@ -87,11 +87,11 @@ def test_rows_of_any_order_and_stride(way, device):
     sparse = torch.zeros(n, dim, 2, dtype=x.dtype, device=device)
     sparse[:, :, 1] = x
     for other, how in ((gathered, order), (wide[:, 1:-2], None), (sparse[:, :, 1], None)):
-        found, told = multiply(device, other, sizes, order=how)
+        found, reciprocals = multiply(device, other, sizes, order=how)
         for g, size in enumerate(sizes):
             upper = torch.ones(size, size, dtype=torch.bool).triu()
             assert torch.equal(found[g, :size, :size][upper], plain[g, :size, :size][upper])
-        assert torch.equal(told, lengths)
+        assert torch.equal(reciprocals, lengths)
 
 
 @pytest.mark.parametrize("first_column", [128, 256])
@@ -106,10 +106,10 @@ def test_a_group_alone_has_its_bits_in_any_batch(way, device):
     x = rows(sum(SIZES), 200, torch.bfloat16).to(device)
     together, lengths = multiply(device, x, SIZES)
     begin = sum(SIZES[:3])
-    alone, told = multiply(device, x[begin : begin + 129].contiguous(), [129])
+    alone, reciprocals = multiply(device, x[begin : begin + 129].contiguous(), [129])
     upper = torch.ones(129, 129, dtype=torch.bool).triu()
     assert torch.equal(together[3, :129, :129][upper], alone[0, :129, :129][upper])
-    assert torch.equal(lengths[begin : begin + 129], told)
+    assert torch.equal(lengths[begin : begin + 129], reciprocals)
 
 
 def test_rows_of_extreme_length(way, device):

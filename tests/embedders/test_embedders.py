@@ -145,10 +145,10 @@ def test_actor_hidden_with_a_model_takes_prompts(monkeypatch):
 
 
 def test_distinct_texts_are_encoded_once_long_ones_first():
-    encoder, told = Counting(), []
-    rows = Sentence(encoder, batch_size=2, progress=told.append).embed(TEXTS)
+    encoder, steps = Counting(), []
+    rows = Sentence(encoder, batch_size=2, progress=steps.append).embed(TEXTS)
     assert encoder.asked == [["a kitchen ", "a kitchen"], ["a garden", "café 汉字"], [""]]
-    assert told == [2, 2, 1]
+    assert steps == [2, 2, 1]
     assert not encoder.training
     one_by_one = torch.cat([Sentence(Counting()).embed([text]) for text in TEXTS])
     assert torch.equal(rows, one_by_one)

@@ -307,7 +307,7 @@ CONFIGURED = {
 }
 
 
-def told(call: Callable[[], Any]) -> str:
+def error_of(call: Callable[[], Any]) -> str:
     try:
         call()
     except Exception as error:
@@ -322,7 +322,7 @@ def case_errors(group: Any) -> dict[str, str]:
         given = {**small(rank), "config": CONFIGURED.get(name)}
         if rank == dist.get_world_size(group) - 1:
             given.update(change)
-        said[name] = told(lambda given=given: distributed.advantage(**given, process_group=group))
+        said[name] = error_of(lambda given=given: distributed.advantage(**given, process_group=group))
     said["after"] = check_advantage(group, 3)
     return said
 
@@ -337,7 +337,7 @@ def case_owner(group: Any) -> str:
     plan = distributed.plan_owners(torch.full((3, 1), 3))
     if dist.get_rank(group) == int(plan[0]):
         distributed._cluster = fail
-    said = told(lambda: distributed.advantage(**small(dist.get_rank(group)), process_group=group))
+    said = error_of(lambda: distributed.advantage(**small(dist.get_rank(group)), process_group=group))
     distributed._cluster = work
     return said
 
@@ -385,14 +385,14 @@ def case_silent(group: Any) -> Any:
     if dist.get_rank() == WORLD - 1:
         time.sleep(6)
         return ""
-    return told(lambda: distributed.advantage(**small(dist.get_rank()), process_group=late))
+    return error_of(lambda: distributed.advantage(**small(dist.get_rank()), process_group=late))
 
 
 def case_dies(group: Any) -> Any:
     """The last rank exits in the middle of a call: the others raise at once."""
     if dist.get_rank() == WORLD - 1:
         distributed._check_own = lambda *_: os._exit(7)
-    return told(lambda: distributed.advantage(**small(dist.get_rank()), process_group=group))
+    return error_of(lambda: distributed.advantage(**small(dist.get_rank()), process_group=group))
 
 
 def main() -> None:

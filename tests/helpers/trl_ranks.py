@@ -1,4 +1,4 @@
-"""One process of several: trains in each of the ways told, and writes its batches.  torchrun … trl_ranks.py FOLDER OPTIONS
+"""One process of several: trains in each of the given ways, and writes its batches.  torchrun … trl_ranks.py FOLDER OPTIONS
 
 OPTIONS: a JSON object {name of the way: options of the trainer}
 """

@@ -18,7 +18,7 @@ from bipace_kernels.hidden._prompts import budget_of, cheapest, prompts_of
 LAYER = -8
 PACKS = importlib.util.find_spec("transformers.masking_utils") is not None
 needs_packing = pytest.mark.skipif(
-    not PACKS, reason="transformers before 4.53 packs with flash attention alone, which needs a GPU"
+    not PACKS, reason="transformers before 4.53 packs only with flash attention, which needs a GPU"
 )
 
 

@@ -79,7 +79,7 @@ def test_packed_rows_by_cu_seqlens():
 def test_packed_and_padded_states_are_the_same_state():
     transformers_5 = importlib.util.find_spec("transformers.masking_utils")
     if transformers_5 is None:
-        pytest.skip("transformers before 4.53 packs sequences with flash attention alone, which needs a GPU")
+        pytest.skip("transformers before 4.53 packs sequences only with flash attention, which needs a GPU")
     model, (ids, mask) = tm.make(), tm.prompts(side="right")
     flat, position, cu = tm.packed(ids, mask)
     with bk.hidden.tap(model, LAYER, cu_seqlens=cu) as tapped, torch.no_grad():

@@ -41,15 +41,16 @@ class Drawing(GRPOTrainer):
 class Scripted(tt.Keeping, Drawing):
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
-        told = [vars(environment) for environment in self.environments]
-        if "step_rewards" in told[0]:  # of a last turn without a call: no reward, no action
+        logged = [vars(environment) for environment in self.environments]
+        if "step_rewards" in logged[0]:  # of a last turn without a call: no reward, no action
             rows = [{"step_rewards": [*row["step_rewards"], 0.0], "actions": [*row["actions"], ""],
-                     "observations": list(row["observations"])} for row in told]  # fmt: skip
+                     "observations": list(row["observations"])} for row in logged]  # fmt: skip
             rows = [
-                {**new, **{k: row[k] for k in ("truncated",) if k in row}} for new, row in zip(rows, told, strict=True)
+                {**new, **{k: row[k] for k in ("truncated",) if k in row}}
+                for new, row in zip(rows, logged, strict=True)
             ]
             self.batches[-1]["inputs"] = rows
-        self.batches[-1]["states of environments"] = [row["place"] for row in told]
+        self.batches[-1]["states of environments"] = [row["place"] for row in logged]
         return output
 
 

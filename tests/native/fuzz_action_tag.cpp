@@ -303,7 +303,7 @@ const std::vector<std::string> kSeeds = {
     "no tag at all, and rather more than sixty-four bytes of it, so that the prefix is shorter than the text",
 };
 
-std::string g_current;  // the input at hand, saved by the handler of abort()
+std::string g_current;  // the current input, saved by the handler of abort()
 
 void save_current(int) {
   std::ofstream("fuzz_action_tag.crash", std::ios::binary) << g_current;

@@ -447,6 +447,15 @@ def test_texts_as_trajectory_ids_are_warned_of_once():
         bk.advantage(trajectory=list("dbca"), config=bk.Config.bigpo(), **columns)
 
 
+def test_cluster_warns_of_texts_as_trajectory_ids_too():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bk.cluster(EYE, list("aabb"))  # trajectories are not given: rows stay in their order
+    with pytest.warns(RuntimeWarning, match="Integer ids avoid this") as given:
+        bk.cluster(EYE, [0] * 4, trajectory=list("dbca"))
+    assert given[0].filename == __file__
+
+
 def test_an_unknown_field_of_a_preset_suggests_one():
     for make, fields, near in (
         (bk.Config.bipace, {"eps": 0.1}, "epsilon"),

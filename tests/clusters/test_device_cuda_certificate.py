@@ -1,0 +1,47 @@
+"""The CUDA scan's approximate reciprocals and square roots, over many records: every decision against the rule in float64.
+
+BIPACE_CERTIFICATE_RECORDS says how many; a million take about 20 minutes in the emulator, which gives the approximations their
+largest documented errors.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from certificate import BAND, replay
+from clustering import mixture
+from ragged import stage
+
+clusters = stage("clusters")
+
+RECORDS = int(os.environ.get("BIPACE_CERTIFICATE_RECORDS", "12800"))
+ONE_ORDER = True
+SIZES = [400] * 8
+# Clusters of the data, noise inside them, ε: from a few with hundreds of members to more than the shared memory holds.
+KINDS = [(3, 0.35, 0.05), (12, 0.5, 0.1), (40, 0.7, 0.1), (120, 0.9, 0.3)]
+
+
+@pytest.mark.slow
+def test_every_decision_is_within_the_band(device):
+    order, offsets = torch.arange(sum(SIZES), device=device), torch.tensor([0, *np.cumsum(SIZES)], device=device)
+    worst, done, joined = 0.0, 0, 0
+    while done < RECORDS:
+        seed = done // sum(SIZES)
+        count, noise, epsilon = KINDS[seed % len(KINDS)]
+        x = mixture(1000 + seed, sum(SIZES), 64, count, noise=noise).bfloat16()
+        labels = clusters.cluster_sweep(
+            x.to(device), order, offsets, None, [epsilon], n_groups=len(SIZES), longest_group=max(SIZES), taken=None
+        )[0].cpu()
+        values = x.to(torch.float64).numpy()
+        for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            own = labels[begin:end].numpy()
+            own = own - own.min()
+            worst = max(worst, replay(values[begin:end], own, epsilon).excess)
+            joined += len(own) - len(np.unique(own))
+        done += len(x)
+    print(f"{done:,} decisions, {joined:,} of them joins; the worst is {worst:.2e} beyond the rule")
+    assert joined > done // 2
+    assert worst <= BAND
