@@ -134,7 +134,6 @@ def inspector(path: Path, committed: Path) -> None:
 Draw = Callable[[Path, Path], None]  # where to, and the committed file
 FIGURES: dict[str, Draw] = {
     "bench/results/cpu/bench.png": bench,
-    "bench/results/cpu-clusters/bench.png": bench,
     "bench/results/drift/drift.png": drift,
     "bench/results/truth/truth.png": truth,
     "docs/images/calibration.png": calibration,
