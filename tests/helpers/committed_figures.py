@@ -117,7 +117,7 @@ def inspector(path: Path, committed: Path) -> None:
     failed = [n for n, one in enumerate(rollouts) if not one["success"] and groups[one["group"]]["task"] == "env_120"]
     step = content["columns"]["rollout"].index(failed[0])
     with chromium() as browser:
-        page = browser.new_page(viewport={"width": 1010, "height": 720}, device_scale_factor=1.6, color_scheme="light")
+        page = browser.new_page(viewport={"width": 1010, "height": 748}, device_scale_factor=1.6, color_scheme="light")
         page.goto(f"{page_file.as_uri()}#step={step}")
         page.wait_for_selector("main:not([hidden])")
         page.evaluate("document.querySelector('#timeline').scrollIntoView(); window.scrollBy(0, -8)")
