@@ -20,8 +20,8 @@ clusters = stage("clusters")
 RECORDS = int(os.environ.get("BIPACE_CERTIFICATE_RECORDS", "12800"))
 ONE_ORDER = True
 SIZES = [400] * 8
-# Clusters of the data, noise inside them, ε: from a few with hundreds of members to more than the shared memory holds.
-KINDS = [(3, 0.35, 0.05), (12, 0.5, 0.1), (40, 0.7, 0.1), (120, 0.9, 0.3)]
+# Clusters of the data, noise inside them, ε, which is near their width: many decisions are close.
+KINDS = [(3, 0.35, 0.02), (12, 0.5, 0.03), (40, 0.7, 0.06), (120, 0.9, 0.1)]
 
 
 @pytest.mark.slow
@@ -43,5 +43,5 @@ def test_every_decision_is_within_the_band(device):
             joined += len(own) - len(np.unique(own))
         done += len(x)
     print(f"{done:,} decisions, {joined:,} of them joins; the worst is {worst:.2e} beyond the rule")
-    assert joined > done // 2
+    assert joined > done // 3
     assert worst <= BAND
