@@ -69,11 +69,16 @@ py::object flatten_rows(const py::tuple& rows, int64_t n_rows, uintptr_t row_off
   const int64_t* offsets = pointer<const int64_t>(row_offsets);
   int64_t* out = pointer<int64_t>(out_address);
   check_count(rows, n_rows);
+  int64_t taken = 0;
   for (int64_t r = 0; r < n_rows; ++r) {
     PyObject* row = PyTuple_GET_ITEM(rows.ptr(), r);
     const int64_t length = offsets[r + 1] - offsets[r];
     if (row_length(row) != length) return py::make_tuple(r, -1);
     for (int64_t i = 0; i < length; ++i) {
+      if (++taken % kObjectsBetweenPolls == 0) {
+        check_signals();
+        if (row_length(row) != length) return py::make_tuple(r, -1);
+      }
       PyObject* item = PyList_Check(row) ? PyList_GET_ITEM(row, i) : PyTuple_GET_ITEM(row, i);
       py::object index;
       if (!PyLong_CheckExact(item)) {

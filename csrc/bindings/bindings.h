@@ -28,6 +28,13 @@ inline void check_count(const py::tuple& items, int64_t n) {
   }
 }
 
+constexpr int64_t kObjectsBetweenPolls = 1 << 16;  // some milliseconds
+
+// poll_interrupt() where the GIL is held; a signal's handler may run any Python code.
+inline void check_signals() {
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 inline void raise_if_failed(const Status& status) {
   if (!status.is_ok()) throw std::runtime_error(status.message);
 }

@@ -100,13 +100,6 @@ bool storage(PyObject* object, Key* key) {
   return false;
 }
 
-constexpr int64_t kObjectsBetweenPolls = 1 << 16;  // some milliseconds
-
-// poll_interrupt() where the GIL is held.
-void check_signals() {
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
 [[noreturn]] void raise_unhashable(const std::string& name, Py_ssize_t row, PyObject* object) {
   const std::string text =
       name + "[" + std::to_string(row) + "] must be hashable, got " + std::string(Py_TYPE(object)->tp_name) +

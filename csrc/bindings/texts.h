@@ -18,6 +18,7 @@ class Texts {
     starts_.reserve(n);
     sizes_.reserve(n);
     for (size_t i = 0; i < n; ++i) {
+      if (i % kObjectsBetweenPolls == 0) check_signals();
       add(py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
     }
   }

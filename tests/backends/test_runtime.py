@@ -339,10 +339,18 @@ def _history(native, out):
     )
 
 
+def _token_ids(native, out):
+    rows, offsets = ([5] * len(out),), torch.tensor([0, len(out)])
+    return lambda: native.flatten_rows(rows, 1, offsets.data_ptr(), out.data_ptr(), False)
+
+
 @pytest.mark.parametrize(
-    ("prepare", "n"), [(_rows, 1 << 15), (_texts, 1 << 15), (_ints, 1 << 23), (_exact, 1 << 23), (_history, 1 << 23)]
-)
-def test_ctrl_c_ends_the_numbering_of_many(prepare, n):
+    ("prepare", "n"),
+    [
+        (_rows, 1 << 15), (_texts, 1 << 15), (_ints, 1 << 23), (_exact, 1 << 23), (_history, 1 << 23), (_token_ids, 1 << 24),
+    ],
+)  # fmt: skip
+def test_ctrl_c_ends_a_loop_over_many(prepare, n):
     """Before the last number is written, not when the call returns."""
     whole, out = (torch.full((n,), -7) for _ in range(2))
     prepare(_native_loader.load(), whole)()
@@ -351,6 +359,18 @@ def test_ctrl_c_ends_the_numbering_of_many(prepare, n):
         call()
     assert whole[-1] >= 0
     assert out[-1] != whole[-1]
+
+
+def test_ctrl_c_ends_the_encoding_of_many_texts():
+    """Before the last one, which is none."""
+    n = 1 << 20
+    texts, keys, parsed = (
+        (*("é" * 40,) * (n - 1), 5),
+        torch.zeros(n, dtype=torch.int64),
+        torch.zeros(n, dtype=torch.bool),
+    )
+    with pytest.raises(KeyboardInterrupt), alarms(1):
+        _native_loader.load().text_keys(texts, n, 2, keys.data_ptr(), parsed.data_ptr(), 1)
 
 
 def test_calls_of_usual_size_start_no_threads_of_torch():
