@@ -15,7 +15,7 @@ from .stages import NUMPY, NUMPY_POOL, Target
 
 SCHEMA = 2
 WHOLE = "keys, returns, clustering, means, combination"
-CLUSTERING = "clustering alone"
+CLUSTERING = "only clustering"
 STAGE = "clusters: rows, Gram, decisions, numbers"  # clustering as a stage, in one process with the three below
 GRAM = "inside clusters: Gram matrices"
 BY_WARPS = ", by warps"  # another way than the one that is taken, where groups of four warps feed the tensor cores
@@ -126,9 +126,9 @@ def targets(parts: Sequence[Found]) -> list[Target]:
         gram, scan = cuda(workload, GRAM), cuda(workload, DECISIONS)
         alone = gram["median_ms"] + scan["median_ms"] if gram and scan else None
         ratios += [
-            (f"clustering of {said} over Gram matrices alone + decisions alone", 1.3,
+            (f"clustering of {said} over Gram matrices + decisions, each by itself", 1.3,
              ratio([cuda(workload, STAGE).get("median_ms")], alone), False, "×"),
-            (f"decisions of {said} alone over their chain", 2.0,
+            (f"decisions of {said} by themselves over their chain", 2.0,
              ratio([scan.get("median_ms")], scan.get("floor_chain_ms")), False, "×"),
         ]  # fmt: skip
     keys = median(short, by("cuda", KEYS))
@@ -142,7 +142,7 @@ def targets(parts: Sequence[Found]) -> list[Target]:
     gram = cuda(large, GRAM)
     ratios += [
         ("one decision in a group of 2,048 at K ≤ 128", 150.0, max(known, default=None), False, " ns"),
-        ("Gram matrices of 64 × 2,048, triangles alone, of the measured product's rate", 0.6,
+        ("Gram matrices of 64 × 2,048, only triangles, of the measured product's rate", 0.6,
          ratio([gram.get("floor_flop_ms")], gram.get("median_ms")), True, "×"),
         ("16 × 400 × 3,584, whole chain: Triton's time over it", 1.5,
          ratio([median(short, by("triton", WHOLE))], median(short, by("cuda", WHOLE))), True, "×"),

@@ -1,4 +1,4 @@
-"""Each stage of a device backend alone, as the pipeline calls it, and what it needs at least."""
+"""Each stage of a device backend by itself, as the pipeline calls it, and what it needs at least."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
 
 
 def decisions(x: Batch, backend: str) -> Case:
-    """The scan alone."""
+    """Only the scan."""
     return _inside_clusters(x, backend)[-1]
 
 

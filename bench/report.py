@@ -201,9 +201,9 @@ def draw(path: Path, machine: Machine, results: Results, targets: Sequence[Targe
     if results.scaling:
         _curves(next(panels), results.scaling)
     figure.suptitle(
-        f"bipace_kernels {machine.package} against what people run today\n{machine.cpu}, {machine.threads} threads, "
-        f"{machine.date[:10]}; time of the row / time of bipace_kernels in the same run\n"
-        "hatched: torch.clone, the lower bound; |: the promise",
+        f"bipace_kernels {machine.package} against plain implementations written for this benchmark\n"
+        f"{machine.cpu}, {machine.threads} threads, {machine.date[:10]}; time of the row / time of bipace_kernels in the same run\n"
+        "hatched: torch.clone, the lower bound; |: the target",
         fontsize=11,
     )
     _png.save(figure, path)
@@ -253,7 +253,7 @@ def _bars(axes: Axes, rows: Sequence[Row], targets: Sequence[Target]) -> None:
     axes.axvline(1.0, color=_LINE, linewidth=1)
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.set_xlabel("times slower than bipace_kernels (log scale; right of 1× we are faster)", fontsize=9)
+    axes.set_xlabel("times slower than bipace_kernels (log scale; above 1×, bipace_kernels is faster)", fontsize=9)
 
 
 def _curves(axes: Axes, points: Sequence[Point]) -> None:

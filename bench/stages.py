@@ -418,7 +418,7 @@ def _critic_at(ctx: Context, shape: w.Shape) -> None:
     entries = [
         Entry(Side(BIPACE_CALL, x.advantage), "ours", Work(), note="the yardstick"),
         Entry(Side(GAE_GROUP, lambda _: x.gae(group)), "ours", work),
-        Entry(Side(NUMPY_VALUES, naive), "competitor", work, same, "values of states alone"),
+        Entry(Side(NUMPY_VALUES, naive), "competitor", work, same, "only values of states"),
         Entry(Side(GAE_BATCH, lambda _: x.gae(batch)), "ours", work),
     ]
     _compare(ctx, "critic", shape.name, shape.text(), "float32", entries, ctx.slow)

@@ -38,6 +38,7 @@ Q_STYLE = "BiPACE Q-style"
 BIPACE = f"{Q_STYLE} ε 0.1"
 STEP_ONLY = ", step term only"
 DEFAULT = "Config.gae()"
+CONTROL = "gae group λ 0.5"
 KINDS = ("hidden2", "ngram1", "ngram3", "ngram6", "sentence1")
 ABOUT = """\
 A truth set holds rollouts of one policy and, for each record, the mean discounted return of M fresh continuations from its
@@ -422,12 +423,17 @@ PICTURE = {  # colours, in drawing order; Q-style at the ε that is best with 8 
     "GRPO": "#999999",
     "GiGPO": "#CC79A7",
     Q_STYLE: "#D55E00",
+    CONTROL: "#009E73",
     Q_STYLE + STEP_ONLY: "#E69F00",
     DEFAULT: "#0072B2",
 }
 
 
-IN_LEGEND = {Q_STYLE: "BiPACE, best ε", Q_STYLE + STEP_ONLY: "BiPACE, step term only"}
+IN_LEGEND = {
+    Q_STYLE: "BiPACE (best of 4 ε)",
+    Q_STYLE + STEP_ONLY: "its step term only",
+    CONTROL: "one value per prompt, same λ (control)",
+}
 
 
 def drawn_row(summary: Summary, sets: Sequence[str], name: str) -> str:
@@ -474,12 +480,12 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
             axis.set_xlabel("rollouts per prompt")
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(axis="y", alpha=0.3)
-        axes[0][0].set_ylabel("correlation with A*")
+        axes[0][0].set_ylabel("correlation with the true advantage")
         handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles[::-1], labels[::-1], loc="lower center", ncols=5, frameon=False, columnspacing=1.2)
+        figure.legend(handles[::-1], labels[::-1], loc="lower center", ncols=3, frameon=False, columnspacing=1.2)
         held = "held-out rollouts, " * all(family.endswith("(hold)") for family in families)
         figure.suptitle(f"Correlation with the true advantage ({held}band: 95 % interval)", fontsize=15)
-        figure.tight_layout(rect=(0, 0.07, 1, 1))
+        figure.tight_layout(rect=(0, 0.12, 1, 1))
         _png.save(figure, path)
         plt.close(figure)
 

@@ -98,8 +98,8 @@ def warn_of_text_ids(trajectory: Any, what: str, *, stacklevel: int) -> None:
     ):
         warn_once(
             "texts as trajectory ids",
-            f"trajectory ids are texts, which are numbered as they appear, and {what} depend on the order of rollouts: the same "
-            "rows in another order may get other clusters. Integer ids avoid this.",
+            f"trajectory ids are strings, which are numbered in order of first appearance, and {what} depend on the order of "
+            "rollouts: the same rows in another order may get other clusters. Integer ids avoid this.",
             stacklevel=stacklevel,
         )
 

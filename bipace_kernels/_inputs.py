@@ -11,6 +11,7 @@ from . import _checks
 from ._checks import LateCheck
 from ._ids import warn_of_text_ids
 from ._transfer import to_device
+from ._warnings import warn_of_unparsed
 from .config import Config
 from .estimators import name_of, needs_of
 from .layout import Layout
@@ -87,6 +88,9 @@ def check_columns(
     unused = not function and given["returns"] is not None and given["episode_return"] is not None
     unused &= "rewards" not in needs_of(config)
     parsed, truncated = given["action_parsed"], given["truncated"]
+    looked_at = parsed if config.reads_keys and late is None and n else None  # not on a GPU
+    if looked_at is not None and not bool(_checks.bool_vector(looked_at, "action_parsed", n).any()):
+        warn_of_unparsed(0.0, stacklevel=5)
     if not config.needs_truncated:
         truncated = None
     columns = {

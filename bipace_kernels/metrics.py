@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ._warnings import warn_once
+from ._warnings import warn_of_unparsed, warn_once
 from .partitions import PARTITIONS
 from .records import Records
 from .schema import Branch
@@ -46,13 +46,7 @@ def compute_metrics(records: Records) -> dict[str, float]:
     if records.action_parsed is not None:
         out["action_parse_rate"] = _mean(records.action_parsed.numpy())
         if m and out["action_parse_rate"] < 0.5:
-            warn_once(
-                "metrics: unparsed",
-                f"{out['action_parse_rate']:.0%} of the responses hold an action that was recognized: the others are only equal "
-                "if they begin with the same tokens, and without equal actions PACE is a mean over the cluster. gae leaves "
-                "them out of its averages. Use another mode of action keys, or pass the actions themselves.",
-                stacklevel=3,
-            )
+            warn_of_unparsed(out["action_parse_rate"], stacklevel=3)
     return {f"bipace/{name}": value for name, value in out.items()}
 
 

@@ -47,6 +47,6 @@ def check_parts(trainer: str, owner: Any, *names: str) -> None:
             missing.append(name)
     if missing:
         raise ImportError(
-            f"{owner.__name__} has no {' and no '.join(missing)}, so this is no {trainer} that bipace_kernels.integrations was run "
-            "with: install the commit that docs/verl_agent.md names."
+            f"{owner.__name__} has no {' and no '.join(missing)}, so this version of {trainer} was not tested with "
+            "bipace_kernels.integrations: install the commit that docs/verl_agent.md names."
         )

@@ -430,17 +430,19 @@ def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
 
 def _verdict(section: Section) -> str:
     """One sentence: which states predict the returns of other rollouts best."""
-    known = [(outcome.label, outcome.value_r2.r2) for outcome in section.table if outcome.value_r2.r2 is not None]
-    known += [(f"GAE's kernel over {name}", found.r2) for name, found in section.values.items() if found.r2 is not None]
+    found = {outcome.label: outcome.value_r2 for outcome in section.table}
+    found |= {f"GAE's kernel over {name}": value_r2 for name, value_r2 in section.values.items()}
+    known = [(label, of.r2, of.stderr) for label, of in found.items() if of.r2 is not None]
     if not known:
         return f"{section.name}: returns do not differ within prompt groups, so there is no credit to divide."
-    label, best = max(known, key=lambda found: found[1])
+    label, best, error = max(known, key=lambda row: row[1])
     if best <= 0:
         return f"{section.name}: no partition predicts returns better than the mean of the prompt group."
     alone = section.table[0].metrics["singleton_row_fraction"]
+    spread = "" if error is None else f" ± {error:.3f}"
     return (
-        f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}); with equal observations "
-        f"{alone:.0%} of the steps have no peers."
+        f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}{spread}); with equal "
+        f"observations {alone:.0%} of the steps have no peers."
     )
 
 

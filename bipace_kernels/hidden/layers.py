@@ -34,7 +34,7 @@ class Layer:
         if self.normed:
             return f"block {self.block} and the final norm (hidden_states[{self.n_blocks}] = [−1])"
         if self.block == self.n_blocks - 1:
-            return f"block {self.block} before the final norm (no entry of hidden_states)"
+            return f"block {self.block} before the final norm (not in hidden_states)"
         return f"block {self.block} (hidden_states[{self.block + 1}] = [−{self.n_blocks - self.block}])"
 
 

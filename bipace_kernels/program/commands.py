@@ -217,14 +217,16 @@ def _advantage(
     backend: Backend = "auto",
     threads: Threads = None,
 ) -> None:
-    """Compute cluster, branch, returns and advantages of every record."""
+    """Compute cluster, branch, returns and advantages for every record."""
     _run("advantage", locals())
 
 
 @app.command("report")
 def _report(
     rollouts: Rollouts,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of report.md, report.json and the figures.")],
+    out: Annotated[
+        str, typer.Option("--out", metavar="DIR", help="Folder for report.md, report.json and the figures.")
+    ],
     gamma: Annotated[float, typer.Option(metavar="γ", help="Discount of the returns.")] = 0.95,
     history_length: Annotated[int, typer.Option("--history-length", min=1, metavar="K", help="Depth of history.")] = 2,
     epsilon: Annotated[float, typer.Option(metavar="ε", help="Radius of the cosine rows.")] = NGRAM_EPSILON,
@@ -317,7 +319,7 @@ def _calibrate(
 
 @app.command("info")
 def _info(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """Show versions, instruction set and backends, and why one is not available."""
+    """Show versions, instruction set and backends, and why any backend is unavailable."""
     _run("info", locals())
 
 

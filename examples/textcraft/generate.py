@@ -92,7 +92,7 @@ def generate(
     most_commands    of the planner for one task
     most_distractors the number of distractors is uniform in [0, most_distractors], or all there are
     fits             what else a task must satisfy, as a length of its prompt in tokens
-    Two tasks differ in their goal or in the set of their lines; the order of lines alone makes no new task.
+    Two tasks differ in their goal or in the set of their lines; another order of the lines makes no new task.
     Goals that give no task at all in TRIES draws are left out for good; ValueError where none is left.
     """
     pool = sorted(set(all_goals() if goals is None else goals))

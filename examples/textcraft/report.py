@@ -12,13 +12,13 @@ from campaign import score
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MultipleLocator, PercentFormatter
 from settings import METHODS, OWN
 
 from bipace_kernels import _png
 
 LABELS = {
-    "grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO", "bigpo": "BiGPO", "bipace": "BiPACE, Q-style",
+    "grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO", "bigpo": "BiGPO", "bipace": "BiPACE",
     "bipace-step": "BiPACE, step term only", "gae": "Config.gae()", "gae-group": "GAE, group mean (control)",
     "gae-cluster": "GAE, clusters", "gae-states": "GAE, hidden states, no averages over actions",
 }  # fmt: skip
@@ -254,6 +254,7 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
                 _line(axis, method, found, before)
         axis.set_xlabel("rollouts")
         axis.set_title(f"{group} rollouts per task", fontsize=11, loc="left")
+        axis.yaxis.set_major_locator(MultipleLocator(0.05))
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis.grid(alpha=0.25)
         axis.legend(  # below the panel, where it hides no line, in the order in which the lines end
@@ -261,7 +262,9 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
             loc="upper left", bbox_to_anchor=(0, -0.13), frameon=False, fontsize=10.5, handlelength=3,
         )  # fmt: skip
     figure.axes[0].set_ylabel("success on test tasks")
-    figure.suptitle(f"{title}: mean over seeds, band: 95 % interval", x=0.01, ha="left", fontsize=12)
+    several = any(len(found) > 1 for found in runs.values())
+    drawn = " (mean over seeds; band: 95 % interval)" * several
+    figure.suptitle(f"{title}: test success during training{drawn}", x=0.01, ha="left", fontsize=12)
     _png.save(figure, path)
 
 

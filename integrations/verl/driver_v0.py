@@ -64,7 +64,7 @@ class Trainer(estimator.TrainerMixin):
         numbers = data.non_tensor_batch.get(ROW, ())
         if kept and (len(numbers) != len(data) or not set(numbers) <= set(kept)):
             raise ValueError(
-                f"{HIDDEN} came for {len(kept)} rows, but the batch has {len(data)} with other numbers ({ROW}): "
+                f"{HIDDEN} holds states of {len(kept)} rows, but the batch has {len(data)} and their row numbers ({ROW}) differ: "
                 "compute_advantage() needs rows of the batch of the last call of _compute_old_log_prob()."
             )
         return [kept[i] for i in numbers] if kept else None

@@ -37,8 +37,9 @@ def estimate(token_level_rewards: Tensor, response_mask: Tensor, **given: Any) -
     run = job.get()
     if run is None:
         raise RuntimeError(
-            "algorithm.adv_estimator=bipace needs turns and states, and this trainer hands none over: use trainer.v1.trainer_mode "
-            "sync, colocate_async or separate_async, or put bipace_kernels.integrations.verl.trainer_v1.Trainer before your own."
+            "algorithm.adv_estimator=bipace needs turns and states, which this trainer does not provide: use "
+            "trainer.v1.trainer_mode sync, colocate_async or separate_async, or put "
+            "bipace_kernels.integrations.verl.trainer_v1.Trainer before your own."
         )
     return run(token_level_rewards, response_mask)
 

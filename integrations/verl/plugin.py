@@ -27,7 +27,7 @@ def load(name: str, ours: str) -> None:
         importlib.import_module(ours)
     except (ImportError, AttributeError) as error:
         warnings.warn(
-            f"bipace_kernels could not join {name}: {error}. algorithm.adv_estimator=bipace will not work with this release "
+            f"bipace_kernels could not patch {name}: {error}. algorithm.adv_estimator=bipace will not work with this release "
             "of verl; docs/verl.md names the tested ones.",
             RuntimeWarning,
             stacklevel=2,

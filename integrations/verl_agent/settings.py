@@ -94,7 +94,9 @@ class Settings:
         known = [f.name for f in fields(cls) if f.name not in ("hgpo", "gae", "penalty")]
         for key in given:
             if key not in (*known, *BIPACE) and str(key).startswith(ours):
-                raise ValueError(f"{WHERE}{key} is no key of BiPACE; the keys are {', '.join([*known, *BIPACE])}.")
+                raise ValueError(
+                    f"{WHERE}{key} is not a BiPACE setting; the settings are {', '.join([*known, *BIPACE])}."
+                )
         gae = gae_of(given, algorithm["gamma"])
         if not (given.get("bisim_grouping") or given.get("cacb_enabled") or gae):
             if given.get("bipace_episode_scope", "step") != "step":

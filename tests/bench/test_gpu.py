@@ -187,12 +187,12 @@ def test_targets_are_met_or_missed():
     assert met["cuda: 16 × 400 × 3,584, clustering"] == (0.13, False)
     assert met["cuda: 1 × 32,768 × 3,584, whole chain"] == (39.0, True)
     assert met["cuda: clustering of 64 × 2048 against the NumPy/BLAS loop, all cores"] == (1200.0, True)
-    assert met["cuda: clustering of 16 × 400 over Gram matrices alone + decisions alone"] == (1.2, True)
-    assert met["cuda: clustering of 64 × 2,048 over Gram matrices alone + decisions alone"] == (1.2, True)
-    assert met["cuda: decisions of 64 × 2,048 alone over their chain"] == (2.5, False)
-    assert met["cuda: decisions of 16 × 400 alone over their chain"] == (1.5, True)
+    assert met["cuda: clustering of 16 × 400 over Gram matrices + decisions, each by itself"] == (1.2, True)
+    assert met["cuda: clustering of 64 × 2,048 over Gram matrices + decisions, each by itself"] == (1.2, True)
+    assert met["cuda: decisions of 64 × 2,048 by themselves over their chain"] == (2.5, False)
+    assert met["cuda: decisions of 16 × 400 by themselves over their chain"] == (1.5, True)
     assert met["cuda: one decision in a group of 2,048 at K ≤ 128"] == (160.0, False)
-    assert met["cuda: Gram matrices of 64 × 2,048, triangles alone, of the measured product's rate"] == (0.5, False)
+    assert met["cuda: Gram matrices of 64 × 2,048, only triangles, of the measured product's rate"] == (0.5, False)
     assert met["cuda: 16 × 400 × 3,584, whole chain: Triton's time over it"] == (3.0, True)
     assert met["cuda: action keys of 6,400 × 512 tokens"] == (0.05, False)
     assert met["cuda: largest |cosine − float64| in 16 × 400 × 3,584"] == (1.5e-6, True)
@@ -329,7 +329,7 @@ def test_torch_and_numpy_are_enough_to_measure(tmp_path):
 
 
 @pytest.mark.slow
-def test_tests_on_a_gpu_need_pytest_alone():
+def test_tests_on_a_gpu_need_only_pytest():
     """Those that draw their data say so; modules that need more are left out, and none breaks the collection."""
     told = without_others("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only", str(TESTS))
     assert "clusters/test_device_clusters.py" in told and "error" not in told.splitlines()[-1]

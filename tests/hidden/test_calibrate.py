@@ -125,7 +125,7 @@ def test_the_papers_scan_gives_the_papers_layer():
     scanned = rows_of(PAPER)
     choice, reason = module._choose(scanned, Fixed(), [0] * 40, (4, 8), (0.02, 0.4), 5, "auto")
     assert calibration.layer_value(choice.layer) == -12
-    assert "block 27 before the final norm (no entry of hidden_states), last, has 0.812 but no such ε" in reason
+    assert "block 27 before the final norm (not in hidden_states), last, has 0.812 but no such ε" in reason
     free, _ = module._choose(
         rows_of([(*row[:1], 5, *row[2:]) for row in PAPER]), Fixed(), [0] * 40, (4, 8), (0.02, 0.4), 5, "auto"
     )

@@ -20,7 +20,7 @@ from bipace_kernels.hidden.layers import find_decoder, layer_of
         ("block 16", "block 16 (hidden_states[17] = [−12])"),
         (-1, "block 27 and the final norm (hidden_states[28] = [−1])"),
         (28, "block 27 and the final norm (hidden_states[28] = [−1])"),
-        ("block 27", "block 27 before the final norm (no entry of hidden_states)"),
+        ("block 27", "block 27 before the final norm (not in hidden_states)"),
         (1, "block 0 (hidden_states[1] = [−28])"),
     ],
 )

@@ -26,7 +26,6 @@ def smaller(tmp_path):
         '"Qwen/Qwen2.5-7B-Instruct"': repr(str(tmp_path / "model")),
         "max_steps=20,\n": "",
         "max_completion_length=1024,\n": "",
-        ", max_steps=20)": ")",
         '"out",': f"{str(tmp_path / 'out')!r}, {on_a_cpu}, max_completion_length=16,",
         "num_generations=4": "num_generations=2",
         "num_generations=8": "num_generations=2",

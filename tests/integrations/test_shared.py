@@ -197,16 +197,18 @@ def test_functions_give_way_and_come_back():
 @pytest.mark.parametrize(("release", "warns"), [("0.8.9", True), ("0.9.0", False), ("0.9.1", False), ("0.10.0", True)])
 def test_a_release_that_was_not_run_is_warned_once(monkeypatch, release, warns):
     monkeypatch.setattr(_versions.importlib.metadata, "version", lambda name: release)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         check_version("verl")
         check_version("verl")
-    assert len(told) == warns
-    assert not warns or f"was run with verl 0.9.0 to 0.9.1, but this is {release}" in str(told[0].message)
+    assert len(warned) == warns
+    assert not warns or f"was run with verl 0.9.0 to 0.9.1, but this is {release}" in str(warned[0].message)
 
 
 def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
-    with pytest.raises(ImportError, match="types has no fit and no train, so this is no verl-agent"):
+    with pytest.raises(
+        ImportError, match="types has no fit and no train, so this version of verl-agent was not tested"
+    ):
         check_parts("verl-agent", __import__("types"), "fit", "SimpleNamespace", "train")
 
 
@@ -435,8 +437,8 @@ def test_a_key_of_none_was_not_given():
 VERSIONS = {"1.16.0+cu1": False, "1.0.0.post1": False, "1.17.0.dev0": True, "0.9": True, "main": True, None: True}
 
 
-@pytest.mark.parametrize(("version", "told"), VERSIONS.items())
-def test_a_release_that_was_not_run_is_a_warning_and_never_an_error(version, told, monkeypatch):
+@pytest.mark.parametrize(("version", "warned"), VERSIONS.items())
+def test_a_release_that_was_not_run_is_a_warning_and_never_an_error(version, warned, monkeypatch):
     def of(name):
         if version is None:
             raise importlib.metadata.PackageNotFoundError(name)
@@ -448,7 +450,7 @@ def test_a_release_that_was_not_run_is_a_warning_and_never_an_error(version, tol
         check_version("trl")
     assert [str(w.message).startswith("bipace_kernels.integrations was run with trl 1.0.0 to ") for w in found] == [
         True
-    ] * told
+    ] * warned
 
 
 def test_entries_that_only_rollouts_of_other_processes_give_are_missing_here():

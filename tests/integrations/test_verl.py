@@ -60,7 +60,7 @@ def test_our_files_may_be_imported_before_verl_s(installed, first):
     """As a file with a trainer of one's own imports trainer_v1: that imports verl, whose import joins ours to it."""
     out = run(
         "import warnings\n"
-        "warnings.filterwarnings('error', 'bipace_kernels could not join')\n"
+        "warnings.filterwarnings('error', 'bipace_kernels could not patch')\n"
         f"import bipace_kernels.integrations.verl.{first}\n"
         "from verl.trainer.ppo import ray_trainer\n"
         "from verl.trainer.ppo.v1 import get_trainer_cls\n"
@@ -84,7 +84,7 @@ def test_a_release_without_a_part_still_trains(monkeypatch):
         raise ImportError("cannot import name 'register_adv_est'")
 
     monkeypatch.setattr(plugin.importlib, "import_module", missing)
-    with pytest.warns(RuntimeWarning, match=r"could not join verl\.trainer\.ppo\.core_algos: .* docs/verl\.md"):
+    with pytest.warns(RuntimeWarning, match=r"could not patch verl\.trainer\.ppo\.core_algos: .* docs/verl\.md"):
         plugin.load("verl.trainer.ppo.core_algos", "ours")
 
 
@@ -523,7 +523,9 @@ def test_states_follow_their_rows_and_those_of_another_batch_are_refused(advanta
         if numbers:
             data.non_tensor_batch[driver_v0.ROW] = np.array(numbers, dtype=object)
         driver_v0._trainer.bipace_hidden = dict(enumerate(hidden))
-        with pytest.raises(ValueError, match=rf"{HIDDEN} came for 4 rows, but the batch has 4 with other numbers"):
+        with pytest.raises(
+            ValueError, match=rf"{HIDDEN} holds states of 4 rows, but the batch has 4 and their row numbers"
+        ):
             ray_trainer.compute_advantage(data, "bipace", config=None)
 
 

@@ -495,7 +495,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+algorithm.gigpo.bisim_epsilon=0.1"], r"algorithm\.gigpo\.bisim_epsilon is no key of BiPACE; the keys are .*bisim_eps"),
+        (["+algorithm.gigpo.bisim_epsilon=0.1"], r"gigpo\.bisim_epsilon is not a BiPACE setting; the settings are .*bisim_eps"),
         (["algorithm.gigpo.bisim_embedder=hash"], r"gigpo\.bisim_embedder: an embedder must be one of actor_hidden, ngram"),
         (["algorithm.gigpo.cacb_estimator=diff"], "cacb_estimator must be one of q_style, counterfactual"),
         (["algorithm.gigpo.cacb_action_key_mode=text"], "cacb_action_key_mode must be one of action_tag, first_n"),
@@ -507,7 +507,7 @@ def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
         (["env.rollout.n=1"], "env.rollout.n must be at least 2, got 1"),
         (["actor_rollout_ref.actor.strategy=megatron"], "use bisim_embedder=ngram, or strategy=fsdp"),
         (["algorithm.adv_estimator=hgpo"], "set algorithm.gigpo.bisim_embedder=identity"),
-        (["+algorithm.gigpo.bipace_lambda=1"], r"algorithm\.gigpo\.bipace_lambda is no key of BiPACE; .* bipace_gae_lambda"),
+        (["+algorithm.gigpo.bipace_lambda=1"], r"algorithm\.gigpo\.bipace_lambda is not a BiPACE setting; .* bipace_gae_lambda"),
         (["algorithm.gigpo.bipace_episode_scope=rows"], "bipace_episode_scope must be one of step, trajectory, got 'rows'"),
         (["algorithm.gigpo.bipace_method=gae"], "bipace_method=gae has no clusters and does not use PACE: set .* to False"),
         ([f"algorithm.gigpo.{key}" for key in ("bisim_grouping=False", "bipace_method=gae", "bipace_episode_scope=trajectory")],
@@ -718,7 +718,9 @@ def test_a_tokenizer_without_bytes_is_told_and_its_text_read(ready, tokenizer):
 @pytest.mark.parametrize("name", ["compute_data_metrics", "core_gigpo.compute_step_discounted_returns"])
 def test_a_verl_agent_without_a_part_is_told_by_name(monkeypatch, name):
     monkeypatch.delattr(ray_trainer, name.partition(".")[0])
-    with pytest.raises(ImportError, match=rf"has no {name}, so this is no verl-agent .* docs/verl_agent\.md"):
+    with pytest.raises(
+        ImportError, match=rf"has no {name}, so this version of verl-agent was not tested .* docs/verl_agent\.md"
+    ):
         attach(ray_trainer.RayPPOTrainer, ON)
 
 

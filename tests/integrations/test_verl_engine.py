@@ -247,7 +247,7 @@ def test_the_v0_driver_keeps_the_states_and_uses_them(group, monkeypatch, bypass
     trainer.bipace.bypass = False
     trainer._compute_old_log_prob(stale)
     assert trainer.bipace_hidden
-    with pytest.raises(ValueError, match="came for 4 rows, but the batch has 4 with other numbers"):
+    with pytest.raises(ValueError, match="holds states of 4 rows, but the batch has 4 and their row numbers"):
         ray_trainer.compute_advantage(fresh, "bipace", num_repeat=2, config=trainer.config.algorithm)
 
 

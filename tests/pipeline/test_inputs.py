@@ -447,6 +447,18 @@ def test_texts_as_trajectory_ids_are_warned_of_once():
         bk.advantage(trajectory=list("dbca"), config=bk.Config.bigpo(), **columns)
 
 
+def test_a_batch_without_a_recognized_action_is_warned_of_at_the_call():
+    columns = {"fingerprint": EYE, "rewards": [0.0, 1.0, 0.0, 1.0], "group": [0] * 4, "trajectory": [0, 1, 2, 3]}
+    keys, parsed = bk.action_keys(["look", "look", "go", "go"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bk.advantage(action_key=keys, action_parsed=[True, False, False, False], **columns)
+        bk.advantage(action_key=keys, action_parsed=parsed, config=bk.Config.bigpo(), **columns)  # reads no keys
+    with pytest.warns(RuntimeWarning, match="0% of the responses hold an action") as given:
+        bk.advantage(action_key=keys, action_parsed=parsed, **columns)
+    assert given[0].filename == __file__
+
+
 def test_cluster_warns_of_texts_as_trajectory_ids_too():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

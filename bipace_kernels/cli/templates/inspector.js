@@ -3,7 +3,7 @@
 
 const PAGE = 100;
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a900"];  // Okabe and Ito
-const BRANCHES = { singleton: "alone", pace: "with peers", leave_one_out: "leave one out" };
+const BRANCHES = { singleton: "no peers", pace: "with peers", leave_one_out: "leave one out" };
 const $ = (selector) => document.querySelector(selector);
 
 let data, columns, count, members, letters;
@@ -140,7 +140,7 @@ const GROUPS = [
   { name: "success", title: "share of rollouts that succeeded", value: (g) => data.groups[g].success, cls: "number", write: percent },
   { name: "spread", title: "standard deviation of the rollouts' sums of rewards", value: (g) => data.groups[g].std, cls: "number" },
   { name: "|A|", title: "mean of |A|, of the advantage chosen above", value: (g) => meanSize(g), cls: "number" },
-  { name: "disagree", title: "mean over its steps of the largest minus the smallest A/rms(A)", value: (g) => mean(ofGroup(g), columns.spread), cls: "number" },
+  { name: "disagreement", title: "mean over its steps of the largest minus the smallest A/rms(A)", value: (g) => mean(ofGroup(g), columns.spread), cls: "number" },
 ];
 
 function meanSize(g) {
@@ -171,8 +171,8 @@ function drawTimeline() {
   const legend = $("#timeline .legend"), multiple = [...letters.values()];
   const alone = rows.filter((i) => !letters.has(clusterOf(i))).length;
   legend.replaceChildren(
-    `${group.rollouts} rollouts, ${group.records} steps, success ${percent(group.success)}, totals ${number(group.mean)} ± ${number(group.std)}. `,
-    `Letter: cluster of two or more steps (${multiple.length} here; ${alone} steps are alone, dashed). Shade and number: `,
+    `${group.rollouts} rollouts, ${group.records} steps, success ${percent(group.success)}, mean total reward ${number(group.mean)}, SD ${number(group.std)}. `,
+    `Letters: clusters of two or more steps (${multiple.length} here); dashed: no peers (${alone} steps). Colour and number: `,
     make("span", "+ advantage above 0", { className: "above" }), ", ", make("span", "− below 0", { className: "below" }), ".",
   );
   const steps = [...new Set(rows.map((i) => columns.step[i]))].sort((a, b) => a - b);
@@ -197,7 +197,7 @@ function drawCell(i, largest) {
     make("span", action || (data.has_actions ? "(no action)" : ""), { className: "action" }),
   ], {
     type: "button", tabIndex: -1, className: "cell" + (cluster ? "" : " alone"), title: action,
-    "aria-label": `rollout ${place(i)}, cluster ${cluster ? name : "alone"}, advantage ${signed(value)}, ${action}`,
+    "aria-label": `rollout ${place(i)}, cluster ${cluster ? name : "of one"}, advantage ${signed(value)}, ${action}`,
     "--sign": colour(value), "--share": `${Math.round((45 * Math.abs(value)) / largest)}%`, "--cluster": cluster ? cluster.colour : "transparent",
   });
   button.dataset.key = i;
@@ -244,8 +244,8 @@ function stepColumns() {
     { name: "cluster", title: "records in its cluster", value: (i) => clusterSize(i), cls: "number", draw: (i) => cell(drawMark(i)) },
     { name: "action", value: (i) => oneLine(columns.action[i]), cls: "text", draw: (i) => make("td", oneLine(columns.action[i]), { className: "text", title: oneLine(columns.observation[i]) }) },
     { name: "R", title: "discounted return-to-go", value: (i) => columns.returns[i], cls: "number", draw: (i) => numeric(columns.returns[i]) },
-    { name: "|A|", title: "sorted by size, shown with its sign", value: (i) => Math.abs(columns.advantage[shown.estimator][i]), cls: "number", draw: (i) => numeric(columns.advantage[shown.estimator][i], signed) },
-    { name: "disagree", title: "largest minus smallest A/rms(A) of the estimators", value: (i) => columns.spread[i], cls: "number", draw: (i) => numeric(columns.spread[i]) },
+    { name: "A", title: "sorted by size, |A|", value: (i) => Math.abs(columns.advantage[shown.estimator][i]), cls: "number", draw: (i) => numeric(columns.advantage[shown.estimator][i], signed) },
+    { name: "disagreement", title: "largest minus smallest A/rms(A) of the estimators", value: (i) => columns.spread[i], cls: "number", draw: (i) => numeric(columns.spread[i]) },
   ];
 }
 
@@ -255,7 +255,7 @@ function drawMark(i) {
   if (clusterOf(i) < 0) return "set aside";
   const own = columns.group[i] === shown.group && letters.get(clusterOf(i));
   const size = clusterSize(i);
-  return make("span", own ? `${own.name} (${size})` : size > 1 ? `(${size})` : "alone", { className: "mark", "--cluster": own ? own.colour : "transparent" });
+  return make("span", own ? `${own.name} (${size})` : size > 1 ? `(${size})` : "no peers", { className: "mark", "--cluster": own ? own.colour : "transparent" });
 }
 
 function wantedSteps() {
@@ -285,7 +285,7 @@ function drawSteps() {
 
 function drawClusterChoice() {
   const list = $("#cluster"), before = list.value;
-  list.replaceChildren(option("", "any"), option("several", "with peers"), option("alone", "alone"),
+  list.replaceChildren(option("", "any"), option("several", "with peers"), option("alone", "no peers"),
     ...[...letters].map(([cluster, { name, size }]) => option(String(cluster), `${name} (${size} steps)`)));
   list.value = before;
   if (list.selectedIndex < 0) list.value = "";
