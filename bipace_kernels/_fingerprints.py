@@ -63,7 +63,7 @@ class Fingerprints:
         source = self._placed.source
         if not labels.shape[-1]:
             return torch.full((*labels.shape[:-1], self.layout.n_rows), -1, dtype=labels.dtype, device=labels.device)
-        return labels[..., source.clamp(min=0)].masked_fill_(source < 0, -1)
+        return labels.index_select(-1, source.clamp(min=0)).masked_fill_(source < 0, -1)
 
     @property
     def _placed(self) -> PlacedLayout:

@@ -139,7 +139,7 @@ class Config(Handled):
         if (
             isinstance(value, bool)
             or not isinstance(value, numbers.Real)
-            or not math.isfinite(value)
+            or not _is_finite(value)
             or not wish.holds(value)
         ):
             raise ValueError(f"{name} must be a number {wish.text}, got {value!r}.")
@@ -286,3 +286,11 @@ class Config(Handled):
 
 
 PRESETS: dict[str, Callable[..., Config]] = {name: getattr(Config, name) for name in get_args(Preset)}
+
+
+def _is_finite(value: Any) -> bool:
+    """False for integers beyond float64 too."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

@@ -116,7 +116,7 @@ def _gae(batch: Batch) -> Terms:
     branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
     if kind.has_clusters:
         sizes = torch.zeros_like(labels).index_add_(0, labels.clamp(min=0), (labels >= 0).to(labels.dtype))
-        branch = torch.where((labels >= 0) & (sizes[labels.clamp(min=0)] > 1), int(Branch.PACE), branch)
+        branch = torch.where((labels >= 0) & (sizes.index_select(0, labels.clamp(min=0)) > 1), int(Branch.PACE), branch)
     return Terms(labels, step_term, branch, value, raw)
 
 

@@ -40,11 +40,11 @@ def state_keys(fingerprint: Tensor, order: Tensor) -> Tensor:
     on_cpu = device.type == "cpu"
     if on_cpu and fingerprint.dtype == torch.float32:
         # Each -0 adds 2^31 times an odd number, which is the top bit.
-        return (fingerprint.view(torch.int32) @ weight)[order].to(torch.int64) & 0x7FFFFFFF
+        return (fingerprint.view(torch.int32) @ weight).index_select(0, order).to(torch.int64) & 0x7FFFFFFF
     key = torch.empty(order.shape[0], dtype=torch.int64, device=device)
     together = 32 if on_cpu else 256  # rows; so few stay in a CPU's cache
     for first in range(0, order.shape[0], together):
-        rows = fingerprint[order[first : first + together]].contiguous().add_(0.0)
+        rows = fingerprint.index_select(0, order[first : first + together]).add_(0.0)
         bits = rows.view(torch.int32) if rows.dtype == torch.float32 else rows.view(torch.int16).to(torch.int32)
         found = bits @ weight if on_cpu else bits.mul_(weight).sum(dim=1, dtype=torch.int32)
         key[first : first + together] = found & 0x7FFFFFFF

@@ -204,7 +204,9 @@ def _bad_records(x: Inputs, everyone: Layout, layout: Layout) -> tuple[Tensor | 
     bad = episode_differs = copy_differs = None
     if x.episode_return is not None:
         value = x.episode_return.index_select(0, lay.order)
-        episode_differs = unlike_first(value, value[lay.trajectory_offsets[:-1]][lay.trajectory_of_record])
+        episode_differs = unlike_first(
+            value, value.index_select(0, lay.trajectory_offsets[:-1]).index_select(0, lay.trajectory_of_record)
+        )
         bad = episode_differs | ~value.isfinite()
     if x.rewards is not None and "rewards" in needs_of(x.config):
         unfit = out_of_range(x.rewards.index_select(0, lay.order))

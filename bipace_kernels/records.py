@@ -104,19 +104,19 @@ class Unread:
         state: Tensor | None = flags[0]
         keep = cluster.index_select(0, lay.order) >= 0  # records that are set aside are in no cluster
         part = lay if bool(keep.all()) else lay.restrict(keep)
-        at = part.order
+        at = part.order  # column[at] would enter torch's thread pool
         return Records(
             layout=part,
-            returns=returns[at],
-            labels=cluster[at],
-            branch=branch[at],
-            advantage=advantage[at],
-            action_key=None if key is None else key[at],
-            action_parsed=None if parsed is None else parsed[at],
+            returns=returns.index_select(0, at),
+            labels=cluster.index_select(0, at),
+            branch=branch.index_select(0, at),
+            advantage=advantage.index_select(0, at),
+            action_key=None if key is None else key.index_select(0, at),
+            action_parsed=None if parsed is None else parsed.index_select(0, at),
             n_checked=lay.n_records,
-            usable=None if state is None else state[keep] == 0,
+            usable=None if state is None else state.masked_select(keep) == 0,
             partition=self.config.partition,
-            value=None if value is None else value[at],
+            value=None if value is None else value.index_select(0, at),
         )
 
     def check(self, rows: ResultRows) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,7 +189,7 @@ def windows(
 
 
 KINDS = ("first_n", "action_tag", "tool_call", "text", "rollout")  # source of a key under mode "auto"
-TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
 
 
 def keys_of(
@@ -245,31 +244,36 @@ def keys_of(
 
 
 def call_text(calls: Sequence[tuple[Any, Any]]) -> str:
-    """One line for each (name, arguments): equal for equal calls, whatever the order of the arguments; "" for none."""
+    """One line for each (name, arguments): equal for equal calls, whatever the order of the arguments; "" for none, and
+    where arguments are nested too deeply to be written."""
     lines = []
     for name, arguments in calls:
         if isinstance(arguments, str):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 arguments = json.loads(arguments)
-        lines.append(
-            json.dumps([name, arguments], sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
-        )
+        try:
+            line = json.dumps([name, arguments], sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+        except (RecursionError, ValueError, TypeError):  # also keys that cannot be sorted, and circular references
+            return ""
+        lines.append(line)
     return "\n".join(lines)
 
 
 def _tool_call_token(tokenizer: Any) -> int | None:
-    """The token <tool_call>; None if the tokenizer has no such token."""
-    token = tokenizer.convert_tokens_to_ids("<tool_call>")
-    return token if token is not None and tokenizer.convert_ids_to_tokens(token) == "<tool_call>" else None
+    """The token of CALL; None if the tokenizer has no such token."""
+    token = tokenizer.convert_tokens_to_ids(CALL)
+    return token if token is not None and tokenizer.convert_ids_to_tokens(token) == CALL else None
 
 
 def _calls_in(text: str) -> str:
     """call_text() of the JSON calls in a response; anything else is not a call."""
-    calls = []
-    for match in TOOL_CALL.finditer(text):
-        with contextlib.suppress(ValueError):
-            call = json.loads(match[1])
-            calls.append((call.get("name"), call.get("arguments")))
+    calls, begin = [], text.find(CALL)
+    while begin >= 0 and (end := text.find(END_OF_CALL, begin)) >= 0:
+        with contextlib.suppress(ValueError, RecursionError):  # the model may write anything, nested a thousand times
+            call = json.loads(text[begin + len(CALL) : end])
+            if isinstance(call, dict):
+                calls.append((call.get("name"), call.get("arguments")))
+        begin = text.find(CALL, end)
     return call_text(calls)
 
 

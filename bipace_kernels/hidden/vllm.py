@@ -214,7 +214,9 @@ class Extraction:
 
     def _check_inside(self, path: Path) -> None:
         """Raises ValueError for a file that must not be removed with keep=False: a server may name any file."""
-        if not self.keep and not path.resolve().is_relative_to(self.folder.resolve()):
+        folder = self.folder.resolve()
+        entry = path.parent.resolve() / path.name  # what unlink() removes: a link itself, not the file that it names
+        if not self.keep and not (entry.is_relative_to(folder) and path.resolve().is_relative_to(folder)):
             raise ValueError(
                 f"{path} must be in {self.folder} after resolving symbolic links: with keep=False files are "
                 "removed after reading; start the engine with the engine_arguments() of this object, or use keep=True."

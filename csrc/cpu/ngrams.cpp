@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/xxh64.h"
+#include "cpu/interrupt.h"
 #include "cpu/parallel.h"
 
 namespace bipace {
@@ -13,6 +14,7 @@ namespace {
 
 // The bytes around a text, and the bucket of an n-gram.
 constexpr uint64_t kSeedNgram = 5;
+constexpr int64_t kGramsBetweenPolls = 1 << 20;  // some milliseconds
 constexpr uint8_t kNgramBefore = 0x02, kNgramAfter = 0x03;
 
 uint64_t ngram_bucket(uint64_t hash, uint64_t buckets) {
@@ -42,6 +44,7 @@ void fingerprint(const uint8_t* text,  // [size]
 
   int64_t squares = 0;  // Σ count², kept up to date: exact, and no pass over all dim buckets
   for (int64_t i = 0; i < n_grams; ++i) {
+    if (i % kGramsBetweenPolls == kGramsBetweenPolls - 1) poll_interrupt();
     const uint64_t hash = xxh64(grams + i, n, kSeedNgram);
     const uint64_t bucket = ngram_bucket(hash, buckets);
     const int64_t sign = ngram_sign(hash);

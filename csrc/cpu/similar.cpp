@@ -237,6 +237,8 @@ class Matcher {
   int64_t work_ = 0;  // pairs of positions since the last poll
 };
 
+constexpr int64_t kTextsBetweenPolls = 16;
+
 // Labels of one group from 0; returns the number of clusters.
 int64_t cluster_group(Matcher& matcher, const Text* texts, int64_t n, double similarity, int64_t* labels) {
   matcher.next_group();
@@ -247,6 +249,7 @@ int64_t cluster_group(Matcher& matcher, const Text* texts, int64_t n, double sim
   std::unordered_map<std::string_view, int64_t> seen[3];
   std::vector<int32_t> a;
   for (int64_t i = 0; i < n; ++i) {
+    if (i % kTextsBetweenPolls == 0) poll_interrupt();  // pairs that are refused by their lengths reach no other poll
     const Text& text = texts[i];
     const std::string_view bytes(static_cast<const char*>(text.data), static_cast<size_t>(text.size * text.width));
     const auto [entry, fresh] = seen[text.width >> 1].try_emplace(bytes, static_cast<int64_t>(clusters.size()));

@@ -142,13 +142,20 @@ class Said:
 
     def _logs(self, name: str) -> list[Sequence[Any] | None]:
         """[B] lists of that name; None if missing or not a log, i.e. with entries before the first turn."""
-        begun = self.loop.lengths[0] if self.loop is not None and self.loop.lengths and name != "observations" else ()
-        own = {type(e).__name__ for e, lengths in zip(self.environments, begun, strict=False) if lengths[name]}
+        begun = self.loop.lengths[0] if self.loop is not None and self.loop.lengths else ()
+        of_kind: dict[str, list[bool]] = {}
+        for environment, lengths in zip(self.environments, begun, strict=False):
+            grew = len(_log(environment, name) or ()) > lengths[name]
+            # reset() logs the first observation; several that no call adds to are no log.
+            filled = lengths[name] > 1 and not grew if name == "observations" else lengths[name] > 0
+            of_kind.setdefault(type(environment).__name__, []).append(filled)
+        decides = all if name == "observations" else any
+        own = {kind for kind, filled in of_kind.items() if decides(filled)}
         for kind in own:
             warn_once(
                 f"{kind}.{name}",
                 f"{kind}.{name} has entries before the first turn, so it is treated as the environment's own attribute and not "
-                "read. A log must be empty after reset().",
+                "read. A log must be empty after reset(), or hold the first observation.",
             )
         found = [None if type(e).__name__ in own else _log(e, name) for e in self.environments]
         return found or [None] * len(self.inputs)

@@ -339,6 +339,26 @@ def _history(native, out):
     )
 
 
+def _different_texts(native, out):
+    """One group, no two of whose texts are long enough for each other: none is compared, and the group is one task."""
+    texts = tuple("a" * (k % 7 + 1) + chr(300 + k) * (1 + k // 7) for k in range(len(out)))
+    ends = torch.tensor([0, len(out)])
+    return lambda: native.cluster_similar(texts, len(out), ends.data_ptr(), 1, 0.999, 1, out.data_ptr())
+
+
+def _one_long_text(native, out):
+    text, ends = torch.full((1 << 25,), 97, dtype=torch.uint8), torch.tensor([0, 1 << 25])
+    rows = torch.zeros(1, 64)
+
+    def call():
+        try:
+            native.ngram_fingerprints(text.data_ptr(), ends.data_ptr(), 1, 3, 64, rows.data_ptr(), 1)
+        finally:
+            out[-1] = int(rows.any()) - 1  # -1: the row is not written
+
+    return call
+
+
 def _token_ids(native, out):
     rows, offsets = ([5] * len(out),), torch.tensor([0, len(out)])
     return lambda: native.flatten_rows(rows, 1, offsets.data_ptr(), out.data_ptr(), False)
@@ -348,6 +368,7 @@ def _token_ids(native, out):
     ("prepare", "n"),
     [
         (_rows, 1 << 15), (_texts, 1 << 15), (_ints, 1 << 23), (_exact, 1 << 23), (_history, 1 << 23), (_token_ids, 1 << 24),
+        (_different_texts, 6000), (_one_long_text, 1),
     ],
 )  # fmt: skip
 def test_ctrl_c_ends_a_loop_over_many(prepare, n):
@@ -388,8 +409,12 @@ given = {
 }
 before = count()
 exact = bk.Config.bipace(partition="exact")
-for config in (bk.Config.grpo(), bk.Config.gigpo(on_invalid="singleton"), bk.Config.hgpo(), exact, bk.Config.bipace()):
-    bk.advantage(group, trajectory, rng.normal(size=n), config=config, num_threads=1, **given)
+gae, clusters = bk.Config.gae(), bk.Config.gae("cluster")
+for config in (
+    bk.Config.grpo(), bk.Config.gigpo(on_invalid="singleton"), bk.Config.hgpo(), exact, bk.Config.bipace(), gae, clusters
+):
+    bk.advantage(group, trajectory, rng.normal(size=n), config=config, num_threads=1, **given).metrics()
+bk.cluster(given["fingerprint"], group, num_threads=1)
 after = count()
 torch.arange(n)[torch.randperm(n)]
 print(after - before, count() - after)

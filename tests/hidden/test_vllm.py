@@ -236,6 +236,16 @@ def test_only_files_of_its_folder_are_removed(tmp_path, how):
     assert other.exists()
 
 
+def test_a_link_elsewhere_into_its_folder_is_not_removed(tmp_path):
+    folder, link = tmp_path / "states", tmp_path / "link.safetensors"
+    folder.mkdir()
+    engine.write(folder / "0.safetensors", states(4), range(4))
+    link.symlink_to(folder / "0.safetensors")
+    with pytest.raises(ValueError, match=r"must be in .*states after resolving symbolic links"):
+        Extraction(9, folder, keep=False).read([engine.output(link, range(4))])
+    assert link.is_symlink() and names(folder) == ["0.safetensors", "0.safetensors.lock"]
+
+
 def test_files_stay_where_nothing_was_said(tmp_path):
     engine.write(tmp_path / "0.safetensors", states(4), range(4))
     found = Extraction(9, tmp_path)

@@ -67,6 +67,10 @@ def test_keys_of_tool_calls_in_text(one_token):
     assert key[4] == int(bk.action_keys([bad], mode="text")[0]) and key[5] == int(bk.action_keys([tag])[0])
     assert [KINDS[k] for k in found["action_kind"].tolist()] == ["tool_call"] * 4 + ["text", "action_tag"]
     assert found["action_parsed"].tolist() == [True, True, True, True, False, True]  # `bad` begins a call
+    deep = '<tool_call>{"name": "go", "arguments": %s}</tool_call>'
+    for nested in ("[" * 3000, '{"a": ' * 1200 + "1" + "}" * 1200, '["go"]'):
+        odd = (deep % nested).replace('{"name": "go", "arguments": ["go"]}', '["go"]')  # JSON, but no call
+        assert KINDS[int(keys(one, odd)["action_kind"][1])] == "text"
     answers = keys(one, "Call go.", "Done.", last=torch.tensor([False, False, True]))
     assert answers["action_parsed"].tolist() == [True, False, True]
     begun = keys(one, bad, "Done.", calls=["go", "", ""])["action_parsed"].tolist()

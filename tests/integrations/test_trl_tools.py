@@ -151,6 +151,18 @@ def test_an_attribute_of_the_environment_is_no_log(tmp_path, records):
     assert of_row(records[0], "action_key", 0) == [key('["move",{"direction":"north"}]'), key("done")]
 
 
+class Hints(Silent):
+    """Has a list of its own that no call adds to, by the name of the log that holds an entry after reset()."""
+
+    observations = ("hot", "cold")
+
+
+def test_observations_that_no_call_adds_to_are_no_log(tmp_path, records):
+    with pytest.warns(RuntimeWarning, match="Hints.observations has entries before the first turn"):
+        one_batch(tmp_path, [[NORTH, answer("done")]] * 4, environment=Hints, bipace_method="gigpo")
+    assert "cold" not in of_row(records[0], "observation", 0)
+
+
 @pytest.mark.skipif(
     Version(trl.__version__) < Version("1.9.0"), reason="TRL 1.0.0 takes one environment, no dict of them"
 )

@@ -41,7 +41,8 @@ def test_verl_agents_two_modes():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("gamma", -0.1), ("gamma", 1.01), ("gamma", math.nan), ("gamma", "0.9"), ("gamma", None), ("gamma", True),
+        ("gamma", -0.1), ("gamma", 1.01), ("gamma", math.nan),
+        ("gamma", 10**400), ("gamma", "0.9"), ("gamma", None), ("gamma", True),
         ("step_weight", -1), ("step_weight", math.inf), ("epsilon", -0.1), ("epsilon", 2.1), ("epsilon", 9e-5),
         ("epsilon", math.nan), ("history_length", -1), ("history_length", 1.5), ("history_length", True),
         ("similarity", 0), ("similarity", 1.1), ("delta", 0), ("delta", 0.02), ("length_weight_alpha", -0.5),
