@@ -431,7 +431,7 @@ PICTURE = {  # colours, in drawing order; Q-style at the ε that is best with 8 
 
 IN_LEGEND = {
     Q_STYLE: "BiPACE (best of 4 ε)",
-    Q_STYLE + STEP_ONLY: "its step term only",
+    Q_STYLE + STEP_ONLY: "BiPACE, its step term only",
     CONTROL: "one value per prompt, same λ (control)",
 }
 
@@ -480,7 +480,7 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
             axis.set_xlabel("rollouts per prompt")
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(axis="y", alpha=0.3)
-        axes[0][0].set_ylabel("correlation with the true advantage")
+        axes[0][0].set_ylabel("correlation")
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="lower center", ncols=3, frameon=False, columnspacing=1.2)
         held = "held-out rollouts, " * all(family.endswith("(hold)") for family in families)

@@ -254,7 +254,8 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
                 _line(axis, method, found, before)
         axis.set_xlabel("rollouts")
         axis.set_title(f"{group} rollouts per task", fontsize=11, loc="left")
-        axis.yaxis.set_major_locator(MultipleLocator(0.05))
+        low, high = axis.get_ylim()
+        axis.yaxis.set_major_locator(MultipleLocator(0.05 if high - low < 0.4 else 0.1))
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis.grid(alpha=0.25)
         axis.legend(  # below the panel, where it hides no line, in the order in which the lines end
@@ -262,8 +263,7 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
             loc="upper left", bbox_to_anchor=(0, -0.13), frameon=False, fontsize=10.5, handlelength=3,
         )  # fmt: skip
     figure.axes[0].set_ylabel("success on test tasks")
-    several = any(len(found) > 1 for found in runs.values())
-    drawn = " (mean over seeds; band: 95 % interval)" * several
+    drawn = " (mean over seeds; band: 95 % interval)" * any(len(found) > 2 for found in runs.values())
     figure.suptitle(f"{title}: test success during training{drawn}", x=0.01, ha="left", fontsize=12)
     _png.save(figure, path)
 
@@ -276,7 +276,7 @@ def _line(axis: Axes, method: str, found: dict[int, dict[str, Any]], before: flo
     label = f"{LABELS[method]} ({len(found)} seed{'s' * (len(found) > 1)})"
     axis.plot(steps, values.mean(axis=0), color=colour, linestyle=style, marker="o", linewidth=1.8, label=label)
     halves = [interval(column)[1] for column in values.T]
-    if len(found) > 1 and None not in halves:
+    if len(found) > 2 and None not in halves:  # with two seeds the band would fill the panel
         half = np.array(halves, dtype=float)
         axis.fill_between(
             steps, values.mean(axis=0) - half, values.mean(axis=0) + half, color=colour, alpha=0.1, linewidth=0
