@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _native_loader
+from . import _checks, _native_loader
 from ._warnings import warn_once
 
 _ARRAY, _TENSOR = object(), object()  # first items of array keys, unequal to any user's tuple
@@ -155,6 +155,7 @@ def array_key(value: np.ndarray[Any, Any] | Tensor, name: str, row: int) -> tupl
     if isinstance(value, Tensor):
         _check_strided(value, f"{name}[{row}]")
         return _TENSOR, value.dtype, tuple(value.shape), _tensor_bytes(value).numpy().tobytes()
+    _checks.check_unmasked(value, f"{name}[{row}]")
     _check_bytes(value.dtype, f"{name}[{row}]")
     return _ARRAY, value.dtype, value.shape, value.tobytes()
 

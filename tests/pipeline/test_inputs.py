@@ -458,6 +458,14 @@ def test_a_batch_without_a_recognized_action_is_warned_of_at_the_call():
         bk.advantage(action_key=keys, action_parsed=parsed, **columns)
 
 
+def test_a_masked_array_among_observations_is_refused():
+    images = [np.array([1, 2]), np.ma.masked_array([1, 2], mask=[False, True])]
+    with pytest.raises(TypeError, match=r"observation\[1\] must not be a masked array"):
+        bk.advantage([0, 0], [0, 1], [0.0, 1.0], observation=images, config=bk.Config.gigpo())
+    images[1] = np.ma.masked_array([1, 2], mask=False)  # nothing is masked
+    bk.advantage([0, 0], [0, 1], [0.0, 1.0], observation=images, config=bk.Config.gigpo())
+
+
 def test_cluster_warns_of_texts_as_trajectory_ids_too():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
