@@ -103,10 +103,10 @@ def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> La
     if trajectory is None:
         if step is not None:
             raise ValueError("trajectory is missing; step numbers need the trajectory that they count in.")
-        trajectory = group  # one trajectory per group: the records in row order
-    else:
-        warn_of_text_ids(trajectory, "clusters", stacklevel=5)
-    return make_layout(group, trajectory, step)
+        return make_layout(group, group)  # one trajectory per group: the records in row order
+    made = make_layout(group, trajectory, step)
+    warn_of_text_ids(trajectory, "clusters", stacklevel=5)
+    return made
 
 
 def raise_bad_rows(lay: Layout, state: Tensor, name: str = "fingerprint") -> None:
