@@ -59,6 +59,8 @@ def pytest(name: str, *arguments: str, **environment: str) -> Part:
     return Part(name, pytest=arguments, environment=environment)
 
 
+FIGURES = "tests/docs/test_figures.py"  # its slow tests measure for minutes what the figures show
+
 QUICK = [pytest("quick", "-m", "not slow", *ELSEWHERE, *(f"--ignore=tests/{path}" for path in LONGER))]
 TEST = [
     pytest("cpu", "-m", "not slow", *ELSEWHERE),
@@ -66,7 +68,8 @@ TEST = [
     pytest("emulator", "-m", "not slow", *ON_DEVICE, **EMULATOR),
 ]
 CHECK = [
-    pytest("slow", "-m", "slow", *ELSEWHERE, BIPACE_HYPOTHESIS="long"),
+    pytest("slow", "-m", "slow", *ELSEWHERE, f"--deselect={FIGURES}", BIPACE_HYPOTHESIS="long"),
+    pytest("figures", "-m", "slow", FIGURES),
     pytest("slow-triton", "-m", "slow", *ON_DEVICE, **TRITON),
     Part("oldest-triton", make="oldest-triton"),
     Part("sanitize", make="sanitize fuzz"),  # one build serves both
@@ -74,8 +77,8 @@ CHECK = [
     Part("resources", make="resources"),
 ]
 LINT = [Part("lint", make="lint")]
-#: Checks required before a change is merged; slow device tests and the oldest Triton are left to `make check`.
-LEFT_TO_CHECK = ("slow-triton", "slow-emulator", "oldest-triton")
+#: Checks required before a change is merged; slow device tests, slow figures and the oldest Triton are left to `make check`.
+LEFT_TO_CHECK = ("figures", "slow-triton", "slow-emulator", "oldest-triton")
 CI = [
     *(part for part in CHECK if part.name in ("slow", "sanitize")),
     Part("integrations", make="test-integrations"),
