@@ -131,7 +131,7 @@ def oracle(
     out: Out = HERE / "results" / "oracle", model: Model = HERE / "warm_start", change: Set = [],  # noqa: B006
     threads: Threads = 1,
 ) -> None:  # fmt: skip
-    """A run with measured advantages, r + γ V(s′) − V(s), V by continuations of the policy itself: what perfect credit would give.
+    """A run with measured advantages, r + γ V(s′) − V(s), V by continuations of the policy itself.
 
     A minute of one core for each update; `--set updates=10` ends it sooner."""
     wanted = campaign.Run("oracle", seed, _settings(change), out)
