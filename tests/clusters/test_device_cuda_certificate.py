@@ -12,8 +12,9 @@ import pytest
 import torch
 from certificate import BAND, replay
 from clustering import mixture
-from ragged import stage
+from ragged import BACKEND, stage
 
+pytestmark = pytest.mark.skipif(BACKEND != "cuda", reason="the interpreter of Triton has no approximations")
 clusters = stage("clusters")
 
 RECORDS = int(os.environ.get("BIPACE_CERTIFICATE_RECORDS", "12800"))
