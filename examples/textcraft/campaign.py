@@ -1,7 +1,8 @@
 """The runs, their order, and the tuning of each method.
 
 Tuning: every method has a short run at each of the same learning rates, on a separate seed; the rate whose rollouts solved
-most wins.  Then a method with λ or ε has a run at each of the other values of that, which must beat the default by a margin.
+most wins.  Where that is the lowest rate tried, half of it is tried too, until a lower one is no better.  Then a method with
+λ or ε has a run at each of the other values of that, which must beat the default by a margin.
 The choices are written to tuned.json, which final runs read; a method that is not in it has no final run yet.
 """
 
@@ -81,10 +82,16 @@ def repeated(path: Path, out: Path, run: Callable[[str, int, list[str], str], No
     return [part for part in ("updates", "checks") if before[part] != after[part]]
 
 
-def tuning(method: str, settings: Settings, out: Path) -> list[Run]:
+def tuning(method: str, settings: Settings, out: Path, rates: Sequence[float] = RATES) -> list[Run]:
     """One run for each learning rate."""
     short = settings.changed(updates=round(settings.updates * TUNING_SHARE), check_every=0)
-    return [Run(method, TUNING_SEED, short.changed(learning_rate=rate), out / "tuning" / f"{rate:g}") for rate in RATES]
+    return [Run(method, TUNING_SEED, short.changed(learning_rate=rate), out / "tuning" / f"{rate:g}") for rate in rates]
+
+
+def lower(choice: dict[str, Any]) -> tuple[float, ...]:
+    """Half of the chosen learning rate where that is the lowest one tried, else none."""
+    tried = [float(rate) for rate in choice["scores"]]
+    return (choice["learning_rate"] / 2,) if choice["learning_rate"] <= min(tried) else ()
 
 
 def tuning_own(method: str, rate: float, settings: Settings, out: Path) -> dict[Any, Run]:
@@ -92,7 +99,7 @@ def tuning_own(method: str, rate: float, settings: Settings, out: Path) -> dict[
     if method not in OWN:
         return {}
     name, values = OWN[method]
-    default = tuning(method, settings, out)[RATES.index(rate)]
+    (default,) = tuning(method, settings, out, [rate])
     others = {
         value: Run(method, TUNING_SEED, default.settings.changed(**{name: value}), out / "tuning" / f"{name}={value}")
         for value in values[1:]
@@ -112,25 +119,37 @@ def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def choose(method: str, settings: Settings, out: Path, tuned: Path) -> None:
-    """Adds to tuned.json what the method's finished tuning runs decide; existing choices are not changed."""
+    """Adds to tuned.json what the method's finished tuning runs decide; what is decided already is not changed."""
     found = read_tuned(tuned)
     if method not in found:
         runs = tuning(method, settings, out)
         if not all(run.done for run in runs):
             return
-        scores = {run.settings.learning_rate: _scored(run) for run in runs}
-        best = max(scores, key=lambda rate: scores[rate])
-        found[method] = {"learning_rate": best, "scores": {f"{rate:g}": value for rate, value in scores.items()}}
-    own = tuning_own(method, found[method]["learning_rate"], settings, out)
-    name = OWN[method][0] if own else ""
-    if own and name not in found[method] and all(run.done for run in own.values()):
+        scores = {f"{run.settings.learning_rate:g}": _scored(run) for run in runs}
+        best = max(runs, key=_scored).settings.learning_rate  # of equal ones the lowest
+        found[method] = {"learning_rate": best, "scores": scores}
+    choice = found[method]
+    for run in tuning(method, settings, out, lower(choice)):
+        if run.done:
+            if (solved := _scored(run)) > max(choice["scores"].values()):
+                choice["learning_rate"] = run.settings.learning_rate
+            choice["scores"] = {f"{run.settings.learning_rate:g}": solved, **choice["scores"]}
+    own = {} if lower(choice) else tuning_own(method, choice["learning_rate"], settings, out)
+    if own and not _own_decided(method, choice) and all(run.done for run in own.values()):
+        name = OWN[method][0]
         by_value = {value: _scored(run) for value, run in own.items()}
         default = next(iter(by_value))
         best = max(by_value, key=lambda value: by_value[value])
         if by_value[best] < by_value[default] + MARGIN:
             best = default
-        found[method] |= {name: best, f"{name}_scores": {str(value): one for value, one in by_value.items()}}
+        choice |= {name: best, f"{name}_scores": {str(value): one for value, one in by_value.items()}}
     tuned.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _own_decided(method: str, choice: dict[str, Any]) -> bool:
+    """Whether the scores there are of all values of the method's own parameter."""
+    name, values = OWN[method]
+    return set(choice.get(f"{name}_scores", ())) == {str(value) for value in values}
 
 
 def _scored(run: Run) -> float:
@@ -209,23 +228,26 @@ def complete(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are ended too
     failed: list[Run] = []
     for undecided in (_rates, _own):
-        missing = [run for method in methods for run in undecided(method, settings, out, read_tuned(tuned))]
-        failed += work_through(missing, program, options, processes, say)
-        for method in methods:
-            choose(method, settings, out, tuned)
-    if tune_only:
+        while not failed:  # a lower learning rate follows from the runs before it
+            missing = [run for method in methods for run in undecided(method, settings, out, read_tuned(tuned))]
+            if not missing:
+                break
+            failed += work_through(missing, program, options, processes, say)
+            for method in methods:
+                choose(method, settings, out, tuned)
+    if failed or tune_only:
         return failed
-    return failed + work_through(
+    return work_through(
         [run for run in plan(settings, out, tuned) if run.method in methods], program, options, processes, say
     )
 
 
 def _rates(method: str, settings: Settings, out: Path, choices: dict[str, Any]) -> list[Run]:
-    return [] if method in choices else tuning(method, settings, out)
+    return tuning(method, settings, out, lower(choices[method]) if method in choices else RATES)
 
 
 def _own(method: str, settings: Settings, out: Path, choices: dict[str, Any]) -> list[Run]:
     """None where the learning rate, which these runs need, is not chosen."""
-    if method not in choices or method not in OWN or OWN[method][0] in choices[method]:
+    if method not in choices or method not in OWN or _own_decided(method, choices[method]):
         return []
     return list(tuning_own(method, choices[method]["learning_rate"], settings, out).values())

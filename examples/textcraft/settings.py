@@ -21,12 +21,9 @@ METHODS: dict[str, dict[str, Any]] = {
 MAIN = ("grpo", "bipace", "gae", "gigpo", "bipace-step", "gae-group", "gae-states")
 # The parameter of a method that is tuned after its learning rate, and the values tried, the package's default first; the
 # other methods have none.
-# gae-group keeps the λ of gae, whose control it is; the methods of the appendix keep the defaults.
 OWN: dict[str, tuple[str, tuple[Any, ...]]] = {
-    **dict.fromkeys(("bipace", "bipace-step"), ("epsilon", ("auto", "0.05", "0.2"))),
-    "bigpo": ("epsilon", ("auto",)),
-    "gae": ("gae_lambda", (0.5, 0.3, 0.8)),
-    **dict.fromkeys(("gae-group", "gae-cluster", "gae-states"), ("gae_lambda", (0.5,))),
+    **dict.fromkeys(("bipace", "bipace-step", "bigpo"), ("epsilon", ("auto", "0.05", "0.2"))),
+    **dict.fromkeys(("gae", "gae-group", "gae-cluster", "gae-states"), ("gae_lambda", (0.5, 0.3, 0.8))),
 }
 
 

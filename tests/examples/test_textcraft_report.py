@@ -88,6 +88,30 @@ def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
     }
 
 
+def test_half_of_the_lowest_rate_is_tried_until_a_lower_one_is_no_better(tmp_path):
+    settings, tuned, shares = (
+        Settings(),
+        tmp_path / "tuned.json",
+        {3e-4: 0.5, 6e-4: 0.4, 1.2e-3: 0.3, 1.5e-4: 0.6, 7.5e-5: 0.6},
+    )
+    begun: list[float] = []
+
+    def work_through(runs, *_):
+        for run in (run for run in runs if not run.done):
+            begun.append(run.settings.learning_rate)
+            run.folder.mkdir(parents=True, exist_ok=True)
+            updates = [{"train": shares[run.settings.learning_rate]}] * 20
+            run.write({"method": run.method, "settings": run.settings.as_json(), "checks": [], "updates": updates})
+        return []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(campaign, "work_through", work_through)
+        patch.setattr(campaign.signal, "signal", lambda *_: None)
+        campaign.complete([], [], settings, tmp_path, tuned, ["grpo"], campaign.final, 1, print, tune_only=True)
+        assert begun == [3e-4, 6e-4, 1.2e-3, 1.5e-4, 7.5e-5]
+    assert json.loads(tuned.read_text())["grpo"]["learning_rate"] == 1.5e-4
+
+
 def test_an_oracle_stands_beside_the_runs_of_its_seed_after_as_many_updates(tmp_path):
     runs = {
         ("gae", 8): {s: a_run("gae", s, [0.5, 0.6]) for s in (0, 1)},
@@ -105,7 +129,8 @@ def test_an_oracle_stands_beside_the_runs_of_its_seed_after_as_many_updates(tmp_
 @pytest.mark.parametrize(("best", "taken"), [(0.515, 0.5), (0.53, 0.8)])
 def test_another_lambda_must_beat_the_default_by_the_margin(tmp_path, best, taken):
     settings, tuned = Settings(), tmp_path / "tuned.json"
-    tuned.write_text(json.dumps({"gae": {"learning_rate": 6e-4}, "grpo": {"learning_rate": 6e-4}}))
+    choice = {"learning_rate": 6e-4, "scores": {"0.0003": 0.1, "0.0006": 0.5}}
+    tuned.write_text(json.dumps({"gae": choice, "grpo": choice}))
     own = campaign.tuning_own("gae", 6e-4, settings, tmp_path)
     assert list(own) == [0.5, 0.3, 0.8] and campaign.tuning_own("grpo", 6e-4, settings, tmp_path) == {}
     for (value, run), share in zip(own.items(), (0.5, 0.4, best), strict=True):
