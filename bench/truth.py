@@ -50,6 +50,8 @@ records of a set; sets with more rollouts are cut into batches of G, so that eve
   continuations, by Spearman and Brown. Intervals: 95 %, bootstrap over prompt groups.
 - **rollouts**: how many rollouts a prompt BiPACE as published (Q-style, ε 0.1, with its episode term) needs for the same r,
   interpolated in log G.
+- **policy gradient**: where a set holds the gradients of its commands' log-probabilities, the cosine between the batch's
+  policy gradient under the estimate and under A*.
 - Where a set holds hidden states of the policy, those before the last block are the fingerprints; else n-grams of the last
   three observations and the actions between them."""
 
@@ -86,6 +88,31 @@ class Sums:
 
 
 @dataclass
+class Gradients:
+    """Policy gradients Σ A ∇ log π of the batches of a set, by prompt group."""
+
+    of: Floats  # [batches, 2, groups, K]: by the estimate, and by A*
+
+    @classmethod
+    def make(cls, batches: Sequence[Any], a: Sequence[Floats], b: Sequence[Floats]) -> Gradients:
+        def by_group(batch: Any, advantage: Floats) -> Floats:
+            begins = np.flatnonzero(np.append(True, batch.group[1:] != batch.group[:-1]))
+            return np.add.reduceat(advantage[:, None] * batch.gradient, begins, axis=0)
+
+        pairs = zip(batches, a, b, strict=True)
+        return cls(np.stack([[by_group(batch, x), by_group(batch, y)] for batch, x, y in pairs]))
+
+    def cosine(self, draws: Any = None) -> Floats:
+        """Between the two, mean over the batches; with draws [B, groups] that of each of them."""
+        n = self.of.shape[2]
+        weight = np.ones(n) if draws is None else (draws[..., None] == np.arange(n)).sum(axis=1)
+        a, b = np.moveaxis(weight.astype(np.float64) @ self.of, 1, 0)  # each [batches, (B,) K]
+        size = np.sqrt((a * a).sum(axis=-1) * (b * b).sum(axis=-1))
+        found: Floats = np.where(size > 0, (a * b).sum(axis=-1) / np.where(size > 0, size, 1.0), 0.0).mean(axis=0)
+        return found
+
+
+@dataclass
 class Found:
     """Results on one set."""
 
@@ -96,6 +123,8 @@ class Found:
     success: float
     reliability: float
     sums: dict[tuple[str, int], Sums] = field(default_factory=dict)  # by estimator and G
+    gradients: dict[tuple[str, int], Gradients] = field(default_factory=dict)  # where the set has gradients
+    gradient_reliability: float = float("nan")
     seconds: dict[tuple[str, int], float] = field(default_factory=dict)
     cpu_seconds: float = 0.0  # of everything, also reading and the truth
 
@@ -214,6 +243,9 @@ def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -
         found.meta, sum(map(len, whole)), sum(len(np.unique(b.group)) for b in whole), trajectories,
         sum(float(b.reward.sum()) for b in whole) / trajectories, 2 * half / (1 + half),
     )  # fmt: skip
+    if found.gradient is not None:
+        half = float(Gradients.make(whole, *zip(*(b.halves for b in whole), strict=True)).cosine())
+        out.gradient_reliability = 2 * half / (1 + half)
     for size in sizes:
         cut = [part for batch in whole for part in parts(batch, size)]
         if not cut:
@@ -226,9 +258,11 @@ def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -
             if needs.startswith("hidden") and not all(int(k) in found.hidden for k in needs[6:].split("+")):
                 continue
             begun = time.process_time()
-            a = np.concatenate([checked(estimator, b) for b in cut])
-            out.sums[estimator.name, size] = Sums.make(a, truth, group)
+            each = [checked(estimator, b) for b in cut]
             out.seconds[estimator.name, size] = time.process_time() - begun
+            out.sums[estimator.name, size] = Sums.make(np.concatenate(each), truth, group)
+            if found.gradient is not None:
+                out.gradients[estimator.name, size] = Gradients.make(cut, each, [b.truth for b in cut])
         for batch in whole:
             batch.cache.clear()
     return out
@@ -312,6 +346,11 @@ class Summary:
             draws.append(sums.r(self.draws[found.name]) / by)
         return (float(np.mean(values)), np.mean(draws, axis=0)) if values else None
 
+    def cosine(self, found: Found, estimator: str, size: int) -> tuple[float, Floats] | None:
+        """(cosine of the policy gradients on a set, its draws); None where it has none."""
+        gradients = found.gradients.get((estimator, size))
+        return None if gradients is None else (float(gradients.cosine()), gradients.cosine(self.draws[found.name]))
+
     def equivalent(self, names: list[str], estimator: str, size: int, reference: str = BIPACE) -> str:
         """Rollouts a prompt that the reference needs for the estimator's r."""
         own = self.over(names, estimator, size)
@@ -383,7 +422,24 @@ def as_markdown(sets: list[Found], seconds: float, command: str) -> str:
         cells = [shown(summary.over([found.name], name, 8)) for found in sets]
         if any(cell != "–" for cell in cells):
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + gradient_table(summary)) + "\n"
+
+
+def gradient_table(summary: Summary) -> list[str]:
+    """Cosines of policy gradients at 8 rollouts a prompt, by set; nothing where no set has gradients."""
+    sets = [found for found in summary.sets if found.gradients]
+    if not sets:
+        return []
+    lines = [
+        "", "## Policy gradient at 8 rollouts a prompt", "",
+        "Cosine between the batch's Σ A ∇ log π(command) under the estimate and under A*. Its reliability, from the two halves "
+        "of the continuations: " + ", ".join(f"{found.gradient_reliability:.2f} ({found.name})" for found in sets) + ".", "",
+        "| estimator | " + " | ".join(found.name for found in sets) + " |", "| --- |" + " ---: |" * len(sets),
+    ]  # fmt: skip
+    for name in dict.fromkeys(name for found in sets for name, size in found.gradients if size == 8):
+        cells = [summary.cosine(found, name, 8) for found in sets]
+        lines.append("| " + " | ".join([name, *map(shown, cells)]) + " |")
+    return lines
 
 
 def families_of(sets: list[Found]) -> dict[str, list[str]]:
@@ -404,11 +460,15 @@ def as_json(sets: list[Found], seconds: float, command: str) -> dict[str, Any]:
         for (name, size), sums in found.sums.items():
             draws = sums.r(summary.draws[found.name])
             low, high = interval(draws)
-            rows.append({
+            row = {
                 "set": found.name, "estimator": name, "rollouts": size, "r": round(float(sums.r()), 5), "low": round(low, 5),
                 "high": round(high, 5), "corrected": round(float(sums.r()) / float(np.sqrt(found.reliability)), 5),
                 "cpu_seconds": round(found.seconds[name, size], 3),
-            })  # fmt: skip
+            }  # fmt: skip
+            if (cosine := summary.cosine(found, name, size)) is not None:
+                low, high = interval(cosine[1])
+                row["gradient"] = {"cosine": round(cosine[0], 5), "low": round(low, 5), "high": round(high, 5)}
+            rows.append(row)
     about = [
         {k: v for k, v in found.meta.items() if k != "tasks"}
         | {"records": found.records, "groups": found.groups, "success": round(found.success, 4),

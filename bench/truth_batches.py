@@ -27,7 +27,7 @@ class Batch:
     """Rows of one batch, sorted by group, trajectory, step: all that an estimator may use, and what it is judged by.
 
     `action_key` [N] int64 are bk.action_keys of the commands; `hidden` {k: [N, D] float32} the policy's hidden states.
-    A function for `--estimator` takes a Batch and returns [N] advantages; it must not use `truth` and `exact`.
+    A function for `--estimator` takes a Batch and returns [N] advantages; it must not use `truth`, `exact` and `gradient`.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Batch:
     exact: Floats  # V by all continuations
     cache: dict[Any, Any] = field(default_factory=dict)
     past: Batch | None = None  # earlier batches, as memory
+    gradient: Floats | None = None  # [N, K] of each record's log-probability (truth_sets.py)
 
     def __len__(self) -> int:
         return len(self.group)
@@ -134,7 +135,7 @@ def _cut(batch: Batch, at: Integers) -> Batch:
         batch.name, batch.group[at], batch.trajectory[at], batch.step[at], batch.reward[at], batch.returns[at],
         batch.gamma, [batch.observation[i] for i in at], [batch.action[i] for i in at], batch.action_key[at],
         {k: h[at] for k, h in batch.hidden.items()}, batch.truth[at], (batch.halves[0][at], batch.halves[1][at]),
-        batch.exact[at], past=batch.past,
+        batch.exact[at], past=batch.past, gradient=None if batch.gradient is None else batch.gradient[at],
     )  # fmt: skip
 
 
@@ -148,7 +149,7 @@ def _batch(found: TruthSet, name: str) -> Batch:
     returns = discounted(found.reward, found.trajectory, found.step, gamma).astype(np.float32).astype(np.float64)
     return Batch(
         name, found.group, found.trajectory, found.step, found.reward, returns, gamma, found.observation, found.action,
-        keys, found.hidden, true[0], (true[1], true[2]), (found.value_a + found.value_b) / 2,
+        keys, found.hidden, true[0], (true[1], true[2]), (found.value_a + found.value_b) / 2, gradient=found.gradient,
     )  # fmt: skip
 
 

@@ -12,6 +12,9 @@
     action        [N] int32    index into texts: the command that it gave
     texts         [bytes] uint8: JSON list of the distinct texts
     hidden_<k>    [N, D] float16  hidden_states[k] at the position before the command; where the set has any
+    gradient      [N, K] float16  numbers whose inner products stand for those of ∇ log π(command | record), up to a factor:
+                  coordinates in the leading directions, which hold meta's gradient_share of the squared lengths, and random
+                  projections of the rest; 0 where batch < 0; where the set has any
 A batch < 0 has no truth (values 0): it is what the updates before saw, -1 the last one; where the set has any.
 """
 
@@ -45,6 +48,7 @@ class TruthSet:
     observation: list[str]  # [N]
     action: list[str]  # [N]
     hidden: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # [N, D] of each hidden_states[k]
+    gradient: Floats | None = None  # [N, K]
 
     @property
     def name(self) -> str:
@@ -60,12 +64,14 @@ class TruthSet:
             self.meta, self.batch[index], self.group[index], self.trajectory[index], self.step[index], self.reward[index],
             self.value_a[index], self.value_b[index], [self.observation[i] for i in index],
             [self.action[i] for i in index], {k: h[index] for k, h in self.hidden.items()},
+            None if self.gradient is None else self.gradient[index],
         )  # fmt: skip
 
 
 def write(
-    path: Path, meta: dict[str, Any], columns: dict[str, list[Any]], hidden: dict[int, NDArray[np.float16]]
-) -> None:
+    path: Path, meta: dict[str, Any], columns: dict[str, list[Any]], hidden: dict[int, NDArray[np.float16]],
+    gradient: Floats | None = None,
+) -> None:  # fmt: skip
     """Rows must stand sorted by group, trajectory, step; ValueError otherwise."""
     order = np.lexsort((columns["step"], columns["trajectory"], columns["group"]))
     if not np.array_equal(order, np.arange(len(order))):
@@ -86,6 +92,7 @@ def write(
         "observation": np.array([texts[text] for text in columns["observation"]], np.int32),
         "action": np.array([texts[text] for text in columns["action"]], np.int32),
         **{f"hidden_{k}": states.astype(np.float16) for k, states in hidden.items()},
+        **({} if gradient is None else {"gradient": gradient.astype(np.float16)}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
@@ -104,6 +111,7 @@ def read(path: Path) -> TruthSet:
             observation=[texts[i] for i in data["observation"]],
             action=[texts[i] for i in data["action"]],
             hidden={int(name[7:]): data[name].astype(np.float32) for name in data.files if name.startswith("hidden_")},
+            gradient=data["gradient"].astype(np.float64) if "gradient" in data.files else None,
         )
 
 

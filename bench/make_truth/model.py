@@ -25,6 +25,7 @@ ALONG = (10, 20, 40)  # of a run of the example
 EARLIER = 2  # updates before, whose batches may serve as memory
 METHOD, SEED, BATCH = "bipace", 0, 64
 PROMPTS, ROLLOUTS = 18, 8
+DIRECTIONS, SKETCH = 192, 128  # numbers that a set keeps of each gradient: exact ones, and random sums of the rest
 
 
 def split(tokenizer: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -160,6 +161,7 @@ def _make(
     }  # fmt: skip
     states: dict[int, list[Any]] = {layer: [] for layer in LAYERS}
     unknown: dict[tuple[int, ...], tuple[State, list[int]]] = {}  # distinct pasts, and the rows that have them
+    gradients: list[Any] = []
 
     def add(batch: Played) -> None:
         if batch.weights is not None:
@@ -177,6 +179,8 @@ def _make(
                        episode.observations[t], episode.commands[t])  # fmt: skip
                 for name, cell in zip(columns, row, strict=True):
                     columns[name].append(cell)
+            if batch.number >= 0:
+                gradients.append(_gradients(model, episode))
             with torch.inference_mode():
                 ids = torch.tensor([[*episode.prompt_ids, *episode.ids]])
                 hidden = model.model(input_ids=ids, output_hidden_states=True).hidden_states
@@ -204,8 +208,47 @@ def _make(
             columns["value_a"][row], columns["value_b"][row] = values
     for batch in batches[1:]:
         add(batch)
+    gradient = np.zeros((len(columns["group"]), DIRECTIONS + SKETCH))
+    known, share = _coordinates(torch.cat(gradients))
+    gradient[: len(known), : known.shape[1]] = known
     meta |= {
         "gamma": GAMMA, "horizon": HORIZON, "continuations": continuations, "rollouts": ROLLOUTS, "seed": seed,
-        "hidden": "the policy's own", "tasks": [task.task_id for task in batches[0].tasks],
+        "hidden": "the policy's own", "gradient_share": round(share, 4), "tasks": [task.task_id for task in batches[0].tasks],
     }  # fmt: skip
-    write(path, meta, columns, {layer: np.concatenate(rows) for layer, rows in states.items()})
+    write(path, meta, columns, {layer: np.concatenate(rows) for layer, rows in states.items()}, gradient)
+
+
+def _gradients(model: Any, episode: Any) -> Any:
+    """[commands, weights] float32 gradients of the log-probability of each command of an episode."""
+    import torch
+
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    ids, own = torch.tensor([[*episode.prompt_ids, *episode.ids]]), torch.tensor(episode.own, dtype=torch.bool)
+    command = torch.cumsum(torch.diff(own.int(), prepend=torch.zeros(1, dtype=torch.int32)) > 0, 0) - 1  # of each token
+    logits = model(input_ids=ids).logits[0, len(episode.prompt_ids) - 1 : -1].log_softmax(-1)
+    chosen = logits.gather(1, ids[0, len(episode.prompt_ids) :, None])[:, 0]
+    found = []
+    for number in range(len(episode.commands)):
+        total = chosen[own & (command == number)].sum()
+        parts = torch.autograd.grad(total, weights, retain_graph=number + 1 < len(episode.commands))
+        found.append(torch.cat([part.flatten() for part in parts]))
+    return torch.stack(found)
+
+
+def _coordinates(gradients: Any) -> tuple[Any, float]:
+    """[N, DIRECTIONS + SKETCH] numbers whose inner products are those of gradients [N, weights], in units of their mean square
+    length, and the share of the squared lengths in the leading directions.
+
+    Exact in the DIRECTIONS leading ones; the rest is projected on SKETCH random directions, which keeps its inner products
+    without bias.
+    """
+    import torch
+
+    product = (gradients @ gradients.T).double()
+    product /= product.diagonal().mean()
+    size, direction = torch.linalg.eigh(product)  # ascending
+    size, direction = size.flip(0).clamp(min=0), direction.flip(1)
+    found, rest = (direction * size.sqrt()).split([min(DIRECTIONS, len(size)), max(len(size) - DIRECTIONS, 0)], dim=1)
+    random = torch.randn(rest.shape[1], SKETCH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    share = float(size[:DIRECTIONS].sum() / size.sum())
+    return torch.cat([found, rest @ random / SKETCH**0.5], dim=1).numpy(), share

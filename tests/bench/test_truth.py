@@ -22,7 +22,7 @@ from bench import truth, truth_batches, truth_sets
 COMMITTED = sorted(truth_sets.FOLDER.glob("*.npz"))
 
 
-def small_set(path: Path, *, groups=4, rollouts=4, seed=0, role="hold"):
+def small_set(path: Path, *, groups=4, rollouts=4, seed=0, role="hold", gradients=False):
     """A chain of six states with a coin at every step; values are known in closed form, and written into both halves."""
     rng = random.Random(seed)
     columns = {
@@ -54,7 +54,8 @@ def small_set(path: Path, *, groups=4, rollouts=4, seed=0, role="hold"):
                 if place == 3:
                     break
     meta = {"name": path.stem, "role": role, "gamma": 0.95, "policy": "coin", "continuations": 2, "rollouts": rollouts}
-    truth_sets.write(path, meta, columns, {3: np.array(hidden, np.float16)})
+    gradient = np.random.default_rng(seed).normal(size=(len(hidden), 5)) if gradients else None
+    truth_sets.write(path, meta, columns, {3: np.array(hidden, np.float16)}, gradient)
     return truth_sets.read(path)
 
 
@@ -90,7 +91,7 @@ def test_a_committed_set_is_what_its_page_promises(path):
 
 
 def test_sets_stay_small_and_choose_and_hold_share_no_task():
-    assert sum(path.stat().st_size for path in COMMITTED) <= 24e6
+    assert sum(path.stat().st_size for path in truth_sets.FOLDER.rglob("*.npz")) <= 24e6
     assert len(COMMITTED) >= 6
     for path in COMMITTED:
         if path.stem.endswith("_choose"):
@@ -160,6 +161,49 @@ def test_correlations_from_sums_are_those_of_numpy():
     rows = np.concatenate([np.flatnonzero(group == g) for g in draw[0]])
     assert sums.r(draw)[0] == pytest.approx(np.corrcoef(a[rows], (a + b)[rows])[0, 1], abs=1e-12)
     assert float(truth.Sums.make(np.zeros(60), b, group).r()) == 0.0
+
+
+def cosine(x, y):
+    return x @ y / np.sqrt((x @ x) * (y @ y))
+
+
+def test_cosines_from_gradients_by_group_are_those_of_the_whole_sums(tmp_path):
+    (batch,) = truth_batches.batches(small_set(tmp_path / "coin_hold.npz", gradients=True))
+    rng = np.random.default_rng(5)
+    a, draw = rng.normal(size=len(batch)), np.array([[0, 0, 3, 1]])
+    found = truth.Gradients.make([batch], [a], [batch.truth])
+    assert float(found.cosine()) == pytest.approx(cosine(a @ batch.gradient, batch.truth @ batch.gradient), abs=1e-12)
+    rows = np.concatenate([np.flatnonzero(batch.group == g) for g in draw[0]])
+    of_rows = [x[rows] @ batch.gradient[rows] for x in (a, batch.truth)]
+    assert found.cosine(draw)[0] == pytest.approx(cosine(*of_rows), abs=1e-12)
+    parts = list(truth_batches.parts(batch, 2))
+    each = [rng.normal(size=len(part)) for part in parts]
+    several = truth.Gradients.make(parts, each, [part.truth for part in parts])
+    alone = [truth.Gradients.make([part], [x], [part.truth]) for part, x in zip(parts, each, strict=True)]
+    assert float(several.cosine()) == pytest.approx(np.mean([float(one.cosine()) for one in alone]), abs=1e-12)
+    assert float(truth.Gradients.make([batch], [-3 * batch.truth], [batch.truth]).cosine()) == pytest.approx(-1)
+    assert float(truth.Gradients.make([batch], [0 * a], [batch.truth]).cosine()) == 0.0
+
+
+def test_gradients_have_a_table_where_a_set_has_them(tmp_path, capsys):
+    small_set(tmp_path / "a/coin_hold.npz", rollouts=8, gradients=True)
+    words = ["--estimator", f"{__name__}:every_record", "--rollouts", "8", "--only", "GRPO", "--processes", "1"]
+    truth.main(["--folder", str(tmp_path / "a"), *words, "--out", str(tmp_path / "out")])
+    table = capsys.readouterr().out.partition("## Policy gradient at 8")[2]
+    assert f"{__name__}:every_record | 1.000 (1.00 to 1.00) |" in table and "| GRPO | " in table
+    rows = json.loads((tmp_path / "out/truth.json").read_text(encoding="utf-8"))["rows"]
+    assert {row["estimator"]: row["gradient"]["cosine"] for row in rows}[f"{__name__}:every_record"] == 1.0
+    small_set(tmp_path / "b/coin_hold.npz", rollouts=8)
+    truth.main(["--folder", str(tmp_path / "b"), *words])
+    assert "## Policy gradient" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", sorted(truth_sets.FOLDER.glob("along/*.npz")), ids=lambda path: path.stem)
+def test_a_committed_set_along_a_run_has_gradients(path):
+    (batch,) = truth_batches.batches(truth_sets.read(path))
+    length = (batch.gradient**2).sum(axis=1)
+    assert len(batch) >= 1000 and len(np.unique(batch.group)) == 18 and np.isfinite(length).all()
+    assert length.mean() == pytest.approx(1, abs=0.05)  # in units of their mean square
 
 
 def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):

@@ -12,7 +12,7 @@ from environment import TextCraft
 from model import load
 from rollout import play
 
-from bench.make_truth.model import split
+from bench.make_truth.model import DIRECTIONS, SKETCH, _coordinates, _gradients, split
 from bench.make_truth.textcraft import POLICY
 
 GAMMA = 0.95
@@ -78,3 +78,38 @@ def test_a_policy_that_never_doubts_goes_on_as_its_episode_went_on(policy, tasks
     for episode, of_episode in zip(episodes, surprises, strict=True):  # A* = 0: every outcome was certain
         assert len(of_episode) == len(episode.commands)
         np.testing.assert_allclose(of_episode, 0.0, atol=1e-12)
+
+
+def test_a_gradient_is_that_of_its_commands_tokens(policy, tasks):
+    """Against a forward over the state's tokens and the command's, one command at a time."""
+    model, tokenizer = policy
+    (episode,) = play(model, tokenizer, [TextCraft(tasks[0])], horizon=12, seed=0)
+    found = _gradients(model, episode)
+    assert len(found) == len(episode.commands) > 1
+    ids = [*episode.prompt_ids, *episode.ids]
+    own = [0] * len(episode.prompt_ids) + episode.own
+    for gradient, state in zip(found, states_of(episode, 12), strict=True):
+        begin = len(state.ids)
+        end = next((at for at in range(begin, len(ids)) if not own[at]), len(ids))
+        logits = model(input_ids=torch.tensor([ids[:end]])).logits[0, begin - 1 : -1].log_softmax(-1)
+        total = logits.gather(1, torch.tensor(ids[begin:end])[:, None]).sum()
+        wanted = torch.cat([part.flatten() for part in torch.autograd.grad(total, list(model.parameters()))])
+        assert float((gradient - wanted).norm() / wanted.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("n", [DIRECTIONS, DIRECTIONS + 100])
+def test_coordinates_keep_the_inner_products_of_gradients(n):
+    """Exactly, where there are no more gradients than directions; else the rest's as random projections do: within six
+    standard errors of |x| |y| √(2 / SKETCH)."""
+    gradients = torch.randn(n, 5000, generator=torch.Generator().manual_seed(1)) * torch.logspace(0, -2, 5000)
+    found, share = _coordinates(gradients)
+    products = (gradients.double() @ gradients.double().T).numpy()
+    products /= np.diagonal(products).mean()
+    leading, rest = found[:, :DIRECTIONS], found[:, DIRECTIONS:]
+    length = np.sqrt(
+        np.maximum(np.diagonal(products) - (leading**2).sum(axis=1), 0.0)
+    )  # of what is not in the leading ones
+    assert rest.shape == (n, SKETCH) and share == pytest.approx(1 - (length**2).mean(), abs=1e-5)
+    assert (share > 1 - 1e-9) == (n == DIRECTIONS)
+    error = np.abs(leading @ leading.T + rest @ rest.T - products)
+    assert (error <= 1e-5 + 6 * np.sqrt(2 / SKETCH) * np.outer(length, length)).all()
