@@ -34,7 +34,7 @@ DEFAULTS = Settings(
     test_tasks=400, updates=40, batch=48,
 )  # fmt: skip
 METHODS = ("grpo", "bipace", "gae", "gigpo")
-SEEDS = range(3)
+SEEDS = range(5)
 
 
 @dataclass(frozen=True)
