@@ -434,11 +434,13 @@ def gradient_table(summary: Summary) -> list[str]:
         "", "## Policy gradient at 8 rollouts a prompt", "",
         "Cosine between the batch's Σ A ∇ log π(command) under the estimate and under A*. Its reliability, from the two halves "
         "of the continuations: " + ", ".join(f"{found.gradient_reliability:.2f} ({found.name})" for found in sets) + ".", "",
-        "| estimator | " + " | ".join(found.name for found in sets) + " |", "| --- |" + " ---: |" * len(sets),
+        "| estimator | mean | " + " | ".join(found.name for found in sets) + " |", "| --- |" + " ---: |" * (1 + len(sets)),
     ]  # fmt: skip
     for name in dict.fromkeys(name for found in sets for name, size in found.gradients if size == 8):
         cells = [summary.cosine(found, name, 8) for found in sets]
-        lines.append("| " + " | ".join([name, *map(shown, cells)]) + " |")
+        there = [cell for cell in cells if cell is not None]
+        mean = (float(np.mean([value for value, _ in there])), np.mean([draws for _, draws in there], axis=0))
+        lines.append("| " + " | ".join([name, shown(mean), *map(shown, cells)]) + " |")
     return lines
 
 

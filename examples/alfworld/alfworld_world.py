@@ -33,8 +33,8 @@ DEFAULTS = Settings(
     vocabulary=1024, horizon=30, command_tokens=12, noise=0.1, lesson_check=200, lesson_updates=1600, noisy_updates=400,
     test_tasks=400, updates=40, batch=48,
 )  # fmt: skip
-METHODS = ("grpo", "bipace", "gae", "gigpo")
-SEEDS = range(5)
+METHODS = ("grpo", "bipace", "gae", "gigpo", "gae-group")
+SEEDS = range(3)
 
 
 @dataclass(frozen=True)

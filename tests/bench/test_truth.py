@@ -190,7 +190,7 @@ def test_gradients_have_a_table_where_a_set_has_them(tmp_path, capsys):
     words = ["--estimator", f"{__name__}:every_record", "--rollouts", "8", "--only", "GRPO", "--processes", "1"]
     truth.main(["--folder", str(tmp_path / "a"), *words, "--out", str(tmp_path / "out")])
     table = capsys.readouterr().out.partition("## Policy gradient at 8")[2]
-    assert f"{__name__}:every_record | 1.000 (1.00 to 1.00) |" in table and "| GRPO | " in table
+    assert f"{__name__}:every_record | 1.000 (1.00 to 1.00) | 1.000 (1.00 to 1.00) |" in table and "| GRPO | " in table
     rows = json.loads((tmp_path / "out/truth.json").read_text(encoding="utf-8"))["rows"]
     assert {row["estimator"]: row["gradient"]["cosine"] for row in rows}[f"{__name__}:every_record"] == 1.0
     small_set(tmp_path / "b/coin_hold.npz", rollouts=8)
