@@ -28,7 +28,8 @@ STYLES = {
     "gae-group": ("#009E73", ":"), "bipace-step": ("#E69F00", "--"), "hgpo": ("#000000", "-."), "bigpo": ("#8A8A00", ":"),
     "gae-cluster": ("#56B4E9", "-"), "gae-states": ("#0072B2", ":"),
 }  # fmt: skip
-SHOWN = ("grpo", "gigpo", "bipace", "bipace-step", "gae")  # in the first figure; the others are in the second
+# The first five of these that have runs are in the first figure, the others in the second.
+SHOWN = ("grpo", "bipace", "gae", "gae-group", "bipace-step", "gigpo")
 REFERENCE = "gae"  # of the paired differences
 LEVELS = (0.35, 0.4, 0.5)
 # 97.5 % quantiles of Student's t, by degrees of freedom.
@@ -230,9 +231,10 @@ def write_report(folder: Path, start: Path, title: str = "TextCraft") -> list[Pa
     )
     written = [folder / "results.md", folder / "results.json"]
     most = max(group for _, group in runs)
-    others = [key for key in runs if key[1] == most and key[0] not in SHOWN]
+    shown = [method for method in SHOWN if (method, most) in runs][:5]
+    others = [key for key in runs if key[1] == most and key[0] not in shown]
     for name, chosen in (
-        ("success.png", [key for key in runs if key[1] == most and key[0] in SHOWN]),
+        ("success.png", [key for key in runs if key[1] == most and key[0] in shown]),
         ("others.png", [*others, *(key for key in runs if others and key == (REFERENCE, most))]),
         ("fewer.png", [key for key in runs if key[1] < most]),
     ):
