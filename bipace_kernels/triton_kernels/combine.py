@@ -42,7 +42,7 @@ def combine(
             _combine[(ceil_div(n_rows, LANES),)](
                 episode, step_term, returns, labels, branch, source, taken, *floats, cluster, kind, float(weight),
                 float(episode_weight), n_rows,
-                TOTAL_IS_STEP=total_is_step, HAS_TAKEN=taken is not None, **_CONSTANTS, **_OPTIONS,
+                TOTAL_IS_STEP=total_is_step, **_CONSTANTS, **_OPTIONS,
             )  # fmt: skip
     advantage, step_out, episode_out, returns_out = floats
     return advantage, step_out, episode_out, returns_out, cluster, kind
@@ -56,7 +56,7 @@ def _combine(
     labels,  # [M] int64
     branch,  # [M] uint8
     source,  # [N] int64
-    taken,  # [M] bool
+    taken,  # [M] bool or None
     advantage_out,  # [N] float32
     step_out,  # [N] float32
     episode_out,  # [N] float32
@@ -67,7 +67,6 @@ def _combine(
     episode_weight: tl.float64,
     n_rows,
     TOTAL_IS_STEP: tl.constexpr,
-    HAS_TAKEN: tl.constexpr,
     LARGEST: tl.constexpr,  # float32
     SINGLETON: tl.constexpr,
     LANES: tl.constexpr,
@@ -76,7 +75,7 @@ def _combine(
     live = row < n_rows
     record = tl.load(source + row, mask=live, other=-1)
     has = record >= 0
-    if HAS_TAKEN:
+    if taken is not None:
         has = has & (tl.load(taken + record, mask=has, other=0) != 0)
     ours = tl.load(episode + record, mask=has, other=0.0)
     step = tl.load(step_term + record, mask=has, other=0.0)
@@ -105,6 +104,6 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
             "returns_out": "*fp32", "cluster_out": "*i64", "branch_out": "*u8", "weight": "fp64",
             "episode_weight": "fp64", "n_rows": "i32",
         },
-        {"TOTAL_IS_STEP": False, "HAS_TAKEN": True, **_CONSTANTS},
+        {"TOTAL_IS_STEP": False, **_CONSTANTS},
         _OPTIONS,
     )  # fmt: skip

@@ -37,7 +37,7 @@ def episode_advantage(
             _episode[(n_groups,)](
                 episode_return, trajectory_offsets, group_trajectories, spoilt, out, float(delta),
                 OVER_STEPS=scope == "step", DIVIDE=norm == "std", LONE_RAW=lone == "raw",
-                HAS_SPOILT=spoilt is not None, UNROLL=UNROLL, ROWS=ROWS, COLUMNS=COLUMNS, **_OPTIONS,
+                UNROLL=UNROLL, ROWS=ROWS, COLUMNS=COLUMNS, **_OPTIONS,
             )  # fmt: skip
     return out
 
@@ -47,13 +47,12 @@ def _episode(
     episode_return,  # [T] float32
     trajectory_offsets,  # [T+1] int64
     group_trajectories,  # [G+1] int64
-    spoilt,  # [T] bool
+    spoilt,  # [T] bool or None
     out,  # [M] float32
     delta: tl.float64,
     OVER_STEPS: tl.constexpr,
     DIVIDE: tl.constexpr,
     LONE_RAW: tl.constexpr,
-    HAS_SPOILT: tl.constexpr,
     UNROLL: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -65,7 +64,7 @@ def _episode(
     n = tl.zeros((1,), tl.int64)
     total = tl.zeros((1,), tl.float64)
     for start in range(begin, end, UNROLL):
-        value, weight = _load(episode_return, trajectory_offsets, spoilt, start, end, OVER_STEPS, HAS_SPOILT, UNROLL)
+        value, weight = _load(episode_return, trajectory_offsets, spoilt, start, end, OVER_STEPS, UNROLL)
         for u in tl.static_range(UNROLL):
             n += weight[u]
             # A trajectory's steps all have its return: length · R(τ) is exact, 24 bits of R and less than 29 of length.
@@ -75,9 +74,7 @@ def _episode(
     if DIVIDE:
         squares = tl.zeros((1,), tl.float64)
         for start in range(begin, end, UNROLL):
-            value, weight = _load(
-                episode_return, trajectory_offsets, spoilt, start, end, OVER_STEPS, HAS_SPOILT, UNROLL
-            )
+            value, weight = _load(episode_return, trajectory_offsets, spoilt, start, end, OVER_STEPS, UNROLL)
             for u in tl.static_range(UNROLL):
                 difference = value[u].to(tl.float64) - mean
                 squares += tl.where(weight[u] > 0, difference * difference * weight[u].to(tl.float64), 0.0)
@@ -86,7 +83,7 @@ def _episode(
 
     for start in range(begin, end, ROWS):
         t = start + tl.arange(0, ROWS)
-        value, weight = _tile(episode_return, trajectory_offsets, spoilt, t, t < end, OVER_STEPS, HAS_SPOILT)
+        value, weight = _tile(episode_return, trajectory_offsets, spoilt, t, t < end, OVER_STEPS)
         alone = value if LONE_RAW else tl.zeros((ROWS,), tl.float32)
         advantage = tl.where(n > 1, value - mean.to(tl.float32), alone)
         if DIVIDE:
@@ -100,11 +97,11 @@ def _episode(
 
 
 @triton.jit
-def _tile(episode_return, trajectory_offsets, spoilt, t, inside, OVER_STEPS: tl.constexpr, HAS_SPOILT: tl.constexpr):
+def _tile(episode_return, trajectory_offsets, spoilt, t, inside, OVER_STEPS: tl.constexpr):
     """Returns of some trajectories and their weights in the population: 1, or length; 0 for those that do not count."""
     value = tl.load(episode_return + t, mask=inside, other=0.0)
     counts = inside
-    if HAS_SPOILT:
+    if spoilt is not None:
         counts = inside & (tl.load(spoilt + t, mask=inside, other=1) == 0)
     if OVER_STEPS:
         first = tl.load(trajectory_offsets + t, mask=inside, other=0)
@@ -121,13 +118,12 @@ def _load(
     start,
     end,
     OVER_STEPS: tl.constexpr,
-    HAS_SPOILT: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     """Returns and weights of the next trajectories: all loads before any sum, so that they overlap."""
     value, weight = (), ()
     for u in tl.static_range(UNROLL):
-        v, w = _tile(episode_return, trajectory_offsets, spoilt, start + u, start + u < end, OVER_STEPS, HAS_SPOILT)
+        v, w = _tile(episode_return, trajectory_offsets, spoilt, start + u, start + u < end, OVER_STEPS)
         value, weight = value + (v,), weight + (w,)
     return value, weight
 
@@ -138,6 +134,6 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         "episode_return": "*fp32", "trajectory_offsets": "*i64", "group_trajectories": "*i64", "spoilt": "*u1",
         "out": "*fp32", "delta": "fp64",
     }  # fmt: skip
-    sizes = {"UNROLL": UNROLL, "ROWS": ROWS, "COLUMNS": COLUMNS, "LONE_RAW": False, "HAS_SPOILT": True}
+    sizes = {"UNROLL": UNROLL, "ROWS": ROWS, "COLUMNS": COLUMNS, "LONE_RAW": False}
     for over_steps in (False, True):
         yield _episode, pointers, {**sizes, "OVER_STEPS": over_steps, "DIVIDE": True}, _OPTIONS

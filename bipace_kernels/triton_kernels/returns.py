@@ -76,9 +76,7 @@ def _walk(
     with device_guard(rewards):
         _returns[(ceil_div(n_trajectories, LANES),)](
             rewards, step, bad_record, trajectory_offsets, step_return, trajectory_return, spoilt, float(gamma), log_gamma,
-            n_trajectories, LIMIT=LIMIT, STEPS=step_return is not None, TOTALS=trajectory_return is not None,
-            SPOILT=spoilt is not None, HAS_STEP=step is not None, HAS_BAD=bad_record is not None, LANES=LANES,
-            UNROLL=UNROLL, **_OPTIONS,
+            n_trajectories, LIMIT=LIMIT, LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
         )  # fmt: skip
 
 
@@ -95,7 +93,7 @@ def spoilt_trajectories(
         with device_guard(step_return):
             _spoilt[(n_trajectories,)](
                 step_return, trajectory_return, bad_record, trajectory_offsets, out,
-                LIMIT=LIMIT, HAS_BAD=bad_record is not None, TILE=SPOILT_TILE, **_OPTIONS,
+                LIMIT=LIMIT, TILE=SPOILT_TILE, **_OPTIONS,
             )  # fmt: skip
     return out
 
@@ -112,28 +110,23 @@ def _lanes(trajectory_offsets, n_trajectories, LANES: tl.constexpr):
 @triton.jit(do_not_specialize=["n_trajectories"])
 def _returns(
     rewards,  # [M] float64
-    step,  # [M] int64
-    bad_record,  # [M] bool
+    step,  # [M] int64 or None
+    bad_record,  # [M] bool or None
     trajectory_offsets,  # [T+1] int64
-    step_return,  # [M] float32, written
+    step_return,  # [M] float32, written, as are the next two; None: not wanted
     trajectory_return,  # [T] float32, written
     spoilt,  # [T] bool, written
     gamma: tl.float64,
     log_gamma: tl.float64,
     n_trajectories,
     LIMIT: tl.constexpr,
-    STEPS: tl.constexpr,
-    TOTALS: tl.constexpr,
-    SPOILT: tl.constexpr,
-    HAS_STEP: tl.constexpr,
-    HAS_BAD: tl.constexpr,
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     begin, end, t = _lanes(trajectory_offsets, n_trajectories, LANES)
     longest = tl.max(end - begin, axis=0)
     bad = tl.zeros((LANES,), tl.int1)
-    if STEPS:
+    if step_return is not None:
         value = tl.zeros((LANES,), tl.float64)  # R of the next record, unrounded
         later = tl.zeros((LANES,), tl.int64)  # its step number
         for start in range(0, longest, UNROLL):
@@ -142,13 +135,13 @@ def _returns(
             for u in tl.static_range(UNROLL):
                 at = end - 1 - start - u
                 reward = reward + (tl.load(rewards + at, mask=at >= begin, other=0.0),)
-                if HAS_STEP:
+                if step is not None:
                     now = now + (tl.load(step + at, mask=at >= begin, other=0),)
-                if HAS_BAD:
+                if bad_record is not None:
                     bad |= tl.load(bad_record + at, mask=at >= begin, other=0) != 0
             for u in tl.static_range(UNROLL):
                 at = end - 1 - start - u
-                if HAS_STEP:
+                if step is not None:
                     gap = later - now[u]
                     # A gap of one multiplies by γ itself, as the other backends do.
                     factor = tl.where(gap == 1, gamma, tl.exp(tl.maximum(gap, 1).to(tl.float64) * log_gamma))
@@ -160,9 +153,9 @@ def _returns(
                 value = tl.where(at == end - 1, reward[u], discounted)
                 rounded = value.to(tl.float32)
                 tl.store(step_return + at, rounded, mask=at >= begin)
-                if SPOILT:
+                if spoilt is not None:
                     bad |= (at >= begin) & ((tl.abs(rounded) <= LIMIT) == 0)  # so NaN is beyond it
-    if TOTALS:
+    if trajectory_return is not None:
         total = tl.zeros((LANES,), tl.float64)
         before = tl.zeros((LANES,), tl.int64)
         for start in range(0, longest, UNROLL):
@@ -170,14 +163,14 @@ def _returns(
                 at = begin + start + u
                 live = at < end
                 counts = live
-                if HAS_STEP:
+                if step is not None:
                     number = tl.load(step + at, mask=live, other=0)
                     counts = live & ((at == begin) | (number != before))
                     before = number
                 total += tl.load(rewards + at, mask=counts, other=0.0)
         own = total.to(tl.float32)
         tl.store(trajectory_return + t, own, mask=t < n_trajectories)
-        if SPOILT:
+        if spoilt is not None:
             tl.store(spoilt + t, bad | ((tl.abs(own) <= LIMIT) == 0), mask=t < n_trajectories)
 
 
@@ -189,7 +182,6 @@ def _spoilt(
     trajectory_offsets,  # [T+1] int64
     out,  # [T] bool
     LIMIT: tl.constexpr,
-    HAS_BAD: tl.constexpr,
     TILE: tl.constexpr,
 ):
     t = tl.program_id(0).to(tl.int64)
@@ -199,7 +191,7 @@ def _spoilt(
         at = start + tl.arange(0, TILE)
         value = tl.load(step_return + at, mask=at < end, other=0.0)
         within = tl.abs(value) <= LIMIT  # false for NaN
-        if HAS_BAD:
+        if bad_record is not None:
             within &= tl.load(bad_record + at, mask=at < end, other=0) == 0
         bad |= tl.where(within, 0, 1)
     own = tl.abs(tl.load(trajectory_return + t)) <= LIMIT
@@ -212,11 +204,11 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         "rewards": "*fp64", "step": "*i64", "bad_record": "*u1", "trajectory_offsets": "*i64", "step_return": "*fp32",
         "trajectory_return": "*fp32", "spoilt": "*u1", "gamma": "fp64", "log_gamma": "fp64", "n_trajectories": "i32",
     }  # fmt: skip
-    constants = {"LIMIT": LIMIT, "HAS_STEP": True, "LANES": LANES, "UNROLL": UNROLL}
-    for steps, totals in ((True, True), (True, False), (False, True)):
-        both = steps and totals
-        wanted = {"STEPS": steps, "TOTALS": totals, "SPOILT": both, "HAS_BAD": both}
-        yield _returns, pointers, {**constants, **wanted}, _OPTIONS
+    constants = {"LIMIT": LIMIT, "LANES": LANES, "UNROLL": UNROLL}
+    one = ("bad_record", "spoilt")
+    for absent in ((), (*one, "trajectory_return"), (*one, "step_return")):
+        given = {name: kind for name, kind in pointers.items() if name not in absent}
+        yield _returns, given, {**constants, **dict.fromkeys(absent)}, _OPTIONS
     yield (
         _spoilt,
         {
@@ -226,6 +218,6 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
             "trajectory_offsets": "*i64",
             "out": "*u1",
         },
-        {"LIMIT": LIMIT, "HAS_BAD": True, "TILE": SPOILT_TILE},
+        {"LIMIT": LIMIT, "TILE": SPOILT_TILE},
         _OPTIONS,
     )

@@ -39,42 +39,29 @@ def look(
         return
     with device_guard(order):
         _look[(ceil_div(n, _TILE["ROWS"]),)](
-            fingerprint, order, _or(state, order), _or(kind, order), _or(scale, order), _or(row_hash, order),
-            _or(usable, order), _or(taken, order), n, fingerprint.shape[1], fingerprint.stride(0),
-            fingerprint.stride(1), INFINITY=INFINITY[fingerprint.dtype], MANTISSA=MANTISSA[fingerprint.dtype],
-            STATE=state is not None, KIND=kind is not None, HASH=0 if row_hash is None else hash_bits,
-            HAS_USABLE=usable is not None, HAS_TAKEN=taken is not None, **_TILE, **_OPTIONS,
+            fingerprint, order, state, kind, scale, row_hash, usable, taken, n, fingerprint.shape[1],
+            *fingerprint.stride(), INFINITY=INFINITY[fingerprint.dtype], MANTISSA=MANTISSA[fingerprint.dtype],
+            HASH=hash_bits, **_TILE, **_OPTIONS,
         )  # fmt: skip
-
-
-def _or(tensor: Tensor | None, instead: Tensor) -> Tensor:
-    """A pointer for an argument that the kernel does not use; bool as bytes."""
-    if tensor is None:
-        return instead
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 @triton.jit(do_not_specialize=["n"])
 def _look(
     x,  # [N, D]
     order,  # [M] int64
-    state,  # [M] uint8, written
+    state,  # [M] uint8, written; None, as for the next five: nothing is
     kind,  # [M] uint8, written
     scale,  # [M] float32, written
     row_hash,  # [M] int64, written
-    usable,  # [M] uint8
-    taken,  # [M] uint8
+    usable,  # [M] bool
+    taken,  # [M] bool
     n,
     dim,
     row_stride,
     column_stride,
     INFINITY: tl.constexpr,
     MANTISSA: tl.constexpr,
-    STATE: tl.constexpr,
-    KIND: tl.constexpr,
-    HASH: tl.constexpr,  # bits of the hash; 0: none
-    HAS_USABLE: tl.constexpr,
-    HAS_TAKEN: tl.constexpr,
+    HASH: tl.constexpr,  # bits of the hash
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -89,21 +76,21 @@ def _look(
         value = tl.load(row + (e.to(tl.int64) * column_stride)[None, :], mask=mask, other=0.0)
         magnitude = _magnitude(value)
         most = tl.maximum(most, magnitude)
-        if HASH > 0:
+        if row_hash is not None:
             mixed += _mix(tl.where(magnitude == 0, 0, _bits(value)), e)
     largest = tl.max(most, axis=1)
     found = tl.where(largest >= INFINITY, 1, tl.where(largest == 0, 2, 0))
-    if STATE:
+    if state is not None:
         tl.store(state + i, found.to(tl.uint8), mask=inside)
-    if KIND:
+    if kind is not None:
         what = (found != 0).to(tl.int32)
-        if HAS_USABLE:
+        if usable is not None:
             what = tl.where(tl.load(usable + i, mask=inside, other=0) == 0, 1, what)
-        if HAS_TAKEN:
+        if taken is not None:
             what = tl.where(tl.load(taken + i, mask=inside, other=0) == 0, 2, what)
         tl.store(kind + i, what.to(tl.uint8), mask=inside)
         tl.store(scale + i, tl.where(found == 0, _scale(largest, INFINITY, MANTISSA), 1.0), mask=inside)
-    if HASH > 0:
+    if row_hash is not None:
         total = tl.sum(mixed, axis=1)  # integers: the order of summation does not matter
         total = total ^ (total >> 31)
         if HASH < 64:
@@ -157,12 +144,12 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
     """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
     signature = {
         "x": "*bf16", "order": "*i64", "state": "*u8", "kind": "*u8", "scale": "*fp32", "row_hash": "*i64",
-        "usable": "*u8", "taken": "*u8", "n": "i32", "dim": "i32", "row_stride": "i32",
+        "usable": "*u1", "taken": "*u1", "n": "i32", "dim": "i32", "row_stride": "i32",
     }  # fmt: skip
-    for state, row_hash in ((True, 0), (False, 0), (False, 64)):
-        constants = {
-            "column_stride": 1, "INFINITY": INFINITY[torch.bfloat16], "MANTISSA": MANTISSA[torch.bfloat16],
-            "STATE": state, "KIND": not state, "HASH": row_hash, "HAS_USABLE": not state, "HAS_TAKEN": not state,
-            **_TILE,
-        }  # fmt: skip
-        yield _look, signature, constants, _OPTIONS
+    constants = {
+        "column_stride": 1, "INFINITY": INFINITY[torch.bfloat16], "MANTISSA": MANTISSA[torch.bfloat16], "HASH": 64, **_TILE,
+    }  # fmt: skip
+    kinds = ("kind", "scale", "usable", "taken")
+    for absent in (("row_hash", *kinds), ("state", "row_hash"), ("state",)):
+        given = {name: kind for name, kind in signature.items() if name not in absent}
+        yield _look, given, {**constants, **dict.fromkeys(absent)}, _OPTIONS
