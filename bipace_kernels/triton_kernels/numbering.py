@@ -1,4 +1,4 @@
-"""Dense cluster numbers by first appearance, by a prefix sum in torch; the host need not know the number of clusters."""
+"""Dense cluster numbers by first appearance; the host need not know the number of clusters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
-LANES = 512  # records of a program
+FEW = 8192  # records that one program numbers by itself: one launch instead of four
+LANES = 512  # records of a program where there are more
+_OPTIONS_OF_FEW: dict[str, Any] = {"num_warps": 16, "enable_fp_fusion": False}
 _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 
 
@@ -25,18 +27,37 @@ def dense_labels(first: Tensor) -> Tensor:
     Returns labels of the same shape, int64; −1 where first is −1.
     """
     m, size = first.shape[-1], first.numel()
-    begun = (first == torch.arange(m, device=first.device)).cumsum(-1)  # clusters begun by this record and those before
     labels = torch.empty_like(first)
-    if size:
-        with device_guard(first):
+    if not size:
+        return labels
+    with device_guard(first):
+        if m <= FEW:
+            _label_few[(size // m,)](first, labels, m, LANES=FEW, **_OPTIONS_OF_FEW)
+        else:
+            begun = (first == torch.arange(m, device=first.device)).cumsum(-1)
             _label[(ceil_div(size, LANES),)](first, begun, labels, m, size, LANES=LANES, **_OPTIONS)
     return labels
+
+
+@triton.jit(do_not_specialize=["m"])
+def _label_few(
+    first,  # [E, M] int64
+    labels,  # [E, M] int64, written
+    m,
+    LANES: tl.constexpr,  # ≥ M
+):
+    row = tl.program_id(0).to(tl.int64) * m
+    i = tl.arange(0, LANES)
+    begin = tl.load(first + row + i, mask=i < m, other=-1).to(tl.int32)
+    begun = tl.cumsum((begin == i).to(tl.int32), axis=0)  # clusters begun by this record and those before
+    number = tl.where(begin >= 0, tl.gather(begun, tl.maximum(begin, 0), axis=0) - 1, -1)
+    tl.store(labels + row + i, number.to(tl.int64), mask=i < m)
 
 
 @triton.jit(do_not_specialize=["m", "size"])
 def _label(
     first,  # [E, M] int64
-    begun,  # [E, M] int64
+    begun,  # [E, M] int64: clusters begun by this record and those before
     labels,  # [E, M] int64, written
     m,
     size,
@@ -50,5 +71,6 @@ def _label(
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    pointers = {"first": "*i64", "begun": "*i64", "labels": "*i64"}
-    yield _label, {**pointers, "m": "i32", "size": "i32"}, {"LANES": LANES}, _OPTIONS
+    pointers = {"first": "*i64", "labels": "*i64"}
+    yield _label_few, {**pointers, "m": "i32"}, {"LANES": FEW}, _OPTIONS_OF_FEW
+    yield _label, {**pointers, "begun": "*i64", "m": "i32", "size": "i32"}, {"LANES": LANES}, _OPTIONS

@@ -8,7 +8,7 @@ import torch
 from ragged import stage
 
 numbering = stage("numbering")
-BLOCK = 512
+BLOCK, FEW = 512, numbering.FEW
 
 
 def firsts(rng, n, clusters):
@@ -22,7 +22,7 @@ def expected(first):
     return [-1 if f < 0 else number.setdefault(f, len(number)) for f in first]
 
 
-@pytest.mark.parametrize("n", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 40 * 512 + 3])
+@pytest.mark.parametrize("n", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, FEW, FEW + 1, 40 * BLOCK + 3])
 @pytest.mark.parametrize("clusters", [1, 7, 10**9])
 def test_numbers_by_first_appearance(device, n, clusters):
     first = firsts(np.random.default_rng(n + clusters), n, clusters)
@@ -31,9 +31,10 @@ def test_numbers_by_first_appearance(device, n, clusters):
     assert labels.tolist() == expected(first)
 
 
-def test_rows_are_numbered_by_themselves(device):
+@pytest.mark.parametrize("n", [3 * BLOCK - 5, FEW + 5])
+def test_rows_are_numbered_by_themselves(device, n):
     rng = np.random.default_rng(5)
-    rows = [firsts(rng, 3 * BLOCK - 5, k) for k in (1, 40, 10**9)]
+    rows = [firsts(rng, n, k) for k in (1, 40, 10**9)]
     labels = numbering.dense_labels(torch.tensor(rows, device=device))
     assert labels.tolist() == [expected(row) for row in rows]
 
