@@ -145,7 +145,7 @@ def real_vector(value: Any, name: str, n: int) -> Tensor:
     tensor = check_vector(to_tensor(value, name, "real numbers, one per row"), name, n)
     if tensor.dtype.is_complex:
         raise TypeError(f"{name} must be real, got {tensor.dtype}; pass its real part.")
-    return tensor.to(torch.float64)
+    return tensor.double()
 
 
 def integer_vector(value: Any, name: str, n: int, like: str = "group") -> Tensor:
@@ -158,7 +158,7 @@ def integer_vector(value: Any, name: str, n: int, like: str = "group") -> Tensor
         return tensor.view(torch.int64)
     if tensor.dtype not in _INTEGERS:
         raise TypeError(f"{name} must have an integer dtype, got {tensor.dtype}; convert it with .to(torch.int64).")
-    return tensor.to(torch.int64)
+    return tensor.long()
 
 
 def bool_vector(value: Any, name: str, n: int, late: list[LateCheck] | None = None) -> Tensor:

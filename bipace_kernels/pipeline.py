@@ -146,7 +146,8 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
     layout = everyone.once() if cfg.duplicates == "once" else everyone
     lay = layout.on(x.device)
 
-    bad, episode_differs, copy_differs = _bad_records(x, everyone, layout)
+    clusters_look = _clusters_look(backend, cfg)
+    bad, episode_differs, copy_differs = _bad_records(x, everyone, lay)
     step_return, trajectory_return, spoilt = _returns(backend, x, lay, bad)
     unread = Unread(
         everyone=everyone,
@@ -157,7 +158,7 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
         episode_return=x.episode_return,
         action_key=x.action_key,
         action_parsed=x.action_parsed,
-        state=_state(backend, x, lay),
+        state=_state(backend, x, lay, clusters_look),
         episode_differs=episode_differs,
         copy_differs=copy_differs,
         late=tuple(x.late),
@@ -166,8 +167,8 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
     if not backend.deferred:
         unread.raise_now(spoilt)
     all_taken = unread.checked and not bool(spoilt.any())  # not read on a GPU
-    taken = None if all_taken else ~spoilt.index_select(0, lay.trajectory_of_record)
-    state = unread.state if _clusters_look(backend, cfg) else None
+    taken = None if all_taken else spoilt.index_select(0, lay.trajectory_of_record).logical_not_()
+    state = unread.state if clusters_look else None
     usable = None if unread.state is None or state is not None else unread.state == 0
     episode = backend.episode.episode_advantage(
         trajectory_return, lay.trajectory_offsets, lay.group_trajectories, n_groups=lay.n_groups,
@@ -197,10 +198,9 @@ def _by_row(value: Tensor, lay: PlacedLayout, taken: Tensor | None) -> Tensor:
     return value.clamp(-limit, limit).to(torch.float32).index_select(0, at).masked_fill(missing, 0.0)
 
 
-def _bad_records(x: Inputs, everyone: Layout, layout: Layout) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _bad_records(x: Inputs, everyone: Layout, lay: PlacedLayout) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Records that spoil their trajectory for another reason than its returns [M] bool, and the flags `episode_differs`
     and `copy_differs` of Unread; None: there are none."""
-    lay, every = layout.on(x.device), everyone.on(x.device)
     bad = episode_differs = copy_differs = None
     if x.episode_return is not None:
         value = x.episode_return.index_select(0, lay.order)
@@ -211,7 +211,8 @@ def _bad_records(x: Inputs, everyone: Layout, layout: Layout) -> tuple[Tensor | 
     if x.rewards is not None and "rewards" in needs_of(x.config):
         unfit = out_of_range(x.rewards.index_select(0, lay.order))
         bad = unfit if bad is None else bad | unfit
-    if every.first is not None and x.rewards is not None:
+    if everyone.first is not None and x.rewards is not None:
+        every = everyone.on(x.device)
         reward = x.rewards.index_select(0, every.order)
         copy_differs = unlike_first(reward, reward[every.first])
         # A bad copy invalidates the record whose results its row gets.
@@ -249,11 +250,11 @@ def _clusters_look(backend: Backend, config: Config) -> bool:
     return backend.deferred and config.has_epsilon
 
 
-def _state(backend: Backend, x: Inputs, lay: PlacedLayout) -> Tensor | None:
+def _state(backend: Backend, x: Inputs, lay: PlacedLayout, clusters_look: bool) -> Tensor | None:
     """[M] uint8 of the fingerprints, as in Unread; on a GPU the cosine partition is yet to write it."""
     if x.fingerprint is None:
         return None
-    if _clusters_look(backend, x.config):
+    if clusters_look:
         return torch.empty(lay.n_records, dtype=torch.uint8, device=x.device)
     state = backend.clusters.scan_rows(x.fingerprint, lay.order)
     return state if backend.deferred or bool(state.any()) else None
