@@ -91,13 +91,16 @@ class Sums:
 class Gradients:
     """Policy gradients Σ A ∇ log π of the batches of a set, by prompt group."""
 
-    of: Floats  # [batches, 2, groups, K]: by the estimate, and by A*
+    of: Floats  # [batches, 2, groups of the set, K]: by the estimate, and by A*
 
     @classmethod
     def make(cls, batches: Sequence[Any], a: Sequence[Floats], b: Sequence[Floats]) -> Gradients:
+        groups = np.unique(np.concatenate([batch.group for batch in batches]))
+
         def by_group(batch: Any, advantage: Floats) -> Floats:
-            begins = np.flatnonzero(np.append(True, batch.group[1:] != batch.group[:-1]))
-            return np.add.reduceat(advantage[:, None] * batch.gradient, begins, axis=0)
+            out = np.zeros((len(groups), batch.gradient.shape[1]))
+            np.add.at(out, np.searchsorted(groups, batch.group), advantage[:, None] * batch.gradient)
+            return out
 
         pairs = zip(batches, a, b, strict=True)
         return cls(np.stack([[by_group(batch, x), by_group(batch, y)] for batch, x, y in pairs]))
@@ -433,7 +436,8 @@ def gradient_table(summary: Summary) -> list[str]:
     lines = [
         "", "## Policy gradient at 8 rollouts a prompt", "",
         "Cosine between the batch's Σ A ∇ log π(command) under the estimate and under A*. Its reliability, from the two halves "
-        "of the continuations: " + ", ".join(f"{found.gradient_reliability:.2f} ({found.name})" for found in sets) + ".", "",
+        "of the continuations: " + ", ".join(f"{found.gradient_reliability:.2f} ({found.name})" for found in sets) + ". "
+        "A bootstrap draw repeats prompts and lacks others, so intervals extend further below the estimate than above it.", "",
         "| estimator | mean | " + " | ".join(found.name for found in sets) + " |", "| --- |" + " ---: |" * (1 + len(sets)),
     ]  # fmt: skip
     for name in dict.fromkeys(name for found in sets for name, size in found.gradients if size == 8):
@@ -475,6 +479,7 @@ def as_json(sets: list[Found], seconds: float, command: str) -> dict[str, Any]:
         {k: v for k, v in found.meta.items() if k != "tasks"}
         | {"records": found.records, "groups": found.groups, "success": round(found.success, 4),
            "reliability": round(found.reliability, 4)}
+        | ({"gradient_reliability": round(found.gradient_reliability, 4)} if found.gradients else {})
         for found in sets
     ]  # fmt: skip
     return {"schema": 1, "command": command, "seconds": round(seconds, 1), "bootstrap": {"draws": DRAWS, "seed": SEED},

@@ -209,8 +209,8 @@ def _make(
     for batch in batches[1:]:
         add(batch)
     gradient = np.zeros((len(columns["group"]), DIRECTIONS + SKETCH))
-    known, share = _coordinates(torch.cat(gradients))
-    gradient[: len(known), : known.shape[1]] = known
+    coordinates, share = _coordinates(torch.cat(gradients))
+    gradient[: len(coordinates), : coordinates.shape[1]] = coordinates
     meta |= {
         "gamma": GAMMA, "horizon": HORIZON, "continuations": continuations, "rollouts": ROLLOUTS, "seed": seed,
         "hidden": "the policy's own", "gradient_share": round(share, 4), "tasks": [task.task_id for task in batches[0].tasks],

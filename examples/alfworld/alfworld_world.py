@@ -28,7 +28,7 @@ from settings import Settings  # noqa: E402
 INDEX = "index.json"
 TEST_SHARE = 0.25  # of the tasks
 MOST_PLACES = 20  # games in larger rooms are left out: their searches are longer than the horizon
-# Differences from TextCraft: 20 commands, another warm start, and 48 rollouts of an update.
+# Differences from TextCraft: 30 commands, another warm start, and 48 rollouts of an update.
 DEFAULTS = Settings(
     vocabulary=1024, horizon=30, command_tokens=12, noise=0.1, lesson_check=200, lesson_updates=1600, noisy_updates=400,
     test_tasks=400, updates=40, batch=48,

@@ -133,6 +133,8 @@ def choose(method: str, settings: Settings, out: Path, tuned: Path) -> None:
         if run.done:
             if (solved := _scored(run)) > max(choice["scores"].values()):
                 choice["learning_rate"] = run.settings.learning_rate
+                for name in (OWN[method][0], f"{OWN[method][0]}_scores") if method in OWN else ():
+                    choice.pop(name, None)  # were found at the former rate
             choice["scores"] = {f"{run.settings.learning_rate:g}": solved, **choice["scores"]}
     own = {} if lower(choice) else tuning_own(method, choice["learning_rate"], settings, out)
     if own and not _own_decided(method, choice) and all(run.done for run in own.values()):
@@ -143,7 +145,9 @@ def choose(method: str, settings: Settings, out: Path, tuned: Path) -> None:
         if by_value[best] < by_value[default] + MARGIN:
             best = default
         choice |= {name: best, f"{name}_scores": {str(value): one for value, one in by_value.items()}}
-    tuned.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    part = tuned.with_suffix(".part")
+    part.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(tuned)
 
 
 def _own_decided(method: str, choice: dict[str, Any]) -> bool:

@@ -180,7 +180,9 @@ def tuning_table(folder: Path) -> str:
 
 
 def _scores(title: str, rows: dict[str, dict[Any, float]]) -> list[str]:
-    values = sorted({value for row in rows.values() for value in row}, key=str)
+    values = sorted(
+        {value for row in rows.values() for value in row}, key=lambda value: (isinstance(value, str), value)
+    )
     lines = [f"| {title} | " + " | ".join(f"{value}" for value in values) + " |", "| --- |" + " ---: |" * len(values)]
     for method in (method for method in METHODS if method in rows):
         cells = [f"{100 * rows[method][value]:.1f}" if value in rows[method] else "–" for value in values]

@@ -181,6 +181,10 @@ def test_cosines_from_gradients_by_group_are_those_of_the_whole_sums(tmp_path):
     several = truth.Gradients.make(parts, each, [part.truth for part in parts])
     alone = [truth.Gradients.make([part], [x], [part.truth]) for part, x in zip(parts, each, strict=True)]
     assert float(several.cosine()) == pytest.approx(np.mean([float(one.cosine()) for one in alone]), abs=1e-12)
+    (other,) = truth_batches.batches(small_set(tmp_path / "coin_choose.npz", groups=2, seed=1, gradients=True))
+    other.group = other.group + 4  # two batches of unequal groups: draws are of all of them
+    both = truth.Gradients.make([batch, other], [a, other.truth], [batch.truth, other.truth])
+    assert float(both.cosine(np.array([[0, 1, 2, 3, 4, 5]]))[0]) == pytest.approx((float(found.cosine()) + 1) / 2)
     assert float(truth.Gradients.make([batch], [-3 * batch.truth], [batch.truth]).cosine()) == pytest.approx(-1)
     assert float(truth.Gradients.make([batch], [0 * a], [batch.truth]).cosine()) == 0.0
 

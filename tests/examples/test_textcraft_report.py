@@ -112,6 +112,20 @@ def test_half_of_the_lowest_rate_is_tried_until_a_lower_one_is_no_better(tmp_pat
     assert json.loads(tuned.read_text())["grpo"]["learning_rate"] == 1.5e-4
 
 
+def test_a_lower_rate_undoes_what_was_chosen_at_the_former_one(tmp_path):
+    settings, tuned = Settings(), tmp_path / "tuned.json"
+    choice = {"learning_rate": 3e-4, "scores": {"0.0003": 0.5}, "gae_lambda": 0.8, "gae_lambda_scores": {"0.8": 0.6}}
+    tuned.write_text(json.dumps({"gae": choice}))
+    (run,) = campaign.tuning("gae", settings, tmp_path, campaign.lower(choice))
+    run.folder.mkdir(parents=True)
+    run.write({"method": "gae", "settings": run.settings.as_json(), "updates": [{"train": 0.7}] * 20, "checks": []})
+    campaign.choose("gae", settings, tmp_path, tuned)
+    assert json.loads(tuned.read_text())["gae"] == {
+        "learning_rate": 1.5e-4,
+        "scores": {"0.00015": 0.7, "0.0003": 0.5},
+    }
+
+
 def test_an_oracle_stands_beside_the_runs_of_its_seed_after_as_many_updates(tmp_path):
     runs = {
         ("gae", 8): {s: a_run("gae", s, [0.5, 0.6]) for s in (0, 1)},
