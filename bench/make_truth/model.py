@@ -179,7 +179,7 @@ def _make(
                        episode.observations[t], episode.commands[t])  # fmt: skip
                 for name, cell in zip(columns, row, strict=True):
                     columns[name].append(cell)
-            if batch.number >= 0:
+            if batch.number >= 0:  # only the first one
                 gradients.append(_gradients(model, episode))
             with torch.inference_mode():
                 ids = torch.tensor([[*episode.prompt_ids, *episode.ids]])
@@ -188,6 +188,8 @@ def _make(
                 states[layer].append(hidden[layer][0, [len(state.ids) - 1 for state in found]].numpy())
 
     add(batches[0])
+    coordinates, share = _coordinates(torch.cat(gradients))
+    gradients.clear()  # gigabytes, which the continuations do not need
     # Transcripts with as many commands left stand together: their rows end at about the same time.
     pasts = sorted(unknown.values(), key=lambda past: (past[0].left, len(past[0].ids)))
     known = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []  # measured already
@@ -209,7 +211,6 @@ def _make(
     for batch in batches[1:]:
         add(batch)
     gradient = np.zeros((len(columns["group"]), DIRECTIONS + SKETCH))
-    coordinates, share = _coordinates(torch.cat(gradients))
     gradient[: len(coordinates), : coordinates.shape[1]] = coordinates
     meta |= {
         "gamma": GAMMA, "horizon": HORIZON, "continuations": continuations, "rollouts": ROLLOUTS, "seed": seed,

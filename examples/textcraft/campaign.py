@@ -64,10 +64,14 @@ class Run:
         return True
 
     def write(self, found: dict[str, Any]) -> None:
-        """As a whole or not at all."""
-        part = self.path.with_suffix(".part")
-        part.write_text(as_text(found), encoding="utf-8")
-        part.replace(self.path)
+        write_whole(self.path, as_text(found))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """As a whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def repeated(path: Path, out: Path, run: Callable[[str, int, list[str], str], None]) -> list[str]:
@@ -145,9 +149,7 @@ def choose(method: str, settings: Settings, out: Path, tuned: Path) -> None:
         if by_value[best] < by_value[default] + MARGIN:
             best = default
         choice |= {name: best, f"{name}_scores": {str(value): one for value, one in by_value.items()}}
-    part = tuned.with_suffix(".part")
-    part.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(tuned)
+    write_whole(tuned, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 def _own_decided(method: str, choice: dict[str, Any]) -> bool:
