@@ -128,12 +128,11 @@ setup(
     packages=[
         "bipace_kernels",
         "bipace_cli",
-        "bipace_kernels.cli",
-        "bipace_kernels.cpu",
-        "bipace_kernels.cuda",
-        "bipace_kernels.hidden",
-        "bipace_kernels.reference",
-        "bipace_kernels.triton_kernels",
+        *(
+            ".".join(path.parent.relative_to(ROOT).parts)
+            for path in sorted(ROOT.glob("bipace_kernels/*/**/__init__.py"))
+            if path.parent.name != "program"
+        ),
         "bipace_kernels.integrations",
         *(
             ".".join(("bipace_kernels", *path.parent.relative_to(ROOT).parts))
@@ -148,7 +147,7 @@ setup(
         "bipace_kernels": "bipace_kernels",
         "bipace_kernels.integrations": "integrations",
         "bipace_kernels.bench": "bench",
-        "bipace_cli": "bipace_kernels/program",
+        "bipace_cli": "bipace_kernels/cli/program",
         "bipace_kernels.csrc": "csrc",
     },
     # Only package_data says what is included; MANIFEST.in is for the sdist.

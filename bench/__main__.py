@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bipace_kernels import _optional
+from bipace_kernels.support import optional
 
 from . import report, roofline
 from .measure import Effort, machine, threads
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the stages, shows the tables, writes the files. A missed target is shown; the exit status stays 0."""
     try:
         return _run(sys.argv[1:] if argv is None else list(argv))
-    except _optional.MissingPackageError as error:
+    except optional.MissingPackageError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
 
@@ -57,9 +57,9 @@ def _run(words: Sequence[str]) -> int:
         return int(importlib.import_module(module).main(words[1:]))
     arguments = _parser().parse_args(words)
     # Not above: `bench gpu` runs on machines that have torch, Triton and little else.
-    _optional.need("rich", "bench")
+    optional.need("rich", "bench")
     if arguments.out is not None:
-        _optional.need("matplotlib", "bench --out")
+        optional.need("matplotlib", "bench --out")
     from rich.console import Console
 
     chosen = list(STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))  # once each

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bipace_kernels.cuda._cupy import target
-from bipace_kernels.cuda._sources import SOURCES, flags
+from bipace_kernels.backends.cuda._cupy import target
+from bipace_kernels.backends.cuda._sources import SOURCES, flags
 
 from .resources import SHARED_LIMIT
 

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 import bipace_kernels as bk
-from bipace_kernels import _optional, _png
-from bipace_kernels.value_r2 import value_r2
+from bipace_kernels.diagnostics.value_r2 import value_r2
+from bipace_kernels.support import optional, png
 
 from .measure import machine, publish, threads
 
@@ -200,7 +200,7 @@ def _value_r2(batch: Batch, labels: torch.Tensor) -> float | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs both drifts, shows the table, writes drift.json, drift.md and drift.png."""
     for package in ("rich", "matplotlib"):
-        _optional.need(package, "bench drift")
+        optional.need(package, "bench drift")
     from rich.console import Console
     from rich.progress import track
 
@@ -299,4 +299,4 @@ def draw(path: Path, found: dict[str, dict[str, Line]]) -> None:
     figure.suptitle(
         "An ε that follows the policy against a fixed one; grey: sizes 4 to 8", x=0.01, ha="left", fontsize=12
     )
-    _png.save(figure, path)
+    png.save(figure, path)

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 import bipace_kernels as bk
-from bipace_kernels import _cuda_loader, _dispatch, _triton_loader
-from bipace_kernels.cuda import _provider
+from bipace_kernels.backends import cuda_loader, dispatch, triton_loader
+from bipace_kernels.backends.cuda import _provider
 
 ARCH = 90
 SHARED = 227 << 10  # bytes of a block
@@ -85,9 +85,9 @@ def stub() -> tuple[Driver, Provider]:
     importlib.import_module("triton.runtime.driver").driver.set_active(driver)
     _provider.stand_in = provider
     put: Callable[[Any, str, Any], None] = setattr
-    for loader in (_triton_loader, _cuda_loader):
+    for loader in (triton_loader, cuda_loader):
         put(loader, "reason", lambda: "")
-    put(_dispatch, "_why_not_on", lambda name, kind: "")
+    put(dispatch, "_why_not_on", lambda name, kind: "")
     return driver, provider
 
 

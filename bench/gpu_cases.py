@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import bipace_kernels as bk
-from bipace_kernels import _native_loader
+from bipace_kernels.backends import native_loader
 
 from . import competitors as c
 from . import roofline
@@ -36,7 +36,7 @@ def absent(backend: str) -> str:
 
 def expected(backend: str) -> bool:
     """Whether a backend has to run here: on any GPU, and the CUDA kernels where nvcc was there at the build."""
-    built = not _native_loader.cuda_decision().startswith("no CUDA kernels")
+    built = not native_loader.cuda_decision().startswith("no CUDA kernels")
     return torch.cuda.is_available() and (backend != "cuda" or built)
 
 

@@ -118,13 +118,13 @@ def _planted(batch: w.Steps, dtype: torch.dtype) -> torch.Tensor:
 
 def by_warps(x: Ragged, config: bk.Config) -> str:
     """Without groups of four warps, as on GPUs whose tensor cores do not support them."""
-    with mock.patch.object(importlib.import_module("bipace_kernels.cuda.gram"), "WARPGROUPS", False):
+    with mock.patch.object(importlib.import_module("bipace_kernels.backends.cuda.gram"), "WARPGROUPS", False):
         return x.advantages(config)
 
 
 def by_columns(x: Ragged) -> str:
     """The path for long groups, with little shared memory: a few clusters fit, one per record does not."""
-    clusters = importlib.import_module("bipace_kernels.cuda.clusters")
+    clusters = importlib.import_module("bipace_kernels.backends.cuda.clusters")
     with mock.patch.object(clusters, "LIMITS", clusters.Limits(long_group=100, columns=128, shared=60_000)):
         return x.sweep((1e-4, 0.10))
 

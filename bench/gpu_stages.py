@@ -25,9 +25,9 @@ Case = tuple[str, Callable[[], Any], Need, Callable[[Any], str]]
 
 
 def module(backend: str, stem: str) -> Any:
-    """A stage's module in bipace_kernels.triton_kernels or bipace_kernels.cuda, which leaves most stages to Triton."""
-    package = "cuda" if backend == "cuda" and stem in _OF_CUDA else "triton_kernels"
-    return importlib.import_module(f"bipace_kernels.{package}.{stem}")
+    """A stage's module in backends.triton or backends.cuda, which leaves most stages to Triton."""
+    package = "cuda" if backend == "cuda" and stem in _OF_CUDA else "triton"
+    return importlib.import_module(f"bipace_kernels.backends.{package}.{stem}")
 
 
 def clusters(x: Batch, backend: str, epsilon: float = w.EPSILON) -> torch.Tensor:

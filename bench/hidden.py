@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import bipace_kernels as bk
-from bipace_kernels import _optional
+from bipace_kernels.support import optional
 
 from .measure import Effort, Side, Timing, compare, high_water, machine, publish, threads
 
@@ -277,7 +277,7 @@ class Bench:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, shows the table, writes hidden.json and hidden.md."""
     for package in ("rich", "transformers"):
-        _optional.need(package, "bench hidden")
+        optional.need(package, "bench hidden")
     from rich.console import Console
     from rich.progress import Progress
 

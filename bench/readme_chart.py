@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from bipace_kernels import _png
+from bipace_kernels.support import png
 
 # Title of a pair, stage, workload, the sides of both bars, and what the second one is.
 PAIRS = [
@@ -47,7 +47,7 @@ def main(source: Path, path: Path) -> None:
     axes.set_xlim(1, 8e3)
     axes.set_xlabel("milliseconds, two threads; less is better", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    _png.save(figure, path)
+    png.save(figure, path)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bipace_kernels import _png
+from bipace_kernels.support import png
 
 from .measure import Machine
 from .roofline import Ceilings
@@ -206,7 +206,7 @@ def draw(path: Path, machine: Machine, results: Results, targets: Sequence[Targe
         "hatched: torch.clone, the lower bound; |: the target",
         fontsize=11,
     )
-    _png.save(figure, path)
+    png.save(figure, path)
     return True
 
 

@@ -1,6 +1,6 @@
 """GPU resources of the Triton kernels, from the compiled code; needs no GPU (`python -m bench resources`).
 
-Every module of `bipace_kernels.triton_kernels` with kernels has `main_path()`: (kernel, signature, constexprs, options)
+Every module of `bipace_kernels.backends.triton` with kernels has `main_path()`: (kernel, signature, constexprs, options)
 of each configuration that a usual call launches, and the architectures where not all of them launch it. Each is compiled
 ahead to machine code; registers, stack and local memory come from `cuobjdump -res-usage` (the toolkit's or Triton's own),
 dynamic shared memory from Triton. A stack or local memory means that registers were spilled to device memory.
@@ -78,8 +78,8 @@ class Usage:
 
 
 def launches() -> list[Launch]:
-    """Every configuration that the modules of triton_kernels name as their main path."""
-    package = importlib.import_module("bipace_kernels.triton_kernels")
+    """Every configuration that the modules of backends.triton name as their main path."""
+    package = importlib.import_module("bipace_kernels.backends.triton")
     found = []
     for info in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{info.name}")

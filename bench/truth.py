@@ -522,7 +522,7 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from bipace_kernels import _png
+    from bipace_kernels.support import png
 
     summary = Summary(sets)
     families = families_of(sets)
@@ -553,7 +553,7 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
         held = "held-out rollouts, " * all(family.endswith("(hold)") for family in families)
         figure.suptitle(f"Correlation with the true advantage ({held}band: 95 % interval)", fontsize=15)
         figure.tight_layout(rect=(0, 0.12, 1, 1))
-        _png.save(figure, path)
+        png.save(figure, path)
         plt.close(figure)
 
 

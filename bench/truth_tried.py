@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 import bipace_kernels as bk
-from bipace_kernels.reference.clusters import unit_vector
-from bipace_kernels.reference.critic import kernel_matrix
+from bipace_kernels.backends.reference.clusters import unit_vector
+from bipace_kernels.backends.reference.critic import kernel_matrix
 
 from .truth_batches import Batch, Integers, advantages, deltas, discounted, parts
 

@@ -6,32 +6,33 @@ imported at first use.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from . import _ops as _ops  # torch.ops.bipace
-from . import embedders
-from ._dispatch import BackendError, BackendStatus, backends
+from . import ops as ops  # torch.ops.bipace
 from ._version import __version__
-from .action_clusters import action_clusters
-from .action_keys import action_keys
-from .calibrate import calibrate
-from .calibration import Calibration
-from .clusters import cluster
+from .backends.dispatch import BackendError, BackendStatus, backends
+from .backends.schema import Branch
+from .calibration.calibrate import calibrate
+from .calibration.result import Calibration
+from .clustering.action_clusters import action_clusters
+from .clustering.cluster import cluster
+from .clustering.controller import EpsilonController
+from .clustering.epsilon import EpsilonChoice, choose_epsilon
 from .config import Config
-from .epsilon import EpsilonChoice, choose_epsilon
-from .epsilon_controller import EpsilonController
-from .estimators import StepRecords
-from .kernel_value_r2 import kernel_value_r2
-from .layout import Layout, layout, trajectory_ids
-from .ngrams import ngram_fingerprint
+from .diagnostics.kernel_value_r2 import kernel_value_r2
+from .diagnostics.value_r2 import ValueR2
+from .estimators.memory import ValueMemory
+from .estimators.returns import discounted_returns
+from .estimators.table import StepRecords
+from .features import embedders
+from .features.action_keys import action_keys
+from .features.ngrams import ngram_fingerprint
+from .features.token_bytes import TokenBytes, token_bytes
+from .features.tokens import to_tokens
+from .inputs.layout import Layout, layout, trajectory_ids
 from .pipeline import advantage
 from .result import AdvantageResult
-from .returns import discounted_returns
-from .schema import Branch
-from .token_bytes import TokenBytes, token_bytes
-from .tokens import to_tokens
-from .value_memory import ValueMemory
-from .value_r2 import ValueR2
 
 if TYPE_CHECKING:
     from . import distributed, hidden
@@ -69,6 +70,15 @@ __all__ = [
     "token_bytes",
     "trajectory_ids",
 ]
+
+
+# Modules that moved: pickles of earlier versions name them.
+for _old, _new in (
+    ("embedders", embedders.__name__),
+    ("layout", Layout.__module__),
+    ("value_memory", ValueMemory.__module__),
+):
+    sys.modules[f"{__name__}.{_old}"] = sys.modules[_new]
 
 
 def __dir__() -> list[str]:

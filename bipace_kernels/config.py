@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-from ._handles import Handled
-from .estimators import ESTIMATORS, VALUES, StepRecords, estimator_of, name_of, needs_of, value_of
-from .partitions import PARTITIONS
-from .stages import ABOVE_ZERO, DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, SAME, WIDTH, Range
+from .backends.contract import ABOVE_ZERO, DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, SAME, WIDTH, Range
+from .estimators.partitions import PARTITIONS
+from .estimators.table import ESTIMATORS, VALUES, StepRecords, estimator_of, name_of, needs_of, value_of
+from .support.handles import Handled
 
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
 Preset = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae"]

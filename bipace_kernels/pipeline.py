@@ -17,19 +17,21 @@ from typing import Any
 
 import torch
 
-from . import _checks, _compiled, _dispatch, _interop, _threads
-from ._dispatch import Backend
-from ._inputs import Inputs, check_check, check_config, check_inputs, check_memory
-from ._masks import out_of_range
-from .batch import Batch
+from .backends import dispatch, threads
+from .backends.dispatch import Backend
+from .backends.masks import out_of_range
 from .config import Config
-from .estimators import estimator_of, needs_of
-from .layout import Layout
-from .placed_layout import PlacedLayout
-from .records import Unread
+from .diagnostics.records import Unread
+from .estimators.batch import Batch
+from .estimators.memory import ValueMemory
+from .estimators.table import estimator_of, needs_of
+from .inputs import checks, interop
+from .inputs.columns import Inputs, check_check, check_config, check_inputs, check_memory
+from .inputs.layout import Layout
+from .inputs.placed_layout import PlacedLayout
+from .inputs.values import raise_duplicates, unlike_first
+from .ops import compiled
 from .result import AdvantageResult
-from .value_checks import raise_duplicates, unlike_first
-from .value_memory import ValueMemory
 
 Tensor = torch.Tensor
 
@@ -103,11 +105,11 @@ def advantage(
             raise ValueError(
                 "memory must be None under torch.compile, whose graphs keep no state; call advantage() outside."
             )
-        return _compiled.advantage(given, layout, config, backend, check, num_threads)
-    result: AdvantageResult = _compiled.untraced(run)(
-        _interop.all_to_torch(given), layout, config, backend, check, num_threads, memory
+        return compiled.advantage(given, layout, config, backend, check, num_threads)
+    result: AdvantageResult = compiled.untraced(run)(
+        interop.all_to_torch(given), layout, config, backend, check, num_threads, memory
     )
-    back = _interop.from_dlpack_of(given)
+    back = interop.from_dlpack_of(given)
     return result if back is None else result.as_arrays(back)
 
 
@@ -122,12 +124,12 @@ def run(
 ) -> AdvantageResult:
     """advantage() of its arguments by name; torch.ops.bipace.advantage runs it too."""
     cfg = check_config(config)
-    _dispatch.check_name(backend)
+    dispatch.check_name(backend)
     check_check(check)
     check_memory(memory, cfg)
-    where = _checks.one_device(given)
-    chosen = _dispatch.choose(backend, where)
-    with _threads.using(num_threads):
+    where = checks.one_device(given)
+    chosen = dispatch.choose(backend, where)
+    with threads.using(num_threads):
         x, everyone = check_inputs(given, layout, cfg, where, deferred=chosen.deferred)
         result = chain(chosen, x, everyone, memory)
     if check == "now":

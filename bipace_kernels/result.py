@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from .metrics import compute_metrics
-from .records import Records, RecordSource
-from .value_r2 import ValueR2, value_r2
+from .diagnostics.metrics import compute_metrics
+from .diagnostics.records import Records, RecordSource
+from .diagnostics.value_r2 import ValueR2, value_r2
 
 Tensor = torch.Tensor
 

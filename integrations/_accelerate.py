@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from .._ranks import Ranks
+from ..distributed.ranks import Ranks
 from ._states import States
 
 STATE_FILE = "bipace_state.json"  # in a checkpoint's folder: States.state_dict()

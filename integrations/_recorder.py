@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .. import _optional
 from ..result import AdvantageResult
+from ..support import optional
 from ._turns import Turns
 
 Tensor = torch.Tensor
@@ -35,7 +35,7 @@ class Recorder:
     """
 
     def __init__(self, folder: str, every: int, where: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        _optional.need("pyarrow", f"{where}record_dir")
+        optional.need("pyarrow", f"{where}record_dir")
         self.folder, self.every, self.where, self.clock = Path(folder), every, where, clock
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -24,8 +24,8 @@ from ..config import (
     StepNorm,
     Value,
 )
-from ..embedders import EMBEDDERS, find
-from ..options import OPTIONS
+from ..estimators.options import OPTIONS
+from ..features.embedders import EMBEDDERS, find
 
 PaceEstimator = Literal["q_style", "diff_peer"]
 GigpoMode = Literal["mean_norm", "mean_std_norm"]

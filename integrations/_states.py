@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import embedders, pipeline
-from ..epsilon import choose_epsilon
-from ..epsilon_controller import EpsilonController
+from .. import pipeline
+from ..backends.contract import EPSILON
+from ..clustering.controller import EpsilonController
+from ..clustering.epsilon import choose_epsilon
+from ..diagnostics.records import Unread
+from ..estimators.memory import ValueMemory
+from ..features import embedders
 from ..hidden.layers import find_decoder, layer_of
 from ..hidden.tap import Tap, tap
-from ..records import Unread
 from ..result import AdvantageResult
-from ..stages import EPSILON
-from ..value_memory import ValueMemory
 from ._recorder import Recorder
 from ._settings import Settings
 from ._turns import KINDS, windows

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..action_keys import action_keys
+from ..features.action_keys import action_keys
+from ..features.token_bytes import TokenBytes, token_bytes
 from ..hidden.positions import Positions, mask_matrix
-from ..token_bytes import TokenBytes, token_bytes
 
 Tensor = torch.Tensor
 

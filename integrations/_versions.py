@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from .._warnings import warn_once
+from ..support.warnings import warn_once
 
 # Oldest and newest release of each trainer that the adapters were run with; integrations/README.md has the dates.
 RUN_WITH = {

@@ -25,7 +25,7 @@ import torch
 from ragged import BACKEND, ON_CPU
 
 import bipace_kernels as bk
-from bipace_kernels import _warnings
+from bipace_kernels.support import warnings
 
 if TYPE_CHECKING:
     from cuda_emulator import Emulator
@@ -96,7 +96,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def _warned_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test gets the warnings that a process gets once."""
-    monkeypatch.setattr(_warnings, "_given", set())
+    monkeypatch.setattr(warnings, "_given", set())
 
 
 @pytest.fixture(params=["reference", "cpu"])
@@ -110,9 +110,9 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=["baseline", "avx2", "avx512"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set for which the clustering kernels are compiled and which the machine has."""
-    from bipace_kernels import _native_loader
+    from bipace_kernels.backends import native_loader
 
-    native = _native_loader.load()
+    native = native_loader.load()
     before = native.isa()
     native.set_isa(request.param)
     if native.isa() != request.param:

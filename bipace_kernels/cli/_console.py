@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .._optional import MissingPackageError
+from ..support.optional import MissingPackageError
 
 T = TypeVar("T")
 BAD_INPUT = 2  # exit status of every error that the user can correct

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..backends.schema import Branch
 from ..config import OFF_AT_ZERO, PRESETS, Config
-from ..embedders import EMBEDDERS, Ngram
-from ..estimators import value_of
-from ..options import OPTIONS
-from ..partitions import PARTITIONS
-from ..schema import Branch
+from ..estimators.options import OPTIONS
+from ..estimators.partitions import PARTITIONS
+from ..estimators.table import value_of
+from ..features.embedders import EMBEDDERS, Ngram
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .outcomes import format_r2

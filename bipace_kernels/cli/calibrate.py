@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import _optional
-from ..calibration import HEADINGS, row_cells
+from ..calibration.result import HEADINGS, row_cells
+from ..support import optional
 from . import output
 from ._console import INTERRUPTED, CliError, grid, notes, number, pick, stderr, stdout
 from .rollouts import LONGEST_LINE, json_lines
@@ -48,7 +48,7 @@ def run(given: Mapping[str, Any]) -> None:
     radii, layers = _numbers(options.epsilons), _layers(options.layers)
     output.check_folder(options.out, "--out")
     for package in ("matplotlib", "sklearn", "transformers"):
-        _optional.need(package, "bipace calibrate")
+        optional.need(package, "bipace calibrate")
     rows = read_prompts(given["prompts"], options)
     try:
         with notes():
@@ -128,7 +128,7 @@ def load_model(folder: str, options: Options) -> tuple[Any, Any]:
         raise CliError(
             f"{folder} must be a folder of a Hugging Face model, but it has no config.json; download a model first."
         )
-    transformers = _optional.need("transformers", "bipace calibrate")
+    transformers = optional.need("transformers", "bipace calibrate")
     import torch
 
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype, None)

@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from .. import _png
+from ..support import png
 from ._console import number
 
 if TYPE_CHECKING:
-    from ..calibration import Calibration
+    from ..calibration.result import Calibration
     from ..hidden import Layer
     from .outcomes import Outcome
 
@@ -66,7 +66,7 @@ def step_shares(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
     axis.grid(False)
     _title(figure, f"What a step is compared with: {title}")
     figure.legend(loc="outside lower center", ncols=len(parts), frameon=False, fontsize=9)
-    _png.save(figure, path)
+    png.save(figure, path)
 
 
 def epsilon_curve(
@@ -121,7 +121,7 @@ def epsilon_curve(
     r2.set_xlim(float(x[0]) - margin, float(x[-1]) + margin)
     _title(figure, f"Radius of the cosine clusters: {title}")
     figure.legend(*singles.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    _png.save(figure, path)
+    png.save(figure, path)
 
 
 def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float, float]) -> None:
@@ -170,7 +170,7 @@ def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float
         axis.grid(True, axis="x", color="#E5E5E5", linewidth=0.7)
     _title(figure, f"Embedders, each at its own ε: {title}")
     figure.legend(*sizes.get_legend_handles_labels(), loc="outside lower center", frameon=False, fontsize=9)
-    _png.save(figure, path)
+    png.save(figure, path)
 
 
 def _metric(outcomes: Sequence[Outcome], name: str) -> list[float]:
@@ -252,7 +252,7 @@ def heat_map(path: Path, found: Calibration) -> None:
         handles.append(Patch(facecolor="white", edgecolor=BLACK, linewidth=2, label=label))
     _title(figure, f"Calibration: {found.model}")
     figure.legend(handles=handles, loc="outside lower left", ncols=1, frameon=False, fontsize=9)
-    _png.save(figure, path)
+    png.save(figure, path)
 
 
 def _short_layer(layer: Layer) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from .. import _dispatch
+from ..backends import dispatch
 from ._console import grid, stdout
 
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "typer", "rich", "matplotlib", "scikit-learn")
@@ -45,7 +45,7 @@ def gather() -> dict[str, Any]:
             for name, status in bk.backends().items()
         },
         "auto": {
-            kind: dict(zip(("backend", "reason"), _dispatch.taken_for(kind), strict=True)) for kind in ("cpu", "cuda")
+            kind: dict(zip(("backend", "reason"), dispatch.taken_for(kind), strict=True)) for kind in ("cpu", "cuda")
         },
     }
 
@@ -79,10 +79,10 @@ def _cpu_model() -> str:
 
 def _instruction_set() -> str:
     """The instruction set that the compiled kernels use here."""
-    from bipace_kernels import _native_loader
+    from bipace_kernels.backends import native_loader
 
     try:
-        return str(_native_loader.load().isa())
+        return str(native_loader.load().isa())
     except (ImportError, AttributeError):
         return "none: the compiled kernels are not installed"
 

@@ -23,10 +23,10 @@ import torch
 
 import bipace_kernels as bk
 
+from ..backends.reference.clusters import unit_vector
+from ..backends.reference.critic import kernel_matrix
+from ..backends.schema import LIMIT
 from ..config import PACE_ESTIMATORS
-from ..reference.clusters import unit_vector
-from ..reference.critic import kernel_matrix
-from ..schema import LIMIT
 from . import rollouts
 from .advantage import BRANCHES, refused, shared_arguments
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..embedders import EMBEDDERS
+from ..features.embedders import EMBEDDERS
 from ._console import number
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _optional
+from ..support import optional
 from ._console import CliError
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -34,7 +34,7 @@ def check_table_path(path: str, inputs: list[str]) -> None:
         raise CliError(f"--out {path} is one of the inputs; give another path.")
     check_folder(str(Path(path).parent), "--out")
     if path.lower().endswith(PARQUET_SUFFIXES):
-        _optional.need("pyarrow", "a Parquet file")
+        optional.need("pyarrow", "a Parquet file")
 
 
 def check_folder(folder: str, option: str) -> None:
@@ -108,7 +108,7 @@ def write_table(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -
 
 
 def _write_parquet(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -> None:
-    _optional.need("pyarrow", "a Parquet file")
+    optional.need("pyarrow", "a Parquet file")
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 

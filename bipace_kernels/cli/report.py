@@ -18,10 +18,10 @@ import torch
 
 import bipace_kernels as bk
 
-from .. import _optional
-from ..calibration import markdown_table
-from ..embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
-from ..stages import EPSILON
+from ..backends.contract import EPSILON
+from ..calibration.result import markdown_table
+from ..features.embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
+from ..support import optional
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .advantage import as_options, check_sources, refused, shared_arguments
@@ -80,9 +80,9 @@ def run(given: Mapping[str, Any]) -> None:
         raise CliError("--similarity has no effect with --no-similar; leave one of them out.")
     _base_config(options, actions=True)
     output.check_folder(options.out, "--out")
-    _optional.need("matplotlib", "bipace report")
+    optional.need("matplotlib", "bipace report")
     if options.html:
-        _optional.need("jinja2", "bipace report --html")
+        optional.need("jinja2", "bipace report --html")
     with notes(), progress() as bar:
         task = stage(bar, "reading", rollouts.total_bytes(paths))
         records = rollouts.read(

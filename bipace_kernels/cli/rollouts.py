@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _optional
-from ..schema import LIMIT
+from ..backends.schema import LIMIT
+from ..support import optional as _optional
 from ._console import CliError
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _checks
+from ..inputs import checks
 from ._pool import Spans
 from .layers import arguments_of
 from .positions import Positions, last_tokens, positions_of
@@ -145,7 +145,7 @@ def hidden_of(output: Any) -> Tensor:
     """The hidden states in a block's output: a tensor in transformers 5, before that a tuple that begins with it."""
     hidden = output[0] if isinstance(output, (tuple, list)) else output
     if not isinstance(hidden, Tensor) or hidden.ndim != 3:
-        raise TypeError(f"a block's output must be [B, T, D] or begin with it, got {_checks.type_name(hidden)}.")
+        raise TypeError(f"a block's output must be [B, T, D] or begin with it, got {checks.type_name(hidden)}.")
     return hidden
 
 
@@ -154,7 +154,7 @@ def _wanted(positions: Any) -> Positions | int | str:
 
 
 def _cu_seqlens(value: Any) -> Tensor:
-    cu = _checks.integer_vector(value, "cu_seqlens", _checks.length(value, "cu_seqlens"))
+    cu = checks.integer_vector(value, "cu_seqlens", checks.length(value, "cu_seqlens"))
     if len(cu) < 2:
         raise ValueError(f"cu_seqlens must have shape [R+1] with R ≥ 1, got [{len(cu)}]; it begins with 0.")
     return cu

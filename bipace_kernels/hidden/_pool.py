@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import _checks
+from ..inputs import checks
 from ._attention import Scores
 
 Tensor = torch.Tensor
@@ -47,7 +47,7 @@ def check_poolings(pooling: Any) -> tuple[str, ...]:
 
 
 def check_dtype(dtype: Any) -> torch.dtype | None:
-    if dtype is not None and dtype not in _checks.FINGERPRINT_DTYPES:
+    if dtype is not None and dtype not in checks.FINGERPRINT_DTYPES:
         raise ValueError(f"dtype must be None (the model's) or float32, bfloat16 or float16 of torch, got {dtype!r}.")
     return dtype  # type: ignore[no-any-return]
 

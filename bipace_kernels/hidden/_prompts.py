@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import _checks
+from ..inputs import checks
 from .positions import Positions, mask_matrix, positions_of
 
 Tensor = torch.Tensor
@@ -30,7 +30,7 @@ def budget_of(token_budget: Any, device: torch.device) -> int:
     """The caller's value, or the device's default."""
     if token_budget is None:
         return CPU_BUDGET if device.type == "cpu" else GPU_BUDGET
-    return _checks.integer_at_least(token_budget, "token_budget", 1)
+    return checks.integer_at_least(token_budget, "token_budget", 1)
 
 
 Batch = tuple[list[Tensor], Positions]  # prompts of one forward, and the chosen tokens of each
@@ -189,16 +189,16 @@ def _ragged(input_ids: Sequence[Any], attention_mask: Any) -> list[Tensor]:
             "attention_mask is for input_ids of shape [B, T]; leave it out with a list of token ids per row."
         )
     named = [(row, f"input_ids[{i}]") for i, row in enumerate(input_ids)]
-    return [_checks.integer_vector(row, name, _checks.length(row, name)).cpu().long() for row, name in named]
+    return [checks.integer_vector(row, name, checks.length(row, name)).cpu().long() for row, name in named]
 
 
 def _padded(input_ids: Any, attention_mask: Any) -> tuple[list[Tensor], list[int], int]:
     """The tokens of each row, the column of its first, and the number of columns."""
     if isinstance(input_ids, Mapping):
         raise TypeError(
-            f"input_ids must be token ids, got {_checks.type_name(input_ids)}; give its input_ids and attention_mask (**)."
+            f"input_ids must be token ids, got {checks.type_name(input_ids)}; give its input_ids and attention_mask (**)."
         )
-    ids = _checks.to_tensor(input_ids, "input_ids", "token ids of shape [B, T], or a list of token ids per row")
+    ids = checks.to_tensor(input_ids, "input_ids", "token ids of shape [B, T], or a list of token ids per row")
     if ids.ndim != 2:
         raise ValueError(f"input_ids must have shape [B, T], got {list(ids.shape)}; a single prompt is [ids].")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:

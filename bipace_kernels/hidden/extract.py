@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._progress import progress_bar
+from ..support.progress import progress_bar
 from . import _shortened
 from ._prompts import Batch, Prompts, budget_of, packed_batch, padded_batch, prompts_of
 from .layers import Decoder, Layer, attention_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import _checks
+from ..inputs import checks
 
 Tensor = torch.Tensor
 
@@ -97,16 +97,16 @@ def positions_of(value: Any) -> Positions | int:
             raise TypeError(f"positions must be {wish}, got a list that mixes ints and lists.")
         counts = torch.tensor([0, *(len(v) for v in value)], dtype=torch.int64)
         flat = [c for v in value for c in v]
-        return Positions(_checks.integer_vector(flat, "positions", len(flat)), counts.cumsum(0))
+        return Positions(checks.integer_vector(flat, "positions", len(flat)), counts.cumsum(0))
     if isinstance(value, (str, bool)) or not hasattr(value, "__len__"):
         raise TypeError(f"positions must be {wish}, got {value!r}.")
-    column = _checks.integer_vector(value, "positions", _checks.length(value, "positions"))
+    column = checks.integer_vector(value, "positions", checks.length(value, "positions"))
     return Positions(column, torch.arange(len(column) + 1))
 
 
 def mask_matrix(value: Any, name: str) -> Tensor:
     """[B, T] bool of a mask of booleans or integers."""
-    tensor = _checks.to_tensor(value, name, "a mask of shape [B, T]")
+    tensor = checks.to_tensor(value, name, "a mask of shape [B, T]")
     if tensor.ndim != 2:
         raise ValueError(f"{name} must have shape [B, T], got {list(tensor.shape)}; one row per sequence.")
     if tensor.is_floating_point() or tensor.is_complex():
@@ -116,7 +116,7 @@ def mask_matrix(value: Any, name: str) -> Tensor:
 
 def _from_ragged(masks: Sequence[Any]) -> Tensor:
     """[B, T] of B vectors, the short ones padded with zeros."""
-    vectors = [_checks.to_tensor(m, f"mask[{i}]", "a vector of 0 and 1") for i, m in enumerate(masks)]
+    vectors = [checks.to_tensor(m, f"mask[{i}]", "a vector of 0 and 1") for i, m in enumerate(masks)]
     for i, vector in enumerate(vectors):
         if vector.ndim != 1:
             raise ValueError(f"mask[{i}] must have shape [T], got {list(vector.shape)}; one vector per row.")
@@ -132,7 +132,7 @@ def _prompt_length(value: Any, turns: Tensor) -> Tensor:
     if not isinstance(value, bool) and isinstance(value, numbers.Integral):
         length = torch.tensor(int(value), device=turns.device)
     else:
-        length = _checks.integer_vector(value, "prompt_length", turns.shape[0], "the rows of mask").to(turns.device)
+        length = checks.integer_vector(value, "prompt_length", turns.shape[0], "the rows of mask").to(turns.device)
     if length.numel() and int(length.min()) < 0:
         raise ValueError(f"prompt_length must be at least 0, got {int(length.min())}.")
     return length

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _dispatch
+from ..backends import dispatch
 from . import _attention
 from ._forward import Consumer, hidden_of
 from ._pool import Spans, check_dtype, check_poolings, pool
@@ -60,7 +60,7 @@ def tap(
             f"model must not be compiled as a whole: {decoder.compiled} calls no hooks once compiled. Compile its blocks "
             "instead (for block in model.model.layers: block.compile()), or pass the model inside (_orig_mod)."
         )
-    _dispatch.check_name(backend)
+    dispatch.check_name(backend)
     several = _layers(layer, layers, len(decoder.blocks))
     poolings = check_poolings(pooling)
     if "attention" in poolings:

@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from .. import _checks
+from ..inputs import checks
 from .layers import Layer, layer_of
 
 Tensor = torch.Tensor
@@ -66,7 +66,7 @@ class Extraction:
                 f"layer −1 is taken after the final norm, which vLLM does not write; take 'block {n_blocks - 1}', the same "
                 "before the norm, or an earlier layer."
             )
-        self.folder = _checks.path(folder, "folder")
+        self.folder = checks.path(folder, "folder")
         self.layers = tuple(sorted(found, key=lambda item: item.block))  # vLLM's order, whatever the order given
         self.keep = keep
         self.timeout_s = _seconds(timeout_s)
@@ -128,7 +128,7 @@ class Extraction:
         removed before its row is returned.
         """
         if count is not None:
-            count = _checks.integer_at_least(count, "count", 0)
+            count = checks.integer_at_least(count, "count", 0)
         seen: set[Path] = set()
         last = time.monotonic()
         while count is None or len(seen) < count:
@@ -247,12 +247,12 @@ class _Stored(NamedTuple):
 def _requests(outputs: Any, prompt_lengths: Any) -> list[_Request]:
     if isinstance(outputs, (str, bytes, Path, Mapping)) or not isinstance(outputs, Sequence) or not outputs:
         raise TypeError(
-            f"outputs must be a list of at least one finished request or path, got {_checks.type_name(outputs)}; put a single "
+            f"outputs must be a list of at least one finished request or path, got {checks.type_name(outputs)}; put a single "
             "one into a list, and use follow() for a folder."
         )
     lengths: list[Any] = [None] * len(outputs)
     if prompt_lengths is not None:
-        lengths = _checks.integer_vector(prompt_lengths, "prompt_lengths", len(outputs), "outputs").tolist()
+        lengths = checks.integer_vector(prompt_lengths, "prompt_lengths", len(outputs), "outputs").tolist()
     return [_request(output, i, length) for i, (output, length) in enumerate(zip(outputs, lengths, strict=True))]
 
 
@@ -268,7 +268,7 @@ def _request(output: Any, index: int, length: int | None) -> _Request:
     if not path:
         raise ValueError(
             f"outputs[{index}] must have kv_transfer_params with a hidden_states_path, got {params!r} in "
-            f"{_checks.type_name(output)}; start the engine with engine_arguments(), and leave out aborted requests."
+            f"{checks.type_name(output)}; start the engine with engine_arguments(), and leave out aborted requests."
         )
     prompt = field("prompt_token_ids")
     prompt = None if prompt is None else tuple(prompt)
@@ -373,8 +373,8 @@ def _offsets(entry: Any) -> tuple[int, int]:
 
 def _n_blocks(model: Any) -> int:
     if isinstance(model, int):
-        return _checks.integer_at_least(model, "model", 1)
-    path = _checks.path(model, "model, unless it is a number of blocks,") / "config.json"
+        return checks.integer_at_least(model, "model", 1)
+    path = checks.path(model, "model, unless it is a number of blocks,") / "config.json"
     if not path.is_file():
         raise ValueError(
             f"model must be the number of blocks or a local folder with config.json, got {str(model)!r}; pass num_hidden_layers of "

@@ -153,7 +153,7 @@ struct Shared {
   uint8_t worker[kBalanced];  // of cluster k: which of the other warps makes its S
   int32_t count[4];           // clusters so far; three to keep what follows on 16 bytes
 };
-static_assert(sizeof(Shared) == 38416, "bipace_kernels/cuda/scan.py asks for as much");
+static_assert(sizeof(Shared) == 38416, "bipace_kernels/backends/cuda/scan.py asks for as much");
 
 struct Group {
   const float* gram;  // of column 0: element (i, j) at i · pitch + j

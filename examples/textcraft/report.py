@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 from settings import METHODS, OWN
 
-from bipace_kernels import _png
+from bipace_kernels.support import png
 
 LABELS = {
     "grpo": "GRPO", "gigpo": "GiGPO", "hgpo": "HGPO", "bigpo": "BiGPO", "bipace": "BiPACE",
@@ -269,7 +269,7 @@ def _draw(path: Path, runs: Runs, before: float | None, title: str) -> None:
     figure.axes[0].set_ylabel("success on test tasks")
     drawn = " (mean over seeds; band: 95 % interval)" * any(len(found) > 2 for found in runs.values())
     figure.suptitle(f"{title}: test success during training{drawn}", x=0.01, ha="left", fontsize=12)
-    _png.save(figure, path)
+    png.save(figure, path)
 
 
 def _line(axis: Axes, method: str, found: dict[int, dict[str, Any]], before: float | None) -> None:

@@ -12,7 +12,7 @@ from swift.rlhf_trainers import GRPOTrainer
 
 import bipace_kernels as bk
 
-from ..._ranks import Ranks
+from ...distributed.ranks import Ranks
 from ...hidden.positions import Positions
 from .. import swift as joined
 from .._accelerate import KeepsStates, of_all_processes

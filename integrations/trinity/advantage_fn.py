@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trinity.algorithm.advantage_fn import AdvantageFn
 from trinity.buffer.operators import ExperienceOperatorV1
 
-from ..._warnings import warn_once
+from ...support.warnings import warn_once
 from .._rollout_rows import RolloutRows, entries_of
 from .._settings import Settings
 from .._states import States

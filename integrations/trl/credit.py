@@ -12,7 +12,7 @@ import torch
 
 import bipace_kernels as bk
 
-from ..._ranks import Ranks
+from ...distributed.ranks import Ranks
 from .._accelerate import of_all_processes
 from .._recorder import texts_of
 from .._states import States, no_hidden_states

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..._warnings import warn_once
+from ...support.warnings import warn_once
 from .._turns import Turns, are_numbers
 
 LOGS = ("step_rewards", "actions", "observations")

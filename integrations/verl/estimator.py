@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...estimators import value_of
+from ...estimators.table import value_of
 from .._rollout_rows import RolloutRows
 from .._settings import Settings
 from .._states import States, file_of

@@ -10,7 +10,7 @@ import sys
 import warnings
 from functools import partial
 
-from ..._when_imported import when_imported
+from ...support.when_imported import when_imported
 
 # verl's module -> our module whose join() extends it
 JOINS = {

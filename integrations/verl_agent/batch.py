@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from ...config import Config
-from ...embedders import find, named
+from ...features.embedders import find, named
+from ...features.tokens import to_tokens
 from ...pipeline import advantage
-from ...tokens import to_tokens
 from .._recorder import Recorder
 from .._states import States, metrics_of
 from .._turns import keys_of

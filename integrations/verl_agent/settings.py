@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from ...config import Config
-from ...embedders import find
-from ...options import OPTIONS
+from ...estimators.options import OPTIONS
+from ...features.embedders import find
 from .._settings import Settings as Shared
 from .._settings import check_fields
 from .._states import States

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lying import LyingList
 
 import bipace_kernels as bk
-from bipace_kernels.cpu import action_keys as cpu
+from bipace_kernels.backends.cpu import action_keys as cpu
 
 BACKENDS = ["reference", "cpu"]
 

@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from bipace_kernels.cuda import action_keys
+from bipace_kernels.backends.cuda import action_keys
 
 
 def table(*tokens: bytes) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from ragged import BACKEND
 
-from bipace_kernels.triton_kernels import xxh64
+from bipace_kernels.backends.triton import xxh64
 
 xxhash = pytest.importorskip("xxhash", reason="xxhash is not installed")
 pytestmark = pytest.mark.skipif(BACKEND != "triton", reason="tests the Triton kernels")

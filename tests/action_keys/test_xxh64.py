@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bipace_kernels import _native
-from bipace_kernels.reference.xxh64 import signed, xxh64
+from bipace_kernels.backends.reference.xxh64 import signed, xxh64
 
 xxhash = pytest.importorskip("xxhash", reason="xxhash is not installed")
 SEEDS = [0, 1, 2, 3, 4, 5, 0x9E3779B185EBCA87, 2**64 - 1]

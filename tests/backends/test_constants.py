@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bipace_kernels import schema
+from bipace_kernels.backends import schema
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 CONSTANTS = [

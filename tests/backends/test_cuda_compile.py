@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from nvrtc import Nvrtc, nvrtc
 
-from bipace_kernels.cuda import _cupy, _sources
+from bipace_kernels.backends.cuda import _cupy, _sources
 
 resources = importlib.import_module(
     "bipace_kernels.bench.cuda_resources"

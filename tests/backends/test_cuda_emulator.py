@@ -13,7 +13,7 @@ import pytest
 import torch
 from cuda_emulator import EMULATOR, SCHEDULES, Emulator, EmulatorError, build
 
-from bipace_kernels.cuda import _launch, _sources
+from bipace_kernels.backends.cuda import _launch, _sources
 
 N = 128
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bipace_kernels.cuda import _launch, _provider, _sources
+from bipace_kernels.backends.cuda import _launch, _provider, _sources
 
 ROOT = Path(__file__).resolve().parents[2]
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")

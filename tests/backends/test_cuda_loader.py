@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import bipace_kernels as bk
-from bipace_kernels import _cuda_loader, _native_loader
-from bipace_kernels.cuda import _provider
+from bipace_kernels.backends import cuda_loader, native_loader
+from bipace_kernels.backends.cuda import _provider
 
 BUILT = "sm_80 sm_90 sm_120 compute_120"
 
@@ -38,12 +38,12 @@ def a_torch(*capabilities, cuda="13.0"):
      ((7, 5), False), ((10, 0), False)],
 )  # fmt: skip
 def test_machine_code_runs_on_its_major_version_and_ptx_on_what_is_newer(capability, runs):
-    assert _cuda_loader.serves(BUILT, capability) == runs
+    assert cuda_loader.serves(BUILT, capability) == runs
 
 
 def test_a_letter_binds_to_one_architecture():
-    assert _cuda_loader.serves("sm_90a", (9, 0))
-    assert not _cuda_loader.serves("sm_100a compute_100a", (10, 3))
+    assert cuda_loader.serves("sm_90a", (9, 0))
+    assert not cuda_loader.serves("sm_100a compute_100a", (10, 3))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_letter_binds_to_one_architecture():
     ],
 )  # fmt: skip
 def test_every_cause_is_told(module, torch_, said):
-    why = _cuda_loader._why_not(module, torch_)
+    why = cuda_loader._why_not(module, torch_)
     assert said in why
     assert bool(said) == bool(why)
 
@@ -71,7 +71,7 @@ def test_every_cause_is_told(module, torch_, said):
 @pytest.fixture
 def fresh():
     """Nothing of what was found before is kept."""
-    caches = (_cuda_loader.module, _cuda_loader.reason, _cuda_loader.detail, _provider._of_this_installation)
+    caches = (cuda_loader.module, cuda_loader.reason, cuda_loader.detail, _provider._of_this_installation)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -82,8 +82,8 @@ def fresh():
 @pytest.mark.parametrize("decision", ["no CUDA kernels: nvcc was not found when this was built", ""])
 def test_a_build_without_kernels_says_why_and_what_to_do(fresh, monkeypatch, decision):
     monkeypatch.setitem(sys.modules, "bipace_kernels._cuda", None)
-    monkeypatch.setattr(_cuda_loader, "has_cupy", lambda: False)
-    monkeypatch.setattr(_native_loader, "cuda_decision", lambda: decision)
+    monkeypatch.setattr(cuda_loader, "has_cupy", lambda: False)
+    monkeypatch.setattr(native_loader, "cuda_decision", lambda: decision)
     status = bk.backends()["cuda"]
     assert not status.available
     assert (decision or "bipace_kernels._cuda does not load") in status.reason
@@ -114,10 +114,10 @@ def a_cupy(version="14.2.0", error=None):
 )
 def test_a_cupy_that_cannot_compile_is_told_so_that_auto_takes_triton(fresh, monkeypatch, cupy, said):
     monkeypatch.setitem(sys.modules, "bipace_kernels._cuda", None)
-    monkeypatch.setattr(_cuda_loader, "has_cupy", lambda: True)
-    monkeypatch.setattr(_cuda_loader, "_why_not", lambda compiled, torch: "torch sees no GPU")
+    monkeypatch.setattr(cuda_loader, "has_cupy", lambda: True)
+    monkeypatch.setattr(cuda_loader, "_why_not", lambda compiled, torch: "torch sees no GPU")
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    assert said in _cuda_loader.reason()
+    assert said in cuda_loader.reason()
 
 
 def test_the_detail_names_architectures_and_drivers(fresh, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from nvrtc import Nvrtc, nvrtc
 
-from bipace_kernels.cuda import _cupy, _sources
+from bipace_kernels.backends.cuda import _cupy, _sources
 
 sass = importlib.import_module(
     "bipace_kernels.bench.sass" if importlib.util.find_spec("bipace_kernels.bench") else "bench.sass"

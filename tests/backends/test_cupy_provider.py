@@ -13,7 +13,7 @@ import torch
 from batches import CONFIGS, OUTPUTS, make_batch
 
 import bipace_kernels as bk
-from bipace_kernels.cuda import _cupy, _provider, _sources
+from bipace_kernels.backends.cuda import _cupy, _provider, _sources
 
 DEVICE = torch.device("cuda", 1)
 STREAM = 0x5EED

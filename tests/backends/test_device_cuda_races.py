@@ -19,7 +19,7 @@ from cuda_emulator import Emulator, EmulatorError, build, of_checkout
 from marks import slow
 from ragged import ON_CPU
 
-from bipace_kernels.cuda import _provider, _sources, action_keys, clusters, gram, values
+from bipace_kernels.backends.cuda import _provider, _sources, action_keys, clusters, gram, values
 
 pytestmark = [
     pytest.mark.skipif(not ON_CPU, reason="the emulator is looked at here, which BIPACE_EMULATOR=1 asks for"),

@@ -19,7 +19,8 @@ from batches import CONFIGS, make_batch
 from paths import HELPERS, ROOT
 
 import bipace_kernels as bk
-from bipace_kernels import _cuda_loader, _dispatch, _native_loader, _threads, _triton_loader, cpu, cuda
+from bipace_kernels.backends import cpu, cuda, cuda_loader, dispatch, native_loader, triton_loader
+from bipace_kernels.backends import threads as _threads
 
 BATCH = make_batch(2, groups=8)
 WANT = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
@@ -52,32 +53,32 @@ def test_backends_say_why_not():
 
 def test_one_table_says_who_runs_a_stage():
     """CUDA has kernels where they pay; Triton serves the rest of the same call, and texts stay on the host."""
-    for stage in _dispatch.STAGES:
+    for stage in dispatch.STAGES:
         own = stage in cuda.__all__
         host = stage == "similar"
-        assert _dispatch.package_of("cuda", stage) == ("cpu" if host else "cuda" if own else "triton_kernels")
-        assert _dispatch.package_of("triton", stage) == ("cpu" if host else "triton_kernels")
-        assert _dispatch.package_of("cpu", stage) == "cpu"
+        assert dispatch.package_of("cuda", stage) == ("cpu" if host else "cuda" if own else "triton")
+        assert dispatch.package_of("triton", stage) == ("cpu" if host else "triton")
+        assert dispatch.package_of("cpu", stage) == "cpu"
     with pytest.raises(AttributeError, match="backend 'cpu' has no stage 'metrics'; stages are returns"):
-        _dispatch.choose("cpu").metrics  # noqa: B018
+        dispatch.choose("cpu").metrics  # noqa: B018
 
 
 def test_mypy_sees_every_module_of_the_table():
     text = (ROOT / "tests/backends/contract.py").read_text()
     table = {
-        (_dispatch.package_of(backend, stage), stage) for backend in _dispatch.NAMES[1:] for stage in _dispatch.STAGES
+        (dispatch.package_of(backend, stage), stage) for backend in dispatch.NAMES[1:] for stage in dispatch.STAGES
     }
     assert len(table) > 25
     for package, stage in table:
         kind = "".join(word.title() for word in stage.split("_"))
         checked = re.search(rf"list\[stages\.{kind}\] = \[([^\]]*)\]", text)
-        assert f"from bipace_kernels.{package} import {stage} as {package}_{stage}\n" in text
+        assert f"from bipace_kernels.backends.{package} import {stage} as {package}_{stage}\n" in text
         assert checked and f"{package}_{stage}" in re.findall(r"\w+", checked[1]), (package, stage)
 
 
 def test_cuda_needs_triton_for_the_other_stages(monkeypatch):
-    monkeypatch.setattr(_cuda_loader, "reason", lambda: "")
-    monkeypatch.setattr(_triton_loader, "reason", lambda: "Triton is not installed: no module")
+    monkeypatch.setattr(cuda_loader, "reason", lambda: "")
+    monkeypatch.setattr(triton_loader, "reason", lambda: "Triton is not installed: no module")
     status = bk.backends()["cuda"]
     assert not status.available and "Triton runs all stages except clusters, values, action_keys" in status.reason
 
@@ -87,40 +88,40 @@ CUDA = torch.device("cuda", 0)
 
 def test_what_auto_takes(monkeypatch):
     """CUDA tensors: cuda if it is there, else triton; CPU tensors: cpu, else reference."""
-    monkeypatch.setattr(_triton_loader, "reason", lambda: "")
-    monkeypatch.setattr(_triton_loader, "interpreted", lambda: False)
+    monkeypatch.setattr(triton_loader, "reason", lambda: "")
+    monkeypatch.setattr(triton_loader, "interpreted", lambda: False)
     status = bk.backends()
     assert status["cpu"].taken_for == ("cpu",)
     assert status["triton"].taken_for == ("cuda",)
-    assert _dispatch.choose("auto", CUDA).name == "triton"
-    assert _dispatch.choose("auto", torch.device("cpu")).name == "cpu"
-    assert _dispatch.choose("triton").name == "triton"
+    assert dispatch.choose("auto", CUDA).name == "triton"
+    assert dispatch.choose("auto", torch.device("cpu")).name == "cpu"
+    assert dispatch.choose("triton").name == "triton"
     monkeypatch.setenv("BIPACE_BACKEND", "cpu")
-    assert _dispatch.taken_for("cpu") == ("cpu", "")
-    assert _dispatch.taken_for("cuda")[0] is None
+    assert dispatch.taken_for("cpu") == ("cpu", "")
+    assert dispatch.taken_for("cuda")[0] is None
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_a_name_never_moves_tensors(name, monkeypatch):
     with pytest.raises(bk.BackendError, match=rf"backend='{name}' cannot run on tensors on cuda:0: .*\.cpu\(\)"):
-        _dispatch.choose(name, CUDA)
+        dispatch.choose(name, CUDA)
     monkeypatch.setenv("BIPACE_BACKEND", name)
     with pytest.raises(bk.BackendError, match=rf"'{name}' \(from BIPACE_BACKEND\) cannot run on tensors on cuda:0"):
-        _dispatch.choose("auto", CUDA)
+        dispatch.choose("auto", CUDA)
 
 
 def test_triton_on_cpu_tensors_needs_its_interpreter(monkeypatch):
-    monkeypatch.setattr(_triton_loader, "reason", lambda: "")
-    monkeypatch.setattr(_triton_loader, "interpreted", lambda: False)
+    monkeypatch.setattr(triton_loader, "reason", lambda: "")
+    monkeypatch.setattr(triton_loader, "interpreted", lambda: False)
     with pytest.raises(bk.BackendError, match=r"'triton' cannot run on tensors on cpu.*\.cuda\(\).*TRITON_INTERPRET=1"):
         bk.advantage(config=CONFIGS["bipace"], backend="triton", **BATCH.arguments())
-    monkeypatch.setattr(_triton_loader, "interpreted", lambda: True)
-    assert _dispatch.choose("triton", torch.device("cpu")).name == "triton"
+    monkeypatch.setattr(triton_loader, "interpreted", lambda: True)
+    assert dispatch.choose("triton", torch.device("cpu")).name == "triton"
 
 
 def test_an_old_triton_is_told_and_nothing_more(monkeypatch):
     """torch 2.6 brings Triton 3.2, which has no knobs."""
-    cached = (_triton_loader.reason, _triton_loader.detail, _triton_loader.interpreted)
+    cached = (triton_loader.reason, triton_loader.detail, triton_loader.interpreted)
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.2.0"))
     for function in cached:
         function.cache_clear()
@@ -133,38 +134,38 @@ def test_an_old_triton_is_told_and_nothing_more(monkeypatch):
 
 
 def test_no_backend_for_a_gpu_says_why_and_what_to_do(monkeypatch):
-    monkeypatch.setattr(_cuda_loader, "reason", lambda: "no NVIDIA driver was found")
-    monkeypatch.setattr(_triton_loader, "reason", lambda: "Triton 2.0 is older than 3.6")
+    monkeypatch.setattr(cuda_loader, "reason", lambda: "no NVIDIA driver was found")
+    monkeypatch.setattr(triton_loader, "reason", lambda: "Triton 2.0 is older than 3.6")
     with pytest.raises(bk.BackendError, match=r"cuda: no NVIDIA driver.*triton: Triton 2\.0.*\.cpu\(\)"):
-        _dispatch.choose("auto", CUDA)
+        dispatch.choose("auto", CUDA)
     with pytest.raises(bk.BackendError, match=r"backend='triton' cannot run here: Triton 2\.0"):
-        _dispatch.choose("triton", CUDA)
+        dispatch.choose("triton", CUDA)
 
 
 def test_environment_replaces_auto_and_counts_as_a_name(monkeypatch):
     monkeypatch.setenv("BIPACE_BACKEND", "reference")
-    assert _dispatch.choose("auto").name == "reference"
-    assert _dispatch.choose("cpu").name == "cpu"
+    assert dispatch.choose("auto").name == "reference"
+    assert dispatch.choose("cpu").name == "cpu"
     monkeypatch.setenv("BIPACE_BACKEND", "cuda")
-    monkeypatch.setattr(_cuda_loader, "reason", lambda: "torch sees no GPU")
+    monkeypatch.setattr(cuda_loader, "reason", lambda: "torch sees no GPU")
     with pytest.raises(
         bk.BackendError, match=r"backend='cuda' \(from BIPACE_BACKEND\) cannot run here: torch sees no GPU"
     ):
-        _dispatch.choose("auto")
+        dispatch.choose("auto")
     monkeypatch.setenv("BIPACE_BACKEND", "fast")
     with pytest.raises(ValueError, match="BIPACE_BACKEND must be one of"):
-        _dispatch.choose("auto")
+        dispatch.choose("auto")
 
 
 def test_auto_falls_back_once_with_the_reason_and_a_name_never_does(monkeypatch):
-    monkeypatch.setattr(_native_loader, "_import", lambda: (None, "no such file"))
+    monkeypatch.setattr(native_loader, "_import", lambda: (None, "no such file"))
     with pytest.warns(RuntimeWarning, match="falls back to backend='reference'.*no such file"):
         result = bk.advantage(config=CONFIGS["bipace_exact"], **BATCH.arguments())
     assert torch.equal(result.cluster, bk.advantage(config=CONFIGS["bipace_exact"], **BATCH.arguments()).cluster)
     with pytest.raises(bk.BackendError, match="backend='cpu' cannot run here: no such file"):
         bk.advantage(config=CONFIGS["bipace"], backend="cpu", **BATCH.arguments())
     with pytest.raises(ImportError, match="pip install -e"):
-        _native_loader.load()
+        native_loader.load()
 
 
 def test_threads(monkeypatch):
@@ -192,7 +193,7 @@ def test_threads(monkeypatch):
 
 
 def test_pool_runs_every_task_once():
-    native = _native_loader.load()
+    native = native_loader.load()
     for threads in (1, 2, 7, 64):
         assert native.parallel_squares(1000, threads) == [i * i for i in range(1000)]
 
@@ -374,8 +375,8 @@ def _token_ids(native, out):
 def test_ctrl_c_ends_a_loop_over_many(prepare, n):
     """Before the last number is written, not when the call returns."""
     whole, out = (torch.full((n,), -7) for _ in range(2))
-    prepare(_native_loader.load(), whole)()
-    call = prepare(_native_loader.load(), out)
+    prepare(native_loader.load(), whole)()
+    call = prepare(native_loader.load(), out)
     with pytest.raises(KeyboardInterrupt), alarms(1):
         call()
     assert whole[-1] >= 0
@@ -391,7 +392,7 @@ def test_ctrl_c_ends_the_encoding_of_many_texts():
         torch.zeros(n, dtype=torch.bool),
     )
     with pytest.raises(KeyboardInterrupt), alarms(1):
-        _native_loader.load().text_keys(texts, n, 2, keys.data_ptr(), parsed.data_ptr(), 1)
+        native_loader.load().text_keys(texts, n, 2, keys.data_ptr(), parsed.data_ptr(), 1)
 
 
 def test_calls_of_usual_size_start_no_threads_of_torch():

@@ -16,7 +16,7 @@ import torch
 triton = pytest.importorskip("triton")
 
 import bipace_kernels as bk  # noqa: E402
-from bipace_kernels import _triton_loader  # noqa: E402
+from bipace_kernels.backends import triton_loader  # noqa: E402
 
 resources = importlib.import_module(
     "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
@@ -56,8 +56,8 @@ def launched(monkeypatch):
         return found[-1][1]
 
     monkeypatch.setattr(jit.JITFunction, "run", record)
-    monkeypatch.setattr(_triton_loader, "reason", lambda: "")
-    monkeypatch.setattr(_triton_loader, "interpreted", lambda: True)
+    monkeypatch.setattr(triton_loader, "reason", lambda: "")
+    monkeypatch.setattr(triton_loader, "interpreted", lambda: True)
     monkeypatch.setattr(driver, "_active", _Driver())
     return found
 
@@ -87,7 +87,7 @@ def test_stages_without_fingerprints(launched):
     """Called as the pipeline calls them; the stages need nothing of each other's values."""
     x = _batch()
     lay = x.layout.on(torch.device("cpu"))
-    kernels = importlib.import_module("bipace_kernels.triton_kernels")
+    kernels = importlib.import_module("bipace_kernels.backends.triton")
     trajectories = {"n_trajectories": lay.n_trajectories}
     groups = {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
     kernels.returns.all_returns(x.rewards.double(), lay.step, None, lay.trajectory_offsets, 0.95, **trajectories)

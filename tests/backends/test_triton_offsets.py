@@ -72,7 +72,7 @@ def test_offsets_of_any_column_are_wide(launch):
 
 
 def test_within_a_group_32_bits_are_enough():
-    clusters = importlib.import_module("bipace_kernels.triton_kernels.clusters")
+    clusters = importlib.import_module("bipace_kernels.backends.triton.clusters")
     assert clusters.LONGEST % clusters.gram.UNIT == 0 and clusters.LONGEST**2 < 2**31
     assert {launch.name for launch in LAUNCHES} >= WITHIN_A_GROUP
 

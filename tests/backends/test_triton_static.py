@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "bipace_kernels" / "triton_kernels"
+PACKAGE = Path(__file__).resolve().parents[2] / "bipace_kernels" / "backends" / "triton"
 FILES = sorted(PACKAGE.glob("*.py"))
 TREES = {path.stem: ast.parse(path.read_text()) for path in FILES}
 
@@ -42,7 +42,7 @@ def fusion_is_stated(call, stem):
         if keyword.arg == "enable_fp_fusion":
             return True
         if keyword.arg is None and isinstance(keyword.value, ast.Name):
-            module = importlib.import_module(f"bipace_kernels.triton_kernels.{stem}")
+            module = importlib.import_module(f"bipace_kernels.backends.triton.{stem}")
             if "enable_fp_fusion" in getattr(module, keyword.value.id, {}):
                 return True
     return False
@@ -89,7 +89,7 @@ def test_every_launched_kernel_is_compiled_ahead():
     launched = {name for tree in TREES.values() for name, _ in launches(tree)}
     named = set()
     for stem in TREES:
-        module = importlib.import_module(f"bipace_kernels.triton_kernels.{stem}")
+        module = importlib.import_module(f"bipace_kernels.backends.triton.{stem}")
         if hasattr(module, "main_path"):
             named |= {entry[0].__name__ for entry in module.main_path()}
     kernels = set().union(*(jit_functions(tree) for tree in TREES.values()))
@@ -105,7 +105,7 @@ def test_the_longest_group_compiles_nothing_anew(name):
     if triton.knobs.runtime.interpret:
         pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled")
     stem, _, kernel = name.partition(".")
-    jit = getattr(importlib.import_module(f"bipace_kernels.triton_kernels.{stem}"), kernel)
+    jit = getattr(importlib.import_module(f"bipace_kernels.backends.triton.{stem}"), kernel)
     assert {p.do_not_specialize for p in jit.params if p.name in ("units", "first_group")} == {True}
 
 

@@ -231,7 +231,7 @@ def test_huge_hidden_states_from_a_column(tmp_path: Path) -> None:
 
 def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
     from bipace_kernels.cli._console import number
-    from bipace_kernels.value_r2 import ValueR2
+    from bipace_kernels.diagnostics.value_r2 import ValueR2
 
     given = {(-0.0881, ".3f"): "−0.088", (-0.0001, ".3f"): "0.000", (-0.0, ".1%"): "0.0%", (-1234.0, ",.0f"): "−1,234"}
     for (value, form), text in given.items():

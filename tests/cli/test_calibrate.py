@@ -14,7 +14,7 @@ from cli_runs import fail, run, write
 from trained_tokenizers import NOUNS, VERBS, byte_level
 
 import bipace_kernels as bk
-from bipace_kernels.calibration import Scanned
+from bipace_kernels.calibration.result import Scanned
 from bipace_kernels.cli import figures
 from bipace_kernels.hidden import Layer
 

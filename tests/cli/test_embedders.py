@@ -13,9 +13,9 @@ import torch
 from cli_runs import direct, fail, observations, record, run, write
 
 import bipace_kernels as bk
-from bipace_kernels import embedders
 from bipace_kernels.cli import figures
 from bipace_kernels.cli.outcomes import Outcome
+from bipace_kernels.features import embedders
 
 PLAIN = ("--epsilons", "0.25", "--no-similar")
 

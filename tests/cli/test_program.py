@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 import bipace_kernels as bk
 from bipace_kernels.cli import bench
 from bipace_kernels.config import PRESETS
-from bipace_kernels.embedders import EMBEDDERS
-from bipace_kernels.estimators import ESTIMATORS
-from bipace_kernels.partitions import PARTITIONS
+from bipace_kernels.estimators.partitions import PARTITIONS
+from bipace_kernels.estimators.table import ESTIMATORS
+from bipace_kernels.features.embedders import EMBEDDERS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -27,9 +27,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sized import Sized
 
-from bipace_kernels import _native_loader, _threads
-from bipace_kernels.cpu import clusters as cpu_clusters
-from bipace_kernels.reference import clusters as reference_clusters
+from bipace_kernels.backends import native_loader
+from bipace_kernels.backends import threads as _threads
+from bipace_kernels.backends.cpu import clusters as cpu_clusters
+from bipace_kernels.backends.reference import clusters as reference_clusters
 
 cpu = Sized(cpu_clusters)
 reference = Sized(reference_clusters)
@@ -398,7 +399,7 @@ def test_avx2_equals_avx512():
 
 def test_dot_products(isa: str):
     """Error, tile independence and symmetry of the kernel itself; AVX2 and AVX-512 to the bit."""
-    native = _native_loader.load()
+    native = native_loader.load()
     rng = np.random.default_rng(0)
     for dim in (1, 15, 16, 17, 100, 256, 257, 1000, 3584):
         for kind in range(3):
@@ -432,7 +433,7 @@ print(hashlib.sha256(cosine(x, sizes, 0.40, num_threads=int(sys.argv[1])).numpy(
 def test_across_processes():
     x, sizes = bit_case()
     here = hashlib.sha256(cosine(x, sizes, 0.40).numpy().tobytes()).hexdigest()
-    env = {"BIPACE_ISA": "avx2"} if _native_loader.load().isa() == "avx512" else {}
+    env = {"BIPACE_ISA": "avx2"} if native_loader.load().isa() == "avx512" else {}
     done = in_process(SCRIPT, "3", **env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == here
@@ -468,7 +469,7 @@ print("ok", int(cosine(x[:64], num_threads=2).max()))
 
 
 def test_set_isa_names():
-    native = _native_loader.load()
+    native = native_loader.load()
     assert native.isa() in ("baseline", "avx2", "avx512")
     with pytest.raises(ValueError, match="baseline, avx2, avx512"):
         native.set_isa("sse9")

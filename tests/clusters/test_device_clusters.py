@@ -14,7 +14,7 @@ from ragged import BACKEND, ON_CPU, same_bits, sentinels, stage
 from sized import Sized
 
 import bipace_kernels as bk
-from bipace_kernels.reference import clusters as reference_clusters
+from bipace_kernels.backends.reference import clusters as reference_clusters
 
 reference = Sized(reference_clusters)
 

@@ -11,7 +11,7 @@ from marks import slow, slow_interpreted
 from ragged import BACKEND, nothing_waits, stage, states
 
 import bipace_kernels as bk
-from bipace_kernels import _sizes
+from bipace_kernels.clustering import sizes as _sizes
 
 clusters = stage("clusters")
 ONE_ORDER = True  # of the emulator's threads: each stage has its own tests under several

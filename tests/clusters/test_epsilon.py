@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
-from bipace_kernels import _sizes
 from bipace_kernels.cli import rollouts, states
+from bipace_kernels.clustering import sizes as _sizes
 
 SAMPLE = Path(__file__).resolve().parents[2] / "examples/data/webshop_llm.jsonl.gz"
 EPSILONS = [0.1, 0.0, 0.35, 1.0]
@@ -187,7 +187,9 @@ def test_the_walk_on_recorded_rollouts():
 @pytest.fixture
 def epsilons_read(monkeypatch):
     """A list of ε becomes a host tensor, which this check cannot distinguish from a device's."""
-    monkeypatch.setattr(importlib.import_module("bipace_kernels.clusters"), "_epsilons", lambda epsilon: epsilon)
+    monkeypatch.setattr(
+        importlib.import_module("bipace_kernels.clustering.cluster"), "_epsilons", lambda epsilon: epsilon
+    )
 
 
 @pytest.mark.usefixtures("epsilons_read")

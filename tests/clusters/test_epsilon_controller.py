@@ -298,7 +298,7 @@ def test_value_r2_leaves_out_rows_with_bad_returns():
     controller = bk.EpsilonController(0.09, objective="value_r2")
     end = controller.update(x, group, trajectory=trajectory, returns=spoilt)
     labels = bk.cluster(x, group, end, trajectory=trajectory)[keep]
-    from bipace_kernels.value_r2 import value_r2
+    from bipace_kernels.diagnostics.value_r2 import value_r2
 
     want = value_r2(
         torch.tensor(returns[keep], dtype=torch.float32),

@@ -14,7 +14,7 @@ import re
 import numpy as np
 import pytest
 
-from bipace_kernels.cuda import _sources
+from bipace_kernels.backends.cuda import _sources
 
 TOGETHER = 16  # products
 KEPT = 23 + 1  # bits behind the first of the largest

@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 from marks import slow
 from sized import Sized
 
-from bipace_kernels import _native_loader
-from bipace_kernels.reference import clusters as reference_clusters
+from bipace_kernels.backends import native_loader
+from bipace_kernels.backends.reference import clusters as reference_clusters
 
 reference = Sized(reference_clusters)
 
@@ -149,7 +149,7 @@ def test_zero_among_others():
 
 
 def test_groups_too_long_for_a_gram_matrix():
-    longest = _native_loader.load().longest_sweep
+    longest = native_loader.load().longest_sweep
     sizes = [30, longest + 1, 0, longest, 17]
     x = mixture(5, sum(sizes), 9, 6)
     epsilons = [0.05, 0.0, 0.2]

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
-from bipace_kernels.cpu import critic as cpu_critic
-from bipace_kernels.landmarks import choose_landmarks
-from bipace_kernels.reference import critic as reference_critic
-from bipace_kernels.reference.critic import kernel_matrix
+from bipace_kernels.backends.cpu import critic as cpu_critic
+from bipace_kernels.backends.reference import critic as reference_critic
+from bipace_kernels.backends.reference.critic import kernel_matrix
+from bipace_kernels.estimators import table
+from bipace_kernels.estimators.landmarks import choose_landmarks
 
 Config = bk.Config
 BATCH = make_batch(7, groups=4, trajectories=5, longest=8)
@@ -432,7 +433,7 @@ def test_averages_have_the_same_bits_with_and_without_the_products_of_the_values
         cpu_critic, "same_action_advantage", lambda *args, **kw: rooms.append(kw["products"]) or averages(*args, **kw)
     )
     kept = run(config, batch, **given_rows)
-    monkeypatch.setattr(bk.estimators, "MOST_PRODUCTS", 0)
+    monkeypatch.setattr(table, "MOST_PRODUCTS", 0)
     assert torch.equal(run(config, batch, **given_rows).advantage, kept.advantage)
     assert not torch.equal(run(replace(config, action_noise=None), batch, **given_rows).advantage, kept.advantage)
     room, none = rooms

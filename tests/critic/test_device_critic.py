@@ -8,8 +8,8 @@ import torch
 from marks import slow, slow_case_interpreted, slow_interpreted
 from ragged import ragged, sentinels, stage, unaligned
 
-from bipace_kernels.landmarks import choose_landmarks
-from bipace_kernels.reference import critic as reference_critic
+from bipace_kernels.backends.reference import critic as reference_critic
+from bipace_kernels.estimators.landmarks import choose_landmarks
 
 critic = stage("critic")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")

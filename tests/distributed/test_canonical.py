@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from bipace_kernels._canonical import canonical
-from bipace_kernels._ids import number_objects
+from bipace_kernels.distributed.canonical import canonical
+from bipace_kernels.inputs.ids import number_objects
 
 
 class Colour(IntEnum):

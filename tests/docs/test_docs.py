@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import bipace_kernels as bk
-from bipace_kernels import _ops, embedders
+from bipace_kernels.features import embedders
+from bipace_kernels.ops import registry as _ops
 
 ROOT = Path(__file__).resolve().parents[2]
 API = (ROOT / "docs/api.md").read_text()
@@ -82,7 +83,7 @@ def test_environment_variables_are_read_in_one_file_and_documented():
     used = set()
     for path in (ROOT / "bipace_kernels").rglob("*.py"):
         names = set(re.findall(r"environ.*?\"(BIPACE_\w+)\"", path.read_text()))
-        assert not names or path.name == "_env.py", path
+        assert not names or path.name == "env.py", path
         used |= names
     assert used
     for name in used:

@@ -44,19 +44,25 @@ def test_paths_and_commands_that_are_named_exist(page):
 
 
 def test_every_stage_and_backend_is_on_the_map():
-    from bipace_kernels._dispatch import STAGES
+    from bipace_kernels.backends.dispatch import STAGES
 
     text = (ROOT / "docs/development.md").read_text()
-    for name in ("pipeline.py", "stages.py", "estimators.py", "partitions.py", "_dispatch.py"):
+    for name in (
+        "pipeline.py",
+        "backends/contract.py",
+        "estimators/table.py",
+        "estimators/partitions.py",
+        "backends/dispatch.py",
+    ):
         assert f"bipace_kernels/{name}`" in text
-    for backend in ("reference", "cpu", "triton_kernels", "cuda"):
+    for backend in ("reference", "cpu", "triton", "cuda"):
         assert f"{backend}/" in text
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("*.py"))}
     for folder in folders:
         assert f"`tests/{folder}/`" in text, f"no word on tests/{folder}/"
     assert len(STAGES) >= 9
     for stage in STAGES:
-        assert (ROOT / f"bipace_kernels/reference/{stage}.py").is_file(), stage
+        assert (ROOT / f"bipace_kernels/backends/reference/{stage}.py").is_file(), stage
 
 
 def test_the_hooks_at_a_commit_are_those_of_make_lint():

@@ -15,7 +15,7 @@ from ragged import BACKEND, room, sentinels
 from ragged import stage as stage_of
 
 import bipace_kernels as bk
-from bipace_kernels import _triton_loader
+from bipace_kernels.backends import triton_loader
 
 stage = stage_of("ngrams")
 
@@ -67,7 +67,7 @@ def test_equals_cpu_bit_for_bit(device, n):
 def test_windows_of_whole_stripes_and_what_is_left_of_them(device, n):
     texts = [b"", b"short", b"xyz" * 50]
     # Few large steps: its time depends on the number of operations.
-    windows = 1024 if _triton_loader.interpreted() else stage.WINDOWS
+    windows = 1024 if triton_loader.interpreted() else stage.WINDOWS
     got = by_the_kernels(texts, device, n=n, dim=64, windows=windows)
     assert same_bits(got, bk.ngram_fingerprint(texts, n=n, dim=64, backend="cpu"))
 

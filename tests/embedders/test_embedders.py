@@ -14,8 +14,8 @@ import torch
 from paths import ROOT
 
 import bipace_kernels as bk
-from bipace_kernels import embedders
-from bipace_kernels.embedders import ActorHidden, Embedder, Identity, Ngram, Sentence
+from bipace_kernels.features import embedders
+from bipace_kernels.features.embedders import ActorHidden, Embedder, Identity, Ngram, Sentence
 
 TEXTS = ["a kitchen", "a garden", "a kitchen", "", "a kitchen ", "café 汉字", "a garden"]
 GROUP = [0, 0, 0, 0, 0, 1, 1]

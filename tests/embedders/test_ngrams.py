@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lying import LyingText
 
 import bipace_kernels as bk
-from bipace_kernels.cpu import ngrams as cpu
+from bipace_kernels.backends.cpu import ngrams as cpu
 
 xxhash = pytest.importorskip("xxhash", reason="xxhash is not installed")
 BACKENDS = ["reference", "cpu"]

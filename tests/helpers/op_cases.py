@@ -9,7 +9,7 @@ import torch
 from batches import make_batch
 
 import bipace_kernels as bk
-from bipace_kernels._handles import handle_of
+from bipace_kernels.support.handles import handle_of
 
 BATCH = make_batch(3, groups=3, trajectories=3, longest=5)
 LAYOUT = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)

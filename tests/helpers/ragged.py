@@ -30,8 +30,8 @@ MARGIN = 17 if BACKEND == "triton" else 32
 
 def stage(name: str) -> ModuleType:
     """A stage's module of the backend under test; Triton's where CUDA has none."""
-    package = "cuda" if BACKEND == "cuda" and name in OF_CUDA else "triton_kernels"
-    return importlib.import_module(f"bipace_kernels.{package}.{name}")
+    package = "cuda" if BACKEND == "cuda" and name in OF_CUDA else "triton"
+    return importlib.import_module(f"bipace_kernels.backends.{package}.{name}")
 
 
 def room(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bipace_kernels._ops import STAGE_OPS, Op
+from bipace_kernels.ops.registry import STAGE_OPS, Op
 
 
 class Sized:

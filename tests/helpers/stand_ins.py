@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bipace_kernels import _dispatch, _ops, cpu
+from bipace_kernels.backends import cpu, dispatch
+from bipace_kernels.ops import registry as _ops
 
 _AT = torch.ops.aten
 _READING = {
@@ -24,7 +25,7 @@ _READING = {
 }  # fmt: skip
 
 
-class Watched(_dispatch.Backend):
+class Watched(dispatch.Backend):
     """Stages of the cpu backend under the name of one that defers its checks.
 
     Inside watch() a tensor may be read in a stage and nowhere else.
@@ -101,8 +102,8 @@ class _Reading(TorchDispatchMode):
 def install(patch: pytest.MonkeyPatch) -> Watched:
     """backend="triton" runs the stand-ins."""
     package = Watched()
-    choose = _dispatch.choose
+    choose = dispatch.choose
     patch.setattr(
-        _dispatch, "choose", lambda backend, where=None: package if backend == "triton" else choose(backend, where)
+        dispatch, "choose", lambda backend, where=None: package if backend == "triton" else choose(backend, where)
     )
     return package

@@ -13,10 +13,11 @@ import tiny_models
 import torch
 
 import bipace_kernels as bk
-from bipace_kernels import _calibration_states, calibration
+from bipace_kernels.calibration import result as calibration
+from bipace_kernels.calibration import states as _calibration_states
 from bipace_kernels.hidden import extract_layers, layers
 
-module = sys.modules["bipace_kernels.calibrate"]
+module = sys.modules["bipace_kernels.calibration.calibrate"]
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 LAYERS, POOLINGS, RADII = [-8, -4], ("last", "mean"), [0.05, 0.2]
 

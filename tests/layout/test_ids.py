@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lying import LyingList
 
-from bipace_kernels import _native_loader
-from bipace_kernels._ids import ids_to_int, number_objects
+from bipace_kernels.backends import native_loader
+from bipace_kernels.inputs.ids import ids_to_int, number_objects
 
 
 @pytest.fixture(params=["native", "python"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs with the compiled module and with the fallback."""
     if request.param == "python":
-        monkeypatch.setattr(_native_loader, "reason", lambda: "taken away by the test")
+        monkeypatch.setattr(native_loader, "reason", lambda: "taken away by the test")
 
 
 def expected(values: Any) -> list[int]:
@@ -131,7 +131,7 @@ def test_codes_of_what_a_list_holds_whatever_its_len_says(length: int) -> None:
 
 def test_native_code_refuses_lists_and_other_lengths() -> None:
     """It writes as many codes as there are items: the two must agree, and stay so."""
-    out, native = torch.full((4,), -1), _native_loader.load()
+    out, native = torch.full((4,), -1), native_loader.load()
     rest = (out.data_ptr(), (np.ndarray,), str, "observation")
     with pytest.raises(ValueError, match="must have 2 items, got 4"):
         native.number_objects(("a", "b", "c", "d"), 2, *rest)

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from bipace_kernels.backends.schema import LIMIT
 from bipace_kernels.cli._console import CliError
 from bipace_kernels.cli.rollouts import Columns, Rollouts, read
-from bipace_kernels.schema import LIMIT
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "data"
 FIELDS = ("task_id", "rollout", "step", "observation", "reward", "action", "valid", "success", "fingerprint", "extra")

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from bipace_kernels import _ids, _native
+from bipace_kernels import _native
+from bipace_kernels.inputs import ids
 
 N, MOST = 60_000, 2.5  # values; slots looked at for each
 NUMBERS = np.arange(N, dtype=np.uint64)
@@ -82,7 +83,7 @@ def rows(words: np.ndarray) -> tuple[int, torch.Tensor]:
 def objects(values: list[Any]) -> tuple[int, torch.Tensor]:
     codes = torch.empty(N, dtype=torch.int64)
     return _native.number_objects(
-        tuple(values), N, codes.data_ptr(), (np.ndarray,), _ids.array_key, "observation"
+        tuple(values), N, codes.data_ptr(), (np.ndarray,), ids.array_key, "observation"
     ), codes
 
 
@@ -123,7 +124,7 @@ def test_ints_of_any_size_are_python_s() -> None:
         for more in ([], [True], [1.0], ["5"], [(5,)]):
             seen: dict[Any, int] = {}
             want = [seen.setdefault(value, len(seen)) for value in values + more]
-            assert _ids.number_objects(values + more).tolist() == want
+            assert ids.number_objects(values + more).tolist() == want
 
 
 def test_the_key_is_drawn_anew_and_labels_do_not_depend_on_it() -> None:

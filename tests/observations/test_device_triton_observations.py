@@ -9,8 +9,8 @@ from marks import slow
 from ragged import from_lengths, ragged, same_bits, sentinels, stage, unaligned
 from sized import Sized
 
-from bipace_kernels.cpu import observations as cpu_observations
-from bipace_kernels.reference import observations as reference_observations
+from bipace_kernels.backends.cpu import observations as cpu_observations
+from bipace_kernels.backends.reference import observations as reference_observations
 
 cpu = Sized(cpu_observations)
 reference = Sized(reference_observations)

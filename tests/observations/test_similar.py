@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bipace_kernels as bk
-from bipace_kernels import _native_loader, _threads
-from bipace_kernels.cpu import similar as cpu
-from bipace_kernels.reference import similar as reference
+from bipace_kernels.backends import native_loader
+from bipace_kernels.backends import threads as _threads
+from bipace_kernels.backends.cpu import similar as cpu
+from bipace_kernels.backends.reference import similar as reference
 
 RECEPTACLES = "drawer cabinet countertop shelf fridge microwave sinkbasin stoveburner desk bed dresser sofa"
 THINGS = "mug apple book cellphone keychain pillow laptop alarmclock pencil bowl plate knife spoon candle towel"
@@ -93,7 +94,7 @@ def pair(rng: random.Random) -> tuple[str, str]:
 
 def assert_pairs_equal(seed: int, n: int) -> None:
     rng = random.Random(seed)
-    native = _native_loader.load()
+    native = native_loader.load()
     for k in range(n):
         a, b = pair(rng)
         assert len(a) >= 1 and len(b) >= 1, (seed, k)
@@ -119,7 +120,7 @@ def test_ratio_equals_difflib_long(seed: int) -> None:
 @given(st.text(max_size=60), st.text(max_size=60), st.integers(1, 40), st.integers(1, 40))
 def test_ratio_equals_difflib_hypothesis(a: str, b: str, times_a: int, times_b: int) -> None:
     a, b = (a * times_a)[:250], (b * times_b)[:250]
-    assert _native_loader.load().similarity_ratio(a, b) == SequenceMatcher(None, a, b).ratio()
+    assert native_loader.load().similarity_ratio(a, b) == SequenceMatcher(None, a, b).ratio()
 
 
 @settings(max_examples=200, deadline=None)
@@ -128,11 +129,11 @@ def test_equal_texts_have_ratio_one(unit: str, times: int, tail: int) -> None:
     """The shortcut for equal texts rests on this: popular elements never break the diagonal."""
     text = unit * times + "z" * tail
     assert SequenceMatcher(None, text, str(text)).ratio() == 1.0
-    assert _native_loader.load().similarity_ratio(text, text) == 1.0
+    assert native_loader.load().similarity_ratio(text, text) == 1.0
 
 
 def test_golden_ratios() -> None:
-    ratio = _native_loader.load().similarity_ratio
+    ratio = native_loader.load().similarity_ratio
     assert ratio("", "") == 1.0
     assert ratio("", "a") == ratio("a", "") == 0.0
     assert ratio("abcd", "bcde") == 0.75  # 2 · 3 / 8

@@ -52,7 +52,8 @@ def test_the_import_takes_torch_and_numpy_and_nothing_else(found):
     assert tops(new) - sys.stdlib_module_names <= {"bipace_kernels", "torch", "numpy"}
     assert not [name for name in new if name.startswith(("torch._dynamo", "torch._inductor", "subprocess"))]
     ours = {name for name in new if name.startswith("bipace_kernels.")}
-    later = ("_native", "_cuda", "cuda", "triton_kernels", "reference", "hidden", "distributed", "cli", "integrations")
+    backends = tuple(f"backends.{name}" for name in ("cuda", "triton", "reference", "cpu"))
+    later = ("_native", "_cuda", *backends, "hidden", "distributed", "cli", "integrations")
     assert not ours & {f"bipace_kernels.{name}" for name in later}
     assert found["threads"] == 1
 
@@ -61,7 +62,9 @@ def test_a_call_on_the_cpu_loads_no_gpu_backend(found):
     new = found["call"]
     assert "bipace_kernels._native" in new
     assert not tops(new) & {"triton", "cupy"}
-    assert not [name for name in new if name.startswith(("bipace_kernels.cuda", "bipace_kernels.triton_kernels"))]
+    assert not [
+        name for name in new if name.startswith(("bipace_kernels.backends.cuda.", "bipace_kernels.backends.triton."))
+    ]
     assert "bipace_kernels._cuda" not in new
 
 

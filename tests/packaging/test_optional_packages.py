@@ -14,7 +14,7 @@ import pytest
 from marks import slow
 
 import bipace_kernels as bk
-from bipace_kernels import _optional
+from bipace_kernels.support import optional
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples/data/textcraft_scripted.jsonl.gz"
@@ -67,7 +67,7 @@ def test_dependencies_and_extras_are_those_of_the_project():
     text = (ROOT / "pyproject.toml").read_text()
     assert re.search(r"^dependencies = (.*)$", text, re.MULTILINE)[1] == '["torch>=2.6", "numpy>=1.26"]'
     found = extras()
-    for package, extra in _optional.PACKAGES.values():
+    for package, extra in optional.PACKAGES.values():
         assert package in found[extra], (package, extra)
     assert set(found["cli"]) == {"bipace-kernels[parquet]", "typer", "rich", "matplotlib", "Jinja2", "scikit-learn"}
     assert "bipace-kernels[cli]" in found["test"]
@@ -160,4 +160,4 @@ def test_a_package_that_is_there_and_broken_says_why(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "sentence_transformers", raising=False)
     with pytest.raises(ModuleNotFoundError, match="something_else_that_is_missing") as error:
         bk.embedders.Sentence("somewhere")
-    assert not isinstance(error.value, _optional.MissingPackageError)
+    assert not isinstance(error.value, optional.MissingPackageError)

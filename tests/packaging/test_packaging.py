@@ -64,14 +64,14 @@ def test_wheel_holds_our_packages_and_nothing_else(wheel):
     of_checkouts = {path.name for form in forms for path in ROOT.glob(f"bench/{form}")}
     assert "gpu.py" in of_checkouts
     assert bench == {path.name for path in ROOT.glob("bench/*.py")} - of_checkouts, "no results, data or GPU scripts"
-    assert "bipace_kernels/triton_kernels/__init__.py" in names
+    assert "bipace_kernels/backends/triton/__init__.py" in names
     assert sum(name.endswith(".so") for name in names) == 1
     kernels = {f"bipace_kernels/{p.relative_to(ROOT)}" for p in ROOT.glob("csrc/c*/*") if p.suffix in (".cu", ".txt")}
     assert kernels | {"bipace_kernels/csrc/common/hd.h", "bipace_kernels/csrc/cuda/intrinsics.h"} <= set(names)
-    # bipace_kernels/program installs as bipace_cli, and only so.
+    # bipace_kernels/cli/program installs as bipace_cli, and only so.
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "bipace_kernels").rglob("*.py")}
-    program = {source for source in sources if source.startswith("bipace_kernels/program/")}
-    assert {source.replace("bipace_kernels/program", "bipace_cli") for source in program} <= set(names)
+    program = {source for source in sources if source.startswith("bipace_kernels/cli/program/")}
+    assert {source.replace("bipace_kernels/cli/program", "bipace_cli") for source in program} <= set(names)
     assert not program & set(names)
     sources -= program
     sources |= {

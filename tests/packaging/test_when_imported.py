@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bipace_kernels._when_imported import when_imported
+from bipace_kernels.support.when_imported import when_imported
 
 
 @pytest.fixture

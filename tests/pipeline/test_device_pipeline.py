@@ -13,7 +13,7 @@ from op_cases import OPS, op_cases
 from ragged import BACKEND, assert_close, same_bits, stage
 
 import bipace_kernels as bk
-from bipace_kernels import _dispatch
+from bipace_kernels.backends import dispatch
 
 ONE_ORDER = True  # of the emulator's threads: each stage has its own tests under several
 BATCH = make_batch(0)
@@ -284,7 +284,7 @@ def test_discounted_returns(device):
 def ops_by_device(device, monkeypatch):
     """Ops on the device's tensors run the kernels, under the interpreter too."""
     monkeypatch.setenv("BIPACE_BACKEND", BACKEND)
-    assert _dispatch.choose("auto", device).deferred
+    assert dispatch.choose("auto", device).deferred
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lying import LyingList
 
 import bipace_kernels as bk
-from bipace_kernels import _checks
+from bipace_kernels.inputs import checks
 
 FLOATS = ("advantage", "step_advantage", "episode_advantage", "returns")
 
@@ -169,11 +169,11 @@ def test_lists_of_tensors_and_unsigned_integers():
 
 def test_unsigned_integers_of_a_gpu_are_read_without_a_look(monkeypatch):
     """There the largest is not known without waiting; on the CPU these become int64 before."""
-    monkeypatch.setattr(_checks, "to_tensor", lambda value, *_: value)
+    monkeypatch.setattr(checks, "to_tensor", lambda value, *_: value)
     keys = torch.tensor([0, 7, 7, 2**64 - 1], dtype=torch.uint64)
-    assert _checks.integer_vector(keys, "action_key", 4).tolist() == [0, 7, 7, -1]
+    assert checks.integer_vector(keys, "action_key", 4).tolist() == [0, 7, 7, -1]
     late = []
-    assert _checks.bool_vector(keys[:2], "valid", 2, late).tolist() == [False, True]
+    assert checks.bool_vector(keys[:2], "valid", 2, late).tolist() == [False, True]
     assert [bool(check.failed) for check in late] == [True]
 
 

@@ -11,7 +11,7 @@ from batches import CONFIGS, OUTPUTS, make_batch
 from foreign_library import Array
 
 import bipace_kernels as bk
-from bipace_kernels import _interop
+from bipace_kernels.inputs import interop
 
 
 class OnlyInterface:
@@ -87,16 +87,16 @@ def test_what_torch_cannot_read_is_named():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine where torch sees no GPU")
 def test_the_cuda_array_interface_is_read_and_has_no_way_back():
     value = OnlyInterface()
-    assert _interop.is_interop_array(value)
-    assert _interop.from_dlpack_of({"fingerprint": value, "rewards": None, "returns": None}) is None
+    assert interop.is_interop_array(value)
+    assert interop.from_dlpack_of({"fingerprint": value, "rewards": None, "returns": None}) is None
     with pytest.raises(TypeError, match="rewards must be an array that torch can read"):
-        _interop.to_torch(value, "rewards")
+        interop.to_torch(value, "rewards")
 
 
 def test_what_numpy_reads_is_read_by_numpy():
     pyarrow = pytest.importorskip("pyarrow")
     for value in (np.zeros(3), np.float32(1), [0.0], "text", None, torch.zeros(3), pyarrow.array([1, 2]), 7):
-        assert not _interop.is_interop_array(value), value
+        assert not interop.is_interop_array(value), value
 
 
 def test_jax():
@@ -122,10 +122,10 @@ def test_arrays_of_a_gpu(name, monkeypatch):
              for n, value in given.items()}  # fmt: skip
     expected = bk.advantage(config=config, **given)
     array = operator.attrgetter(to_library)(library)(given["fingerprint"])
-    assert _interop.to_torch(array, "fingerprint").data_ptr() == given["fingerprint"].data_ptr()
+    assert interop.to_torch(array, "fingerprint").data_ptr() == given["fingerprint"].data_ptr()
     result = bk.advantage(config=config, **{**given, "fingerprint": array})
     for field in OUTPUTS:
         got = getattr(result, field)
         assert isinstance(got, torch.Tensor if name == "numba" else type(array)), field
-        assert torch.equal(_interop.to_torch(got, field), getattr(expected, field)), field
+        assert torch.equal(interop.to_torch(got, field), getattr(expected, field)), field
     assert result.metrics() == expected.metrics()

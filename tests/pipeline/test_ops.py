@@ -16,7 +16,9 @@ from marks import slow
 from op_cases import OPS, op_cases
 
 import bipace_kernels as bk
-from bipace_kernels import _dispatch, _handles, _ops
+from bipace_kernels.backends import dispatch
+from bipace_kernels.ops import registry as _ops
+from bipace_kernels.support import handles
 
 COMPILED = [name for name in CONFIGS if name != "bipace_similar"]  # texts are no tensors
 BATCH = make_batch(0)
@@ -28,7 +30,7 @@ def _fresh_compiler():
     torch.compiler.reset()
 
 
-@pytest.fixture(params=["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in _dispatch._AUTO["cuda"])])
+@pytest.fixture(params=["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in dispatch._AUTO["cuda"])])
 def device(request, monkeypatch):
     """The CPU, and a GPU with each of its backends: ops use "auto", which would only run the best."""
     if request.param == "cpu":
@@ -37,7 +39,7 @@ def device(request, monkeypatch):
     if not status.available:
         pytest.skip(str(status))
     monkeypatch.setenv("BIPACE_BACKEND", request.param)
-    assert _dispatch.taken_for("cuda") == (request.param, "")
+    assert dispatch.taken_for("cuda") == (request.param, "")
     return "cuda"
 
 
@@ -345,13 +347,13 @@ def test_views_are_taken():
 def test_handles_go_with_their_objects():
     lay, config = layout_of(BATCH), bk.Config.bipace(0.123)
     for thing in (lay, config):
-        assert _handles.find(_handles.handle_of(thing)) is thing
+        assert handles.find(handles.handle_of(thing)) is thing
         for other in (copy.copy(thing), copy.deepcopy(thing), pickle.loads(pickle.dumps(thing)), replace(thing)):
-            assert _handles.handle_of(other) != _handles.handle_of(thing)
-            assert _handles.find(_handles.handle_of(other)) is other
+            assert handles.handle_of(other) != handles.handle_of(thing)
+            assert handles.find(handles.handle_of(other)) is other
     assert replace(config) == config
-    gone = _handles.handle_of(lay)
+    gone = handles.handle_of(lay)
     del lay, thing, other
     gc.collect()
     with pytest.raises(RuntimeError, match=f"no object has the handle {gone} any more; keep references to the Layout"):
-        _handles.find(gone)
+        handles.find(gone)

@@ -11,8 +11,8 @@ import torch
 from batches import CONFIGS, OUTPUTS, make_batch
 
 import bipace_kernels as bk
-from bipace_kernels.estimators import ESTIMATORS
-from bipace_kernels.reference.values import step_advantage
+from bipace_kernels.backends.reference.values import step_advantage
+from bipace_kernels.estimators.table import ESTIMATORS
 
 BATCH = make_batch(5, groups=4)
 N = BATCH.n

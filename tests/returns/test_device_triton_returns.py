@@ -11,9 +11,9 @@ from marks import slow
 from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
 from sized import Sized
 
-from bipace_kernels.cpu import returns as cpu_returns
-from bipace_kernels.reference import returns as reference_returns
-from bipace_kernels.schema import LIMIT
+from bipace_kernels.backends.cpu import returns as cpu_returns
+from bipace_kernels.backends.reference import returns as reference_returns
+from bipace_kernels.backends.schema import LIMIT
 
 cpu = Sized(cpu_returns)
 reference = Sized(reference_returns)

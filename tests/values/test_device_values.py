@@ -11,9 +11,9 @@ from marks import slow
 from ragged import assert_close, from_lengths, ragged, same_bits, sentinels, stage, unaligned
 from sized import Sized
 
-from bipace_kernels.cpu import values as cpu_values
-from bipace_kernels.reference import values as reference_values
-from bipace_kernels.schema import Branch
+from bipace_kernels.backends.cpu import values as cpu_values
+from bipace_kernels.backends.reference import values as reference_values
+from bipace_kernels.backends.schema import Branch
 
 cpu = Sized(cpu_values)
 reference = Sized(reference_values)

@@ -1,0 +1,1 @@
+"""The stages: their contract, how a backend is chosen, and a package for each backend."""

@@ -1,0 +1,69 @@
+"""Action keys by csrc/cpu/action_keys.cpp."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import native_loader, threads
+
+LARGEST_TABLE = sys.maxsize  # bytes
+_MODES = {"first_n": 0, "action_tag": 1, "text": 2}
+
+
+def _array(tensor: torch.Tensor) -> tuple[int, int, list[int]]:
+    return tensor.data_ptr(), tensor.element_size(), list(tensor.stride())
+
+
+def flatten_rows(
+    rows: Sequence[Sequence[Any]], row_offsets: torch.Tensor, *, bools: bool
+) -> tuple[torch.Tensor, tuple[int, int] | None]:
+    flat = torch.empty(int(row_offsets[-1]), dtype=torch.int64)
+    n = row_offsets.numel() - 1
+    return flat, native_loader.load().flatten_rows(tuple(rows), n, row_offsets.data_ptr(), flat.data_ptr(), bools)
+
+
+def hash_token_ids(
+    ids: torch.Tensor,
+    row_offsets: torch.Tensor | None,
+    valid: torch.Tensor | None,
+    table_offsets: torch.Tensor | None,
+    table_bytes: torch.Tensor | None,
+    *,
+    mode: str,
+    n: int,
+    longest_row: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ids, valid = _native(ids), None if valid is None else _native(valid)
+    rows, columns = ids.shape if row_offsets is None else (row_offsets.numel() - 1, 0)
+    keys, parsed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
+    offsets, data, sizes = 0, 0, (0, 0)
+    if table_offsets is not None and table_bytes is not None:
+        offsets, data = table_offsets.data_ptr(), table_bytes.data_ptr()
+        sizes = (table_offsets.numel() - 1, table_bytes.numel())
+    outside = native_loader.load().token_keys(
+        _array(ids), None if valid is None else _array(valid), 0 if row_offsets is None else row_offsets.data_ptr(),
+        rows, columns, offsets, data, sizes, _MODES[mode], n, keys.data_ptr(), parsed.data_ptr(), threads.count(),
+    )  # fmt: skip
+    position = -1
+    if outside is not None:
+        row, column, _ = outside
+        keys.zero_()
+        parsed.zero_()
+        position = column + (row * columns if row_offsets is None else int(row_offsets[row]))
+    return keys, parsed, torch.tensor([position])
+
+
+def _native(tensor: torch.Tensor) -> torch.Tensor:
+    """Token ids or their mask in a dtype that the kernel takes."""
+    return tensor if tensor.dtype in (torch.bool, torch.int32, torch.int64) else tensor.to(torch.int64)
+
+
+def hash_texts(texts: Sequence[str], *, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+    texts, n = tuple(texts), len(texts)
+    keys, parsed = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.bool)
+    native_loader.load().text_keys(texts, n, _MODES[mode], keys.data_ptr(), parsed.data_ptr(), threads.count())
+    return keys, parsed

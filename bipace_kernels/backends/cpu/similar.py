@@ -1,0 +1,22 @@
+"""Partition "similar" in C++: difflib's decisions at any thread count, skipping pairs that cannot reach the threshold."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import native_loader, threads
+
+
+def cluster_similar(texts: list[str], group_offsets: Tensor, similarity: float) -> Tensor:
+    labels = torch.empty(len(texts), dtype=torch.int64)
+    native_loader.load().cluster_similar(
+        tuple(texts),
+        len(labels),
+        group_offsets.data_ptr(),
+        group_offsets.numel() - 1,
+        similarity,
+        threads.count(),
+        labels.data_ptr(),
+    )
+    return labels

@@ -1,0 +1,41 @@
+"""Number of threads of the cpu backend: set once per public call, read where a native kernel is called."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from ..support import env
+
+_chosen: ContextVar[int] = ContextVar("bipace_num_threads", default=0)  # 0: not set
+_MOST = max(16, os.cpu_count() or 1)  # more threads than cores only wait for each other; results are the same
+
+
+def checked(num_threads: Any) -> int | None:
+    """The argument `num_threads` of a public function: None, or an int of at least 1; ValueError for anything else."""
+    if num_threads is None:
+        return None
+    if isinstance(num_threads, bool) or not isinstance(num_threads, numbers.Integral) or num_threads < 1:
+        raise ValueError(f"num_threads must be None or an int of at least 1, got {num_threads!r}.")
+    return int(num_threads)
+
+
+@contextlib.contextmanager
+def using(num_threads: Any) -> Iterator[None]:
+    """Sets the count for all native calls inside; None keeps the outer one.  ValueError for a bad BIPACE_NUM_THREADS."""
+    token = _chosen.set(checked(num_threads) or count())
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def count() -> int:
+    """Threads of the next native call: using()'s, then BIPACE_NUM_THREADS, then torch.get_num_threads(); at most the cores."""
+    return min(_chosen.get() or env.num_threads() or torch.get_num_threads(), _MOST)

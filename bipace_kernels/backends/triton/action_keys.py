@@ -1,0 +1,412 @@
+"""Action keys of token ids on a device, bit for bit those of reference/action_keys.py.
+
+A program processes ROWS rows, TILE tokens of each at a time.  The text of a row is written into a ring of CAPACITY
+bytes and searched or hashed as it passes, so rows and tokens of any length need the same small scratch memory,
+which stays in the L1 cache.  A row is read up to three times:
+
+    check  every valid id is in the table (else the row gets its first_n key, and `outside` its position)
+    find   start and end of the body of the first <action>…</action>, without the white space at its ends
+    hash   its bytes, lowered; or the first n valid ids if there is no such body
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .. import triton_loader
+from . import xxh64
+from ._launch import ceil_div, device_guard
+
+FIRST_N, ACTION_TAG, TEXT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_MODES = {"first_n": 0, "action_tag": 1, "text": 2}
+SEED_FIRST_N, SEED_ACTION_TAG, SEED_TEXT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
+
+NOWHERE = tl.constexpr(1 << 62)  # beyond any position of a row
+LESS_THAN, SLASH, BLANK = tl.constexpr(0x3C), tl.constexpr(0x2F), tl.constexpr(0x20)
+NAME = tl.constexpr(int.from_bytes(b"action>", "little"))  # follows "<" or "</"
+NAME_SIZE, OPEN_SIZE, CLOSE_SIZE = tl.constexpr(7), tl.constexpr(8), tl.constexpr(9)
+
+
+# One warp per row: nothing is reduced across warps, and rows of different lengths do not wait for each other.  64
+# tokens are about 300 bytes of text; wider tiles or more columns cost registers (sm_90 spills at COLUMNS 8).  The ring
+# holds a tile of ids (8 · TILE bytes), or new bytes plus at most 31 unfinished ones.
+@dataclass(frozen=True)
+class Cut:
+    """How rows are split among programs, and their tile sizes; no key depends on it."""
+
+    rows: int = 1  # of a program
+    tile: int = 64  # tokens of a row
+    columns: int = 4  # bytes of a token
+    look: int = 128  # bytes of text
+    capacity: int = 2048  # bytes of a ring
+    programs: int = (
+        8192  # at most: more than can run at once on any GPU; each loops over further rows.  16 MiB of rings
+    )
+
+    def constants(self) -> dict[str, int]:
+        return {
+            "ROWS": self.rows, "TILE": self.tile, "COLUMNS": self.columns, "LOOK": self.look, "CAPACITY": self.capacity,
+        }  # fmt: skip
+
+
+CUT = Cut()
+# By default ptxas spills 8 to 16 bytes for flat ids on sm_90; with 128 registers it needs no stack for ids of
+# any kind on sm_80, sm_90 and sm_100, with Triton 3.6 and 3.9.  Triton for AMD does not have the option.
+_OPTIONS = {"num_warps": 1, "enable_fp_fusion": False, **({"maxnreg": 128} if torch.version.hip is None else {})}
+INTERPRETED_ROWS = 256  # of a program: the interpreter's time depends on the number of operations, not on their size
+LARGEST_TABLE = (2**31 - 1) // CUT.tile  # bytes: the text of a tile is measured in int32
+
+
+@triton.jit
+def _load_tokens(
+    ids,  # [ROWS] pointers to the first id of each row
+    valid,  # [ROWS] pointers to the first mask entry of each row
+    id_stride,
+    valid_stride,
+    column,  # [ROWS] int64 first column of the tile
+    size,  # [ROWS] int64 columns of the row
+    HAS_VALID: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Ids [ROWS, TILE] int64 and which of them are valid tokens."""
+    columns = column[:, None] + tl.arange(0, TILE)[None, :]
+    is_valid = columns < size[:, None]
+    token = tl.load(ids[:, None] + columns * id_stride, mask=is_valid, other=0).to(tl.int64)
+    if HAS_VALID:
+        is_valid &= tl.load(valid[:, None] + columns * valid_stride, mask=is_valid, other=0) != 0
+    return token, is_valid
+
+
+@triton.jit
+def _spell(
+    token,  # [ROWS, TILE] int64
+    is_valid,  # [ROWS, TILE] bool; the valid ones are inside the table
+    table_offsets,  # [V+1] int64
+):
+    """Where each token's bytes stand in the table (int64), where they start and end in the tile's text (int32)."""
+    source = tl.load(table_offsets + token, mask=is_valid, other=0)
+    length = (tl.load(table_offsets + token + 1, mask=is_valid, other=0) - source).to(tl.int32)
+    end = tl.cumsum(length, 1)
+    return source, end - length, end
+
+
+@triton.jit
+def _write_text(
+    ring,  # [ROWS] pointers to bytes
+    table_bytes,  # uint8
+    source,  # [ROWS, TILE] as start and end by _spell
+    start,
+    end,
+    low,  # [ROWS] int32: the bytes low ≤ p < high of the tile's text are written …
+    high,
+    target,  # [ROWS] int64: … to target, target + 1, … (mod CAPACITY)
+    LOWER: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    first = tl.maximum(start, low[:, None])
+    count = tl.minimum(end, high[:, None]) - first
+    source = table_bytes + (source + (first - start))
+    place = (target & (CAPACITY - 1)).to(tl.int32)[:, None] + (first - low[:, None])
+    for done in range(0, tl.max(count), COLUMNS):
+        k = done + tl.arange(0, COLUMNS)[None, None, :]
+        here = k < count[:, :, None]
+        byte = tl.load(source[:, :, None] + k, mask=here, other=0)
+        if LOWER:
+            byte = tl.where((byte >= 0x41) & (byte <= 0x5A), byte | 0x20, byte)
+        tl.store(ring[:, None, None] + ((place[:, :, None] + k) & (CAPACITY - 1)), byte, mask=here)
+
+
+@triton.jit
+def _within(position, at, most):
+    """A text position as one relative to `at`, clamped to [0, most]: [ROWS, 1] int32."""
+    return tl.minimum(tl.maximum(position - at, 0), most).to(tl.int32)[:, None]
+
+
+@triton.jit
+def _first(condition, k, at, most):
+    """Text position of the first k where the condition holds, [ROWS] int64; NOWHERE if there is none."""
+    lowest = tl.min(tl.where(condition, k, most), 1)
+    return tl.where(lowest < most, at + lowest, NOWHERE)
+
+
+@triton.jit
+def _look(
+    ring,  # [ROWS] pointers to bytes
+    at,  # [ROWS] int64: the text positions at ≤ p < limit are searched, each for the first time
+    limit,
+    body,  # [ROWS] int64, NOWHERE until found: first byte of the body
+    close,  # first byte of the closing tag
+    head,  # first byte of the body that is not white space
+    tail,  # one past the last such byte, 0 until found
+    TAG: tl.constexpr,
+    LOOK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """body, close, head and tail, brought up to date."""
+    while tl.max(limit - at) > 0:
+        k = tl.arange(0, LOOK)[None, :]
+        place = (at & (CAPACITY - 1)).to(tl.int32)[:, None] + k
+        here = k < _within(limit, at, LOOK)
+        byte = tl.load(ring[:, None] + (place & (CAPACITY - 1)), mask=here, other=0x20)
+        tag = here & (byte == LESS_THAN)
+        if TAG and tl.max(tag.to(tl.int32)) > 0:  # most of a text has none
+            slash = tl.load(ring[:, None] + ((place + 1) & (CAPACITY - 1)), mask=tag, other=0) == SLASH
+            name = place + 1 + slash.to(tl.int32)
+            for i in tl.static_range(NAME_SIZE):
+                letter = tl.load(ring[:, None] + ((name + i) & (CAPACITY - 1)), mask=tag, other=0)
+                tag &= letter == ((NAME >> (8 * i)) & 0xFF)
+            body = tl.minimum(body, _first(tag & ~slash, k, at, LOOK) + OPEN_SIZE)
+            close = tl.minimum(close, _first(tag & slash & (k >= _within(body, at, LOOK)), k, at, LOOK))
+        if tl.min(body) < NOWHERE:
+            blank = (byte == BLANK) | ((byte >= 0x09) & (byte <= 0x0D))
+            solid = here & ~blank & (k >= _within(body, at, LOOK)) & (k < _within(close, at, LOOK))
+            head = tl.minimum(head, _first(solid, k, at, LOOK))
+            last = tl.max(tl.where(solid, k + 1, 0), 1)
+            tail = tl.where(last > 0, at + last, tail)
+        at += LOOK
+    return body, close, head, tail
+
+
+@triton.jit
+def _find(
+    ids, valid, id_stride, valid_stride, size, table_offsets, table_bytes, ring,
+    TAG: tl.constexpr, HAS_VALID: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr, LOOK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """The body's text [head, tail) without white space at its ends, and a tile that starts at or before it.
+
+    Returns found [ROWS] bool, head, tail (equal where it is empty), and the tile's column and text position.
+    """
+    zero = tl.zeros_like(size)
+    nowhere = zero + NOWHERE
+    column, position, looked, tail = zero, zero, zero, zero
+    body, close, head = nowhere, nowhere, nowhere
+    body_column, body_position = zero, zero
+    if not TAG:
+        body = zero
+    while tl.max(tl.where(close == NOWHERE, size - column, 0)) > 0:
+        todo = tl.where(close == NOWHERE, size, 0)
+        token, is_valid = _load_tokens(ids, valid, id_stride, valid_stride, column, todo, HAS_VALID, TILE)
+        source, start, end = _spell(token, is_valid, table_offsets)
+        stop = tl.max(end, 1)
+        unopened = body >= NOWHERE
+        low = tl.zeros_like(stop)
+        while tl.max(stop - low) > 0:  # once, but for tiles of very long tokens
+            high = tl.minimum(stop, low + (CAPACITY - 32))
+            _write_text(ring, table_bytes, source, start, end, low, high, position + low, False, COLUMNS, CAPACITY)
+            tl.debug_barrier()
+            # A tag is only searched where it would be complete: the last eight bytes wait for the next round.
+            limit = position + high - (CLOSE_SIZE - 1) if TAG else position + high
+            body, close, head, tail = _look(ring, looked, limit, body, close, head, tail, TAG, LOOK, CAPACITY)
+            looked = tl.maximum(looked, limit)
+            tl.debug_barrier()
+            low = high
+        here = unopened & (body < NOWHERE)
+        body_column = tl.where(here, column, body_column)
+        body_position = tl.where(here, position, body_position)
+        position += stop
+        column += TILE
+    found = close < NOWHERE if TAG else tail > 0
+    solid = found & (tail > 0)
+    return found, tl.where(solid, head, 0), tl.where(solid, tail, 0), body_column, body_position
+
+
+@triton.jit
+def _hash_text(
+    ids, valid, id_stride, valid_stride, size, table_offsets, table_bytes, ring, head, tail, column, position,
+    SEED: tl.constexpr, HAS_VALID: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """[ROWS] uint64 hashes of the text [head, tail), A–Z lowered; column and position as by _find."""
+    words = ring.to(tl.pointer_type(tl.uint64))
+    a, b, c, d = xxh64.begin(SEED, ROWS)
+    absorbed = tl.zeros_like(size)
+    while tl.max(tail - position) > 0:
+        todo = tl.where(position < tail, size, 0)
+        token, is_valid = _load_tokens(ids, valid, id_stride, valid_stride, column, todo, HAS_VALID, TILE)
+        source, start, end = _spell(token, is_valid, table_offsets)
+        length = tl.max(end, 1)
+        low = tl.minimum(tl.maximum(head - position, 0), length).to(tl.int32)
+        stop = tl.minimum(tl.maximum(tail - position, 0), length).to(tl.int32)
+        while tl.max(stop - low) > 0:
+            high = tl.minimum(stop, low + (CAPACITY - 32))
+            _write_text(
+                ring, table_bytes, source, start, end, low, high, position + low - head, True, COLUMNS, CAPACITY
+            )
+            tl.debug_barrier()
+            written = tl.minimum(position + high, tail) - head  # a finished row is beyond its tail
+            a, b, c, d, absorbed = xxh64.absorb(words, a, b, c, d, absorbed, written, CAPACITY)
+            tl.debug_barrier()
+            low = high
+        position += length
+        column += TILE
+    hash = xxh64.finish(words, a, b, c, d, absorbed, tail - head, SEED, CAPACITY)
+    tl.debug_barrier()
+    return hash
+
+
+@triton.jit
+def _hash_first_ids(
+    ids, valid, id_stride, valid_stride, size, n, ring,
+    HAS_VALID: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """[ROWS] uint64 hashes of the first n valid ids of each row as little-endian int64."""
+    words = ring.to(tl.pointer_type(tl.uint64))
+    a, b, c, d = xxh64.begin(SEED_FIRST_N, ROWS)
+    column, taken, absorbed = tl.zeros_like(size), tl.zeros_like(size), tl.zeros_like(size)
+    while tl.max(tl.where(taken < n, size - column, 0)) > 0:
+        todo = tl.where(taken < n, size, 0)
+        token, is_valid = _load_tokens(ids, valid, id_stride, valid_stride, column, todo, HAS_VALID, TILE)
+        count = is_valid.to(tl.int64)
+        rank = taken[:, None] + tl.cumsum(count, 1) - 1
+        tl.store(words[:, None] + (rank & (CAPACITY // 8 - 1)), token.to(tl.uint64), mask=is_valid & (rank < n))
+        taken = tl.minimum(taken + tl.sum(count, 1), n)
+        tl.debug_barrier()
+        a, b, c, d, absorbed = xxh64.absorb(words, a, b, c, d, absorbed, 8 * taken, CAPACITY)
+        tl.debug_barrier()
+        column += TILE
+    hash = xxh64.finish(words, a, b, c, d, absorbed, 8 * taken, SEED_FIRST_N, CAPACITY)
+    tl.debug_barrier()
+    return hash
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_columns", "longest_row", "vocabulary", "n"])
+def key_kernel(
+    ids,  # any integer dtype: [N, T], or flat with row_offsets
+    valid,  # like ids, non-zero = valid; any pointer without HAS_VALID
+    row_offsets,  # [N+1] int64; any pointer without FLAT
+    table_offsets,  # [V+1] int64; any pointer for FIRST_N, as table_bytes
+    table_bytes,  # uint8
+    rings,  # scratch: int64, CAPACITY bytes for each row in flight
+    keys,  # [N] int64
+    parsed,  # [N] bool
+    outside,  # [1] int64, −1 before: lowest flat position of a valid id outside the table
+    n_rows,
+    n_columns,
+    longest_row,  # columns of the longest row
+    vocabulary,
+    n,
+    id_row_stride,
+    id_column_stride,
+    valid_row_stride,
+    valid_column_stride,
+    MODE: tl.constexpr,
+    FLAT: tl.constexpr,
+    HAS_VALID: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LOOK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    ring = rings.to(tl.pointer_type(tl.uint8)) + (program * ROWS + tl.arange(0, ROWS)) * CAPACITY
+    for block in range(program, tl.cdiv(n_rows, ROWS), tl.num_programs(0)):
+        row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)
+        is_row = row < n_rows
+        if FLAT:
+            place = tl.load(row_offsets + row, mask=is_row, other=0)
+            size = tl.load(row_offsets + row + 1, mask=is_row, other=0) - place
+            id_row, valid_row = ids + place * id_column_stride, valid + place * valid_column_stride
+        else:
+            place = row * n_columns
+            size = tl.where(is_row, tl.cast(n_columns, tl.int64), 0)
+            id_row, valid_row = ids + row * id_row_stride, valid + row * valid_row_stride
+
+        found = row < 0
+        key = tl.zeros_like(row).to(tl.uint64)
+        if MODE != FIRST_N:
+            bad = tl.zeros_like(row) + NOWHERE  # lowest column of an id outside the table
+            for begin in range(0, longest_row, 4 * TILE):
+                column = tl.zeros_like(row) + begin
+                token, is_valid = _load_tokens(
+                    id_row, valid_row, id_column_stride, valid_column_stride, column, size, HAS_VALID, 4 * TILE
+                )
+                columns = column[:, None] + tl.arange(0, 4 * TILE)[None, :]
+                is_bad = is_valid & ((token < 0) | (token >= vocabulary))
+                bad = tl.minimum(bad, tl.min(tl.where(is_bad, columns, NOWHERE), 1))
+            lowest = tl.min(tl.where(bad < NOWHERE, place + bad, NOWHERE))
+            if lowest < NOWHERE:  # minimum as unsigned numbers, where −1 is the largest
+                tl.atomic_min(outside.to(tl.pointer_type(tl.uint64)), lowest.to(tl.uint64), sem="relaxed")
+
+            sound = tl.where(bad < NOWHERE, 0, size)
+            found, head, tail, column, position = _find(
+                id_row, valid_row, id_column_stride, valid_column_stride, sound, table_offsets, table_bytes, ring,
+                MODE == ACTION_TAG, HAS_VALID, TILE, COLUMNS, LOOK, CAPACITY,
+            )  # fmt: skip
+            key = _hash_text(
+                id_row, valid_row, id_column_stride, valid_column_stride, sound, table_offsets, table_bytes, ring,
+                head, tail, column, position, SEED_ACTION_TAG if MODE == ACTION_TAG else SEED_TEXT,
+                HAS_VALID, ROWS, TILE, COLUMNS, CAPACITY,
+            )  # fmt: skip
+        # Text of only white space has the key of zero bytes, and is not parsed.
+        by_ids = bad < NOWHERE if MODE == TEXT else ~found
+        first = _hash_first_ids(
+            id_row, valid_row, id_column_stride, valid_column_stride, tl.where(by_ids, size, 0), n, ring,
+            HAS_VALID, ROWS, TILE, CAPACITY,
+        )  # fmt: skip
+        key = tl.where(by_ids, first, key)
+        tl.store(keys + row, key.to(tl.int64, bitcast=True), mask=is_row)
+        tl.store(parsed + row, found, mask=is_row)
+
+
+def hash_token_ids(
+    ids: torch.Tensor,
+    row_offsets: torch.Tensor | None,
+    valid: torch.Tensor | None,
+    table_offsets: torch.Tensor | None,
+    table_bytes: torch.Tensor | None,
+    *,
+    mode: str,
+    n: int,
+    longest_row: int,
+    cut: Cut | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """cut: None: the default for GPUs, and programs of many rows in the interpreter."""
+    flat = row_offsets is not None
+    n_rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
+    keys = torch.empty(n_rows, dtype=torch.int64, device=ids.device)
+    parsed = torch.empty(n_rows, dtype=torch.bool, device=ids.device)
+    outside = torch.full((1,), -1, dtype=torch.int64, device=ids.device)
+    if n_rows == 0:
+        return keys, parsed, outside
+    if valid is not None and valid.dtype == torch.bool:
+        valid = valid.view(torch.uint8)
+    if cut is None:
+        many = triton_loader.interpreted()
+        cut = replace(CUT, rows=min(INTERPRETED_ROWS, triton.next_power_of_2(n_rows))) if many else CUT
+    programs = min(ceil_div(n_rows, cut.rows), cut.programs)
+    rings = torch.empty(programs * cut.rows * cut.capacity // 8, dtype=torch.int64, device=ids.device)
+    offsets = keys if table_offsets is None else table_offsets
+    data = parsed if table_bytes is None else table_bytes
+    mask = ids if valid is None else valid
+    with device_guard(ids):
+        key_kernel[(programs,)](
+            ids, mask, row_offsets if flat else keys, offsets, data, rings, keys, parsed, outside,
+            n_rows, 0 if flat else ids.shape[1], longest_row, offsets.numel() - 1, n,
+            0 if flat else ids.stride(0), ids.stride(-1), 0 if flat else mask.stride(0), mask.stride(-1),
+            MODE=_MODES[mode], FLAT=flat, HAS_VALID=valid is not None, **cut.constants(), **_OPTIONS,
+        )  # fmt: skip
+    return keys, parsed, outside
+
+
+def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """(kernel, signature, constants, options) as launched for int64 ids: a batch [N, T] with a bool mask, and flat rows."""
+    signature = {
+        "ids": "*i64", "valid": "*u8", "row_offsets": "*i64", "table_offsets": "*i64", "table_bytes": "*u8",
+        "rings": "*i64", "keys": "*i64", "parsed": "*i1", "outside": "*i64", "n_rows": "i32", "n_columns": "i32",
+        "longest_row": "i32", "vocabulary": "i32", "n": "i32", "id_row_stride": "i32", "valid_row_stride": "i32",
+    }  # fmt: skip
+    for mode, flat in ((0, False), (1, False), (2, False), (0, True), (1, True), (2, True)):
+        constants = {
+            "id_column_stride": 1, "valid_column_stride": 1, "MODE": mode, "FLAT": flat, "HAS_VALID": True,
+            **CUT.constants(),
+        }  # fmt: skip
+        yield key_kernel, {**signature, "valid": "*i64"} if flat else signature, constants, _OPTIONS

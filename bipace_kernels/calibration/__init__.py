@@ -1,0 +1,1 @@
+"""The choice of a layer, a pooling and ε for a model: `calibrate()` and its result."""

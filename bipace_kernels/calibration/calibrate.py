@@ -1,0 +1,300 @@
+"""calibrate(): the layer, the pooling and the ε that suit a backbone, from forwards over a few hundred prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..backends import dispatch
+from ..backends.contract import RADII
+from ..clustering.cluster import _epsilons, cluster
+from ..clustering.epsilon import choose_epsilon, pair
+from ..clustering.sizes import measure_sizes
+from ..inputs import checks
+from ..inputs.ids import number_objects
+from ..support import optional
+from ..support.progress import progress_bar
+from .result import Calibration, Chosen, Scanned
+
+if TYPE_CHECKING:
+    from .states import Pair, States
+
+Tensor = torch.Tensor
+DEGENERATE = 0.95  # of the prompts in singletons, or in the largest cluster of their group: as in the metrics' warnings
+
+
+def calibrate(
+    model: Any,
+    prompts: Any,
+    labels: Any,
+    *,
+    tokenizer: Any = None,
+    layers: Any = None,
+    pooling: str | Sequence[str] = ("last", "mean", "attention"),
+    epsilons: Sequence[float] = (0.05, 0.10, 0.15, 0.20),
+    group: Any = None,
+    folds: int = 5,
+    min_clusters: int = 5,
+    band: tuple[float, float] = (4, 8),
+    bounds: tuple[float, float] = (0.02, 0.40),
+    seed: int = 0,
+    out: str | Path | None = None,
+    restart: bool = False,
+    token_budget: int | None = None,
+    progress: bool | None = None,
+    backend: str = "auto",
+) -> Calibration:
+    """Layers × poolings × ε on the same prompts, and the choice by the paper's rule.
+
+        found = bk.calibrate(model, prompts, task_types, tokenizer=tokenizer, out="calibration/")
+        found.choice.layer, found.choice.pooling, found.choice.epsilon
+
+    model         a Hugging Face decoder on one device or several, not sharded over processes
+    prompts       [N] texts, chat messages (their template's generation prompt is added) or token ids without padding
+    labels        [N] labels that a linear probe predicts from the states: the task's type
+    tokenizer     of the model; not needed for token ids
+    layers        indices into hidden_states or "block 16", as in tap(); "all"; None: about seven over the depth and the last
+                  block before the norm, on 28 blocks the paper's 4, 8, 12, 16, 20, 24, 27
+    pooling       one or several of "last", "mean", "attention"
+    epsilons      radii of the scan
+    group         [N] ids of prompt groups; clusters stay inside them.  None: all prompts are one group, the paper's scan
+    folds         of the probe's cross-validation; each label needs as many distinct prompts
+    min_clusters  least number of clusters for a partition to qualify
+    band, bounds  target median cluster size and range of the chosen ε, as in choose_epsilon()
+    seed          of the folds
+    out           folder whose subfolder `states` keeps the states of each layer and pooling ([N, D] float32, .npy) and the
+                  measurements; another call resumes there, and computes only what is missing.  ValueError for a folder
+                  that belongs to another model or other prompts
+    restart       discard what `out` holds
+    token_budget  tokens of one forward, including padding; None: 512 on the CPU, 16,384 elsewhere
+    progress      a bar on stderr for the forwards, another for clusters and probes; None: if stderr is a terminal
+    backend       of the clusters
+
+    Forwards end after the deepest layer and serve all layers and poolings; identical prompts run once.  The probe is a
+    logistic regression on standardised states (scikit-learn; extra `calibrate`), its accuracy the mean over stratified folds
+    that keep identical prompts together.  The rule: among layers and poolings that have an ε of the scan with at least
+    `min_clusters` clusters, less than 95 % of the prompts in the largest cluster and less than 95 % in singletons, the one with the
+    highest accuracy (ties: the earlier block, then the pooling named first); then ε by choose_epsilon().
+    """
+    from ..hidden.layers import find_decoder
+    from ..hidden.tap import tap
+    from .states import States, token_ids  # bk.hidden is loaded on demand
+
+    sklearn = _sklearn()
+    dispatch.check_name(backend)
+    if token_budget is not None:
+        token_budget = checks.integer_at_least(token_budget, "token_budget", 1)
+    radii = _radii(epsilons)
+    folds = checks.integer_at_least(folds, "folds", 2)
+    min_clusters = checks.integer_at_least(min_clusters, "min_clusters", 1)
+    seed = checks.integer_at_least(seed, "seed", 0)
+    band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", *RADII)
+    wanted = _candidates(layers, len(find_decoder(model).blocks))
+    tapped = tap(model, layers=wanted, pooling=pooling)  # checks the names
+    by_depth = sorted(tapped.layers, key=lambda layer: (layer.block, layer.normed))
+    pairs = [(layer, how) for layer in by_depth for how in tapped._poolings]
+    rows = token_ids(prompts, tokenizer)
+    numbers, names = _numbered(labels, "labels", len(rows))
+    groups = torch.zeros(len(rows), dtype=torch.int64) if group is None else _numbered(group, "group", len(rows))[0]
+    folder = None if out is None else checks.path(out, "out") / "states"
+    same = number_objects([tuple(row) for row in rows]).numpy()  # equal prompts share a number, for the folds
+    _check_classes(numbers.numpy(), same, names, folds)
+    states = States(model, rows, folder, restart)
+    settings = {
+        "epsilons": radii, "folds": folds, "seed": seed, "labels": _digest(numbers), "group": _digest(groups),
+    }  # fmt: skip
+    seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
+    start = time.perf_counter()
+    states.compute(pairs, token_budget, progress)
+    seconds["states"] = time.perf_counter() - start
+    measured: dict[Pair, Mapping[str, Any]] = {}
+    with progress_bar(progress, "clusters and probes", len(pairs)) as bar:
+        for item in pairs:
+            found = states.remembered(item, settings)
+            if found is None:
+                x = states.load(item)
+                found = {
+                    "scan": _clustered(x, groups, radii, backend, seconds),
+                    **_probed(sklearn, x, numbers.numpy(), same, folds, seed, seconds),
+                }
+                states.remember(item, settings, found)
+            measured[item] = found
+            bar.update()
+    scan = tuple(_scanned(item, measured[item], e, min_clusters) for item in pairs for e in range(len(radii)))
+    choice, reason = _choose(scan, states, groups, band, bounds, min_clusters, backend)
+    _, counts = np.unique(numbers.numpy(), return_counts=True)
+    return Calibration(
+        scan=scan, choice=choice, reason=reason, model=_name(model), n_prompts=len(rows), n_distinct=states.n_distinct,
+        n_groups=len(np.unique(groups.numpy())), n_labels=len(names), majority=float(counts.max() / len(rows)), folds=folds,
+        min_clusters=min_clusters, seed=seed, reused=states.reused, seconds=seconds,
+    )  # fmt: skip
+
+
+# ---- measuring
+
+
+def _clustered(
+    x: Tensor, groups: Tensor, radii: list[float], backend: str, seconds: dict[str, float]
+) -> list[dict[str, float]]:
+    """Clusters of the states [N, D] under each ε."""
+    start = time.perf_counter()
+    if not bool((x != 0).any(dim=1).all()):
+        raise ValueError("model must give non-zero states, but some are entirely zero; leave that layer out.")
+    labels = cluster(x, groups, radii, backend=backend)
+    found = []
+    for epsilon, row, sizes in zip(radii, labels, measure_sizes(labels), strict=True):
+        largest: dict[int, int] = {}
+        _, first, counts = np.unique(row.numpy(), return_index=True, return_counts=True)
+        for place, count in zip(first, counts, strict=True):
+            owner = int(groups[place])
+            largest[owner] = max(largest.get(owner, 0), int(count))
+        found.append(
+            {
+                "epsilon": epsilon, "clusters": sizes.clusters, "singletons": sizes.singletons, "median_size": sizes.median,
+                "largest": sum(largest.values()) / len(x), "alone": sizes.singletons * sizes.clusters / len(x),
+            }
+        )  # fmt: skip
+    seconds["clusters"] += time.perf_counter() - start
+    return found
+
+
+def _probed(
+    sklearn: Any, x: Tensor, labels: Any, same: Any, folds: int, seed: int, seconds: dict[str, float]
+) -> dict[str, float]:
+    """Accuracy of the linear probe, mean and standard error over the folds."""
+    start = time.perf_counter()
+    model = sklearn.pipeline.make_pipeline(
+        sklearn.preprocessing.StandardScaler(), sklearn.linear_model.LogisticRegression(max_iter=2000)
+    )
+    cut = sklearn.model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+    # One thread: the problems are small, and BLAS with threads is slower (7 times on two busy cores).
+    with importlib.import_module("threadpoolctl").threadpool_limits(1):
+        scores = sklearn.model_selection.cross_val_score(
+            model, x.numpy(), labels, groups=same, cv=cut, error_score="raise"
+        )
+    seconds["probes"] += time.perf_counter() - start
+    return {"accuracy": float(scores.mean()), "stderr": float(scores.std(ddof=1) / len(scores) ** 0.5)}
+
+
+# ---- the rule
+
+
+def _scanned(item: Pair, measured: Mapping[str, Any], e: int, min_clusters: int) -> Scanned:
+    found = measured["scan"][e]
+    qualifies = found["clusters"] >= min_clusters and found["largest"] < DEGENERATE and found["alone"] < DEGENERATE
+    return Scanned(
+        layer=item[0], pooling=item[1], epsilon=found["epsilon"], clusters=int(found["clusters"]),
+        singletons=found["singletons"], median_size=found["median_size"], largest=found["largest"],
+        accuracy=measured["accuracy"], stderr=measured["stderr"], qualifies=qualifies,
+    )  # fmt: skip
+
+
+def _choose(
+    scan: Sequence[Scanned], states: States, groups: Tensor, band: tuple[float, float], bounds: tuple[float, float],
+    min_clusters: int, backend: str,
+) -> tuple[Chosen | None, str]:  # fmt: skip
+    fitting = [row for row in scan if row.qualifies]
+    if not fitting:
+        few = all(row.clusters < min_clusters or row.largest >= DEGENERATE for row in scan)
+        return None, (
+            f"no layer and pooling has an ε with at least {min_clusters} clusters that are neither one giant nor all singletons; "
+            f"scan {'smaller' if few else 'other'} epsilons, or more prompts."
+        )
+    # The first of equals is taken, and the scan is ordered by depth.
+    best = max(fitting, key=lambda row: row.accuracy)
+    x = states.load((best.layer, best.pooling))
+    chosen = choose_epsilon(x, groups, band=band, bounds=bounds, backend=backend)
+    (sizes,) = measure_sizes(cluster(x, groups, chosen.epsilon, backend=backend)[None])
+    higher = [row for row in scan if row.accuracy > best.accuracy]
+    reason = (
+        f"highest probe accuracy ({best.accuracy:.3f}) among layers and poolings with at least {min_clusters} clusters that "
+        f"are neither one giant nor all singletons; {chosen.reason}."
+    )
+    if higher:
+        over = max(higher, key=lambda row: row.accuracy)
+        reason = f"{reason} {over.layer}, {over.pooling}, has {over.accuracy:.3f} but no such ε."
+    return Chosen(
+        best.layer,
+        best.pooling,
+        chosen.epsilon,
+        best.accuracy,
+        sizes.clusters,
+        sizes.singletons,
+        sizes.median,
+        chosen.probes,
+    ), reason
+
+
+# ---- arguments
+
+
+def _sklearn() -> Any:
+    sklearn = optional.need("sklearn", "calibrate(), for its linear probe,")
+    for part in ("pipeline", "preprocessing", "linear_model", "model_selection"):
+        importlib.import_module(f"sklearn.{part}")
+    return sklearn
+
+
+def _radii(epsilons: Any) -> list[float]:
+    found = _epsilons(epsilons if isinstance(epsilons, (list, tuple)) else [epsilons])
+    assert isinstance(found, list)
+    if not found:
+        raise ValueError("epsilons must hold at least one radius, got none; e.g. (0.05, 0.1, 0.15, 0.2).")
+    return sorted(set(found))
+
+
+def _candidates(layers: Any, n_blocks: int) -> Sequence[int | str]:
+    if layers is None:
+        gap = max(1, n_blocks // 7)
+        return [f"block {block}" for block in sorted({*range(gap, n_blocks - 1, gap), n_blocks - 1})]
+    if isinstance(layers, str) and layers == "all":
+        return [f"block {block}" for block in range(n_blocks)]
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        raise ValueError(f"layers must be a list of layers, 'all' or None, got {layers!r}; write [{layers!r}] for one.")
+    return layers
+
+
+def _numbered(values: Any, name: str, n: int) -> tuple[Tensor, list[Any]]:
+    """[N] int64 numbers by first appearance, and their values."""
+    got = checks.length(values, name)
+    if got != n:
+        raise ValueError(f"{name} must have one entry per prompt, N = {n}, got {got}.")
+    items = values.tolist() if isinstance(values, (torch.Tensor, np.ndarray)) else list(values)
+    if None in items:
+        raise ValueError(
+            f"{name}[{items.index(None)}] must be a value, got None; give it a value, or leave the prompt out."
+        )
+    return number_objects(items, name).cpu(), list(dict.fromkeys(items))
+
+
+def _check_classes(labels: Any, same: Any, names: list[Any], folds: int) -> None:
+    """Checks that each fold can have every label, in prompts of no other fold."""
+    if len(names) < 2:
+        raise ValueError(f"labels must hold at least two distinct values, got {len(names)}: {names[:1]}.")
+    for number, name in enumerate(names):
+        distinct = len(np.unique(same[labels == number]))
+        if distinct < folds:
+            raise ValueError(
+                f"labels must have at least folds = {folds} distinct prompts each, but {name!r} has {distinct}; give more "
+                "prompts, or fewer folds."
+            )
+
+
+def _digest(numbers: Tensor) -> str:
+    return hashlib.sha256(json.dumps(numbers.tolist()).encode()).hexdigest()[:16]
+
+
+def _name(model: Any) -> str:
+    """The model's folder or its class."""
+    from ..hidden.layers import find_decoder
+
+    causal: Any = find_decoder(model).causal
+    return Path(str(getattr(causal.config, "_name_or_path", "") or "")).name or type(causal).__name__

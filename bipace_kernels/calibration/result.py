@@ -1,0 +1,204 @@
+"""Results of calibrate(): the scan, the choice, and both as Markdown, JSON and YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from .._version import __version__
+
+if TYPE_CHECKING:
+    from ..hidden import Layer
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """One layer, pooling and ε."""
+
+    layer: Layer
+    pooling: str
+    epsilon: float
+    clusters: int
+    singletons: float  # share of clusters
+    median_size: float
+    largest: float  # share of the prompts in the largest cluster of their group
+    accuracy: float  # of the linear probe; the same at every ε
+    stderr: float
+    qualifies: bool  # enough clusters, neither one giant cluster nor all singletons
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The settings to train with."""
+
+    layer: Layer
+    pooling: str
+    epsilon: float
+    accuracy: float
+    clusters: int  # at this ε, and so are the next two
+    singletons: float
+    median_size: float
+    probes: tuple[tuple[float, float], ...] = field(repr=False)  # (ε, median size) of choose_epsilon()
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The scan of calibrate() and the choice from it.
+
+    scan      a `Scanned` for each layer, pooling and ε, by depth
+    choice    layer, pooling and epsilon; None where nothing qualifies
+    reason    why, in words
+    seconds   of this call: states, clusters, probes
+    reused    prompts whose states were in the folder
+    """
+
+    scan: tuple[Scanned, ...]
+    choice: Chosen | None
+    reason: str
+    model: str
+    n_prompts: int
+    n_distinct: int
+    n_groups: int
+    n_labels: int
+    majority: float  # share of the most frequent label
+    folds: int
+    min_clusters: int
+    seed: int
+    reused: int = field(compare=False)
+    seconds: dict[str, float] = field(compare=False)
+
+    def slice(self) -> tuple[Scanned, ...]:
+        """The layers at one pooling and ε, as in the paper's table: the choice's pooling, at the first ε where it qualifies."""
+        rows = self.scan
+        if self.choice is not None:
+            at = (self.choice.layer, self.choice.pooling)
+            rows = tuple(row for row in rows if row.qualifies and (row.layer, row.pooling) == at)
+        epsilon, pooling = rows[0].epsilon, rows[0].pooling
+        return tuple(row for row in self.scan if (row.epsilon, row.pooling) == (epsilon, pooling))
+
+    def is_chosen(self, row: Scanned) -> bool:
+        return self.choice is not None and (row.layer, row.pooling) == (self.choice.layer, self.choice.pooling)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but times, for json.dump()."""
+        choice = self.choice
+        return {
+            "version": __version__, "model": self.model, "prompts": self.n_prompts, "distinct_prompts": self.n_distinct,
+            "groups": self.n_groups, "labels": self.n_labels, "majority": self.majority, "folds": self.folds,
+            "min_clusters": self.min_clusters, "seed": self.seed, "reason": self.reason,
+            "choice": choice and {
+                **_layer_json(choice.layer), **_plain_fields(choice), "epsilon_probes": list(map(list, choice.probes)),
+            },
+            "scan": [
+                {**_layer_json(row.layer), "block": row.layer.block, **_plain_fields(row)} for row in self.scan
+            ],
+        }  # fmt: skip
+
+    def yaml(self) -> str:
+        """The keys layer, pooling and epsilon, for a trainer's configuration.  ValueError where nothing was chosen."""
+        if self.choice is None:
+            raise ValueError(f"a calibration must have a choice to be written as YAML, but {self.reason}")
+        layer = layer_value(self.choice.layer)
+        value = f'"{layer}"' if isinstance(layer, str) else layer
+        return (
+            f"# {self.choice.layer} of {self.model}; made by bipace-kernels {__version__}\n"
+            f"layer: {value}\npooling: {self.choice.pooling}\nepsilon: {self.choice.epsilon:.6g}\n"
+        )
+
+    def markdown(self, image: str | None = None) -> str:
+        """The tables; `image` is the heat map's file, if there is one."""
+        several = f" in {self.n_groups:,} groups" if self.n_groups > 1 else ", one group"
+        lines = [
+            f"# Calibration of {self.model}",
+            "",
+            f"{self.n_prompts:,} prompts ({self.n_distinct:,} distinct{several}), {self.n_labels} labels; always predicting the "
+            f"most frequent one would be right for {self.majority:.1%}. Probe accuracy: a logistic regression on "
+            f"standardised states, mean of {self.folds} stratified folds that keep identical prompts together.",
+            "",
+        ]
+        shown = self.slice()
+        if self.choice is None:
+            lines += [f"**Nothing chosen:** {self.reason}", ""]
+        else:
+            c = self.choice
+            lines += [
+                f"**Chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}** ({c.clusters:,} clusters, "
+                f"{c.singletons:.1%} of them singletons, median size {c.median_size:g}).",
+                f"Why: {self.reason}",
+                "",
+            ]
+        lines += [
+            f"## Pooling {shown[0].pooling}, ε = {shown[0].epsilon:g}",
+            "",
+            *markdown_table(HEADINGS, self._cells(shown)),
+            "",
+        ]
+        if image:
+            lines += [f"![Heat map of the scan]({image})", ""]
+        lines += [
+            "## The whole scan",
+            "",
+            "In each ε column: clusters · singleton clusters · median size. † does not qualify: fewer than "
+            f"{self.min_clusters} clusters, or 95 % of the prompts in the largest cluster, or 95 % in singletons.",
+            "",
+            *markdown_table(*self._whole()),
+            "",
+        ]
+        return "\n".join(lines)
+
+    def _cells(self, rows: Sequence[Scanned]) -> list[list[str]]:
+        found = []
+        for row in rows:
+            cells = row_cells(row)
+            found.append([f"**{cell}**" for cell in cells] if self.is_chosen(row) else cells)
+        return found
+
+    def _whole(self) -> tuple[list[str], list[list[str]]]:
+        epsilons = sorted({row.epsilon for row in self.scan})
+        lines: list[list[str]] = []
+        for first in range(0, len(self.scan), len(epsilons)):
+            rows = self.scan[first : first + len(epsilons)]
+            mark = "**" if self.is_chosen(rows[0]) else ""
+            cells = [
+                f"{r.clusters:,} · {r.singletons:.0%} · {r.median_size:g}{'' if r.qualifies else ' †'}" for r in rows
+            ]
+            name = f"{mark}{rows[0].layer}{mark}"
+            lines.append([name, rows[0].pooling, f"{rows[0].accuracy:.3f} ± {rows[0].stderr:.3f}", *cells])
+        return ["layer", "pooling", "probe accuracy", *(f"ε = {epsilon:g}" for epsilon in epsilons)], lines
+
+
+HEADINGS = ["layer", "clusters", "singletons", "median size", "probe accuracy"]
+
+
+def row_cells(row: Scanned) -> list[str]:
+    """One line of the slice."""
+    mark = "" if row.qualifies else " †"
+    return [
+        f"{row.layer}{mark}", f"{row.clusters:,}", f"{row.singletons:.1%}", f"{row.median_size:.1f}",
+        f"{row.accuracy:.3f} ± {row.stderr:.3f}",
+    ]  # fmt: skip
+
+
+def layer_value(layer: Layer) -> int | str:
+    """The argument of tap(layer=...): a negative index, or "block 27" for the last block before the norm."""
+    if layer.normed:
+        return -1
+    if layer.block == layer.n_blocks - 1:
+        return f"block {layer.block}"
+    return layer.block - layer.n_blocks
+
+
+def _layer_json(layer: Layer) -> dict[str, Any]:
+    return {"layer": layer_value(layer), "name": str(layer)}
+
+
+def _plain_fields(row: Scanned | Chosen) -> dict[str, Any]:
+    return {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("layer", "probes")}
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table; every column but the first is aligned to the right."""
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (headings, rule, *rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in escaped]

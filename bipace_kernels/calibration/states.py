@@ -1,0 +1,235 @@
+"""States of a calibration: computed once, kept in a folder, and resumed after an interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..hidden._prompts import Prompts, budget_of, prompts_of
+from ..hidden.extract import extract_layers
+from ..hidden.layers import Decoder, Layer, find_decoder
+from ..inputs import checks
+from ..support.progress import progress_bar
+
+Tensor = torch.Tensor
+Pair = tuple[Layer, str]  # a layer and a pooling
+FORMAT = 1
+_INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def token_ids(prompts: Any, tokenizer: Any) -> list[list[int]]:
+    """Token ids of each prompt: a text, chat messages, or token ids."""
+    if isinstance(prompts, (str, bytes, Mapping, torch.Tensor)) or not isinstance(prompts, Sequence):
+        raise TypeError(
+            "prompts must be a list of texts, of chat messages or of token ids without padding, got "
+            f"{checks.type_name(prompts)}; split a padded tensor into rows by its mask."
+        )
+    if not prompts:
+        raise ValueError("prompts must hold at least one prompt, got none.")
+    if tokenizer is not None and not callable(tokenizer):
+        raise TypeError(
+            f"tokenizer must be a transformers tokenizer, got {checks.type_name(tokenizer)}; use "
+            "AutoTokenizer.from_pretrained(folder)."
+        )
+    rows = [_row(prompt, i, tokenizer) for i, prompt in enumerate(prompts)]
+    for i, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"prompts[{i}] must have at least one token, got none; leave it out, with its label.")
+    return rows
+
+
+def _row(prompt: Any, i: int, tokenizer: Any) -> list[int]:
+    chat = isinstance(prompt, (list, tuple)) and bool(prompt) and all(isinstance(m, Mapping) for m in prompt)
+    if not chat and not isinstance(prompt, str):
+        return [
+            int(token)
+            for token in checks.integer_vector(prompt, f"prompts[{i}]", checks.length(prompt, f"prompts[{i}]"))
+        ]
+    if tokenizer is None:
+        raise ValueError(
+            f"tokenizer must be given for prompts of text, but prompts[{i}] is {'chat messages' if chat else 'a text'}; pass "
+            "AutoTokenizer.from_pretrained(folder), or token ids."
+        )
+    text = prompt
+    if chat:  # as text first: whether the template returns ids or a dict depends on the version of transformers
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise ValueError(
+                f"prompts[{i}] is chat messages, but the tokenizer has no chat template; give texts, or set "
+                "tokenizer.chat_template."
+            )
+        text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+    found: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+    return found
+
+
+def stem_of(layer: Layer, pooling: str) -> str:
+    """Start of the names of a pair's files."""
+    return f"block_{layer.block}{'_normed' if layer.normed else ''}.{pooling}"
+
+
+class States:
+    """States [N, D] of each pair of layer and pooling, in memory or in a folder.
+
+    reused   prompts whose states were found in the folder, the fewest over the pairs
+    """
+
+    def __init__(self, model: Any, rows: list[list[int]], folder: Path | None, restart: bool) -> None:
+        self.model, self.folder = model, folder
+        self.prompts: Prompts = prompts_of(rows, None, n_ids=find_decoder(model).n_ids, name="prompts")
+        self.n_rows, self.n_distinct = len(rows), len(self.prompts.tokens)
+        self.reused = 0
+        self._done: dict[str, int] = {}  # stem -> number of distinct prompts with rows, the longest first
+        self._kept: dict[str, Any] = {}  # stem -> [N, D] float32
+        if folder is not None:
+            self._identity = {"format": FORMAT, "model": _model_hash(find_decoder(model)), "prompts": _ids_hash(rows)}
+            self._open(folder, restart)
+
+    def load(self, pair: Pair) -> Tensor:
+        """[N, D] float32 states of one pair, a row per prompt."""
+        stem = stem_of(*pair)
+        if self.folder is not None:
+            return torch.from_numpy(np.load(self.folder / f"{stem}.npy"))
+        return torch.from_numpy(self._kept[stem])
+
+    def compute(self, pairs: Sequence[Pair], token_budget: int | None, progress: bool | None) -> None:
+        """Computes the missing states with shared forwards; saves after each forward."""
+        done = min(self._done.get(stem_of(*pair), 0) for pair in pairs)
+        self.reused = int((self.prompts.of_state < done).sum())
+        budget = budget_of(token_budget, find_decoder(self.model).device)
+        with progress_bar(progress, "hidden states", self.n_distinct, done) as bar:
+            for batch in _batches(self.prompts.tokens, done, budget):
+                missing = [pair for pair in pairs if self._done.get(stem_of(*pair), 0) < batch.stop]
+                layers: list[Any] = list(dict.fromkeys(layer for layer, _ in missing))
+                found = extract_layers(
+                    self.model, self.prompts.tokens[batch.start : batch.stop], None, layers,
+                    pooling=list(dict.fromkeys(how for _, how in missing)), token_budget=budget, progress=False,
+                )  # fmt: skip
+                self._keep(batch, {pair: found[pair] for pair in missing})
+                bar.update(len(batch))
+
+    def remembered(self, pair: Pair, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Measurements on this pair's states under the same settings."""
+        if self.folder is None:
+            return None
+        found = _read_json(self.folder / f"{stem_of(*pair)}.json")
+        measured: dict[str, Any] | None = found["measured"] if found.get("settings") == settings else None
+        return measured
+
+    def remember(self, pair: Pair, settings: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
+        if self.folder is not None:
+            _write_json(self.folder / f"{stem_of(*pair)}.json", {"settings": settings, "measured": measured})
+
+    def _open(self, folder: Path, restart: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = folder / "manifest.json"
+        if restart:
+            for file in [manifest, *folder.glob("block_*.npy"), *folder.glob("block_*.json")]:
+                file.unlink(missing_ok=True)
+        found = _read_json(manifest)
+        for name in ("format", "model", "prompts") if found else ():
+            if found.get(name) != self._identity[name]:
+                what = {"format": "in another format", "model": "of another model"}.get(name, "of other prompts")
+                raise ValueError(
+                    f"out must be a folder of this model and these prompts, but {folder} holds states {what}; take another "
+                    "folder, or restart=True (--restart) to recompute them."
+                )
+        done = found.get("done", {})
+        self._done = {stem: int(n) for stem, n in done.items() if (folder / f"{stem}.npy").is_file()}
+        _write_json(manifest, {**self._identity, "done": self._done})
+
+    def _keep(self, batch: range, found: Mapping[Pair, Tensor]) -> None:
+        number = self.prompts.of_state.numpy()
+        rows = np.flatnonzero((number >= batch.start) & (number < batch.stop))
+        for (layer, pooling), states in found.items():
+            stem = stem_of(layer, pooling)
+            values = states.float().cpu().numpy()[number[rows] - batch.start]
+            if not np.isfinite(values).all():
+                bad = int(rows[~np.isfinite(values).all(axis=1)][0])
+                raise ValueError(
+                    f"model must give finite states, but those of {layer} ({pooling}) are not for prompts[{bad}]; load it in "
+                    "bfloat16 or float32, or leave the layer out."
+                )
+            out = self._array(stem, values.shape[1])
+            out[rows] = values
+            if isinstance(out, np.memmap):
+                out.flush()  # before the manifest lists it
+            self._done[stem] = batch.stop
+        if self.folder is not None:
+            _write_json(self.folder / "manifest.json", {**self._identity, "done": self._done})
+
+    def _array(self, stem: str, width: int) -> Any:
+        shape = (self.n_rows, width)
+        if self.folder is None:
+            return self._kept.setdefault(stem, np.zeros(shape, np.float32))
+        path = self.folder / f"{stem}.npy"
+        if self._done.get(stem):
+            return np.load(path, mmap_mode="r+")
+        out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        try:
+            _allocate(path)
+        except OSError as error:
+            path.unlink()
+            raise OSError(
+                error.errno,
+                f"{os.strerror(error.errno or 0)}: {path.name} needs {out.nbytes / 2**20:,.1f} MiB for states",
+            ) from error
+        return out
+
+
+def _allocate(path: Path) -> None:
+    """Reserves disk space for the file: a write to a mapped file without space would kill the process (SIGBUS)."""
+    with path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        start = file.read(1 << 12)  # of its header; what follows is zero
+        for at in range(len(start), size, 1 << 24):
+            file.seek(at)
+            file.write(bytes(min(1 << 24, size - at)))
+
+
+def _batches(tokens: Sequence[Tensor], done: int, budget: int) -> Iterable[range]:
+    """Batches of prompts of similar length, the longest first, one batch per forward."""
+    while done < len(tokens):
+        stop = min(len(tokens), done + max(1, budget // len(tokens[done])))
+        yield range(done, stop)
+        done = stop
+
+
+def _ids_hash(rows: list[list[int]]) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _model_hash(decoder: Decoder) -> str:
+    """Hash of the configuration and of each parameter's name, shape, dtype and exact sum of its bits as integers."""
+    config = decoder.causal.config.to_dict()  # type: ignore[operator, union-attr]
+    for name in ("_name_or_path", "transformers_version"):
+        config.pop(name, None)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, parameter in decoder.causal.named_parameters():
+        bits = parameter.detach().contiguous().view(_INTEGER_OF_SIZE[parameter.element_size()])
+        digest.update(f"{name} {list(parameter.shape)} {parameter.dtype} {int(bits.sum(dtype=torch.int64))}\n".encode())
+    return digest.hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """{} if the file is missing or incomplete."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    return {}
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,1 @@
+"""`cluster()`, and ways to choose ε."""

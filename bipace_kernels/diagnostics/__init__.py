@@ -1,0 +1,1 @@
+"""What a result can tell: metrics and value R²."""

@@ -1,0 +1,158 @@
+"""The records behind a result, for metrics and for late checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..config import Config
+from ..estimators.table import needs_of
+from ..inputs import checks
+from ..inputs.checks import LateCheck
+from ..inputs.layout import Layout
+from ..inputs.transfer import to_host
+from ..inputs.values import check_fingerprint, raise_copies, raise_episode_return, raise_spoilt
+
+Tensor = torch.Tensor
+
+
+class ResultRows(Protocol):
+    """The fields of a result that records are made from, each by row."""
+
+    @property
+    def advantage(self) -> Tensor: ...
+    @property
+    def returns(self) -> Tensor: ...
+    @property
+    def cluster(self) -> Tensor: ...
+    @property
+    def branch(self) -> Tensor: ...
+    @property
+    def value(self) -> Tensor | None: ...
+
+
+class RecordSource(Protocol):
+    """Gives the records of a result; synchronizes with a GPU."""
+
+    def read(self, rows: ResultRows) -> Records:
+        """The records on the CPU.  Raises like check()."""
+
+    def check(self, rows: ResultRows) -> None:
+        """Raises the error of a deferred value check."""
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The records that took part, in processing order on the CPU."""
+
+    layout: Layout
+    returns: Tensor  # [M] float32
+    labels: Tensor  # [M] int64
+    branch: Tensor  # [M] uint8
+    advantage: Tensor  # [M] float32
+    action_key: Tensor | None  # [M] int64
+    action_parsed: Tensor | None  # [M] bool
+    n_checked: int  # records before any was set aside
+    usable: Tensor | None  # [M] bool: False where a bad fingerprint made the record a singleton; None: all are usable
+    partition: str
+    value: Tensor | None = None  # [M] float32 V̂, of estimators that have one
+
+    @property
+    def n_invalid(self) -> int:
+        """Records set aside, or made singletons, because of bad values."""
+        alone = 0 if self.usable is None else int((~self.usable).sum())
+        return self.n_checked - self.layout.n_records + alone
+
+    def read(self, rows: ResultRows) -> Records:
+        return self
+
+    def check(self, rows: ResultRows) -> None:
+        """Nothing is left to check."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unread:
+    """What a result also needs to give its records, and the errors not yet read from a GPU."""
+
+    everyone: Layout  # all records, including copies of a step
+    layout: Layout  # those that count
+    config: Config
+    rewards: Tensor | None  # [N] float64, as given; likewise the next two: an error names their values
+    returns: Tensor | None
+    episode_return: Tensor | None
+    action_key: Tensor | None  # [N] int64
+    action_parsed: Tensor | None  # [N] bool
+    state: (
+        Tensor | None
+    )  # [M] uint8 of the fingerprints: 0 fine, 1 not finite, 2 zero; None: all fine, or there are none
+    episode_differs: Tensor | None  # [M] bool: not the episode return of its trajectory's first record
+    copy_differs: Tensor | None  # [records of everyone] bool: not the reward of the step that it copies
+    late: tuple[LateCheck, ...]
+    checked: bool = False  # at the call
+    value: Tensor | None = None  # [M] float64 V̂, of estimators that have one
+    raw: Tensor | None = None  # [M] float64 A_S before step_norm, of the same
+
+    def read(self, rows: ResultRows) -> Records:
+        lay = self.layout
+        cluster, branch, returns, advantage, value, key, parsed, *flags = to_host(
+            (rows.cluster, rows.branch, rows.returns, rows.advantage, rows.value, self.action_key, self.action_parsed,
+             *self._flags())
+        )  # fmt: skip
+        self._raise(cluster, flags)
+        state: Tensor | None = flags[0]
+        keep = cluster.index_select(0, lay.order) >= 0  # records that are set aside are in no cluster
+        part = lay if bool(keep.all()) else lay.restrict(keep)
+        at = part.order  # column[at] would enter torch's thread pool
+        return Records(
+            layout=part,
+            returns=returns.index_select(0, at),
+            labels=cluster.index_select(0, at),
+            branch=branch.index_select(0, at),
+            advantage=advantage.index_select(0, at),
+            action_key=None if key is None else key.index_select(0, at),
+            action_parsed=None if parsed is None else parsed.index_select(0, at),
+            n_checked=lay.n_records,
+            usable=None if state is None else state.masked_select(keep) == 0,
+            partition=self.config.partition,
+            value=None if value is None else value.index_select(0, at),
+        )
+
+    def check(self, rows: ResultRows) -> None:
+        if not self.checked:
+            cluster, *flags = to_host((rows.cluster, *self._flags()))
+            self._raise(cluster, flags)
+
+    def raise_now(self, spoilt: Tensor) -> None:
+        """check() before there is a result.  spoilt: [T] bool.  All tensors are on the CPU."""
+        self._raise_found(spoilt, list(self._flags()))
+
+    def _flags(self) -> tuple[Tensor | None, ...]:
+        return self.state, self.episode_differs, self.copy_differs, *(check.failed for check in self.late)
+
+    def _raise(self, cluster: Tensor, flags: list[Tensor | None]) -> None:
+        if not self.checked:
+            lay = self.layout
+            self._raise_found(
+                cluster.index_select(0, lay.order.index_select(0, lay.trajectory_offsets[:-1])) < 0, flags
+            )
+
+    def _raise_found(self, spoilt: Tensor, flags: list[Tensor | None]) -> None:
+        """Raises for flags on the CPU, in one order on every device."""
+        state, episode_differs, copy_differs, *late = flags
+        for check, failed in zip(self.late, late, strict=True):
+            assert failed is not None
+            checks.unless(failed, check.error, check.text, None)
+        if copy_differs is not None and bool(copy_differs.any()):
+            raise_copies(self.everyone, to_host([self.rewards])[0], copy_differs)
+        if episode_differs is not None and bool(episode_differs.any()):
+            raise_episode_return(self.layout, to_host([self.episode_return])[0], episode_differs)
+        if self.config.on_invalid == "raise":
+            if bool(spoilt.any()):
+                unread = self.returns is not None and self.episode_return is not None
+                unread &= "rewards" not in needs_of(self.config)
+                read = [None if unread else self.rewards, self.returns, self.episode_return]
+                raise_spoilt(self.everyone, spoilt, *to_host(read))
+            if state is not None:
+                check_fingerprint(self.layout, state)

@@ -1,0 +1,164 @@
+"""Partitions, a row each: name, argument, and how it clusters the steps of a prompt group.
+
+Config, checks, the command line and the adapters read this table.  docs/estimator.md, section 3, defines each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..inputs.observations import observation_texts
+from ..inputs.transfer import to_device, to_host
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A row of the table.
+
+    name       as in Config.partition
+    meaning    description in one line
+    labels     computes [M] int64: clusters numbered by first appearance, −1 for records set aside
+    argument   of advantage() that it reads, or None
+    by_code    it compares codes of observations, which are made before anything is computed
+    greedy     clusters depend on the order of rollouts
+    options    {field of Config that only it reads: what that does}
+    """
+
+    name: str
+    meaning: str
+    labels: Callable[[Batch], Tensor]
+    argument: str | None = None
+    by_code: bool = False
+    greedy: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether a cluster can hold several records."""
+        return self.argument is not None
+
+
+def labels_of(batch: Batch) -> Tensor:
+    """[M] int64 clusters by the configuration's partition."""
+    return PARTITIONS[batch.config.partition].labels(batch)
+
+
+def _none(batch: Batch) -> Tensor:
+    if batch.taken is None:
+        return torch.arange(batch.placed.n_records, device=batch.returns.device)
+    return torch.where(batch.taken, batch.taken.cumsum(0) - 1, -1)
+
+
+def _exact(batch: Batch) -> Tensor:
+    return _equal_codes(batch, batch.by_record(_codes(batch)))
+
+
+def _history(batch: Batch) -> Tensor:
+    depths = histories(batch)
+    return cluster_histories(batch, depths, (depths >= 0).sum(dim=0))
+
+
+def _similar(batch: Batch) -> Tensor:
+    """difflib compares Python texts on the host, where records set aside must not seed clusters: synchronizes with a GPU."""
+    cfg, lay = batch.config, batch.layout
+    if batch.taken is not None:
+        (keep,) = to_host([batch.taken])
+        lay = lay.restrict(keep)
+    texts = observation_texts(batch.inputs.observation, lay, cfg.longest_text)
+    found = batch.backend.similar.cluster_similar(texts, lay.group_offsets, float(cfg.similarity))
+    if batch.taken is not None:
+        labels = torch.full((batch.layout.n_records,), -1, dtype=torch.int64)
+        labels[keep] = found
+        found = labels
+    return to_device(found, batch.returns.device, "observation")
+
+
+def _cosine(batch: Batch) -> Tensor:
+    assert batch.inputs.fingerprint is not None
+    return batch.backend.clusters.cluster_cosine(
+        batch.inputs.fingerprint, batch.placed.order, batch.placed.group_offsets, batch.usable,
+        float(batch.config.epsilon), **batch.groups, taken=batch.taken, state=batch.state,
+    )  # fmt: skip
+
+
+def histories(batch: Batch) -> Tensor:
+    """[H, M] int64 clusters by the last 1, 2, … H observations; −1 where a record has fewer, or is set aside.
+
+    H is at most history_length + 1, or the longest trajectory's length if that is less.
+    """
+    lay = batch.placed
+    return batch.backend.observations.cluster_history(
+        batch.by_record(_codes(batch)), lay.step, lay.trajectory_offsets, lay.group_offsets,
+        min(batch.config.history_length + 1, max(lay.longest_trajectory, 1)), n_trajectories=lay.n_trajectories,
+        **batch.groups, taken=batch.taken,
+    )  # fmt: skip
+
+
+def cluster_histories(batch: Batch, depths: Tensor, depth: Tensor) -> Tensor:
+    """[M] int64 clusters of equal histories of the given depth; histories of different length are never equal.
+
+    depths   [H, M] of histories()
+    depth    [M] in 0 … H; 0 counts as 1
+    """
+    if not depths.shape[1]:
+        return depths[0]
+    depth = depth.clamp(min=1)
+    codes = depth * depths.shape[1] + depths.gather(0, (depth - 1).unsqueeze(0)).squeeze(0)
+    return _equal_codes(batch, codes)
+
+
+def _equal_codes(batch: Batch, codes: Tensor) -> Tensor:
+    """[M] int64 clusters of equal codes [M] inside each group."""
+    return batch.backend.observations.cluster_exact(
+        codes, batch.placed.group_offsets, **batch.groups, taken=batch.taken
+    )
+
+
+def _codes(batch: Batch) -> Tensor:
+    assert batch.inputs.codes is not None
+    return batch.inputs.codes
+
+
+PARTITIONS: dict[str, Partition] = {
+    row.name: row
+    for row in (
+        Partition("none", "every step by itself", _none),
+        Partition("exact", "equal observations", _exact, "observation", by_code=True),
+        Partition(
+            "history",
+            "equal last observations",
+            _history,
+            "observation",
+            by_code=True,
+            options={"history_length": "is the depth of the history partition"},
+        ),
+        Partition(
+            "similar",
+            "similar texts (difflib's ratio)",
+            _similar,
+            "observation",
+            greedy=True,
+            options={
+                "similarity": "is the threshold of the similar partition",
+                "longest_text": "limits the texts of the similar partition",
+            },
+        ),
+        Partition(
+            "cosine",
+            "cosine distance of fingerprints",
+            _cosine,
+            "fingerprint",
+            greedy=True,
+            options={"epsilon": "is the radius of cosine clusters"},
+        ),
+    )
+}

@@ -1,0 +1,368 @@
+"""Step estimators, a row each: name, required arguments, allowed partitions, and computation.
+
+Config, checks, torch ops, the command line and the adapters read this table.  A new estimator is a row here, the function
+below it, and its kernel in each backend (docs/development.md walks through one).  A user's own estimator needs none of
+that: `Config(estimator=function)`, see `StepRecords`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..backends.schema import LONGEST, Branch, Terms
+from .landmarks import choose_landmarks
+from .memory import Readings
+from .partitions import PARTITIONS, cluster_histories, histories, labels_of
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from .batch import Batch
+
+Tensor = torch.Tensor
+
+MOST_PRODUCTS = 1 << 25  # of rows that a call keeps from V̂ for the averages over equal actions: 256 MiB
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A row of the table.
+
+    name         as in Config.estimator
+    meaning      description in one line
+    terms        computes labels, step term and branch of a batch
+    partitions   allowed partitions
+    needs        arguments of advantage() that it reads in addition to its partition's (see needs_of())
+    step_norms   allowed values of Config.step_norm
+    whole        its step term is the total, instead of A = A_ep + w · A_S
+    pace         meaning of Branch.PACE
+    has_value    it computes V̂ of each record by a row of VALUES, and reads `truncated`
+    options      {field of Config that only it reads: what that does}
+    """
+
+    name: str
+    meaning: str
+    terms: Callable[[Batch], Terms]
+    partitions: tuple[str, ...] = tuple(name for name in PARTITIONS if name != "none")
+    needs: tuple[str, ...] = ()
+    step_norms: tuple[str, ...] = ("none",)
+    whole: bool = False
+    pace: str = "compared with its peers"
+    has_value: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StateValue:
+    """A row of VALUES.
+
+    name          as in Config.value
+    meaning       description in one line
+    compute       [M] float64 V̂ of a batch, given its clusters and room for the products of rows (see Critic.kernel_values)
+    has_clusters  its records are those of a cluster, by the configuration's partition
+    needs         arguments of advantage() that it reads
+    options       {field of Config that only it reads: what that does}
+    """
+
+    name: str
+    meaning: str
+    compute: Callable[[Batch, Tensor, Tensor | None], Tensor]
+    has_clusters: bool = False
+    needs: tuple[str, ...] = ()
+    options: dict[str, str] = field(default_factory=dict)
+
+
+def _nothing(batch: Batch) -> Terms:
+    labels = labels_of(batch)
+    return Terms(labels, torch.zeros_like(batch.returns), torch.zeros_like(labels, dtype=torch.uint8))  # SINGLETON
+
+
+def _of_clusters(batch: Batch) -> Terms:
+    """mean, diff_peer and q_style: one kernel each, over the clusters of the partition."""
+    cfg, labels = batch.config, labels_of(batch)
+    step_term, branch = batch.backend.values.step_advantage(
+        batch.returns, labels, batch.action_key, batch.placed.group_offsets, **batch.groups,
+        estimator=name_of(cfg.estimator), step_norm=cfg.step_norm, delta=cfg.delta,
+    )  # fmt: skip
+    return Terms(labels, step_term, branch)
+
+
+def _hgpo(batch: Batch) -> Terms:
+    """The aggregate over depths; a record's cluster is that of its deepest depth with peers, or of depth 1."""
+    cfg, depths = batch.config, histories(batch)
+    step_term, deepest, branch = batch.backend.values.hgpo_advantage(
+        batch.returns, depths, batch.episode, batch.placed.group_offsets, **batch.groups, step_norm=cfg.step_norm,
+        delta=cfg.delta, alpha=float(cfg.length_weight_alpha), base_group=cfg.base_group,
+    )  # fmt: skip
+    return Terms(cluster_histories(batch, depths, deepest), step_term, branch)
+
+
+def _gae(batch: Batch) -> Terms:
+    """GAE(λ) over a value of each record's state (docs/gae.md)."""
+    cfg, lay, kind = batch.config, batch.placed, VALUES[batch.config.value]
+    labels = labels_of(batch)
+    value, raw = batch.by_record_or_none(batch.inputs.value), batch.by_record_or_none(batch.inputs.raw_advantage)
+    if value is None or raw is None:
+        products = _room_for_products(batch)
+        value = kind.compute(batch, labels, products)
+        raw = _averaged(batch, _recursion(batch, value), products)
+    step_term = batch.backend.critic.normed_advantage(
+        raw, batch.returns, lay.group_offsets, **batch.groups, taken=batch.taken, step_norm=cfg.step_norm
+    )
+    branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
+    if kind.has_clusters:
+        sizes = torch.zeros_like(labels).index_add_(0, labels.clamp(min=0), (labels >= 0).to(labels.dtype))
+        branch = torch.where((labels >= 0) & (sizes.index_select(0, labels.clamp(min=0)) > 1), int(Branch.PACE), branch)
+    return Terms(labels, step_term, branch, value, raw)
+
+
+def _recursion(batch: Batch, value: Tensor) -> Tensor:
+    """[M] float64 A_S over V̂."""
+    cfg, lay = batch.config, batch.placed
+    rewards, truncated = batch.by_record_or_none(batch.inputs.rewards), batch.by_record_or_none(batch.inputs.truncated)
+    assert rewards is not None
+    return batch.backend.critic.gae_advantage(
+        rewards, value, lay.step, lay.trajectory_offsets, truncated, float(cfg.gamma), float(cfg.gae_lambda),
+        n_trajectories=lay.n_trajectories, taken=batch.taken,
+    )  # fmt: skip
+
+
+def _averages(batch: Batch) -> bool:
+    """Whether A_S is averaged over near states with the same action."""
+    return batch.config.averages_actions and batch.inputs.action_key is not None
+
+
+def _averaged(batch: Batch, advantage: Tensor, products: Tensor | None) -> Tensor:
+    """[M] float64 A_S averaged over near states with the same action, where the configuration says so."""
+    cfg, lay, keys, fingerprint = batch.config, batch.placed, batch.action_key, batch.inputs.fingerprint
+    if not _averages(batch):
+        return advantage
+    assert fingerprint is not None and keys is not None and cfg.action_noise is not None
+    return batch.backend.critic.same_action_advantage(
+        fingerprint, lay.order, advantage, lay.time(), keys, lay.group_offsets, _inside_groups(batch),
+        batch.by_record_or_none(batch.inputs.action_parsed), **batch.groups, taken=batch.taken,
+        width=float(cfg.kernel_width), horizon=float(cfg.kernel_time or 0.0), noise=float(cfg.action_noise),
+        products=products,
+    )  # fmt: skip
+
+
+def _room_for_products(batch: Batch) -> Tensor | None:
+    """Where the CPU's kernels keep the products of rows from V̂ for the averages; None if nobody needs them or they are too many."""
+    if batch.backend.deferred or not _averages(batch) or batch.memory is not None:
+        return None
+    lengths = batch.layout.group_offsets.diff()
+    lengths = lengths[lengths <= LONGEST]  # nothing is kept for a group that may be cut into blocks
+    size = int((lengths * (lengths + 1) // 2).sum())
+    return torch.empty(size, dtype=torch.float64) if size <= MOST_PRODUCTS else None
+
+
+def _group_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Tensor:
+    return _mean_values(batch, None, None)
+
+
+def _mean_values(batch: Batch, labels: Tensor | None, products: Tensor | None) -> Tensor:
+    """[M] float64 shrunk means of the clusters; without clusters, of the prompt groups."""
+    return batch.backend.critic.cluster_values(
+        batch.returns, labels, batch.placed.group_offsets, **batch.groups, taken=batch.taken,
+        shrinkage=float(batch.config.shrinkage),
+    )  # fmt: skip
+
+
+def _kernel_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Tensor:
+    """[M] float64 V̂ of value="kernel"; with a memory, also estimated from its records."""
+    cfg, lay, fingerprint = batch.config, batch.placed, batch.inputs.fingerprint
+    assert fingerprint is not None
+    run = functools.partial(
+        batch.backend.critic.kernel_values, share="group" if cfg.share == "group" else "batch", width=float(cfg.kernel_width),
+        horizon=float(cfg.kernel_time or 0.0), noise=float(cfg.kernel_noise), same=float(cfg.kernel_same),
+    )  # fmt: skip
+    if cfg.share != "memory" or batch.memory is None:
+        landmarks = None
+        if cfg.share != "group":
+            landmarks = choose_landmarks(fingerprint, lay.order, lay.time(), _inside(batch))
+        return run(
+            fingerprint, lay.order, batch.returns, lay.time(), lay.group_offsets, _inside_groups(batch), landmarks,
+            n_groups=lay.n_groups, longest_group=lay.longest_group, taken=batch.taken, products=products,
+        )  # fmt: skip
+    inside = _inside(batch)
+    groups = tuple(batch.layout.group_offsets.diff().tolist())
+    both = batch.memory.before(Readings(batch.by_record(fingerprint), batch.returns, lay.time(), inside, groups))
+    offsets = torch.tensor([0, *both.groups]).cumsum(0).to(fingerprint.device)
+    every, earlier = torch.arange(both.returns.shape[0], device=fingerprint.device), len(both.returns) - lay.n_records
+    taken = None if batch.taken is None else torch.cat([torch.ones_like(both.usable[:earlier]), batch.taken])
+    landmarks = choose_landmarks(both.fingerprint, every, both.time, both.usable)
+    value = run(
+        both.fingerprint, every, both.returns, both.time, offsets, both.usable, landmarks, n_groups=len(both.groups),
+        longest_group=max(both.groups, default=0), taken=taken,
+    )  # fmt: skip
+    batch.memory.keep(both)
+    return value[earlier:]
+
+
+def _inside(batch: Batch) -> Tensor:
+    """[M] bool: taken, and usable."""
+    inside = torch.ones_like(batch.returns, dtype=torch.bool)
+    for mask in (batch.taken, batch.usable):
+        inside = inside if mask is None else inside & mask
+    return inside
+
+
+def _inside_groups(batch: Batch) -> Tensor | None:
+    """[M] bool or None, all: usable, and with values of the group in one of two or more trajectories; one has only its mean."""
+    if batch.config.share != "group":
+        return batch.usable
+    lay = batch.placed
+    counts = torch.zeros(lay.n_trajectories + 1, dtype=torch.int64, device=batch.returns.device)
+    first = lay.trajectory_offsets[:-1]  # a trajectory is taken as a whole
+    counts[1:] = (torch.ones_like(first) if batch.taken is None else batch.taken[first].to(torch.int64)).cumsum(0)
+    trajectories = counts[lay.group_trajectories[1:]] - counts[lay.group_trajectories[:-1]]
+    at = torch.arange(lay.n_records, device=batch.returns.device)
+    several = trajectories[torch.searchsorted(lay.group_offsets, at, right=True) - 1] > 1
+    return several if batch.usable is None else several & batch.usable
+
+
+@dataclass(frozen=True)
+class StepRecords:
+    """Argument of a user's own estimator: the records that take part, in processing order, on their device.
+
+    returns              [M] float32   R, discounted return-to-go
+    rewards              [M] float64 or None
+    episode_advantage    [M] float32   A_ep
+    cluster              [M] int64     cluster by the configuration's partition, dense from 0; "none": one record each
+    group_offsets        [G+1] int64   records of prompt group g are group_offsets[g] : group_offsets[g+1]
+    trajectory_offsets   [T+1] int64   likewise of trajectories, in time order
+    step                 [M] int64     step number inside the trajectory
+    action_key           [M] int64 or None
+    fingerprint          [M, D] or None
+    config               the configuration of the call
+    """
+
+    returns: Tensor
+    rewards: Tensor | None
+    episode_advantage: Tensor
+    cluster: Tensor
+    group_offsets: Tensor
+    trajectory_offsets: Tensor
+    step: Tensor
+    action_key: Tensor | None
+    fingerprint: Tensor | None
+    config: Config
+
+
+def _function(batch: Batch) -> Terms:
+    """Config.estimator as a function.  Records set aside are removed first, which synchronizes with a GPU once."""
+    labels = labels_of(batch)
+    taken = torch.ones_like(labels, dtype=torch.bool) if batch.taken is None else batch.taken
+    kept = torch.nonzero(taken).flatten()
+    lay = batch.layout.restrict(taken.cpu()).on(labels.device)
+    x, rows = batch.inputs, batch.placed.order[kept]
+
+    def of_rows(column: Tensor | None) -> Tensor | None:
+        return None if column is None else column[rows]
+
+    records = StepRecords(
+        returns=batch.returns[kept], rewards=of_rows(x.rewards), episode_advantage=batch.episode[kept],
+        cluster=labels[kept], group_offsets=lay.group_offsets, trajectory_offsets=lay.trajectory_offsets, step=lay.time(),
+        action_key=of_rows(x.action_key), fingerprint=of_rows(x.fingerprint), config=batch.config,
+    )  # fmt: skip
+    found = _checked(batch.config.estimator(records), records, name_of(batch.config.estimator))  # type: ignore[operator]
+    step_term = torch.zeros_like(batch.returns)
+    step_term[kept] = found
+    return Terms(labels, step_term, torch.where(taken, int(Branch.PACE), int(Branch.SINGLETON)).to(torch.uint8))
+
+
+def _checked(found: Any, records: StepRecords, name: str) -> Tensor:
+    """The result of a user's function as [M] float32; TypeError or ValueError if it is not valid."""
+    like = records.returns
+    if not isinstance(found, Tensor):
+        raise TypeError(f"estimator {name} must return a tensor [M] like records.returns, got {type(found).__name__}.")
+    if found.shape != like.shape or found.device != like.device or not found.dtype.is_floating_point:
+        raise ValueError(
+            f"estimator {name} must return float values of shape {list(like.shape)} on {like.device}, one for each record, "
+            f"got {found.dtype} {list(found.shape)} on {found.device}."
+        )
+    rounded = found.detach().to(torch.float32)
+    bad = torch.nonzero(~rounded.isfinite()).flatten()
+    if bad.numel():
+        at = int(bad[0])
+        raise ValueError(
+            f"estimator {name} must return values that are finite in float32, got {float(found[at]):g} for record {at} and "
+            f"{bad.numel()} such values in all; check its divisions."
+        )
+    return rounded
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    row.name: row
+    for row in (
+        Estimator("none", "no step term", _nothing, partitions=("none",)),
+        Estimator("mean", "R − mean of the cluster", _of_clusters, step_norms=("none", "std"), pace="R − mean of its cluster"),
+        Estimator(
+            "diff_peer", "R − mean of the cluster's other actions", _of_clusters, needs=("action_key",),
+            pace="R − mean of the records with another action",
+        ),
+        Estimator(
+            "q_style", "mean of the same action − mean of the cluster", _of_clusters, needs=("action_key",),
+            pace="its action has two or more records in the cluster",
+        ),
+        Estimator(
+            "hgpo", "R − mean at every depth of the history, weighted", _hgpo, partitions=("history",),
+            step_norms=("none", "std"), whole=True, pace="it has peers at some depth",
+            options={"length_weight_alpha": "weighs HGPO's depths", "base_group": "adds depth 0 to HGPO"},
+        ),
+        Estimator(
+            "gae", "GAE(λ) over a value estimated from the batch", _gae,
+            partitions=tuple(PARTITIONS), needs=("rewards",),
+            step_norms=("none", "batch", "group"), pace="its value is shared with its cluster", has_value=True,
+            options={"value": "sets GAE's value", "gae_lambda": "is GAE's λ"},
+        ),
+    )
+}  # fmt: skip
+
+_OF_KERNEL = "applies to GAE's kernel over fingerprints"
+#: Values of estimator "gae".
+VALUES: dict[str, StateValue] = {
+    row.name: row
+    for row in (
+        StateValue("group", "mean of the prompt group", _group_values),
+        StateValue(
+            "cluster", "means of clusters, shrunk towards the prompt group's", _mean_values, has_clusters=True,
+            options={"shrinkage": "shrinks the values of clusters"},
+        ),
+        StateValue(
+            "kernel", "Gaussian process over the fingerprints", _kernel_values, needs=("fingerprint",),
+            options=dict.fromkeys(("share", "kernel_width", "kernel_time", "kernel_noise", "action_noise"), _OF_KERNEL),
+        ),
+    )
+}  # fmt: skip
+
+#: Of Config(estimator=function).
+FUNCTION = Estimator(
+    "function", "a function of the records", _function, partitions=tuple(PARTITIONS),
+    pace="every record that takes part",
+)  # fmt: skip
+
+
+def estimator_of(config: Config) -> Estimator:
+    """The row of a configuration."""
+    return ESTIMATORS[config.estimator] if isinstance(config.estimator, str) else FUNCTION
+
+
+def value_of(config: Config) -> StateValue | None:
+    """The row of its value; None if the estimator has none."""
+    return VALUES[config.value] if estimator_of(config).has_value else None
+
+
+def needs_of(config: Config) -> tuple[str, ...]:
+    """Arguments of advantage() that the estimator reads in addition to its partition's."""
+    value = value_of(config)
+    return estimator_of(config).needs + (value.needs if value else ())
+
+
+def name_of(estimator: Any) -> str:
+    """The estimator's name, also for a function."""
+    return estimator if isinstance(estimator, str) else str(getattr(estimator, "__qualname__", estimator))

@@ -1,0 +1,285 @@
+"""Action keys: 64-bit hashes of an agent's action, from its response's text or token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..backends import dispatch, threads
+from ..backends.contract import Texts
+from ..backends.dispatch import Backend
+from ..inputs import checks, transfer
+from .token_bytes import TokenBytes
+
+MODES = ("action_tag", "first_n", "text")
+KINDS = "a list of str, token ids [N, T] (tensor or array), or a list of rows of token ids"
+_LARGEST_N = 1 << 40  # beyond any row; keeps 8·n inside int64
+
+
+def action_keys(
+    responses: Any,
+    *,
+    mode: str = "action_tag",
+    n: int = 8,
+    mask: Any = None,
+    token_bytes: TokenBytes | None = None,
+    backend: str = "auto",
+    check: str = "auto",
+    num_threads: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Key of each response's action, and whether the response parsed.
+
+        key = XXH64(bytes, seed) read as int64
+
+    mode "action_tag"  bytes = body of the first <action>…</action>, stripped, A–Z lowered; seed 2; parsed True.
+                       No match: the key of "first_n", parsed False.
+    mode "first_n"     bytes = the first n valid token ids as little-endian int64, seed 1; of text, its first 64 bytes,
+                       seed 3.  parsed False.
+    mode "text"        bytes = the whole text, stripped, A–Z lowered; seed 4; parsed where not empty.
+
+    responses    list, tuple or object array of N str; or token ids [N, T] of any integer dtype and strides; or N rows
+                 of token ids (lists, tuples, 1-D arrays or tensors)
+    mask         [N, T] bool or integers like the ids, non-zero = valid response token (rows likewise for rows); None:
+                 all.  Ids where it is zero may hold anything
+    token_bytes  bk.token_bytes(tokenizer); needed for ids in the modes "action_tag" and "text".  Its first use on a GPU
+                 copies it there
+    backend      for ids; text is on the host and stays there
+    check        "auto" | "now"   when ids on a GPU are compared with the table.  "now": at the call, which
+                 synchronizes.  "auto": no check, and a row with a bad id gets its first_n key, parsed False.  Ids on the
+                 CPU are always checked at the call
+    num_threads  threads of the cpu backend; None: torch.get_num_threads()
+
+    Returns keys [N] int64 and parsed [N] bool where the ids are, on the CPU for text and lists.  Matching, stripping and
+    lowering work on UTF-8 bytes: white space and letters of ASCII only.  Lone surrogates in text are encoded as by
+    Python's "surrogatepass".  Text and ids give the same keys wherever a row parses and is valid UTF-8.  Same input, same
+    bits, on every backend and at any number of threads.  Formats, with values to test against: docs/action_keys.md.
+
+    Ids on a GPU are never copied to the host; lists and arrays passed with tensors are copied to the tensors' device.
+    TypeError and ValueError name the problem; for a token id outside the table also its row and column.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
+    if check not in ("auto", "now"):
+        raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+        raise ValueError(f"n must be an int of at least 1, got {n!r}.")
+    if token_bytes is not None and not isinstance(token_bytes, TokenBytes):
+        raise TypeError(
+            f"token_bytes must be a TokenBytes or None, got {type(token_bytes).__name__}; make it by "
+            "bk.token_bytes(tokenizer)."
+        )
+    threads.checked(num_threads)
+    if isinstance(responses, np.ndarray) and responses.dtype.kind in "OUS":
+        responses = responses.tolist()
+    if not isinstance(responses, (list, tuple, np.ndarray, torch.Tensor)):
+        raise TypeError(
+            f"responses must be {KINDS}, got {type(responses).__name__}; put a single response into a list."
+        )
+
+    if isinstance(responses, (list, tuple)):
+        responses = tuple(responses)  # another thread may change a list between check and use
+    if isinstance(responses, tuple) and (len(responses) == 0 or isinstance(responses[0], (str, bytes))):
+        host = dispatch.texts(backend)
+        _check_texts(responses)
+        if mask is not None and len(responses):
+            raise ValueError("mask must be None for text, which has no tokens to mask; cut the text instead.")
+        with threads.using(num_threads):
+            return host.hash_texts(responses, mode=mode)
+
+    given: dict[str, Any] = {"responses": responses, "mask": mask}
+    if isinstance(responses, tuple):
+        given = {f"responses[{i}]": row for i, row in enumerate(responses)} | {"mask": mask}
+    device = checks.one_device(given)
+    chosen = dispatch.choose(backend, device)
+    row_offsets = valid = None
+    if isinstance(responses, tuple):
+        host = dispatch.texts(backend)
+        ids, row_offsets = _flatten(responses, "responses", host, device, bools=False)
+        if mask is not None:
+            valid = _flat_mask(mask, row_offsets, host, device)
+    else:
+        ids = _matrix(responses, device)
+        if mask is not None:
+            valid = _matrix_mask(mask, ids)
+    if mode == "first_n":
+        token_bytes = None
+    elif token_bytes is None:
+        raise ValueError(
+            f'token_bytes must be given for token ids in mode "{mode}", got None; make it once by '
+            'bk.token_bytes(tokenizer), or use mode "first_n".'
+        )
+    table = None if token_bytes is None else token_bytes.on(device)
+    with threads.using(num_threads):
+        keys, parsed, first_bad = _hash(chosen, ids, row_offsets, valid, table, mode=mode, n=min(int(n), _LARGEST_N))
+    looks = table is not None and (check == "now" or not chosen.deferred)
+    position = int(first_bad) if looks else -1
+    if position >= 0 and token_bytes is not None:
+        row, column, token = _place(position, ids, row_offsets)
+        raise ValueError(
+            f"responses must hold token ids from 0 to {token_bytes.vocabulary_size - 1} (vocabulary size "
+            f"{token_bytes.vocabulary_size}), got {token} in row {row}, column {column}; mask padding out, or make "
+            "token_bytes from the tokenizer that made the ids."
+        )
+    return keys, parsed
+
+
+def _hash(
+    backend: Backend,
+    ids: torch.Tensor,  # [N, T], or flat [E] with row_offsets
+    row_offsets: torch.Tensor | None,  # [N+1] int64, on the CPU
+    valid: torch.Tensor | None,  # like ids
+    table: tuple[torch.Tensor, torch.Tensor] | None,
+    *,
+    mode: str,
+    n: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """keys [N], parsed [N] and the first id outside the table [1], all on the device of the ids."""
+    stage = backend.action_keys
+    if table is not None and table[1].numel() > stage.LARGEST_TABLE:
+        raise ValueError(
+            f"token_bytes must hold at most {stage.LARGEST_TABLE} bytes in all for a GPU, got {table[1].numel()}; move "
+            "the ids with .cpu()."
+        )
+    table_offsets, table_bytes = table or (None, None)
+    if row_offsets is None:
+        longest, offsets = ids.shape[1], None
+    else:
+        longest = int(row_offsets.diff().max())
+        offsets = transfer.to_device(row_offsets, ids.device, "responses")
+    return stage.hash_token_ids(ids, offsets, valid, table_offsets, table_bytes, mode=mode, n=n, longest_row=longest)
+
+
+def _place(position: int, ids: torch.Tensor, row_offsets: torch.Tensor | None) -> tuple[int, int, int]:
+    """Row, column and id of a flat position."""
+    if row_offsets is None:
+        row, column = divmod(position, ids.shape[1])
+        return row, column, int(ids[row, column])
+    row = int(torch.searchsorted(row_offsets, position, right=True)) - 1
+    return row, position - int(row_offsets[row]), int(ids[position])
+
+
+def _check_texts(texts: list[Any] | tuple[Any, ...]) -> None:
+    if set(map(type, texts)) <= {str}:
+        return
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            cure = "decode it first" if isinstance(text, bytes) else "give all rows as str or all as token ids"
+            raise TypeError(f"responses must all be str, got {type(text).__name__} at index {i}; {cure}.")
+
+
+def _integers(values: Any, name: str, wish: str, *, bools: bool = False) -> torch.Tensor:
+    """Integers (or bools) with the caller's strides; on the CPU int32 or int64, a copy where the dtype is another."""
+    if isinstance(values, torch.Tensor) and values.device.type != "cpu" and values.dtype == torch.uint64:
+        values = values.view(torch.int64)  # values beyond int64 become negative; checking them would synchronize
+    tensor = checks.to_tensor(values, name, wish)
+    if tensor.dtype in (torch.int32, torch.int64) or (bools and tensor.dtype == torch.bool):
+        return tensor
+    if tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex():
+        raise TypeError(f"{name} must be {wish}, got {tensor.dtype}; convert it with .to(torch.int64).")
+    return tensor.to(torch.int64) if tensor.device.type == "cpu" else tensor
+
+
+def _matrix(responses: Any, device: torch.device) -> torch.Tensor:
+    if responses.ndim != 2:
+        cure = "; for one response pass responses[None]" if responses.ndim == 1 else "; flatten to one row per response"
+        raise ValueError(f"responses must have shape [N, T], got {list(responses.shape)}{cure}.")
+    ids = _integers(responses, "responses", "token ids of an integer dtype")
+    return transfer.to_device(ids, device, "responses")
+
+
+def _matrix_mask(mask: Any, ids: torch.Tensor) -> torch.Tensor:
+    tensor = _integers(mask, "mask", "bool or integers, non-zero where a token is valid", bools=True)
+    if tensor.shape != ids.shape:
+        raise ValueError(
+            f"mask must have shape [N, T] = {list(ids.shape)} like responses, got {list(tensor.shape)}; give it one "
+            "entry per token id."
+        )
+    return transfer.to_device(tensor, ids.device, "mask")
+
+
+def _flatten(
+    rows: tuple[Any, ...], name: str, host: Texts, device: torch.device, *, bools: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of integers (with bools=True also of bool) as flat values [E] int64 on a device, and offsets [N+1] int64.
+
+    The offsets are on the CPU.
+    """
+    for i, row in enumerate(rows):
+        if isinstance(row, (torch.Tensor, np.ndarray)):
+            if row.ndim != 1:
+                raise ValueError(f"{name}[{i}] must be one row of integers, got shape {list(row.shape)}; flatten it.")
+        elif not isinstance(row, (list, tuple)):
+            raise TypeError(f"{name}[{i}] must be a row of integers, got {type(row).__name__}; {name} must be {KINDS}.")
+    lengths = [
+        len(row) for row in rows
+    ]  # what follows is compared with it: a list may change, and a __len__ may be wrong
+    offsets = _offsets(lengths)
+    if device.type == "cpu":
+        return _flatten_host(dict(enumerate(rows)), offsets, name, host, bools=bools), offsets
+    others = {i: row for i, row in enumerate(rows) if not isinstance(row, torch.Tensor)}
+    their_offsets = _offsets([lengths[i] for i in others])
+    moved = transfer.to_device(_flatten_host(others, their_offsets, name, host, bools=bools), device, name)
+    parts, start = {}, 0
+    for i in others:
+        parts[i] = moved[start : start + lengths[i]]
+        start += lengths[i]
+    wish = "bool or integers" if bools else "integers"
+    for i, row in enumerate(rows):
+        if i not in parts:
+            parts[i] = _integers(row, f"{name}[{i}]", wish, bools=bools).to(torch.int64)
+    return torch.cat([parts[i] for i in range(len(rows))]), offsets
+
+
+def _offsets(lengths: list[int]) -> torch.Tensor:
+    """[N+1] int64 offsets of rows of these lengths."""
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    offsets[1:] = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
+    return offsets
+
+
+def _flatten_host(rows: dict[int, Any], offsets: torch.Tensor, name: str, host: Texts, *, bools: bool) -> torch.Tensor:
+    """Rows of integers on the host, by number, as flat values [E] int64."""
+    if rows and all(isinstance(row, (torch.Tensor, np.ndarray)) for row in rows.values()):
+        wish = "bool or integers" if bools else "integers"
+        tensors = [_integers(row, f"{name}[{i}]", wish, bools=bools) for i, row in rows.items()]
+        flat = torch.cat([tensor.to(torch.int64) for tensor in tensors])
+        if flat.numel() != int(offsets[-1]):
+            raise ValueError(
+                f"{name} must hold rows as long as their len() says, {int(offsets[-1])} items in all, got {flat.numel()}."
+            )
+        return flat
+    lists = [row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row for row in rows.values()]
+    flat, bad = host.flatten_rows(lists, offsets, bools=bools)
+    if bad is not None:
+        row, column = bad
+        number = list(rows)[row]
+        if column < 0:
+            raise ValueError(
+                f"{name}[{number}] must hold {int(offsets[row + 1] - offsets[row])} items, as its len() said, but it has "
+                "changed since; copy the rows before other threads change them."
+            )
+        item = lists[row][column]
+        if isinstance(item, int) and not isinstance(item, bool):
+            raise ValueError(f"{name}[{number}] must hold integers that fit int64, got {item} at position {column}.")
+        raise TypeError(
+            f"{name}[{number}] must hold integers, got {type(item).__name__} at position {column}; {name} must be "
+            f"{KINDS}."
+        )
+    return torch.as_tensor(flat)
+
+
+def _flat_mask(mask: Any, row_offsets: torch.Tensor, host: Texts, device: torch.device) -> torch.Tensor:
+    """The mask of rows, flattened like them; each of its rows as long as theirs."""
+    if not isinstance(mask, (list, tuple, np.ndarray, torch.Tensor)) or len(mask) != row_offsets.numel() - 1:
+        got = f"{len(mask)} rows" if hasattr(mask, "__len__") else type(mask).__name__
+        raise ValueError(f"mask must have one row per response, N = {row_offsets.numel() - 1}, got {got}.")
+    flat, offsets = _flatten(tuple(mask), "mask", host, device, bools=True)
+    if not torch.equal(offsets, row_offsets):
+        row = int(torch.nonzero(offsets.diff() != row_offsets.diff())[0])
+        raise ValueError(
+            f"mask[{row}] must be as long as responses[{row}], {int(row_offsets.diff()[row])}, got "
+            f"{int(offsets.diff()[row])}."
+        )
+    return flat

@@ -1,0 +1,90 @@
+"""n-gram fingerprints: the paper's HashNgram, a state vector from text only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..backends import dispatch, threads
+from ..inputs import transfer
+
+_LONGEST_TEXT = (1 << 31) - (1 << 13)  # bytes: a device counts in int32
+
+
+def ngram_fingerprint(
+    texts: Any,
+    *,
+    n: int = 3,
+    dim: int = 4096,
+    device: torch.device | str | None = None,
+    backend: str = "auto",
+    num_threads: int | None = None,
+) -> torch.Tensor:
+    """Unit vectors of hashed byte n-gram counts.
+
+        c[(h >> 1) mod dim] += +1 if h is even else −1,  h = XXH64(n bytes, seed 5);  x = c / ‖c‖
+
+    over every n bytes of the UTF-8 text with n − 1 bytes 0x02 before it and n − 1 bytes 0x03 after it.
+
+    texts        list, tuple or array of N str or bytes
+    n, dim       n-gram length in [1, 4096] and number of buckets in [1, 2^24]
+    device       of the result; None: the CPU.  For a GPU the texts are encoded on the host, their bytes are copied in one
+                 transfer, and everything else runs on the GPU, without synchronizing
+    num_threads  threads of the cpu backend; None: torch.get_num_threads()
+
+    Returns [N, dim] float32 on the device.  Counts are integers, the norm is taken in float64, each entry is rounded to
+    float32 once: same text, same bits, on every backend.  A vector that cancels to zero gets 1 in bucket 0.  Lone
+    surrogates are encoded as by Python's "surrogatepass".  For clusters of these vectors use epsilon = 0.25.
+    TypeError names the first item that is neither str nor bytes.
+    """
+    for name, value, most in (("n", n, 1 << 12), ("dim", dim, 1 << 24)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
+            raise ValueError(f"{name} must be an int in [1, {most}], got {value!r}.")
+    threads.checked(num_threads)
+    if isinstance(texts, np.ndarray) and texts.ndim == 1:
+        texts = texts.tolist()
+    if not isinstance(texts, (list, tuple)):
+        raise TypeError(
+            f"texts must be a list of str or bytes, got {type(texts).__name__}; put a single text into a list."
+        )
+    items = tuple(texts)
+    if not set(map(type, items)) <= {str, bytes}:
+        for i, text in enumerate(items):
+            if not isinstance(text, (str, bytes)):
+                raise TypeError(
+                    f"texts must all be str or bytes, got {type(text).__name__} at index {i}; render it first."
+                )
+        # The real content of a subclass, whose __len__ and encode() may be wrong.
+        items = tuple(str.__str__(text) if isinstance(text, str) else bytes(memoryview(text)) for text in items)
+    place = _device(device)
+    chosen = dispatch.choose(backend, place)
+    data, offsets = _encoded(items, place)
+    with threads.using(num_threads):
+        return chosen.ngrams.ngram_fingerprints(data, offsets, n=int(n), dim=int(dim))
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        return torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be None or a torch device such as 'cuda', got {device!r}: {error}") from error
+
+
+def _encoded(items: tuple[str | bytes, ...], device: torch.device) -> list[torch.Tensor]:
+    """The texts' bytes [E] uint8, one after the other, and their offsets [N+1] int64, on a device."""
+    try:
+        joined = "".join(items).encode("ascii")  # type: ignore[arg-type]  # the usual case: all texts encoded at once
+        lengths = np.fromiter(map(len, items), np.int64, len(items))
+    except (TypeError, UnicodeEncodeError):
+        parts = [item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item for item in items]
+        joined, lengths = b"".join(parts), np.fromiter(map(len, parts), np.int64, len(parts))
+    if device.type != "cpu" and lengths.max(initial=0) > _LONGEST_TEXT:
+        at = int((lengths > _LONGEST_TEXT).argmax())
+        raise ValueError(
+            f"texts must be shorter than 2 GiB each on a GPU, got {lengths[at]} bytes at index {at}; use device=None."
+        )
+    offsets = torch.from_numpy(np.concatenate(([0], lengths.cumsum())))
+    data = torch.frombuffer(bytearray(joined), dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
+    return transfer.to_device_together([data, offsets], device, "texts")

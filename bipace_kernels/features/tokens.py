@@ -1,0 +1,42 @@
+"""to_tokens(): a step's advantage on each of its response tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..inputs import checks, interop
+
+Tensor = torch.Tensor
+
+
+def to_tokens(advantage: Any, mask: Any) -> Tensor:
+    """A[b, t] = advantage[b] where mask[b, t], else 0.
+
+    advantage   [B] real
+    mask        [B, T] bool or 0/1   the tokens of the step's response
+    Returns [B, T] float32.  ValueError for advantages that are not finite and masks of other numbers, on the CPU; on a GPU
+    values are not checked, since that would synchronize.
+    """
+    if hasattr(advantage, "advantage"):
+        raise TypeError(
+            f"advantage must be the advantages [B], got {type(advantage).__name__}; pass its field `advantage`."
+        )
+    given = interop.all_to_torch({"advantage": advantage, "mask": mask})
+    advantage, mask = given.values()
+    device = checks.one_device(given)
+    n = checks.length(advantage, "advantage")
+    values = checks.real_vector(advantage, "advantage", n)
+    looks = device.type == "cpu" and not torch.compiler.is_compiling()
+    if looks:
+        checks.check_finite(values, "advantage", None)
+    tokens = checks.to_tensor(mask, "mask", "booleans of shape [B, T]")
+    if tokens.ndim != 2 or tokens.shape[0] != values.shape[0]:
+        raise ValueError(
+            f"mask must have shape [B, T] with B = {values.shape[0]} like advantage, got {list(tokens.shape)}."
+        )
+    if looks and tokens.dtype != torch.bool and not bool(((tokens == 0) | (tokens == 1)).all()):
+        raise ValueError("mask must hold booleans or 0 and 1 only; apply weights in the loss.")
+    on_device = values.to(device=device, dtype=torch.float32).unsqueeze(1)
+    return torch.where(tokens.to(device).bool(), on_device, torch.zeros((), dtype=torch.float32, device=device))

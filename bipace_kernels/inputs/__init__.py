@@ -1,0 +1,1 @@
+"""Arguments of `advantage()`: arrays to tensors, ids to a layout, checks."""

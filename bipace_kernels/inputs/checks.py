@@ -1,0 +1,263 @@
+"""Input checks: arguments become tensors; errors name the argument, what was expected, what was given, what to do."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..backends.schema import LIMIT
+
+Tensor = torch.Tensor
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
+FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+# Functions that turn texts into numbers, for arguments where texts are a likely mistake.
+_CURES = {
+    "fingerprint": "; bk.ngram_fingerprint() makes vectors of texts",
+    "action_key": "; bk.action_keys() makes keys of texts",
+}
+
+
+class LateCheck(NamedTuple):
+    """A check of values that runs on the device and is read later."""
+
+    failed: Tensor  # [] bool
+    error: type[Exception]
+    text: str
+
+
+def unless(failed: Tensor, error: type[Exception], text: str, late: list[LateCheck] | None) -> None:
+    """Raises the error where a flag [] bool is set: now, or, with a list of late checks, when they are read."""
+    if late is not None:
+        late.append(LateCheck(failed, error, text))
+    elif bool(failed):
+        raise error(text)
+
+
+def type_name(value: object) -> str:
+    return type(value).__name__
+
+
+def length(value: Any, name: str) -> int:
+    """Number of rows of an argument that has a length."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        if value.ndim == 0:
+            raise ValueError(f"{name} must have one entry per row, got a scalar; put it into a list.")
+        return value.shape[0]
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
+        raise TypeError(
+            f"{name} must be a tensor, a NumPy array or a list with one entry per row, got {type_name(value)}."
+        )
+    return len(value)
+
+
+def check_length(value: Any, name: str, n: int) -> None:
+    got = length(value, name)
+    if got != n:
+        raise ValueError(f"{name} must have one entry per row, N = {n} like group, got {got}.")
+
+
+def path(value: Any, name: str) -> Path:
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a path, got {type_name(value)}.")
+    return Path(value)
+
+
+def to_tensor(value: Any, name: str, wish: str) -> Tensor:
+    """A detached tensor of a tensor, a NumPy array or a list of numbers; never the caller's memory made writable."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, torch.Tensor) for v in value):
+        shapes = {tuple(v.shape) for v in value}
+        if len(shapes) > 1:
+            raise ValueError(f"{name} must be {wish}, got tensors of {len(shapes)} shapes, e.g. {sorted(shapes)[:2]}.")
+        value = torch.stack([check_dense(v, name).detach() for v in value])
+    if isinstance(value, torch.Tensor):
+        tensor: Tensor = check_dense(value, name)
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if tensor.dtype != torch.uint64 or tensor.is_cuda:  # reading the largest value would synchronize
+            return tensor
+        value = tensor.cpu().numpy()
+    check_unmasked(value, name)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise TypeError(f"{name} must be {wish}; NumPy cannot read it: {error}") from error
+    if array.dtype.kind in "OUSV":
+        # An object array may hold plain Python numbers (as verl-agent's rewards do).
+        try:
+            array = np.asarray(array.tolist())
+        except (ValueError, TypeError) as error:
+            raise TypeError(f"{name} must be {wish}, got ragged or mixed entries: {error}") from error
+    if array.dtype.kind == "O" and all(isinstance(v, (int, float)) for v in array.flat):
+        raise ValueError(
+            f"{name} must be {wish}, got an integer of more than 64 bits; give floats, or smaller numbers."
+        )
+    if array.dtype.kind not in "biuf":
+        cure = _CURES.get(name, "") if array.dtype.kind in "US" else ""
+        raise TypeError(f"{name} must be {wish}, got entries of NumPy dtype {array.dtype}{cure}.")
+    if array.dtype in (np.uint16, np.uint32, np.uint64):
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise ValueError(f"{name} must fit int64, got {int(array.max())}; view it as int64 or renumber it.")
+        array = array.astype(np.int64)
+    elif array.dtype == np.longdouble and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    if any(s < 0 for s in array.strides) or not array.flags.writeable or not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="), copy=True)
+    return torch.from_numpy(array)
+
+
+def check_dense(value: Tensor, name: str) -> Tensor:
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+        raise TypeError(
+            f"{name} must be a dense tensor, got a {kind} one; convert it (to_dense(), dequantize(), padding)."
+        )
+    return value
+
+
+def check_unmasked(value: Any, name: str) -> None:
+    """Raises TypeError for an array with masked entries."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError(
+            f"{name} must not be a masked array: the values under its mask would be read; leave those rows out, or mark them "
+            "by valid."
+        )
+
+
+def check_vector(tensor: Tensor, name: str, n: int, like: str = "group") -> Tensor:
+    if tensor.ndim != 1:
+        shape = list(tensor.shape)
+        raise ValueError(f"{name} must have shape [N] = [{n}], got {shape}; give one value per row.")
+    if tensor.shape[0] != n:
+        raise ValueError(f"{name} must have shape [N] = [{n}] like {like}, got [{tensor.shape[0]}].")
+    return tensor
+
+
+def real_vector(value: Any, name: str, n: int) -> Tensor:
+    """[N] float64 from any real dtype."""
+    tensor = check_vector(to_tensor(value, name, "real numbers, one per row"), name, n)
+    if tensor.dtype.is_complex:
+        raise TypeError(f"{name} must be real, got {tensor.dtype}; pass its real part.")
+    return tensor.double()
+
+
+def integer_vector(value: Any, name: str, n: int, like: str = "group") -> Tensor:
+    """[N] int64 from any integer dtype; bool and floats are refused."""
+    tensor = to_tensor(value, name, "integers, one per row")
+    if tensor.numel() == 0 and not isinstance(value, (torch.Tensor, np.ndarray)):
+        tensor = tensor.to(torch.int64)
+    check_vector(tensor, name, n, like)
+    if tensor.dtype == torch.uint64:  # only on a GPU, where reading the largest value would synchronize
+        return tensor.view(torch.int64)
+    if tensor.dtype not in _INTEGERS:
+        raise TypeError(f"{name} must have an integer dtype, got {tensor.dtype}; convert it with .to(torch.int64).")
+    return tensor.long()
+
+
+def bool_vector(value: Any, name: str, n: int, late: list[LateCheck] | None = None) -> Tensor:
+    """[N] bool; integers 0 and 1 are accepted too, since many masks are integers.
+
+    late   where given, other integers count as True for now, and the check is appended there
+    """
+    tensor = to_tensor(value, name, "booleans, one per row")
+    if tensor.numel() == 0:
+        tensor = tensor.to(torch.bool)
+    check_vector(tensor, name, n)
+    if tensor.dtype == torch.bool:
+        return tensor
+    text = f"{name} must be bool (or integers 0 and 1), got {tensor.dtype}; compare it, e.g. {name} > 0."
+    if tensor.dtype not in (*_INTEGERS, torch.uint64):
+        raise TypeError(text)
+    unless(((tensor != 0) & (tensor != 1)).any(), TypeError, text, late)
+    return tensor.to(torch.bool)
+
+
+def fingerprint_matrix(value: Any, n: int, name: str = "fingerprint") -> Tensor:
+    """[N, D] float32, bfloat16 or float16, with the caller's strides; float64 is rounded to float32."""
+    wish = "real numbers of shape [N, D]"
+    tensor = to_tensor(value, name, wish)
+    if tensor.ndim != 2 and n == 0 and tensor.numel() == 0:
+        tensor = tensor.reshape(0, 1).to(torch.float32)
+    if tensor.ndim != 2:
+        cure = "; flatten the steps of all trajectories into rows" if tensor.ndim == 3 else ""
+        raise ValueError(f"{name} must have shape [N, D] with N = {n}, got {list(tensor.shape)}{cure}.")
+    if tensor.shape[0] != n:
+        raise ValueError(f"{name} must have shape [N, D] with N = {n} like group, got {list(tensor.shape)}.")
+    if tensor.shape[1] == 0:
+        raise ValueError(f"{name} must have at least one feature, got shape {list(tensor.shape)}.")
+    if tensor.dtype == torch.float64 or (
+        not isinstance(value, (torch.Tensor, np.ndarray)) and tensor.dtype in _INTEGERS
+    ):
+        return tensor.to(torch.float32)
+    if tensor.dtype not in FINGERPRINT_DTYPES:
+        raise TypeError(
+            f"{name} must be float32, bfloat16, float16 or float64, got {tensor.dtype}; convert it with .float()."
+        )
+    return tensor
+
+
+def integer_at_least(value: Any, name: str, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
+        raise ValueError(f"{name} must be an int of at least {low}, got {value!r}.")
+    return int(value)
+
+
+def take_rows(values: Any, rows: Tensor) -> Any:
+    """Some rows [M] int64 of a tensor, an array or a sequence."""
+    if isinstance(values, torch.Tensor):
+        unsigned = values.dtype in (torch.uint16, torch.uint32, torch.uint64)  # which index_select does not take
+        return values[rows] if unsigned else values.index_select(0, rows)
+    if isinstance(values, np.ndarray):
+        return values[rows.numpy()]
+    return [values[i] for i in rows.tolist()]
+
+
+def one_device(arguments: dict[str, Any]) -> torch.device:
+    """The device that all tensors share; the CPU if there are no tensors."""
+    found: dict[torch.device, str] = {}
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            found.setdefault(value.device, name)
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
+            for item in value:
+                if isinstance(item, torch.Tensor):
+                    found.setdefault(item.device, name)
+    if len(found) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in found.items())
+        raise ValueError(f"all tensors must be on one device, got {places}; move them with .to(device).")
+    return next(iter(found)) if found else torch.device("cpu")  # plain to torch.compile
+
+
+def indices_text(bad: Tensor, most: int = 5) -> str:
+    """'3, 17, 20 and 4 more' for the true entries of a mask."""
+    where = torch.nonzero(bad).flatten().tolist()
+    shown = ", ".join(str(i) for i in where[:most])
+    return shown + (f" and {len(where) - most} more" if len(where) > most else "")
+
+
+def check_number_in(value: Any, name: str, low: float, high: float) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.floating, np.integer))
+        or not low <= value <= high
+    ):
+        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {value!r}.")
+    return float(value)
+
+
+def check_finite(values: Tensor, name: str, rows: Tensor | None) -> None:
+    """ValueError for entries that are not finite or beyond ±1e37; rows [M]: the caller's row of each entry."""
+    bad = ~(values.abs() <= LIMIT)
+    if bool(bad.any()):
+        at = int(torch.nonzero(bad)[0])
+        row = at if rows is None else int(rows[at])
+        raise ValueError(
+            f"{name} must be finite (and within ±1e37), got {float(values[at]):g} at row {row}; correct the row."
+        )

@@ -1,0 +1,200 @@
+"""The arguments of advantage(), checked for presence, lengths, shapes and dtypes: everything but values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..config import Config
+from ..estimators.memory import ValueMemory
+from ..estimators.partitions import PARTITIONS
+from ..estimators.table import name_of, needs_of
+from ..support.warnings import warn_of_unparsed
+from . import checks
+from .checks import LateCheck
+from .ids import warn_of_text_ids
+from .layout import Layout
+from .layout import layout as make_layout
+from .observations import observation_codes
+from .transfer import to_device
+
+Tensor = torch.Tensor
+
+
+@dataclass
+class Inputs:
+    """The arguments of advantage() that its configuration uses, as tensors on one device."""
+
+    config: Config
+    device: torch.device
+    rewards: Tensor | None  # [N] float64
+    returns: Tensor | None  # [N] float64
+    episode_return: Tensor | None  # [N] float64
+    fingerprint: Tensor | None  # [N, D] float32 | bfloat16 | float16, any strides
+    codes: Tensor | None  # [N] int64, equal where the observations are equal
+    observation: Any  # unchanged: partition "similar" reads its texts on the host
+    action_key: Tensor | None  # [N] int64
+    action_parsed: Tensor | None  # [N] bool
+    truncated: Tensor | None  # [N] bool
+    value: Tensor | None  # [N] float64 V̂ computed already (distributed.py), together with raw_advantage
+    raw_advantage: Tensor | None  # [N] float64 A_S before step_norm
+    late: list[LateCheck]  # checks of masks that would have synchronized
+
+
+def check_inputs(
+    given: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, *, deferred: bool
+) -> tuple[Inputs, Layout]:
+    """Inputs of the given arguments, and the layout of all records; host data goes to the device that the tensors share.
+
+    deferred   values are not read: checks of them go into `late`
+    """
+    late: list[LateCheck] | None = [] if deferred else None
+    columns = check_columns(given, layout, config, device, late)
+    lay = _layout(given, layout, config, late)
+    codes = None
+    if PARTITIONS[config.partition].by_code:
+        codes = to_device(observation_codes(given["observation"], lay), device, "observation")
+    return Inputs(config, device, **columns, codes=codes, observation=given["observation"], late=late or []), lay
+
+
+def check_columns(
+    given: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, late: list[LateCheck] | None
+) -> dict[str, Tensor | None]:
+    """The fields of Inputs that are always tensors, by name, on the device.
+
+    late   where given, checks of values are appended there
+    """
+    check_present(given, config, layout)
+    n = checks.length(given["group"], "group") if layout is None else layout.n_rows
+    keys = given["action_key"]
+    if isinstance(keys, tuple) and len(keys) == 2 and isinstance(keys[0], Tensor) and keys[0].ndim == 1:
+        raise TypeError(
+            "action_key must be one vector, got two, as action_keys() returns them: give them as action_key and "
+            "action_parsed."
+        )
+    for name, value in given.items():
+        if value is not None and name != "group":
+            checks.check_length(value, name, n)
+
+    def real(name: str) -> Tensor | None:
+        value = given[name]
+        return None if value is None else checks.real_vector(value, name, n)
+
+    function = not isinstance(config.estimator, str)  # a user's own estimator, which may read any column
+    reads_fingerprint = config.needs_fingerprint or (function and given["fingerprint"] is not None)
+    reads_fingerprint &= given.get("value") is None
+    unused = not function and given["returns"] is not None and given["episode_return"] is not None
+    unused &= "rewards" not in needs_of(config)
+    parsed, truncated = given["action_parsed"], given["truncated"]
+    looked_at = parsed if config.reads_keys and late is None and n else None  # not on a GPU
+    if looked_at is not None and not bool(checks.bool_vector(looked_at, "action_parsed", n).any()):
+        warn_of_unparsed(0.0, stacklevel=5)
+    if not config.needs_truncated:
+        truncated = None
+    columns = {
+        "rewards": None if unused else real("rewards"),
+        "returns": real("returns"),
+        "episode_return": real("episode_return"),
+        "action_key": _keys(given["action_key"], config, n),
+        "action_parsed": None if parsed is None else checks.bool_vector(parsed, "action_parsed", n, late),
+        "truncated": None if truncated is None else checks.bool_vector(truncated, "truncated", n, late),
+        "value": given.get("value"),
+        "raw_advantage": given.get("raw_advantage"),
+        "fingerprint": checks.fingerprint_matrix(given["fingerprint"], n) if reads_fingerprint else None,
+    }
+    return {name: None if value is None else to_device(value, device, name) for name, value in columns.items()}
+
+
+def check_config(config: Config | None) -> Config:
+    if config is None:
+        return _DEFAULT
+    if not isinstance(config, Config):
+        raise TypeError(f"config must be a bipace_kernels.Config, got {checks.type_name(config)}; e.g. Config.gigpo().")
+    return config
+
+
+_DEFAULT = Config.bipace()
+
+
+def check_check(check: object) -> None:
+    if check not in ("auto", "now"):
+        raise ValueError(f"check must be 'auto' or 'now', got {check!r}.")
+
+
+def check_memory(memory: object, config: Config) -> None:
+    if memory is not None and not isinstance(memory, ValueMemory):
+        raise TypeError(f"memory must be a bipace_kernels.ValueMemory, got {checks.type_name(memory)}.")
+    if memory is not None and not config.needs_memory:
+        raise ValueError(
+            f"memory must be None with estimator={name_of(config.estimator)!r}, value={config.value!r} and share={config.share!r}, "
+            "which do not read it; use Config.gae(share='memory')."
+        )
+
+
+def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> None:
+    """Checks that everything the configuration needs is given, and that nothing conflicts with the layout."""
+    if layout is None:
+        for name in ("group", "trajectory"):
+            if given[name] is None:
+                raise ValueError(
+                    f"{name} is missing; pass one id per row, or a layout made by bipace_kernels.layout()."
+                )
+    else:
+        if not isinstance(layout, Layout):
+            raise TypeError(f"layout must come from bipace_kernels.layout(), got {checks.type_name(layout)}.")
+        for name in ("group", "trajectory", "step"):
+            if given[name] is not None:
+                raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
+    if given["rewards"] is None and (given["returns"] is None or given["episode_return"] is None):
+        raise ValueError("rewards is missing; it may be None only where both returns and episode_return are given.")
+    needs = needs_of(cfg)
+    if given["rewards"] is None and "rewards" in needs:
+        raise ValueError(f"rewards is missing; estimator={cfg.estimator!r} reads the reward of each step.")
+    if "fingerprint" in needs and given["fingerprint"] is None and given.get("value") is None:
+        raise ValueError(
+            f"fingerprint is missing; estimator={cfg.estimator!r} with value={cfg.value!r} needs one per row, or take "
+            "value='group' or 'cluster'."
+        )
+    argument = PARTITIONS[cfg.partition].argument
+    if argument is not None and given[argument] is None:
+        raise ValueError(
+            f"{argument} is missing; partition={cfg.partition!r} needs one per row, or choose another partition."
+        )
+    if cfg.needs_keys and given["action_key"] is None:
+        raise ValueError(
+            f"action_key is missing; estimator={cfg.estimator!r} compares actions. Make keys with "
+            "bipace_kernels.action_keys(responses), or use an estimator without keys such as Config.bigpo()."
+        )
+
+
+def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
+    """[N] int64 keys; where the estimator does not use them they only serve the metrics, and anything else is ignored."""
+    if action_key is None:
+        return None
+    if cfg.reads_keys or not isinstance(cfg.estimator, str):
+        return checks.integer_vector(action_key, "action_key", n)
+    try:
+        return checks.integer_vector(action_key, "action_key", n)
+    except (TypeError, ValueError):
+        return None
+
+
+def _layout(given: dict[str, Any], layout: Layout | None, config: Config, late: list[LateCheck] | None) -> Layout:
+    if layout is None:
+        made = make_layout(given["group"], given["trajectory"], given["step"], given["valid"])
+        if PARTITIONS[config.partition].greedy:
+            warn_of_text_ids(given["trajectory"], f"clusters of partition {config.partition!r}", stacklevel=6)
+        return made
+    if given["valid"] is not None:
+        valid = checks.bool_vector(given["valid"], "valid", layout.n_rows, late)
+        own = layout.on(valid.device).valid
+        differs = (~valid if own is None else valid != own).any()
+        checks.unless(
+            differs,
+            ValueError,
+            "valid must be None or the mask that the layout was made with; make a new layout for this one.",
+            late,
+        )
+    return layout

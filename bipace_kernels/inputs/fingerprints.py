@@ -1,0 +1,116 @@
+"""Shared by cluster(), choose_epsilon() and EpsilonController: fingerprints, their layout, and a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..backends import dispatch
+from ..backends import threads as _threads
+from ..backends.dispatch import Backend
+from . import checks, interop
+from .ids import warn_of_text_ids
+from .layout import Layout
+from .layout import layout as make_layout
+from .placed_layout import PlacedLayout
+from .transfer import to_device
+from .values import check_fingerprint
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """Rows to be clustered, with one backend's stages for them.
+
+    backend     the backend whose stages run
+    layout      groups and order of the rows; its own tensors are on the CPU
+    matrix      [N, D] float32 | bfloat16 | float16, on the stages' device
+    threads     of the cpu backend
+    """
+
+    backend: Backend
+    layout: Layout
+    matrix: Tensor
+    threads: int | None
+
+    def row_states(self) -> Tensor:
+        """[M] uint8: 0 fine, 1 not finite, 2 zero."""
+        with _threads.using(self.threads):
+            return self.backend.clusters.scan_rows(self.matrix, self._placed.order)
+
+    def labels(self, epsilon: float, usable: Tensor | None) -> Tensor:
+        """[M] int64 clusters under one ε; usable [M] bool: the others are clusters of their own and affect no other."""
+        lay = self._placed
+        with _threads.using(self.threads):
+            return self.backend.clusters.cluster_cosine(
+                self.matrix, lay.order, lay.group_offsets, usable, epsilon, n_groups=lay.n_groups,
+                longest_group=lay.longest_group, taken=None,
+            )  # fmt: skip
+
+    def sweep(self, epsilons: Sequence[float], usable: Tensor | None) -> Tensor:
+        """[E, M] int64 clusters under each ε."""
+        lay = self._placed
+        with _threads.using(self.threads):
+            return self.backend.clusters.cluster_sweep(
+                self.matrix, lay.order, lay.group_offsets, usable, list(epsilons), n_groups=lay.n_groups,
+                longest_group=lay.longest_group, taken=None,
+            )  # fmt: skip
+
+    def to_rows(self, labels: Tensor) -> Tensor:
+        """[..., M] of records -> [..., N] of the caller's rows, −1 for padding."""
+        source = self._placed.source
+        if not labels.shape[-1]:
+            return torch.full((*labels.shape[:-1], self.layout.n_rows), -1, dtype=labels.dtype, device=labels.device)
+        return labels.index_select(-1, source.clamp(min=0)).masked_fill_(source < 0, -1)
+
+    @property
+    def _placed(self) -> PlacedLayout:
+        return self.layout.on(self.matrix.device)
+
+
+def take_fingerprints(
+    fingerprint: Any, group: Any, trajectory: Any, step: Any, layout: Layout | None, backend: str, num_threads: Any,
+    name: str = "fingerprint",
+) -> Fingerprints:  # fmt: skip
+    """Fingerprints of a call's arguments, checked for everything but values.  name: the argument's name in errors."""
+    if fingerprint is None:
+        example = "hidden states or ngram_fingerprint(texts)" if name == "fingerprint" else "embeddings of the actions"
+        raise ValueError(f"{name} is missing; pass [N, D] features, e.g. {example}.")
+    dispatch.check_name(backend)
+    given = interop.all_to_torch({name: fingerprint, "group": group, "trajectory": trajectory, "step": step})
+    fingerprint, group, trajectory, step = given.values()
+    device = checks.one_device(given)
+    chosen = dispatch.choose(backend, device)
+    threads = _threads.checked(num_threads)
+    lay = _layout(group, trajectory, step, layout)
+    matrix = to_device(checks.fingerprint_matrix(fingerprint, lay.n_rows, name), device, name)
+    return Fingerprints(chosen, lay, matrix, threads)
+
+
+def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> Layout:
+    """The layout of a call whose trajectories are optional."""
+    if layout is not None:
+        if not isinstance(layout, Layout):
+            raise TypeError(f"layout must come from bipace_kernels.layout(), got {checks.type_name(layout)}.")
+        for name, value in (("group", group), ("trajectory", trajectory), ("step", step)):
+            if value is not None:
+                raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
+        return layout
+    if group is None:
+        raise ValueError("group is missing; pass one id per row, or a layout made by bipace_kernels.layout().")
+    if trajectory is None:
+        if step is not None:
+            raise ValueError("trajectory is missing; step numbers need the trajectory that they count in.")
+        return make_layout(group, group)  # one trajectory per group: the records in row order
+    made = make_layout(group, trajectory, step)
+    warn_of_text_ids(trajectory, "clusters", stacklevel=5)
+    return made
+
+
+def raise_bad_rows(lay: Layout, state: Tensor, name: str = "fingerprint") -> None:
+    """ValueError for fingerprint rows without a direction; waits for the device.  state: [M] uint8 of row_states()."""
+    check_fingerprint(lay, state.cpu(), "correct it or mask it by valid=False in the layout.", name)

@@ -1,0 +1,73 @@
+"""Conversion of arguments: arrays of other libraries (CuPy, JAX, Numba) without a copy, with results of the same kind;
+lists as tuples, which cannot change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.dlpack
+
+from . import checks
+
+# Arguments of advantage(); the first that is given decides the type of the results.
+DECIDING = ("fingerprint", "rewards", "returns")
+
+
+def is_interop_array(value: Any) -> bool:
+    """Whether a value is an array by DLPack or the CUDA array interface, of a kind that is not read otherwise.
+
+    NumPy's arrays and pyarrow's columns, which may hold texts, support DLPack too, but NumPy reads them as tensors.
+    """
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic, list, tuple, str, bytes)) or value is None:
+        return False
+    kind = type(value)
+    if kind.__module__.partition(".")[0] == "pyarrow":
+        return False
+    return hasattr(kind, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+
+
+def to_torch(value: Any, name: str) -> Any:
+    """A tensor that shares the memory of another library's array, a tuple of a list; anything else unchanged.
+
+    The current stream of torch waits for the array's, as DLPack specifies; the host does not wait.  Lists are copied
+    because later code first measures and then reads them: another thread may change a list in between, and a
+    subclass's __len__ may be wrong.  TypeError for nested tensors, and for masked arrays, whose mask would be ignored.
+    """
+    if isinstance(value, torch.Tensor):
+        return checks.check_dense(value, name) if value.is_nested else value
+    if isinstance(value, (list, tuple)):
+        return tuple(value)
+    checks.check_unmasked(value, name)
+    if not is_interop_array(value):
+        return value
+    try:
+        if hasattr(type(value), "__dlpack__"):
+            return torch.utils.dlpack.from_dlpack(value)
+        return torch.as_tensor(value, device="cuda")
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} must be an array that torch can read; it cannot read this {type(value).__name__}: {error}"
+        ) from error
+
+
+def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
+    """to_torch() of arguments by name, at the start of every public function that takes rows."""
+    return {name: None if value is None else to_torch(value, name) for name, value in given.items()}
+
+
+def from_dlpack_of(given: dict[str, Any]) -> Callable[[Any], Any] | None:
+    """from_dlpack of the library that the deciding argument is from; None where the results stay tensors.
+
+    This includes arrays with only the CUDA array interface, which has no constructor.
+    """
+    value = next((given[name] for name in DECIDING if given[name] is not None), None)
+    if not is_interop_array(value) or not hasattr(type(value), "__dlpack__"):
+        return None
+    namespace = getattr(value, "__array_namespace__", None)
+    library = sys.modules.get(type(value).__module__.partition(".")[0]) if namespace is None else namespace()
+    found: Callable[[Any], Any] | None = getattr(library, "from_dlpack", None)
+    return found

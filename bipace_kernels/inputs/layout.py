@@ -1,0 +1,333 @@
+"""layout(): sorts and numbers the ids of a batch once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..backends import dispatch
+from ..backends.masks import runs
+from ..support.handles import Handled
+from . import checks, interop, transfer
+from .ids import ids_to_int
+from .placed_layout import PlacedLayout
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Layout(Handled):
+    """The records of a batch in processing order: by group, then trajectory, then step, then row.
+
+    Made by `layout()`; depends only on the ids, so one layout serves many calls, for tensors on any
+    device.  Its own tensors are on the CPU.
+
+    n_rows               N, rows that the caller passes
+    n_records            M ≤ N, rows that take part (valid=False rows do not)
+    n_groups             G
+    n_trajectories       T
+    longest_group        most records in one group
+    longest_trajectory   most records in one trajectory
+    n_duplicates         records that repeat the (group, trajectory, step) of an earlier one
+    order                [M] int64   row of each record
+    group_offsets        [G+1] int64   records of group g are group_offsets[g] : group_offsets[g+1]
+    trajectory_offsets   [T+1] int64   records of trajectory t; a group's trajectories are contiguous
+    group_trajectories   [G+1] int64   trajectories of group g
+    step                 [M] int64 or None   step number of each record; None: its place in the trajectory counts
+    first                [M] int64 or None   the first record with the same ids; None without duplicates
+    valid                [N] bool or None   the caller's mask
+    """
+
+    n_rows: int
+    n_records: int
+    n_groups: int
+    n_trajectories: int
+    longest_group: int
+    longest_trajectory: int
+    n_duplicates: int
+    order: Tensor
+    group_offsets: Tensor
+    trajectory_offsets: Tensor
+    group_trajectories: Tensor
+    step: Tensor | None
+    first: Tensor | None
+    valid: Tensor | None
+    _source: Tensor | None = field(default=None, repr=False)  # unless it is the inverse of order
+    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # results of on() and once()
+
+    def __post_init__(self) -> None:
+        self._register()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
+
+    def __repr__(self) -> str:
+        return (
+            f"Layout(n_rows={self.n_rows}, n_records={self.n_records}, n_groups={self.n_groups}, "
+            f"n_trajectories={self.n_trajectories}, longest_group={self.longest_group})"
+        )
+
+    def group_of_record(self) -> Tensor:
+        """[M] int64 number of each record's group."""
+        return runs(self.group_offsets)
+
+    def trajectory_of_record(self) -> Tensor:
+        """[M] int64 number of each record's trajectory."""
+        return runs(self.trajectory_offsets)
+
+    def time(self) -> Tensor:
+        """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
+        return self.on("cpu").time()
+
+    def source(self) -> Tensor:
+        """[N] int64 record whose results each row gets: its own, or that of the step it copies; −1 for padding."""
+        if self._source is not None:
+            return self._source
+        source = torch.full((self.n_rows,), -1, dtype=torch.int64)
+        source.index_copy_(0, self.order, torch.arange(self.n_records))
+        return source
+
+    def on(self, device: torch.device | str) -> PlacedLayout:
+        """Its tensors on a device.  The first call copies them, without synchronizing; later calls return the same."""
+        device = _with_index(torch.device(device))
+        made: PlacedLayout | None = self._kept.get(device)
+        if made is None:
+            dispatch.check_device(device)
+            made = self._kept[device] = self._placed(device)
+        made.wait()
+        return made
+
+    def _placed(self, device: torch.device) -> PlacedLayout:
+        """Its copy on a device: one transfer, from pinned memory.  On the CPU the tensors are its own."""
+        tensors: dict[str, Tensor | None] = {
+            "order": self.order,
+            "group_offsets": self.group_offsets,
+            "trajectory_offsets": self.trajectory_offsets,
+            "group_trajectories": self.group_trajectories,
+            "_trajectory_of_record": None if device.type == "cpu" else self.trajectory_of_record(),
+            "source": self.source(),
+            "step": self.step,
+            "first": self.first,
+            "valid": self.valid,
+        }
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        moved = transfer.to_device_together(list(present.values()), device, "layout")
+        parts: dict[str, Any] = {**dict.fromkeys(tensors), **dict(zip(present, moved, strict=True))}
+        return PlacedLayout(
+            device=device,
+            n_rows=self.n_rows,
+            n_records=self.n_records,
+            n_groups=self.n_groups,
+            n_trajectories=self.n_trajectories,
+            longest_group=self.longest_group,
+            longest_trajectory=self.longest_trajectory,
+            _copied=transfer.Copied.to(device),
+            **parts,
+        )
+
+    def once(self) -> Layout:
+        """The layout in which copies of a step (rows with equal group, trajectory and step) count once.
+
+        The first in row order is the record; the others get its results.
+        """
+        if self.first is None:
+            return self
+        made: Layout | None = self._kept.get("once")
+        if made is None:
+            made = self.restrict(self.first == torch.arange(self.n_records))
+            source = made.source()
+            of_first = source.index_select(0, self.order.index_select(0, self.first))
+            source.index_copy_(0, self.order, of_first)
+            made = self._kept["once"] = replace(made, _source=source)
+        return made
+
+    def restrict(self, keep: Tensor) -> Layout:
+        """The layout of some of its records (keep [M] bool): for rows set aside and for duplicates counted once."""
+        kept = torch.nonzero(keep).flatten()
+        return _from_sorted(
+            n_rows=self.n_rows,
+            order=self.order.index_select(0, kept),
+            group=self.group_of_record().index_select(0, kept),
+            trajectory=self.trajectory_of_record().index_select(0, kept),
+            step=None if self.step is None else self.step.index_select(0, kept),
+            valid=self.valid,
+        )
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """The device with its number: "cuda" is the current one."""
+    if str(device) == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> Layout:
+    """Sorts and numbers the ids of a batch, and computes its sizes.
+
+    group        [N] prompt-group id of each row: integers keep their numeric order, any other hashable ids are numbered
+                 by first appearance; tensors on a GPU are copied to the host together, which synchronizes once
+    trajectory   [N] trajectory id, likewise; one trajectory belongs to one group
+    step         [N] int ≥ 0 or None   step number inside the trajectory; None: the row order is the time order
+    valid        [N] bool or None   False rows (padding) are ignored
+
+    Rows with equal (group, trajectory, step) are kept and counted in `n_duplicates`; `Config.duplicates` decides.
+    ValueError for a trajectory in two groups (`trajectory_ids(group, rollout)` makes unique ids) and negative steps.
+    Definition: docs/estimator.md, section 2.
+    """
+    given = interop.all_to_torch({"group": group, "trajectory": trajectory, "step": step, "valid": valid})
+    device = checks.one_device(given)
+    dispatch.check_device(device)
+    group, trajectory, step, valid = transfer.to_host(tuple(given.values()))
+    n = checks.length(group, "group")
+    checks.check_length(trajectory, "trajectory", n)
+    step_number = None if step is None else checks.integer_vector(step, "step", n)
+    mask = None if valid is None else checks.bool_vector(valid, "valid", n)
+    taken = None if mask is None else torch.nonzero(mask).flatten()
+    group_id, trajectory_id = _ids(group, "group", n, taken), _ids(trajectory, "trajectory", n, taken)
+    if taken is not None and step_number is not None:
+        step_number = step_number.index_select(0, taken)
+    made = _build(n, group_id, trajectory_id, step_number, mask, taken)
+    if device.type != "cpu":
+        made.on(device)  # results are needed there
+    return made
+
+
+def _ids(values: Any, name: str, n: int, taken: Tensor | None) -> Tensor:
+    """[M] int64 ids of the rows that take part; padding may hold anything."""
+    if isinstance(values, torch.Tensor):
+        checks.check_dense(values, name)
+    if taken is None:
+        return checks.check_vector(ids_to_int(values, name)[0], name, n)
+    return ids_to_int(checks.take_rows(values, taken), name)[0]
+
+
+def _build(
+    n: int, group_id: Tensor, trajectory_id: Tensor, step: Tensor | None, valid: Tensor | None, taken: Tensor | None
+) -> Layout:
+    """The layout of integer ids [M] of the rows taken."""
+    rows = None if taken is None else taken.numpy()
+    g, t = group_id.numpy(), trajectory_id.numpy()
+    s = None if step is None else step.numpy()
+    if s is not None and s.size and int(s.min()) < 0:
+        at = int(np.flatnonzero(s < 0)[0])
+        row = at if rows is None else int(rows[at])
+        raise ValueError(f"step must be at least 0, got step[{row}] = {int(s[at])}; count steps from 0 (or 1).")
+    permutation = _processing_order(g, t, s)
+    if permutation is not None:
+        g, t, s = g[permutation], t[permutation], None if s is None else s[permutation]
+        rows = permutation if rows is None else rows[permutation]
+    elif rows is None:
+        rows = np.arange(n)
+    _check_one_group(g, t, rows)
+    return _from_sorted(
+        n_rows=n,
+        order=torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)),
+        group=torch.from_numpy(np.ascontiguousarray(g)),
+        trajectory=torch.from_numpy(np.ascontiguousarray(t)),
+        step=None if s is None else torch.from_numpy(np.ascontiguousarray(s)),
+        valid=valid,
+    )
+
+
+def _processing_order(g: Any, t: Any, s: Any) -> Any:
+    """The stable sorting permutation by (group, trajectory, step, row); None if the rows are already in order."""
+    if g.size < 2:
+        return None
+    dg, dt = np.diff(g), np.diff(t)
+    after = (dg > 0) | ((dg == 0) & (dt > 0))
+    same = (dg == 0) & (dt == 0)
+    # Differences of far-apart int64 ids overflow; then use a sort, which compares.
+    if max(abs(int(g.min())), abs(int(g.max())), abs(int(t.min())), abs(int(t.max()))) < 2**62:
+        if s is not None:
+            same &= s[1:] >= s[:-1]
+        if bool((after | same).all()):
+            return None
+    keys = (t, g) if s is None else (s, t, g)
+    return np.lexsort(keys)
+
+
+def _check_one_group(g: Any, t: Any, rows: Any) -> None:
+    """Raises ValueError if a trajectory id is in two groups.  g, t: [M] sorted by (g, t)."""
+    if g.size < 2:
+        return
+    starts = np.flatnonzero(np.concatenate(([True], (g[1:] != g[:-1]) | (t[1:] != t[:-1]))))
+    ids = t[starts]
+    by_id = np.argsort(ids, kind="stable")
+    twice = np.flatnonzero(ids[by_id][1:] == ids[by_id][:-1])
+    if twice.size:
+        one, other = starts[by_id[twice[0]]], starts[by_id[twice[0] + 1]]
+        raise ValueError(
+            f"trajectory must belong to one group, but rows {int(rows[one])} and {int(rows[other])} hold one trajectory id "
+            f"in two groups ({twice.size} such ids); make ids unique with bipace_kernels.trajectory_ids(group, rollout)."
+        )
+
+
+def _from_sorted(
+    *, n_rows: int, order: Tensor, group: Tensor, trajectory: Tensor, step: Tensor | None, valid: Tensor | None
+) -> Layout:
+    """A layout from ids in processing order; computes everything else."""
+    m = order.shape[0]
+    g, t = group.numpy(), trajectory.numpy()
+    new_group = g[1:] != g[:-1]
+    new_trajectory = new_group | (t[1:] != t[:-1])
+    group_offsets = _offsets(new_group, m)
+    trajectory_offsets = _offsets(new_trajectory, m)
+    group_trajectories = np.searchsorted(trajectory_offsets, group_offsets)
+    first: Tensor | None = None
+    n_duplicates = 0
+    if step is not None and m > 1:
+        s = step.numpy()
+        repeats = np.concatenate(([False], ~new_trajectory & (s[1:] == s[:-1])))
+        n_duplicates = int(repeats.sum())
+        if n_duplicates:
+            first = torch.from_numpy(np.maximum.accumulate(np.where(repeats, 0, np.arange(m))))
+    return Layout(
+        n_rows=n_rows,
+        n_records=m,
+        n_groups=group_offsets.size - 1,
+        n_trajectories=trajectory_offsets.size - 1,
+        longest_group=int(np.diff(group_offsets).max(initial=0)),
+        longest_trajectory=int(np.diff(trajectory_offsets).max(initial=0)),
+        n_duplicates=n_duplicates,
+        order=order,
+        group_offsets=torch.from_numpy(group_offsets),
+        trajectory_offsets=torch.from_numpy(trajectory_offsets),
+        group_trajectories=torch.from_numpy(group_trajectories.astype(np.int64)),
+        step=step,
+        first=first,
+        valid=valid,
+    )
+
+
+def _offsets(new: Any, m: int) -> Any:
+    """[S+1] int64 offsets of runs, from the mask of where a new run starts (entries 1 … m−1)."""
+    if m == 0:
+        return np.zeros(1, dtype=np.int64)
+    return np.concatenate(([0], np.flatnonzero(new) + 1, [m])).astype(np.int64)
+
+
+def trajectory_ids(group: Any, rollout: Any) -> Tensor:
+    """[N] int64 trajectory ids, unique in the batch, of (group, rollout) pairs.
+
+    group     [N] prompt-group id
+    rollout   [N] id of the rollout, unique inside its group only
+    Integer ids are numbered in their numeric order by (group, rollout), any others by first appearance.  Ids on a GPU are
+    sorted on the host, which synchronizes once; the result is on the GPU.
+    """
+    given = interop.all_to_torch({"group": group, "rollout": rollout})
+    device = checks.one_device(given)
+    dispatch.check_device(device)
+    group, rollout = transfer.to_host(tuple(given.values()))
+    n = checks.length(group, "group")
+    checks.check_length(rollout, "rollout", n)
+    g, _ = ids_to_int(group, "group")
+    r, _ = ids_to_int(rollout, "rollout")
+    pairs = np.stack([g.numpy(), r.numpy()], axis=1)
+    if n == 0:
+        return torch.zeros(0, dtype=torch.int64, device=device)
+    _, number = np.unique(pairs, axis=0, return_inverse=True)
+    ids = torch.from_numpy(np.ascontiguousarray(number.reshape(-1), dtype=np.int64))
+    return transfer.to_device(ids, device, "group")

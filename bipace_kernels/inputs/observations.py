@@ -1,0 +1,59 @@
+"""Observations for the partitions: integer codes, and texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import checks
+from .ids import as_sequence, is_integer, number_objects
+from .layout import Layout
+from .transfer import to_host
+
+Tensor = torch.Tensor
+
+
+def observation_codes(observation: Any, lay: Layout) -> Tensor:
+    """[N] int64, equal where the observations are equal; padding may hold anything.
+
+    Strings, bytes and any hashable objects by Python's own equality; arrays and images by dtype, shape and bytes;
+    integer arrays and tensors are codes already, and stay on their device; other tensors are copied to the host.
+    """
+    if isinstance(observation, Tensor) and observation.ndim == 1 and is_integer(observation):
+        return number_objects(observation)
+    (observation,) = to_host([observation])
+    if lay.valid is None:
+        return checks.check_vector(number_objects(observation), "observation", lay.n_rows)
+    taken = torch.nonzero(lay.valid).flatten()
+    codes = torch.zeros(lay.n_rows, dtype=torch.int64)
+    found = number_objects(checks.take_rows(as_sequence(observation, "observation"), taken))
+    return codes.index_copy_(0, taken, found)
+
+
+def observation_texts(observation: Any, lay: Layout, longest: int) -> list[str]:
+    """[M] the observations of the records, in processing order, all of them as check_text() wants."""
+    items = as_sequence(observation, "observation")
+    if isinstance(items, (np.ndarray, torch.Tensor)):
+        items = items.tolist()
+    texts = []
+    for row in lay.order.tolist():
+        check_text(items[row], row, longest)
+        texts.append(items[row])
+    return texts
+
+
+def check_text(text: Any, row: int, longest: int) -> None:
+    """Of partition "similar": TypeError for what is not a str, ValueError for one of more than `longest` characters."""
+    if not isinstance(text, str):
+        raise TypeError(
+            f"observation must hold str for partition='similar', got {checks.type_name(text)} at row {row}; "
+            "decode it, or use partition='exact'."
+        )
+    if len(text) > longest:
+        raise ValueError(
+            f"observation must hold texts of at most longest_text = {longest} characters for partition='similar', whose time "
+            f"grows with the product of two lengths, got {len(text)} at row {row}; cut it off, use partition='exact', or set "
+            f"Config(longest_text={len(text)})."
+        )

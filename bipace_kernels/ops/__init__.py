@@ -1,0 +1,3 @@
+"""`torch.ops.bipace.*` and `torch.compile`."""
+
+from . import registry as registry

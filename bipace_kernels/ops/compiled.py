@@ -1,0 +1,124 @@
+"""advantage() inside torch.compile: one opaque op, and a result that reads its values on demand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from ..config import Config
+from ..diagnostics.records import Records, ResultRows, Unread
+from ..estimators.table import estimator_of, name_of
+from ..inputs.checks import LateCheck, type_name
+from ..inputs.columns import check_config, check_inputs, check_present
+from ..inputs.layout import Layout
+from ..result import AdvantageResult
+from ..support.handles import handle_of
+
+Tensor = torch.Tensor
+
+FLAGS = ("state", "episode_differs", "copy_differs")  # of each row, as in Unread
+LATE = 4  # checks of masks, at most
+_untraced: dict[Callable[..., Any], Callable[..., Any]] = {}
+_FIELDS = tuple(field.name for field in fields(Config))
+
+
+def advantage(
+    given: dict[str, Any],
+    layout: Layout | None,
+    config: Config | None,
+    backend: str,
+    check: str,
+    num_threads: int | None,
+) -> AdvantageResult:
+    """What torch.compile traces instead of pipeline.run(): all of this can be traced, and the op is opaque."""
+    if layout is None:
+        raise ValueError("layout is missing; torch.compile needs one, made by bipace_kernels.layout() outside.")
+    cfg = check_config(config)
+    check_present(given, cfg, layout)
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor under torch.compile, got {type_name(value)}; make one outside.")
+    handle = handle_of(cfg)
+    # A Config made outside is passed by its handle, so another ε does not recompile; one made inside is a constant.
+    if not handle and not isinstance(cfg.estimator, str):
+        raise ValueError(
+            f"config with estimator={name_of(cfg.estimator)} must be made outside of the compiled function: a graph holds no "
+            "function."
+        )
+    spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
+    results = torch.ops.bipace.advantage(
+        given["rewards"], given["returns"], given["episode_return"], given["fingerprint"], given["observation"],
+        given["action_key"], given["action_parsed"], given["valid"], given["truncated"], layout=handle_of(layout), config=handle,
+        fields=spelled, backend=backend, check=check, num_threads=num_threads or 0,
+    )  # fmt: skip
+    *rows, flags, late = results
+    total, step, episode, returns, cluster, branch, value = rows
+    records = CompiledRecords(given, layout, cfg, flags, late)
+    return AdvantageResult(
+        total, step, episode, returns, cluster, branch, records, value=value if estimator_of(cfg).has_value else None
+    )
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, disabled for the compiler: a call it cannot trace runs eagerly as a whole, not in pieces."""
+    dynamo = sys.modules.get("torch._dynamo")  # compiling needs it loaded already, and importing it is slow
+    disable = getattr(dynamo, "disable", None)  # None while it is being imported
+    if disable is None:
+        return function
+    if function not in _untraced:
+        _untraced[function] = disable(function)
+    return _untraced[function]
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledRecords:
+    """What a result of a compiled graph also needs to give its records and its errors."""
+
+    given: dict[str, Any]
+    layout: Layout
+    config: Config
+    flags: Tensor  # [FLAGS, N] uint8, by row
+    late: Tensor  # [LATE] bool
+
+    def read(self, rows: ResultRows) -> Records:
+        """The records on the CPU; waits for the device.  Raises like check()."""
+        return self._unread().read(rows)
+
+    def check(self, rows: ResultRows) -> None:
+        """Raises the error of a deferred value check; synchronizes."""
+        self._unread().check(rows)
+
+    def _unread(self) -> Unread:
+        """The flags from the graph, the texts of errors from the arguments."""
+        device = self.flags.device
+        x, everyone = check_inputs(self.given, self.layout, self.config, device, deferred=True)
+        lay = everyone.once() if self.config.duplicates == "once" else everyone
+        state, episode_differs, copy_differs = self.flags
+        order, every = lay.on(device).order, everyone.on(device).order
+        return Unread(
+            everyone=everyone, layout=lay, config=self.config, rewards=x.rewards, returns=x.returns,
+            episode_return=x.episode_return, action_key=x.action_key, action_parsed=x.action_parsed, state=state[order],
+            episode_differs=episode_differs[order] != 0, copy_differs=copy_differs[every] != 0,
+            late=tuple(LateCheck(self.late[i], late.error, late.text) for i, late in enumerate(x.late)),
+        )  # fmt: skip
+
+
+def flags_of(result: AdvantageResult) -> tuple[Tensor, Tensor]:
+    """[FLAGS, N] uint8 and [LATE] bool of a result; reads nothing.  On the CPU, errors were raised at the call."""
+    n, device = result.advantage.shape[0], result.advantage.device
+    flags = torch.zeros(len(FLAGS), n, dtype=torch.uint8, device=device)
+    late = torch.zeros(LATE, dtype=torch.bool, device=device)
+    records = result.records
+    if isinstance(records, Unread):
+        order, every = records.layout.on(device).order, records.everyone.on(device).order
+        planes = ((records.state, order), (records.episode_differs, order), (records.copy_differs, every))
+        for plane, (flag, rows) in zip(flags, planes, strict=True):
+            if flag is not None:
+                plane[rows] = flag.to(torch.uint8)
+        for i, question in enumerate(records.late):
+            late[i] = question.failed
+    return flags, late
