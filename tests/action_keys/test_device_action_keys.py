@@ -433,7 +433,7 @@ def test_table_too_large_for_a_device_is_refused(device):
 def test_rows_of_device_and_host_are_joined_in_order(device, monkeypatch):
     """The way of rows on a GPU, with the CPU in its place."""
     public = importlib.import_module("bipace_kernels.features.action_keys")
-    monkeypatch.setattr(public._transfer, "to_device", lambda tensor, *_: tensor)
+    monkeypatch.setattr(public.transfer, "to_device", lambda tensor, *_: tensor)
     host = importlib.import_module("bipace_kernels.backends.cpu.action_keys")
     rows = [torch.tensor([1, 2]), [3], np.array([4, 5, 6], np.int16), torch.tensor([], dtype=torch.int64), (7,)]
     flat, offsets = public._flatten(rows, "responses", host, torch.device("cuda"), bools=False)
