@@ -1,7 +1,7 @@
 """The contract of every stage: inputs, outputs, shapes, dtypes, units and errors.
 
 A stage is a Protocol here, a module of the same name in each backend's package (`reference/`, `cpu/`, `triton/`,
-`cuda/`), and the torch ops of its methods (`torch.ops.bipace.*`): `_dispatch.py` maps the modules, mypy checks them
+`cuda/`), and the torch ops of its methods (`torch.ops.bipace.*`): `dispatch.py` maps the modules, mypy checks them
 against these signatures, and `_ops.py` derives schemas, fakes and checks of arguments from them.
 
 Shapes are in the letters of schema.py: M records in processing order, N rows of the caller, T trajectories, G prompt

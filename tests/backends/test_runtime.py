@@ -221,8 +221,8 @@ def test_safe_after_fork():
     code = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
-from bipace_kernels import _native_loader
-native = _native_loader.load()
+from bipace_kernels.backends import native_loader
+native = native_loader.load()
 want = [i * i for i in range(500)]
 assert native.parallel_squares(500, 4) == want
 for _ in range(20):
@@ -268,8 +268,8 @@ def test_the_process_ends_while_daemon_threads_compute():
     """Python unwinds a thread that requests the GIL during interpreter shutdown, which C++ frames must not abort."""
     code = """
 import threading, time
-from bipace_kernels import _native_loader
-native = _native_loader.load()
+from bipace_kernels.backends import native_loader
+native = native_loader.load()
 def compute(n):
     while True:
         native.parallel_squares(n, 1)
