@@ -8,20 +8,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bipace_kernels.support import optional
 
-from . import report, roofline
-from .measure import Effort, machine, threads
-from .stages import STAGES, Context, Results, targets
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from . import report, roofline, stages
+from .measure import Effort, all_cores, machine, threads
 
 PROGRAMS = {
     "gpu": "the Triton and the CUDA backend on this machine's GPU; in a checkout only",
@@ -61,67 +54,55 @@ def _run(words: Sequence[str]) -> int:
     if arguments.out is not None:
         optional.need("matplotlib", "bench --out")
     from rich.console import Console
+    from rich.progress import Progress
 
-    chosen = list(STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))  # once each
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    results = Results()
-    with threads(arguments.threads) as note:
-        about = machine(arguments.threads, note)
-        with _progress() as bar:
-            task = bar.add_task("measuring the machine's ceilings", total=len(chosen), calls=0)
-            calls = 0
+    quick = arguments.quick
+    efforts = [Effort(arguments.rounds, seconds) for seconds in (6.0, 10.0)]
+    if quick:
+        efforts = [Effort(rounds=2, seconds=0.5, fewest=2, flush_bytes=1 << 16)] * 2
+    chosen = list(stages.STAGES) if "all" in arguments.stages else list(dict.fromkeys(arguments.stages))  # once each
+    results, calls = stages.Results(), iter(range(1, sys.maxsize))
+    progress = Progress(*Progress.get_default_columns()[:2], "{task.completed}/{task.total} {task.description} "
+                        "[dim]{task.fields[calls]} calls[/]", console=Console(stderr=True), transient=True)  # fmt: skip
+    with threads(arguments.threads) as note, progress:
+        on = machine(arguments.threads, note)
+        task = progress.add_task("measuring the machine's ceilings", total=len(chosen), calls=0)
 
-            def tick() -> None:
-                nonlocal calls
-                calls += 1
-                bar.update(task, calls=calls)
+        def say(text: str) -> None:
+            progress.update(task, description=text)
 
-            ceilings = roofline.measure(quick=arguments.quick)
-            context = Context(
-                quick=arguments.quick,
-                threads=arguments.threads,
-                effort=_effort(arguments, seconds=6.0),
-                slow=_effort(arguments, seconds=10.0),
-                results=results,
-                say=lambda text: bar.update(task, description=text),
-                tick=tick,
-            )
-            for name in chosen:
-                STAGES[name](context)
-                bar.advance(task)
-            bar.update(task, description="measuring the machine's ceilings again")
-            ceilings = roofline.best(ceilings, roofline.measure(quick=arguments.quick))
+        context = stages.Context(
+            quick, arguments.threads, *efforts, results, say, lambda: progress.update(task, calls=next(calls))
+        )
+        ceilings = roofline.measure(quick=quick)
+        for name in chosen:
+            stages.STAGES[name](context)
+            progress.advance(task)
+        say("measuring the machine's ceilings again")
+        ceilings = roofline.best(ceilings, roofline.measure(quick=quick))
     results.hold_against(ceilings)
-    reached = targets(Results() if arguments.quick else results)  # tiny sizes say nothing about a promise
-    report.show(console, about, ceilings, results, reached)
+    reached = stages.targets(stages.Results() if quick else results)  # tiny sizes say nothing about a promise
+    document = stages.document(on, ceilings, results, reached)
+    picture = ""
     if arguments.out is not None:
-        for path in report.write(arguments.out, about, ceilings, results, reached):
-            console.print(f"wrote {path}", highlight=False)
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        picture = "bench.png" if report.draw(arguments.out / "bench.png", document, stages.CLONE) else ""
+    report.publish("bench", document, stages.as_markdown(document, reached, picture), arguments.out)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
+    parser = report.parser("", "Benchmarks bipace_kernels against common alternatives.",
+                           writes="bench.json, bench.md and bench.png", quick="tiny sizes")  # fmt: skip
     programs = "; ".join(f"bench {name}: {what}" for name, what in PROGRAMS.items())
-    parser = argparse.ArgumentParser(
-        prog="bench",
-        description="Benchmarks bipace_kernels against common alternatives.",
-        epilog=f"Separate programs, each with --help: {programs}.",
-    )
-    parser.add_argument("stages", nargs="*", default="all", choices=[*STAGES, "all"], metavar="STAGE",
-                        help=f"any of {', '.join(STAGES)}, or all (the default)")  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, not how fast")
+    parser.epilog = f"Separate programs, each with --help: {programs}."
+    parser.add_argument("stages", nargs="*", default="all", choices=[*stages.STAGES, "all"], metavar="STAGE",
+                        help=f"any of {', '.join(stages.STAGES)}, or all (the default)")  # fmt: skip
     parser.add_argument(
-        "--threads", type=_positive, default=_cores(), metavar="N", help="for every side (default: %(default)s)"
+        "--threads", type=_positive, default=all_cores(), metavar="N", help="for every side (%(default)s)"
     )
-    parser.add_argument(
-        "--rounds", type=_positive, default=15, metavar="N", help="calls of each side at most (default: 15)"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write bench.json, bench.md and bench.png there")
+    parser.add_argument("--rounds", type=_positive, default=15, metavar="N", help="calls of each side at most (15)")
     return parser
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _positive(text: str) -> int:
@@ -129,28 +110,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
-
-
-def _effort(arguments: argparse.Namespace, *, seconds: float) -> Effort:
-    if arguments.quick:
-        return Effort(rounds=2, seconds=0.5, fewest=2, flush_bytes=1 << 16)
-    return Effort(rounds=arguments.rounds, seconds=seconds)
-
-
-def _progress() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    return Progress(
-        SpinnerColumn(),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TextColumn("[dim]{task.fields[calls]} calls[/]"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import importlib
 import os
 import re
 import shutil
@@ -102,47 +101,14 @@ def _step(launch: Launcher, variant: tuple[int, int], k: int, rounds: int) -> St
     return Step(k, (medians[1] - medians[0]) * 1e6 / (long - short), variant[0])
 
 
-# ----------------------------------------------------------------------------------------------------------- compiling
-
-
 @functools.cache
 def launcher() -> Launcher:
-    """Compiled by CuPy's NVRTC where CuPy is installed, else by nvcc; a compiled kernel counts once it has run right."""
-    reasons = []
-    for name, make in (("CuPy", _by_cupy), ("nvcc", _by_nvcc)):
-        try:
-            launch = make()
-            _try(launch)
-        except Exception as error:  # whatever a compiler or driver dislikes: the next way, or a reason in the report
-            reasons.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        else:
-            return launch
-    raise NotAvailable("; ".join(reasons))
-
-
-def _try(launch: Launcher) -> None:
-    values = torch.rand(16, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
-    held, checksum = run(launch, fitting(16)[0], values, 100)
-    want, want_checksum = expected(values.cpu().numpy(), 100)
-    if checksum != want_checksum or not np.array_equal(held.cpu().numpy(), want):
-        raise RuntimeError("the compiled micro-kernel computes something else")
-
-
-def _by_cupy() -> Launcher:
-    cupy: Any = importlib.import_module("cupy")
-    module = cupy.RawModule(code=SOURCE.read_text(), options=("-std=c++17",))
-
-    def launch(threads: int, per: int, values: torch.Tensor, checksum: torch.Tensor, k: int, steps: int) -> None:
-        kernel = module.get_function(f"chain_{threads}x{per}")
-        scalars = (np.int32(k), np.int32(steps), np.float32(FACTOR), np.float32(SUMMAND))
-        with cupy.cuda.Device(values.device.index), cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-            kernel((1,), (threads,), (np.intp(values.data_ptr()), np.intp(checksum.data_ptr()), *scalars))
-
-    return launch
-
-
-def _by_nvcc() -> Launcher:
-    library = ctypes.CDLL(str(build_by_nvcc(torch.cuda.get_device_capability())))
+    """The micro-kernel, compiled by nvcc; it counts once it has run right."""
+    try:
+        library = ctypes.CDLL(str(build_by_nvcc(torch.cuda.get_device_capability())))
+    except Exception as error:  # whatever a compiler or driver dislikes is a reason in the report
+        reason = " ".join(str(error).split())[:300]
+        raise NotAvailable(f"nvcc: {type(error).__name__}: {reason}") from error
 
     def launch(threads: int, per: int, values: torch.Tensor, checksum: torch.Tensor, k: int, steps: int) -> None:
         status = library.chain_launch(
@@ -153,6 +119,11 @@ def _by_nvcc() -> Launcher:
         if status != 0:
             raise RuntimeError(f"the launch failed with CUDA error {status}")
 
+    values = torch.rand(16, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    held, checksum = run(launch, fitting(16)[0], values, 100)
+    want, want_checksum = expected(values.cpu().numpy(), 100)
+    if checksum != want_checksum or not np.array_equal(held.cpu().numpy(), want):
+        raise NotAvailable("the compiled micro-kernel computes something else")
     return launch
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -19,7 +18,8 @@ import torch.multiprocessing as mp
 
 import bipace_kernels as bk
 
-from .measure import machine, publish, threads
+from .measure import machine, threads
+from .report import about, page, parser, publish, table
 from .workloads import TINY, TRAINING, Shape, fingerprints, steps
 
 Tensor = torch.Tensor
@@ -127,20 +127,19 @@ class Bench:
                 if round_:
                     times[name].append(float(took) * 1e3)
                     cpu_times[name].append(float(spent) * 1e3)
-        moved = {"to one rank": self.shape.records * (self.size - 1) // self.size} | {
-            f"bk.distributed, {name}": rows for name, rows in self.moved.items()
-        }
+        moved = {"to one rank": self.shape.records * (self.size - 1) // self.size}
+        moved |= {f"bk.distributed, {name}": rows for name, rows in self.moved.items()}
         mib = self.shape.dim * 2 / 2**20
         return [
             Row(
                 name,
-                statistics.median(found),
-                min(found),
+                statistics.median(wall),
+                min(wall),
                 statistics.median(cpu_times[name]),
-                len(found),
+                rounds,
                 moved.get(name, 0) * mib,
             )
-            for name, found in times.items()
+            for name, wall in times.items()
         ]
 
     def _check(self) -> None:
@@ -164,42 +163,25 @@ def _rank(rank: int, size: int, shape: Shape, rounds: int, folder: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, shows the table, writes distributed.json and distributed.md."""
-    parser = argparse.ArgumentParser(prog="bench distributed", description="One batch on several processes (gloo).")
-    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="processes of one thread (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="calls of each side (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a tiny batch: shows that it runs, not how fast")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write distributed.json and distributed.md there")
-    arguments = parser.parse_args(argv)
+    options = parser("distributed", "One batch on several processes (gloo).",
+                     writes="distributed.json and distributed.md", quick="a tiny batch")  # fmt: skip
+    options.add_argument("--ranks", type=int, default=2, metavar="N", help="processes of one thread (%(default)s)")
+    options.add_argument("--rounds", type=int, default=15, metavar="N", help="calls of each side (%(default)s)")
+    arguments = options.parse_args(argv)
     shape, rounds = (TINY, 2) if arguments.quick else (TRAINING[0], arguments.rounds)
     with tempfile.TemporaryDirectory() as folder, threads(arguments.ranks) as note:
-        about = machine(arguments.ranks, note)
+        on = machine(arguments.ranks, note)
         mp.spawn(_rank, (arguments.ranks, shape, rounds, folder), nprocs=arguments.ranks)
         rows = json.loads((Path(folder) / "rows.json").read_text())
-    document = {"schema": 1, "machine": about.asdict(), "shape": asdict(shape), "ranks": arguments.ranks, "rows": rows}
-    page = as_markdown(document)
-    publish("distributed", document, page, arguments.out)
+    columns = {
+        "side": "{name}", "median ms": "{median_ms:.3g}", "fastest ms": "{fastest_ms:.3g}",
+        "CPU ms of all ranks": "{cpu_ms:.3g}", "rounds": "{rounds}", "fingerprints that move, MiB": "{moved_mib:.1f}",
+    }  # fmt: skip
+    size = f"{arguments.ranks} ranks (gloo); {shape.records:,} records, {shape.text()}, bfloat16."
+    document = {"schema": 1, "machine": on, "shape": asdict(shape), "ranks": arguments.ranks, "rows": rows}
+    text = page("Several processes", about(on), size, ABOUT, table(columns, rows))
+    publish("distributed", document, text, arguments.out)
     return 0
-
-
-def as_markdown(document: dict[str, Any]) -> str:
-    """The page: machine, method, rows."""
-    about, shape = document["machine"], Shape(**document["shape"])
-    lines = [
-        "# Several processes",
-        "",
-        f"{about['cpu']}, {document['ranks']} ranks (gloo); torch {about['torch']}, bipace_kernels {about['package']} "
-        f"({about['commit']}), {about['date']}, load {about['load']}. {shape.records:,} records, {shape.text()}, bfloat16.",
-        "",
-        ABOUT,
-        "| side | median ms | fastest ms | CPU ms of all ranks | rounds | fingerprints that move, MiB |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-        *(
-            f"| {row['name']} | {row['median_ms']:.3g} | {row['fastest_ms']:.3g} | {row['cpu_ms']:.3g} | {row['rounds']} | "
-            f"{row['moved_mib']:.1f} |"
-            for row in document["rows"]
-        ),
-    ]
-    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ ABOUT says what is compared and on which data.  A simulation: seeded, and nothin
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ import bipace_kernels as bk
 from bipace_kernels.diagnostics.value_r2 import value_r2
 from bipace_kernels.support import optional, png
 
-from .measure import machine, publish, threads
+from .measure import machine, threads
+from .report import SAMPLE, about, page, parser, publish, table
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +27,6 @@ SEED = 20260
 BAND = (4.0, 8.0)
 BOUNDS = (0.02, 0.40)
 POLICIES = ("static", "controller", "controller R²", "search")
-SAMPLE = Path(__file__).resolve().parent.parent / "examples/data/alfworld_scripted.jsonl.gz"
 ABOUT = """\
 Four policies see the same batches, one per training step. `static` keeps the ε that the paper's search finds on the
 first batch. `controller` starts there and follows with `bk.EpsilonController()`; `controller R²` is the same with
@@ -197,6 +196,14 @@ def _value_r2(batch: Batch, labels: torch.Tensor) -> float | None:
 # ---- writing -----------------------------------------------------------------------------------------------------------
 
 
+_COLUMNS = {
+    "drift": "{drift}", "policy": "{policy}", "steps with a median in [4, 8]": "{steps_in_band:.1%}",
+    "median size": "{median_lowest:g} to {median_highest:g}", "singleton share, mean": "{singletons_mean:.1%}",
+    "lowest to highest": "{singletons_lowest:.1%} to {singletons_highest:.1%}", "std": "{singletons_std:.1%}",
+    "ε": "{epsilon_lowest:.3f} to {epsilon_highest:.3f}", "moves": "{moves:.0f}", "value R², mean": "{value_r2_mean:.3f}",
+}  # fmt: skip
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs both drifts, shows the table, writes drift.json, drift.md and drift.png."""
     for package in ("rich", "matplotlib"):
@@ -204,69 +211,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    parser = argparse.ArgumentParser(
-        prog="bench drift", description="An ε that follows the policy against a fixed one."
-    )
-    parser.add_argument("--steps", type=int, default=Simulation.steps, metavar="N", help="training steps (%(default)s)")
-    parser.add_argument(
-        "--threads", type=int, default=2, metavar="N", help="(%(default)s); figures are the same at any"
-    )
-    parser.add_argument(
+    options = parser("drift", "An ε that follows the policy against a fixed one.",
+                     writes="drift.json, drift.md and drift.png")  # fmt: skip
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    options.add_argument("--steps", default=Simulation.steps, help="training steps (%(default)s)", **number)
+    options.add_argument("--threads", default=2, help="(%(default)s); figures are the same at any", **number)
+    options.add_argument(
         "--rollouts", type=Path, default=SAMPLE, metavar="FILE", help="for the recorded drift (%(default)s)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write drift.json, drift.md and drift.png there")
-    arguments = parser.parse_args(argv)
+    arguments = options.parse_args(argv)
     if not arguments.rollouts.is_file():
-        parser.error(
+        options.error(
             f"--rollouts: there is no {arguments.rollouts}; pass a file of rollouts as `bipace report` reads it"
         )
     settings = Simulation(steps=arguments.steps)
+    drifts: dict[str, Any] = {}
     with threads(arguments.threads) as note:
-        about = machine(arguments.threads, note)
-        found = {}
+        on = machine(arguments.threads, note)
         for name, batches in (("synthetic", synthetic(settings)), ("recorded", recorded(settings, arguments.rollouts))):
-            found[name] = follow(track(batches, name, settings.steps, transient=True, console=Console(stderr=True)))
-    document = {
-        "schema": 1,
-        "machine": about.asdict(),
-        "settings": asdict(settings),
-        "drifts": {
-            name: {"drift": drift, "lines": {policy: asdict(line) for policy, line in lines.items()},
-                   "summary": {policy: line.summary() for policy, line in lines.items()}}
-            for name, (lines, drift) in found.items()
-        },
-    }  # fmt: skip
-    page = as_markdown(document)
-    publish("drift", document, page, arguments.out)
-    if arguments.out is not None:
-        draw(arguments.out / "drift.png", {name: lines for name, (lines, _) in found.items()})
-    return 0
-
-
-def as_markdown(document: dict[str, Any]) -> str:
-    """The summary as a page."""
-    about = document["machine"]
-    lines = [
-        "# An ε that follows the policy, against a fixed one",
-        "",
-        f"{document['settings']['steps']} training steps, seed {document['settings']['seed']}; bipace_kernels "
-        f"{about['package']} ({about['commit']}), {about['native']}, {about['date']}. Simulation and every step: drift.json.",
-        "",
-        ABOUT,
-        "",
-        "| drift | policy | steps with a median in [4, 8] | median size | singleton share, mean | lowest to highest | std | ε "
-        "| moves | value R², mean |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            shown = track(batches, name, settings.steps, transient=True, console=Console(stderr=True))
+            drifts[name] = follow(shown)
+    document = {"schema": 1, "machine": on, "settings": asdict(settings), "drifts": {
+        name: {"drift": drift, "lines": {policy: asdict(line) for policy, line in lines.items()},
+               "summary": {policy: line.summary() for policy, line in lines.items()}}
+        for name, (lines, drift) in drifts.items()
+    }}  # fmt: skip
+    rows = [
+        {"drift": name, "policy": policy, **line.summary()}
+        for name, (lines, _) in drifts.items()
+        for policy, line in lines.items()
     ]
-    for name, drift in document["drifts"].items():
-        for policy, s in drift["summary"].items():
-            lines.append(
-                f"| {name} | {policy} | {s['steps_in_band']:.1%} | {s['median_lowest']:g} to {s['median_highest']:g} | "
-                f"{s['singletons_mean']:.1%} | {s['singletons_lowest']:.1%} to {s['singletons_highest']:.1%} | "
-                f"{s['singletons_std']:.1%} | {s['epsilon_lowest']:.3f} to {s['epsilon_highest']:.3f} | {s['moves']:.0f} | "
-                f"{s['value_r2_mean']:.3f} |"
-            )
-    return "\n".join([*lines, "", "![ε and median cluster size over the training steps](drift.png)", ""])
+    text = page(
+        "An ε that follows the policy, against a fixed one",
+        f"{settings.steps} training steps, seed {settings.seed}. Simulation and every step: drift.json. {about(on)}",
+        ABOUT, table(_COLUMNS, rows), "![ε and median cluster size over the training steps](drift.png)",
+    )  # fmt: skip
+    publish("drift", document, text, arguments.out)
+    if arguments.out is not None:
+        draw(arguments.out / "drift.png", {name: lines for name, (lines, _) in drifts.items()})
+    return 0
 
 
 def draw(path: Path, found: dict[str, dict[str, Line]]) -> None:

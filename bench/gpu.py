@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import gc
 import os
 import sys
@@ -26,10 +25,10 @@ from . import chain, gpu_checks, gpu_hidden, gpu_report, gpu_stages
 from . import competitors as c
 from . import workloads as w
 from .gpu_cases import BACKENDS, SWEEP, Batch, absent, dry_cuda, expected
-from .gpu_measure import Clock, DryClock, all_cores, gpu
+from .gpu_measure import Clock, DryClock, gpu
 from .gpu_report import CLUSTERING, COMMUNITIES, LOOP, WHOLE, by
 from .gpu_rows import EAGER, WALL, Bench, Part
-from .measure import machine, threads
+from .measure import all_cores, machine, now, threads
 from .stages import NUMPY, NUMPY_POOL, OURS
 
 SHORT, LARGE, LONG = w.ON_GPU
@@ -60,20 +59,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: argparse.Namespace) -> bool:
     """One part; results are written to the files immediately."""
-    found, here = gpu_report.load(arguments.out / "gpu.json"), gpu().asdict()
+    found, here = gpu_report.load(arguments.out / "gpu.json"), gpu()
     # A page of another GPU is refused before anything is measured.
     gpu_report.merged([*found, {"name": "", "gpu": here}])
     before = [p for p in found if p["name"] != name]
-    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     began = time.monotonic()
     with threads(all_cores()) as note:
-        about = machine(all_cores(), note).asdict()
+        about = machine(all_cores(), note)
         about["commit"] = arguments.commit or about["commit"]
-        part = Part(name, about, here, now)
+        part = Part(name, about, here, now())
 
         def save() -> None:
             part.seconds = time.monotonic() - began
-            gpu_report.write(arguments.out, [*before, part.asdict()])
+            gpu_report.write(arguments.out, [*before, dataclasses.asdict(part)])
 
         save()
         try:
@@ -162,22 +160,10 @@ def ceilings(bench: Bench, dry: bool) -> None:
     del bench, dry
 
 
-def short(bench: Bench, dry: bool) -> None:
-    """16 × 400: the whole chain replayed and eager, only clustering, competitors."""
-    for i, shape in enumerate(_shapes(SHORT, dry=dry)):
-        _batch(bench, shape, dry, compared=i == 0)
-
-
-def large(bench: Bench, dry: bool) -> None:
-    """64 × 2,048, likewise."""
-    for i, shape in enumerate(_shapes(LARGE, dry=dry)):
-        _batch(bench, shape, dry, compared=i == 0)
-
-
-def long(bench: Bench, dry: bool) -> None:
-    """One group of 32,768, likewise."""
-    for i, shape in enumerate(_shapes(LONG, dry=dry)):
-        _batch(bench, shape, dry, compared=i == 0)
+def batches(bench: Bench, dry: bool, shape: w.Shape) -> None:
+    """One of the promised sizes: the whole chain replayed and eager, only clustering, competitors."""
+    for i, with_states in enumerate(_shapes(shape, dry=dry)):
+        _batch(bench, with_states, dry, compared=i == 0)
 
 
 def _batch(bench: Bench, shape: w.Shape, dry: bool, *, compared: bool) -> None:
@@ -293,11 +279,11 @@ def hidden(bench: Bench, dry: bool) -> None:
 
 PARTS: dict[str, Callable[[Bench, bool], None]] = {
     "ceilings": ceilings,
-    "short": short,
+    "short": partial(batches, shape=SHORT),
     "sweep": sweep,
     "stages": stages,
-    "large": large,
-    "long": long,
+    "large": partial(batches, shape=LARGE),
+    "long": partial(batches, shape=LONG),
     "others": others,
     "hidden": hidden,
 }
@@ -306,7 +292,7 @@ CHECKS: dict[str, Callable[[Part, Path, float, bool, Callable[[str], None]], boo
     "accuracy": gpu_checks.accuracy,
     **{
         name + {"triton": "", "cuda": "-cuda"}[backend]: partial(check, backend=backend)
-        for name, check in (("tests", gpu_checks.tests), ("sanitize", gpu_checks.sanitize), ("ncu", gpu_checks.ncu))
+        for name, check in (("tests", gpu_checks.tests), ("sanitize", gpu_checks.sanitize))
         for backend in BACKENDS
     },
 }

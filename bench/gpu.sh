@@ -24,7 +24,7 @@
 #   others     presets without fingerprints, ε = 0, n-grams
 #   hidden     taps and early exit at Qwen2.5-7B's shape with random weights
 #   sanitize   compute-sanitizer over a small run of the Triton kernels (sanitize.log); sanitize-cuda: of the CUDA kernels
-#   ncu        hardware counters of one whole chain with Triton; ncu-cuda: with the CUDA kernels
+#   ncu        Nsight Compute over one whole chain with Triton (ncu.log); ncu-cuda: with the CUDA kernels
 #
 # Writes gpu.json and gpu.md (with a header of the machine) into OUTDIR after every figure.  Each part is a separate
 # process and ends within nine minutes; the parts of a plan share nine minutes, and parts without time left are named.  The last
@@ -89,6 +89,16 @@ build() {
   "$python" -c 'import bipace_kernels as bk; print(*bk.backends().values(), sep="\n")'
 }
 
+ncu() {
+  # Time, memory, clock, tensor cores and stalls of every kernel, kernel by kernel, at the GPU's own clocks.
+  local tool
+  tool=$(PATH=$PATH:/usr/local/cuda/bin command -v ncu) || { echo "not available: ncu is not installed"; return 0; }
+  [ -z "${DRY:-}" ] || { echo "not available: no GPU"; return 0; }
+  timeout -k 10 "$2" "$tool" --clock-control none --profile-from-start off --csv --page details \
+    --section SpeedOfLight --section MemoryWorkloadAnalysis --section WarpStateStats --section LaunchStats \
+    "$python" -m bench.gpu_smoke --profile --backend "$1" >"$out/$part.log" 2>&1 || tail -n 3 "$out/$part.log"
+}
+
 failed=()
 for part in "${parts[@]}"; do
   began=$SECONDS
@@ -99,6 +109,10 @@ for part in "${parts[@]}"; do
     failed+=("$part (no time was left)")
   elif [ "$part" = build ]; then
     build $((left < 500 ? left : 500)) || failed+=("$part")
+  elif [ "$part" = ncu ]; then
+    ncu triton "$left"
+  elif [ "$part" = ncu-cuda ]; then
+    ncu cuda "$left"
   else
     # Inside, a part stops by itself before; here it is ended where it cannot.
     timeout -k 10 "$left" "$python" -m bench gpu "$part" --seconds $((left * 9 / 10)) "${options[@]}" || failed+=("$part")

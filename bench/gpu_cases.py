@@ -19,8 +19,8 @@ from bipace_kernels.backends import native_loader
 from . import competitors as c
 from . import roofline
 from . import workloads as w
-from .gpu_measure import all_cores
 from .gpu_rows import Need
+from .measure import all_cores
 from .stages import canonical, number_agreement, partition_agreement
 
 BACKENDS = ("triton", "cuda")

@@ -15,6 +15,7 @@ import bipace_kernels as bk
 from . import hidden as h
 from .gpu_report import TAP
 from .gpu_rows import EAGER, Bench, Need
+from .report import SAMPLE
 
 Tensor = torch.Tensor
 
@@ -23,7 +24,7 @@ SEVEN_B = h.Shape(width=3584, intermediate=18_944, heads=28, kv_heads=4, vocabul
 EQUAL = (8, 1024)  # prompts and tokens of each
 
 
-def run(bench: Bench, device: torch.device, *, dry: bool, rollouts: Path = h.SAMPLE) -> None:
+def run(bench: Bench, device: torch.device, *, dry: bool, rollouts: Path = SAMPLE) -> None:
     """Rows of the part `hidden`."""
     shape = h.TINY if dry else SEVEN_B
     bench.say(f"making a model: {shape.text()}")

@@ -11,11 +11,10 @@ from __future__ import annotations
 import gc
 import hashlib
 import importlib
-import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,45 +27,24 @@ from .measure import Timing
 _AHEAD = 50_000_000  # clock cycles, about 30 ms: the device sleeps while the host queues the first rounds
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """The device that was measured, and the software that drove it."""
-
-    name: str
-    capability: str
-    multiprocessors: int
-    l2_mib: float
-    memory_gib: float
-    driver: str
-    clocks: str  # highest, of the multiprocessors and the memory
-    cuda: str  # that torch was built with
-    triton: str
-    kernels: str  # the CUDA ones: who compiled them and for what, or why there are none
-    sources: str  # hash of the package's sources, for checkouts that say no commit
-
-    def asdict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def gpu() -> Gpu:
-    """Describes the current device; without one, says so in every field."""
-    triton, kernels = _version("triton"), bk.backends()["cuda"].detail
-    if not torch.cuda.is_available():
-        return Gpu("none", "", 0, 0.0, 0.0, "", "", str(torch.version.cuda), triton, kernels, sources_hash())
-    p = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return Gpu(
-        name=p.name,
-        capability=f"{p.major}.{p.minor}",
-        multiprocessors=p.multi_processor_count,
-        l2_mib=p.L2_cache_size / 2**20,
-        memory_gib=round(p.total_memory / 2**30, 1),
-        driver=_ask_smi("driver_version"),
-        clocks=_ask_smi("clocks.max.sm,clocks.max.mem"),
-        cuda=str(torch.version.cuda),
-        triton=triton,
-        kernels=kernels,
-        sources=sources_hash(),
-    )
+def gpu() -> dict[str, Any]:
+    """The current device and the software that drives it; without one, empty fields."""
+    found: dict[str, Any] = {
+        "name": "none", "capability": "", "multiprocessors": 0, "l2_mib": 0.0, "memory_gib": 0.0, "driver": "",
+        "clocks": "",  # highest, of the multiprocessors and the memory
+        "cuda": str(torch.version.cuda),  # that torch was built with
+        "triton": _version("triton"),
+        "kernels": bk.backends()["cuda"].detail,  # the CUDA ones: who compiled them and for what, or why there are none
+        "sources": sources_hash(),  # for checkouts that say no commit
+    }  # fmt: skip
+    if torch.cuda.is_available():
+        p = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found |= {
+            "name": p.name, "capability": f"{p.major}.{p.minor}", "multiprocessors": p.multi_processor_count,
+            "l2_mib": p.L2_cache_size / 2**20, "memory_gib": round(p.total_memory / 2**30, 1),
+            "driver": _ask_smi("driver_version"), "clocks": _ask_smi("clocks.max.sm,clocks.max.mem"),
+        }  # fmt: skip
+    return found
 
 
 def _ask_smi(query: str) -> str:
@@ -157,27 +135,15 @@ class Clock:
     def ceilings(self, *, quick: bool = False) -> GpuCeilings:
         """Copies a block far larger than the L2 cache and multiplies two large matrices of random values."""
         size, side = (64 << 20, 1024) if quick else (4 << 30, 8192)
-        copy, gemm = self._best_copy(size), self._best_product(side)
-        one = torch.zeros(1, device="cuda")
-        empty, _ = self.replay(lambda: one.add_(1), rounds=50, seconds=1.0)
-        return GpuCeilings(
-            copy_gb_s=2 * size / copy / 1e6,
-            gemm_tflop_s=2 * side**3 / gemm / 1e9,
-            empty_us=empty.median * 1e3,
-            copy_bytes=size,
-            gemm_size=side,
-        )
-
-    def _best_copy(self, size: int) -> float:
         source = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
         target = torch.empty_like(source)
-        return min(self._between_events(lambda: target.copy_(source), 10).samples)
-
-    def _best_product(self, side: int) -> float:
-        a = torch.randn(side, side, device="cuda", dtype=torch.bfloat16)
-        b = torch.randn(side, side, device="cuda", dtype=torch.bfloat16)
+        copy = min(self._between_events(lambda: target.copy_(source), 10).samples)
+        a, b = (torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         c = torch.mm(a, b)
-        return min(self._between_events(lambda: torch.mm(a, b, out=c), 10).samples)
+        gemm = min(self._between_events(lambda: torch.mm(a, b, out=c), 10).samples)
+        one = torch.zeros(1, device="cuda")
+        empty, _ = self.replay(lambda: one.add_(1), rounds=50, seconds=1.0)
+        return GpuCeilings(2 * size / copy / 1e6, 2 * side**3 / gemm / 1e9, empty.median * 1e3, size, side)
 
 
 class DryClock:
@@ -229,8 +195,3 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
         return time.perf_counter() - began, result
     finally:
         gc.enable()
-
-
-def all_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import report
 from .gpu_rows import EAGER, REPLAY
-from .report import _markdown, _short
-from .stages import NUMPY, NUMPY_POOL, Target
+from .report import Columns, Target, short, shorts, table
+from .stages import NUMPY, NUMPY_POOL
 
 SCHEMA = 2
 WHOLE = "keys, returns, clustering, means, combination"
@@ -29,7 +29,7 @@ COMMUNITIES = "community_detection (sentence_transformers) on the GPU"
 # Whole chain at 16 × 400, the same eager, whole chain at 64 × 2,048: milliseconds; NumPy loop over clustering at both.
 LIMITS = {"triton": (0.5, 1.5, 10.0, 100.0, 100.0), "cuda": (0.18, 0.6, 4.0, 100.0, 1000.0)}
 
-Found = Mapping[str, Any]
+Part = Mapping[str, Any]
 
 
 def by(backend: str, what: str) -> str:
@@ -41,223 +41,182 @@ def load(path: Path) -> list[dict[str, Any]]:
     """The parts in a gpu.json; none if there is no such file."""
     if not path.exists():
         return []
-    found = json.loads(path.read_text())
-    if found.get("schema") != SCHEMA:
-        raise ValueError(f"{path} has schema {found.get('schema')!r}, this program writes {SCHEMA}; use another folder")
-    return list(found["parts"])
+    document = json.loads(path.read_text())
+    if document.get("schema") != SCHEMA:
+        raise ValueError(
+            f"{path} has schema {document.get('schema')!r}, this program writes {SCHEMA}; use another folder"
+        )
+    return list(document["parts"])
 
 
 def merged(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The last one of each name.  ValueError if they are from different kinds of GPU, which must not be compared."""
-    found = list({part["name"]: part for part in parts}.values())
-    names = sorted({part["gpu"]["name"] for part in found})
+    last = list({part["name"]: part for part in parts}.values())
+    names = sorted({part["gpu"]["name"] for part in last})
     if len(names) > 1:
         raise ValueError(f"a page holds figures of one kind of GPU, got {', '.join(names)}; use a folder for each")
-    return found
+    return last
 
 
 def write(folder: Path, parts: Sequence[dict[str, Any]]) -> list[Path]:
-    """gpu.json and gpu.md; each is replaced atomically, so that a kill leaves the previous one."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """gpu.json and gpu.md."""
     document = {"schema": SCHEMA, "targets": [t.asdict() for t in targets(parts)], "parts": list(parts)}
-    texts = {
-        folder / "gpu.json": json.dumps(document, indent=1, ensure_ascii=False) + "\n",
-        folder / "gpu.md": as_markdown(parts),
-    }
-    for path, text in texts.items():
-        fresh = path.with_suffix(f"{path.suffix}.{os.getpid()}")
-        fresh.write_text(text)
-        fresh.replace(path)
-    return list(texts)
+    return report.write(folder, "gpu", document, as_markdown(parts))
 
 
 # ------------------------------------------------------------------------------------------------------------ targets
 
 
-def targets(parts: Sequence[Found]) -> list[Target]:
+def targets(parts: Sequence[Part]) -> list[Target]:
     """The promises, on the planted batches; a dry run reaches none."""
     parts = [p for p in parts if p["status"] != "dry run"]
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in (r for p in parts for r in p["rows"] if r["kind"] in ("ours", "competitor")):
+        rows.setdefault((row["workload"], row["name"], row["how"]), row)
 
-    def row(workload: str, name: str, how: str = REPLAY) -> Found:
-        wanted = (workload, name, how)
-        found = (r for p in parts for r in p["rows"] if (r["workload"], r["name"], r["how"]) == wanted)
-        return next((r for r in found if r["kind"] in ("ours", "competitor")), {})
+    def ms(workload: str, name: str, how: str = REPLAY, figure: str = "median_ms") -> float | None:
+        return rows.get((workload, name, how), {}).get(figure)
 
-    def median(workload: str, name: str, how: str = REPLAY) -> float | None:
-        return row(workload, name, how).get("median_ms")
+    def ratio(over: float | None, under: float | None) -> float | None:
+        return over / under if over is not None and under else None
 
-    def ratio(over: Iterable[float | None], under: float | None) -> float | None:
-        known = [x for x in over if x is not None]
-        return min(known) / under if known and under else None
+    def at_most(what: str, limit: float, value: float | None, unit: str = "×") -> Target:
+        return Target(by(backend, what), limit, value, at_least=False, unit=unit)
 
-    short, large, long = "16x400, K = 20", "64x2048, K = 64", "1x32768, K = 512"
+    def at_least(what: str, limit: float, value: float | None) -> Target:
+        return Target(by(backend, what), limit, value)
+
+    small, large, long = "16x400, K = 20", "64x2048, K = 64", "1x32768, K = 512"
     out = []
     for backend, (whole, eager, much, *loops) in LIMITS.items():
-        ours = by(backend, WHOLE)
+        ours, clustering = by(backend, WHOLE), by(backend, CLUSTERING)
         out += [
-            Target(by(backend, "16 × 400 × 3,584, whole chain"), whole, median(short, ours), at_least=False, unit=" ms"),
-            Target(by(backend, "the same, eager with a layout"), eager, median(short, ours, EAGER), at_least=False,
-                   unit=" ms"),
-            Target(by(backend, "64 × 2,048 × 3,584, whole chain"), much, median(large, ours), at_least=False, unit=" ms"),
-        ]  # fmt: skip
-        for workload, loop in zip((short, large), loops, strict=True):
-            clustering = median(workload, by(backend, CLUSTERING))
-            where = by(backend, f"clustering of {workload.partition(',')[0].replace('x', ' × ')} against")
-            numpy = [median(workload, name, "wall") for name in (NUMPY, NUMPY_POOL)]
-            communities = [median(workload, COMMUNITIES, "wall")]
-            out += [
-                Target(f"{where} the NumPy/BLAS loop, all cores", loop, ratio(numpy, clustering)),
-                Target(
-                    f"{where} the torch loop on the GPU", 100.0, ratio([median(workload, LOOP, "wall")], clustering)
-                ),
-                Target(f"{where} community_detection", 1.0, ratio(communities, clustering)),
-            ]
-        swept = ratio([median(short, by(backend, SWEEP))], median(short, by(backend, CLUSTERING)))
-        out.append(Target(by(backend, "sweep of 32 ε at 16 × 400 over one clustering"), 4.0, swept, at_least=False))
+            at_most("16 × 400 × 3,584, whole chain", whole, ms(small, ours), " ms"),
+            at_most("the same, eager with a layout", eager, ms(small, ours, EAGER), " ms"),
+            at_most("64 × 2,048 × 3,584, whole chain", much, ms(large, ours), " ms"),
+        ]
+        for workload, loop in zip((small, large), loops, strict=True):
+            where = f"clustering of {workload.partition(',')[0].replace('x', ' × ')} against"
+            numpy = [t for t in (ms(workload, name, "wall") for name in (NUMPY, NUMPY_POOL)) if t is not None]
+            for what, limit, theirs in (
+                ("the NumPy/BLAS loop, all cores", loop, min(numpy, default=None)),
+                ("the torch loop on the GPU", 100.0, ms(workload, LOOP, "wall")),
+                ("community_detection", 1.0, ms(workload, COMMUNITIES, "wall")),
+            ):
+                out.append(at_least(f"{where} {what}", limit, ratio(theirs, ms(workload, clustering))))
+        swept = ratio(ms(small, by(backend, SWEEP)), ms(small, clustering))
+        out.append(at_most("sweep of 32 ε at 16 × 400 over one clustering", 4.0, swept))
 
-    def cuda(workload: str, name: str) -> Found:
-        return row(workload, by("cuda", name))
-
-    ratios: list[tuple[str, float, float | None, bool, str]] = [
-        ("16 × 400 × 3,584, clustering", 0.12, median(short, by("cuda", CLUSTERING)), False, " ms"),
-        ("1 × 32,768 × 3,584, whole chain", 40.0, median(long, by("cuda", WHOLE)), False, " ms"),
+    backend = "cuda"
+    gram, scan, stage, whole_chain = (by(backend, what) for what in (GRAM, DECISIONS, STAGE, WHOLE))
+    out += [
+        at_most("16 × 400 × 3,584, clustering", 0.12, ms(small, by(backend, CLUSTERING)), " ms"),
+        at_most("1 × 32,768 × 3,584, whole chain", 40.0, ms(long, whole_chain), " ms"),
     ]
-    for workload, said in ((short, "16 × 400"), (large, "64 × 2,048")):
-        gram, scan = cuda(workload, GRAM), cuda(workload, DECISIONS)
-        alone = gram["median_ms"] + scan["median_ms"] if gram and scan else None
-        ratios += [
-            (f"clustering of {said} over Gram matrices + decisions, each by itself", 1.3,
-             ratio([cuda(workload, STAGE).get("median_ms")], alone), False, "×"),
-            (f"decisions of {said} by themselves over their chain", 2.0,
-             ratio([scan.get("median_ms")], scan.get("floor_chain_ms")), False, "×"),
-        ]  # fmt: skip
-    keys = median(short, by("cuda", KEYS))
+    for workload, title in ((small, "16 × 400"), (large, "64 × 2,048")):
+        products, decisions = ms(workload, gram), ms(workload, scan)
+        alone = products + decisions if products is not None and decisions is not None else None
+        chain = ratio(decisions, ms(workload, scan, figure="floor_chain_ms"))
+        what = f"clustering of {title} over Gram matrices + decisions, each by itself"
+        out.append(at_most(what, 1.3, ratio(ms(workload, stage), alone)))
+        out.append(at_most(f"decisions of {title} by themselves over their chain", 2.0, chain))
     figures = {name: value for p in parts for name, value in p.get("figures", {}).items()}
-    ratios += [
-        ("largest |cosine − float64| in 16 × 400 × 3,584", 2e-6, figures.get(ACCURACY), False, ""),
-        ("action keys of 6,400 × 512 tokens", 0.04, keys, False, " ms"),
-        ("tap over the log-prob forward at 7B shape", 0.5, figures.get(TAP), False, " %"),
+    slowest = max((ns for k, ns in steps(parts, backend) if k <= 128), default=None)
+    of_rate = ratio(ms(large, gram, figure="floor_flop_ms"), ms(large, gram))
+    over_cuda = ratio(ms(small, by("triton", WHOLE)), ms(small, whole_chain))
+    return [
+        *out,
+        at_most("largest |cosine − float64| in 16 × 400 × 3,584", 2e-6, figures.get(ACCURACY), ""),
+        at_most("action keys of 6,400 × 512 tokens", 0.04, ms(small, by(backend, KEYS)), " ms"),
+        at_most("tap over the log-prob forward at 7B shape", 0.5, figures.get(TAP), " %"),
+        at_most("one decision in a group of 2,048 at K ≤ 128", 150.0, slowest, " ns"),
+        at_least("Gram matrices of 64 × 2,048, only triangles, of the measured product's rate", 0.6, of_rate),
+        at_least("16 × 400 × 3,584, whole chain: Triton's time over it", 1.5, over_cuda),
     ]
-    known = [ns for k, ns in steps(parts, "cuda") if k <= 128]
-    gram = cuda(large, GRAM)
-    ratios += [
-        ("one decision in a group of 2,048 at K ≤ 128", 150.0, max(known, default=None), False, " ns"),
-        ("Gram matrices of 64 × 2,048, only triangles, of the measured product's rate", 0.6,
-         ratio([gram.get("floor_flop_ms")], gram.get("median_ms")), True, "×"),
-        ("16 × 400 × 3,584, whole chain: Triton's time over it", 1.5,
-         ratio([median(short, by("triton", WHOLE))], median(short, by("cuda", WHOLE))), True, "×"),
-    ]  # fmt: skip
-    return out + [Target(by("cuda", what), limit, value, least, unit) for what, limit, value, least, unit in ratios]
 
 
-def steps(parts: Sequence[Found], backend: str) -> list[tuple[int, float]]:
+def steps(parts: Sequence[Part], backend: str) -> list[tuple[int, float]]:
     """(K, nanoseconds of a decision) of a backend's scan over one group, by K: its time over the group's records."""
-    found = {}
+    by_clusters = {}
     for row in (r for p in parts for r in p["rows"]):
         size = re.fullmatch(r"1x(\d+), K = ([\d,]+)", row["workload"])
         if size and row["name"] == by(backend, DECISIONS) and row["median_ms"] is not None:
-            found[int(size[2].replace(",", ""))] = row["median_ms"] * 1e6 / int(size[1])
-    return sorted(found.items())
+            by_clusters[int(size[2].replace(",", ""))] = row["median_ms"] * 1e6 / int(size[1])
+    return sorted(by_clusters.items())
+
+
+def verdicts(parts: Sequence[Part]) -> list[str]:
+    """A line for each target, those that were met first, those that nobody measured last."""
+    order = {True: "met", False: "MISSED", None: "not measured"}
+    return [
+        f"{word}: {t.name} {t.wanted}" + (f", measured {t.measured}" if t.measured else "")
+        for met, word in order.items()
+        for t in targets(parts)
+        if t.met is met
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------------- Markdown
 
-_HEADER = ("workload", "what", "how", "ms", "IQR", "rounds", "bytes ms", "FLOP ms", "chain ms", "floor ms", "× floor",
-           "SM MHz", "result")  # fmt: skip
-_MET = {None: "not measured", True: "yes", False: "NO"}
+_ROWS: Columns = {
+    "workload": "{workload}", "what": "{name}", "how": "{how}",
+    "ms": lambda r: r["kind"] if r["median_ms"] is None else "FAILED: " * (r["kind"] == "failed") + short(r["median_ms"]),
+    "IQR": shorts("iqr_ms"), "rounds": "{rounds}", "bytes ms": shorts("floor_bytes_ms"),
+    "FLOP ms": shorts("floor_flop_ms"), "chain ms": shorts("floor_chain_ms"), "floor ms": shorts("floor_ms"),
+    "× floor": shorts("over_floor"), "SM MHz": lambda r: str(r.get("sm_mhz") or ""), "result": report.remark,
+}  # fmt: skip
+_BOTH: Columns = {
+    "workload": "{workload}", "what": "{what}", "how": "{how}", "Triton ms": shorts("triton"), "CUDA ms": shorts("cuda"),
+    "Triton over CUDA": lambda r: f"{r['triton'] / r['cuda']:.2f}×",
+}  # fmt: skip
 
 
-def as_markdown(parts: Sequence[Found]) -> str:
-    lines = ["# GPU results", "", "Written by `bench/gpu.sh`; what each row means is in `bench/README.md`.", ""]
-    for text in dict.fromkeys(_about(p) for p in parts):
-        lines += [f"- {text}"]
-    if any(p["status"] == "dry run" for p in parts):
-        lines += ["", "**Dry run: no GPU took part, and no figure on this page is a measurement.**"]
-    lines += ["", "## Targets", "", *_markdown(("target", "wanted", "measured", "met"), _target_cells(parts)), ""]
-    for part in parts:
-        lines += _section(part)
-    return "\n".join(lines)
+def as_markdown(parts: Sequence[Part]) -> str:
+    machines = dict.fromkeys(f"- {_about(p)}" for p in parts)
+    dry = any(p["status"] == "dry run" for p in parts)
+    return report.page(
+        "GPU results", "Written by `bench/gpu.sh`; what each row means is in `bench/README.md`.", list(machines),
+        "**Dry run: no GPU took part, and no figure on this page is a measurement.**" if dry else "",
+        "## Targets", report.target_table(targets(parts)), *(text for part in parts for text in _section(part)),
+    )  # fmt: skip
 
 
-def _about(part: Found) -> str:
-    m, g = part["machine"], part["gpu"]
-    device = "no GPU"
+def _about(part: Part) -> str:
+    g, device = part["gpu"], "no GPU"
     if g["capability"]:
         device = (
             f"{g['name']} (sm_{g['capability'].replace('.', '')}, {g['multiprocessors']} multiprocessors, L2 "
             f"{g['l2_mib']:.0f} MiB, {g['memory_gib']} GiB, driver {g['driver']}, at most {g['clocks']})"
         )
     return (
-        f"**{device}**; host: {m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}; bipace_kernels "
-        f"{m['package']} (commit {m['commit']}, sources {g['sources']}), torch {m['torch']} (CUDA {g['cuda']}), Triton "
-        f"{g['triton']}, CUDA kernels: {g['kernels']}, Python {m['python']}, NumPy {m['numpy']}; BLAS: "
-        f"{m['blas']}; {m['date'][:10]}"
+        f"**{device}**; sources {g['sources']}, CUDA {g['cuda']}, Triton {g['triton']}, CUDA kernels: {g['kernels']}; "
+        f"host: {report.about(part['machine'])}"
     )
 
 
-def verdicts(parts: Sequence[Found]) -> list[str]:
-    """A line for each target, those that were met first, those that nobody measured last."""
-    order = {True: "met", False: "MISSED", None: "not measured"}
-    found = [(t.met, cells) for t, cells in zip(targets(parts), _target_cells(parts), strict=True)]
-    return [
-        f"{word}: {name} {wanted}" + (f", measured {measured}" if measured else "")
-        for met, word in order.items()
-        for this, (name, wanted, measured, _) in found
-        if this is met
-    ]
-
-
-def _target_cells(parts: Sequence[Found]) -> Iterable[tuple[str, ...]]:
-    for t in targets(parts):
-        sign = "≥" if t.at_least else "≤"
-        yield t.name, f"{sign} {t.limit:g}{t.unit}", "" if t.value is None else f"{t.value:.3g}{t.unit}", _MET[t.met]
-
-
-def _section(part: Found) -> list[str]:
-    lines = [f"## {part['name']}", "", f"{part['status']}, {part['began']}, {part['seconds']:.0f} s", ""]
-    if part["ceilings"]:
-        x = part["ceilings"]
-        lines += [
+def _section(part: Part) -> list[str | list[str]]:
+    out: list[str | list[str]] = [
+        f"## {part['name']}", f"{part['status']}, {part['began']}, {part['seconds']:.0f} s"
+    ]  # fmt: skip
+    if x := part["ceilings"]:
+        out.append(
             f"Ceilings of this process: copy {x['copy_gb_s']:,.0f} GB/s (bytes read + written), bfloat16 product "
-            f"{x['gemm_tflop_s']:,.0f} TFLOP/s; a replayed graph that does nothing takes {x['empty_us']:.1f} µs.",
-            "",
-        ]
-    if part["chain"]:
-        chain = ", ".join(f"{s['ns']:.0f} ns at K = {s['k']:,} ({s['threads']} threads)" for s in part["chain"])
-        lines += [f"One dependent step of a scan (bench/chain.cu): {chain}.", ""]
-    if part["chain_note"]:
-        lines += [f"One dependent step of a scan (bench/chain.cu): not available: {part['chain_note']}", ""]
+            f"{x['gemm_tflop_s']:,.0f} TFLOP/s; a replayed graph that does nothing takes {x['empty_us']:.1f} µs."
+        )
+    chain = ", ".join("{ns:.0f} ns at K = {k:,} ({threads} threads)".format_map(s) for s in part["chain"])
+    if chain or part["chain_note"]:
+        chain = chain or f"not available: {part['chain_note']}"
+        out.append(f"One dependent step of a scan (bench/chain.cu): {chain}.")
     for backend in LIMITS:
-        if found := steps([part], backend):
-            times = ", ".join(f"{ns:.0f} ns at K = {k:,}" for k, ns in found)
+        if times := ", ".join(f"{ns:.0f} ns at K = {k:,}" for k, ns in steps([part], backend)):
             grow = "in one group, a mean while clusters grow from 0 to K"
-            lines += [f"One decision of {backend}'s scan, {grow}: {times}.", ""]
-    if part["rows"]:
-        lines += [*_markdown(_HEADER, (_cells(r) for r in part["rows"])), ""]
-    if sides := _sides(part):
-        lines += [*_markdown(("workload", "what", "how", "Triton ms", "CUDA ms", "Triton over CUDA"), sides), ""]
-    return [*lines, *part["lines"], *([""] if part["lines"] else [])]
-
-
-def _sides(part: Found) -> list[tuple[str, ...]]:
-    """If both backends have a row, the ratio of Triton's time to CUDA's: below 1 CUDA is slower."""
+            out.append(f"One decision of {backend}'s scan, {grow}: {times}.")
     medians = {(r["workload"], r["name"], r["how"]): r["median_ms"] for r in part["rows"] if r["kind"] == "ours"}
-    found = []
+    both = []  # rows that either backend has
     for (workload, name, how), ours in medians.items():
         backend, _, what = name.partition(": ")
         theirs = medians.get((workload, by("triton", what), how))
         if backend == "cuda" and ours and theirs:
-            found.append((workload, what, how, _short(theirs), _short(ours), f"{theirs / ours:.2f}×"))
-    return found
-
-
-def _cells(row: Found) -> tuple[str, ...]:
-    remark = "; ".join(x for x in (row["agreement"], row["note"]) if x)
-    if row["median_ms"] is None:
-        return (row["workload"], row["name"], row["how"], row["kind"], *[""] * 8, remark)
-    floors = (row["floor_bytes_ms"], row["floor_flop_ms"], row["floor_chain_ms"], row["floor_ms"], row["over_floor"])
-    kind = "" if row["kind"] != "failed" else "FAILED: "
-    return (
-        row["workload"], row["name"], row["how"], kind + _short(row["median_ms"]), _short(row["iqr_ms"]),
-        str(row["rounds"]), *(_short(x) for x in floors), str(row.get("sm_mhz") or ""), remark,
-    )  # fmt: skip
+            both.append({"workload": workload, "what": what, "how": how, "triton": theirs, "cuda": ours})
+    tables = [table(columns, rows) for columns, rows in ((_ROWS, part["rows"]), (_BOTH, both)) if rows]
+    return [*out, *tables, part["lines"]]

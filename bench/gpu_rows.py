@@ -46,9 +46,6 @@ class GpuRow:
     agreement: str = ""
     note: str = ""
 
-    def asdict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass
 class Part:
@@ -66,9 +63,6 @@ class Part:
     rows: list[dict[str, Any]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)  # Markdown of parts that measure no time
     figures: dict[str, float] = field(default_factory=dict)  # other figures that targets ask for
-
-    def asdict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Bench:
@@ -112,7 +106,10 @@ class Bench:
             row.kind, row.note = "not available", "the part's time was over"
             return self._keep(row)
         try:
-            timing, result = self._time(call, how, rounds=rounds, seconds=min(seconds, left), warm_up=warm_up)
+            if how == REPLAY:
+                timing, result = self.clock.replay(call, rounds=rounds, seconds=min(seconds, left))
+            else:
+                timing, result = self.clock.wall(call, rounds=rounds, seconds=min(seconds, left), warm_up=warm_up)
             row.sm_mhz = self.clock.sm_mhz()
             self._fill(row, timing, need or Need())
             row.agreement = check(result)
@@ -132,20 +129,11 @@ class Bench:
 
     def median(self, workload: str, name: str) -> float | None:
         """Milliseconds of a row that was measured before."""
-        for row in self.part.rows:
-            if (row["workload"], row["name"]) == (workload, name):
-                return None if row["median_ms"] is None else float(row["median_ms"])
-        return None
-
-    def _time(
-        self, call: Callable[[], Any], how: str, *, rounds: int, seconds: float, warm_up: bool
-    ) -> tuple[Timing, Any]:
-        if how == REPLAY:
-            return self.clock.replay(call, rounds=rounds, seconds=seconds)
-        return self.clock.wall(call, rounds=rounds, seconds=seconds, warm_up=warm_up)
+        rows = (row["median_ms"] for row in self.part.rows if (row["workload"], row["name"]) == (workload, name))
+        return next(rows, None)
 
     def _fill(self, row: GpuRow, timing: Timing, need: Need) -> None:
-        row.median_ms, row.iqr_ms, row.rounds = timing.median, timing.iqr, len(timing.samples)
+        row.median_ms, row.iqr_ms, row.rounds = timing.median, timing.iqr, timing.rounds
         row.bytes, row.flop = need.bytes, need.flop
         row.floor_bytes_ms = need.bytes / self.ceilings.copy_gb_s / 1e6 if need.bytes else None
         row.floor_flop_ms = need.flop / self.ceilings.gemm_tflop_s / 1e9 if need.flop else None
@@ -157,7 +145,7 @@ class Bench:
             row.over_floor = timing.median / row.floor_ms
 
     def _keep(self, row: GpuRow) -> GpuRow:
-        self.part.rows.append(row.asdict())
+        self.part.rows.append(asdict(row))
         took = f"{row.median_ms:.4g} ms" if row.median_ms is not None else row.kind
         self.say(f"{row.workload}: {row.name} ({row.how}): {took} {row.agreement} {row.note}".rstrip())
         self.save()

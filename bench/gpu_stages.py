@@ -15,9 +15,9 @@ import bipace_kernels as bk
 
 from . import workloads as w
 from .gpu_cases import Batch
-from .gpu_measure import all_cores
 from .gpu_report import BY_WARPS, DECISIONS, GRAM, KEYS, STAGE
 from .gpu_rows import Need
+from .measure import all_cores
 from .stages import canonical, number_agreement, partition_agreement
 
 _OF_CUDA = ("action_keys", "clusters", "gram", "scan", "values")

@@ -5,7 +5,6 @@ ABOUT says what is compared.  On the CPU, with a decoder of random weights: its 
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import importlib
 import json
@@ -20,11 +19,11 @@ import torch
 import bipace_kernels as bk
 from bipace_kernels.support import optional
 
-from .measure import Effort, Side, Timing, compare, high_water, machine, publish, threads
+from .measure import Effort, Side, compare, high_water, machine, threads
+from .report import SAMPLE, about, page, parser, publish, table
 
 Tensor = torch.Tensor
 
-SAMPLE = Path(__file__).resolve().parent.parent / "examples/data/alfworld_scripted.jsonl.gz"
 PAPER_EXTRACTION, PAPER_STEP = 40.21, 361.27  # seconds of the paper's 7B run: extraction of hidden states, whole step
 LAYER = -8
 CHARACTERS_PER_TOKEN = 4  # what byte-pair tokenizers make of such English text, roughly; the text itself is not run
@@ -175,7 +174,7 @@ class Bench:
     def run(self) -> list[Row]:
         self.tap()
         ids, mask, note = self._equal(self.shape.micro_batch)
-        note = f"{self._memory(ids, mask)} with {note}"
+        note = f"{_memory(*_sides(self.model, ids, mask))} with {note}"
         self.early_exit("early exit, equal lengths", *self._equal(self.shape.rows), wanted=1.25, more=f"; {note}")
         ids, mask, note = recorded_prompts(self.shape, self.rollouts)
         self.early_exit("early exit, recorded lengths", ids, mask, note, wanted=1.5)
@@ -199,40 +198,25 @@ class Bench:
                 log_probs()
             return kept.rows()
 
-        want = picked(self.model, ids[:, : shape.prompt], torch.ones_like(ids[:, : shape.prompt]))
-        apart = difference(tapped(), want)
-        found = self._compare("log-prob forward with a tap", lambda _: tapped(), "without", lambda _: log_probs())
-        extra = found[0].median / found[1].median - 1
-        share = PAPER_EXTRACTION / PAPER_STEP
-        note = (
-            f"{shape.rows} rows of {shape.prompt} + {shape.response} tokens; the tap adds {extra:+.2%}. Where the log-prob "
-            f"forward costs what the paper's extraction does ({share:.1%} of a step), {extra * share:+.2%} of a step "
-            f"instead of {share:.1%}"
-        )
-        self._add("tap", "tapped", "plain", found, apart, note, "at most 1 % more", extra <= 0.01)
+        def judge(ratio: float) -> tuple[str, str, bool]:
+            extra, share = ratio - 1, PAPER_EXTRACTION / PAPER_STEP
+            note = (
+                f"{shape.rows} rows of {shape.prompt} + {shape.response} tokens; the tap adds {extra:+.2%}. Where the "
+                f"log-prob forward costs what the paper's extraction does ({share:.1%} of a step), {extra * share:+.2%} of "
+                f"a step instead of {share:.1%}"
+            )
+            return note, "at most 1 % more", extra <= 0.01
 
-    def _sides(self, ids: Tensor, mask: Tensor) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-        return (
-            lambda: bk.hidden.extract(self.model, ids, mask, layer=LAYER, progress=False),
-            lambda: picked(self.model, ids, mask),
-        )
+        prompts = ids[:, : shape.prompt]
+        apart = difference(tapped(), picked(self.model, prompts, torch.ones_like(prompts)))
+        self._add("tap", ("tapped", "plain"), tapped, log_probs, apart, judge)
 
-    def _memory(self, ids: Tensor, mask: Tensor) -> str:
-        mine, other = (high_water(call) / 2**20 for call in self._sides(ids, mask))
-        return f"{mine:,.0f} MiB against {other:,.0f} MiB ({mine / other:.1%})"
-
-    def early_exit(
-        self, name: str, ids: Tensor, mask: Tensor, note: str, *, wanted: float, more: str = ""
-    ) -> None:  # fmt: skip
-        ours, theirs = self._sides(ids, mask)
-        apart = difference(ours(), theirs())
-        note += f"; memory at its highest {self._memory(ids, mask)}{more}"
-        found = self._compare("extract", lambda _: ours(), "output_hidden_states", lambda _: theirs())
-        ratio = found[1].median / found[0].median
-        self._add(
-            name, "bk.hidden.extract", "output_hidden_states=True, then pick", found, apart, note,
-            f"{wanted}× as fast", ratio >= wanted,
-        )  # fmt: skip
+    def early_exit(self, name: str, ids: Tensor, mask: Tensor, note: str, wanted: float, more: str = "") -> None:
+        ours, theirs = _sides(self.model, ids, mask)
+        note += f"; memory at its highest {_memory(ours, theirs)}{more}"
+        names = "bk.hidden.extract", "output_hidden_states=True, then pick"
+        self._add(name, names, ours, theirs, difference(ours(), theirs()), lambda ratio: (
+            note, f"{wanted}× as fast", ratio <= 1 / wanted))  # fmt: skip
 
     def calibration(self) -> None:
         ids, mask, note = self._equal(self.shape.rows)
@@ -248,30 +232,43 @@ class Bench:
             return kept.rows(f"block {self.shape.blocks + LAYER}", "last")
 
         apart = difference(tapped(), picked(self.model, ids, mask))
-        found = self._compare("taps on all blocks", lambda _: tapped(), "plain forward", lambda _: plain())
-        extra = found[0].median / found[1].median - 1
-        self._add(
-            "calibration", "taps on all blocks, three poolings", "plain", found, apart,
-            f"{note}; adds {extra:+.1%}", "at most 20 % more", extra <= 0.20,
-        )  # fmt: skip
-
-    def _compare(
-        self, ours: str, call: Callable[[Any], Any], theirs: str, other: Callable[[Any], Any]
-    ) -> tuple[Timing, Timing]:
-        found = compare([Side(ours, call), Side(theirs, other)], self.effort, tick=self.tick)
-        return found[ours], found[theirs]
+        self._add("calibration", ("taps on all blocks, three poolings", "plain"), tapped, plain, apart, lambda ratio: (
+            f"{note}; adds {ratio - 1:+.1%}", "at most 20 % more", ratio <= 1.2))  # fmt: skip
 
     def _add(
-        self, name: str, ours: str, theirs: str, found: tuple[Timing, Timing], apart: float, note: str,
-        wanted: str, reached: bool,
+        self, name: str, sides: tuple[str, str], ours: Callable[[], Any], theirs: Callable[[], Any], apart: float,
+        judge: Callable[[float], tuple[str, str, bool]],
     ) -> None:  # fmt: skip
-        mine, other = found
-        rounds = min(len(mine.samples), len(other.samples))
-        times = (mine.median, other.median, mine.cpu_median, other.cpu_median)
-        self.rows.append(Row(name, ours, theirs, *times, rounds, apart, note, wanted, reached))
+        """Times both sides; `judge` has the note, what was wanted and whether it was reached, of ours / theirs."""
+        timed = [Side(side, lambda _, call=call: call()) for side, call in zip(sides, (ours, theirs), strict=True)]
+        mine, other = compare(timed, self.effort, tick=self.tick).values()
+        times = mine.median, other.median, mine.cpu_median, other.cpu_median
+        judged = judge(mine.median / other.median)
+        self.rows.append(Row(name, *sides, *times, min(mine.rounds, other.rounds), apart, *judged))
+
+
+def _sides(model: Any, ids: Tensor, mask: Tensor) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    return (
+        lambda: bk.hidden.extract(model, ids, mask, layer=LAYER, progress=False),
+        lambda: picked(model, ids, mask),
+    )
+
+
+def _memory(ours: Callable[[], Any], theirs: Callable[[], Any]) -> str:
+    mine, other = (high_water(call) / 2**20 for call in (ours, theirs))
+    return f"{mine:,.0f} MiB against {other:,.0f} MiB ({mine / other:.1%})"
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------------
+
+
+_COLUMNS = {
+    "what": "{name}", "ours": "{ours}", "ms": "{ours_ms:,.4g}", "CPU ms": "{ours_cpu_ms:,.4g}", "against": "{theirs}",
+    "its ms": "{theirs_ms:,.4g}", "its CPU ms": "{theirs_cpu_ms:,.4g}",
+    "theirs / ours": lambda row: f"{row['theirs_ms'] / row['ours_ms']:.3f}", "rounds": "{rounds}",
+    "wanted": lambda row: f"{row['wanted']}: {'reached' if row['reached'] else 'missed'}",
+    "largest difference": "{difference:.1e}", "note": "{note}",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -281,54 +278,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    parser = argparse.ArgumentParser(prog="bench hidden", description="What hidden states cost, on the CPU.")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="calls of each side (%(default)s)")
-    parser.add_argument("--threads", type=int, default=2, metavar="N", help="of torch (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a tiny model: shows that it runs, not how fast")
-    parser.add_argument(
-        "--rollouts", type=Path, default=SAMPLE, metavar="FILE", help="of the recorded prompt lengths (%(default)s)"
+    options = parser(
+        "hidden", "What hidden states cost, on the CPU.", writes="hidden.json and hidden.md", quick="a tiny model"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write hidden.json and hidden.md there")
-    arguments = parser.parse_args(argv)
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    options.add_argument("--rounds", default=7, help="calls of each side (%(default)s)", **number)
+    options.add_argument("--threads", default=2, help="of torch (%(default)s)", **number)
+    options.add_argument("--rollouts", type=Path, default=SAMPLE, metavar="FILE",
+                         help="of the recorded prompt lengths (%(default)s)")  # fmt: skip
+    arguments = options.parse_args(argv)
     if not arguments.rollouts.is_file():
-        parser.error(f"--rollouts: there is no {arguments.rollouts}; pass a .jsonl.gz file of rollouts")
-    shape = TINY if arguments.quick else Shape()
-    effort = Effort(rounds=2 if arguments.quick else arguments.rounds, seconds=90.0, fewest=3)
+        options.error(f"--rollouts: there is no {arguments.rollouts}; pass a .jsonl.gz file of rollouts")
+    quick, shape = arguments.quick, TINY if arguments.quick else Shape()
+    effort = Effort(rounds=2 if quick else arguments.rounds, seconds=90.0, fewest=3)
     with threads(arguments.threads) as note, Progress(console=Console(stderr=True), transient=True) as bar:
-        about = machine(arguments.threads, note)
+        on = machine(arguments.threads, note)
         task = bar.add_task("calls", total=8 * (effort.rounds + 1))
-        rows = Bench(shape, arguments.rollouts, effort, lambda: bar.advance(task)).run()
-    document = {
-        "schema": 1, "machine": about.asdict(), "shape": asdict(shape), "quick": arguments.quick,
-        "rows": [asdict(row) for row in rows],
-    }  # fmt: skip
-    page = as_markdown(document)
-    publish("hidden", document, page, arguments.out)
+        rows = [asdict(row) for row in Bench(shape, arguments.rollouts, effort, lambda: bar.advance(task)).run()]
+    small = " A tiny model: shows that it runs, not how fast; nothing is reached or missed." if quick else ""
+    title = "What hidden states cost"
+    text = page(title, about(on), shape.text() + "." + small, ABOUT, table(_COLUMNS, rows), "On a GPU: not measured.")
+    document = {"schema": 1, "machine": on, "shape": asdict(shape), "quick": quick, "rows": rows}
+    publish("hidden", document, text, arguments.out)
     return 0
-
-
-def as_markdown(document: dict[str, Any]) -> str:
-    """The page: machine, method, rows."""
-    about, shape = document["machine"], Shape(**document["shape"])
-    lines = [
-        "# What hidden states cost",
-        "",
-        f"{about['cpu']}, {about['threads']} threads; torch {about['torch']}, bipace_kernels {about['package']} "
-        f"({about['commit']}), {about['date']}, load {about['load']}. {shape.text()}."
-        + (" A tiny model: shows that it runs, not how fast." if document["quick"] else ""),
-        "",
-        ABOUT,
-        "| what | ours | ms | CPU ms | against | ms | CPU ms | theirs / ours | rounds | wanted | largest difference | |",
-        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: | --- |",
-    ]
-    for row in document["rows"]:
-        verdict = "" if document["quick"] else (": reached" if row["reached"] else ": missed")
-        lines.append(
-            f"| {row['name']} | {row['ours']} | {row['ours_ms']:,.4g} | {row['ours_cpu_ms']:,.4g} | {row['theirs']} | "
-            f"{row['theirs_ms']:,.4g} | {row['theirs_cpu_ms']:,.4g} | {row['theirs_ms'] / row['ours_ms']:.3f} | "
-            f"{row['rounds']} | {row['wanted']}{verdict} | {row['difference']:.1e} | {row['note']} |"
-        )
-    return "\n".join([*lines, "", "On a GPU: not measured.", ""])
 
 
 if __name__ == "__main__":

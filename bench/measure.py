@@ -16,16 +16,15 @@ import ctypes
 import datetime
 import gc
 import importlib
-import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,10 @@ class Timing:
     @property
     def cpu_median(self) -> float:
         return statistics.median(self.cpu_samples) if self.cpu_samples else 0.0
+
+    @property
+    def rounds(self) -> int:
+        return len(self.samples)
 
     @property
     def median(self) -> float:
@@ -194,51 +197,36 @@ def available_memory() -> int:
 # ----------------------------------------------------------------------------------------------------------- machine
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What the figures depend on; goes into every output."""
-
-    cpu: str
-    cores: int
-    memory_gib: float
-    system: str
-    python: str
-    package: str
-    native: str
-    torch: str
-    numpy: str
-    blas: str
-    commit: str
-    date: str
-    threads: int
-    thread_note: str
-    load: str
-
-    def asdict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def machine(count: int, thread_note: str) -> Machine:
-    """Describes this machine, the versions and the state of the checkout."""
+def machine(count: int, thread_note: str) -> dict[str, Any]:
+    """What the figures depend on, for every output: this machine, the versions, the state of the checkout."""
     import bipace_kernels
 
-    return Machine(
-        cpu=_cpu_model(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        system=f"{platform.system()} {platform.release()}",
-        python=platform.python_version(),
-        package=bipace_kernels.__version__,
-        native=_native_isa(),
-        torch=torch.__version__,
-        numpy=np.__version__,
-        blas=_blas(),
-        commit=_commit(),
-        date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        threads=count,
-        thread_note=thread_note,
-        load=" ".join(f"{x:.2f}" for x in os.getloadavg()),
-    )
+    return {
+        "cpu": _cpu_model(),
+        "cores": all_cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "package": bipace_kernels.__version__,
+        "native": _native_isa(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "blas": _blas(),
+        "commit": _commit(),
+        "date": now(),
+        "threads": count,
+        "thread_note": thread_note,
+        "load": " ".join(f"{x:.2f}" for x in os.getloadavg()),
+    }
+
+
+def all_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _cpu_model() -> str:
@@ -258,13 +246,9 @@ def _cpu_model() -> str:
 
 def _native_isa() -> str:
     try:
-        native = importlib.import_module("bipace_kernels._native")
+        return str(importlib.import_module("bipace_kernels._native").isa())
     except ImportError as error:
         return f"not available: {error}"
-    for name in ("instruction_set", "isa"):
-        if hasattr(native, name):
-            return str(getattr(native, name)())
-    return "present"
 
 
 def _blas() -> str:
@@ -275,24 +259,12 @@ def _blas() -> str:
 
 
 def _commit() -> str:
-    here = Path(__file__).resolve().parent
+    def git(*arguments: str) -> str:
+        argv = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        git = ["git", "-C", str(here)]
-        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, text=True)
-        if tracked.returncode != 0:
-            return "none (not a checkout)"
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+        git("ls-files", "--error-unmatch", __file__)
+        return git("rev-parse", "--short=12", "HEAD") + (" + changes" if git("status", "--porcelain", "-uno") else "")
     except (FileNotFoundError, subprocess.CalledProcessError):
-        return "none (no git)"
-    return head.stdout.strip() + (" + changes" if dirty.stdout.strip() else "")
-
-
-def publish(name: str, document: Mapping[str, Any], page: str, folder: Path | None) -> None:
-    """Prints the page of a benchmark; with a folder, writes name.json and name.md there."""
-    sys.stdout.write(page)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(document, indent=1, ensure_ascii=False)
-        (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-        (folder / f"{name}.md").write_text(page, encoding="utf-8")
+        return "none (not a checkout)"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -51,12 +51,7 @@ def measure(*, quick: bool) -> Ceilings:
 
 def best(one: Ceilings, other: Ceilings) -> Ceilings:
     """The higher of each: a ceiling measured while the machine was busy is too low."""
-    return replace(
-        one,
-        clone_gb_s=max(one.clone_gb_s, other.clone_gb_s),
-        copy_gb_s=max(one.copy_gb_s, other.copy_gb_s),
-        gemm_gflop_s=max(one.gemm_gflop_s, other.gemm_gflop_s),
-    )
+    return Ceilings(*map(max, astuple(one), astuple(other)))
 
 
 def _best(call: Callable[[], object], tries: int) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,9 +19,11 @@ import bipace_kernels as bk
 from . import competitors as c
 from . import memory, roofline
 from . import workloads as w
-from .measure import Effort, Side, Timing, available_memory, busy, compare
+from .measure import Effort, Side, available_memory, busy, compare
+from .report import Columns, Target, about, page, remark, short, shorts, table, target_table
 from .roofline import Ceilings, Work
 
+SCHEMA = 1
 OURS = "bipace_kernels"
 CLONE = "torch.clone of the fingerprints"
 
@@ -48,9 +51,6 @@ class Row:
     ratio: float | None = None  # this median / that of the nearest row of ours above: over 1, we are faster
     agreement: str = ""
     note: str = ""
-
-    def asdict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass
@@ -82,10 +82,8 @@ class Results:
 
     def ratio(self, stage: str, workload: str, side: str) -> float | None:
         """How much slower `side` was than ours; None where it was not measured."""
-        for row in self.rows:
-            if (row.stage, row.workload, row.side) == (stage, workload, side):
-                return row.ratio
-        return None
+        rows = (r.ratio for r in self.rows if (r.stage, r.workload, r.side) == (stage, workload, side))
+        return next(rows, None)
 
 
 @dataclass
@@ -100,16 +98,33 @@ class Context:
     say: Callable[[str], None]  # what is being done now
     tick: Callable[[], None]  # one call done
 
+    def shapes(self, *shapes: w.Shape) -> Iterator[w.Shape]:
+        """The shapes, or one tiny one; what a stage made of the one before is gone when the next comes."""
+        for shape in (w.TINY,) if self.quick else shapes:
+            self.say(f"making {shape.name}")
+            yield shape
+            gc.collect()
+
 
 class Entry(NamedTuple):
-    """A side with the text printed next to its time."""
+    """A side of a comparison with the text printed next to its time; without a call, the note says why it is absent."""
 
-    side: Side
     kind: str
-    work: Work
+    side: str
+    call: Callable[[Any], Any] | None
+    work: Work = Work()
     agreement: str | Callable[[], str] = ""  # a callable is asked after the timing
     note: str = ""
+    prepare: Callable[[], Any] = lambda: None
     dtype: str = ""
+
+
+def _optional(make: Callable[[], Entry], side: str) -> Entry:
+    """A competitor that needs a package, or the row that says which one is missing."""
+    try:
+        return make()
+    except ImportError as error:
+        return Entry("not available", side, None, note=str(error))
 
 
 def _compare(
@@ -117,43 +132,23 @@ def _compare(
 ) -> None:
     """Times the entries in turns and appends their rows; a ratio is against the nearest row of ours above."""
     ctx.say(f"{stage}: {workload}")
-    timings = compare([e.side for e in entries], effort, tick=ctx.tick)
-    first = ours = timings[entries[0].side.name].median
-    for entry in entries:
-        timing = timings[entry.side.name]
-        if entry.kind == "ours":
+    sides = [Side(e.side, e.call, e.prepare) for e in entries if e.call is not None]
+    timings = compare(sides, effort, tick=ctx.tick)
+    first = ours = timings[entries[0].side].median
+    for e in entries:
+        row = Row(stage, workload, e.side, shape, e.dtype or dtype, e.kind, note=e.note)
+        ctx.results.rows.append(row)
+        if e.call is None:
+            continue
+        timing = timings[e.side]
+        row.median_ms, row.iqr_ms, row.cpu_ms, row.rounds = timing.median, timing.iqr, timing.cpu_median, timing.rounds
+        if e.kind == "ours":
             ours = timing.median
-        base = first if entry.kind == "ours" else ours
-        ctx.results.rows.append(_row(stage, workload, shape, dtype, entry, timing, base))
-
-
-def _row(stage: str, workload: str, shape: str, dtype: str, entry: Entry, timing: Timing, ours: float) -> Row:
-    seconds = timing.median / 1e3
-    gb_s = entry.work.bytes / seconds / 1e9 if entry.work.bytes else None
-    gflop_s = entry.work.flop / seconds / 1e9 if entry.work.flop else None
-    return Row(
-        stage=stage,
-        workload=workload,
-        side=entry.side.name,
-        shape=shape,
-        dtype=entry.dtype or dtype,
-        kind=entry.kind,
-        median_ms=timing.median,
-        iqr_ms=timing.iqr,
-        cpu_ms=timing.cpu_median,
-        rounds=len(timing.samples),
-        bytes=entry.work.bytes,
-        flop=entry.work.flop,
-        gb_s=gb_s,
-        gflop_s=gflop_s,
-        ratio=timing.median / ours,
-        agreement=entry.agreement if isinstance(entry.agreement, str) else entry.agreement(),
-        note=entry.note,
-    )
-
-
-def _absent(ctx: Context, stage: str, workload: str, shape: str, dtype: str, side: str, reason: str) -> None:
-    ctx.results.rows.append(Row(stage, workload, side, shape, dtype, "not available", note=reason))
+        row.ratio = timing.median / (first if e.kind == "ours" else ours)
+        row.bytes, row.flop = e.work.bytes, e.work.flop
+        row.gb_s = e.work.bytes / timing.median / 1e6 or None
+        row.gflop_s = e.work.flop / timing.median / 1e6 or None
+        row.agreement = e.agreement if isinstance(e.agreement, str) else e.agreement()
 
 
 # --------------------------------------------------------------------------------------------------------- agreement
@@ -268,7 +263,7 @@ class Hidden:
         )
 
     def clone_entry(self) -> Entry:
-        return Entry(Side(CLONE, self.clone), "bound", roofline.clone_work(self.fingerprint), note="lower bound")
+        return Entry("bound", CLONE, self.clone, roofline.clone_work(self.fingerprint), note="lower bound")
 
 
 class _Records(NamedTuple):
@@ -317,156 +312,115 @@ class Observed:
 
 def clusters(ctx: Context) -> None:
     """bk.cluster against NumPy, torch and sentence_transformers; all get sorted rows and ready offsets."""
-    for shape in (w.TINY,) if ctx.quick else w.CLUSTERING:
-        _clusters_at(ctx, shape)
-        gc.collect()
+    for shape in ctx.shapes(*w.CLUSTERING):
+        x, half = Hidden(shape, threads=ctx.threads), Hidden(shape, torch.bfloat16)
+        label = x.cluster()
+        planted = _check_states(x.batch, label)
+        work, half_work = (roofline.cluster_work(y.fingerprint, label.numpy(), x.offsets) for y in (x, half))
 
+        def against(name: str, call: Callable[[Any], Any], note: str = "") -> Entry:
+            return Entry("competitor", name, call, work, partition_agreement(call(None), label), note)  # noqa: B023
 
-def _clusters_at(ctx: Context, shape: w.Shape) -> None:
-    ctx.say(f"clusters: making {shape.name}")
-    x, half = Hidden(shape, threads=ctx.threads), Hidden(shape, torch.bfloat16)
-    label = x.cluster()
-    planted = _check_states(x.batch, label)
-    work = roofline.cluster_work(x.fingerprint, label.numpy(), x.offsets)
-    half_work = roofline.cluster_work(half.fingerprint, label.numpy(), x.offsets)
-
-    def against(name: str, call: Callable[[Any], Any], note: str = "") -> Entry:
-        return Entry(Side(name, call), "competitor", work, partition_agreement(call(None), label), note)
-
-    entries = [
-        Entry(Side(OURS, x.cluster), "ours", work, planted),
-        against(NUMPY, x.numpy),
-        against(NUMPY_POOL, x.numpy_pool),
-        against(TORCH_LOOP, x.torch_loop),
-    ]
-    absent = ""
-    try:
-        c.community_detection()
-    except ImportError as error:
-        absent = str(error)
-    else:
         note = "another algorithm: largest neighbourhoods first, no centroids"
-        entries.append(against(COMMUNITY, x.communities, note))
-    in_half = Side(f"{OURS}, bfloat16 rows", half.cluster)
-    entries += [
-        x.clone_entry(),
-        Entry(in_half, "ours", half_work, partition_agreement(half.cluster(), label), dtype="bfloat16"),
-    ]
-    _compare(ctx, "clusters", shape.name, shape.text(), "float32", entries, ctx.effort)
-    if absent:
-        _absent(ctx, "clusters", shape.name, shape.text(), "float32", COMMUNITY, absent)
+        same = partition_agreement(half.cluster(), label)
+        entries = [
+            Entry("ours", OURS, x.cluster, work, planted),
+            against(NUMPY, x.numpy),
+            against(NUMPY_POOL, x.numpy_pool),
+            against(TORCH_LOOP, x.torch_loop),
+            _optional(functools.partial(against, COMMUNITY, x.communities, note), COMMUNITY),
+            x.clone_entry(),
+            Entry("ours", f"{OURS}, bfloat16 rows", half.cluster, half_work, same, dtype="bfloat16"),
+        ]
+        _compare(ctx, "clusters", shape.name, shape.text(), "float32", entries, ctx.effort)
 
 
 def advantage(ctx: Context) -> None:
     """The whole BiPACE call (fingerprints to advantages) against loops, and against the pipeline's mere GiGPO."""
-    for shape in (w.TINY,) if ctx.quick else (*w.TRAINING, w.LONG):
-        _advantage_at(ctx, shape)
-        gc.collect()
-
-
-def _advantage_at(ctx: Context, shape: w.Shape) -> None:
-    ctx.say(f"advantage: making {shape.name}")
-    x = Hidden(shape)
-    result = x.advantage()
-    planted = _check_states(x.batch, result.cluster)
-    clustering = roofline.cluster_work(x.fingerprint, result.cluster.numpy(), x.offsets)
-    work = roofline.advantage_work(clustering, shape.records)
-
-    def against(name: str, call: Callable[[Any], Any], kind: str, found: torch.Tensor) -> Entry:
-        return Entry(Side(name, call), kind, work, number_agreement(found, result.advantage))
-
-    entries = [
-        Entry(Side(OURS, x.advantage), "ours", work, planted),
-        against(TORCH_LOOP, x.bipace_loop, "competitor", x.bipace_loop()),
-        x.clone_entry(),
-    ]
-    searched = shape.records <= 20_000
-    if searched:
-        seen = Observed(shape)
-        note = "another estimator, no fingerprints: the yardstick of what trainers spend today"
-        entries.append(Entry(Side(PIPELINE, seen.pipeline(), seen.with_strings), "competitor", Work(), note=note))
-    with_layout = x.advantage_with_layout
-    entries.append(against(f"{OURS}, layout ready", with_layout, "ours", with_layout().advantage))
-    _compare(ctx, "advantage", shape.name, shape.text(), "float32", entries, ctx.slow)
-    if not searched:
-        reason = f"one search per record over {shape.records:,} records: tens of minutes"
-        _absent(ctx, "advantage", shape.name, shape.text(), "str", PIPELINE, reason)
+    for shape in ctx.shapes(*w.TRAINING, w.LONG):
+        x = Hidden(shape)
+        result = x.advantage()
+        planted = _check_states(x.batch, result.cluster)
+        clustering = roofline.cluster_work(x.fingerprint, result.cluster.numpy(), x.offsets)
+        work = roofline.advantage_work(clustering, shape.records)
+        ready = x.advantage_with_layout
+        by_loop = number_agreement(x.bipace_loop(), result.advantage)
+        by_layout = number_agreement(ready().advantage, result.advantage)
+        if shape.records <= 20_000:
+            seen = Observed(shape)
+            note = "another estimator, no fingerprints: the yardstick of what trainers spend today"
+            pipeline = Entry("competitor", PIPELINE, seen.pipeline(), note=note, prepare=seen.with_strings)
+        else:
+            note = f"one search per record over {shape.records:,} records: tens of minutes"
+            pipeline = Entry("not available", PIPELINE, None, note=note)
+        entries = [
+            Entry("ours", OURS, x.advantage, work, planted),
+            Entry("competitor", TORCH_LOOP, x.bipace_loop, work, by_loop),
+            x.clone_entry(),
+            pipeline,
+            Entry("ours", f"{OURS}, layout ready", ready, work, by_layout),
+        ]
+        _compare(ctx, "advantage", shape.name, shape.text(), "float32", entries, ctx.slow)
 
 
 def critic(ctx: Context) -> None:
     """Config.gae() against BiPACE on the same fingerprints, and against a Gaussian process by BLAS and LAPACK."""
-    for shape in (w.TINY,) if ctx.quick else w.TRAINING[:2]:
-        _critic_at(ctx, shape)
-        gc.collect()
-
-
-def _critic_at(ctx: Context, shape: w.Shape) -> None:
-    ctx.say(f"critic: making {shape.name}")
-    x = Hidden(shape)
     group, batch = bk.Config.gae(share="group"), bk.Config.gae()
-    result, time = x.gae(group), torch.as_tensor(x.ids["step"]).numpy()
-    rows, returns = x.fingerprint.numpy(), result.returns.numpy()
-    work = roofline.value_work(x.fingerprint, x.offsets)
-
-    def naive(_: Any = None) -> Any:
-        return c.numpy_values(
-            rows, x.offsets, returns, time, width=group.kernel_width, horizon=group.kernel_time or math.inf,
-            noise=group.kernel_noise,
-        )  # fmt: skip
-
-    same = number_agreement(torch.from_numpy(naive()), result.value.double())
-    entries = [
-        Entry(Side(BIPACE_CALL, x.advantage), "ours", Work(), note="the yardstick"),
-        Entry(Side(GAE_GROUP, lambda _: x.gae(group)), "ours", work),
-        Entry(Side(NUMPY_VALUES, naive), "competitor", work, same, "only values of states"),
-        Entry(Side(GAE_BATCH, lambda _: x.gae(batch)), "ours", work),
-    ]
-    _compare(ctx, "critic", shape.name, shape.text(), "float32", entries, ctx.slow)
+    options = {"width": group.kernel_width, "horizon": group.kernel_time or math.inf, "noise": group.kernel_noise}
+    for shape in ctx.shapes(*w.TRAINING[:2]):
+        x = Hidden(shape)
+        result = x.gae(group)
+        data = x.fingerprint.numpy(), x.offsets, result.returns.numpy(), torch.as_tensor(x.ids["step"]).numpy()
+        naive = functools.partial(c.numpy_values, *data, **options)
+        same = number_agreement(torch.from_numpy(naive()), result.value.double())
+        work = roofline.value_work(x.fingerprint, x.offsets)
+        entries = [
+            Entry("ours", BIPACE_CALL, x.advantage, note="the yardstick"),
+            Entry("ours", GAE_GROUP, lambda _, x=x: x.gae(group), work),
+            Entry("competitor", NUMPY_VALUES, lambda _, naive=naive: naive(), work, same, "only values of states"),
+            Entry("ours", GAE_BATCH, lambda _, x=x: x.gae(batch), work),
+        ]
+        _compare(ctx, "critic", shape.name, shape.text(), "float32", entries, ctx.slow)
 
 
 def gigpo(ctx: Context) -> None:
     """The GiGPO preset on string observations against the dict-of-lists pipeline, same inputs on both sides."""
     alfworld, _, webshop, textcraft = w.TRAINING
-    for shape in (w.TINY,) if ctx.quick else (alfworld, webshop, textcraft):
-        _gigpo_at(ctx, shape)
-
-
-def _gigpo_at(ctx: Context, shape: w.Shape) -> None:
-    ctx.say(f"gigpo: {shape.name}")
-    x = Observed(shape)
-    ours = x.ours(bk.Config.gigpo())
-    plain, divided = x.ours(bk.Config.gigpo(mode="mean_norm")), x.ours(bk.Config.gigpo(mode="mean_std_norm"))
-    theirs, theirs_divided = x.pipeline(), x.pipeline(divide=True)
-    work = roofline.text_work(x.texts, out_bytes=25 * len(x.texts))
-    strings, integers = x.with_strings, x.with_integers
-    same = number_agreement(theirs(strings()), plain(strings()).advantage)
-    same_ints = number_agreement(theirs(integers()), plain(integers()).advantage)
-    same_divided = _divided_agreement(theirs_divided(strings()), divided(strings()))
-    entries = [
-        Entry(Side(OURS, ours, strings), "ours", work, note="Config.gigpo(), uuid strings as ids"),
-        Entry(Side(f"{OURS}, mean_norm", plain, strings), "ours", work),
-        Entry(Side(PIPELINE, theirs, strings), "competitor", work, same, "mean_norm"),
-        Entry(Side(f"{OURS}, mean_std_norm", divided, strings), "ours", work),
-        Entry(Side(f"{PIPELINE}, mean_std_norm", theirs_divided, strings), "competitor", work, same_divided),
-        Entry(Side(f"{OURS}, integer ids", plain, integers), "ours", work, note="mean_norm"),
-        Entry(Side(PIPELINE_INTS, theirs, integers), "competitor", work, same_ints, "mean_norm"),
-    ]
-    _compare(ctx, "gigpo", shape.name, f"{shape.groups}×{shape.rollouts}×{shape.steps}", "str", entries, ctx.slow)
+    for shape in ctx.shapes(alfworld, webshop, textcraft):
+        x = Observed(shape)
+        strings, integers = x.with_strings, x.with_integers
+        plain, divided = x.ours(bk.Config.gigpo(mode="mean_norm")), x.ours(bk.Config.gigpo(mode="mean_std_norm"))
+        theirs, theirs_divided = x.pipeline(), x.pipeline(divide=True)
+        work = roofline.text_work(x.texts, out_bytes=25 * len(x.texts))
+        same = number_agreement(theirs(strings()), plain(strings()).advantage)
+        same_ints = number_agreement(theirs(integers()), plain(integers()).advantage)
+        same_divided = _divided_agreement(theirs_divided(strings()), divided(strings()))
+        mode, note = "mean_norm", "Config.gigpo(), uuid strings as ids"
+        entries = [
+            Entry("ours", OURS, x.ours(bk.Config.gigpo()), work, note=note, prepare=strings),
+            Entry("ours", f"{OURS}, mean_norm", plain, work, prepare=strings),
+            Entry("competitor", PIPELINE, theirs, work, same, mode, strings),
+            Entry("ours", f"{OURS}, mean_std_norm", divided, work, prepare=strings),
+            Entry("competitor", f"{PIPELINE}, mean_std_norm", theirs_divided, work, same_divided, prepare=strings),
+            Entry("ours", f"{OURS}, integer ids", plain, work, note=mode, prepare=integers),
+            Entry("competitor", PIPELINE_INTS, theirs, work, same_ints, mode, integers),
+        ]
+        _compare(ctx, "gigpo", shape.name, f"{shape.groups}×{shape.rollouts}×{shape.steps}", "str", entries, ctx.slow)
 
 
 def loaded(ctx: Context) -> None:
     """GiGPO on strings beside a busy process for each core, as on a training machine."""
-    shape = w.TINY if ctx.quick else w.TRAINING[0]
-    x = Observed(shape)
-    ours, theirs = x.ours(bk.Config.gigpo(mode="mean_norm")), x.pipeline()
-    same = number_agreement(theirs(x.with_strings()), ours(x.with_strings()).advantage)
-    entries = [
-        Entry(Side(OURS, ours, x.with_strings), "ours", Work(), note="mean_norm"),
-        Entry(Side(PIPELINE, theirs, x.with_strings), "competitor", Work(), same, "mean_norm"),
-    ]
-    for name, count in (("nothing beside it", 0), ("a busy process per core", os.cpu_count() or 1)):
-        with busy(count):
-            _compare(ctx, "loaded", f"{shape.name}, {name}", shape.text(), "str", entries, ctx.slow)
+    for shape in ctx.shapes(w.TRAINING[0]):
+        x = Observed(shape)
+        ours, theirs = x.ours(bk.Config.gigpo(mode="mean_norm")), x.pipeline()
+        same = number_agreement(theirs(x.with_strings()), ours(x.with_strings()).advantage)
+        entries = [
+            Entry("ours", OURS, ours, note="mean_norm", prepare=x.with_strings),
+            Entry("competitor", PIPELINE, theirs, Work(), same, "mean_norm", x.with_strings),
+        ]
+        for name, count in (("nothing beside it", 0), ("a busy process per core", os.cpu_count() or 1)):
+            with busy(count):
+                _compare(ctx, "loaded", f"{shape.name}, {name}", shape.text(), "str", entries, ctx.slow)
 
 
 def _divided_agreement(theirs: torch.Tensor, ours: Any) -> str:
@@ -491,10 +445,12 @@ def action_keys(ctx: Context) -> None:
     try:
         batch = w.responses(count, length)
     except ImportError as error:
-        _absent(ctx, "action_keys", "token ids", shape, "int64", DECODE, str(error))
+        ctx.results.rows.append(
+            Row("action_keys", "token ids", DECODE, shape, "int64", "not available", note=str(error))
+        )
         return
-    table = bk.token_bytes(batch.tokenizer)
-    texts = batch.tokenizer.batch_decode(batch.ids, skip_special_tokens=True)
+    table, tokenizer = bk.token_bytes(batch.tokenizer), batch.tokenizer
+    texts = tokenizer.batch_decode(batch.ids, skip_special_tokens=True)
 
     def ours(_: Any) -> Any:
         return bk.action_keys(batch.ids, mode="action_tag", mask=batch.mask, token_bytes=table)
@@ -502,27 +458,23 @@ def action_keys(ctx: Context) -> None:
     def ours_text(x: list[str]) -> Any:
         return bk.action_keys(x, mode="action_tag")
 
-    def decoded(_: Any) -> Any:
-        return c.decoded_keys(batch.tokenizer, batch.ids, 8)
+    def against(name: str, call: Callable[[Any], Any], note: str = "") -> Entry:
+        return Entry("competitor", name, call, work, _key_agreement(call(None), from_ids), note)
 
-    def rust(_: Any) -> Any:
-        return c.rust_decoded_keys(batch.tokenizer, batch.ids, 8)
-
-    def again() -> list[str]:
-        return w.fresh(texts)
-
-    result, from_text = ours(None), ours_text(texts)
+    again = functools.partial(w.fresh, texts)
+    from_ids, from_text = ours(None), ours_text(texts)
+    parsed, parsed_text = (f"{int(keys[1].sum())} of {count} parsed" for keys in (from_ids, from_text))
     work, text_work = Work(bytes=8 * batch.tokens + 9 * count), roofline.text_work(texts, out_bytes=9 * count)
     note = "rows decoded in parallel, outside Python"
     by_ids = [
-        Entry(Side(OURS, ours), "ours", work, f"{int(result[1].sum())} of {count} parsed"),
-        Entry(Side(DECODE, decoded), "competitor", work, _key_agreement(decoded(None), result)),
-        Entry(Side(DECODE_RUST, rust), "competitor", work, _key_agreement(rust(None), result), note),
+        Entry("ours", OURS, ours, work, parsed),
+        against(DECODE, lambda _: c.decoded_keys(tokenizer, batch.ids, 8)),
+        against(DECODE_RUST, lambda _: c.rust_decoded_keys(tokenizer, batch.ids, 8), note),
     ]
     same = _key_agreement(c.keys_of_texts(texts), from_text)
     by_text = [
-        Entry(Side(OURS, ours_text, again), "ours", text_work, f"{int(from_text[1].sum())} of {count} parsed"),
-        Entry(Side("re + hash", c.keys_of_texts, again), "competitor", text_work, same),
+        Entry("ours", OURS, ours_text, text_work, parsed_text, prepare=again),
+        Entry("competitor", "re + hash", c.keys_of_texts, text_work, same, prepare=again),
     ]
     _compare(ctx, "action_keys", "token ids", shape, "int64", by_ids, ctx.slow)
     _compare(ctx, "action_keys", "texts", f"{count} texts", "str", by_text, ctx.effort)
@@ -537,35 +489,28 @@ def _key_agreement(theirs: tuple[list[int], list[bool]], ours: Any) -> str:
 def similar(ctx: Context) -> None:
     """verl-agent's similarity mode against difflib."""
     shape = w.TINY if ctx.quick else w.TRAINING[0]
-    ctx.say("similar")
     x = Observed(shape, w.similar_observations(w.steps(shape), length=160 if ctx.quick else 400))
     config = bk.Config(partition="similar", estimator="mean")
     group, trajectory = torch.from_numpy(x.batch.group), torch.from_numpy(x.batch.trajectory)
-    threshold = config.similarity
-
-    def again() -> list[str]:
-        return w.fresh(x.texts)
+    again = functools.partial(w.fresh, x.texts)
 
     def ours(texts: list[str]) -> Any:
         return bk.advantage(group, trajectory, x.batch.rewards, observation=texts, config=config)
 
     label = ours(again()).cluster
-    found: dict[str, Any] = {}  # the loops take a minute: their timed calls are the ones that are checked
+    labels: dict[str, Any] = {}  # the loops take a minute: their timed calls are the ones that are checked
 
-    def loop(texts: list[str]) -> None:
-        found[DIFFLIB] = c.similar_loop(texts, x.batch.offsets, threshold)
+    def against(name: str, loop: Callable[..., Any]) -> Entry:
+        def call(texts: list[str]) -> None:
+            labels[name] = loop(texts, x.batch.offsets, config.similarity)
 
-    def best(texts: list[str]) -> None:
-        found[DIFFLIB_BEST] = c.similar_loop_best(texts, x.batch.offsets, threshold)
+        return Entry("competitor", name, call, work, lambda: partition_agreement(labels[name], label), prepare=again)
 
-    def same(name: str) -> Callable[[], str]:
-        return lambda: partition_agreement(found[name], label)
-
-    work = roofline.text_work(x.texts, out_bytes=8 * len(x.texts))
+    work, count = roofline.text_work(x.texts, out_bytes=8 * len(x.texts)), f"{int(label.max()) + 1} clusters"
     entries = [
-        Entry(Side(OURS, ours, again), "ours", work, f"{int(label.max()) + 1} clusters", "the whole bk.advantage call"),
-        Entry(Side(DIFFLIB, loop, again), "competitor", work, same(DIFFLIB)),
-        Entry(Side(DIFFLIB_BEST, best, again), "competitor", work, same(DIFFLIB_BEST)),
+        Entry("ours", OURS, ours, work, count, "the whole bk.advantage call", again),
+        against(DIFFLIB, c.similar_loop),
+        against(DIFFLIB_BEST, c.similar_loop_best),
     ]
     text = f"{len(x.texts)} texts of {len(x.texts[0])} characters, {shape.groups} groups"
     few = dataclasses.replace(ctx.slow, fewest=1, warm_up=False)
@@ -574,34 +519,25 @@ def similar(ctx: Context) -> None:
 
 def ngrams(ctx: Context) -> None:
     """Hashed character n-grams of observations against the xxhash library and np.bincount."""
-    ctx.say("ngrams")
     texts = w.observations(w.steps(w.TINY if ctx.quick else w.TRAINING[0]))
-    shape = f"{len(texts)} texts of {len(texts[0])} characters"
-
-    def again() -> list[str]:
-        return w.fresh(texts)
-
-    def ours(x: list[str]) -> Any:
-        return bk.ngram_fingerprint(x)
+    again = functools.partial(w.fresh, texts)
+    result = bk.ngram_fingerprint(texts)
+    work = roofline.text_work(texts, out_bytes=result.numel() * result.element_size())
 
     def theirs(x: list[str]) -> Any:
         return c.ngram_loop(x, 3, 4096)
 
-    result = ours(texts)
-    work = roofline.text_work(texts, out_bytes=result.numel() * result.element_size())
-    entries = [Entry(Side(OURS, ours, again), "ours", work)]
-    absent = ""
-    try:
-        agreement = number_agreement(torch.from_numpy(theirs(texts)), result, tolerance=1e-6)
-    except ImportError as error:
-        absent = str(error)
-    else:
-        entries.append(Entry(Side(XXHASH, theirs, again), "competitor", work, agreement))
-    clone = Side(CLONE, lambda _: result.clone())
-    entries.append(Entry(clone, "bound", roofline.clone_work(result), note="lower bound"))
-    _compare(ctx, "ngrams", "observations", shape, "str", entries, ctx.effort)
-    if absent:
-        _absent(ctx, "ngrams", "observations", shape, "str", XXHASH, absent)
+    def library() -> Entry:
+        same = number_agreement(torch.from_numpy(theirs(texts)), result, tolerance=1e-6)
+        return Entry("competitor", XXHASH, theirs, work, same, prepare=again)
+
+    entries = [
+        Entry("ours", OURS, bk.ngram_fingerprint, work, prepare=again),
+        _optional(library, XXHASH),
+        Entry("bound", CLONE, lambda _: result.clone(), roofline.clone_work(result), note="lower bound"),
+    ]
+    text = f"{len(texts)} texts of {len(texts[0])} characters"
+    _compare(ctx, "ngrams", "observations", text, "str", entries, ctx.effort)
 
 
 # -------------------------------------------------------------------------------------------------- growth and memory
@@ -615,23 +551,18 @@ def scaling(ctx: Context) -> None:
     dtype = torch.float32 if available_memory() > 2 * bytes_ else torch.bfloat16  # half the memory, same rows
     for steps in sizes:
         shape = w.Shape("growing", groups, rollouts, steps, dim, states, "ALFWorld's rollouts made longer")
-        _scaling_at(ctx, shape, dtype)
+        ctx.say(f"scaling: {shape.records:,} records")
+        x = Hidden(shape, dtype)
+        _check_states(x.batch, x.advantage().cluster)
+        sides = [Side("bk.advantage, BiPACE", x.advantage)]
+        if x.fingerprint.numel() * x.fingerprint.element_size() < 0.8 * available_memory():
+            sides.append(Side(CLONE, x.clone))
+        effort = ctx.slow if shape.records < 200_000 else dataclasses.replace(ctx.slow, rounds=5)
+        size = shape.records, groups * states, dim, str(dtype).removeprefix("torch.")
+        for series, t in compare(sides, effort, tick=ctx.tick).items():
+            ctx.results.scaling.append(Point(series, *size, t.median, t.iqr, t.rounds, t.cpu_median))
+        del x
         gc.collect()
-
-
-def _scaling_at(ctx: Context, shape: w.Shape, dtype: torch.dtype) -> None:
-    ctx.say(f"scaling: making {shape.records:,} records")
-    x = Hidden(shape, dtype)
-    _check_states(x.batch, x.advantage().cluster)
-    ctx.say(f"scaling: {shape.records:,} records")
-    sides = [Side("bk.advantage, BiPACE", x.advantage)]
-    if x.fingerprint.numel() * x.fingerprint.element_size() < 0.8 * available_memory():
-        sides.append(Side(CLONE, x.clone))
-    effort = ctx.slow if shape.records < 200_000 else dataclasses.replace(ctx.slow, rounds=5)
-    clusters, name = shape.groups * shape.states, str(dtype).removeprefix("torch.")
-    for series, t in compare(sides, effort, tick=ctx.tick).items():
-        point = Point(series, shape.records, clusters, shape.dim, name, t.median, t.iqr, len(t.samples), t.cpu_median)
-        ctx.results.scaling.append(point)
 
 
 def memory_stage(ctx: Context) -> None:
@@ -659,29 +590,6 @@ STAGES: dict[str, Callable[[Context], None]] = {
 # ----------------------------------------------------------------------------------------------------------- targets
 
 
-@dataclass(frozen=True)
-class Target:
-    """A figure the project promises, and what was measured; `value` is None where its stage did not run."""
-
-    name: str
-    limit: float
-    value: float | None
-    at_least: bool = True
-    unit: str = "×"
-    stage: str = ""
-    workload: str = ""
-    sides: tuple[str, ...] = ()  # competitors the promise is about
-
-    @property
-    def met(self) -> bool | None:
-        if self.value is None:
-            return None
-        return self.value >= self.limit if self.at_least else self.value <= self.limit
-
-    def asdict(self) -> dict[str, Any]:
-        return {**asdict(self), "met": self.met}
-
-
 def targets(found: Results) -> list[Target]:
     """The project's promises against these results; the fastest of a competitor's variants counts."""
 
@@ -689,26 +597,21 @@ def targets(found: Results) -> list[Target]:
         ratios = [r for r in (found.ratio(stage, workload, side) for side in sides) if r is not None]
         return Target(name, limit, min(ratios, default=None), stage=stage, workload=workload, sides=sides)
 
-    out = [
-        against(f"clustering against NumPy/BLAS, {shape}", limit, "clusters", shape, NUMPY, NUMPY_POOL)
-        for shape, limit in (("16x130-k12", 6), ("16x400-k20", 6), ("16x400-k70", 5), ("2x4096-k200", 3))
-    ]
     name = w.TRAINING[0].name
-    out += [
+    times = {side: found.ratio("critic", name, side) for side in (GAE_GROUP, GAE_BATCH)}
+    worst, grown = max((m.peak_bytes / m.allowed_bytes for m in found.memory), default=None), growth(found.scaling)
+    return [
+        *(against(f"clustering against NumPy/BLAS, {shape}", limit, "clusters", shape, NUMPY, NUMPY_POOL)
+          for shape, limit in (("16x130-k12", 6), ("16x400-k20", 6), ("16x400-k70", 5), ("2x4096-k200", 3))),
         against("GiGPO on 6,400 strings against dict-of-lists", 100, "gigpo", name, PIPELINE),
         against("BiPACE on 6,400 × 3,584 against dict-of-lists GiGPO", 15, "advantage", name, PIPELINE),
         against("action_tag keys of 6,400 × 512 token ids", 50, "action_keys", "token ids", DECODE, DECODE_RUST),
         against("similar, 6,400 texts of 400 characters, against difflib", 30, "similar", "observations", DIFFLIB),
-    ]
-    for text, side, limit in (("inside the group", GAE_GROUP, 3), ("over the batch", GAE_BATCH, 10)):
-        times = found.ratio("critic", name, side)
-        out.append(Target(f"GAE {text} on 6,400 × 3,584, times BiPACE", limit, times, at_least=False))
-    worst = max((m.peak_bytes / m.allowed_bytes for m in found.memory), default=None)
-    out.append(Target("memory beyond the inputs, worst case / allowed", 1.0, worst, at_least=False))
-    out.append(
-        Target("time per record, largest / smallest batch at fixed K", 1.2, growth(found.scaling), at_least=False)
-    )
-    return out
+        Target("GAE inside the group on 6,400 × 3,584, times BiPACE", 3, times[GAE_GROUP], at_least=False),
+        Target("GAE over the batch on 6,400 × 3,584, times BiPACE", 10, times[GAE_BATCH], at_least=False),
+        Target("memory beyond the inputs, worst case / allowed", 1.0, worst, at_least=False),
+        Target("time per record, largest / smallest batch at fixed K", 1.2, grown, at_least=False),
+    ]  # fmt: skip
 
 
 def growth(points: Sequence[Point]) -> float | None:
@@ -717,3 +620,61 @@ def growth(points: Sequence[Point]) -> float | None:
     if len(own) < 2:
         return None
     return (own[-1].median_ms / own[-1].records) / (own[0].median_ms / own[0].records)
+
+
+# -------------------------------------------------------------------------------------------------------------- page
+
+_TIMES: Columns = {
+    "workload": "{workload}", "side": "{side}", "dtype": "{dtype}",
+    "ms": lambda row: short(row["median_ms"]) or row["kind"], "IQR": shorts("iqr_ms"), "CPU ms": shorts("cpu_ms"),
+    "rounds": "{rounds}", "slower": lambda row: "" if row["ratio"] is None else f"{short(row['ratio'])}×",
+    "GB/s": shorts("gb_s"), "% copy": shorts("copy_percent"), "GFLOP/s": shorts("gflop_s"),
+    "% GEMM": shorts("gemm_percent"), "result": remark,
+}  # fmt: skip
+_SCALING: Columns = {
+    "series": "{series}", "records": "{records:,}", "clusters": "{clusters:,}", "D": "{dim}", "dtype": "{dtype}",
+    "ms": shorts("median_ms"), "IQR": shorts("iqr_ms"), "rounds": "{rounds}",
+    "µs/record": lambda p: short(p["median_ms"] * 1e3 / p["records"]),
+}  # fmt: skip
+_MEMORY: Columns = {
+    "case": "{name}", "shape": "{shape}", "dtype": "{dtype}", "clusters K": "{clusters:,}",
+    "peak MiB": lambda m: f"{m['peak_bytes'] / 2**20:,.1f}",
+    "allowed MiB": lambda m: f"{m['allowed_bytes'] / 2**20:,.1f}",
+    "met": lambda m: "yes" if m["peak_bytes"] <= m["allowed_bytes"] else "NO",
+}  # fmt: skip
+
+
+def document(
+    machine: dict[str, Any], ceilings: Ceilings, results: Results, reached: Sequence[Target]
+) -> dict[str, Any]:
+    """What bench.json holds."""
+    return {
+        "schema": SCHEMA, "machine": machine, "ceilings": asdict(ceilings),
+        "rows": [asdict(row) for row in results.rows], "scaling": [asdict(p) for p in results.scaling],
+        "growth": growth(results.scaling), "memory": [asdict(m) for m in results.memory],
+        "targets": [t.asdict() for t in reached],
+    }  # fmt: skip
+
+
+def as_markdown(found: dict[str, Any], reached: Sequence[Target], picture: str = "") -> str:
+    """The page of the stages; `picture` is the name of the file with bars and curves."""
+    parts: list[str | list[str]] = [
+        "Written by `python -m bench`; what each row means is in `bench/README.md`.",
+        about(found["machine"]),
+        "Ceilings: copy {copy_gb_s:.1f} GB/s, torch.clone {clone_gb_s:.1f} GB/s, float32 product {gemm_gflop_s:.0f} "
+        "GFLOP/s.".format(**found["ceilings"]),
+        "## Targets",
+        target_table(reached),
+        f"![Speed-ups and growth with the batch]({picture})" if picture else "",
+    ]
+    for stage in dict.fromkeys(row["stage"] for row in found["rows"]):
+        rows = [row for row in found["rows"] if row["stage"] == stage]
+        shapes = "; ".join(dict.fromkeys(f"{r['workload']}: {r['shape']}" for r in rows))
+        parts += [f"## {stage}", shapes, table(_TIMES, rows)]
+    if found["scaling"]:
+        grown = found["growth"]
+        text = "" if grown is None else f"Time per record at the largest size over the smallest: {grown:.2f}."
+        parts += ["## scaling", table(_SCALING, found["scaling"]), text]
+    if found["memory"]:
+        parts += ["## memory beyond the inputs", table(_MEMORY, found["memory"])]
+    return page("Benchmark results", *parts)

@@ -4,7 +4,6 @@ calculation of verl's step.  Needs TRL and verl.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import random
 import sys
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,8 +20,9 @@ import torch
 
 from bipace_kernels import hidden
 
-from .measure import machine, publish, threads
-from .trainers import Batch, byte_tokenizer, verl_sides
+from .measure import machine, threads
+from .report import about, page, parser, publish, table
+from .trainers import Batch, byte_tokenizer, spelt, verl_sides, versions
 
 Tensor = torch.Tensor
 
@@ -273,46 +272,31 @@ def measure_verl(way: str, size: Size, pairs: int) -> Row:
     return row_of(way, stock, ours, advantages[:, 1] - advantages[:, 0])
 
 
-def as_markdown(document: dict[str, Any]) -> str:
-    about, versions = document["machine"], document["versions"]
-    lines = [
-        "# A step of TRL with BiPACE, against stock GRPO; verl's calculation", "",
-        f"{about['cpu']}, one thread; torch {about['torch']}, {', '.join(f'{k} {v}' for k, v in versions.items())}, "
-        f"bipace_kernels {about['package']} ({about['commit']}), {about['date']}, load {about['load']}.", "", ABOUT,
-        "{prompts} prompts of {rollouts} rollouts of {turns} turns; a random Qwen2 of {blocks} blocks of width {width}, in "
-        "float32; method bipace where none is named, states after three quarters of the blocks.".format(**document["size"]), "",
-        "| configuration | stock, CPU s | with BiPACE, CPU s | in its own code | 95 % interval | added | 95 % interval | pairs |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        *(
-            f"| {r['way']} | {r['stock_s']:.3g} | {r['ours_s']:.3g} | {r['own'][0]:.2%} | {r['own'][1]:.2%} to "
-            f"{r['own'][2]:.2%} | {r['added'][0]:+.1%} | {r['added'][1]:+.1%} to {r['added'][2]:+.1%} | {r['pairs']} |"
-            for r in document["rows"]
-        ),
-    ]  # fmt: skip
-    return "\n".join([*lines, ""])
+_COLUMNS = {
+    "configuration": "{way}", "stock, CPU s": "{stock_s:.3g}", "with BiPACE, CPU s": "{ours_s:.3g}",
+    "in its own code": "{own[0]:.2%}", "95 % interval": "{own[1]:.2%} to {own[2]:.2%}",
+    "added": "{added[0]:+.1%}", "its 95 % interval": "{added[1]:+.1%} to {added[2]:+.1%}", "pairs": "{pairs}",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, shows the table, writes steps.json and steps.md."""
-    parser = argparse.ArgumentParser(
-        prog="bench trainer_steps", description="A step of TRL with BiPACE, against stock GRPO."
-    )
-    parser.add_argument("--pairs", type=int, default=20, metavar="N", help="pairs of steps (%(default)s)")
-    parser.add_argument(
-        "--quick", action="store_true", help="a tiny model, two pairs: shows that it runs, not what it costs"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write steps.json and steps.md there")
-    arguments = parser.parse_args(argv)
-    versions = {name: importlib.import_module(name).__version__ for name in ("trl", "verl", "transformers")}
+    options = parser("trainer_steps", "A step of TRL with BiPACE, against stock GRPO.",
+                     writes="steps.json and steps.md", quick="a tiny model, two pairs")  # fmt: skip
+    options.add_argument("--pairs", type=int, default=20, metavar="N", help="pairs of steps (%(default)s)")
+    arguments = options.parse_args(argv)
     size, pairs = (Size(2, 4, 2, 32), 2) if arguments.quick else (Size(), arguments.pairs)
     with threads(1) as note:
-        about = machine(1, note)
+        on, of = machine(1, note), versions()
         rows = [measure(way, size, pairs) for way in WAYS] + [measure_verl(way, size, pairs) for way in VERL]
-    document = {
-        "schema": 1, "machine": about.asdict(), "versions": versions, "size": asdict(size), "rows": [asdict(row) for row in rows],
-    }  # fmt: skip
-    page = as_markdown(document)
-    publish("steps", document, page, arguments.out)
+    document = {"schema": 1, "machine": on, "versions": of, "size": asdict(size), "rows": [asdict(row) for row in rows]}
+    sizes = (
+        "{prompts} prompts of {rollouts} rollouts of {turns} turns; a random Qwen2 of {blocks} blocks of width {width}, in "
+        "float32; method bipace where none is named, states after three quarters of the blocks."
+    ).format(**asdict(size))
+    title = "A step of TRL with BiPACE, against stock GRPO; verl's calculation"
+    text = page(title, f"{spelt(of)}; {about(on)}", ABOUT, sizes, table(_COLUMNS, [asdict(row) for row in rows]))
+    publish("steps", document, text, arguments.out)
     return 0
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from .measure import Effort, Side, compare, machine, publish, threads
+from .measure import Effort, Side, compare, machine, threads
+from .report import about, page, parser, publish, shorts, table
 
 Tensor = torch.Tensor
 PROMISED_MS = 5.0  # at most, at the tiny size
@@ -85,18 +84,13 @@ class Row:
 def byte_tokenizer() -> Any:
     """A Hugging Face tokenizer whose ids are bytes."""
     tokenizers, transformers = importlib.import_module("tokenizers"), importlib.import_module("transformers")
-    byte_of = {c: b for b, c in enumerate(_byte_level_alphabet())}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(byte_of, []))
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}  # byte-level BPE writes other bytes as 256, 257, …
+    spare = iter(range(256, 512))
+    alphabet = {chr(b) if b in shown else chr(next(spare)): b for b in range(256)}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(alphabet, []))
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made)
-
-
-def _byte_level_alphabet() -> list[str]:
-    """The character for each byte in byte-level BPE."""
-    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    spare = iter(range(256, 512))
-    return [chr(b) if b in shown else chr(next(spare)) for b in range(256)]
 
 
 def trl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
@@ -182,47 +176,35 @@ def measure(batch: Batch, effort: Effort) -> list[Row]:
     return rows
 
 
-def as_markdown(document: dict[str, Any]) -> str:
-    """The page: machine, method, rows, the promise."""
-    about, versions = document["machine"], document["versions"]
-    tiny = [row["added_cpu_ms"] for row in document["rows"] if row["batch"].startswith("tiny") and row["added_ms"]]
-    cell = "{:.3g}".format
-    lines = [
-        "# What the trainers' adapters add to a step",
-        "",
-        f"{about['cpu']}, one thread; torch {about['torch']}, {', '.join(f'{k} {v}' for k, v in versions.items())}, "
-        f"bipace_kernels {about['package']} ({about['commit']}), {about['date']}, load {about['load']}.",
-        "",
-        ABOUT,
-        "| batch | side | median ms | CPU ms | rounds | added ms | added CPU ms |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-        *(
-            f"| {r['batch']} | {r['side']} | {cell(r['median_ms'])} | {cell(r['cpu_ms'])} | {r['rounds']} | "
-            + ("| |" if r["added_ms"] is None else f"{cell(r['added_ms'])} | {cell(r['added_cpu_ms'])} |")
-            for r in document["rows"]
-        ),
-        "",
-        f"Promised at the tiny size: at most {PROMISED_MS:g} ms; in CPU time at most {cell(max(tiny))} ms were seen.",
-    ]
-    return "\n".join([*lines, ""])
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, shows the table, writes trainers.json and trainers.md."""
-    parser = argparse.ArgumentParser(prog="bench trainers", description="What the adapters add to a training step.")
-    parser.add_argument("--rounds", type=int, default=25, metavar="N", help="calls of each side (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="only the tiny batch: shows that it runs, not how fast")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write trainers.json and trainers.md there")
-    arguments = parser.parse_args(argv)
-    versions = {name: importlib.import_module(name).__version__ for name in ("trl", "verl", "transformers")}
+    options = parser("trainers", "What the adapters add to a training step.",
+                     writes="trainers.json and trainers.md", quick="only the tiny batch")  # fmt: skip
+    options.add_argument("--rounds", type=int, default=25, metavar="N", help="calls of each side (%(default)s)")
+    arguments = options.parse_args(argv)
     sizes, rounds = (SIZES[:1], 2) if arguments.quick else (SIZES, arguments.rounds)
     with threads(1) as note:
-        about = machine(1, note)
-        rows = [row for batch in sizes for row in measure(batch, Effort(rounds=rounds, seconds=4.0))]
-    document = {"schema": 1, "machine": about.asdict(), "versions": versions, "rows": [asdict(row) for row in rows]}
-    page = as_markdown(document)
-    publish("trainers", document, page, arguments.out)
+        on, of = machine(1, note), versions()
+        rows = [asdict(row) for batch in sizes for row in measure(batch, Effort(rounds=rounds, seconds=4.0))]
+    columns = {
+        "batch": "{batch}", "side": "{side}", "median ms": "{median_ms:.3g}", "CPU ms": "{cpu_ms:.3g}",
+        "rounds": "{rounds}", "added ms": shorts("added_ms"), "added CPU ms": shorts("added_cpu_ms"),
+    }  # fmt: skip
+    most = max(row["added_cpu_ms"] for row in rows if row["batch"].startswith("tiny") and row["added_ms"])
+    promise = f"Promised at the tiny size: at most {PROMISED_MS:g} ms; in CPU time at most {most:.3g} ms were seen."
+    title = "What the trainers' adapters add to a step"
+    text = page(title, f"{spelt(of)}; {about(on)}", ABOUT, table(columns, rows), promise)
+    publish("trainers", {"schema": 1, "machine": on, "versions": of, "rows": rows}, text, arguments.out)
     return 0
+
+
+def versions() -> dict[str, str]:
+    """Of the trainers."""
+    return {name: importlib.import_module(name).__version__ for name in ("trl", "verl", "transformers")}
+
+
+def spelt(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 if __name__ == "__main__":

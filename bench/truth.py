@@ -388,7 +388,7 @@ def as_markdown(sets: list[Found], seconds: float, command: str) -> str:
     lines = [
         "# True advantages: how near each estimator comes", "",
         f"`{command}`: {cpu:.0f} s of CPU time, {seconds:.0f} s in all.",
-        f"{on.cpu}, {on.cores} cores, torch {on.torch}, commit {on.commit}.",
+        "{cpu}, {cores} cores, torch {torch}, commit {commit}.".format_map(on),
         "", ABOUT, "", "## Sets", "",
         "| set | policy | records | groups | rollouts | solved | continuations | reliability of A* |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",

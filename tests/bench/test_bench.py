@@ -25,7 +25,6 @@ run = importlib.import_module(f"{PACKAGE}.__main__")
 competitors = importlib.import_module(f"{PACKAGE}.competitors")
 measure = importlib.import_module(f"{PACKAGE}.measure")
 memory = importlib.import_module(f"{PACKAGE}.memory")
-report = importlib.import_module(f"{PACKAGE}.report")
 roofline = importlib.import_module(f"{PACKAGE}.roofline")
 stages = importlib.import_module(f"{PACKAGE}.stages")
 workloads = importlib.import_module(f"{PACKAGE}.workloads")
@@ -66,7 +65,7 @@ def test_all_stages_run_and_no_result_differs(everything: tuple[Path, dict[str, 
 def test_json_schema(everything: tuple[Path, dict[str, Any]]) -> None:
     _, found = everything
     assert set(found) == {"schema", "machine", "ceilings", "rows", "scaling", "growth", "memory", "targets"}
-    assert found["schema"] == report.SCHEMA
+    assert found["schema"] == stages.SCHEMA
     for name in ("cpu", "cores", "package", "torch", "numpy", "blas", "commit", "date", "threads"):
         assert found["machine"][name]
     assert all(value > 0 for value in found["ceilings"].values())
