@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import bipace_kernels as bk
+from bipace_kernels.backends.schema import Terms
 
 from . import workloads as w
 from .gpu_cases import Batch
@@ -32,20 +33,12 @@ def module(backend: str, stem: str) -> Any:
 
 def clusters(x: Batch, backend: str, epsilon: float = w.EPSILON) -> torch.Tensor:
     """Labels of all records: row checks, Gram matrix, decisions, numbering."""
-    lay = x.on_device
-    return module(backend, "clusters").cluster_cosine(
-        x.fingerprint, lay.order, lay.group_offsets, None, epsilon, n_groups=lay.n_groups,
-        longest_group=lay.longest_group, taken=None,
-    )  # fmt: skip
+    return module(backend, "clusters").cluster_cosine(x.on_device, x.fingerprint, epsilon)
 
 
 def sweep(x: Batch, epsilons: torch.Tensor, backend: str) -> torch.Tensor:
     """[E, M] labels under every threshold."""
-    lay = x.on_device
-    return module(backend, "clusters").cluster_sweep(
-        x.fingerprint, lay.order, lay.group_offsets, None, epsilons.tolist(), n_groups=lay.n_groups,
-        longest_group=lay.longest_group, taken=None,
-    )  # fmt: skip
+    return module(backend, "clusters").cluster_sweep(x.on_device, x.fingerprint, epsilons.tolist())
 
 
 def check_sweep(x: Batch, found: torch.Tensor, epsilons: torch.Tensor) -> str:
@@ -158,44 +151,28 @@ def stages(x: Batch, backend: str) -> list[Case]:
     """One case per stage that the backend has itself, on tensors that lie ready; the chain of `whole` in its order."""
     lay, n = x.on_device, x.shape.records
     kernels = functools.partial(module, backend)
-    trajectories = {"n_trajectories": lay.n_trajectories}
-    groups = {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
     rewards = x.rewards.double()
-    returns = kernels("returns").discounted_returns(rewards, lay.step, lay.trajectory_offsets, w.GAMMA, **trajectories)
-    totals = kernels("returns").trajectory_returns(rewards, lay.step, lay.trajectory_offsets, **trajectories)
+    returns = kernels("returns").discounted_returns(lay, rewards, w.GAMMA)
+    totals = kernels("returns").trajectory_returns(lay, rewards)
     labels = clusters(x, backend)
 
     def discounted() -> torch.Tensor:
-        return kernels("returns").discounted_returns(rewards, lay.step, lay.trajectory_offsets, w.GAMMA, **trajectories)
+        return kernels("returns").discounted_returns(lay, rewards, w.GAMMA)
 
     def episode() -> torch.Tensor:
-        return kernels("episode").episode_advantage(
-            totals, lay.trajectory_offsets, lay.group_trajectories, n_groups=lay.n_groups, n_records=lay.n_records,
-            scope="trajectory", norm="std", lone="zero", delta=1e-6, spoilt=None,
-        )  # fmt: skip
+        return kernels("episode").episode_advantage(lay, totals, "trajectory", "std", "zero", 1e-6)
 
     def values() -> Any:
-        return kernels("values").step_advantage(
-            returns,
-            labels,
-            x.action_key,
-            lay.group_offsets,
-            estimator="q_style",
-            step_norm="none",
-            delta=1e-6,
-            **groups,
-        )
+        return kernels("values").step_advantage(lay, returns, labels, x.action_key, "q_style", "none", 1e-6)
 
-    term, branch = values()
+    terms = Terms(labels, *values())
     episodes = episode()
 
     def combine() -> Any:
-        return kernels("combine").combine(
-            episodes, term, returns, labels, branch, lay.source, None, weight=1.0, total_is_step=False, n_rows=n
-        )
+        return kernels("combine").combine(lay, returns, episodes, terms, (1.0, 1.0))
 
     def rows() -> torch.Tensor:
-        return kernels("clusters").scan_rows(x.fingerprint, lay.order)
+        return kernels("clusters").scan_rows(lay, x.fingerprint)
 
     size = x.fingerprint.numel() * x.fingerprint.element_size()
     try:

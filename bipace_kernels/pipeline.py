@@ -19,7 +19,7 @@ import torch
 
 from .backends import dispatch, threads
 from .backends.dispatch import Backend
-from .backends.masks import out_of_range
+from .backends.records import Records, out_of_range
 from .config import Config
 from .diagnostics.records import Unread
 from .estimators.batch import Batch
@@ -28,7 +28,6 @@ from .estimators.table import estimator_of, needs_of
 from .inputs import checks, interop
 from .inputs.columns import Inputs, check_check, check_config, check_inputs, check_memory
 from .inputs.layout import Layout
-from .inputs.placed_layout import PlacedLayout
 from .inputs.values import raise_duplicates, unlike_first
 from .ops import compiled
 from .result import AdvantageResult
@@ -146,61 +145,57 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
     if everyone.first is not None and cfg.duplicates == "raise":
         raise_duplicates(everyone)
     layout = everyone.once() if cfg.duplicates == "once" else everyone
-    lay = layout.on(x.device)
+    records = layout.on(x.device)
 
-    clusters_look = _clusters_look(backend, cfg)
-    bad, episode_differs, copy_differs = _bad_records(x, everyone, lay)
-    step_return, trajectory_return, spoilt = _returns(backend, x, lay, bad)
+    bad, episode_differs, copy_differs = _bad_records(x, everyone, records)
+    step_return, trajectory_return, spoilt = _returns(backend, x, records, bad)
+    state = _state(backend, x, records)
     unread = Unread(
-        everyone=everyone,
-        layout=layout,
-        config=cfg,
-        rewards=x.rewards,
-        returns=x.returns,
-        episode_return=x.episode_return,
-        action_key=x.action_key,
-        action_parsed=x.action_parsed,
-        state=_state(backend, x, lay, clusters_look),
-        episode_differs=episode_differs,
-        copy_differs=copy_differs,
-        late=tuple(x.late),
-        checked=not backend.deferred,
-    )
-    if not backend.deferred:
-        unread.raise_now(spoilt)
-    all_taken = unread.checked and not bool(spoilt.any())  # not read on a GPU
-    taken = None if all_taken else spoilt.index_select(0, lay.trajectory_of_record).logical_not_()
-    state = unread.state if clusters_look else None
-    usable = None if unread.state is None or state is not None else unread.state == 0
-    episode = backend.episode.episode_advantage(
-        trajectory_return, lay.trajectory_offsets, lay.group_trajectories, n_groups=lay.n_groups,
-        n_records=lay.n_records, scope=cfg.episode_scope, norm=cfg.episode_norm, lone=cfg.lone_trajectory,
-        delta=cfg.delta, spoilt=None if taken is None else spoilt,
+        everyone=everyone, layout=layout, config=cfg, rewards=x.rewards, returns=x.returns,
+        episode_return=x.episode_return, action_key=x.action_key, action_parsed=x.action_parsed, state=state,
+        episode_differs=episode_differs, copy_differs=copy_differs, late=tuple(x.late), checked=not backend.deferred,
     )  # fmt: skip
+    if backend.deferred:
+        taken = spoilt.index_select(0, records.trajectory_of_record).logical_not_()
+        usable = None if state is None or cfg.has_epsilon else state == 0
+        written = state if cfg.has_epsilon else None
+        records = replace(records, taken=taken, spoilt=spoilt, usable=usable, state=written)
+    else:
+        unread.raise_now(spoilt)
+        if bool(spoilt.any()):
+            taken = ~spoilt.index_select(0, records.trajectory_of_record)
+            layout = layout.restrict(taken)
+            records = layout.on(x.device)
+            step_return, trajectory_return = step_return[taken], trajectory_return[~spoilt]
+            state = None if state is None else state[taken]
+        if state is not None:
+            records = replace(records, usable=state == 0)
+    episode = backend.episode.episode_advantage(
+        records, trajectory_return, cfg.episode_scope, cfg.episode_norm, cfg.lone_trajectory, cfg.delta
+    )
 
     estimator = estimator_of(cfg)
-    batch = Batch(backend, x, layout, lay, taken, usable, step_return, episode, state, memory)
-    labels, step_term, branch, value, raw = estimator.terms(batch)
-    rows = backend.combine.combine(
-        episode, step_term, step_return, labels, branch, lay.source, taken, weight=float(cfg.step_weight),
-        total_is_step=estimator.whole, n_rows=lay.n_rows, episode_weight=float(cfg.episode_weight),
-    )  # fmt: skip
-    if value is None:
+    terms = estimator.terms(Batch(backend, cfg, x, layout, records, step_return, episode, memory))
+    weights = None if estimator.whole else (float(cfg.episode_weight), float(cfg.step_weight))
+    rows = backend.combine.combine(records, step_return, episode, terms, weights)
+    if terms.value is None:
         return AdvantageResult(*rows, unread)
-    return AdvantageResult(*rows, replace(unread, value=value, raw=raw), value=_by_row(value, lay, taken))
+    unread = replace(unread, value=terms.value, raw=terms.raw, source=records.source)
+    return AdvantageResult(*rows, unread, value=_by_row(terms.value, records))
 
 
-def _by_row(value: Tensor, lay: PlacedLayout, taken: Tensor | None) -> Tensor:
+def _by_row(value: Tensor, records: Records) -> Tensor:
     """[N] float32 of V̂ [M], saturating; 0 for rows without a record and for records set aside."""
-    if not lay.n_records:
-        return torch.zeros(lay.n_rows, dtype=torch.float32, device=value.device)
-    at = lay.source.clamp(min=0)
+    if not records.n_records:
+        return torch.zeros(records.n_rows, dtype=torch.float32, device=value.device)
+    at, missing = records.source.clamp(min=0), records.source < 0
+    if records.taken is not None:
+        missing |= ~records.taken.index_select(0, at)
     limit = torch.finfo(torch.float32).max
-    missing = lay.source < 0 if taken is None else (lay.source < 0) | ~taken.index_select(0, at)
     return value.clamp(-limit, limit).to(torch.float32).index_select(0, at).masked_fill(missing, 0.0)
 
 
-def _bad_records(x: Inputs, everyone: Layout, lay: PlacedLayout) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _bad_records(x: Inputs, everyone: Layout, lay: Records) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Records that spoil their trajectory for another reason than its returns [M] bool, and the flags `episode_differs`
     and `copy_differs` of Unread; None: there are none."""
     bad = episode_differs = copy_differs = None
@@ -226,37 +221,31 @@ def _bad_records(x: Inputs, everyone: Layout, lay: PlacedLayout) -> tuple[Tensor
     return bad, episode_differs, copy_differs
 
 
-def _returns(backend: Backend, x: Inputs, lay: PlacedLayout, bad: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return-to-go of each record [M] and return of each trajectory [T], float32, rounded once; invalid trajectories [T] bool."""
-    stage, gamma, sizes = backend.returns, float(x.config.gamma), {"n_trajectories": lay.n_trajectories}
+def _returns(backend: Backend, x: Inputs, lay: Records, bad: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """[M] return-to-go of each record and [T] return of each trajectory, float32, rounded once; [T] bool: invalid ones."""
+    stage, gamma = backend.returns, float(x.config.gamma)
     rewards = None if x.rewards is None else x.rewards.index_select(0, lay.order)
     if rewards is not None and x.returns is None and x.episode_return is None:
-        return stage.all_returns(rewards, lay.step, bad, lay.trajectory_offsets, gamma, **sizes)
+        return stage.all_returns(lay, rewards, bad, gamma)
     if x.returns is not None:
         step_return = x.returns.index_select(0, lay.order).to(torch.float32)
     else:
         assert rewards is not None
-        step_return = stage.discounted_returns(rewards, lay.step, lay.trajectory_offsets, gamma, **sizes)
+        step_return = stage.discounted_returns(lay, rewards, gamma)
     if x.episode_return is not None:
         first = lay.order.index_select(0, lay.trajectory_offsets[:-1])
         trajectory_return = x.episode_return.index_select(0, first).to(torch.float32)
     else:
         assert rewards is not None
-        trajectory_return = stage.trajectory_returns(rewards, lay.step, lay.trajectory_offsets, **sizes)
-    spoilt = stage.spoilt_trajectories(step_return, trajectory_return, bad, lay.trajectory_offsets, **sizes)
-    return step_return, trajectory_return, spoilt
+        trajectory_return = stage.trajectory_returns(lay, rewards)
+    return step_return, trajectory_return, stage.spoilt_trajectories(lay, step_return, trajectory_return, bad)
 
 
-def _clusters_look(backend: Backend, config: Config) -> bool:
-    """Whether the cosine partition finds the state of the rows, which nothing needs before: one pass over them is saved."""
-    return backend.deferred and config.has_epsilon
-
-
-def _state(backend: Backend, x: Inputs, lay: PlacedLayout, clusters_look: bool) -> Tensor | None:
-    """[M] uint8 of the fingerprints, as in Unread; on a GPU the cosine partition is yet to write it."""
+def _state(backend: Backend, x: Inputs, records: Records) -> Tensor | None:
+    """[M] uint8 of the fingerprints, as in Unread; on a GPU the cosine partition is yet to write it, which saves a pass."""
     if x.fingerprint is None:
         return None
-    if clusters_look:
-        return torch.empty(lay.n_records, dtype=torch.uint8, device=x.device)
-    state = backend.clusters.scan_rows(x.fingerprint, lay.order)
+    if backend.deferred and x.config.has_epsilon:
+        return torch.empty(records.n_records, dtype=torch.uint8, device=x.device)
+    state = backend.clusters.scan_rows(records, x.fingerprint)
     return state if backend.deferred or bool(state.any()) else None

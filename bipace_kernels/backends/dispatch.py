@@ -32,6 +32,8 @@ def package_of(backend: str, stage: str) -> str:
         if stage in _HOST:
             return "reference" if native_loader.reason() else "cpu"
         return "cuda" if backend == "cuda" and stage in _CUDA else "triton"
+    if stage == "combine":
+        return "reference"  # torch's own operators, which nothing on a CPU is faster than
     return backend
 
 

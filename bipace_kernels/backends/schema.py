@@ -7,6 +7,7 @@ step advantage, A the total, V̂ the value of a record's state.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -34,6 +35,20 @@ FLAT = 1e-5  # up to this centred squared length a row counts as the mean
 JITTER = 1e-3  # added to the landmarks' kernel matrix, which equal rows make singular
 TINY = 1e-6  # of max |R|: a root mean square up to this is rounding
 LIMIT = 1e37  # a larger return counts as non-finite: differences and sums of two smaller ones fit float32
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The Gaussian process of estimator "gae": numbers of the stage critic, as in Config.
+
+    K_ij = exp((c_ij − 1)/ℓ − (t_i − t_j)²/(2 θ²)); contract.py, Critic.kernel_values, defines it in full.
+    """
+
+    width: float  # ℓ
+    horizon: float  # θ in steps; 0: no time term
+    noise: float  # ρ of values, η of averages over equal actions
+    same: float = 0.0  # s of share "batch"
+    share: str = "group"  # "group" | "batch": records from which a value is estimated
 
 
 class Terms(NamedTuple):

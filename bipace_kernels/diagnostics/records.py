@@ -93,6 +93,7 @@ class Unread:
     checked: bool = False  # at the call
     value: Tensor | None = None  # [M] float64 V̂, of estimators that have one
     raw: Tensor | None = None  # [M] float64 A_S before step_norm, of the same
+    source: Tensor | None = None  # [N] int64 record of `value` and `raw` whose results each row gets; −1: none
 
     def read(self, rows: ResultRows) -> Records:
         lay = self.layout

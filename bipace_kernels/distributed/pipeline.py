@@ -592,9 +592,12 @@ def _cluster(
     if not _makes_values(cfg):
         return result.cluster.cpu()[:, None], state
     assert isinstance(result.records, Unread) and result.records.value is not None and result.records.raw is not None
-    source = result.records.layout.source()
-    both = torch.stack([result.records.value, result.records.raw], dim=1).cpu()[source.clamp(min=0)]
-    return both.masked_fill(source[:, None] < 0, 0.0).view(torch.int64), state
+    source = result.records.source
+    assert source is not None
+    if not result.records.value.numel():
+        return torch.zeros(source.shape[0], 2, dtype=torch.int64), state
+    both = torch.stack([result.records.value, result.records.raw], dim=1)[source.clamp(min=0)]
+    return both.masked_fill(source[:, None] < 0, 0.0).cpu().view(torch.int64), state
 
 
 def _makes_values(cfg: Config) -> bool:

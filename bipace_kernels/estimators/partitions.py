@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..inputs.observations import observation_texts
-from ..inputs.transfer import to_device, to_host
+from ..inputs.transfer import to_device
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -53,9 +53,10 @@ def labels_of(batch: Batch) -> Tensor:
 
 
 def _none(batch: Batch) -> Tensor:
-    if batch.taken is None:
-        return torch.arange(batch.placed.n_records, device=batch.returns.device)
-    return torch.where(batch.taken, batch.taken.cumsum(0) - 1, -1)
+    taken = batch.records.taken
+    if taken is None:
+        return torch.arange(batch.records.n_records, device=batch.returns.device)
+    return torch.where(taken, taken.cumsum(0) - 1, -1)
 
 
 def _exact(batch: Batch) -> Tensor:
@@ -69,25 +70,20 @@ def _history(batch: Batch) -> Tensor:
 
 def _similar(batch: Batch) -> Tensor:
     """difflib compares Python texts on the host, where records set aside must not seed clusters: synchronizes with a GPU."""
-    cfg, lay = batch.config, batch.layout
-    if batch.taken is not None:
-        (keep,) = to_host([batch.taken])
+    cfg, lay, taken = batch.config, batch.layout, batch.records.taken
+    keep: Tensor | None = None if taken is None else taken.cpu()
+    if keep is not None:
         lay = lay.restrict(keep)
     texts = observation_texts(batch.inputs.observation, lay, cfg.longest_text)
-    found = batch.backend.similar.cluster_similar(texts, lay.group_offsets, float(cfg.similarity))
-    if batch.taken is not None:
-        labels = torch.full((batch.layout.n_records,), -1, dtype=torch.int64)
-        labels[keep] = found
-        found = labels
-    return to_device(found, batch.returns.device, "observation")
+    labels = batch.backend.similar.cluster_similar(texts, lay.group_offsets, float(cfg.similarity))
+    if keep is not None:
+        labels = torch.full((batch.layout.n_records,), -1).masked_scatter_(keep, labels)
+    return to_device(labels, batch.returns.device, "observation")
 
 
 def _cosine(batch: Batch) -> Tensor:
     assert batch.inputs.fingerprint is not None
-    return batch.backend.clusters.cluster_cosine(
-        batch.inputs.fingerprint, batch.placed.order, batch.placed.group_offsets, batch.usable,
-        float(batch.config.epsilon), **batch.groups, taken=batch.taken, state=batch.state,
-    )  # fmt: skip
+    return batch.backend.clusters.cluster_cosine(batch.records, batch.inputs.fingerprint, float(batch.config.epsilon))
 
 
 def histories(batch: Batch) -> Tensor:
@@ -95,12 +91,8 @@ def histories(batch: Batch) -> Tensor:
 
     H is at most history_length + 1, or the longest trajectory's length if that is less.
     """
-    lay = batch.placed
-    return batch.backend.observations.cluster_history(
-        batch.by_record(_codes(batch)), lay.step, lay.trajectory_offsets, lay.group_offsets,
-        min(batch.config.history_length + 1, max(lay.longest_trajectory, 1)), n_trajectories=lay.n_trajectories,
-        **batch.groups, taken=batch.taken,
-    )  # fmt: skip
+    depth = min(batch.config.history_length + 1, max(batch.records.longest_trajectory, 1))
+    return batch.backend.observations.cluster_history(batch.records, batch.by_record(_codes(batch)), depth)
 
 
 def cluster_histories(batch: Batch, depths: Tensor, depth: Tensor) -> Tensor:
@@ -118,9 +110,7 @@ def cluster_histories(batch: Batch, depths: Tensor, depth: Tensor) -> Tensor:
 
 def _equal_codes(batch: Batch, codes: Tensor) -> Tensor:
     """[M] int64 clusters of equal codes [M] inside each group."""
-    return batch.backend.observations.cluster_exact(
-        codes, batch.placed.group_offsets, **batch.groups, taken=batch.taken
-    )
+    return batch.backend.observations.cluster_exact(batch.records, codes)
 
 
 def _codes(batch: Batch) -> Tensor:

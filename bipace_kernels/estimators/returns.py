@@ -9,7 +9,7 @@ import torch
 
 from ..backends import dispatch, threads
 from ..backends.dispatch import Backend
-from ..backends.masks import out_of_range
+from ..backends.records import out_of_range
 from ..config import Config
 from ..inputs import checks, interop
 from ..inputs.columns import check_check
@@ -87,15 +87,15 @@ def _check_rewards(lay: Layout, by_row: Tensor) -> None:
 def _returns(backend: Backend, by_row: Tensor, lay: Layout, gamma: float) -> tuple[Tensor, Tensor]:
     """Returns [N] float32 of rewards [N] float64, and which trajectories [T] bool are invalid; not used on the CPU."""
     on = lay.on(by_row.device)
-    reward, trajectories = by_row.index_select(0, on.order), {"n_trajectories": on.n_trajectories}
-    found = backend.returns.discounted_returns(reward, on.step, on.trajectory_offsets, gamma, **trajectories)
+    reward = by_row.index_select(0, on.order)
+    found = backend.returns.discounted_returns(on, reward, gamma)
     spoilt = torch.zeros(on.n_trajectories, dtype=torch.bool, device=reward.device)
     if backend.deferred:
         bad = out_of_range(reward)
         if on.first is not None:
             bad |= unlike_first(reward, reward[on.first])
         own = torch.zeros(on.n_trajectories, dtype=torch.float32, device=reward.device)
-        spoilt = backend.returns.spoilt_trajectories(found, own, bad, on.trajectory_offsets, **trajectories)
+        spoilt = backend.returns.spoilt_trajectories(on, found, own, bad)
     rows = torch.zeros(lay.n_rows, dtype=torch.float32, device=reward.device)
     rows.index_copy_(0, on.order, found)
     return rows, spoilt

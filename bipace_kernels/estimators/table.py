@@ -7,14 +7,14 @@ that: `Config(estimator=function)`, see `StepRecords`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..backends.schema import LONGEST, Branch, Terms
+from ..backends.records import Records
+from ..backends.schema import LONGEST, Branch, Kernel, Terms
 from .landmarks import choose_landmarks
 from .memory import Readings
 from .partitions import PARTITIONS, cluster_histories, histories, labels_of
@@ -85,8 +85,8 @@ def _of_clusters(batch: Batch) -> Terms:
     """mean, diff_peer and q_style: one kernel each, over the clusters of the partition."""
     cfg, labels = batch.config, labels_of(batch)
     step_term, branch = batch.backend.values.step_advantage(
-        batch.returns, labels, batch.action_key, batch.placed.group_offsets, **batch.groups,
-        estimator=name_of(cfg.estimator), step_norm=cfg.step_norm, delta=cfg.delta,
+        batch.records, batch.returns, labels, batch.by_record_or_none(batch.inputs.action_key),
+        name_of(cfg.estimator), cfg.step_norm, cfg.delta,
     )  # fmt: skip
     return Terms(labels, step_term, branch)
 
@@ -95,24 +95,21 @@ def _hgpo(batch: Batch) -> Terms:
     """The aggregate over depths; a record's cluster is that of its deepest depth with peers, or of depth 1."""
     cfg, depths = batch.config, histories(batch)
     step_term, deepest, branch = batch.backend.values.hgpo_advantage(
-        batch.returns, depths, batch.episode, batch.placed.group_offsets, **batch.groups, step_norm=cfg.step_norm,
-        delta=cfg.delta, alpha=float(cfg.length_weight_alpha), base_group=cfg.base_group,
+        batch.records, batch.returns, depths, batch.episode, cfg.step_norm, cfg.delta, float(cfg.length_weight_alpha),
+        cfg.base_group,
     )  # fmt: skip
     return Terms(cluster_histories(batch, depths, deepest), step_term, branch)
 
 
 def _gae(batch: Batch) -> Terms:
     """GAE(λ) over a value of each record's state (docs/gae.md)."""
-    cfg, lay, kind = batch.config, batch.placed, VALUES[batch.config.value]
-    labels = labels_of(batch)
+    kind, labels = VALUES[batch.config.value], labels_of(batch)
     value, raw = batch.by_record_or_none(batch.inputs.value), batch.by_record_or_none(batch.inputs.raw_advantage)
     if value is None or raw is None:
         products = _room_for_products(batch)
         value = kind.compute(batch, labels, products)
         raw = _averaged(batch, _recursion(batch, value), products)
-    step_term = batch.backend.critic.normed_advantage(
-        raw, batch.returns, lay.group_offsets, **batch.groups, taken=batch.taken, step_norm=cfg.step_norm
-    )
+    step_term = batch.backend.critic.normed_advantage(batch.records, raw, batch.returns, batch.config.step_norm)
     branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
     if kind.has_clusters:
         sizes = torch.zeros_like(labels).index_add_(0, labels.clamp(min=0), (labels >= 0).to(labels.dtype))
@@ -122,12 +119,11 @@ def _gae(batch: Batch) -> Terms:
 
 def _recursion(batch: Batch, value: Tensor) -> Tensor:
     """[M] float64 A_S over V̂."""
-    cfg, lay = batch.config, batch.placed
-    rewards, truncated = batch.by_record_or_none(batch.inputs.rewards), batch.by_record_or_none(batch.inputs.truncated)
+    cfg, rewards = batch.config, batch.by_record_or_none(batch.inputs.rewards)
     assert rewards is not None
     return batch.backend.critic.gae_advantage(
-        rewards, value, lay.step, lay.trajectory_offsets, truncated, float(cfg.gamma), float(cfg.gae_lambda),
-        n_trajectories=lay.n_trajectories, taken=batch.taken,
+        batch.records, rewards, value, batch.by_record_or_none(batch.inputs.truncated), float(cfg.gamma),
+        float(cfg.gae_lambda),
     )  # fmt: skip
 
 
@@ -138,16 +134,19 @@ def _averages(batch: Batch) -> bool:
 
 def _averaged(batch: Batch, advantage: Tensor, products: Tensor | None) -> Tensor:
     """[M] float64 A_S averaged over near states with the same action, where the configuration says so."""
-    cfg, lay, keys, fingerprint = batch.config, batch.placed, batch.action_key, batch.inputs.fingerprint
+    cfg, x = batch.config, batch.inputs
     if not _averages(batch):
         return advantage
-    assert fingerprint is not None and keys is not None and cfg.action_noise is not None
+    assert x.fingerprint is not None and x.action_key is not None and cfg.action_noise is not None
     return batch.backend.critic.same_action_advantage(
-        fingerprint, lay.order, advantage, lay.time(), keys, lay.group_offsets, _inside_groups(batch),
-        batch.by_record_or_none(batch.inputs.action_parsed), **batch.groups, taken=batch.taken,
-        width=float(cfg.kernel_width), horizon=float(cfg.kernel_time or 0.0), noise=float(cfg.action_noise),
-        products=products,
+        replace(batch.records, usable=_inside_groups(batch)), x.fingerprint, advantage, batch.by_record(x.action_key),
+        batch.by_record_or_none(x.action_parsed), _kernel(cfg, cfg.action_noise), products=products,
     )  # fmt: skip
+
+
+def _kernel(cfg: Config, noise: float) -> Kernel:
+    share = "group" if cfg.share == "group" else "batch"
+    return Kernel(float(cfg.kernel_width), float(cfg.kernel_time or 0.0), float(noise), float(cfg.kernel_same), share)
 
 
 def _room_for_products(batch: Batch) -> Tensor | None:
@@ -166,39 +165,34 @@ def _group_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Tens
 
 def _mean_values(batch: Batch, labels: Tensor | None, products: Tensor | None) -> Tensor:
     """[M] float64 shrunk means of the clusters; without clusters, of the prompt groups."""
-    return batch.backend.critic.cluster_values(
-        batch.returns, labels, batch.placed.group_offsets, **batch.groups, taken=batch.taken,
-        shrinkage=float(batch.config.shrinkage),
-    )  # fmt: skip
+    return batch.backend.critic.cluster_values(batch.records, batch.returns, labels, float(batch.config.shrinkage))
 
 
 def _kernel_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Tensor:
     """[M] float64 V̂ of value="kernel"; with a memory, also estimated from its records."""
-    cfg, lay, fingerprint = batch.config, batch.placed, batch.inputs.fingerprint
+    cfg, records, fingerprint = batch.config, batch.records, batch.inputs.fingerprint
     assert fingerprint is not None
-    run = functools.partial(
-        batch.backend.critic.kernel_values, share="group" if cfg.share == "group" else "batch", width=float(cfg.kernel_width),
-        horizon=float(cfg.kernel_time or 0.0), noise=float(cfg.kernel_noise), same=float(cfg.kernel_same),
-    )  # fmt: skip
+    critic, kernel = batch.backend.critic, _kernel(cfg, cfg.kernel_noise)
     if cfg.share != "memory" or batch.memory is None:
         landmarks = None
         if cfg.share != "group":
-            landmarks = choose_landmarks(fingerprint, lay.order, lay.time(), _inside(batch))
-        return run(
-            fingerprint, lay.order, batch.returns, lay.time(), lay.group_offsets, _inside_groups(batch), landmarks,
-            n_groups=lay.n_groups, longest_group=lay.longest_group, taken=batch.taken, products=products,
-        )  # fmt: skip
+            landmarks = choose_landmarks(fingerprint, records.order, records.time, _inside(batch))
+        records = replace(records, usable=_inside_groups(batch))
+        return critic.kernel_values(records, fingerprint, batch.returns, landmarks, kernel, products=products)
     inside = _inside(batch)
     groups = tuple(batch.layout.group_offsets.diff().tolist())
-    both = batch.memory.before(Readings(batch.by_record(fingerprint), batch.returns, lay.time(), inside, groups))
-    offsets = torch.tensor([0, *both.groups]).cumsum(0).to(fingerprint.device)
-    every, earlier = torch.arange(both.returns.shape[0], device=fingerprint.device), len(both.returns) - lay.n_records
-    taken = None if batch.taken is None else torch.cat([torch.ones_like(both.usable[:earlier]), batch.taken])
-    landmarks = choose_landmarks(both.fingerprint, every, both.time, both.usable)
-    value = run(
-        both.fingerprint, every, both.returns, both.time, offsets, both.usable, landmarks, n_groups=len(both.groups),
-        longest_group=max(both.groups, default=0), taken=taken,
+    both = batch.memory.before(Readings(batch.by_record(fingerprint), batch.returns, records.time, inside, groups))
+    n, earlier = len(both.returns), len(both.returns) - records.n_records
+    taken = None
+    if records.taken is not None:
+        taken = torch.cat([torch.ones_like(both.usable[:earlier]), records.taken])
+    every = Records(
+        device=records.device, n_records=n, n_groups=len(both.groups), longest_group=max(both.groups, default=0),
+        order=torch.arange(n, device=records.device), step=both.time, usable=both.usable, taken=taken,
+        group_offsets=torch.tensor([0, *both.groups]).cumsum(0).to(records.device),
     )  # fmt: skip
+    landmarks = choose_landmarks(both.fingerprint, every.order, both.time, both.usable)
+    value = critic.kernel_values(every, both.fingerprint, both.returns, landmarks, kernel)
     batch.memory.keep(both)
     return value[earlier:]
 
@@ -206,23 +200,23 @@ def _kernel_values(batch: Batch, labels: Tensor, products: Tensor | None) -> Ten
 def _inside(batch: Batch) -> Tensor:
     """[M] bool: taken, and usable."""
     inside = torch.ones_like(batch.returns, dtype=torch.bool)
-    for mask in (batch.taken, batch.usable):
+    for mask in (batch.records.taken, batch.records.usable):
         inside = inside if mask is None else inside & mask
     return inside
 
 
 def _inside_groups(batch: Batch) -> Tensor | None:
     """[M] bool or None, all: usable, and with values of the group in one of two or more trajectories; one has only its mean."""
+    records = batch.records
     if batch.config.share != "group":
-        return batch.usable
-    lay = batch.placed
-    counts = torch.zeros(lay.n_trajectories + 1, dtype=torch.int64, device=batch.returns.device)
-    first = lay.trajectory_offsets[:-1]  # a trajectory is taken as a whole
-    counts[1:] = (torch.ones_like(first) if batch.taken is None else batch.taken[first].to(torch.int64)).cumsum(0)
-    trajectories = counts[lay.group_trajectories[1:]] - counts[lay.group_trajectories[:-1]]
-    at = torch.arange(lay.n_records, device=batch.returns.device)
-    several = trajectories[torch.searchsorted(lay.group_offsets, at, right=True) - 1] > 1
-    return several if batch.usable is None else several & batch.usable
+        return records.usable
+    counts = torch.zeros(records.n_trajectories + 1, dtype=torch.int64, device=records.device)
+    first = records.trajectory_offsets[:-1]  # a trajectory is taken as a whole
+    counts[1:] = (torch.ones_like(first) if records.taken is None else records.taken[first].to(torch.int64)).cumsum(0)
+    trajectories = counts[records.group_trajectories[1:]] - counts[records.group_trajectories[:-1]]
+    at = torch.arange(records.n_records, device=records.device)
+    several = trajectories[torch.searchsorted(records.group_offsets, at, right=True) - 1] > 1
+    return several if records.usable is None else several & records.usable
 
 
 @dataclass(frozen=True)
@@ -255,24 +249,28 @@ class StepRecords:
 
 def _function(batch: Batch) -> Terms:
     """Config.estimator as a function.  Records set aside are removed first, which synchronizes with a GPU once."""
-    labels = labels_of(batch)
-    taken = torch.ones_like(labels, dtype=torch.bool) if batch.taken is None else batch.taken
-    kept = torch.nonzero(taken).flatten()
-    lay = batch.layout.restrict(taken.cpu()).on(labels.device)
-    x, rows = batch.inputs, batch.placed.order[kept]
+    x, labels, records, taken = batch.inputs, labels_of(batch), batch.records, batch.records.taken
+    kept: Tensor | None = None
+    if taken is not None:
+        kept = torch.nonzero(taken).flatten()
+        records = batch.layout.restrict(taken.cpu()).on(labels.device)
 
     def of_rows(column: Tensor | None) -> Tensor | None:
-        return None if column is None else column[rows]
+        return None if column is None else column[records.order]
 
-    records = StepRecords(
-        returns=batch.returns[kept], rewards=of_rows(x.rewards), episode_advantage=batch.episode[kept],
-        cluster=labels[kept], group_offsets=lay.group_offsets, trajectory_offsets=lay.trajectory_offsets, step=lay.time(),
-        action_key=of_rows(x.action_key), fingerprint=of_rows(x.fingerprint), config=batch.config,
+    def of_taken(column: Tensor) -> Tensor:
+        return column if kept is None else column[kept]
+
+    given = StepRecords(
+        returns=of_taken(batch.returns), rewards=of_rows(x.rewards), episode_advantage=of_taken(batch.episode),
+        cluster=of_taken(labels), group_offsets=records.group_offsets, trajectory_offsets=records.trajectory_offsets,
+        step=records.time, action_key=of_rows(x.action_key), fingerprint=of_rows(x.fingerprint), config=batch.config,
     )  # fmt: skip
-    found = _checked(batch.config.estimator(records), records, name_of(batch.config.estimator))  # type: ignore[operator]
-    step_term = torch.zeros_like(batch.returns)
-    step_term[kept] = found
-    return Terms(labels, step_term, torch.where(taken, int(Branch.PACE), int(Branch.SINGLETON)).to(torch.uint8))
+    term = _checked(batch.config.estimator(given), given, name_of(batch.config.estimator))  # type: ignore[operator]
+    branch = torch.full_like(labels, int(Branch.PACE), dtype=torch.uint8)
+    if kept is None or taken is None:
+        return Terms(labels, term, branch)
+    return Terms(labels, torch.zeros_like(batch.returns).index_copy_(0, kept, term), branch * taken)
 
 
 def _checked(found: Any, records: StepRecords, name: str) -> Tensor:

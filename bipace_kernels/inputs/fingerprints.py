@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,11 +11,11 @@ import torch
 from ..backends import dispatch
 from ..backends import threads as _threads
 from ..backends.dispatch import Backend
+from ..backends.records import Records
 from . import checks, interop
 from .ids import warn_of_text_ids
 from .layout import Layout
 from .layout import layout as make_layout
-from .placed_layout import PlacedLayout
 from .transfer import to_device
 from .values import check_fingerprint
 
@@ -40,35 +40,29 @@ class Fingerprints:
     def row_states(self) -> Tensor:
         """[M] uint8: 0 fine, 1 not finite, 2 zero."""
         with _threads.using(self.threads):
-            return self.backend.clusters.scan_rows(self.matrix, self._placed.order)
+            return self.backend.clusters.scan_rows(self._records, self.matrix)
 
     def labels(self, epsilon: float, usable: Tensor | None) -> Tensor:
         """[M] int64 clusters under one ε; usable [M] bool: the others are clusters of their own and affect no other."""
-        lay = self._placed
         with _threads.using(self.threads):
-            return self.backend.clusters.cluster_cosine(
-                self.matrix, lay.order, lay.group_offsets, usable, epsilon, n_groups=lay.n_groups,
-                longest_group=lay.longest_group, taken=None,
-            )  # fmt: skip
+            return self.backend.clusters.cluster_cosine(replace(self._records, usable=usable), self.matrix, epsilon)
 
     def sweep(self, epsilons: Sequence[float], usable: Tensor | None) -> Tensor:
         """[E, M] int64 clusters under each ε."""
-        lay = self._placed
         with _threads.using(self.threads):
             return self.backend.clusters.cluster_sweep(
-                self.matrix, lay.order, lay.group_offsets, usable, list(epsilons), n_groups=lay.n_groups,
-                longest_group=lay.longest_group, taken=None,
-            )  # fmt: skip
+                replace(self._records, usable=usable), self.matrix, list(epsilons)
+            )
 
     def to_rows(self, labels: Tensor) -> Tensor:
         """[..., M] of records -> [..., N] of the caller's rows, −1 for padding."""
-        source = self._placed.source
+        source = self._records.source
         if not labels.shape[-1]:
             return torch.full((*labels.shape[:-1], self.layout.n_rows), -1, dtype=labels.dtype, device=labels.device)
         return labels.index_select(-1, source.clamp(min=0)).masked_fill_(source < 0, -1)
 
     @property
-    def _placed(self) -> PlacedLayout:
+    def _records(self) -> Records:
         return self.layout.on(self.matrix.device)
 
 

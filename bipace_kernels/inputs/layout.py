@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from ..backends import dispatch
-from ..backends.masks import runs
+from ..backends.records import Records, runs
 from ..support.handles import Handled
 from . import checks, interop, transfer
 from .ids import ids_to_int
-from .placed_layout import PlacedLayout
 
 Tensor = torch.Tensor
+
+_SIZES = ("n_rows", "n_records", "n_groups", "n_trajectories", "longest_group", "longest_trajectory")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ class Layout(Handled):
 
     def time(self) -> Tensor:
         """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
-        return self.on("cpu").time()
+        return self.on("cpu").time
 
     def source(self) -> Tensor:
         """[N] int64 record whose results each row gets: its own, or that of the step it copies; −1 for padding."""
@@ -90,43 +91,37 @@ class Layout(Handled):
         source.index_copy_(0, self.order, torch.arange(self.n_records))
         return source
 
-    def on(self, device: torch.device | str) -> PlacedLayout:
-        """Its tensors on a device.  The first call copies them, without synchronizing; later calls return the same."""
+    def on(self, device: torch.device | str) -> Records:
+        """Its records on a device.  The first call copies the tensors, without synchronizing; later calls return the same."""
         device = _with_index(torch.device(device))
-        made: PlacedLayout | None = self._kept.get(device)
+        made: tuple[Records, transfer.Copied | None] | None = self._kept.get(device)
         if made is None:
             dispatch.check_device(device)
             made = self._kept[device] = self._placed(device)
-        made.wait()
-        return made
+        records, copied = made
+        if copied is not None:
+            copied.wait(records.order)
+        return records
 
-    def _placed(self, device: torch.device) -> PlacedLayout:
+    def _placed(self, device: torch.device) -> tuple[Records, transfer.Copied | None]:
         """Its copy on a device: one transfer, from pinned memory.  On the CPU the tensors are its own."""
-        tensors: dict[str, Tensor | None] = {
+        on_cpu = device.type == "cpu"
+        tensors = {
             "order": self.order,
             "group_offsets": self.group_offsets,
             "trajectory_offsets": self.trajectory_offsets,
             "group_trajectories": self.group_trajectories,
-            "_trajectory_of_record": None if device.type == "cpu" else self.trajectory_of_record(),
             "source": self.source(),
             "step": self.step,
             "first": self.first,
             "valid": self.valid,
+            "_trajectory_of_record": None if on_cpu else self.trajectory_of_record(),
         }
-        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        moved = transfer.to_device_together(list(present.values()), device, "layout")
-        parts: dict[str, Any] = {**dict.fromkeys(tensors), **dict(zip(present, moved, strict=True))}
-        return PlacedLayout(
-            device=device,
-            n_rows=self.n_rows,
-            n_records=self.n_records,
-            n_groups=self.n_groups,
-            n_trajectories=self.n_trajectories,
-            longest_group=self.longest_group,
-            longest_trajectory=self.longest_trajectory,
-            _copied=transfer.Copied.to(device),
-            **parts,
-        )
+        if not on_cpu:
+            present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+            tensors |= zip(present, transfer.to_device_together(list(present.values()), device, "layout"), strict=True)
+        sizes = {name: getattr(self, name) for name in _SIZES}
+        return Records(device=device, **sizes, **tensors), None if on_cpu else transfer.Copied.to(device)  # type: ignore[arg-type]
 
     def once(self) -> Layout:
         """The layout in which copies of a step (rows with equal group, trajectory and step) count once.
@@ -140,13 +135,17 @@ class Layout(Handled):
             made = self.restrict(self.first == torch.arange(self.n_records))
             source = made.source()
             of_first = source.index_select(0, self.order.index_select(0, self.first))
-            source.index_copy_(0, self.order, of_first)
+            source = source.index_copy(0, self.order, of_first)
             made = self._kept["once"] = replace(made, _source=source)
         return made
 
     def restrict(self, keep: Tensor) -> Layout:
         """The layout of some of its records (keep [M] bool): for rows set aside and for duplicates counted once."""
         kept = torch.nonzero(keep).flatten()
+        source = None
+        if self._source is not None:
+            place = torch.full((self.n_records,), -1).index_copy_(0, kept, torch.arange(kept.shape[0]))
+            source = place.index_select(0, self._source.clamp(min=0)).masked_fill_(self._source < 0, -1)
         return _from_sorted(
             n_rows=self.n_rows,
             order=self.order.index_select(0, kept),
@@ -154,6 +153,7 @@ class Layout(Handled):
             trajectory=self.trajectory_of_record().index_select(0, kept),
             step=None if self.step is None else self.step.index_select(0, kept),
             valid=self.valid,
+            source=source,
         )
 
 
@@ -266,8 +266,9 @@ def _check_one_group(g: Any, t: Any, rows: Any) -> None:
 
 
 def _from_sorted(
-    *, n_rows: int, order: Tensor, group: Tensor, trajectory: Tensor, step: Tensor | None, valid: Tensor | None
-) -> Layout:
+    *, n_rows: int, order: Tensor, group: Tensor, trajectory: Tensor, step: Tensor | None, valid: Tensor | None,
+    source: Tensor | None = None,
+) -> Layout:  # fmt: skip
     """A layout from ids in processing order; computes everything else."""
     m = order.shape[0]
     g, t = group.numpy(), trajectory.numpy()
@@ -299,6 +300,7 @@ def _from_sorted(
         step=step,
         first=first,
         valid=valid,
+        _source=source,
     )
 
 

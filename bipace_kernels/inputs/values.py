@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..backends.masks import out_of_range
+from ..backends.records import out_of_range
 from . import checks
 from .layout import Layout
 

@@ -1,321 +1,343 @@
-"""torch.ops.bipace: each stage, and the whole chain, as an op that torch.compile sees as opaque.
+"""torch.ops.bipace: the main stages, and the whole chain, as ops that torch.compile sees as opaque.
 
-The compiler cannot change an opaque op, so compiled code gives the same bits.  Schemas, fakes and checks of
-arguments are derived from the contract (stages.py), and an op runs the same stage as `advantage()`.  Calls that are
-not compiled do not use the ops.
+The compiler cannot change an opaque op, so compiled code gives the same bits.  An op checks its arguments, makes `Records`
+of them and runs the same stage as `advantage()`.  Calls that are not compiled do not use the ops.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+import functools
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
 from .. import pipeline
 from ..backends import dispatch
-from ..backends.contract import FINGERPRINT_DTYPES, OPS, Offsets, OneOf, Places, Private, Range, Size, Spec
+from ..backends.contract import (
+    DELTA,
+    EPSILON,
+    FINGERPRINT_DTYPES,
+    GAMMA,
+    NOISE,
+    NOT_NEGATIVE,
+    SAME,
+    WIDTH,
+    Range,
+)
+from ..backends.records import Records
+from ..backends.schema import KERNELS, Kernel
 from ..config import Config
 from ..support.handles import find
 from . import compiled
 
 Tensor = torch.Tensor
 
-_F32, _I64, _U8, _BOOL = torch.float32, torch.int64, torch.uint8, torch.bool
-_PLAIN = {float: "float", int: "int", str: "str", bool: "bool"}
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One argument of an op, as its stage's Protocol annotates it."""
-
-    name: str
-    type: str  # of torch's schema
-    keyword: bool
-    spec: Spec | None = None
-    size: Size | None = None
-    range: Range | None = None
-    words: OneOf | None = None
-    values: Offsets | Places | None = None
-    default: Any = None  # None: it must be given
-
-    @property
-    def several(self) -> bool:
-        return self.type.endswith("[]")
+_F32, _F64, _I64, _U8, _BOOL = torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool
+#: Shape in the letters of schema.py and dtype of each tensor argument but token ids and fingerprints, whatever the op.
+TENSORS: dict[str, tuple[str, torch.dtype]] = {
+    "rewards": ("M", _F64), "value": ("M", _F64), "returns": ("M", _F32), "episode_advantage": ("M", _F32),
+    "step": ("M", _I64), "time": ("M", _I64), "order": ("M", _I64), "labels": ("M", _I64), "action_key": ("M", _I64),
+    "usable": ("M", _BOOL), "taken": ("M", _BOOL), "truncated": ("M", _BOOL), "depth_labels": ("H M", _I64),
+    "landmarks": ("L", _I64), "episode_return": ("T", _F32), "spoilt": ("T", _BOOL),
+    "trajectory_offsets": ("T+1", _I64), "group_offsets": ("G+1", _I64), "group_trajectories": ("G+1", _I64),
+    "row_offsets": ("R+1", _I64), "table_offsets": ("V+1", _I64), "table_bytes": ("B", _U8),
+}  # fmt: skip
+_FINGERPRINT = "N D"
+_SIZES = {"n_groups": "G", "n_records": "M", "n_trajectories": "T"}
+#: Offsets rise from 0 to the size of a letter; places lie from a lowest one to below it.
+OFFSETS = {
+    "trajectory_offsets": "M", "group_offsets": "M", "group_trajectories": "T", "row_offsets": "E", "table_offsets": "B",
+}  # fmt: skip
+PLACES = {"order": ("N", 0), "labels": ("M", -1), "depth_labels": ("M", -1), "landmarks": ("M", -1)}
+_NUMBERS = {
+    "gamma": GAMMA, "gae_lambda": GAMMA, "delta": DELTA, "epsilon": EPSILON, "epsilons": EPSILON, "alpha": NOT_NEGATIVE,
+    "width": WIDTH, "horizon": NOT_NEGATIVE, "noise": NOISE, "same": SAME,
+    "n": Range(f"in [1, {1 << 40}]", lambda x: 1 <= x <= 1 << 40),
+}  # fmt: skip
+_WORDS: dict[str, tuple[str, ...]] = {
+    "scope": ("trajectory", "step"), "norm": ("none", "std"), "lone": ("zero", "raw"), "estimator": KERNELS,
+    "step_norm": ("none", "std"), "share": ("group", "batch"), "mode": ("action_tag", "first_n", "text"),
+}  # fmt: skip
+_OF_RECORDS = {field.name for field in fields(Records)}
+_OF_KERNEL = {field.name for field in fields(Kernel)}
 
 
 @dataclass(frozen=True)
 class Op:
-    """An op and the stage that it runs."""
+    """An op that runs one stage of a backend.
+
+    results   shape and dtype of each
+    """
 
     name: str
     stage: str
-    arguments: tuple[Argument, ...]
-    results: tuple[Spec, ...]
+    arguments: str
+    results: tuple[tuple[str, torch.dtype], ...]
 
     @property
     def schema(self) -> str:
-        words = [f"{a.type} {a.name}" + ("" if a.default is None else f"={a.default}") for a in self.arguments]
-        first = next((i for i, a in enumerate(self.arguments) if a.keyword), None)
-        if first is not None:
-            words.insert(first, "*")
         several = ", ".join("Tensor" for _ in self.results)
-        return f"({', '.join(words)}) -> " + (several if len(self.results) == 1 else f"({several})")
+        return f"({self.arguments}) -> " + (several if len(self.results) == 1 else f"({several})")
 
-    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    @functools.cached_property
+    def types(self) -> dict[str, str]:
+        """Type of each argument in torch's schema."""
+        words = [word.split() for word in self.arguments.split(", ") if word != "*"]
+        return {name: kind for kind, name in words}
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name; torch omits the last ones where they are None."""
-        given = dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
-        return {a.name: given.get(a.name, a.default) for a in self.arguments}
+        given = dict(zip(self.types, args, strict=False)) | kwargs
+        return {name: given.get(name) for name in self.types}
 
-
-def _argument(name: str, hint: Any, keyword: bool, default: Any) -> Argument:
-    optional = get_origin(hint) in (Union, UnionType)
-    if optional:
-        hint = next(each for each in get_args(hint) if each is not type(None))
-    marks: tuple[Any, ...] = ()
-    if get_origin(hint) is Annotated:
-        hint, *rest = get_args(hint)
-        marks = tuple(rest)
-
-    def mark(kind: type) -> Any:
-        return next((each for each in marks if isinstance(each, kind)), None)
-
-    size = mark(Size)
-    if hint is Tensor:
-        kind = "Tensor?" if optional else "Tensor"
-    elif get_origin(hint) is not None:  # Sequence[float]
-        kind = f"{_PLAIN[get_args(hint)[0]]}[]"
-    else:
-        kind = "SymInt" if size is not None and name != "dim" else _PLAIN[hint]
-    values = mark(Offsets) or mark(Places)
-    return Argument(name, kind, keyword, mark(Spec), size, mark(Range), mark(OneOf), values, default)
-
-
-def _is_private(hint: Any) -> bool:
-    return any(isinstance(mark, Private) for each in get_args(hint) for mark in get_args(each))
-
-
-def _ops() -> dict[str, Op]:
-    """Every method of a stage's Protocol."""
-    found = {}
-    for stage, protocol in OPS.items():
-        for name, method in vars(protocol).items():
-            if name.startswith("_") or not inspect.isfunction(method):
-                continue
-            hints = get_type_hints(method, include_extras=True)
-            back = hints.pop("return")
-            results = get_args(back) if get_origin(back) is tuple else (back,)
-            arguments = tuple(
-                _argument(p.name, hints[p.name], p.kind is p.KEYWORD_ONLY, None if p.default is p.empty else p.default)
-                for p in list(inspect.signature(method).parameters.values())[1:]
-                if not _is_private(hints[p.name])
-            )
-            found[name] = Op(name, stage, arguments, tuple(get_args(each)[1] for each in results))
-    return found
-
-
-STAGE_OPS = _ops()
-
-
-def _run(op: Op) -> Callable[..., Any]:
-    """What an op runs: its stage, by the backend of the tensors' device."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        given = op.bind(args, kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.bind(args, kwargs)
         device = next(value.device for value in given.values() if isinstance(value, Tensor))
-        for a in op.arguments:
-            if isinstance(given[a.name], Tensor):
-                given[a.name] = _tensor(op.name, a, given[a.name], device)
-            elif a.type == "Tensor":  # torch takes None for every tensor
-                raise TypeError(f"bipace::{op.name}: {a.name} is missing; pass a tensor.")
-        sizes = check_sizes(op, given)
-        _check_values(op, given)
-        if op.name == "hash_token_ids":
-            _check_ids(op.name, given)
-        if device.type == "cpu":
-            _check_places(op, given, sizes)
+        try:
+            columns = {name: _checked(name, self.types[name], value, device) for name, value in given.items()}
+            sizes = check_sizes(columns)
+            if device.type == "cpu":
+                _check_places(columns, sizes)
+            if self.name == "hash_token_ids":
+                return _hash_token_ids(columns, device)
+            if columns.get("estimator", "mean") != "mean" and columns["action_key"] is None:
+                raise ValueError(f"action_key is missing; estimator={columns['estimator']!r} compares actions.")
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"bipace::{self.name}: {error}") from None
         chosen = dispatch.choose("auto", device)
-        positional = [given.pop(a.name) for a in op.arguments if not a.keyword]
+        records, columns = _records(columns, sizes, device)
+        run = getattr(getattr(chosen, self.stage), self.name)
         with torch.no_grad():
-            found = getattr(getattr(chosen, op.stage), op.name)(*positional, **given)
-        if op.name == "hash_token_ids" and not chosen.deferred and int(found[2]) >= 0:
-            raise ValueError(
-                f"bipace::{op.name}: ids must be in the table, got {int(positional[0].flatten()[int(found[2])])} at flat "
-                f"position {int(found[2])}; mask padding out."
-            )
-        return found
+            return run(records, **columns) if chosen.deferred else without_masks(run, records, columns)
 
-    return run
-
-
-def _fake(op: Op) -> Callable[..., Any]:
-    """Results of an op in shape and dtype."""
-
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        given = op.bind(args, kwargs)
+    def fake(self, *args: Any, **kwargs: Any) -> Any:
+        """Results in shape and dtype."""
+        given = self.bind(args, kwargs)
         like = next(value for value in given.values() if isinstance(value, Tensor))
-        sizes: dict[str, Any] = {"1": 1}
-        for a in op.arguments:
-            value = given[a.name]
-            if a.size is not None:
-                sizes[a.size.letter] = value
-            elif a.several:
-                sizes["E"] = len(value)
-            elif isinstance(value, Tensor) and a.spec is not None:
-                for letter, size in zip(a.spec.shape.split(), value.shape, strict=True):
-                    sizes.setdefault(letter[0], size - 1 if letter.endswith("+1") else size)
-        if op.name == "hash_token_ids":
+        sizes: dict[str, Any] = {"1": 1, "E": len(given.get("epsilons") or ())}
+        sizes |= {letter: given[name] for name, letter in _SIZES.items() if name in given}
+        for name, value in given.items():
+            for letter, size in zip(_shape_of(name), value.shape, strict=False) if isinstance(value, Tensor) else ():
+                sizes.setdefault(letter[0], size - 1 if letter.endswith("+1") else size)
+        if "ids" in given:
             sizes.setdefault("R", given["ids"].shape[0])
-        made = [_new(like, *(sizes[letter] for letter in s.shape.split()), dtype=s.dtypes[0]) for s in op.results]
+        made = [like.new_empty([sizes[letter] for letter in shape.split()], dtype=kind) for shape, kind in self.results]
         return made[0] if len(made) == 1 else tuple(made)
 
-    return fake
+
+_STEPS = "Tensor? step, Tensor trajectory_offsets"
+_ROWS = "Tensor fingerprint, Tensor order"
+_GROUPS = "SymInt n_groups, SymInt longest_group"
+OPS = {
+    op.name: op
+    for op in (
+        Op("discounted_returns", "returns", f"Tensor rewards, {_STEPS}, float gamma, *, SymInt n_trajectories",
+           (("M", _F32),)),
+        Op("episode_advantage", "episode",
+           "Tensor episode_return, Tensor trajectory_offsets, Tensor group_trajectories, *, SymInt n_groups, "
+           "SymInt n_records, str scope, str norm, str lone, float delta, Tensor? spoilt", (("M", _F32),)),
+        Op("cluster_cosine", "clusters",
+           f"{_ROWS}, Tensor group_offsets, Tensor? usable, float epsilon, *, {_GROUPS}, Tensor? taken",
+           (("M", _I64),)),
+        Op("cluster_sweep", "clusters",
+           f"{_ROWS}, Tensor group_offsets, Tensor? usable, float[] epsilons, *, {_GROUPS}, Tensor? taken",
+           (("E M", _I64),)),
+        Op("step_advantage", "values",
+           f"Tensor returns, Tensor labels, Tensor? action_key, Tensor group_offsets, *, {_GROUPS}, str estimator, "
+           "str step_norm, float delta", (("M", _F32), ("M", _U8))),
+        Op("hgpo_advantage", "values",
+           f"Tensor returns, Tensor depth_labels, Tensor episode_advantage, Tensor group_offsets, *, {_GROUPS}, "
+           "str step_norm, float delta, float alpha, bool base_group", (("M", _F32), ("M", _I64), ("M", _U8))),
+        Op("kernel_values", "critic",
+           f"{_ROWS}, Tensor returns, Tensor time, Tensor group_offsets, Tensor? usable, Tensor? landmarks, *, "
+           f"{_GROUPS}, Tensor? taken, str share, float width, float horizon, float noise, float same",
+           (("M", _F64),)),
+        Op("gae_advantage", "critic",
+           f"Tensor rewards, Tensor value, {_STEPS}, Tensor? truncated, float gamma, float gae_lambda, *, "
+           "SymInt n_trajectories, Tensor? taken", (("M", _F64),)),
+        Op("hash_token_ids", "action_keys",
+           "Tensor ids, Tensor? row_offsets, Tensor? valid, Tensor? table_offsets, Tensor? table_bytes, *, str mode, "
+           "int n, SymInt longest_row", (("R", _I64), ("R", _BOOL), ("1", _I64))),
+    )
+}  # fmt: skip
 
 
-def _new(like: Tensor, *shape: Any, dtype: torch.dtype) -> Tensor:
-    return like.new_empty(shape, dtype=dtype)
+# ------------------------------------------------------------------------------------------------- arguments to a stage
 
 
-def _tensor(op: str, a: Argument, value: Tensor, device: torch.device) -> Tensor:
-    """A tensor as the kernels take it; TypeError for another dtype, ValueError for another device."""
-    name = a.name
+def _shape_of(name: str) -> list[str]:
+    """Letters of a tensor argument; none of token ids and their mask, which may have two shapes."""
+    return (_FINGERPRINT if name == "fingerprint" else TENSORS.get(name, ("",))[0]).split()
+
+
+def _checked(name: str, kind: str, value: Any, device: torch.device) -> Any:
+    """An argument as stages take it; TypeError for another dtype, ValueError for another device or range."""
+    if value is None and kind == "Tensor":  # torch takes None for every tensor
+        raise TypeError(f"{name} is missing; pass a tensor.")
+    if name in _WORDS and value not in _WORDS[name]:
+        raise ValueError(f"{name} must be one of {', '.join(_WORDS[name])}, got {value!r}.")
+    for number in (value if kind.endswith("[]") else [value]) if name in _NUMBERS else ():
+        if not _NUMBERS[name].holds(number):
+            raise ValueError(f"{name} must be {_NUMBERS[name].text}, got {number!r}.")
+    if not isinstance(value, Tensor):
+        return value
     if value.device != device:
-        raise ValueError(
-            f"bipace::{op}: all tensors must be on one device, got {name} on {value.device}; move it to {device}."
-        )
-    if a.spec is None:
-        return value  # token ids and their mask: any integers; any strides where they are [N, L]
-    if a.spec.dtypes == FINGERPRINT_DTYPES:
+        raise ValueError(f"all tensors must be on one device, got {name} on {value.device}; move it to {device}.")
+    if name == "fingerprint":
         if value.ndim != 2 or value.dtype not in FINGERPRINT_DTYPES:
             got = f"{value.dtype} {list(value.shape)}"
-            raise TypeError(
-                f"bipace::{op}: fingerprint must be [N, D] float32, bfloat16 or float16, got {got}; convert it."
-            )
+            raise TypeError(f"{name} must be [N, D] float32, bfloat16 or float16, got {got}; convert it.")
         if value.shape[1] == 0:
-            raise ValueError(f"bipace::{op}: fingerprint must have at least one feature, got {list(value.shape)}.")
+            raise ValueError(f"{name} must have at least one feature, got {list(value.shape)}.")
         return value
-    (dtype,) = a.spec.dtypes
+    if name not in TENSORS:
+        return value  # token ids and their mask: any integers; any strides where they are [N, L]
+    shape, dtype = TENSORS[name]
     if value.dtype != dtype:
-        raise TypeError(f"bipace::{op}: {name} must be {dtype}, got {value.dtype}; convert it with .to({dtype}).")
+        raise TypeError(f"{name} must be {dtype}, got {value.dtype}; convert it with .to({dtype}).")
+    if value.ndim != len(shape.split()):
+        raise ValueError(f"{name} must have shape [{', '.join(shape.split())}], got {list(value.shape)}.")
     return value.contiguous()
 
 
-def check_sizes(op: Op, given: dict[str, Any]) -> dict[str, int]:
+def check_sizes(columns: dict[str, Any]) -> dict[str, int]:
     """Sizes by letter; ValueError for lengths that contradict each other."""
-    known = {
-        a.size.letter: (given[a.name], a.name) for a in op.arguments if a.size is not None and a.name.startswith("n_")
-    }
-    for a in op.arguments:
-        value = given.get(a.name)
-        if not isinstance(value, Tensor) or a.spec is None:
-            continue
-        wanted = a.spec.shape.split()
-        if value.ndim != len(wanted):
-            raise ValueError(
-                f"bipace::{op.name}: {a.name} must have shape [{', '.join(wanted)}], got {list(value.shape)}."
-            )
-        for letter, size in zip(wanted, value.shape, strict=True):
+    known = {letter: (columns[name], name) for name, letter in _SIZES.items() if name in columns}
+    for name, value in columns.items():
+        letters = _shape_of(name)
+        for letter, size in zip(letters, value.shape, strict=True) if isinstance(value, Tensor) and letters else ():
             length = size - 1 if letter.endswith("+1") else size
             if length < 0:
-                raise ValueError(f"bipace::{op.name}: {a.name} must hold at least one offset, got none.")
-            other, where = known.setdefault(letter[0], (length, a.name))
+                raise ValueError(f"{name} must hold at least one offset, got none.")
+            other, where = known.setdefault(letter[0], (length, name))
             if length != other:
                 raise ValueError(
-                    f"bipace::{op.name}: {a.name} must have shape [{', '.join(wanted)}] with {letter[0]} = {other} as "
-                    f"{where} has it, got {list(value.shape)}; take both from one layout."
+                    f"{name} must have shape [{', '.join(letters)}] with {letter[0]} = {other} as {where} has it, got "
+                    f"{list(value.shape)}; take both from one layout."
                 )
     return {letter: size for letter, (size, _) in known.items()}
 
 
-def _check_places(op: Op, given: dict[str, Any], sizes: dict[str, int]) -> None:
+def _check_places(columns: dict[str, Any], sizes: dict[str, int]) -> None:
     """Raises ValueError for offsets and places of CPU tensors that would make native code read out of bounds.
 
     By NumPy: torch's threads would hang in a forked child.
     """
-    if op.name == "hash_token_ids" and given["row_offsets"] is not None:
-        sizes = {**sizes, "E": given["ids"].shape[0]}
-    for a in op.arguments:
-        if a.values is None or given[a.name] is None:
-            continue
-        values, end = given[a.name].numpy(), sizes[a.values.letter]
-        if isinstance(a.values, Offsets):
+    if columns.get("row_offsets") is not None:
+        sizes = {**sizes, "E": columns["ids"].shape[0]}
+    for name, letter in OFFSETS.items():
+        if columns.get(name) is not None:
+            values, end = columns[name].numpy(), sizes[letter]
             if values[0] != 0 or values[-1] != end or (values[1:] < values[:-1]).any():
+                ends = values.tolist() if values.size <= 6 else [*values[:3].tolist(), "…", *values[-2:].tolist()]
                 raise ValueError(
-                    f"bipace::{op.name}: {a.name} must increase from 0 to {a.values.letter} = {end}, got "
-                    f"{_shown(values)}; take it from one layout with the others."
+                    f"{name} must increase from 0 to {letter} = {end}, got [{', '.join(map(str, ends))}]; take it from one "
+                    "layout with the others."
                 )
-        elif values.size and (values.min() < a.values.lowest or values.max() >= end):
-            raise ValueError(
-                f"bipace::{op.name}: {a.name} must hold numbers from {a.values.lowest} to below {a.values.letter} = {end}, "
-                f"got {values.min()} to {values.max()}."
-            )
+    for name, (letter, lowest) in PLACES.items():
+        if columns.get(name) is not None and columns[name].numel():
+            values, end = columns[name].numpy(), sizes[letter]
+            if values.min() < lowest or values.max() >= end:
+                raise ValueError(
+                    f"{name} must hold numbers from {lowest} to below {letter} = {end}, got {values.min()} to "
+                    f"{values.max()}."
+                )
 
 
-def _shown(values: Any) -> str:
-    """The ends of a vector of numbers, for an error."""
-    several = values.tolist() if values.size <= 6 else [*values[:3].tolist(), "…", *values[-2:].tolist()]
-    return f"[{', '.join(map(str, several))}]"
+def _records(columns: dict[str, Any], sizes: dict[str, int], device: torch.device) -> tuple[Records, dict[str, Any]]:
+    """Records of an op's arguments, and the others, as its stage takes them."""
+    columns = {"step" if name == "time" else name: value for name, value in columns.items()}
+    kernel = {name: columns.pop(name) for name in _OF_KERNEL if name in columns}
+    if kernel:
+        columns["kernel"] = Kernel(**kernel)
+    given = {name: columns.pop(name) for name in _OF_RECORDS if name in columns}
+    return Records(**{"device": device, "n_records": sizes["M"], **given}), columns
 
 
-def _check_values(op: Op, given: dict[str, Any]) -> None:
-    """Raises ValueError for words and numbers that no stage knows, and for a missing action key."""
-    for a in op.arguments:
-        value = given[a.name]
-        if a.words is not None and value not in a.words.words:
-            raise ValueError(f"bipace::{op.name}: {a.name} must be one of {', '.join(a.words.words)}, got {value!r}.")
-        for number in value if a.several else [value]:
-            if a.range is not None and not a.range.holds(number):
-                raise ValueError(f"bipace::{op.name}: {a.name} must be {a.range.text}, got {number!r}.")
-    if op.name == "cluster_history" and given["depth"] > max(given["codes"].shape[0], 1):
-        raise ValueError(
-            f"bipace::{op.name}: depth must be at most M = {given['codes'].shape[0]}, the number of records, got "
-            f"{given['depth']}."
-        )
-    if op.name == "step_advantage" and given["estimator"] != "mean" and given["action_key"] is None:
-        raise ValueError(
-            f"bipace::{op.name}: action_key is missing; estimator={given['estimator']!r} compares actions."
-        )
+def without_masks(
+    run: Callable[..., Any], records: Records, columns: dict[str, Any], by_record: Collection[str] = ()
+) -> Any:
+    """run(records, **columns) of a backend on the CPU: it gets the records that are taken only, and the others 0 or −1.
+
+    by_record   names of columns [M] that no op has
+    """
+    taken, columns = records.taken, dict(columns)
+    if records.spoilt is not None:
+        good = torch.nonzero(~records.spoilt).flatten()
+        taken = ~records.spoilt[records.trajectory_of_record]
+        lengths = records.trajectory_offsets.diff()[good]  # a trajectory without records keeps its place
+        records = replace(
+            records, spoilt=None, trajectory_offsets=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+            group_trajectories=torch.searchsorted(good, records.group_trajectories), n_trajectories=good.shape[0],
+            n_records=int(taken.sum()),
+        )  # fmt: skip
+        columns["episode_return"] = columns["episode_return"][good]
+        kept = torch.nonzero(taken).flatten()
+    elif taken is None:
+        return run(records, **columns)
+    else:
+        kept = torch.nonzero(taken).flatten()
+        offsets = {
+            name: torch.unique_consecutive(torch.searchsorted(kept, getattr(records, name)))  # without empty runs
+            for name in ("group_offsets", "trajectory_offsets")
+        }
+        rows = {name: getattr(records, name) for name in ("order", "step", "usable")}
+        records = replace(
+            records, taken=None, n_records=kept.shape[0], n_groups=max(len(offsets["group_offsets"]) - 1, 0),
+            n_trajectories=max(len(offsets["trajectory_offsets"]) - 1, 0), **offsets,
+            **{name: row if row is None or not row.numel() else row[kept] for name, row in rows.items()},
+        )  # fmt: skip
+        for name, value in columns.items():
+            if isinstance(value, Tensor) and (_shape_of(name)[-1:] == ["M"] or name in by_record):
+                columns[name] = value[..., kept]
+        if columns.get("landmarks") is not None:
+            columns["landmarks"] = torch.searchsorted(kept, columns["landmarks"][columns["landmarks"] >= 0])
+    result: Tensor = run(records, **columns)
+    whole = torch.full((*result.shape[:-1], taken.shape[0]), -1 if result.dtype == _I64 else 0, dtype=result.dtype)
+    whole[..., kept] = result
+    return whole
 
 
-def _check_ids(op: str, given: dict[str, Any]) -> None:
-    """Raises errors for token ids, their mask and the table, as far as possible without reading values."""
-    ids, flat = given["ids"], given["row_offsets"] is not None
+def _hash_token_ids(columns: dict[str, Any], device: torch.device) -> Any:
+    """Runs the stage; errors for token ids, their mask and the table as far as possible without reading values."""
+    ids, valid, flat, mode = columns["ids"], columns["valid"], columns["row_offsets"] is not None, columns["mode"]
     if ids.ndim != (1 if flat else 2):
-        raise ValueError(f"bipace::{op}: ids must be [N, T], or [E] with row_offsets, got {list(ids.shape)}.")
+        raise ValueError(f"ids must be [N, T], or [E] with row_offsets, got {list(ids.shape)}.")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TypeError(f"bipace::{op}: ids must be of an integer dtype, got {ids.dtype}; convert them.")
-    valid = given["valid"]
+        raise TypeError(f"ids must be of an integer dtype, got {ids.dtype}; convert them.")
     if valid is not None and valid.shape != ids.shape:
-        raise ValueError(f"bipace::{op}: valid must have the shape of ids, {list(ids.shape)}, got {list(valid.shape)}.")
+        raise ValueError(f"valid must have the shape of ids, {list(ids.shape)}, got {list(valid.shape)}.")
     if valid is not None and (valid.is_floating_point() or valid.is_complex()):
-        raise TypeError(f"bipace::{op}: valid must be bool or integers, got {valid.dtype}; compare it.")
-    if not flat and given["longest_row"] != ids.shape[1]:
-        raise ValueError(f"bipace::{op}: longest_row must be T = {ids.shape[1]}, got {given['longest_row']}.")
-    table = [given["table_offsets"] is not None, given["table_bytes"] is not None]
-    if table[0] != table[1] or not (table[0] or given["mode"] == "first_n"):
+        raise TypeError(f"valid must be bool or integers, got {valid.dtype}; compare it.")
+    if not flat and columns["longest_row"] != ids.shape[1]:
+        raise ValueError(f"longest_row must be T = {ids.shape[1]}, got {columns['longest_row']}.")
+    table = [columns[name] is not None for name in ("table_offsets", "table_bytes")]
+    if table[0] != table[1] or not (table[0] or mode == "first_n"):
         raise ValueError(
-            f"bipace::{op}: table_offsets and table_bytes must be given for mode {given['mode']!r}; take both from "
-            "token_bytes(tokenizer)."
+            f"table_offsets and table_bytes must be given for mode {mode!r}; take both from token_bytes(tokenizer)."
         )
     if flat:
-        given |= {k: given[k].contiguous() for k in ("ids", "valid") if given[k] is not None}
+        columns |= {name: columns[name].contiguous() for name in ("ids", "valid") if columns[name] is not None}
+    chosen = dispatch.choose("auto", device)
+    with torch.no_grad():
+        keys, parsed, outside = chosen.action_keys.hash_token_ids(**columns)
+    if not chosen.deferred and int(outside) >= 0:
+        at = int(outside)
+        raise ValueError(
+            f"ids must be in the table, got {int(ids.flatten()[at])} at flat position {at}; mask padding out."
+        )
+    return keys, parsed, outside
 
+
+# ------------------------------------------------------------------------------------------------------- the whole chain
 
 _CHAIN_TENSORS = (
-    "rewards",
-    "returns",
-    "episode_return",
-    "fingerprint",
-    "observation",
-    "action_key",
-    "action_parsed",
-    "valid",
+    "rewards", "returns", "episode_return", "fingerprint", "observation", "action_key", "action_parsed", "valid",
     "truncated",
-)
+)  # fmt: skip
 _CHAIN = (
     f"({', '.join(f'Tensor? {name}' for name in _CHAIN_TENSORS)}, *, SymInt layout, SymInt config, str fields, "
     f"str backend, str check, int num_threads) -> ({', '.join(['Tensor'] * 9)})"
@@ -331,7 +353,7 @@ def _advantage(
     check: str,
     num_threads: int,
 ) -> tuple[Tensor, ...]:
-    """`advantage()` for a compiled graph: its results, and the flags of _compiled.CompiledRecords.
+    """`advantage()` for a compiled graph: its results, and the flags of compiled.CompiledRecords.
 
     layout, config   handles; config 0: `fields` holds it, a dict as Python writes it
     num_threads      0: None
@@ -342,9 +364,10 @@ def _advantage(
     with torch.no_grad():
         result = pipeline.run(given, find(layout), cfg, backend, check, num_threads or None)
         flags, late = compiled.flags_of(result)
+    value = torch.zeros_like(result.advantage) if result.value is None else result.value
     return (
         result.advantage, result.step_advantage, result.episode_advantage, result.returns, result.cluster, result.branch,
-        torch.zeros_like(result.advantage) if result.value is None else result.value, flags, late,
+        value, flags, late,
     )  # fmt: skip
 
 
@@ -360,8 +383,8 @@ def _config(fields: str) -> Config:
 def _advantage_fake(*tensors: Tensor | None, **_: Any) -> tuple[Tensor, ...]:
     like = next(t for t in tensors if t is not None)
     n = like.shape[0]
-    rows = tuple(_new(like, n, dtype=d) for d in (*[_F32] * 4, _I64, _U8, _F32))
-    return *rows, _new(like, len(compiled.FLAGS), n, dtype=_U8), _new(like, compiled.LATE, dtype=_BOOL)
+    rows = tuple(like.new_empty(n, dtype=dtype) for dtype in (*[_F32] * 4, _I64, _U8, _F32))
+    return *rows, like.new_empty(len(compiled.FLAGS), n, dtype=_U8), like.new_empty(compiled.LATE, dtype=_BOOL)
 
 
 def _register() -> Any:
@@ -374,8 +397,8 @@ def _register() -> Any:
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # run() itself stops gradients
         torch.library.register_fake(f"bipace::{name}", fake, lib=library)
 
-    for op in STAGE_OPS.values():
-        add(op.name, op.schema, _run(op), _fake(op))
+    for op in OPS.values():
+        add(op.name, op.schema, op, op.fake)
     add("advantage", _CHAIN, _advantage, _advantage_fake)
     return library
 

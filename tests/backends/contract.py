@@ -5,7 +5,6 @@ from __future__ import annotations
 from bipace_kernels.backends import contract as stages
 from bipace_kernels.backends.cpu import action_keys as cpu_action_keys
 from bipace_kernels.backends.cpu import clusters as cpu_clusters
-from bipace_kernels.backends.cpu import combine as cpu_combine
 from bipace_kernels.backends.cpu import critic as cpu_critic
 from bipace_kernels.backends.cpu import episode as cpu_episode
 from bipace_kernels.backends.cpu import ngrams as cpu_ngrams
@@ -43,7 +42,7 @@ OBSERVATIONS: list[stages.Observations] = [reference_observations, cpu_observati
 SIMILAR: list[stages.Similar] = [reference_similar, cpu_similar]
 VALUES: list[stages.Values] = [reference_values, cpu_values, triton_values, cuda_values]
 CRITIC: list[stages.Critic] = [reference_critic, cpu_critic, triton_critic]
-COMBINE: list[stages.Combine] = [reference_combine, cpu_combine, triton_combine]
+COMBINE: list[stages.Combine] = [reference_combine, triton_combine]
 ACTION_KEYS: list[stages.ActionKeys] = [
     reference_action_keys,
     cpu_action_keys,

@@ -88,13 +88,10 @@ def test_stages_without_fingerprints(launched):
     x = _batch()
     lay = x.layout.on(torch.device("cpu"))
     kernels = importlib.import_module("bipace_kernels.backends.triton")
-    trajectories = {"n_trajectories": lay.n_trajectories}
-    groups = {"n_groups": lay.n_groups, "longest_group": lay.longest_group}
-    kernels.returns.all_returns(x.rewards.double(), lay.step, None, lay.trajectory_offsets, 0.95, **trajectories)
-    kernels.returns.discounted_returns(x.rewards.double(), lay.step, lay.trajectory_offsets, 0.95, **trajectories)
-    kernels.returns.trajectory_returns(x.rewards.double(), lay.step, lay.trajectory_offsets, **trajectories)
-    kernels.values.step_advantage(x.rewards, x.codes, x.key, lay.group_offsets, estimator="q_style", step_norm="none",
-                                  delta=1e-6, **groups)  # fmt: skip
+    kernels.returns.all_returns(lay, x.rewards.double(), None, 0.95)
+    kernels.returns.discounted_returns(lay, x.rewards.double(), 0.95)
+    kernels.returns.trajectory_returns(lay, x.rewards.double())
+    kernels.values.step_advantage(lay, x.rewards, x.codes, x.key, "q_style", "none", 1e-6)
     assert [name for name, *_ in launched] == ["_returns"] * 3 + ["_step"]
     _check(launched)
 

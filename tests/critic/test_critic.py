@@ -11,6 +11,7 @@ import torch
 from batches import make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sized import Sized
 
 import bipace_kernels as bk
 from bipace_kernels.backends.cpu import critic as cpu_critic
@@ -452,14 +453,15 @@ def test_kept_products_are_what_the_averages_read():
     sizes = {"n_groups": 2, "longest_group": n, "taken": None}
     kernel = {"width": 0.5, "horizon": 8.0, "noise": 0.3}
     room = torch.full((60 * 61 // 2,), float("nan"), dtype=torch.float64)
-    cpu_critic.kernel_values(
+    critic = Sized(cpu_critic)
+    critic.kernel_values(
         *records, a.float(), time, offsets, None, None, **sizes, **kernel, share="batch", same=0.3, products=room
     )
     assert bool(room.isfinite().all())
     given_averages = (*records, a, time, keys, offsets, None, None)
-    plain = cpu_critic.same_action_advantage(*given_averages, **sizes, **kernel)
-    assert torch.equal(cpu_critic.same_action_advantage(*given_averages, **sizes, **kernel, products=room), plain)
-    other = cpu_critic.same_action_advantage(*given_averages, **sizes, **kernel, products=room * 0.5 + 0.01)
+    plain = critic.same_action_advantage(*given_averages, **sizes, **kernel)
+    assert torch.equal(critic.same_action_advantage(*given_averages, **sizes, **kernel, products=room), plain)
+    other = critic.same_action_advantage(*given_averages, **sizes, **kernel, products=room * 0.5 + 0.01)
     assert torch.equal(other[:n], plain[:n]) and not torch.equal(other[n:], plain[n:])
 
 
@@ -478,7 +480,7 @@ def test_rows_nearer_to_the_batch_s_mean_than_their_group_s_mean_is(spread):
     )  # fmt: skip
     options = {"n_groups": groups, "longest_group": 2, "taken": None, "share": "batch", "same": 0.0}
     options |= {"width": 0.05, "horizon": 0.0, "noise": 0.1}
-    got, want = (critic.kernel_values(*given_values, **options) for critic in (cpu_critic, reference_critic))
+    got, want = (Sized(critic).kernel_values(*given_values, **options) for critic in (cpu_critic, reference_critic))
     close(got, want, 5e-6)
 
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from marks import slow, slow_case_interpreted, slow_interpreted
 from ragged import ragged, sentinels, stage, unaligned
+from sized import Sized
 
-from bipace_kernels.backends.reference import critic as reference_critic
+from bipace_kernels.backends.reference import critic as reference_backend
 from bipace_kernels.estimators.landmarks import choose_landmarks
 
-critic = stage("critic")
+critic, reference_critic = stage("critic"), Sized(reference_backend)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 KERNEL = {"share": "group", "width": 0.3, "horizon": 4.0, "noise": 2.0, "same": 0.3}

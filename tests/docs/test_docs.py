@@ -229,7 +229,7 @@ def test_the_page_on_calibration_runs(tmp_path, monkeypatch):
 def test_every_op_is_listed_with_its_arguments():
     listed = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", GPU, re.MULTILINE))
     assert listed.pop("advantage") == "..."
-    assert sorted(listed) == sorted(_ops.STAGE_OPS)
+    assert sorted(listed) == sorted(_ops.OPS)
     for name, arguments in listed.items():
         schema = getattr(torch.ops.bipace, name).default._schema.arguments
         positional = [a.name for a in schema if not a.kwarg_only]

@@ -12,9 +12,12 @@ import pytest
 import torch
 from certificate import margins, replay
 from paths import HELPERS, ROOT
+from sized import Sized
 
 from bipace_kernels.backends import native_loader, threads
-from bipace_kernels.backends.cpu import clusters as cpu
+from bipace_kernels.backends.cpu import clusters as cpu_clusters
+
+cpu = Sized(cpu_clusters)
 
 TOLERANCE = 1e-5
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -17,10 +17,8 @@ CONFIG = bk.Config.bipace(0.2)  # kept alive: ops know them by their handles
 M = LAYOUT.n_records
 
 OPS = [
-    "advantage", "all_returns", "cluster_cosine", "cluster_exact", "cluster_history", "cluster_sweep", "cluster_values", "combine",
-    "discounted_returns", "episode_advantage", "gae_advantage", "hash_token_ids", "hgpo_advantage", "kernel_values",
-    "ngram_fingerprints", "normed_advantage", "same_action_advantage", "scan_rows", "spoilt_trajectories",
-    "step_advantage", "trajectory_returns",
+    "advantage", "cluster_cosine", "cluster_sweep", "discounted_returns", "episode_advantage", "gae_advantage",
+    "hash_token_ids", "hgpo_advantage", "kernel_values", "step_advantage",
 ]  # fmt: skip
 
 Case = tuple[tuple[Any, ...], dict[str, Any]]
@@ -56,7 +54,6 @@ def _cases() -> dict[str, list[Case]]:
     usable = torch.arange(M) % 5 != 2
     rewards = torch.from_numpy(BATCH.rewards)[lay.order]
     fingerprint = torch.from_numpy(BATCH.fingerprint)
-    codes = torch.from_numpy(rng.integers(0, 4, M))
     keys = torch.from_numpy(BATCH.action_key)[lay.order]
     step_return = torch.from_numpy(rng.normal(size=M).astype(np.float32))
     trajectory_return = torch.from_numpy(rng.normal(size=lay.n_trajectories).astype(np.float32))
@@ -66,14 +63,7 @@ def _cases() -> dict[str, list[Case]]:
     terms = {"estimator": "q_style", "step_norm": "none", "delta": 1e-6}
     hgpo = {"step_norm": "std", "delta": 1e-6, "alpha": 1.0, "base_group": True}
     episode = {"norm": "std", "lone": "zero", "delta": 1e-6, "n_groups": lay.n_groups, "n_records": M}
-    rows = (
-        torch.where(taken, trajectory_return[lay.trajectory_of_record()], 0.0),  # as the episode term leaves it
-        step_return,
-        step_return,
-        labels,
-        (labels >= 0).to(torch.uint8),
-    )
-    source = lay.source()
+    own = torch.where(taken, trajectory_return[lay.trajectory_of_record()], 0.0)  # as the episode term leaves it
     ids = torch.tensor([[1, 0, 2, 3], [2, 2, 0, 1], [0, 0, 0, 0]])
     table = (
         torch.tensor([0, 8, 17, 18, 20]),
@@ -81,7 +71,6 @@ def _cases() -> dict[str, list[Case]]:
     )
     first = {"mode": "first_n", "n": 3, "longest_row": 4}
     tag = {**first, "mode": "action_tag"}
-    text = torch.frombuffer(bytearray(b"open the fridge, close it"), dtype=torch.uint8)
     chain = {"layout": handle_of(lay), "config": handle_of(CONFIG), "fields": "", "backend": "auto", "check": "auto",
              "num_threads": 0}  # fmt: skip
     by_row = (torch.from_numpy(BATCH.rewards), None, None, fingerprint, None, torch.from_numpy(BATCH.action_key))
@@ -90,39 +79,20 @@ def _cases() -> dict[str, list[Case]]:
             ((rewards, lay.step, lay.trajectory_offsets, 0.9), trajectories),
             ((rewards, None, lay.trajectory_offsets, 1.0), trajectories),
         ],
-        "trajectory_returns": [((rewards, lay.step, lay.trajectory_offsets), trajectories)],
-        "spoilt_trajectories": [
-            ((step_return, trajectory_return, ~usable, lay.trajectory_offsets), trajectories),
-            ((step_return, trajectory_return, None, lay.trajectory_offsets), trajectories),
-        ],
-        "all_returns": [
-            ((rewards, step, bad, lay.trajectory_offsets, 0.9), trajectories)
-            for step, bad in ((lay.step, ~usable), (None, None))
-        ],
         "episode_advantage": [
             ((trajectory_return, lay.trajectory_offsets, lay.group_trajectories), {**episode, "scope": s, "spoilt": bad})
             for s, bad in (("trajectory", spoilt), ("step", None))
         ],
-        "scan_rows": [((x, lay.order), {}) for x in (fingerprint, fingerprint.bfloat16(), fingerprint.half())],
         "cluster_cosine": [
             ((*cosine, usable, 0.2), {**groups, "taken": taken}),
             ((*cosine, None, 0.0), {**groups, "taken": None}),
         ],
         "cluster_sweep": [((*cosine, usable, [0.1, 0.0, 0.4]), {**groups, "taken": taken})],
-        "cluster_exact": [((codes, lay.group_offsets), {**groups, "taken": some}) for some in (taken, None)],
-        "cluster_history": [
-            ((codes, at, lay.trajectory_offsets, lay.group_offsets, 3), {**trajectories, **groups, "taken": some})
-            for at, some in ((lay.step, taken), (None, None))
-        ],
         "step_advantage": [
             ((step_return, labels, keys, lay.group_offsets), {**groups, **terms}),
             ((step_return, labels, None, lay.group_offsets), {**groups, **terms, "estimator": "mean", "step_norm": "std"}),
         ],
-        "hgpo_advantage": [((step_return, depths, rows[0], lay.group_offsets), {**groups, **hgpo})],
-        "cluster_values": [
-            ((step_return, some, lay.group_offsets), {**groups, "taken": kept, "shrinkage": 3.0})
-            for some, kept in ((labels, taken), (None, None))
-        ],
+        "hgpo_advantage": [((step_return, depths, own, lay.group_offsets), {**groups, **hgpo})],
         "kernel_values": [
             (
                 (fingerprint, lay.order, step_return, lay.time(), lay.group_offsets, some, chosen),
@@ -138,27 +108,11 @@ def _cases() -> dict[str, list[Case]]:
             )
             for at, cut, kept in ((lay.step, ~usable, taken), (None, None, None))
         ],
-        "same_action_advantage": [
-            (
-                (fingerprint, lay.order, step_return.double(), lay.time(), keys, lay.group_offsets, some, parsed),
-                {**groups, "taken": kept, "width": 0.3, "horizon": horizon, "noise": 0.3},
-            )
-            for some, parsed, kept, horizon in ((usable, torch.arange(lay.n_records) % 5 != 2, taken, 4.0), (None, None, None, 0.0))
-        ],
-        "normed_advantage": [
-            ((step_return.double(), step_return, lay.group_offsets), {**groups, "taken": kept, "step_norm": norm})
-            for kept, norm in ((taken, "batch"), (None, "none"))
-        ],
-        "combine": [
-            ((*rows, source, some), {"weight": weight, "total_is_step": False, "n_rows": lay.n_rows, **more})
-            for some, weight, more in ((taken, 0.5, {}), (None, 0.0, {}), (None, 0.0, {"episode_weight": 0.5}))
-        ],
         "hash_token_ids": [
             ((ids, None, None, None, None), first),
             ((ids.int(), None, ids >= 0, *table), tag),
             ((ids.flatten(), torch.tensor([0, 4, 4, 12]), None, *table), {**tag, "longest_row": 8}),
         ],
-        "ngram_fingerprints": [((text, torch.tensor([0, 15, 15, 25])), {"n": 3, "dim": 64})],
         "advantage": [
             ((*by_row, None, None, None), chain),
             ((*by_row[:3], None, None, None, torch.ones(BATCH.n, dtype=torch.bool), None, None), {

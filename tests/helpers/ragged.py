@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from sized import Sized
 
 Tensor = torch.Tensor
 
@@ -28,10 +29,10 @@ PATTERN = 0xA5
 MARGIN = 17 if BACKEND == "triton" else 32
 
 
-def stage(name: str) -> ModuleType:
-    """A stage's module of the backend under test; Triton's where CUDA has none."""
+def stage(name: str) -> Any:
+    """A stage's module of the backend under test, by flat arguments; Triton's where CUDA has none."""
     package = "cuda" if BACKEND == "cuda" and name in OF_CUDA else "triton"
-    return importlib.import_module(f"bipace_kernels.backends.{package}.{name}")
+    return Sized(importlib.import_module(f"bipace_kernels.backends.{package}.{name}"))
 
 
 def room(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:

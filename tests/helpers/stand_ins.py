@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from sized import BY_RECORD, POSITIONAL
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bipace_kernels.backends import cpu, dispatch
-from bipace_kernels.ops import registry as _ops
+from bipace_kernels.backends import dispatch
+from bipace_kernels.ops.registry import without_masks
 
 _AT = torch.ops.aten
 _READING = {
@@ -35,24 +37,40 @@ class Watched(dispatch.Backend):
         super().__init__("triton")
         self.inside = 0
         self.calls: list[str] = []
+        host = dispatch.choose("cpu")
         for stage in ("returns", "episode", "clusters", "observations", "values", "critic", "combine"):
-            names = [op.name for op in _ops.STAGE_OPS.values() if op.stage == stage]
-            real = getattr(cpu, stage)
-            setattr(self, stage, SimpleNamespace(**{name: self._watched(getattr(real, name)) for name in names}))
+            module = getattr(host, stage)
+            names = [name for name in POSITIONAL if hasattr(module, name)]
+            setattr(self, stage, SimpleNamespace(**{name: self._watched(getattr(module, name)) for name in names}))
 
     def _watched(self, function):
         @functools.wraps(function)
         def run(*args, **kwargs):
             self.calls.append(function.__name__)
             with self.stage():
-                given = inspect.signature(function).bind(*args, **kwargs).arguments
-                _ops.check_sizes(_ops.STAGE_OPS[function.__name__], given)
-                if "longest_group" in given:
-                    sizes = given["group_offsets"].diff()
-                    assert given["longest_group"] == (int(sizes.max()) if sizes.numel() else 0)
-                return function(*args, **kwargs)
+                given = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+                return self._on_host(function, given.pop("records"), given)
 
         return run
+
+    def _on_host(self, function, records, columns):
+        """The masks of a GPU's records are not for the stages of a CPU."""
+        groups = records.group_offsets.diff()
+        assert records.n_records == records.order.shape[0] and records.n_groups == groups.shape[0]
+        assert records.longest_group == (int(groups.max()) if groups.numel() else 0)
+        name = function.__name__
+        if name == "combine":
+            return function(replace(records, source=_of_taken(records)), **columns)
+        if name == "episode_advantage":
+            return without_masks(function, replace(records, taken=None), columns)
+        if name in ("step_advantage", "hgpo_advantage"):  # labels say who takes part
+            return function(records, **columns)
+        if name == "cluster_cosine" and records.state is not None:
+            records.state.copy_(dispatch.choose("cpu").clusters.scan_rows(records, columns["fingerprint"]))
+            records = replace(records, usable=records.state == 0)
+        if name == "scan_rows":
+            records = replace(records, taken=None)
+        return without_masks(function, replace(records, spoilt=None), columns, BY_RECORD)
 
     @contextlib.contextmanager
     def stage(self):
@@ -78,6 +96,13 @@ class Watched(dispatch.Backend):
             return function(*args, **kwargs)
 
         return read
+
+
+def _of_taken(records):
+    """[N] the source of each row; −1 for those of records that are not taken."""
+    if records.taken is None or not records.n_records:
+        return records.source
+    return records.source.masked_fill(~records.taken[records.source.clamp(min=0)], -1)
 
 
 class _Reading(TorchDispatchMode):

@@ -78,7 +78,7 @@ def test_opcheck(name, device):
 
 
 def test_every_op_has_a_case():
-    assert sorted(OPS) == sorted([*_ops.STAGE_OPS, "advantage"])
+    assert sorted(OPS) == sorted([*_ops.OPS, "advantage"])
     for name in OPS:
         assert op_cases(name, "cpu"), name
 
@@ -155,8 +155,8 @@ def test_a_gradient_stops_here():
     given["fingerprint"].requires_grad_()
     step = torch.compile(call, fullgraph=True, backend="aot_eager")
     assert not step(given, layout_of(BATCH), CONFIGS["bipace"]).advantage.requires_grad
-    for args, kwargs in op_cases("scan_rows", "cpu"):
-        assert not torch.ops.bipace.scan_rows(args[0].clone().requires_grad_(), *args[1:], **kwargs).requires_grad
+    for args, kwargs in op_cases("cluster_cosine", "cpu"):
+        assert not torch.ops.bipace.cluster_cosine(args[0].clone().requires_grad_(), *args[1:], **kwargs).requires_grad
 
 
 def test_a_whole_loss_compiles(device):
@@ -216,22 +216,21 @@ def test_without_fullgraph_lists_and_ids_still_work():
 
 
 WRONG = [
-    ("cluster_exact", {"codes": lambda t: t.int()}, TypeError, "codes must be torch.int64, got torch.int32"),
+    ("cluster_cosine", {"order": lambda t: t.int()}, TypeError, "order must be torch.int64, got torch.int32"),
     (
-        "cluster_exact",
+        "cluster_cosine",
         {"group_offsets": lambda t: t[:-1]},
         ValueError,
         r"group_offsets must have shape \[G\+1\] with G",
     ),
     (
-        "cluster_exact",
+        "cluster_cosine",
         {"taken": lambda t: t[:-1]},
         ValueError,
-        r"taken must have shape \[M\] with M = .* as codes has it",
+        r"taken must have shape \[M\] with M = .* as order has it",
     ),
     ("cluster_cosine", {"fingerprint": lambda t: t.double()}, TypeError, "fingerprint must be .* got torch.float64"),
-    ("combine", {"labels": lambda t: t[None]}, ValueError, r"labels must have shape \[M\], got"),
-    ("combine", {"source": lambda t: t[1:]}, ValueError, "source must have shape"),
+    ("step_advantage", {"labels": lambda t: t[None]}, ValueError, r"labels must have shape \[M\], got"),
     ("hgpo_advantage", {"depth_labels": lambda t: t[:, 1:]}, ValueError, "depth_labels must have shape"),
     ("step_advantage", {"returns": lambda t: t.double()}, TypeError, "returns must be torch.float32"),
     ("step_advantage", {"action_key": lambda t: None}, ValueError, "action_key is missing; estimator='q_style'"),
@@ -245,19 +244,14 @@ WRONG = [
     ("cluster_cosine", {"fingerprint": lambda t: t[:, :0]}, ValueError, "fingerprint must have at least one feature"),
     ("cluster_cosine", {"epsilon": lambda t: math.nan}, ValueError, r"epsilon must be 0 or in \[1e-4, 1\], got nan"),
     ("cluster_sweep", {"epsilons": lambda t: [0.1, -1.0]}, ValueError, r"epsilons must be 0 or in .* got -1\.0"),
-    ("cluster_history", {"depth": lambda t: 0}, ValueError, "depth must be at least 1, got 0"),
-    ("cluster_history", {"depth": lambda t: 1 << 40}, ValueError, "depth must be at most M = "),
-    ("cluster_exact", {"codes": lambda t: None}, TypeError, "codes is missing; pass a tensor"),
+    ("cluster_cosine", {"order": lambda t: None}, TypeError, "order is missing; pass a tensor"),
     (
-        "cluster_exact",
+        "cluster_cosine",
         {"group_offsets": lambda t: t[:0], "n_groups": lambda t: -1},
         ValueError,
         "group_offsets must hold at least one offset",
     ),
-    ("combine", {"weight": lambda t: -0.5}, ValueError, r"weight must be finite and at least 0, got -0\.5"),
     ("discounted_returns", {"gamma": lambda t: 1.5}, ValueError, r"gamma must be in \[0, 1\], got 1\.5"),
-    ("ngram_fingerprints", {"n": lambda t: 0}, ValueError, r"n must be in \[1, 4096\], got 0"),
-    ("ngram_fingerprints", {"dim": lambda t: 0}, ValueError, r"dim must be in \[1, 2\^24\], got 0"),
     ("hash_token_ids", {"n": lambda t: 0}, ValueError, r"n must be in \[1, \d+\], got 0"),
     ("hash_token_ids", {"mode": lambda t: "tag"}, ValueError, "mode must be one of"),
     ("hash_token_ids", {"mode": lambda t: "text"}, ValueError, "table_offsets and table_bytes must be given"),
@@ -285,14 +279,13 @@ def test_ops_refuse_what_kernels_would_misread(name, changes, error, words):
         op(**given | {k: change(given.get(k)) for k, change in changes.items()})
 
 
-PLACES = [(op.name, a.name) for op in _ops.STAGE_OPS.values() for a in op.arguments if a.values is not None]
+PLACES = [(op.name, name) for op in _ops.OPS.values() for name in op.types if name in {**_ops.OFFSETS, **_ops.PLACES}]
 
 
 @pytest.mark.parametrize(("name", "argument"), PLACES)
 def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
     """Native code would read or write there, or count for ever: an op looks first where the tensors are on the CPU."""
     op, refused = getattr(torch.ops.bipace, name), 0
-    (a,) = (a for a in _ops.STAGE_OPS[name].arguments if a.name == argument)
     for args, kwargs in op_cases(name, "cpu"):
         given = dict(zip([x.name for x in op.default._schema.arguments], args, strict=False)) | kwargs
         right = given.get(argument)
@@ -301,12 +294,13 @@ def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
         op(**given)
         flat = right.flatten()
         wrong = [flat.clone() for _ in range(3)]
-        if isinstance(a.values, _ops.Offsets):
-            words = f"{argument} must increase from 0 to {a.values.letter} = "
+        if argument in _ops.OFFSETS:
+            words = f"{argument} must increase from 0 to {_ops.OFFSETS[argument]} = "
             wrong[0][0], wrong[1][-1], wrong[2][1] = -1, flat[-1] + 1, flat[-1] + 5
         else:
-            words = f"{argument} must hold numbers from {a.values.lowest} to below {a.values.letter} = "
-            wrong[0][0], wrong[1][-1], wrong[2][0] = a.values.lowest - 1, 1 << 20, 1 << 62
+            letter, lowest = _ops.PLACES[argument]
+            words = f"{argument} must hold numbers from {lowest} to below {letter} = "
+            wrong[0][0], wrong[1][-1], wrong[2][0] = lowest - 1, 1 << 20, 1 << 62
         for changed in wrong:
             with pytest.raises(ValueError, match=words):
                 op(**given | {argument: changed.view_as(right)})
@@ -315,18 +309,16 @@ def test_offsets_and_places_out_of_bounds_are_refused(name, argument):
 
 
 def test_all_other_integers_are_compared_only():
-    """A new argument that native code follows needs `Offsets` or `Places` in its stage's Protocol."""
+    """A new argument that native code follows needs a row in OFFSETS or PLACES."""
     integers = {
-        (op.name, a.name)
-        for op in _ops.STAGE_OPS.values()
-        for a in op.arguments
-        if a.spec and torch.int64 in a.spec.dtypes
+        (op.name, name)
+        for op in _ops.OPS.values()
+        for name in op.types
+        if _ops.TENSORS.get(name, ("", None))[1] == torch.int64
     }
     assert integers - set(PLACES) == {
-        ("all_returns", "step"), ("cluster_exact", "codes"), ("cluster_history", "codes"), ("cluster_history", "step"),
-        ("combine", "labels"), ("discounted_returns", "step"), ("gae_advantage", "step"), ("kernel_values", "time"),
-        ("same_action_advantage", "action_key"), ("same_action_advantage", "time"), ("step_advantage", "action_key"),
-            ("trajectory_returns", "step"),
+        ("discounted_returns", "step"), ("gae_advantage", "step"), ("kernel_values", "time"),
+        ("step_advantage", "action_key"),
     }  # fmt: skip
 
 

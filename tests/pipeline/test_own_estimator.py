@@ -11,6 +11,7 @@ import torch
 from batches import CONFIGS, OUTPUTS, make_batch
 
 import bipace_kernels as bk
+from bipace_kernels.backends.records import Records
 from bipace_kernels.backends.reference.values import step_advantage
 from bipace_kernels.estimators.table import ESTIMATORS
 
@@ -20,10 +21,8 @@ N = BATCH.n
 
 def mean(records: bk.StepRecords) -> torch.Tensor:
     """R − mean of the cluster, as the package's "mean" has it."""
-    found, _ = step_advantage(
-        records.returns.cpu(), records.cluster.cpu(), None, records.group_offsets.cpu(), n_groups=0, longest_group=0,
-        estimator="mean", step_norm="none", delta=1e-6,
-    )  # fmt: skip
+    nothing = Records(torch.device("cpu"))  # the reference reads labels alone
+    found, _ = step_advantage(nothing, records.returns.cpu(), records.cluster.cpu(), None, "mean", "none", 1e-6)
     return found.to(records.returns.device)
 
 

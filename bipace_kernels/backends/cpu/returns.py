@@ -5,60 +5,45 @@ from __future__ import annotations
 import torch
 
 from .. import threads
-from ..masks import out_of_range, runs
 from ..native_loader import load
+from ..records import Records, out_of_range
 
 Tensor = torch.Tensor
 
 
-def discounted_returns(
-    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, gamma: float, *, n_trajectories: int
-) -> Tensor:
+def discounted_returns(records: Records, rewards: Tensor, gamma: float) -> Tensor:
     out = torch.empty(rewards.shape[0], dtype=torch.float32)
     load().discounted_returns(
-        rewards.data_ptr(), 0 if step is None else step.data_ptr(), trajectory_offsets.data_ptr(), n_trajectories,
-        gamma, out.data_ptr(), threads.count(),
-    )  # fmt: skip
-    return out
-
-
-def trajectory_returns(
-    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, n_trajectories: int
-) -> Tensor:
-    out = torch.empty(n_trajectories, dtype=torch.float32)
-    load().trajectory_returns(
-        rewards.data_ptr(), 0 if step is None else step.data_ptr(), trajectory_offsets.data_ptr(), n_trajectories,
+        rewards.data_ptr(), _step(records), records.trajectory_offsets.data_ptr(), records.n_trajectories, gamma,
         out.data_ptr(), threads.count(),
     )  # fmt: skip
     return out
 
 
+def trajectory_returns(records: Records, rewards: Tensor) -> Tensor:
+    n, out = records.n_trajectories, torch.empty(records.n_trajectories, dtype=torch.float32)
+    offsets = records.trajectory_offsets.data_ptr()
+    load().trajectory_returns(rewards.data_ptr(), _step(records), offsets, n, out.data_ptr(), threads.count())
+    return out
+
+
 def spoilt_trajectories(
-    step_return: Tensor,
-    trajectory_return: Tensor,
-    bad_record: Tensor | None,
-    trajectory_offsets: Tensor,
-    *,
-    n_trajectories: int,
+    records: Records, step_return: Tensor, trajectory_return: Tensor, bad_record: Tensor | None
 ) -> Tensor:
     bad, spoilt = out_of_range(step_return), out_of_range(trajectory_return)
     if bad_record is not None:
         bad |= bad_record
     if bool(bad.any()):
-        spoilt[runs(trajectory_offsets)[bad]] = True
+        spoilt[records.trajectory_of_record[bad]] = True
     return spoilt
 
 
 def all_returns(
-    rewards: Tensor,
-    step: Tensor | None,
-    bad_record: Tensor | None,
-    trajectory_offsets: Tensor,
-    gamma: float,
-    *,
-    n_trajectories: int,
+    records: Records, rewards: Tensor, bad_record: Tensor | None, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = discounted_returns(rewards, step, trajectory_offsets, gamma, n_trajectories=n_trajectories)
-    own = trajectory_returns(rewards, step, trajectory_offsets, n_trajectories=n_trajectories)
-    spoilt = spoilt_trajectories(found, own, bad_record, trajectory_offsets, n_trajectories=n_trajectories)
-    return found, own, spoilt
+    steps, own = discounted_returns(records, rewards, gamma), trajectory_returns(records, rewards)
+    return steps, own, spoilt_trajectories(records, steps, own, bad_record)
+
+
+def _step(records: Records) -> int:
+    return 0 if records.step is None else records.step.data_ptr()

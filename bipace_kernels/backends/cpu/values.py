@@ -6,46 +6,30 @@ import torch
 
 from .. import threads
 from ..native_loader import load
+from ..records import Records
 from ..schema import KERNELS
+from .clusters import address
 
 Tensor = torch.Tensor
 
 
 def step_advantage(
-    returns: Tensor,
-    labels: Tensor,
-    action_key: Tensor | None,
-    group_offsets: Tensor,
-    *,
-    n_groups: int,
-    longest_group: int,
-    estimator: str,
-    step_norm: str,
+    records: Records, returns: Tensor, labels: Tensor, action_key: Tensor | None, estimator: str, step_norm: str,
     delta: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     m = returns.shape[0]
-    step, branch = torch.zeros(m, dtype=torch.float32), torch.zeros(m, dtype=torch.uint8)  # of records set aside
+    step, branch = torch.zeros(m, dtype=torch.float32), torch.zeros(m, dtype=torch.uint8)  # where a label is −1
     load().step_advantage(
-        returns.data_ptr(), labels.data_ptr(), m, int(labels.max()) + 1 if m else 0,
-        0 if action_key is None else action_key.data_ptr(), KERNELS.index(estimator), step_norm == "std", delta,
-        step.data_ptr(), branch.data_ptr(), threads.count(),
+        returns.data_ptr(), labels.data_ptr(), m, int(labels.max()) + 1 if m else 0, address(action_key),
+        KERNELS.index(estimator), step_norm == "std", delta, step.data_ptr(), branch.data_ptr(), threads.count(),
     )  # fmt: skip
     return step, branch
 
 
 def hgpo_advantage(
-    returns: Tensor,
-    depth_labels: Tensor,
-    episode_advantage: Tensor,
-    group_offsets: Tensor,
-    *,
-    n_groups: int,
-    longest_group: int,
-    step_norm: str,
-    delta: float,
-    alpha: float,
-    base_group: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    records: Records, returns: Tensor, depth_labels: Tensor, episode_advantage: Tensor, step_norm: str, delta: float,
+    alpha: float, base_group: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     depth, m = depth_labels.shape
     advantage, branch = torch.empty(m, dtype=torch.float32), torch.empty(m, dtype=torch.uint8)
     deepest = torch.empty(m, dtype=torch.int64)

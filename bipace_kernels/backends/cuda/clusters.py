@@ -18,6 +18,7 @@ from functools import partial
 
 import torch
 
+from ..records import Records
 from ..schema import BAND
 from ..triton import clusters as triton_clusters
 from . import gram, scan
@@ -43,49 +44,17 @@ LIMITS = Limits()
 scan_rows = triton_clusters.scan_rows
 
 
-def cluster_cosine(
-    fingerprint: Tensor,
-    order: Tensor,
-    group_offsets: Tensor,
-    usable: Tensor | None,
-    epsilon: float,
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-    state: Tensor | None = None,
-) -> Tensor:
+def cluster_cosine(records: Records, fingerprint: Tensor, epsilon: float) -> Tensor:
     """A record whose row has no direction is a cluster of its own even if it is not marked as unusable."""
-    return cluster_sweep(
-        fingerprint,
-        order,
-        group_offsets,
-        usable,
-        [epsilon],
-        n_groups=n_groups,
-        longest_group=longest_group,
-        taken=taken,
-        state=state,
-    )[0]
+    return cluster_sweep(records, fingerprint, [epsilon])[0]
 
 
 def cluster_sweep(
-    fingerprint: Tensor,
-    order: Tensor,
-    group_offsets: Tensor,
-    usable: Tensor | None,
-    epsilons: Sequence[float],
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-    limits: Limits | None = None,
-    state: Tensor | None = None,
+    records: Records, fingerprint: Tensor, epsilons: Sequence[float], limits: Limits | None = None
 ) -> Tensor:
     """The same bits as cluster_cosine, from one Gram matrix per group."""
     batch = partial(Clustering, limits=limits or LIMITS)
-    rest = (n_groups, longest_group, taken, state)
-    return triton_clusters.sweep_with(batch, fingerprint, order, group_offsets, usable, epsilons, *rest)
+    return triton_clusters.sweep_with(batch, records, fingerprint, epsilons)
 
 
 @dataclass(frozen=True)

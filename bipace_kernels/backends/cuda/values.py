@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ..records import Records
 from ._launch import launch
 
 Tensor = torch.Tensor
@@ -21,41 +22,20 @@ SORT_FROM = 4096  # groups longer than this are sorted: that of the Triton kerne
 
 
 def step_advantage(
-    returns: Tensor,
-    labels: Tensor,
-    action_key: Tensor | None,
-    group_offsets: Tensor,
-    *,
-    n_groups: int,
-    longest_group: int,
-    estimator: str,
-    step_norm: str,
+    records: Records, returns: Tensor, labels: Tensor, action_key: Tensor | None, estimator: str, step_norm: str,
     delta: float,
-) -> tuple[Tensor, Tensor]:
-    return _step_rows(
-        returns, labels, action_key, group_offsets, n_groups=n_groups, longest_group=longest_group, estimator=estimator,
-        divide=step_norm == "std" and estimator == "mean", delta=delta, unbiased=True,
-    )  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    divide = step_norm == "std" and estimator == "mean"
+    return _step_rows(records, returns, labels, action_key, estimator, divide=divide, delta=delta, unbiased=True)
 
 
 def hgpo_advantage(
-    returns: Tensor,
-    depth_labels: Tensor,
-    episode_advantage: Tensor,
-    group_offsets: Tensor,
-    *,
-    n_groups: int,
-    longest_group: int,
-    step_norm: str,
-    delta: float,
-    alpha: float,
-    base_group: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    records: Records, returns: Tensor, depth_labels: Tensor, episode_advantage: Tensor, step_norm: str, delta: float,
+    alpha: float, base_group: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     depth, m = depth_labels.shape
-    term, company = _step_rows(
-        returns, depth_labels, None, group_offsets, n_groups=n_groups, longest_group=longest_group,
-        estimator="mean", divide=step_norm == "std", delta=delta, unbiased=False,
-    )  # fmt: skip
+    divide = step_norm == "std"
+    term, company = _step_rows(records, returns, depth_labels, None, "mean", divide=divide, delta=delta, unbiased=False)
     advantage, branch = torch.empty_like(returns), torch.empty(m, dtype=torch.uint8, device=returns.device)
     deepest = torch.empty(m, dtype=torch.int64, device=returns.device)
     launch(
@@ -67,14 +47,12 @@ def hgpo_advantage(
 
 
 def _step_rows(
+    records: Records,
     returns: Tensor,  # [M] float32
     labels: Tensor,  # [M] or [E, M] int64
     action_key: Tensor | None,  # [M] int64
-    group_offsets: Tensor,  # [G+1] int64
-    *,
-    n_groups: int,
-    longest_group: int,
     estimator: str,
+    *,
     divide: bool,
     delta: float,
     unbiased: bool,
@@ -83,7 +61,7 @@ def _step_rows(
     rows, m = labels.shape if labels.ndim == 2 else (1, labels.shape[0])
     step = torch.empty(labels.shape, dtype=torch.float32, device=returns.device)
     branch = torch.empty(labels.shape, dtype=torch.uint8, device=returns.device)
-    order, segments = None, n_groups
+    order, segments, longest_group = None, records.n_groups, records.longest_group
     if longest_group > SORT_FROM:
         labels, order = torch.sort(labels, dim=-1, stable=True)
         # Sorted records are cut into blocks regardless of groups, since a cluster is in one group anyway.
@@ -91,8 +69,8 @@ def _step_rows(
     blocks = -(-longest_group // _THREADS)
     launch(
         f"step_{estimator}", rows * segments * blocks, _THREADS,
-        returns=returns, labels=labels, action_key=action_key, order=order, group_offsets=group_offsets, step=step,
-        branch=branch, m=m, segments=segments, blocks=blocks, delta=float(delta), divide=divide, unbiased=unbiased,
+        returns=returns, labels=labels, action_key=action_key, order=order, group_offsets=records.group_offsets,
+        step=step, branch=branch, m=m, segments=segments, blocks=blocks, delta=float(delta), divide=divide, unbiased=unbiased,
         device=returns.device, shared=_SHARED,
     )  # fmt: skip
     return step, branch

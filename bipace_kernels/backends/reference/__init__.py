@@ -1,6 +1,6 @@
 """Simple float64 loops that follow the paper: a backend, and the reference for tests of the others.
 
-For the stages' inputs and outputs see stages.py.
+For the stages' inputs and outputs see contract.py.
 """
 
 from . import action_keys, clusters, combine, critic, episode, ngrams, observations, returns, similar, values

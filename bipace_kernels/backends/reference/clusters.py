@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..masks import Kept
+from ..records import Records
 from ..schema import BAND
 
 Tensor = torch.Tensor
@@ -18,9 +18,9 @@ Floats = npt.NDArray[np.float64]
 SMALLEST = 1e-3  # a centroid does not change if its new vector would be shorter
 
 
-def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
-    state = torch.zeros(order.shape[0], dtype=torch.uint8)
-    for i, row in enumerate(order.tolist()):
+def scan_rows(records: Records, fingerprint: Tensor) -> Tensor:
+    state = torch.zeros(records.n_records, dtype=torch.uint8)
+    for i, row in enumerate(records.order.tolist()):
         x = fingerprint[row]
         if not bool(torch.isfinite(x).all()):
             state[i] = 1
@@ -36,58 +36,24 @@ def unit_vector(row: Tensor) -> Floats:
     return x / np.sqrt(x @ x)
 
 
-def cluster_cosine(
-    fingerprint: Tensor,
-    order: Tensor,
-    group_offsets: Tensor,
-    usable: Tensor | None,
-    epsilon: float,
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-    state: Tensor | None = None,
-) -> Tensor:
-    if state is not None:
-        usable = state.copy_(scan_rows(fingerprint, order)) == 0
-    kept = Kept(taken)
-    order, usable, group_offsets = kept.rows(order), kept.rows(usable), kept.offsets(group_offsets)
-    rows = order.tolist()
-    offsets = group_offsets.tolist()
+def cluster_cosine(records: Records, fingerprint: Tensor, epsilon: float) -> Tensor:
+    rows, usable = records.order.tolist(), [True] * records.n_records
+    if records.usable is not None:
+        usable = records.usable.tolist()
     labels: list[int] = []
     count = 0
-    for begin, end in itertools.pairwise(offsets):
-        usable_here = [True] * (end - begin) if usable is None else usable[begin:end].tolist()
+    for begin, end in itertools.pairwise(records.group_offsets.tolist()):
         x = [fingerprint[row] for row in rows[begin:end]]
-        group = _equal(x, usable_here) if epsilon == 0 else _greedy(x, usable_here, epsilon)
+        group = _equal(x, usable[begin:end]) if epsilon == 0 else _greedy(x, usable[begin:end], epsilon)
         labels += [count + label for label in group]
         count += max(group, default=-1) + 1
-    return kept.spread(torch.tensor(labels, dtype=torch.int64), -1)
+    return torch.tensor(labels, dtype=torch.int64)
 
 
-def cluster_sweep(
-    fingerprint: Tensor,
-    order: Tensor,
-    group_offsets: Tensor,
-    usable: Tensor | None,
-    epsilons: Sequence[float],
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-) -> Tensor:
-    labels = torch.empty(len(epsilons), order.shape[0], dtype=torch.int64)
+def cluster_sweep(records: Records, fingerprint: Tensor, epsilons: Sequence[float]) -> Tensor:
+    labels = torch.empty(len(epsilons), records.n_records, dtype=torch.int64)
     for e, epsilon in enumerate(epsilons):
-        labels[e] = cluster_cosine(
-            fingerprint,
-            order,
-            group_offsets,
-            usable,
-            epsilon,
-            n_groups=n_groups,
-            longest_group=longest_group,
-            taken=taken,
-        )
+        labels[e] = cluster_cosine(records, fingerprint, epsilon)
     return labels
 
 

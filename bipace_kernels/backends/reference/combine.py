@@ -1,39 +1,43 @@
-"""A = episode_weight · A_ep + w · A_S, row by row."""
+"""A = episode_weight · A_ep + w · A_S, and the results in the caller's rows, by torch's own operators."""
 
 from __future__ import annotations
 
 import torch
 
-from ..schema import Branch
+from ..records import Records
+from ..schema import Branch, Terms
 
 Tensor = torch.Tensor
-_LARGEST = torch.finfo(torch.float32).max
 
 
 def combine(
-    episode: Tensor,
-    step_term: Tensor,
-    returns: Tensor,
-    labels: Tensor,
-    branch: Tensor,
-    source: Tensor,
-    taken: Tensor | None,
-    *,
-    weight: float,
-    total_is_step: bool,
-    n_rows: int,
-    episode_weight: float = 1.0,
+    records: Records, returns: Tensor, episode: Tensor, terms: Terms, weights: tuple[float, float] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    numbers = torch.zeros(4, n_rows, dtype=torch.float32)
-    cluster = torch.full((n_rows,), -1, dtype=torch.int64)
-    kind = torch.full((n_rows,), int(Branch.SINGLETON), dtype=torch.uint8)
-    for row, i in enumerate(source.tolist()):
-        if i < 0 or (taken is not None and not taken[i]):
-            continue
-        total = episode_weight * float(episode[i]) + weight * float(step_term[i])
-        numbers[0, row] = max(-_LARGEST, min(_LARGEST, total))
-        if total_is_step or (weight == 0 and episode_weight == 1):
-            numbers[0, row] = step_term[i] if total_is_step else episode[i]
-        numbers[1, row], numbers[2, row], numbers[3, row] = step_term[i], episode[i], returns[i]
-        cluster[row], kind[row] = labels[i], branch[i]
-    return numbers[0], numbers[1], numbers[2], numbers[3], cluster, kind
+    source, step_term = records.source, terms.step_term
+    total = step_term if weights is None else _total(episode, step_term, *weights)
+    columns = (total, step_term, episode, returns, terms.labels, terms.branch)
+    nothing = (0.0, 0.0, 0.0, 0.0, -1, int(Branch.SINGLETON))
+    if not source.numel() or not episode.numel():
+        advantage, step, own, r, cluster, branch = (
+            torch.full(source.shape, empty, dtype=column.dtype) for column, empty in zip(columns, nothing, strict=True)
+        )
+        return advantage, step, own, r, cluster, branch
+    missing = source < 0
+    if bool(missing.any()):
+        at = source.clamp(min=0)
+        advantage, step, own, r, cluster, branch = (
+            column.index_select(0, at).masked_fill_(missing, empty)
+            for column, empty in zip(columns, nothing, strict=True)
+        )
+    else:
+        advantage, step, own, r, cluster, branch = (column.index_select(0, source) for column in columns)
+    return advantage, step, own, r, cluster, branch
+
+
+def _total(episode: Tensor, step_term: Tensor, episode_weight: float, weight: float) -> Tensor:
+    """A in float64, rounded once; w = 0 gives A_ep back bit for bit.  Saturates, never overflows."""
+    if weight == 0 and episode_weight == 1:
+        return episode  # adding 0 would turn −0.0 into 0.0
+    total = episode_weight * episode.to(torch.float64) + weight * step_term.to(torch.float64)
+    limit = torch.finfo(torch.float32).max
+    return total.clamp_(-limit, limit).to(torch.float32)

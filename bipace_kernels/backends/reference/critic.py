@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..masks import Kept
-from ..schema import BLOCK, FLAT, JITTER, LANDMARKS, LONGEST, TINY
+from ..records import Records
+from ..schema import BLOCK, FLAT, JITTER, LANDMARKS, LONGEST, TINY, Kernel
 from .clusters import unit_vector
 
 Tensor = torch.Tensor
@@ -17,72 +17,57 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def cluster_values(
-    returns: Tensor,
-    labels: Tensor | None,
-    group_offsets: Tensor,
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-    shrinkage: float,
-) -> Tensor:
-    kept = Kept(taken)
-    r = kept.rows(returns).to(torch.float64).numpy()
-    cluster = None if labels is None else kept.rows(labels).numpy()
+def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shrinkage: float) -> Tensor:
+    r = returns.to(torch.float64).numpy()
     out = np.zeros(len(r))
-    for begin, end in pairwise(kept.offsets(group_offsets).tolist()):
+    for begin, end in pairwise(records.group_offsets.tolist()):
         mean = _mean(r[begin:end])
         out[begin:end] = mean
-        if cluster is None:
+        if labels is None:
             continue
-        for label in set(cluster[begin:end].tolist()):
-            members = begin + np.flatnonzero(cluster[begin:end] == label)
+        cluster = labels[begin:end].numpy()
+        for label in set(cluster.tolist()):
+            members = begin + np.flatnonzero(cluster == label)
             total = 0.0
             for i in members:
                 total += r[i] - mean
             out[members] = mean + total / (len(members) + shrinkage)
-    return kept.spread(torch.from_numpy(out), 0.0)
+    return torch.from_numpy(out)
 
 
 def kernel_values(
-    fingerprint: Tensor,
-    order: Tensor,
-    returns: Tensor,
-    time: Tensor,
-    group_offsets: Tensor,
-    usable: Tensor | None,
-    landmarks: Tensor | None,
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-    share: str,
-    width: float,
-    horizon: float,
-    noise: float,
-    same: float,
+    records: Records, fingerprint: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel,
     products: Tensor | None = None,
-) -> Tensor:
-    kept = Kept(taken)
-    r, t = kept.rows(returns).to(torch.float64).numpy(), kept.rows(time).to(torch.float64).numpy()
-    rows, good = kept.rows(order), kept.rows(usable)
-    groups = [np.arange(begin, end) for begin, end in pairwise(kept.offsets(group_offsets).tolist())]
+) -> Tensor:  # fmt: skip
+    r, t = returns.to(torch.float64).numpy(), records.time.to(torch.float64).numpy()
+    groups = [np.arange(begin, end) for begin, end in pairwise(records.group_offsets.tolist())]
     value = np.zeros(len(r))
     for group in groups:
         value[group] = _mean(r[group])
-    inside = [group if good is None else group[good.numpy()[group]] for group in groups]
+    inside = [_usable(records, group) for group in groups]
     whole = np.concatenate(inside) if inside else np.zeros(0, np.int64)
-    for part, blocks in [(p, [p]) for p in inside] if share == "group" else [(whole, inside)]:
+    in_groups = kernel.share == "group"
+    for part, blocks in [(p, [p]) for p in inside] if in_groups else [(whole, inside)]:
         if not len(part):
             continue
-        z = np.stack([unit_vector(fingerprint[rows[i]]) for i in part.tolist()])
-        z = z - z.mean(axis=0)
-        prior = value[part] if share == "group" else np.zeros(len(part))
-        kernel = kernel_matrix(z, z, t[part], t[part], width, horizon)
-        at = spaced(len(part)) if share == "group" else _places(landmarks, kept, part)
-        value[part] = _posterior(kernel, r[part], prior, cut(blocks), at, noise, same if share == "batch" else 0.0)
-    return kept.spread(torch.from_numpy(value), 0.0)
+        z = _centred(records, fingerprint, part)
+        prior = value[part] if in_groups else np.zeros(len(part))
+        k = kernel_matrix(z, z, t[part], t[part], kernel.width, kernel.horizon)
+        at = spaced(len(part)) if in_groups else _places(landmarks, part)
+        same = 0.0 if in_groups else kernel.same
+        value[part] = _posterior(k, r[part], prior, cut(blocks), at, kernel.noise, same)
+    return torch.from_numpy(value)
+
+
+def _usable(records: Records, group: Ints) -> Ints:
+    return group if records.usable is None else group[records.usable.numpy()[group]]
+
+
+def _centred(records: Records, fingerprint: Tensor, part: Ints) -> Floats:
+    """[n, D] rows of some records at unit length, minus their mean."""
+    z = np.stack([unit_vector(fingerprint[records.order[i]]) for i in part.tolist()])
+    centred: Floats = z - z.mean(axis=0)
+    return centred
 
 
 def _posterior(
@@ -108,13 +93,12 @@ def spaced(n: int) -> Ints:
     return found
 
 
-def _places(landmarks: Tensor | None, kept: Kept, part: Ints) -> Ints:
+def _places(landmarks: Tensor | None, part: Ints) -> Ints:
     """Indices of landmarks, numbered over all records, among the records `part`; None: the first ones."""
     if landmarks is None:
         return np.arange(min(len(part), LANDMARKS))
-    chosen = landmarks[landmarks >= 0]
-    found: Ints = np.searchsorted(part, kept.places(chosen).numpy())
-    return found
+    places: Ints = np.searchsorted(part, landmarks[landmarks >= 0].numpy())
+    return places
 
 
 def cut(groups: list[Ints]) -> list[slice]:
@@ -130,22 +114,11 @@ def cut(groups: list[Ints]) -> list[slice]:
 
 
 def gae_advantage(
-    rewards: Tensor,
-    value: Tensor,
-    step: Tensor | None,
-    trajectory_offsets: Tensor,
-    truncated: Tensor | None,
-    gamma: float,
-    gae_lambda: float,
-    *,
-    n_trajectories: int,
-    taken: Tensor | None,
+    records: Records, rewards: Tensor, value: Tensor, truncated: Tensor | None, gamma: float, gae_lambda: float
 ) -> Tensor:
-    kept = Kept(taken)
-    r, v = kept.rows(rewards).tolist(), kept.rows(value).tolist()
-    offsets = kept.offsets(trajectory_offsets).tolist()
-    steps = None if step is None else kept.rows(step).tolist()
-    cut = [False] * len(r) if truncated is None else kept.rows(truncated).tolist()
+    r, v, offsets = rewards.tolist(), value.tolist(), records.trajectory_offsets.tolist()
+    steps = None if records.step is None else records.step.tolist()
+    cut = [False] * len(r) if truncated is None else truncated.tolist()
     a = [0.0] * len(r)
     for begin, end in pairwise(offsets):
         later: list[int] = []  # the records of the next step
@@ -166,64 +139,35 @@ def gae_advantage(
                 delta = r[j] + gamma**gap * next_value - v[j]
                 a[j] = delta + (gamma * gae_lambda) ** gap * next_advantage
             later, i = now, first
-    return kept.spread(torch.tensor(a, dtype=torch.float64), 0.0)
+    return torch.tensor(a, dtype=torch.float64)
 
 
 def same_action_advantage(
-    fingerprint: Tensor,
-    order: Tensor,
-    advantage: Tensor,
-    time: Tensor,
-    action_key: Tensor,
-    group_offsets: Tensor,
-    usable: Tensor | None,
-    parsed: Tensor | None,
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-    width: float,
-    horizon: float,
-    noise: float,
-    products: Tensor | None = None,
-) -> Tensor:
-    kept = Kept(taken)
-    a, t = kept.rows(advantage).numpy(), kept.rows(time).to(torch.float64).numpy()
-    rows, keys, good = kept.rows(order), kept.rows(action_key).numpy(), kept.rows(usable)
-    known = np.ones(len(a), np.bool_) if parsed is None else kept.rows(parsed).numpy()
-    out: Floats = a / (1 + noise)  # of a record with nothing near
-    for begin, end in pairwise(kept.offsets(group_offsets).tolist()):
-        group = np.arange(begin, end)
-        inside = group if good is None else group[good.numpy()[group]]
+    records: Records, fingerprint: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None,
+    kernel: Kernel, products: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    a, t, keys = advantage.numpy(), records.time.to(torch.float64).numpy(), action_key.numpy()
+    known = np.ones(len(a), np.bool_) if parsed is None else parsed.numpy()
+    out: Floats = a / (1 + kernel.noise)  # of a record with nothing near
+    for begin, end in pairwise(records.group_offsets.tolist()):
+        inside = _usable(records, np.arange(begin, end))
         if not len(inside):
             continue
-        z = np.stack([unit_vector(fingerprint[rows[i]]) for i in inside.tolist()])
-        z = z - z.mean(axis=0)
+        z = _centred(records, fingerprint, inside)
         for block in cut([inside]):
             with_action = known[inside[block]]
             part, x = inside[block][with_action], z[block][with_action]
-            kernel = kernel_matrix(x, x, t[part], t[part], width, horizon) * (keys[part][:, None] == keys[part])
-            out[part] = a[part] - noise * np.linalg.solve(kernel + noise * np.eye(len(part)), a[part])
-    return kept.spread(torch.from_numpy(out), 0.0)
+            k = kernel_matrix(x, x, t[part], t[part], kernel.width, kernel.horizon)
+            k = k * (keys[part][:, None] == keys[part])
+            out[part] = a[part] - kernel.noise * np.linalg.solve(k + kernel.noise * np.eye(len(part)), a[part])
+    return torch.from_numpy(out)
 
 
-def normed_advantage(
-    advantage: Tensor,
-    returns: Tensor,
-    group_offsets: Tensor,
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-    step_norm: str,
-) -> Tensor:
-    kept = Kept(taken)
-    scaled = _normed(
-        kept.rows(advantage).numpy(), kept.rows(returns).to(torch.float64).numpy(),
-        kept.offsets(group_offsets).tolist(), step_norm,
-    )  # fmt: skip
+def normed_advantage(records: Records, advantage: Tensor, returns: Tensor, step_norm: str) -> Tensor:
+    r, offsets = returns.to(torch.float64).numpy(), records.group_offsets.tolist()
+    scaled = _normed(advantage.numpy(), r, offsets, step_norm)
     limit = torch.finfo(torch.float32).max
-    return kept.spread(torch.from_numpy(scaled).clamp(-limit, limit).to(torch.float32), 0.0)
+    return torch.from_numpy(scaled).clamp(-limit, limit).to(torch.float32)
 
 
 def _normed(a: Floats, returns: Floats, group_offsets: list[int], step_norm: str) -> Floats:

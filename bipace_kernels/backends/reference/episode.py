@@ -8,29 +8,21 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ..records import Records
+
 Tensor = torch.Tensor
 
 
 def episode_advantage(
-    episode_return: Tensor,
-    trajectory_offsets: Tensor,
-    group_trajectories: Tensor,
-    *,
-    n_groups: int,
-    n_records: int,
-    scope: str,
-    norm: str,
-    lone: str,
-    delta: float,
-    spoilt: Tensor | None,
+    records: Records, episode_return: Tensor, scope: str, norm: str, lone: str, delta: float
 ) -> Tensor:
     returns = episode_return.numpy()
-    lengths = trajectory_offsets.diff().tolist()
-    out = np.zeros(n_records, dtype=np.float32)
-    counts = [True] * len(lengths) if spoilt is None else (~spoilt).tolist()
-    for begin, end in pairwise(group_trajectories.tolist()):
-        inside = [t for t in range(begin, end) if counts[t]]
-        values = [float(returns[t]) for t in inside for _ in range(1 if scope == "trajectory" else lengths[t])]
+    offsets = records.trajectory_offsets.tolist()
+    out = np.zeros(records.n_records, dtype=np.float32)
+    for begin, end in pairwise(records.group_trajectories.tolist()):
+        inside = range(begin, end)
+        length = [1 if scope == "trajectory" else offsets[t + 1] - offsets[t] for t in inside]
+        values = [float(returns[t]) for t, n in zip(inside, length, strict=True) for _ in range(n)]
         if not values:
             continue
         mean, sigma = mean_and_sigma(values, unbiased=True)
@@ -42,7 +34,7 @@ def episode_advantage(
                 sigma = 1.0
             if norm == "std":
                 advantage = np.float32(float(advantage) / (sigma + delta))
-            out[int(trajectory_offsets[t]) : int(trajectory_offsets[t + 1])] = advantage
+            out[offsets[t] : offsets[t + 1]] = advantage
     return torch.from_numpy(out)
 
 

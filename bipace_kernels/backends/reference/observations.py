@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from ..masks import Kept
+from ..records import Records, runs
 
 Tensor = torch.Tensor
 
@@ -17,39 +17,17 @@ def _number(keys: Sequence[Hashable]) -> list[int]:
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
-def _group_of(group_offsets: Tensor) -> list[int]:
-    return torch.repeat_interleave(torch.arange(group_offsets.numel() - 1), group_offsets.diff()).tolist()
+def cluster_exact(records: Records, codes: Tensor) -> Tensor:
+    keys = list(zip(runs(records.group_offsets).tolist(), codes.tolist(), strict=True))
+    return torch.tensor(_number(keys), dtype=torch.int64)
 
 
-def cluster_exact(
-    codes: Tensor, group_offsets: Tensor, *, n_groups: int, longest_group: int, taken: Tensor | None
-) -> Tensor:
-    kept = Kept(taken)
-    keys = list(zip(_group_of(kept.offsets(group_offsets)), kept.rows(codes).tolist(), strict=True))
-    return kept.spread(torch.tensor(_number(keys), dtype=torch.int64), -1)
-
-
-def cluster_history(
-    codes: Tensor,
-    step: Tensor | None,
-    trajectory_offsets: Tensor,
-    group_offsets: Tensor,
-    depth: int,
-    *,
-    n_trajectories: int,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-) -> Tensor:
-    kept = Kept(taken)
-    codes, step = kept.rows(codes), kept.rows(step)
-    trajectory_offsets, group_offsets = kept.offsets(trajectory_offsets), kept.offsets(group_offsets)
-    code, group = codes.tolist(), _group_of(group_offsets)
-    steps = None if step is None else step.tolist()
+def cluster_history(records: Records, codes: Tensor, depth: int) -> Tensor:
+    code, group = codes.tolist(), runs(records.group_offsets).tolist()
+    steps = None if records.step is None else records.step.tolist()
     m = len(code)
     history: list[tuple[int, ...]] = [()] * m  # codes of the earlier steps of the trajectory, oldest first
-    offsets = trajectory_offsets.tolist()
-    for begin, end in pairwise(offsets):
+    for begin, end in pairwise(records.trajectory_offsets.tolist()):
         for i in range(begin + 1, end):
             # A step recorded twice is in later histories once, by its first record.
             repeat = steps is not None and steps[i] == steps[i - 1]
@@ -61,4 +39,4 @@ def cluster_history(
     for k in range(1, depth + 1):
         tuples = {i: (group[i], (*history[i], code[i])[-k:]) for i in range(m) if len(history[i]) + 1 >= k}
         labels[k - 1, list(tuples)] = torch.tensor(_number(list(tuples.values())), dtype=torch.int64)
-    return kept.spread(labels, -1)
+    return labels

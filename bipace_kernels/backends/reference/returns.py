@@ -6,16 +6,15 @@ from itertools import pairwise
 
 import torch
 
+from ..records import Records
 from ..schema import LIMIT
 
 Tensor = torch.Tensor
 
 
-def discounted_returns(
-    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, gamma: float, *, n_trajectories: int
-) -> Tensor:
-    r, offsets = rewards.tolist(), trajectory_offsets.tolist()
-    steps = None if step is None else step.tolist()
+def discounted_returns(records: Records, rewards: Tensor, gamma: float) -> Tensor:
+    r, offsets = rewards.tolist(), records.trajectory_offsets.tolist()
+    steps = None if records.step is None else records.step.tolist()
     out = [0.0] * len(r)
     for begin, end in pairwise(offsets):
         for i in reversed(range(begin, end)):
@@ -28,11 +27,9 @@ def discounted_returns(
     return torch.tensor(out, dtype=torch.float64).to(torch.float32)
 
 
-def trajectory_returns(
-    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, n_trajectories: int
-) -> Tensor:
-    r, offsets = rewards.tolist(), trajectory_offsets.tolist()
-    steps = None if step is None else step.tolist()
+def trajectory_returns(records: Records, rewards: Tensor) -> Tensor:
+    r, offsets = rewards.tolist(), records.trajectory_offsets.tolist()
+    steps = None if records.step is None else records.step.tolist()
     out = []
     for begin, end in pairwise(offsets):
         total = 0.0
@@ -44,32 +41,19 @@ def trajectory_returns(
 
 
 def spoilt_trajectories(
-    step_return: Tensor,
-    trajectory_return: Tensor,
-    bad_record: Tensor | None,
-    trajectory_offsets: Tensor,
-    *,
-    n_trajectories: int,
+    records: Records, step_return: Tensor, trajectory_return: Tensor, bad_record: Tensor | None
 ) -> Tensor:
     r, own = step_return.tolist(), trajectory_return.tolist()
     bad = [False] * len(r) if bad_record is None else bad_record.tolist()
     out = []
-    for t, (begin, end) in enumerate(pairwise(trajectory_offsets.tolist())):
+    for t, (begin, end) in enumerate(pairwise(records.trajectory_offsets.tolist())):
         steps = range(begin, end)
         out.append(not abs(own[t]) <= LIMIT or any(bad[i] or not abs(r[i]) <= LIMIT for i in steps))
     return torch.tensor(out, dtype=torch.bool)
 
 
 def all_returns(
-    rewards: Tensor,
-    step: Tensor | None,
-    bad_record: Tensor | None,
-    trajectory_offsets: Tensor,
-    gamma: float,
-    *,
-    n_trajectories: int,
+    records: Records, rewards: Tensor, bad_record: Tensor | None, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = discounted_returns(rewards, step, trajectory_offsets, gamma, n_trajectories=n_trajectories)
-    own = trajectory_returns(rewards, step, trajectory_offsets, n_trajectories=n_trajectories)
-    spoilt = spoilt_trajectories(found, own, bad_record, trajectory_offsets, n_trajectories=n_trajectories)
-    return found, own, spoilt
+    steps, own = discounted_returns(records, rewards, gamma), trajectory_returns(records, rewards)
+    return steps, own, spoilt_trajectories(records, steps, own, bad_record)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import torch
 
+from ..records import Records
 from ..schema import Branch
 from .episode import centred, mean_and_sigma
 
@@ -21,17 +22,9 @@ def _mean(values: list[float]) -> float:
 
 
 def step_advantage(
-    returns: Tensor,
-    labels: Tensor,
-    action_key: Tensor | None,
-    group_offsets: Tensor,
-    *,
-    n_groups: int,
-    longest_group: int,
-    estimator: str,
-    step_norm: str,
+    records: Records, returns: Tensor, labels: Tensor, action_key: Tensor | None, estimator: str, step_norm: str,
     delta: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     r = returns.numpy()
     keys = None if action_key is None else action_key.tolist()
     clusters: dict[int, list[int]] = {}
@@ -66,18 +59,9 @@ def step_advantage(
 
 
 def hgpo_advantage(
-    returns: Tensor,
-    depth_labels: Tensor,
-    episode_advantage: Tensor,
-    group_offsets: Tensor,
-    *,
-    n_groups: int,
-    longest_group: int,
-    step_norm: str,
-    delta: float,
-    alpha: float,
-    base_group: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    records: Records, returns: Tensor, depth_labels: Tensor, episode_advantage: Tensor, step_norm: str, delta: float,
+    alpha: float, base_group: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r = returns.numpy()
     depth, m = depth_labels.shape
     items: list[list[tuple[int, float]]] = [[] for _ in range(m)]  # (L_k, a_k) of each record

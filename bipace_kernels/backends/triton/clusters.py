@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..records import Records
 from ..schema import BAND
 from . import equal, gram, rows, scan
 from ._launch import ceil_div, device_guard
@@ -45,70 +46,31 @@ CUT = Cut()
 _WRITE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
 
-def scan_rows(fingerprint: Tensor, order: Tensor) -> Tensor:
-    state = torch.empty(order.shape[0], dtype=torch.uint8, device=order.device)
-    rows.look(fingerprint, order, state=state)
+def scan_rows(records: Records, fingerprint: Tensor) -> Tensor:
+    state = torch.empty(records.n_records, dtype=torch.uint8, device=records.device)
+    rows.look(fingerprint, records.order, state=state)
     return state
 
 
-def cluster_cosine(
-    fingerprint: Tensor,
-    order: Tensor,
-    group_offsets: Tensor,
-    usable: Tensor | None,
-    epsilon: float,
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-    state: Tensor | None = None,
-) -> Tensor:
+def cluster_cosine(records: Records, fingerprint: Tensor, epsilon: float) -> Tensor:
     """A record whose row has no direction is a cluster of its own even if it is not marked as unusable."""
-    return cluster_sweep(
-        fingerprint,
-        order,
-        group_offsets,
-        usable,
-        [epsilon],
-        n_groups=n_groups,
-        longest_group=longest_group,
-        taken=taken,
-        state=state,
-    )[0]
+    return cluster_sweep(records, fingerprint, [epsilon])[0]
 
 
-def cluster_sweep(
-    fingerprint: Tensor,
-    order: Tensor,
-    group_offsets: Tensor,
-    usable: Tensor | None,
-    epsilons: Sequence[float],
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-    cut: Cut = CUT,
-    state: Tensor | None = None,
-) -> Tensor:
+def cluster_sweep(records: Records, fingerprint: Tensor, epsilons: Sequence[float], cut: Cut = CUT) -> Tensor:
     """The same bits as cluster_cosine, from one Gram matrix per group."""
-    rest = (n_groups, longest_group, taken, state)
-    return sweep_with(partial(Clustering, cut=cut), fingerprint, order, group_offsets, usable, epsilons, *rest)
+    return sweep_with(partial(Clustering, cut=cut), records, fingerprint, epsilons)
 
 
 def sweep_with(
     batch_of: Callable[..., Clustering],  # whose `cluster` does it
+    records: Records,
     fingerprint: Tensor,
-    order: Tensor,
-    group_offsets: Tensor,
-    usable: Tensor | None,
     epsilons: Sequence[float],
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-    state: Tensor | None,
 ) -> Tensor:
     """cluster_sweep(), with any kernels for ε > 0."""
-    n, device = order.shape[0], order.device
+    order, group_offsets, n, device = records.order, records.group_offsets, records.n_records, records.device
+    n_groups, longest_group = records.n_groups, records.longest_group
     first = torch.empty((len(epsilons), n), dtype=torch.int64, device=device)
     if not first.numel():
         return first
@@ -117,7 +79,10 @@ def sweep_with(
     kind = torch.empty(n, dtype=torch.uint8, device=device)
     scale = torch.empty(n, dtype=torch.float32, device=device)
     row_hash = torch.empty(n, dtype=torch.int64, device=device) if zero else None
-    rows.look(fingerprint, order, state=state, kind=kind, scale=scale, row_hash=row_hash, usable=usable, taken=taken)
+    rows.look(
+        fingerprint, order, state=records.state, kind=kind, scale=scale, row_hash=row_hash, usable=records.usable,
+        taken=records.taken,
+    )  # fmt: skip
     if row_hash is not None:
         equal.first_equal(
             fingerprint, order, group_offsets, kind, row_hash, n_groups=n_groups, longest_group=longest_group,

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..schema import Branch
+from ..records import Records
+from ..schema import Branch, Terms
 from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
@@ -21,28 +22,18 @@ _CONSTANTS = {"LARGEST": torch.finfo(torch.float32).max, "SINGLETON": int(Branch
 
 
 def combine(
-    episode: Tensor,
-    step_term: Tensor,
-    returns: Tensor,
-    labels: Tensor,
-    branch: Tensor,
-    source: Tensor,
-    taken: Tensor | None,
-    *,
-    weight: float,
-    total_is_step: bool,
-    n_rows: int,
-    episode_weight: float = 1.0,
+    records: Records, returns: Tensor, episode: Tensor, terms: Terms, weights: tuple[float, float] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    source, n_rows = records.source, records.n_rows
     floats = [torch.empty(n_rows, dtype=torch.float32, device=source.device) for _ in range(4)]
     cluster = torch.empty(n_rows, dtype=torch.int64, device=source.device)
     kind = torch.empty(n_rows, dtype=torch.uint8, device=source.device)
+    of_episode, of_step = weights or (1.0, 1.0)
     if n_rows:
         with device_guard(source):
             _combine[(ceil_div(n_rows, LANES),)](
-                episode, step_term, returns, labels, branch, source, taken, *floats, cluster, kind, float(weight),
-                float(episode_weight), n_rows,
-                TOTAL_IS_STEP=total_is_step, **_CONSTANTS, **_OPTIONS,
+                episode, terms.step_term, returns, terms.labels, terms.branch, source, records.taken, *floats, cluster,
+                kind, float(of_step), float(of_episode), n_rows, TOTAL_IS_STEP=weights is None, **_CONSTANTS, **_OPTIONS,
             )  # fmt: skip
     advantage, step_out, episode_out, returns_out = floats
     return advantage, step_out, episode_out, returns_out, cluster, kind

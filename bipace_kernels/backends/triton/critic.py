@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 
 from .. import schema
-from ..schema import BLOCK, JITTER, LANDMARKS, LONGEST, TINY
+from ..records import Records
+from ..schema import BLOCK, JITTER, LANDMARKS, LONGEST, TINY, Kernel
 from . import gram, rows
 from ._launch import ceil_div, device_guard
 
@@ -39,65 +40,40 @@ _LANE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 _FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
 
 
-def cluster_values(
-    returns: Tensor,  # [M] float32
-    labels: Tensor | None,  # [M] int64
-    group_offsets: Tensor,  # [G+1] int64
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,  # [M] bool
-    shrinkage: float,
-) -> Tensor:  # [M] float64
+def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shrinkage: float) -> Tensor:
     value = torch.zeros(returns.shape, dtype=torch.float64, device=returns.device)
     if returns.shape[0]:
-        mean = _means_of(returns, group_offsets, taken, n_groups)
+        taken, mean = records.taken, _means_of(records, returns)
         with device_guard(returns):
-            _cluster_values[(ceil_div(longest_group, _RECORDS), n_groups)](
-                returns, labels, group_offsets, taken, mean, value, float(shrinkage),
+            _cluster_values[(ceil_div(records.longest_group, _RECORDS), records.n_groups)](
+                returns, labels, records.group_offsets, taken, mean, value, float(shrinkage),
                 HAS_LABELS=labels is not None, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
             )  # fmt: skip
     return value
 
 
 def kernel_values(
-    fingerprint: Tensor,  # [N, D]
-    order: Tensor,  # [M] int64
-    returns: Tensor,  # [M] float32
-    time: Tensor,  # [M] int64
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    landmarks: Tensor | None,  # [L] int64
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,  # [M] bool
-    share: str,
-    width: float,
-    horizon: float,
-    noise: float,
-    same: float,
-    products: Tensor | None = None,  # left as they are
-) -> Tensor:  # [M] float64
-    value = cluster_values(
-        returns, None, group_offsets, n_groups=n_groups, longest_group=longest_group, taken=taken, shrinkage=0.0
-    )
-    m, device = order.shape[0], order.device
+    records: Records, fingerprint: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel,
+    products: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    value = cluster_values(records, returns, None, 0.0)
+    m, device, share = records.n_records, records.device, kernel.share
     if not m:
         return value
-    inside, place, record, scale = _compact(fingerprint, order, usable, taken)
-    offsets = place[group_offsets]
+    inside, place, record, scale = _compact(records, fingerprint)
+    offsets = place[records.group_offsets]
     prior = value if share == "group" else torch.zeros_like(value)
     with_mean = offsets if share == "group" else torch.stack([offsets[0], offsets[-1]])
-    kernel = _Kernel(
-        _centre(fingerprint, order[record].contiguous(), scale, with_mean, with_mean.shape[0] - 1),
-        time[record].contiguous(), (returns.to(torch.float64) - prior)[record], float(width), float(horizon), float(noise),
-        float(same) if share == "batch" else 0.0,
+    among = _Kernel(
+        _centre(fingerprint, records.order[record].contiguous(), scale, with_mean, with_mean.shape[0] - 1),
+        records.time[record].contiguous(), (returns.to(torch.float64) - prior)[record], float(kernel.width),
+        float(kernel.horizon), float(kernel.noise), float(kernel.same) if share == "batch" else 0.0,
     )  # fmt: skip
+    longest_group = records.longest_group
     runs = 1 if longest_group <= LONGEST else ceil_div(longest_group, BLOCK)
     blocks, longest = _blocks(offsets, runs), min(longest_group, LONGEST)
     if share == "group" and runs == 1:
-        gain = kernel.gain(blocks, longest)
+        gain = among.gain(blocks, longest)
     elif share == "batch":
         if landmarks is None:
             k = torch.arange(min(m, LANDMARKS), device=device)
@@ -105,102 +81,68 @@ def kernel_values(
         else:
             live = (landmarks >= 0) & inside[landmarks.clamp(min=0)]
             at = place[landmarks.clamp(min=0)].clamp(max=m - 1)
-        gain = kernel.gain(blocks, longest, kernel.to_landmarks(at, live, offsets[0], offsets[-1], m))
+        gain = among.gain(blocks, longest, among.to_landmarks(at, live, offsets[0], offsets[-1], m))
     else:
-        gain = torch.zeros_like(kernel.y)
-        for g in range(n_groups):
+        gain = torch.zeros_like(among.y)
+        for g in range(records.n_groups):
             n = offsets[g + 1] - offsets[g]
             some = n.clamp(1, LANDMARKS)
             k = torch.arange(LANDMARKS, device=device)
             at = (offsets[g] + k.clamp(max=some - 1) * n // some).clamp(max=m - 1)
-            across = kernel.to_landmarks(at, k < n, offsets[g], offsets[g + 1], longest_group)
-            gain += kernel.gain(blocks[g * runs : (g + 1) * runs + 1], longest, across)
+            across = among.to_landmarks(at, k < n, offsets[g], offsets[g + 1], longest_group)
+            gain += among.gain(blocks[g * runs : (g + 1) * runs + 1], longest, across)
     return torch.where(inside, prior + gain[place[:-1].clamp(max=m - 1)], value)
 
 
 def gae_advantage(
-    rewards: Tensor,  # [M] float64
-    value: Tensor,  # [M] float64
-    step: Tensor | None,  # [M] int64
-    trajectory_offsets: Tensor,  # [T+1] int64
-    truncated: Tensor | None,  # [M] bool
-    gamma: float,
-    gae_lambda: float,
-    *,
-    n_trajectories: int,
-    taken: Tensor | None,  # [M] bool
-) -> Tensor:  # [M] float64
+    records: Records, rewards: Tensor, value: Tensor, truncated: Tensor | None, gamma: float, gae_lambda: float
+) -> Tensor:
     advantage = torch.empty_like(rewards)
     if not rewards.shape[0]:
         return advantage
-    decay = float(gamma) * float(gae_lambda)
+    decay, step, taken = float(gamma) * float(gae_lambda), records.step, records.taken
     with device_guard(rewards):
-        _recursion[(ceil_div(n_trajectories, LANES),)](
-            rewards, value, step, truncated, taken, trajectory_offsets, advantage, float(gamma), _log(gamma), decay,
-            _log(decay), n_trajectories, HAS_STEP=step is not None, HAS_CUT=truncated is not None,
+        _recursion[(ceil_div(records.n_trajectories, LANES),)](
+            rewards, value, step, truncated, taken, records.trajectory_offsets, advantage, float(gamma), _log(gamma),
+            decay, _log(decay), records.n_trajectories, HAS_STEP=step is not None, HAS_CUT=truncated is not None,
             HAS_TAKEN=taken is not None, LANES=LANES, **_LANE_OPTIONS,
         )  # fmt: skip
     return advantage
 
 
 def same_action_advantage(
-    fingerprint: Tensor,  # [N, D]
-    order: Tensor,  # [M] int64
-    advantage: Tensor,  # [M] float64
-    time: Tensor,  # [M] int64
-    action_key: Tensor,  # [M] int64
-    group_offsets: Tensor,  # [G+1] int64
-    usable: Tensor | None,  # [M] bool
-    parsed: Tensor | None,  # [M] bool
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,  # [M] bool
-    width: float,
-    horizon: float,
-    noise: float,
-    products: Tensor | None = None,  # not read
-) -> Tensor:  # [M] float64
-    m = order.shape[0]
+    records: Records, fingerprint: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None,
+    kernel: Kernel, products: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    m, taken = records.n_records, records.taken
     if not m:
         return torch.empty_like(advantage)
-    inside, place, record, scale = _compact(fingerprint, order, usable, taken)
-    offsets = place[group_offsets]
+    inside, place, record, scale = _compact(records, fingerprint)
+    offsets = place[records.group_offsets]
     known = torch.ones_like(inside) if parsed is None else parsed
-    kernel = _Kernel(
-        _centre(fingerprint, order[record].contiguous(), scale, offsets, n_groups), time[record].contiguous(),
-        advantage[record], float(width), float(horizon), float(noise), 0.0, action_key[record].contiguous(),
-        known[record].contiguous(),
+    among = _Kernel(
+        _centre(fingerprint, records.order[record].contiguous(), scale, offsets, records.n_groups),
+        records.time[record].contiguous(), advantage[record], float(kernel.width), float(kernel.horizon),
+        float(kernel.noise), 0.0, action_key[record].contiguous(), known[record].contiguous(),
     )  # fmt: skip
-    runs = 1 if longest_group <= LONGEST else ceil_div(longest_group, BLOCK)
-    found = kernel.gain(_blocks(offsets, runs), min(longest_group, LONGEST))[place[:-1].clamp(max=m - 1)]
-    out = torch.where(inside, found, advantage / (1.0 + float(noise)))
+    longest = records.longest_group
+    runs = 1 if longest <= LONGEST else ceil_div(longest, BLOCK)
+    averaged = among.gain(_blocks(offsets, runs), min(longest, LONGEST))[place[:-1].clamp(max=m - 1)]
+    out = torch.where(inside, averaged, advantage / (1.0 + float(kernel.noise)))
     return out if taken is None else torch.where(taken, out, 0.0)
 
 
-def normed_advantage(
-    advantage: Tensor,  # [M] float64
-    returns: Tensor,  # [M] float32
-    group_offsets: Tensor,  # [G+1] int64
-    *,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,  # [M] bool
-    step_norm: str,
-) -> Tensor:  # [M] float32
+def normed_advantage(records: Records, advantage: Tensor, returns: Tensor, step_norm: str) -> Tensor:
     out = torch.zeros(advantage.shape, dtype=torch.float32, device=advantage.device)
     if not advantage.shape[0]:
         return out
+    n_groups, offsets, taken = records.n_groups, records.group_offsets, records.taken
     square, largest, count = torch.empty((3, n_groups), dtype=torch.float64, device=advantage.device).unbind()
+    masked: dict[str, Any] = {"HAS_TAKEN": taken is not None, "TILE": _RECORDS, **_OPTIONS}
     with device_guard(advantage):
-        _squares[(n_groups,)](
-            advantage, returns, taken, group_offsets, square, largest, count,
-            HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
-        )  # fmt: skip
+        _squares[(n_groups,)](advantage, returns, taken, offsets, square, largest, count, **masked)
         factor = _factors(square, largest, count, step_norm)
-        _scale[(ceil_div(longest_group, _RECORDS), n_groups)](
-            advantage, factor, taken, group_offsets, out, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
-        )  # fmt: skip
+        _scale[(ceil_div(records.longest_group, _RECORDS), n_groups)](advantage, factor, taken, offsets, out, **masked)
     return out
 
 
@@ -218,17 +160,17 @@ def _factors(square: Tensor, largest: Tensor, count: Tensor, step_norm: str) -> 
     return torch.where((largest > 0) & (size > TINY * largest), 1 / size, 0.0)
 
 
-def _means_of(returns: Tensor, group_offsets: Tensor, taken: Tensor | None, n_groups: int) -> Tensor:
+def _means_of(records: Records, returns: Tensor) -> Tensor:
     """[G] float64 μ_p of the records taken; exact if all values are equal."""
-    mean = torch.empty(n_groups, dtype=torch.float64, device=returns.device)
+    mean, taken = torch.empty(records.n_groups, dtype=torch.float64, device=returns.device), records.taken
     with device_guard(returns):
-        _means[(n_groups,)](returns, group_offsets, taken, mean, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS)
+        _means[(records.n_groups,)](
+            returns, records.group_offsets, taken, mean, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS
+        )
     return mean
 
 
-def _compact(
-    fingerprint: Tensor, order: Tensor, usable: Tensor | None, taken: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compact(records: Records, fingerprint: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The records that take part, compacted.
 
     inside   [M] bool
@@ -236,10 +178,10 @@ def _compact(
     record   [M] int64 which they are; entries after the last are copies of record 0, which may be a bad one
     scale    [M] float32 factors of their rows
     """
-    m, device = order.shape[0], order.device
+    m, device = records.n_records, records.device
     kind = torch.empty(m, dtype=torch.uint8, device=device)
     scale = torch.empty(m, dtype=torch.float32, device=device)
-    rows.look(fingerprint, order, kind=kind, scale=scale, usable=usable, taken=taken)
+    rows.look(fingerprint, records.order, kind=kind, scale=scale, usable=records.usable, taken=records.taken)
     inside = kind == rows.USABLE
     place = torch.zeros(m + 1, dtype=torch.int64, device=device)
     place[1:] = inside.cumsum(0)

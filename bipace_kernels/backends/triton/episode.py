@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..records import Records
 from ._launch import device_guard
 
 Tensor = torch.Tensor
@@ -19,24 +20,14 @@ _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 def episode_advantage(
-    episode_return: Tensor,
-    trajectory_offsets: Tensor,
-    group_trajectories: Tensor,
-    *,
-    n_groups: int,
-    n_records: int,
-    scope: str,
-    norm: str,
-    lone: str,
-    delta: float,
-    spoilt: Tensor | None,
+    records: Records, episode_return: Tensor, scope: str, norm: str, lone: str, delta: float
 ) -> Tensor:
-    out = torch.empty(n_records, dtype=torch.float32, device=episode_return.device)
-    if n_groups and n_records:
+    out = torch.empty(records.n_records, dtype=torch.float32, device=episode_return.device)
+    if records.n_groups and records.n_records:
         with device_guard(episode_return):
-            _episode[(n_groups,)](
-                episode_return, trajectory_offsets, group_trajectories, spoilt, out, float(delta),
-                OVER_STEPS=scope == "step", DIVIDE=norm == "std", LONE_RAW=lone == "raw",
+            _episode[(records.n_groups,)](
+                episode_return, records.trajectory_offsets, records.group_trajectories, records.spoilt, out,
+                float(delta), OVER_STEPS=scope == "step", DIVIDE=norm == "std", LONE_RAW=lone == "raw",
                 UNROLL=UNROLL, ROWS=ROWS, COLUMNS=COLUMNS, **_OPTIONS,
             )  # fmt: skip
     return out

@@ -9,35 +9,23 @@ from __future__ import annotations
 
 import torch
 
+from ..records import Records
 from .numbering import dense_labels
 
 Tensor = torch.Tensor
 
 
-def cluster_exact(
-    codes: Tensor, group_offsets: Tensor, *, n_groups: int, longest_group: int, taken: Tensor | None
-) -> Tensor:
-    return dense_labels(_first_equal(codes, _run_of(group_offsets, codes.shape[0]), taken))
+def cluster_exact(records: Records, codes: Tensor) -> Tensor:
+    return dense_labels(_first_equal(codes, _run_of(records.group_offsets, codes.shape[0]), records.taken))
 
 
-def cluster_history(
-    codes: Tensor,
-    step: Tensor | None,
-    trajectory_offsets: Tensor,
-    group_offsets: Tensor,
-    depth: int,
-    *,
-    n_trajectories: int,
-    n_groups: int,
-    longest_group: int,
-    taken: Tensor | None,
-) -> Tensor:
+def cluster_history(records: Records, codes: Tensor, depth: int) -> Tensor:
     m = codes.shape[0]
     if not m:
         return codes.new_empty((depth, 0))
-    group = _run_of(group_offsets, m)
-    own = _first_equal(codes, group, taken)
-    earlier = _earlier(step, trajectory_offsets, m)
+    group = _run_of(records.group_offsets, m)
+    own = _first_equal(codes, group, records.taken)
+    earlier = _earlier(records.step, records.trajectory_offsets, m)
     first = [own]
     for _ in range(1, depth):
         history = torch.where(earlier >= 0, first[-1][earlier.clamp(min=0)], -1)

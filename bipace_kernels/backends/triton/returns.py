@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..records import Records
 from ..schema import LIMIT
 from ._launch import ceil_div, device_guard
 
@@ -25,74 +26,59 @@ SPOILT_TILE = 32  # records of a trajectory read together
 _OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
 
-def discounted_returns(
-    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, gamma: float, *, n_trajectories: int
-) -> Tensor:
+def discounted_returns(records: Records, rewards: Tensor, gamma: float) -> Tensor:
     out = torch.empty(rewards.shape, dtype=torch.float32, device=rewards.device)
-    _walk(rewards, step, None, trajectory_offsets, gamma, n_trajectories, step_return=out)
+    _walk(records, rewards, gamma, step_return=out)
     return out
 
 
-def trajectory_returns(
-    rewards: Tensor, step: Tensor | None, trajectory_offsets: Tensor, *, n_trajectories: int
-) -> Tensor:
-    out = torch.empty(n_trajectories, dtype=torch.float32, device=rewards.device)
-    _walk(rewards, step, None, trajectory_offsets, 1.0, n_trajectories, trajectory_return=out)
+def trajectory_returns(records: Records, rewards: Tensor) -> Tensor:
+    out = torch.empty(records.n_trajectories, dtype=torch.float32, device=rewards.device)
+    _walk(records, rewards, 1.0, trajectory_return=out)
     return out
 
 
 def all_returns(
-    rewards: Tensor,
-    step: Tensor | None,
-    bad_record: Tensor | None,
-    trajectory_offsets: Tensor,
-    gamma: float,
-    *,
-    n_trajectories: int,
+    records: Records, rewards: Tensor, bad_record: Tensor | None, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """By one launch."""
     device = rewards.device
     step_return = torch.empty(rewards.shape, dtype=torch.float32, device=device)
-    trajectory_return = torch.empty(n_trajectories, dtype=torch.float32, device=device)
-    spoilt = torch.empty(n_trajectories, dtype=torch.bool, device=device)
-    _walk(rewards, step, bad_record, trajectory_offsets, gamma, n_trajectories, step_return, trajectory_return, spoilt)
+    trajectory_return = torch.empty(records.n_trajectories, dtype=torch.float32, device=device)
+    spoilt = torch.empty(records.n_trajectories, dtype=torch.bool, device=device)
+    _walk(records, rewards, gamma, bad_record, step_return, trajectory_return, spoilt)
     return step_return, trajectory_return, spoilt
 
 
 def _walk(
+    records: Records,
     rewards: Tensor,
-    step: Tensor | None,
-    bad_record: Tensor | None,
-    trajectory_offsets: Tensor,
     gamma: float,
-    n_trajectories: int,
+    bad_record: Tensor | None = None,
     step_return: Tensor | None = None,  # written, as are the next two; None: not wanted
     trajectory_return: Tensor | None = None,
     spoilt: Tensor | None = None,  # with both others only
 ) -> None:
-    if not n_trajectories:
+    n = records.n_trajectories
+    if not n:
         return
     log_gamma = math.log(gamma) if gamma > 0 else -math.inf
     with device_guard(rewards):
-        _returns[(ceil_div(n_trajectories, LANES),)](
-            rewards, step, bad_record, trajectory_offsets, step_return, trajectory_return, spoilt, float(gamma), log_gamma,
-            n_trajectories, LIMIT=LIMIT, LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
+        _returns[(ceil_div(n, LANES),)](
+            rewards, records.step, bad_record, records.trajectory_offsets, step_return, trajectory_return, spoilt,
+            float(gamma), log_gamma, n, LIMIT=LIMIT, LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
         )  # fmt: skip
 
 
 def spoilt_trajectories(
-    step_return: Tensor,
-    trajectory_return: Tensor,
-    bad_record: Tensor | None,
-    trajectory_offsets: Tensor,
-    *,
-    n_trajectories: int,
+    records: Records, step_return: Tensor, trajectory_return: Tensor, bad_record: Tensor | None
 ) -> Tensor:
-    out = torch.empty(n_trajectories, dtype=torch.bool, device=step_return.device)
-    if n_trajectories:
+    n = records.n_trajectories
+    out = torch.empty(n, dtype=torch.bool, device=step_return.device)
+    if n:
         with device_guard(step_return):
-            _spoilt[(n_trajectories,)](
-                step_return, trajectory_return, bad_record, trajectory_offsets, out,
+            _spoilt[(n,)](
+                step_return, trajectory_return, bad_record, records.trajectory_offsets, out,
                 LIMIT=LIMIT, TILE=SPOILT_TILE, **_OPTIONS,
             )  # fmt: skip
     return out

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..records import Records
 from ..schema import Branch
 from ._launch import ceil_div, device_guard
 
@@ -32,41 +33,20 @@ _LEAVE_ONE_OUT = tl.constexpr(int(Branch.LEAVE_ONE_OUT))
 
 
 def step_advantage(
-    returns: Tensor,
-    labels: Tensor,
-    action_key: Tensor | None,
-    group_offsets: Tensor,
-    *,
-    n_groups: int,
-    longest_group: int,
-    estimator: str,
-    step_norm: str,
+    records: Records, returns: Tensor, labels: Tensor, action_key: Tensor | None, estimator: str, step_norm: str,
     delta: float,
-) -> tuple[Tensor, Tensor]:
-    return _step_rows(
-        returns, labels, action_key, group_offsets, n_groups=n_groups, longest_group=longest_group, estimator=estimator,
-        divide=step_norm == "std" and estimator == "mean", delta=delta, unbiased=True,
-    )  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    divide = step_norm == "std" and estimator == "mean"
+    return _step_rows(records, returns, labels, action_key, estimator, divide=divide, delta=delta, unbiased=True)
 
 
 def hgpo_advantage(
-    returns: Tensor,
-    depth_labels: Tensor,
-    episode_advantage: Tensor,
-    group_offsets: Tensor,
-    *,
-    n_groups: int,
-    longest_group: int,
-    step_norm: str,
-    delta: float,
-    alpha: float,
-    base_group: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    records: Records, returns: Tensor, depth_labels: Tensor, episode_advantage: Tensor, step_norm: str, delta: float,
+    alpha: float, base_group: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     depth, m = depth_labels.shape
-    term, company = _step_rows(
-        returns, depth_labels, None, group_offsets, n_groups=n_groups, longest_group=longest_group,
-        estimator="mean", divide=step_norm == "std", delta=delta, unbiased=False,
-    )  # fmt: skip
+    divide = step_norm == "std"
+    term, company = _step_rows(records, returns, depth_labels, None, "mean", divide=divide, delta=delta, unbiased=False)
     advantage, branch = torch.empty_like(returns), torch.empty(m, dtype=torch.uint8, device=returns.device)
     deepest = torch.empty(m, dtype=torch.int64, device=returns.device)
     if m:
@@ -79,14 +59,12 @@ def hgpo_advantage(
 
 
 def _step_rows(
+    records: Records,
     returns: Tensor,  # [M] float32
     labels: Tensor,  # [M] or [E, M] int64
     action_key: Tensor | None,  # [M] int64
-    group_offsets: Tensor,  # [G+1] int64
-    *,
-    n_groups: int,
-    longest_group: int,
     estimator: str,
+    *,
     divide: bool,
     delta: float,
     unbiased: bool,
@@ -97,17 +75,15 @@ def _step_rows(
     branch = torch.empty(labels.shape, dtype=torch.uint8, device=returns.device)
     if not step.numel():
         return step, branch
-    order = None
+    order, segments, longest_group = None, records.n_groups, records.longest_group
     if longest_group > SORT_FROM:
         labels, order = torch.sort(labels, dim=-1, stable=True)
         # Sorted records are cut into blocks regardless of groups, since a cluster is in one group anyway.
         segments, longest_group = 1, m
-    else:
-        segments = n_groups
     blocks = ceil_div(longest_group, LANES)
     with device_guard(returns):
         _step[(rows * segments * blocks,)](
-            returns, labels, action_key, order, group_offsets, step, branch, m, segments, blocks, float(delta),
+            returns, labels, action_key, order, records.group_offsets, step, branch, m, segments, blocks, float(delta),
             ESTIMATOR=estimator, DIVIDE=divide, UNBIASED=unbiased, SORTED=order is not None,
             LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
         )  # fmt: skip

@@ -1,0 +1,95 @@
+"""Records: what the stages know of a batch beside its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from .schema import LIMIT
+
+Tensor = torch.Tensor
+
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The records of a batch in processing order: their places, sizes and masks, with the tensors on one device.
+
+    Made by `Layout.on()`; the chain adds the masks.  Sizes are plain ints, so reading them does not synchronize.  A stage
+    reads only what its docstring names, so the others may be left out.
+
+    device                 where the tensors are
+    n_rows                 N, rows that the caller passes
+    n_records              M ≤ N, rows that take part
+    n_groups               G
+    n_trajectories         T
+    longest_group          most records in one group
+    longest_trajectory     most records in one trajectory
+    order                  [M] int64   row of each record
+    group_offsets          [G+1] int64   records of group g are group_offsets[g] : group_offsets[g+1]
+    trajectory_offsets     [T+1] int64   likewise of trajectories
+    group_trajectories     [G+1] int64   trajectories of group g
+    source                 [N] int64   record whose results each row gets: its own, or that of the step it copies; −1: none
+    step                   [M] int64 or None   rising in a trajectory; None: neighbours are one step apart
+    first                  [M] int64 or None   the first record with the same ids; None without duplicates
+    valid                  [N] bool or None
+    usable                 [M] bool or None   False where the fingerprint has no direction: a cluster of its own
+    taken                  [M] bool or None   False for records set aside.  Only on a GPU, like the next: on the CPU they are
+                           removed before the stages run
+    spoilt                 [T] bool or None   the trajectories of these records
+    state                  [M] uint8 or None   only on a GPU: where given, cluster_cosine writes there what scan_rows finds, which
+                           then decides who is usable, so the rows are read once less
+    """
+
+    device: torch.device
+    n_rows: int = 0
+    n_records: int = 0
+    n_groups: int = 0
+    n_trajectories: int = 0
+    longest_group: int = 0
+    longest_trajectory: int = 0
+    order: Tensor = _NONE
+    group_offsets: Tensor = _NONE
+    trajectory_offsets: Tensor = _NONE
+    group_trajectories: Tensor = _NONE
+    source: Tensor = _NONE
+    step: Tensor | None = None
+    first: Tensor | None = None
+    valid: Tensor | None = None
+    usable: Tensor | None = None
+    taken: Tensor | None = None
+    spoilt: Tensor | None = None
+    state: Tensor | None = None
+    _trajectory_of_record: Tensor | None = field(default=None, repr=False)  # None on the CPU: made on demand
+
+    @cached_property
+    def trajectory_of_record(self) -> Tensor:
+        """[M] int64 number of each record's trajectory."""
+        moved = self._trajectory_of_record
+        return runs(self.trajectory_offsets) if moved is None else moved
+
+    @cached_property
+    def time(self) -> Tensor:
+        """[M] int64 step number of each record, or its place in the trajectory where no step was given."""
+        if self.step is not None:
+            return self.step
+        begins = self.trajectory_offsets[:-1][self.trajectory_of_record]
+        return torch.arange(self.n_records, device=begins.device) - begins
+
+
+def runs(offsets: Tensor) -> Tensor:
+    """[M] int64 number of the run of each position.  offsets: [S+1], on the CPU.
+
+    By NumPy: torch's threads would hang in a forked child.
+    """
+    lengths = np.diff(offsets.numpy())
+    return torch.from_numpy(np.repeat(np.arange(lengths.size), lengths))
+
+
+def out_of_range(values: Tensor) -> Tensor:
+    """True where values are not finite, or beyond ±1e37."""
+    return ~(values.abs() <= LIMIT)
