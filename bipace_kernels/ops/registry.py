@@ -99,6 +99,8 @@ class Op:
         try:
             columns = {name: _checked(name, self.types[name], value, device) for name, value in given.items()}
             sizes = check_sizes(columns)
+            if self.name == "hash_token_ids":
+                _check_ids(columns)
             if device.type == "cpu":
                 _check_places(columns, sizes)
             if self.name == "hash_token_ids":
@@ -301,8 +303,8 @@ def without_masks(
     return whole
 
 
-def _hash_token_ids(columns: dict[str, Any], device: torch.device) -> Any:
-    """Runs the stage; errors for token ids, their mask and the table as far as possible without reading values."""
+def _check_ids(columns: dict[str, Any]) -> None:
+    """Raises errors for token ids, their mask and the table, as far as possible without reading values."""
     ids, valid, flat, mode = columns["ids"], columns["valid"], columns["row_offsets"] is not None, columns["mode"]
     if ids.ndim != (1 if flat else 2):
         raise ValueError(f"ids must be [N, T], or [E] with row_offsets, got {list(ids.shape)}.")
@@ -321,13 +323,16 @@ def _hash_token_ids(columns: dict[str, Any], device: torch.device) -> Any:
         )
     if flat:
         columns |= {name: columns[name].contiguous() for name in ("ids", "valid") if columns[name] is not None}
+
+
+def _hash_token_ids(columns: dict[str, Any], device: torch.device) -> Any:
     chosen = dispatch.choose("auto", device)
     with torch.no_grad():
         keys, parsed, outside = chosen.action_keys.hash_token_ids(**columns)
     if not chosen.deferred and int(outside) >= 0:
         at = int(outside)
         raise ValueError(
-            f"ids must be in the table, got {int(ids.flatten()[at])} at flat position {at}; mask padding out."
+            f"ids must be in the table, got {int(columns['ids'].flatten()[at])} at flat position {at}; mask padding out."
         )
     return keys, parsed, outside
 
