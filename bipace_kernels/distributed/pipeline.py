@@ -28,6 +28,7 @@ from ..estimators.memory import ValueMemory
 from ..estimators.partitions import PARTITIONS
 from ..estimators.table import StepRecords, name_of
 from ..inputs import checks, interop
+from ..inputs.canonical import canonical
 from ..inputs.columns import check_check, check_columns, check_config, check_memory
 from ..inputs.ids import as_sequence, elements, ids_to_int, is_integer, number_objects
 from ..inputs.observations import check_text
@@ -35,7 +36,6 @@ from ..inputs.transfer import to_device, to_host
 from ..inputs.values import check_fingerprint
 from ..pipeline import run
 from ..result import AdvantageResult
-from .canonical import canonical
 from .ranks import Ranks
 
 __all__ = ["advantage", "cluster", "plan_owners"]

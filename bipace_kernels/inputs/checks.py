@@ -108,7 +108,8 @@ def to_tensor(value: Any, name: str, wish: str) -> Tensor:
         array = array.astype(np.int64)
     elif array.dtype == np.longdouble and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
-    if any(s < 0 for s in array.strides) or not array.flags.writeable or not array.dtype.isnative:
+    flags = array.flags
+    if any(s < 0 for s in array.strides) or not (flags.writeable and flags.aligned and array.dtype.isnative):
         array = array.astype(array.dtype.newbyteorder("="), copy=True)
     return torch.from_numpy(array)
 
@@ -123,8 +124,9 @@ def check_dense(value: Tensor, name: str) -> Tensor:
 
 
 def check_unmasked(value: Any, name: str) -> None:
-    """Raises TypeError for an array with masked entries."""
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    """Raises TypeError for an array with masked entries, or a sequence with one."""
+    arrays = value if isinstance(value, (list, tuple)) else [value]
+    if any(issubclass(t, np.ma.MaskedArray) for t in set(map(type, arrays))) and any(map(np.ma.is_masked, arrays)):
         raise TypeError(
             f"{name} must not be a masked array: the values under its mask would be read; leave those rows out, or mark them "
             "by valid."

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import hashlib
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
+from decimal import Decimal
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..backends import native_loader
 from ..support.warnings import warn_once
 from . import checks
+from .canonical import array_key, canonical, check_bytes, tensor_bytes
 
-_ARRAY, _TENSOR = object(), object()  # first items of array keys, unequal to any user's tuple
+_ROWS_AT_A_TIME = 1024  # signals are handled in between
+_MOST_OF_ONE_HASH = 64  # as of tuples of six numbers that are -1 or -2, whose hashes are equal
 _INT64 = np.iinfo(np.int64)
 # NaN and NaT (also pandas', a subclass of datetime) equal no id.
-_MAY_BE_NONE = (float, np.floating, np.datetime64, np.timedelta64, datetime)
+_MAY_BE_NAN = (float, complex, np.inexact, Decimal, np.datetime64, np.timedelta64, datetime, tuple, frozenset)
 
 
 def number_objects(values: Any, name: str = "observation") -> Tensor:
@@ -110,80 +116,107 @@ def _ids_of_list(values: Sequence[Any], name: str) -> tuple[Tensor, bool]:
     if any(issubclass(t, Tensor) for t in types):  # list(tensor) gives zero-dimensional tensors
         values = [v.item() if isinstance(v, Tensor) and v.ndim == 0 else v for v in values]
         types = set(map(type, values))
-    if all(issubclass(t, (int, np.integer)) and t is not bool for t in types):
+    units = {value.dtype for value in values if isinstance(value, np.timedelta64)} if np.timedelta64 in types else ()
+    if len(units) > 1:
+        got = " and ".join(sorted(map(str, units)))
+        raise TypeError(f"{name} must hold timedelta64 of one unit, got {got}; convert them to one, or to text.")
+    if all(issubclass(t, (int, np.integer)) and not issubclass(t, (bool, np.timedelta64)) for t in types):
         try:
             array = np.array(values if types <= {int} else [int(v) for v in values], dtype=np.int64)
         except OverflowError:
             row = next(i for i, v in enumerate(values) if not _INT64.min <= int(v) <= _INT64.max)
             raise _beyond_int64(name, row, int(values[row])) from None
         return torch.from_numpy(array), True
-    if type(None) in types or any(issubclass(t, _MAY_BE_NONE) for t in types):
+    if type(None) in types or any(issubclass(t, _MAY_BE_NAN) for t in types):
         for row, value in enumerate(values):
-            if value is None or (isinstance(value, _MAY_BE_NONE) and value != value):
+            if value is None or _holds_nan(value):
                 raise _no_id(name, row, value)
     return _number_list(values, name), False
 
 
+def _holds_nan(value: Any) -> bool:
+    """Whether a value is NaN or NaT, or a tuple or set with one."""
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(_holds_nan, value))
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    return isinstance(value, _MAY_BE_NAN) and bool(value != value)
+
+
 def _number_list(values: Sequence[Any], name: str) -> Tensor:
     held = tuple(values)  # __hash__ and __eq__, or another thread, may change a list
-    if native_loader.reason():
-        return _number_list_python(held, name)
-    codes = torch.empty(len(held), dtype=torch.int64)
-    load = native_loader.load()
-    load.number_objects(held, len(held), codes.data_ptr(), (np.ndarray, Tensor), array_key, name)
-    return codes
-
-
-def _number_list_python(values: tuple[Any, ...], name: str) -> Tensor:
-    """The native function in Python, for when the compiled module does not load."""
-    seen: dict[Any, int] = {}
-    numbers = []
-    for row, value in enumerate(values):
-        key = array_key(value, name, row) if isinstance(value, (np.ndarray, Tensor)) else value
-        try:
-            hash(key)
-        except TypeError as error:
-            raise TypeError(
-                f"{name}[{row}] must be hashable, got {type(value).__name__}; convert it to a tuple or to text "
-                "(json.dumps(value, sort_keys=True)), an image to an array"
-            ) from error
-        numbers.append(seen.setdefault(key, len(seen)))
-    return torch.tensor(numbers, dtype=torch.int64)
-
-
-def array_key(value: np.ndarray[Any, Any] | Tensor, name: str, row: int) -> tuple[Any, ...]:
-    """A hashable stand-in for an array or tensor: its dtype, shape and bytes."""
-    if isinstance(value, Tensor):
-        _check_strided(value, f"{name}[{row}]")
-        return _TENSOR, value.dtype, tuple(value.shape), _tensor_bytes(value).numpy().tobytes()
-    checks.check_unmasked(value, f"{name}[{row}]")
-    _check_bytes(value.dtype, f"{name}[{row}]")
-    return _ARRAY, value.dtype, value.shape, value.tobytes()
+    try:
+        return _number(lambda begin, end: held[begin:end], len(held), name)
+    except TypeError as error:
+        for row, value in enumerate(held):
+            try:
+                isinstance(value, (np.ndarray, Tensor)) or hash(value)
+            except TypeError:
+                raise TypeError(
+                    f"{name}[{row}] must be hashable, got {type(value).__name__}; convert it to a tuple or to text "
+                    "(json.dumps(value, sort_keys=True)), an image to an array"
+                ) from error
+        raise
 
 
 def _number_array_rows(array: np.ndarray[Any, Any], name: str) -> Tensor:
-    _check_bytes(array.dtype, name)
-    array = np.ascontiguousarray(array)
+    check_bytes(array.dtype, name)
     n = array.shape[0]
-    row_bytes = array.nbytes // n if n else 0
-    if native_loader.reason():
-        return _number_list([row.tobytes() for row in array], name)
-    codes = torch.empty(n, dtype=torch.int64)
-    native_loader.load().number_rows(array.ctypes.data, n, row_bytes, codes.data_ptr())
-    return codes
+    if array.size == 0:
+        return torch.zeros(n, dtype=torch.int64)
+    rows = np.ascontiguousarray(array).reshape(n, -1)
+    rows = rows.view(f"V{rows.shape[1] * rows.itemsize}").reshape(n)
+    step = min(_ROWS_AT_A_TIME, 1 + (1 << 24) // rows.itemsize)
+    return _number(lambda begin, end: rows[begin:end].tolist(), n, name, step)  # as bytes
 
 
 def _number_tensor_rows(values: Tensor, name: str) -> Tensor:
-    _check_strided(values, name)
+    flat = tensor_bytes(values, name)
     n = values.shape[0]
-    flat = _tensor_bytes(values)
     return _number_array_rows(flat.numpy().reshape(n, flat.numel() // n if n else 0), name).to(values.device)
 
 
-def _tensor_bytes(values: Tensor) -> Tensor:
-    """The tensor's bytes in row-major order, uint8 on the CPU."""
-    flat = values.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8)
+def _number(read: Callable[[int, int], Sequence[Any]], n: int, name: str, step: int = _ROWS_AT_A_TIME) -> Tensor:
+    """Numbers of n values by first appearance, by a dict; read(begin, end) gives some of the values.
+
+    A dict compares values of one hash with each other: hashes of numbers, and of tuples of them, can be chosen equal, and
+    those of texts too by someone who knows PYTHONHASHSEED.  Where many are equal, hashes of the values' canonical text, with
+    a random key, replace them.
+    """
+    codes = np.empty(n, dtype=np.int64)
+    numbers: defaultdict[Any, int] = defaultdict(count().__next__)
+    of_one_hash: Counter[int] = Counter()
+    for begin in range(0, n, step):
+        before, end = len(numbers), min(begin + step, n)
+        keys = read(begin, end)
+        if any(issubclass(t, (np.ndarray, Tensor)) for t in set(map(type, keys))):
+            keys = [
+                array_key(value, f"{name}[{row}]") if isinstance(value, (np.ndarray, Tensor)) else value
+                for row, value in enumerate(keys, begin)
+            ]
+        codes[begin:end] = np.fromiter(map(numbers.__getitem__, keys), np.int64, end - begin)
+        hashes = list(map(hash, islice(reversed(numbers), len(numbers) - before)))  # of the new keys
+        of_one_hash.update(hashes)
+        if max(map(of_one_hash.__getitem__, hashes), default=0) > _MOST_OF_ONE_HASH:
+            return _number(_keyed(read, name), n, name, step)
+    return torch.from_numpy(codes)
+
+
+def _keyed(read: Callable[[int, int], Sequence[Any]], name: str) -> Callable[[int, int], list[bytes]]:
+    """Hashes with a random key in place of the values, equal exactly where the values are."""
+    secret = secrets.token_bytes(16)
+
+    def keyed(value: Any) -> bytes:
+        try:
+            text = canonical(value, name)
+        except TypeError as error:
+            raise ValueError(
+                f"{name} must hold at most {_MOST_OF_ONE_HASH} different values of one hash() if some are of type "
+                f"{checks.type_name(value)}, since each is compared with all of the others; convert the values to text."
+            ) from error
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32, key=secret).digest()
+
+    return lambda begin, end: list(map(keyed, read(begin, end)))
 
 
 def _as_array(values: Any) -> np.ndarray[Any, Any] | None:
@@ -236,23 +269,6 @@ def _check_axis(ndim: int, name: str) -> None:
 def _check_ids(ndim: int, shape: tuple[int, ...], name: str) -> None:
     if ndim != 1:
         raise ValueError(f"{name} must have shape [N], one id per record, got {list(shape)}; use {name}.reshape(-1).")
-
-
-def _check_strided(values: Tensor, name: str) -> None:
-    if values.layout != torch.strided or values.is_quantized or values.is_meta:
-        raise TypeError(
-            f"{name} must be a dense tensor, got {values.layout} on {values.device}; use {name}.to_dense()."
-        )
-
-
-def _check_bytes(dtype: np.dtype[Any], name: str) -> None:
-    if dtype.hasobject:
-        raise TypeError(
-            f"{name} must hold numbers or text to be compared by bytes, got an array of dtype object; convert it to a "
-            "tuple (tuple(x.tolist())) or to a numeric dtype."
-        )
-    if dtype.char in "gG":
-        raise TypeError(f"{name} must not be {dtype}, whose padding bytes are undefined; use .astype('float64').")
 
 
 def _float_ids(name: str, dtype: str) -> TypeError:

@@ -11,7 +11,7 @@
 namespace bipace {
 namespace {
 
-using Array = std::tuple<uintptr_t, int, std::vector<int64_t>>;  // address, bytes an item, strides in items
+using Array = std::tuple<Address, int, std::vector<int64_t>>;  // address, bytes an item, strides in items
 
 bool table_holds(const TokenTable& table, int64_t byte_count) {
   bool holds = table.offsets[0] == 0 && table.offsets[table.size] == byte_count;
@@ -20,9 +20,9 @@ bool table_holds(const TokenTable& table, int64_t byte_count) {
 }
 
 // None, or (row, column, id) of the first valid token id outside the table.
-py::object token_keys(const Array& ids, const std::optional<Array>& mask, uintptr_t row_offsets, int64_t n_rows,
-                      int64_t n_columns, uintptr_t table_offsets, uintptr_t table_bytes,
-                      std::pair<int64_t, int64_t> table_sizes, int mode, int64_t n, uintptr_t keys, uintptr_t parsed,
+py::object token_keys(const Array& ids, const std::optional<Array>& mask, Address row_offsets, int64_t n_rows,
+                      int64_t n_columns, Address table_offsets, Address table_bytes,
+                      std::pair<int64_t, int64_t> table_sizes, int mode, int64_t n, Address keys, Address parsed,
                       int n_threads) {
   const auto& [id_address, id_bytes, id_strides] = ids;
   TokenRows rows{};
@@ -64,8 +64,7 @@ Py_ssize_t row_length(PyObject* row) {
 
 // Copies N rows (lists and tuples) of Python integers to out.  None, or (row, column) of the first item that is not
 // a 64-bit integer; column -1: the row's length is not, or no longer, that of its offsets.
-py::object flatten_rows(const py::tuple& rows, int64_t n_rows, uintptr_t row_offsets, uintptr_t out_address,
-                        bool bools) {
+py::object flatten_rows(const py::tuple& rows, int64_t n_rows, Address row_offsets, Address out_address, bool bools) {
   const int64_t* offsets = pointer<const int64_t>(row_offsets);
   int64_t* out = pointer<int64_t>(out_address);
   check_count(rows, n_rows);
@@ -97,7 +96,7 @@ py::object flatten_rows(const py::tuple& rows, int64_t n_rows, uintptr_t row_off
   return py::none();
 }
 
-void text_keys(const py::tuple& items, int64_t n, int mode, uintptr_t keys, uintptr_t parsed, int n_threads) {
+void text_keys(const py::tuple& items, int64_t n, int mode, Address keys, Address parsed, int n_threads) {
   check_count(items, n);
   const Texts texts(items);
   const GilReleased release;

@@ -1,5 +1,5 @@
-// One registration function per stage; native.cpp calls them all.  Arguments are integers (addresses, sizes) and plain
-// Python objects: no tensor type crosses this line, so the module depends on no torch.
+// Registration of native functions.  Arguments are addresses, numbers and plain Python objects; no header of torch is
+// included, so the module does not depend on one.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,16 +7,50 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "common/status.h"
+#include "cpu/rows.h"
 
 namespace bipace {
 
 namespace py = pybind11;
 
+// The memory of an argument: an integer, an object with data_ptr() (a tensor), or None for a null pointer.
+struct Address {
+  void* memory;
+};
+
 template <typename T>
-T* pointer(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
+T* pointer(Address address) {
+  return static_cast<T*>(address.memory);
+}
+
+// The arguments of native functions as Python passes them: pointers as Address, enums as int, the others as they are.
+template <typename T, typename Python>
+T native(Python value) {
+  if constexpr (std::is_pointer_v<T>) {
+    return static_cast<T>(value.memory);
+  } else {
+    return static_cast<T>(value);
+  }
+}
+template <typename T>
+using PythonOf = std::conditional_t<std::is_pointer_v<T>, Address, std::conditional_t<std::is_enum_v<T>, int, T>>;
+
+// A native function for m.def().
+template <typename Result, typename... Arguments>
+auto bound(Result (*function)(Arguments...)) {
+  return [function](PythonOf<Arguments>... values) { return function(native<Arguments>(values)...); };
+}
+// With rows of fingerprints first: their address, dtype, strides in elements, and D.
+template <typename... Arguments>
+auto bound(void (*function)(const Rows&, Arguments...)) {
+  return [function](Address data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim,
+                    PythonOf<Arguments>... values) {
+    const Rows rows{data.memory, static_cast<DType>(dtype), row_stride, column_stride, dim};
+    function(rows, native<Arguments>(values)...);
+  };
 }
 
 // Python sequences are passed as exact tuples of the expected length: no other code can change a tuple while it is
@@ -39,8 +73,24 @@ inline void raise_if_failed(const Status& status) {
   if (!status.is_ok()) throw std::runtime_error(status.message);
 }
 
-void bind_objects(py::module_& m);
 void bind_similar(py::module_& m);
 void bind_clusters(py::module_& m);
 
 }  // namespace bipace
+
+namespace pybind11::detail {
+
+template <>
+struct type_caster<bipace::Address> {
+  PYBIND11_TYPE_CASTER(bipace::Address, const_name("address"));
+  bool load(handle source, bool) {
+    object number = reinterpret_borrow<object>(source);
+    if (source.is_none()) number = int_(0);
+    if (hasattr(source, "data_ptr")) number = source.attr("data_ptr")();
+    if (!PyLong_Check(number.ptr())) return false;
+    value.memory = PyLong_AsVoidPtr(number.ptr());
+    return value.memory != nullptr || !PyErr_Occurred() || (PyErr_Clear(), false);
+  }
+};
+
+}  // namespace pybind11::detail

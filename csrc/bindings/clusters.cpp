@@ -1,23 +1,15 @@
-#include "cpu/clusters.h"
-
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
 #include "cpu/dot.h"
-#include "cpu/sweep.h"
 
 namespace bipace {
 namespace {
 
-Rows rows_of(uintptr_t data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim) {
-  return {pointer<const void>(data), static_cast<DType>(dtype), row_stride, column_stride, dim};
-}
-
 // The kernel itself, for the tests: x_i . x_j for all pairs of contiguous float32 rows.
-py::list dot_products(uintptr_t data, int64_t n, int64_t dim) {
+py::list dot_products(Address data, int64_t n, int64_t dim) {
   const DotKernels& dot = dot_kernels();
   const float* x = pointer<const float>(data);
   const int64_t panel = panel_length(dim), stride = (n + kTileA - 1) / kTileA * kTileA;
@@ -57,35 +49,6 @@ void bind_clusters(py::module_& m) {
     }
   });
   m.def("dot_products", &dot_products);
-  const auto release = py::call_guard<GilReleased>();
-  m.def(
-      "scan_rows",
-      [](uintptr_t data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, uintptr_t order,
-         int64_t n_records, int n_threads, uintptr_t state) {
-        scan_rows(rows_of(data, dtype, row_stride, column_stride, dim), pointer<const int64_t>(order), n_records,
-                  n_threads, pointer<uint8_t>(state));
-      },
-      release);
-  m.def(
-      "cluster_cosine",
-      [](uintptr_t data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, uintptr_t order,
-         uintptr_t group_offsets, int64_t n_groups, uintptr_t usable, double epsilon, int n_threads, uintptr_t labels) {
-        cluster_cosine(rows_of(data, dtype, row_stride, column_stride, dim), pointer<const int64_t>(order),
-                       pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable), epsilon,
-                       n_threads, pointer<int64_t>(labels));
-      },
-      release);
-  m.attr("longest_sweep") = kLongestSweep;
-  m.def(
-      "cluster_sweep",
-      [](uintptr_t data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, uintptr_t order,
-         uintptr_t group_offsets, int64_t n_groups, uintptr_t usable, uintptr_t epsilons, int64_t n_epsilons,
-         int n_threads, uintptr_t labels) {
-        cluster_sweep(rows_of(data, dtype, row_stride, column_stride, dim), pointer<const int64_t>(order),
-                      pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable),
-                      pointer<const double>(epsilons), n_epsilons, n_threads, pointer<int64_t>(labels));
-      },
-      release);
 }
 
 }  // namespace bipace

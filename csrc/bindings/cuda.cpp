@@ -8,7 +8,7 @@ namespace {
 // Puts a kernel on a stream of a GPU; `words` is its struct, `device` the GPU's index as torch has it, `stream` the
 // address of a cudaStream_t.
 void launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64_t shared, const py::bytes& words,
-            int device, uintptr_t stream) {
+            int device, Address stream) {
   const cuda::Kernel* kernel = cuda::find(name);
   if (!kernel) throw std::runtime_error(std::string("this build has no CUDA kernel named ") + name);
   char* data = nullptr;

@@ -38,7 +38,6 @@ PYBIND11_MODULE(_native, m) {
   });
   m.def("parallel_squares", &bipace::parallel_squares);
   bipace::bind_stages(m);
-  bipace::bind_objects(m);
   bipace::bind_similar(m);
   bipace::bind_action_keys(m);
   bipace::bind_clusters(m);

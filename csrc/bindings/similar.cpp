@@ -22,8 +22,8 @@ Text view(PyObject* object, Py_ssize_t row) {
 }
 
 // The tuple keeps every string alive while the GIL is released.
-void cluster_similar_binding(const py::tuple& texts, int64_t n, uintptr_t group_offsets, int64_t n_groups,
-                             double similarity, int n_threads, uintptr_t labels) {
+void cluster_similar_binding(const py::tuple& texts, int64_t n, Address group_offsets, int64_t n_groups,
+                             double similarity, int n_threads, Address labels) {
   const int64_t* offsets = pointer<const int64_t>(group_offsets);
   check_count(texts, n);
   if (offsets[n_groups] != n) throw py::value_error("group_offsets must end at the number of texts");

@@ -8,15 +8,15 @@
 namespace bipace {
 
 void episode_advantage(const float* episode_return, const int64_t* trajectory_offsets,
-                       const int64_t* group_trajectories, int64_t n_groups, EpisodeRule rule, float* out,
-                       int n_threads) {
+                       const int64_t* group_trajectories, int64_t n_groups, bool over_steps, bool divide, bool lone_raw,
+                       double delta, float* out, int n_threads) {
   parallel_for(n_groups, n_threads, [&](int64_t g, int) {
     const int64_t begin = group_trajectories[g], end = group_trajectories[g + 1];
     const int64_t first = trajectory_offsets[begin];
     MeanSigma stats{0.0, 1.0};
-    const int64_t n = rule.over_steps ? trajectory_offsets[end] - first : end - begin;
+    const int64_t n = over_steps ? trajectory_offsets[end] - first : end - begin;
     if (n == 0) return;  // nothing to write
-    if (rule.over_steps) {
+    if (over_steps) {
       // The population is the step records; walk trajectories and repeat each return as often as it has steps.
       int64_t t = begin;
       stats = mean_and_sigma(n, true, [&](int64_t i) {
@@ -33,10 +33,10 @@ void episode_advantage(const float* episode_return, const int64_t* trajectory_of
       if (n > 1) {
         advantage = centred(episode_return[t], stats.mean);
         sigma = stats.sigma;
-      } else if (rule.lone_raw) {
+      } else if (lone_raw) {
         advantage = episode_return[t];
       }
-      if (rule.divide) advantage = scaled(advantage, sigma, rule.delta);
+      if (divide) advantage = scaled(advantage, sigma, delta);
       std::fill(out + trajectory_offsets[t], out + trajectory_offsets[t + 1], advantage);
     }
   });

@@ -1,11 +1,10 @@
 #include "cpu/observations.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <vector>
 
 #include "cpu/interrupt.h"
-#include "cpu/keyed_hash.h"
+#include "cpu/values.h"
 
 namespace bipace {
 namespace {
@@ -23,61 +22,68 @@ void polled(int64_t begin, int64_t end, const Body& body) {
   }
 }
 
-// Numbers pairs of integers by first appearance: open addressing, cleared per group by shrinking to the group's size.
-class PairNumbers {
- public:
-  void reset(int64_t capacity) {
-    size_t size = 16;
-    while (size < static_cast<size_t>(capacity) * 2) size *= 2;
-    slots_.assign(size, Slot{0, 0, -1});
-    mask_ = size - 1;
-  }
-  // The number of (a, b): its existing number, else next, which is then taken.
-  int64_t number(int64_t a, int64_t b, int64_t& next) {
-    for (size_t at = hash(a, b) & mask_;; at = (at + 1) & mask_) {
-      Slot& slot = slots_[at];
-      ++looked_;
-      if (slot.label < 0) {
-        slot = {a, b, next++};
-        return slot.label;
-      }
-      if (slot.a == a && slot.b == b) return slot.label;
-    }
-  }
-  int64_t looked() const { return looked_; }
+// Codes [n] in [0, n), equal exactly where the given ones are.  Sorted where they are not so already: nobody can choose
+// codes that make a sort slow, as they could for a hash table.
+std::vector<int64_t> small_codes(const int64_t* codes, int64_t n) {
+  std::vector<int64_t> out(codes, codes + n);
+  if (std::all_of(out.begin(), out.end(), [n](int64_t code) { return code >= 0 && code < n; })) return out;
+  std::vector<int64_t> sorted(out);
+  int64_t compared = 0;
+  std::sort(sorted.begin(), sorted.end(), [&](int64_t a, int64_t b) {
+    if (++compared % (1 << 20) == 0) poll_interrupt();
+    return a < b;
+  });
+  polled(0, n, [&](int64_t i) { out[i] = std::lower_bound(sorted.begin(), sorted.end(), out[i]) - sorted.begin(); });
+  return out;
+}
 
- private:
-  struct Slot {
-    int64_t a, b, label;
+// Numbers of the pairs (set[i], code[i]) by first appearance, -1 where set[i] is; returns how many there are.
+int64_t number_pairs(const std::vector<int64_t>& set,  // [n] from -1 to n_sets - 1
+                     int64_t n_sets,
+                     const std::vector<int64_t>& code,  // [n] in [0, n)
+                     int64_t* numbers) {                // [n]
+  struct First {
+    int64_t set, item;
   };
-  size_t hash(int64_t a, int64_t b) const {
-    uint64_t h = (static_cast<uint64_t>(a) ^ key_.first) * 0x9E3779B97F4A7C15u ^
-                 ((static_cast<uint64_t>(b) ^ key_.second) * 0xC2B2AE3D27D4EB4Fu + 0x632BE59BD9B4E019u);
-    h ^= h >> 32;
-    h *= 0xD6E8FEB86659FD93u;
-    return static_cast<size_t>(h ^ (h >> 32));
+  const int64_t n = static_cast<int64_t>(set.size());
+  const Members members = members_of(set.data(), n, n_sets);
+  std::vector<First> first_of(static_cast<size_t>(n),
+                              First{-1, 0});  // of each code, in the set that it was seen in last
+  polled(0, static_cast<int64_t>(members.records.size()), [&](int64_t at) {
+    const int64_t i = members.records[at];
+    First& first = first_of[code[i]];
+    if (first.set != set[i]) first = {set[i], i};
+    numbers[i] = first.item;
+  });
+  int64_t next = 0;
+  polled(0, n, [&](int64_t i) {
+    if (set[i] < 0) {
+      numbers[i] = -1;
+    } else {
+      numbers[i] = numbers[i] == i ? next++ : numbers[numbers[i]];
+    }
+  });
+  return next;
+}
+
+std::vector<int64_t> groups_of(const int64_t* group_offsets, int64_t n_groups) {
+  std::vector<int64_t> out(static_cast<size_t>(group_offsets[n_groups]));
+  for (int64_t g = 0; g < n_groups; ++g) {
+    std::fill(out.begin() + group_offsets[g], out.begin() + group_offsets[g + 1], g);
   }
-  std::vector<Slot> slots_;
-  size_t mask_ = 0;
-  int64_t looked_ = 0;
-  const HashKey key_ = hash_key();
-};
+  return out;
+}
 
 }  // namespace
 
-int64_t cluster_exact(const int64_t* codes, const int64_t* group_offsets, int64_t n_groups, int64_t* labels) {
-  PairNumbers numbers;
-  int64_t next = 0;
-  for (int64_t g = 0; g < n_groups; ++g) {
-    numbers.reset(group_offsets[g + 1] - group_offsets[g]);
-    polled(group_offsets[g], group_offsets[g + 1], [&](int64_t i) { labels[i] = numbers.number(codes[i], 0, next); });
-  }
-  return numbers.looked();
+void cluster_exact(const int64_t* codes, const int64_t* group_offsets, int64_t n_groups, int64_t* labels) {
+  const std::vector<int64_t> group = groups_of(group_offsets, n_groups);
+  number_pairs(group, n_groups, small_codes(codes, group_offsets[n_groups]), labels);
 }
 
-int64_t cluster_history(const int64_t* codes, const int64_t* step, const int64_t* trajectory_offsets,
-                        int64_t n_trajectories, const int64_t* group_offsets, int64_t n_groups, int64_t depth,
-                        int64_t* labels) {
+void cluster_history(const int64_t* codes, const int64_t* step, const int64_t* trajectory_offsets,
+                     int64_t n_trajectories, const int64_t* group_offsets, int64_t n_groups, int64_t depth,
+                     int64_t* labels) {
   const int64_t n_records = group_offsets[n_groups];
   // earlier[i]: first record of the step before i's in its trajectory, -1 at the beginning.  A step recorded twice
   // is in later histories once.
@@ -89,28 +95,18 @@ int64_t cluster_history(const int64_t* codes, const int64_t* step, const int64_t
         before = current;
         current = i;
       }
-      earlier[static_cast<size_t>(i)] = before;
+      earlier[i] = before;
     });
   }
   // The tuple of the last k codes is the pair (tuple of the last k − 1 codes one step earlier, own code).
-  PairNumbers numbers;
-  for (int64_t k = 1; k <= depth; ++k) {
-    int64_t* row = labels + (k - 1) * n_records;
-    const int64_t* shorter = row - n_records;
-    int64_t next = 0;
-    for (int64_t g = 0; g < n_groups; ++g) {
-      numbers.reset(group_offsets[g + 1] - group_offsets[g]);
-      polled(group_offsets[g], group_offsets[g + 1], [&](int64_t i) {
-        int64_t prefix = 0;
-        if (k > 1) {
-          const int64_t e = earlier[static_cast<size_t>(i)];
-          prefix = e < 0 ? -1 : shorter[e];
-        }
-        row[i] = prefix < 0 ? -1 : numbers.number(prefix, codes[i], next);
-      });
-    }
+  const std::vector<int64_t> code = small_codes(codes, n_records);
+  std::vector<int64_t> prefix = groups_of(group_offsets, n_groups);
+  int64_t n_prefixes = n_groups;
+  for (int64_t k = 0; k < depth; ++k) {
+    int64_t* row = labels + k * n_records;
+    n_prefixes = number_pairs(prefix, n_prefixes, code, row);
+    polled(0, n_records, [&](int64_t i) { prefix[i] = earlier[i] < 0 ? -1 : row[earlier[i]]; });
   }
-  return numbers.looked();
 }
 
 }  // namespace bipace

@@ -9,13 +9,6 @@
 #include "cpu/parallel.h"
 
 namespace bipace {
-namespace {
-
-// Records by cluster, each cluster in processing order (counting sort).
-struct Members {
-  std::vector<int64_t> offsets;  // [C+1]
-  std::vector<int64_t> records;  // [M]
-};
 
 Members members_of(const int64_t* labels, int64_t n_records, int64_t n_clusters) {
   Members m;
@@ -31,6 +24,8 @@ Members members_of(const int64_t* labels, int64_t n_records, int64_t n_clusters)
   }
   return m;
 }
+
+namespace {
 
 constexpr int64_t kClustersPerTask = 64;
 

@@ -1,9 +1,20 @@
 // The step advantage A_S: means over clusters and over equal actions inside them.
 #pragma once
 
+#include <vector>
+
 #include "common/mean.h"
 
 namespace bipace {
+
+// Records by cluster, each cluster in processing order.
+struct Members {
+  std::vector<int64_t> offsets;  // [C+1]
+  std::vector<int64_t> records;  // [M], those of a cluster
+};
+
+Members members_of(const int64_t* labels,  // [M] from -1 (none) to C - 1
+                   int64_t n_records, int64_t n_clusters);
 
 enum class Estimator { kMean, kDiffPeer, kQStyle };
 

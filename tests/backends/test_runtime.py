@@ -21,6 +21,7 @@ from paths import HELPERS, ROOT
 import bipace_kernels as bk
 from bipace_kernels.backends import cpu, cuda, cuda_loader, dispatch, native_loader, triton_loader
 from bipace_kernels.backends import threads as _threads
+from bipace_kernels.inputs.ids import number_objects
 
 BATCH = make_batch(2, groups=8)
 WANT = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
@@ -313,21 +314,6 @@ def test_ctrl_c_ends_a_long_call(threads):
     assert bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments()).metrics() == WANT.metrics()
 
 
-def _rows(native, out):
-    rows = np.zeros((len(out), 1 << 16), np.uint8)  # pages of zeros that are only read take no memory
-    return lambda: native.number_rows(rows.ctypes.data, *rows.shape, out.data_ptr())
-
-
-def _texts(native, out):
-    texts = ("x" * (1 << 16),) * len(out)
-    return lambda: native.number_objects(texts, len(texts), out.data_ptr(), (np.ndarray,), str, "observation")
-
-
-def _ints(native, out):
-    ints = (5,) * len(out)
-    return lambda: native.number_objects(ints, len(ints), out.data_ptr(), (np.ndarray,), str, "observation")
-
-
 def _exact(native, out):
     codes, ends = torch.arange(len(out)).flip(0), torch.tensor([0, len(out)])
     return lambda: native.cluster_exact(codes.data_ptr(), ends.data_ptr(), 1, out.data_ptr())
@@ -368,7 +354,7 @@ def _token_ids(native, out):
 @pytest.mark.parametrize(
     ("prepare", "n"),
     [
-        (_rows, 1 << 15), (_texts, 1 << 15), (_ints, 1 << 23), (_exact, 1 << 23), (_history, 1 << 23), (_token_ids, 1 << 24),
+        (_exact, 1 << 23), (_history, 1 << 23), (_token_ids, 1 << 24),
         (_different_texts, 6000), (_one_long_text, 1),
     ],
 )  # fmt: skip
@@ -381,6 +367,16 @@ def test_ctrl_c_ends_a_loop_over_many(prepare, n):
         call()
     assert whole[-1] >= 0
     assert out[-1] != whole[-1]
+
+
+@pytest.mark.parametrize(
+    "values", [("text", b"text") * (1 << 22), (1,) * (1 << 23), np.zeros((1 << 14, 1 << 16), np.uint8)]
+)
+def test_ctrl_c_ends_the_numbering_of_many(values):
+    """The handler runs between two parts: signals that come before the end would count once, after it."""
+    with pytest.raises(KeyboardInterrupt), alarms(3) as called:
+        number_objects(values)
+    assert len(called) >= 3
 
 
 def test_ctrl_c_ends_the_encoding_of_many_texts():

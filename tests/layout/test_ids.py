@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import uuid
 from decimal import Decimal
 from enum import IntEnum
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,15 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lying import LyingList
 
-from bipace_kernels.backends import native_loader
 from bipace_kernels.inputs.ids import ids_to_int, number_objects
-
-
-@pytest.fixture(params=["native", "python"], autouse=True)
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs with the compiled module and with the fallback."""
-    if request.param == "python":
-        monkeypatch.setattr(native_loader, "reason", lambda: "taken away by the test")
 
 
 def expected(values: Any) -> list[int]:
@@ -129,17 +123,6 @@ def test_codes_of_what_a_list_holds_whatever_its_len_says(length: int) -> None:
     assert codes(LyingList(["a", 2, "a", 3], length)) == [0, 1, 0, 2]
 
 
-def test_native_code_refuses_lists_and_other_lengths() -> None:
-    """It writes as many codes as there are items: the two must agree, and stay so."""
-    out, native = torch.full((4,), -1), native_loader.load()
-    rest = (out.data_ptr(), (np.ndarray,), str, "observation")
-    with pytest.raises(ValueError, match="must have 2 items, got 4"):
-        native.number_objects(("a", "b", "c", "d"), 2, *rest)
-    with pytest.raises(TypeError):
-        native.number_objects(["a", "b", "c", "d"], 4, *rest)
-    assert out.eq(-1).all()
-
-
 def test_arrays_and_images_as_elements() -> None:
     image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     other = image.copy()
@@ -227,6 +210,56 @@ def test_errors_of_the_values_themselves_pass() -> None:
         number_objects([Unequal(), Unequal()])
 
 
+M61 = 2**61 - 1  # hash(k) of an int is k modulo this
+COLLIDING = {
+    "ints": [k * M61 for k in range(-2000, 2000)],
+    "large ints": [2**400 + k * M61 for k in range(4000)],
+    "floats": [float(M61 + 1) * 2.0**k for k in range(-60, 900)] + [2.0 ** (61 * k) for k in range(1, 16)],
+    "tuples": [("a", k * M61) for k in range(4000)],
+    "nested": [(("a", k * M61), b"b", None, 0.5) for k in range(4000)],
+    "sets": [frozenset({k * M61}) for k in range(4000)],
+    "-1 and -2": list(itertools.product([-1, -2], repeat=12)),
+    "mixed": [value for k in range(1, 2000) for value in (k * M61, str(k), 0.25 + k, (k * M61,), np.int64(k))],
+}
+
+
+@pytest.mark.parametrize("name", COLLIDING)
+def test_values_of_one_hash_are_numbered_as_by_a_dict(name: str) -> None:
+    values = COLLIDING[name]
+    assert codes(values + values[::-1]) == expected(values + values[::-1])
+
+
+class Counted(Fraction):
+    """Counts how often one is compared with another."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        type(self).compared += 1
+        return super().__eq__(other)
+
+    __hash__ = Fraction.__hash__
+
+
+def test_equal_hashes_never_take_quadratic_time() -> None:
+    values = [Counted(k * M61) for k in range(30_000)]
+    with pytest.raises(
+        ValueError, match=r"observation must hold at most 64 different values of one hash\(\) .*Counted"
+    ):
+        number_objects(values)
+    assert Counted.compared < 1024 * 1024  # those of the first part; 450 million in all
+
+
+@pytest.mark.parametrize("kind", [Fraction, Decimal])
+def test_fractions_and_decimals_of_few_equal_hashes_follow_python(kind: type) -> None:
+    values = [kind(k * M61) for k in range(64)] + [kind(k) / 7 for k in range(5000)] + [M61, 1]
+    assert codes(values * 2) == expected(values * 2)
+    with pytest.raises(
+        ValueError, match=f"group must hold at most 64 .* of type {kind.__name__}.*; convert the values to"
+    ):
+        ids_to_int([kind(k * M61) for k in range(65)], "group")
+
+
 @pytest.mark.parametrize("values", ["abc", b"abc", {"a": 1}, {1, 2}, 5, None, iter([1])])
 def test_not_a_sequence(values: Any) -> None:
     for call in (lambda: number_objects(values), lambda: ids_to_int(values, "observation")):
@@ -285,6 +318,8 @@ class Colour(IntEnum):
         ([("a", 1), ("b", 2), ("a", 1)], [0, 1, 0], False),
         (np.array(["b", "a", "b"]), [0, 1, 0], False),
         (np.array(["2021", "2020"], dtype="M8[Y]"), [0, 1], False),
+        ([np.timedelta64(5, "h"), np.timedelta64(3, "h"), np.timedelta64(5, "h")], [0, 1, 0], False),
+        ([("a", None), ("a", 1.0), ("a", None)], [0, 1, 0], False),
     ],
 )
 def test_ids(values: Any, want: list[int], numeric: bool) -> None:
@@ -315,6 +350,20 @@ def test_uuid_ids() -> None:
         (["a", None], ValueError, r"group\[1\] must be an id, got None"),
         (np.array([3, None], dtype=object), ValueError, r"group\[1\] must be an id, got None"),
         ([1.0, float("nan")], ValueError, r"group\[1\] must be an id, got nan"),
+        (["a", Decimal("nan")], ValueError, r"group\[1\] must be an id, got NaN"),
+        (["a", Decimal("snan")], ValueError, r"group\[1\] must be an id, got sNaN"),
+        ([1j, complex(float("nan"), 0)], ValueError, r"group\[1\] must be an id, got \(nan"),
+        ([np.complex64(complex(0, float("nan")))], ValueError, r"group\[0\] must be an id"),
+        ([("a", 1.0), ("a", (float("nan"),))], ValueError, r"group\[1\] must be an id, got \('a', \(nan"),
+        ([frozenset({float("nan")})], ValueError, r"group\[0\] must be an id"),
+        ([np.timedelta64(1, "h"), np.timedelta64("NaT")], TypeError, "group must hold timedelta64 of one unit"),
+        ([np.timedelta64(1, "h"), np.timedelta64("NaT", "h")], ValueError, r"group\[1\] must be an id, got NaT"),
+        ([np.datetime64("NaT")], ValueError, r"group\[0\] must be an id, got NaT"),
+        (
+            [np.timedelta64(1, "h"), np.timedelta64(1, "m")],
+            TypeError,
+            r"group must hold timedelta64 of one unit, got timedelta64\[h\] and timedelta64\[m\]; convert them to one",
+        ),
         (
             np.zeros((2, 1), np.int64),
             ValueError,

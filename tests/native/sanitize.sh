@@ -43,7 +43,7 @@ if [ $# -gt 0 ]; then
 else
   arguments=()
   for name in action_keys/test_action_keys backends/test_runtime clusters/test_clusters clusters/test_sweep critic/test_critic \
-    embedders/test_ngrams layout/test_layout layout/test_ids metrics/test_metrics observations/test_crafted observations/test_similar \
+    embedders/test_ngrams layout/test_layout layout/test_ids metrics/test_metrics observations/test_observations observations/test_similar \
     pipeline/test_golden pipeline/test_inputs pipeline/test_theorems; do
     arguments+=("$root/tests/$name.py")
   done

@@ -458,6 +458,25 @@ def test_a_batch_without_a_recognized_action_is_warned_of_at_the_call():
         bk.advantage(action_key=keys, action_parsed=parsed, **columns)
 
 
+def test_masked_arrays_in_a_list_of_fingerprints_are_refused():
+    rows = [np.array([1.0, 2.0]), np.ma.masked_array([1.0, 2.0], mask=[False, True])]
+    with pytest.raises(TypeError, match="fingerprint must not be a masked array"):
+        bk.cluster(rows, [0, 0], epsilon=0.1)
+    rows[1] = np.ma.masked_array([1.0, 2.0], mask=False)  # nothing is masked
+    assert bk.cluster(rows, [0, 0], epsilon=0.1).tolist() == [0, 0]
+
+
+def test_unaligned_arrays_are_copied():
+    """As a field of packed records is, or a view into the bytes of a file: native code loads whole numbers."""
+    records = np.zeros(4, np.dtype([("kind", "u1"), ("reward", "f8"), ("ids", "i4", 3)]))
+    records["reward"], records["ids"] = np.arange(4), np.arange(12).reshape(4, 3)
+    view = np.frombuffer(bytearray(b"x" + np.arange(4.0).tobytes()), np.uint8)[1:].view(np.float64)
+    for array in (records["reward"], records["ids"], view):
+        tensor = checks.to_tensor(array, "rewards", "numbers")
+        assert tensor.data_ptr() % tensor.element_size() == 0
+        assert tensor.tolist() == array.tolist()
+
+
 def test_a_masked_array_among_observations_is_refused():
     images = [np.array([1, 2]), np.ma.masked_array([1, 2], mask=[False, True])]
     with pytest.raises(TypeError, match=r"observation\[1\] must not be a masked array"):

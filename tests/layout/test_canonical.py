@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from bipace_kernels.distributed.canonical import canonical
+from bipace_kernels.inputs.canonical import canonical
 from bipace_kernels.inputs.ids import number_objects
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..inputs import checks
-from ..inputs.ids import array_key
+from . import checks
+
+_ARRAY, _TENSOR = object(), object()  # first items of array keys, unequal to any user's tuple
 
 
 def canonical(value: Any, name: str) -> str:
@@ -49,7 +50,7 @@ def _plain(value: Any, name: str) -> Any:
         return {"set": sorted(json.dumps(_plain(item, name)) for item in value)}
     if isinstance(value, (np.ndarray, torch.Tensor)):
         kind = "tensor" if isinstance(value, torch.Tensor) else "array"
-        _, dtype, shape, content = array_key(value, name, 0)
+        _, dtype, shape, content = array_key(value, name)
         return {kind: [str(dtype), list(shape), hashlib.blake2b(content, digest_size=32).hexdigest()]}
     raise TypeError(
         f"{name} must hold str, bytes, numbers, None, UUIDs, arrays, or tuples and frozensets of these, for other ranks compare "
@@ -61,3 +62,33 @@ def _is(value: Any, kind: type) -> bool:
     """Of this type, or of a subclass that compares as it does."""
     own = type(value)
     return isinstance(value, kind) and own.__eq__ is kind.__eq__ and own.__hash__ is kind.__hash__
+
+
+def array_key(value: np.ndarray[Any, Any] | torch.Tensor, name: str) -> tuple[Any, ...]:
+    """A hashable stand-in for an array or tensor: its dtype, shape and bytes."""
+    if isinstance(value, torch.Tensor):
+        return _TENSOR, value.dtype, tuple(value.shape), tensor_bytes(value, name).numpy().tobytes()
+    checks.check_unmasked(value, name)
+    check_bytes(value.dtype, name)
+    return _ARRAY, value.dtype, value.shape, value.tobytes()
+
+
+def tensor_bytes(values: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor's bytes in row-major order, uint8 on the CPU."""
+    if values.layout != torch.strided or values.is_quantized or values.is_meta:
+        raise TypeError(
+            f"{name} must be a dense tensor, got {values.layout} on {values.device}; use {name}.to_dense()."
+        )
+    flat = values.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8)
+
+
+def check_bytes(dtype: np.dtype[Any], name: str) -> None:
+    """TypeError for arrays whose bytes do not say whether two values are equal."""
+    if dtype.hasobject:
+        raise TypeError(
+            f"{name} must hold numbers or text to be compared by bytes, got an array of dtype object; convert it to a "
+            "tuple (tuple(x.tolist())) or to a numeric dtype."
+        )
+    if dtype.char in "gG":
+        raise TypeError(f"{name} must not be {dtype}, whose padding bytes are undefined; use .astype('float64').")
