@@ -1,6 +1,7 @@
 """ALFWorld's games as tasks: train and test tasks, their episodes, and the searcher's demonstrations.
 
 Game files are not included.  `prepare()` reads a folder of them once, with TextWorld's translator, and saves the data of each Game.
+games.json names the 474 games that the committed runs were drawn from and says on which side of their split each stands.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if str(TEXTCRAFT) not in sys.path:  # the trainer and its settings; its modules 
 from settings import Settings  # noqa: E402
 
 INDEX = "index.json"
+NAMED = Path(__file__).resolve().parent / "games.json"  # {"train" | "test" | "not used": ["task/trial", ...]}
 TEST_SHARE = 0.25  # of the tasks
 MOST_PLACES = 20  # games in larger rooms are left out: their searches are longer than the horizon
 # Differences from TextCraft: 30 commands, another warm start, and 48 rollouts of an update.
@@ -75,44 +77,67 @@ def _game(file: Path) -> Game:
     return Game(json.loads(gzip.decompress(file.read_bytes())))
 
 
-def prepare(games: Path, out: Path, say: Callable[[str], None]) -> None:
+def prepare(games: Path, out: Path, say: Callable[[str], None], named: Path | None = NAMED) -> list[str]:
     """A file for each game below the folder, and an index of train and test games; existing files are kept.
 
     Games of one task, a kind with its object, place and room, are on one side together.  Left out are games with more than
     MOST_PLACES receptacles, those that want two things placed, and those that open with the same text as another one.
+
+    named    only the games of this file are read, split as it says, and ValueError names how many of its train and test
+             games the folder lacks; None: all games of the folder, a quarter of their tasks drawn for testing
+    Gives "task/trial: why" of the games that the translator or this module cannot read; they are skipped.
     """
     out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, str]] = {}
-    files = sorted(games.glob("**/game.tw-pddl"))
+    files = {f"{path.parent.parent.name}/{path.parent.name}": path for path in sorted(games.glob("**/game.tw-pddl"))}
     if not files:
         raise ValueError(f"--games {games} must hold folders with a game.tw-pddl each, but holds none.")
-    for number, path in enumerate(files):
-        task, trial = path.parent.parent.name, path.parent.name
-        file = out / f"{task}.{trial}.json.gz"
-        if not file.exists():
-            try:
-                data = grounded(path)
-            except ImportError as error:
-                raise ImportError(
-                    f"games are read by TextWorld's translator: pip install 'textworld[pddl]==1.7.0' ({error})"
-                ) from error
-            part = file.with_suffix(".part")
-            part.write_bytes(gzip.compress(json.dumps(data).encode(), mtime=0))
-            part.replace(file)
-        game = _game(file)
-        intro = game.intro
-        fits = len(game.receptacle_at) <= MOST_PLACES and goal_of(game.task)["count"] == 1
-        if fits and all(intro != other["intro"] for other in found.values()):
-            found[file.name] = {"task": task, "intro": intro}
+    side_of: dict[str, str] = {}
+    if named is not None:
+        sides = json.loads(named.read_text(encoding="utf-8"))
+        side_of = {name: side for side in ("train", "test") for name in sides[side]}
+        if missing := sorted(set(side_of) - set(files)):
+            raise ValueError(
+                f"--games {games} lacks {len(missing)} of the {len(side_of)} games of {named.name}, as {missing[0]}; "
+                "take ExpeL's folder data/alfworld/json_2.1.1, or split the games you have by --own-split."
+            )
+        files = {name: path for name, path in files.items() if name in side_of}
+    kept: dict[str, dict[str, str]] = {}
+    broken: list[str] = []
+    for number, (name, path) in enumerate(files.items()):
+        file = out / f"{name.replace('/', '.')}.json.gz"
+        try:
+            if not file.exists():
+                _write_game(file, grounded(path))
+            game = _game(file)
+            fits = len(game.receptacle_at) <= MOST_PLACES and goal_of(game.task)["count"] == 1
+        except ImportError as error:
+            raise ImportError(
+                f"games are read by TextWorld's translator: pip install 'textworld[pddl]==1.7.0' ({error})"
+            ) from error
+        except Exception as error:  # of any type: whatever the translator's parser stumbles over
+            broken.append(f"{name}: {type(error).__name__}: {error}")
+            file.unlink(missing_ok=True)
+            continue
+        if fits and all(game.intro != other["intro"] for other in kept.values()):
+            kept[file.name] = {"name": name, "task": path.parent.parent.name, "intro": game.intro}
         if number % 50 == 49:
             say(f"{number + 1} of {len(files)} games")
-    tasks = sorted({row["task"] for row in found.values()})
-    test = set(random.Random("alfworld").sample(tasks, round(TEST_SHARE * len(tasks))))
+    if named is None:
+        tasks = sorted({row["task"] for row in kept.values()})
+        test = set(random.Random("alfworld").sample(tasks, round(TEST_SHARE * len(tasks))))
+        side_of = {row["name"]: "test" if row["task"] in test else "train" for row in kept.values()}
     index = {
-        side: {name: row["intro"] for name, row in found.items() if (row["task"] in test) == (side == "test")}
+        side: {file: row["intro"] for file, row in kept.items() if side_of[row["name"]] == side}
         for side in ("train", "test")
     }
     (out / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    return broken
+
+
+def _write_game(file: Path, data: dict[str, Any]) -> None:
+    part = file.with_suffix(".part")
+    part.write_bytes(gzip.compress(json.dumps(data).encode(), mtime=0))
+    part.replace(file)
 
 
 def tasks_of(folder: Path, side: str) -> list[Task]:

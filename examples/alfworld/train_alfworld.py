@@ -16,6 +16,7 @@ import typer
 from alfworld_world import (
     DEFAULTS,
     METHODS,
+    NAMED,
     PIECES,
     SEEDS,
     demonstration,
@@ -53,13 +54,18 @@ GAMES, START = Path("out/alfworld/games"), HERE / "warm_start"
 def games(
     source: Annotated[Path, typer.Option("--games", help="folder with a game.tw-pddl for each game")],
     out: Games = GAMES,
+    own_split: Annotated[
+        bool, typer.Option(help="all games of the folder, split anew, not those of games.json")
+    ] = False,
 ) -> None:
-    """Reads the games once and splits them by task; half a second each."""
+    """Reads the games once and splits them by task; half a second each.  Games that cannot be read are skipped and named."""
     try:
-        prepare(source, out, console.print)
+        broken = prepare(source, out, console.print, None if own_split else NAMED)
     except (ValueError, ImportError) as error:
         raise typer.BadParameter(str(error)) from None
-    console.print({side: len(tasks_of(out, side)) for side in ("train", "test")})
+    console.print({side: len(tasks_of(out, side)) for side in ("train", "test")} | {"skipped": len(broken)})
+    for text in broken:
+        console.print(f"skipped {text}")
 
 
 @app.command()

@@ -53,6 +53,7 @@ class Episode:
     written: list[int] = field(default_factory=list)  # the command in the making
     reading: deque[int] = field(default_factory=deque)  # of the observation, what is to be taken still
     drawn: int = 0  # random numbers used
+    entropy: float = 0.0  # sum over its own tokens of the entropy of what they were drawn from, in nats
 
     def take(self, token: int, own: int, logprob: float) -> None:
         self.ids.append(token)
@@ -107,7 +108,7 @@ def play(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, envs: Sequence[Environment], *, horizon: int, seed: int,
     temperature: float = 1.0, command_tokens: int = COMMAND_TOKENS,
 ) -> list[Episode]:  # fmt: skip
-    """One episode of at most `horizon` commands in each environment.
+    """One episode of at most `horizon` commands in each environment; temperature 0 takes the likeliest token.
 
     Every row has random numbers of its own, one for each token it may write: whatever the other rows do, equal policies write
     equal episodes, and different policies are compared under the same luck.
@@ -141,11 +142,12 @@ def play(
     slots: list[int | None] = list(range(len(episodes)))  # row of each slot, None where the episode is over
 
     while True:
-        logp = torch.log_softmax(logits.float() / temperature, dim=-1)
+        logp = _log_softmax(logits.float(), temperature)
         wanted = [0.0 if row is None else luck[row][min(episodes[row].drawn, len(luck[row]) - 1)] for row in slots]
         drawn = torch.tensor(wanted, device=device)[:, None]  # far cheaper than multinomial()
         sampled = torch.searchsorted(logp.exp().cumsum(1), drawn).clamp(max=logp.shape[1] - 1)
         token, chance = sampled.squeeze(1).tolist(), logp.gather(1, sampled).squeeze(1).tolist()
+        entropy = torch.special.entr(logp.exp()).sum(dim=1).tolist()
         for slot, row in enumerate(slots):
             if row is None:
                 continue
@@ -155,6 +157,7 @@ def play(
                 episode.take(token[slot], 0, 0.0)
                 continue
             episode.take(token[slot], 1, chance[slot])
+            episode.entropy += entropy[slot]
             episode.written.append(token[slot])
             episode.drawn += 1
             full = len(episode.written) == command_tokens
@@ -176,6 +179,12 @@ def play(
         logits = _forward(model, fed[:, None], seen[:, None, None], position[:, None], cache)
     model.train(was_training)
     return episodes
+
+
+def _log_softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    if temperature > 0:
+        return torch.log_softmax(logits / temperature, dim=-1)
+    return torch.full_like(logits, -torch.inf).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 0.0)
 
 
 @lru_cache(maxsize=4)

@@ -170,6 +170,31 @@ def again(
     raise typer.Exit(1 if differ else 0)
 
 
+@app.command()
+def evaluate(
+    model: Model = HERE / "warm_start", change: Set = [], threads: Threads = 1,  # noqa: B006
+    temperatures: Annotated[str, typer.Option(help="with commas between them; 0 takes the likeliest token")] = "1,0.3,0",
+    lucks: Annotated[int, typer.Option(help="seeds of sampling at each temperature")] = 3,
+) -> None:  # fmt: skip
+    """Success of a model on the test tasks and on the goals that nothing trains on, at several temperatures, as JSON lines."""
+    import json
+
+    import torch
+    import trainer
+    from environment import TextCraft
+    from model import load, load_split
+
+    torch.set_num_threads(threads)
+    (policy, tokenizer), split = load(model), load_split(model / "tasks.json.gz")
+    parts = {"test": split.test, "new_goals": split.new_goals}
+    rows = trainer.evaluate(
+        policy, tokenizer, trainer.World(split.train, split.test, TextCraft), _settings(change), parts,
+        [float(text) for text in temperatures.split(",")], lucks,
+    )  # fmt: skip
+    for row in rows:
+        Console().print_json(json.dumps(row), indent=None)
+
+
 @app.command("all")
 def everything(
     out: Out = HERE / "results", model: Model = HERE / "warm_start", change: Set = [], device: Device = "cpu",  # noqa: B006

@@ -38,13 +38,47 @@ class World:
     env: Callable[[Any], Any]
 
 
+LUCK = 7  # the seed of sampling in a check; evaluate() takes the next ones too
+
+
 def success(model: Any, tokenizer: Any, world: World, settings: Settings, tasks: Sequence[Any] | None = None) -> float:
     """Share of the tasks (None: the test tasks) that are solved, one episode each, under the same luck every time."""
+    return measure(model, tokenizer, world, settings, world.test if tasks is None else tasks)["success"]
+
+
+def measure(
+    model: Any, tokenizer: Any, world: World, settings: Settings, tasks: Sequence[Any], *, temperature: float = 1.0,
+    luck: int = LUCK,
+) -> dict[str, float]:  # fmt: skip
+    """Share of the tasks that are solved, one episode each, and the mean entropy of a token (nats, as it was drawn)."""
     from rollout import play
 
-    envs = [world.env(task) for task in (world.test if tasks is None else tasks)]
-    episodes = play(model, tokenizer, envs, horizon=settings.horizon, seed=7, command_tokens=settings.command_tokens)
-    return round(sum(episode.solved for episode in episodes) / len(episodes), 5)
+    episodes = play(
+        model, tokenizer, [world.env(task) for task in tasks], horizon=settings.horizon, seed=luck,
+        temperature=temperature, command_tokens=settings.command_tokens,
+    )  # fmt: skip
+    tokens = sum(sum(episode.own) for episode in episodes)
+    return {
+        "success": round(sum(episode.solved for episode in episodes) / len(episodes), 5),
+        "entropy": round(sum(episode.entropy for episode in episodes) / tokens, 5),
+    }
+
+
+def evaluate(
+    model: Any, tokenizer: Any, world: World, settings: Settings, parts: dict[str, Sequence[Any]],
+    temperatures: Sequence[float] = (1.0, 0.3, 0.0), lucks: int = 3,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row for each part of the tasks and each temperature, by `lucks` seeds of sampling; one at temperature 0."""
+    rows = []
+    for part, tasks in parts.items():
+        for temperature in temperatures:
+            by_luck = [
+                measure(model, tokenizer, world, settings, tasks, temperature=temperature, luck=LUCK + i)
+                for i in range(lucks if temperature > 0 else 1)
+            ]
+            found = {name: [row[name] for row in by_luck] for name in ("success", "entropy")}
+            rows.append({"tasks": part, "temperature": temperature, **found})
+    return rows
 
 
 def train(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 
 import alfworld_world
 import pytest
@@ -12,6 +13,7 @@ from alfworld_world import (
     DEFAULTS,
     METHODS,
     MOST_PLACES,
+    NAMED,
     PIECES,
     ALFWorld,
     demonstration,
@@ -79,7 +81,7 @@ def games(tmp_path_factory):
             path.write_text(json.dumps(a_game(thing, holder, *rest)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alfworld_world, "grounded", lambda path: json.loads(path.read_text()))
-        prepare(folder / "raw", folder / "prepared", print)
+        assert prepare(folder / "raw", folder / "prepared", print, None) == []
     return folder / "prepared"
 
 
@@ -92,6 +94,41 @@ def test_games_are_split_by_task_and_open_with_different_texts_in_rooms_that_can
     intros = [task.intro for tasks in sides.values() for task in tasks]
     assert len(set(intros)) == len(intros)
     assert [task.name for task in measured(sides["test"], 5)] == [sides["test"][i % 2].name for i in range(5)]
+
+
+def test_a_broken_game_is_skipped_and_named_and_a_list_of_games_decides_the_split(games, tmp_path, monkeypatch):
+    monkeypatch.setattr(alfworld_world, "grounded", lambda path: json.loads(path.read_text()))
+    raw = games.parent / "raw"
+    bad = tmp_path / "raw" / "put-knife-shelf" / "a" / "game.tw-pddl"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("no JSON")
+    for name in ("put-apple-shelf", "put-mug-desk", "put-mug-shelf"):
+        shutil.copytree(raw / name, tmp_path / "raw" / name)
+    (broken,) = prepare(tmp_path / "raw", tmp_path / "own", print, None)
+    assert broken.startswith("put-knife-shelf/a: JSONDecodeError")
+    assert sum(len(tasks_of(tmp_path / "own", side)) for side in ("train", "test")) == 3
+    assert not list((tmp_path / "own").glob("put-knife*"))
+    named = tmp_path / "games.json"
+    sides = {
+        "train": ["put-apple-shelf/a", "put-knife-shelf/a"],
+        "test": ["put-mug-desk/a"],
+        "not used": ["put-mug-bed/a"],
+    }
+    named.write_text(json.dumps(sides))
+    assert prepare(tmp_path / "raw", tmp_path / "named", print, named) == [broken]
+    for side, name in (("train", "put-apple-shelf.a.json.gz"), ("test", "put-mug-desk.a.json.gz")):
+        assert [task.name for task in tasks_of(tmp_path / "named", side)] == [name]
+    named.write_text(json.dumps(sides | {"test": ["put-mug-desk/z"]}))
+    with pytest.raises(ValueError, match=r"lacks 1 of the 3 games of games\.json, as put-mug-desk/z"):
+        prepare(tmp_path / "raw", tmp_path / "lacking", print, named)
+
+
+def test_the_committed_list_has_474_games_and_no_task_on_both_sides():
+    sides = json.loads(NAMED.read_text())
+    assert {side: len(names) for side, names in sides.items()} == {"train": 102, "test": 34, "not used": 338}
+    assert len({name for names in sides.values() for name in names}) == 474
+    tasks = [{name.split("/")[0] for name in sides[side]} for side in ("train", "test")]
+    assert not tasks[0] & tasks[1]
 
 
 def test_an_episode_wins_by_the_games_own_commands(games):
