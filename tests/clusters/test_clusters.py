@@ -1,4 +1,8 @@
-"""Greedy cosine clusters: the compiled kernels against the float64 reference, and against themselves bit by bit."""
+"""Greedy cosine clusters: the compiled kernels against the float64 reference, and against themselves bit by bit.
+
+A sweep of ε clusters by other kernels, from one Gram matrix: what holds of a clustering holds of it too (EITHER);
+test_sweep.py has what is its own.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ from clustering import (
     mixture,
     offsets_of,
     sample,
+    sweep,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,38 +40,49 @@ from bipace_kernels.backends.reference import clusters as reference_clusters
 cpu = Sized(cpu_clusters)
 reference = Sized(reference_clusters)
 
+
+def swept(x, sizes=None, epsilon=0.10, **others) -> torch.Tensor:
+    """The clustering of one ε among others by the kernels of a sweep."""
+    return sweep(x, sizes, [epsilon, 0.42, 0.0, 0.38], **others)[0]
+
+
+EITHER = pytest.mark.parametrize("labels_of", [pytest.param(cosine, id="one"), pytest.param(swept, id="sweep")])
+
 # ---- the rule --------------------------------------------------------------------------------------------------------
 
 
-def test_worked_by_hand():
+@EITHER
+def test_worked_by_hand(labels_of):
     """Unit vectors at 0°, 20°, 40° and 90°, ε of 21°: a chain that joins while the centroid follows."""
     angle = np.deg2rad([0, 20, 40, 90, 10])
     x = torch.tensor(np.stack([np.cos(angle), np.sin(angle)], 1), dtype=torch.float32) * 3
     epsilon = float(1 - np.cos(np.deg2rad(21)))
     # The centroid of 0° and 20° is 10°: 40° is 30° away and seeds; 90° is a singleton; 10° joins the first.
-    assert cosine(x, epsilon=epsilon).tolist() == [0, 0, 1, 2, 0]
+    assert labels_of(x, epsilon=epsilon).tolist() == [0, 0, 1, 2, 0]
     # In another order 20°, 0° -> 10°, 40° seeds still; but 20°, 40° -> 30°, and 0° is 30° away.
-    assert cosine(x[[1, 2, 0]], epsilon=epsilon).tolist() == [0, 0, 1]
+    assert labels_of(x[[1, 2, 0]], epsilon=epsilon).tolist() == [0, 0, 1]
 
 
-def test_threshold_is_banded():
+@EITHER
+def test_threshold_is_banded(labels_of):
     """cos = 0.6 and 0.8 exactly: at ε = 1 − cos the record joins, whatever the rounding."""
     x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
     y = torch.tensor([[1.0, 0.0], [4.0, 3.0]])
     for rows, distance in ((x, 0.4), (y, 0.2)):
-        assert cosine(rows, epsilon=distance).tolist() == [0, 0]
-        assert cosine(rows, epsilon=distance - 0.9e-5).tolist() == [0, 0]
-        assert cosine(rows, epsilon=distance - 1.1e-5).tolist() == [0, 1]
+        assert labels_of(rows, epsilon=distance).tolist() == [0, 0]
+        assert labels_of(rows, epsilon=distance - 0.9e-5).tolist() == [0, 0]
+        assert labels_of(rows, epsilon=distance - 1.1e-5).tolist() == [0, 1]
 
 
-def test_ties_go_to_the_oldest():
+@EITHER
+def test_ties_go_to_the_oldest(labels_of):
     """A record midway between two centroids, nearer to the younger by less than the band."""
     x = np.array([[1, 0], [0, 1], [1, 1 + 1e-5]])
     for repeat in (1, 40):
         rows = torch.tensor(np.concatenate([x[:2], np.repeat(x[2:], repeat, 0)]), dtype=torch.float32)
-        assert cosine(rows[:3], epsilon=0.3).tolist() == [0, 1, 0]
+        assert labels_of(rows[:3], epsilon=0.3).tolist() == [0, 1, 0]
     nearer = torch.tensor([[1, 0], [0, 1], [1, 1 + 4e-5]], dtype=torch.float32)
-    assert cosine(nearer, epsilon=0.3).tolist() == [0, 1, 1]
+    assert labels_of(nearer, epsilon=0.3).tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("dim", ODD_DIMS)
@@ -81,23 +97,25 @@ def test_equals_reference(dim: int, dtype: torch.dtype, isa: str):
             assert torch.equal(labels, reference.cluster_cosine(x, order, offsets, None, epsilon))
 
 
-def test_shapes_of_partitions(isa: str):
+@EITHER
+def test_shapes_of_partitions(labels_of, isa: str):
     """One cluster, all singletons, no records, no groups, only empty groups."""
     x = mixture(1, 300, 64, 1, noise=0.01)
-    assert cosine(x, [300]).max() == 0
-    assert cosine(torch.eye(200)).tolist() == list(range(200))
-    assert cosine(torch.eye(200), epsilon=1.0).max() == 0
-    assert cosine(torch.empty(0, 5), [0, 0]).tolist() == []
-    assert cosine(torch.empty(0, 5), []).tolist() == []
+    assert labels_of(x, [300]).max() == 0
+    assert labels_of(torch.eye(200)).tolist() == list(range(200))
+    assert labels_of(torch.eye(200), epsilon=1.0).max() == 0
+    assert labels_of(torch.empty(0, 5), [0, 0]).tolist() == []
+    assert labels_of(torch.empty(0, 5), []).tolist() == []
     assert cpu.scan_rows(torch.empty(0, 5), torch.empty(0, dtype=torch.int64)).tolist() == []
 
 
-def test_many_clusters_and_blocks(isa: str):
+@EITHER
+def test_many_clusters_and_blocks(labels_of, isa: str):
     """Singletons, clusters born and joined inside a block and over blocks, at three numbers of clusters."""
     for clusters, n in ((5, 260), (60, 400), (400, 600)):
         x = mixture(clusters, n, 96, clusters, noise=0.4, common=0.3)
         sizes = [n // 2, n - n // 2]
-        check_partition(x, sizes, 0.1, cosine(x, sizes, 0.1))
+        check_partition(x, sizes, 0.1, labels_of(x, sizes, 0.1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -107,11 +125,16 @@ def test_long_clusters_do_not_drift(dtype: torch.dtype):
     check_partition(x, [4096], 0.03, cosine(x, epsilon=0.03))
 
 
+@pytest.mark.parametrize(
+    ("labels_of", "isa"),
+    [(cosine, "avx512"), (cosine, "avx2"), (cosine, "baseline"), (swept, "avx512")],
+    indirect=["isa"],
+)
 @pytest.mark.parametrize("kind", ["noise", "drift", "constant"])
-def test_similarities_within_three_millionths(kind: str, isa: str):
-    """After a cluster of 4,000 members, probes 3e-6 on either side of the threshold: the kernels see which side."""
+def test_similarities_within_three_millionths(labels_of, kind: str, isa: str):
+    """After a cluster of 4,000 members (1,500 in a sweep), probes 3e-6 off the threshold: the kernels see on which side."""
     rng = np.random.default_rng(17)
-    n, dim, epsilon = 4000, 700, 0.1
+    n, dim, epsilon = 4000 if labels_of is cosine else 1500, 700, 0.1
     base = np.where(np.arange(dim) < 300, 1.0, 0.7) * (1.0 if kind == "constant" else rng.uniform(0.5, 1.5, dim))
     noise = {"noise": 0.1, "drift": 1e-6, "constant": 0.0}[kind] * rng.standard_normal((n, dim))
     drift = (
@@ -123,13 +146,13 @@ def test_similarities_within_three_millionths(kind: str, isa: str):
         centroid.join(0, row) if i else centroid.seed(row)
     c = centroid.room[0] / np.linalg.norm(centroid.room[0])
     wrong = 0
-    for probe in range(40):
+    for probe in range(40 if labels_of is cosine else 12):
         side = rng.standard_normal(dim)
         side -= (side @ c) * c
         above = probe % 2 == 0
         cos = 1 - epsilon - BAND + (3e-6 if above else -3e-6)
         row = cos * c + np.sqrt(1 - cos**2) * side / np.linalg.norm(side)
-        labels = cosine(torch.from_numpy(np.concatenate([x, row[None].astype(np.float32)])), epsilon=epsilon)
+        labels = labels_of(torch.from_numpy(np.concatenate([x, row[None].astype(np.float32)])), epsilon=epsilon)
         wrong += int(labels[-1] == 0) != above
         assert not labels[:n].any()
     assert wrong == 0
@@ -193,28 +216,30 @@ def test_products_that_end_early(windows: bool, isa: str):
 # ---- what rows may hold ----------------------------------------------------------------------------------------------
 
 
+@EITHER
 @pytest.mark.parametrize("scale", [1e30, 3e38, 1e-25, 1e-30, 1e-38, 3e-43], ids=str)
-def test_huge_and_tiny_rows(scale: float, isa: str):
+def test_huge_and_tiny_rows(labels_of, scale: float, isa: str):
     x = mixture(2, 120, 70, 5).numpy().astype(np.float64)
     x /= np.abs(x).max(axis=1, keepdims=True)
     x[::3] *= scale
     rows = torch.from_numpy(x.astype(np.float32))
     assert bool((cpu.scan_rows(rows, torch.arange(120)) == 0).all())
-    check_partition(rows, [120], 0.1, cosine(rows, epsilon=0.1))
+    check_partition(rows, [120], 0.1, labels_of(rows, epsilon=0.1))
     if scale < 1e-3:
         wide = rows.to(torch.bfloat16)
         if bool((reference.scan_rows(wide, torch.arange(120)) == 0).all()):
-            check_partition(wide, [120], 0.1, cosine(wide, epsilon=0.1))
+            check_partition(wide, [120], 0.1, labels_of(wide, epsilon=0.1))
 
 
-def test_flush_to_zero_changes_nothing():
+@EITHER
+def test_flush_to_zero_changes_nothing(labels_of):
     x = mixture(2, 120, 70, 5) * 1e-40
-    expected = cosine(x, epsilon=0.1)
+    expected = labels_of(x, epsilon=0.1)
     try:
         if not torch.set_flush_denormal(True):
             pytest.skip("this machine cannot flush denormals")
         for threads in (1, 2):
-            assert torch.equal(cosine(x, epsilon=0.1, num_threads=threads), expected)
+            assert torch.equal(labels_of(x, epsilon=0.1, num_threads=threads), expected)
             with _threads.using(threads):
                 assert not bool(cpu.scan_rows(x, torch.arange(120)).any())
     finally:
@@ -257,8 +282,9 @@ def test_scan_rows(dtype: torch.dtype, isa: str):
             assert torch.equal(state, reference.scan_rows(rows, order))
 
 
+@EITHER
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
-def test_unusable_rows_are_alone(epsilon: float):
+def test_unusable_rows_are_alone(labels_of, epsilon: float):
     x = mixture(8, 90, 20, 3)
     x[::4] = x[0].clone()
     usable = torch.from_numpy(np.random.default_rng(1).random(90) < 0.6)
@@ -268,22 +294,23 @@ def test_unusable_rows_are_alone(epsilon: float):
     wild = x.clone()
     wild[~usable] = torch.nan  # their values affect no other record
     for rows in (x, wild):
-        labels = cosine(rows, sizes, epsilon, usable=usable)
+        labels = labels_of(rows, sizes, epsilon, usable=usable)
         assert torch.equal(labels, expected)
     counts = torch.bincount(labels)
     assert bool((counts[labels[~usable]] == 1).all())
     nobody = torch.zeros(90, dtype=torch.bool)
-    assert cosine(x, sizes, epsilon, usable=nobody).tolist() == list(range(90))
+    assert labels_of(x, sizes, epsilon, usable=nobody).tolist() == list(range(90))
 
 
-def test_rows_without_direction_are_alone_even_unannounced():
+@EITHER
+def test_rows_without_direction_are_alone_even_unannounced(labels_of):
     x = mixture(8, 90, 20, 3)
     usable = torch.ones(90, dtype=torch.bool)
     for row, value in ((0, 0.0), (5, torch.nan), (6, torch.inf), (7, 0.0), (60, -torch.inf), (89, 0.0)):
         x[row] = value
         usable[row] = False
-    assert torch.equal(cosine(x), cosine(x, usable=usable))
-    assert cosine(torch.zeros(5, 3)).tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(labels_of(x), labels_of(x, usable=usable))
+    assert labels_of(torch.zeros(5, 3)).tolist() == [0, 1, 2, 3, 4]
 
 
 # ---- ε = 0 -----------------------------------------------------------------------------------------------------------
@@ -349,14 +376,15 @@ def test_zero_epsilon_compares_what_hashes_alike():
 # ---- the same bits ---------------------------------------------------------------------------------------------------
 
 
-def test_threads_and_repetitions():
+@EITHER
+def test_threads_and_repetitions(labels_of):
     x, sizes = bit_case()
-    expected = cosine(x, sizes, 0.40, num_threads=1)
+    expected = labels_of(x, sizes, 0.40, num_threads=1)
     assert 20 < int(expected.max()) < 600
     for threads in range(1, 9):
-        assert torch.equal(cosine(x, sizes, 0.40, num_threads=threads), expected)
+        assert torch.equal(labels_of(x, sizes, 0.40, num_threads=threads), expected)
     for _ in range(50):
-        assert torch.equal(cosine(x, sizes, 0.40), expected)
+        assert torch.equal(labels_of(x, sizes, 0.40), expected)
 
 
 def test_threads_inside_one_group():
@@ -368,33 +396,37 @@ def test_threads_inside_one_group():
             assert torch.equal(cosine(x, [480, 20], 0.12, num_threads=threads), expected)
 
 
-def test_alone_as_in_a_batch():
+@EITHER
+def test_alone_as_in_a_batch(labels_of):
     x, sizes = bit_case()
-    labels = cosine(x, sizes, 0.40)
+    labels = labels_of(x, sizes, 0.40)
     begin = before = 0
     for size in sizes:
-        alone = cosine(x[begin : begin + size], [size], 0.40)
+        alone = labels_of(x[begin : begin + size], [size], 0.40)
         assert torch.equal(alone + before, labels[begin : begin + size])
         before += int(alone.max()) + 1 if size else 0
         begin += size
 
 
+@EITHER
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_layouts_and_alignments(dtype: torch.dtype, isa: str):
-    check_layouts(lambda x, sizes, order=None: cosine(x, sizes, 0.40, order=order), dtype)
+def test_layouts_and_alignments(labels_of, dtype: torch.dtype, isa: str):
+    check_layouts(lambda x, sizes, order=None: labels_of(x, sizes, 0.40, order=order), dtype)
     one = bit_case()[0][:1].to(dtype).expand(20, -1)
-    assert cosine(one).max() == 0
+    assert labels_of(one).max() == 0
 
 
-def test_powers_of_two_change_nothing():
+@EITHER
+def test_powers_of_two_change_nothing(labels_of):
     """Rows inside and outside the range that is read in place: scaling by powers of two is exact."""
     x, sizes = bit_case(64)
     factor = torch.from_numpy(np.ldexp(1.0, np.random.default_rng(0).integers(-100, 100, (len(x), 1)))).float()
-    assert torch.equal(cosine(x * factor, sizes, 0.40), cosine(x, sizes, 0.40))
+    assert torch.equal(labels_of(x * factor, sizes, 0.40), labels_of(x, sizes, 0.40))
 
 
-def test_avx2_equals_avx512():
-    check_instruction_sets(lambda x, sizes: cosine(x, sizes, 0.40))
+@EITHER
+def test_avx2_equals_avx512(labels_of):
+    check_instruction_sets(lambda x, sizes: labels_of(x, sizes, 0.40))
 
 
 def test_dot_products(isa: str):
