@@ -216,30 +216,6 @@ def test_calls_from_several_threads_at_once():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, as DataLoader and Ray use it")
-def test_safe_after_fork():
-    """The parent's pool threads do not exist in the child; a pool that waited for them would hang."""
-    code = """
-import os, sys, warnings
-warnings.simplefilter("ignore")
-from bipace_kernels.backends import native_loader
-native = native_loader.load()
-want = [i * i for i in range(500)]
-assert native.parallel_squares(500, 4) == want
-for _ in range(20):
-    pid = os.fork()
-    if pid == 0:
-        ok = native.parallel_squares(500, 4) == want and native.parallel_squares(500, 2) == want
-        os._exit(0 if ok else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert native.parallel_squares(500, 4) == want
-print("fine")
-"""
-    done = python(code)
-    assert done.stdout.strip() == "fine", done.stderr
-
-
-@pytest.mark.slow
 def test_same_bits_in_another_process():
     code = f"""
 import sys; sys.path.insert(0, {str(HELPERS)!r})

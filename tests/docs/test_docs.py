@@ -104,12 +104,6 @@ def test_readmes_code_runs(block):
     exec(compile(code_of(README)[block], f"README.md, block {block}", "exec"), {"__name__": "readme"})
 
 
-def test_readmes_lines_fit_a_page():
-    """No line over 120 characters but in tables, pictures and the citation."""
-    page = re.sub(r"```bibtex.*?```", "", README, flags=re.DOTALL)
-    assert [line for line in page.splitlines() if len(line) > 120 and not line.startswith(("|", "!["))] == []
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):

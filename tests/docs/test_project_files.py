@@ -1,4 +1,4 @@
-"""Files for those who carry on: the citation, the map, the templates, the hooks at a commit."""
+"""What the pages for developers name is there: paths, commands, stages, folders."""
 
 from __future__ import annotations
 
@@ -6,25 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
-
-import bipace_kernels as bk
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_the_citation():
-    """Required by Citation File Format 1.2.0; version and licence are the project's."""
-    found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert found["cff-version"] == "1.2.0"
-    assert found["version"] == bk.__version__
-    assert f'license = "{found["license"]}"' in (ROOT / "pyproject.toml").read_text()
-    assert found["title"].startswith("bipace-kernels") and found["message"] and found["type"] == "software"
-    assert [author["name"] for author in found["authors"]] == ["The bipace-kernels developers"]
-    paper = found["preferred-citation"]
-    assert paper["title"].startswith("BiPACE: Bisimulation-Guided Policy Optimization")
-    assert len(paper["authors"]) == 7
-    assert all(author["family-names"] and author["given-names"] for author in paper["authors"])
 
 
 @pytest.mark.parametrize("page", ["docs/development.md", "CONTRIBUTING.md", ".github/pull_request_template.md"])
@@ -63,23 +46,3 @@ def test_every_stage_and_backend_is_on_the_map():
     assert len(STAGES) >= 9
     for stage in STAGES:
         assert (ROOT / f"bipace_kernels/backends/reference/{stage}.py").is_file(), stage
-
-
-def test_the_hooks_at_a_commit_are_those_of_make_lint():
-    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert repo["repo"] == "local"
-    lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
-    used = {re.match(r"\.venv/bin/([\w-]+)", hook["entry"])[1] for hook in repo["hooks"]}
-    assert used == set(re.findall(r"\$\(VENV\)/bin/([\w-]+)", lint))
-
-
-@pytest.mark.parametrize("name", ["bug", "feature"])
-def test_the_forms_for_issues(name):
-    """What GitHub asks of a form: a name, a description, fields with labels and distinct ids."""
-    form = yaml.safe_load((ROOT / f".github/ISSUE_TEMPLATE/{name}.yml").read_text())
-    assert form["name"] and form["description"]
-    ids = [field["id"] for field in form["body"]]
-    assert len(ids) == len(set(ids)) >= 4
-    for field in form["body"]:
-        assert field["type"] in ("markdown", "textarea", "input", "dropdown", "checkboxes")
-        assert field["attributes"]["label"]

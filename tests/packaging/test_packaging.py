@@ -278,28 +278,3 @@ def test_build_files_name_no_torch_and_no_network():
     for path in [*sources, ROOT / "CMakeLists.txt", ROOT / "cmake/cuda.cmake"]:
         text = path.read_text()
         assert not re.search(r"#include <(torch|ATen|c10)|march=native|fopenmp", text), path
-
-
-def test_everything_names_the_same_pythons():
-    """Classifiers, the wheels of a release, the oldest that is asked for and linted for, README and the page of releases."""
-    project = (ROOT / "pyproject.toml").read_text()
-    minors = [int(minor) for minor in re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', project)]
-    first, last = minors[0], minors[-1]
-    assert minors == list(range(first, last + 1))
-    assert [int(minor) for minor in re.findall(r'"cp3(\d+)-manylinux_x86_64"', project)] == minors
-    for oldest in (
-        f'requires-python = ">=3.{first}"',
-        f'target-version = "py3{first}"',
-        f'python_version = "3.{first}"',
-    ):
-        assert oldest in project
-    release = (ROOT / "docs/release.md").read_text()
-    assert f"Python 3.{first} to 3.{last}" in (ROOT / "README.md").read_text()
-    assert f"CPython (3.{first} to 3.{last}" in release
-    assert [int(minor) for minor in re.findall(r"^\| 3\.(\d+)\.\d+ \|", release, re.MULTILINE)] == minors
-
-
-def test_native_code_below_bindings_is_free_of_python():
-    for folder in ("common", "cpu", "cuda"):
-        for path in (ROOT / "csrc" / folder).iterdir():
-            assert not re.search(r"#include <(pybind11|Python)", path.read_text()), path
