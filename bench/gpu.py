@@ -174,7 +174,7 @@ def _batch(bench: Bench, shape: w.Shape, dry: bool, *, compared: bool) -> None:
         whole, made = partial(x.whole, backend), partial(x.whole_with_layout_made, backend)
         bench.row(at, by(backend, CLUSTERING), partial(gpu_stages.clusters, x, backend), need=x.cluster_need,
                   check=x.check_labels)  # fmt: skip
-        bench.row(at, by(backend, "BiPACE with given keys"), partial(x.advantage, backend), need=x.advantage_need,
+        bench.row(at, by(backend, "BiPACE with given keys"), partial(x.with_keys, backend), need=x.advantage_need,
                   check=x.check_advantage)  # fmt: skip
         try:
             need = x.whole_need
@@ -199,7 +199,7 @@ def _others(bench: Bench, x: Batch, at: str) -> None:
     cores = f"{all_cores()} cores"
     sides: list[tuple[str, Callable[[], Any], str]] = [
         (f"{OURS}, CPU, clustering", x.cpu_cluster, cores),
-        (NUMPY, x.numpy_loop, cores),
+        (NUMPY, x.numpy, cores),
         (NUMPY_POOL, x.numpy_pool, f"{cores}; as many groups at a time as there are threads"),
         (LOOP, x.torch_loop, ""),
         (COMMUNITIES, x.communities, "another algorithm: largest neighbourhoods first, no centroids"),

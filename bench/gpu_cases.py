@@ -16,12 +16,11 @@ import torch
 import bipace_kernels as bk
 from bipace_kernels.backends import native_loader
 
-from . import competitors as c
 from . import roofline
 from . import workloads as w
 from .gpu_rows import Need
 from .measure import all_cores
-from .stages import canonical, number_agreement, partition_agreement
+from .stages import Hidden, canonical, number_agreement, partition_agreement
 
 BACKENDS = ("triton", "cuda")
 SWEEP = torch.linspace(0.02, 0.40, 32, dtype=torch.float64)  # on the host: thresholds, not data
@@ -49,24 +48,13 @@ def dry_cuda() -> None:
         emulator.run_on_cpu(emulator.of_checkout())
 
 
-class Batch:
+class Batch(Hidden):
     """A batch on a device: bfloat16 fingerprints, token ids of the responses, layout; all inputs made once."""
 
     def __init__(self, shape: w.Shape, device: torch.device, *, tokens: int = 512) -> None:
-        self.shape, self.device, self.tokens = shape, device, tokens
-        self.steps = w.steps(shape)
-        self.fingerprint = w.fingerprints(self.steps, dtype=torch.bfloat16, device=device)
-        self.ids: dict[str, Any] = {
-            "group": torch.from_numpy(self.steps.group),
-            "trajectory": torch.from_numpy(self.steps.trajectory),
-            "step": torch.from_numpy(self.steps.step),
-        }
-        self.layout = bk.layout(**self.ids)
+        super().__init__(shape, torch.bfloat16, threads=all_cores(), device=device)
+        self.steps, self.device, self.tokens = self.batch, device, tokens
         self.on_device = self.layout.on(device)
-        self.rewards = torch.from_numpy(self.steps.rewards).to(device)
-        self.action_key = torch.from_numpy(self.steps.action_key).to(device)
-        self.offsets = self.steps.offsets
-        self.config = bk.Config.bipace(epsilon=w.EPSILON)
 
     @cached_property
     def responses(self) -> w.Responses:
@@ -86,7 +74,7 @@ class Batch:
         x = self.response_tensors
         return bk.action_keys(x["ids"], mode="action_tag", mask=x["mask"], token_bytes=x["table"], backend=backend)
 
-    def advantage(self, backend: str) -> Any:
+    def with_keys(self, backend: str) -> Any:
         """BiPACE with given keys."""
         return self._advantage(self.layout, self.action_key, None, backend)
 
@@ -109,39 +97,19 @@ class Batch:
     # ------------------------------------------------------------------------------------------------- calls, theirs
 
     @cached_property
-    def on_cpu(self) -> dict[str, Any]:
-        """The same rows for CPU code: unchanged, and in float32 for loops that would have to convert."""
-        half = self.fingerprint.cpu()
-        return {"half": half, "single": half.float()}
-
-    @cached_property
-    def single(self) -> torch.Tensor:
-        """[N, D] float32 on the device: what a loop in torch would work on."""
-        return self.fingerprint.float()
+    def half(self) -> torch.Tensor:
+        """The same rows for our CPU code."""
+        return self.fingerprint.cpu()
 
     def cpu_cluster(self) -> torch.Tensor:
-        return bk.cluster(
-            self.on_cpu["half"], None, w.EPSILON, layout=self.layout, backend="cpu", num_threads=all_cores()
-        )
+        return bk.cluster(self.half, None, w.EPSILON, layout=self.layout, backend="cpu", num_threads=self.threads)
 
     def cpu_advantage(self, keys: torch.Tensor | None = None) -> Any:
         key = torch.from_numpy(self.steps.action_key) if keys is None else keys
         return bk.advantage(
-            None, None, self.steps.rewards, fingerprint=self.on_cpu["half"], action_key=key,
-            layout=self.layout, config=self.config, backend="cpu", num_threads=all_cores(),
+            None, None, self.steps.rewards, fingerprint=self.half, action_key=key, layout=self.layout,
+            config=self.config, backend="cpu", num_threads=self.threads,
         )  # fmt: skip
-
-    def numpy_loop(self) -> Any:
-        return c.numpy_clusters(self.on_cpu["single"].numpy(), self.offsets, w.EPSILON)
-
-    def numpy_pool(self) -> Any:
-        return c.numpy_clusters_pool(self.on_cpu["single"].numpy(), self.offsets, w.EPSILON, threads=all_cores())
-
-    def torch_loop(self) -> torch.Tensor:
-        return c.torch_clusters(self.single, self.offsets, w.EPSILON)
-
-    def communities(self) -> torch.Tensor:
-        return c.communities(self.single, self.offsets, w.EPSILON)
 
     # ------------------------------------------------------------------------------------------------------- checks
 

@@ -189,7 +189,7 @@ def profile(backend: str) -> None:
     try:
         call(backend)
     except ImportError:  # no tokenizer to make responses with: the chain without the keys
-        call = x.advantage
+        call = x.with_keys
         call(backend)
     torch.cuda.synchronize()
     profiler: Any = torch.cuda.profiler

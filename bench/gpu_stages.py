@@ -43,7 +43,7 @@ def sweep(x: Batch, epsilons: torch.Tensor, backend: str) -> torch.Tensor:
 
 def check_sweep(x: Batch, found: torch.Tensor, epsilons: torch.Tensor) -> str:
     """Each row of a sweep against the CPU backend; near a threshold the two may differ and both be right."""
-    half, same = x.on_cpu["half"], 0
+    half, same = x.half, 0
     for labels, epsilon in zip(found.cpu(), epsilons.tolist(), strict=True):
         ours = bk.cluster(half, None, epsilon, layout=x.layout, backend="cpu", num_threads=all_cores())
         same += np.array_equal(canonical(labels), canonical(ours))

@@ -212,49 +212,66 @@ XXHASH = "xxhash + np.bincount loop"
 class Hidden:
     """Fingerprints with their ids, and every call that is timed on them (each takes and ignores one argument)."""
 
-    def __init__(self, shape: w.Shape, dtype: torch.dtype = torch.float32, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        shape: w.Shape,
+        dtype: torch.dtype = torch.float32,
+        *,
+        threads: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.shape, self.threads = shape, threads
         self.batch = batch = w.steps(shape)
-        self.fingerprint = w.fingerprints(batch, dtype=dtype)
-        self.ids: dict[str, Any] = {
-            "group": torch.from_numpy(batch.group),
-            "trajectory": torch.from_numpy(batch.trajectory),
-            "step": torch.from_numpy(batch.step),
-        }
-        self.values: dict[str, Any] = {
-            "rewards": torch.from_numpy(batch.rewards),
-            "action_key": torch.from_numpy(batch.action_key),
-            "config": bk.Config.bipace(epsilon=w.EPSILON),
-        }
+        self.fingerprint = w.fingerprints(batch, dtype=dtype, device=device)
+        ids = {"group": batch.group, "trajectory": batch.trajectory, "step": batch.step}
+        self.ids: dict[str, Any] = {name: torch.from_numpy(values) for name, values in ids.items()}
+        self.rewards = torch.from_numpy(batch.rewards).to(device)
+        self.action_key = torch.from_numpy(batch.action_key).to(device)
+        self.config = bk.Config.bipace(epsilon=w.EPSILON)
         self.layout = bk.layout(**self.ids)
         self.offsets = batch.offsets
-        self.threads = threads
+
+    @functools.cached_property
+    def single(self) -> torch.Tensor:
+        """[N, D] float32 where the fingerprints are: what a loop in torch works on."""
+        return self.fingerprint.float()
+
+    @functools.cached_property
+    def rows(self) -> Any:
+        """[N, D] float32 for NumPy."""
+        return self.single.cpu().numpy()
 
     def cluster(self, _: Any = None) -> torch.Tensor:
         return bk.cluster(self.fingerprint, None, w.EPSILON, layout=self.layout)
 
     def advantage(self, _: Any = None) -> Any:
-        return bk.advantage(**self.ids, **self.values, fingerprint=self.fingerprint)
+        return self.gae(self.config)
 
     def gae(self, config: bk.Config) -> Any:
-        return bk.advantage(**self.ids, **{**self.values, "config": config}, fingerprint=self.fingerprint)
+        return bk.advantage(
+            **self.ids, rewards=self.rewards, fingerprint=self.fingerprint, action_key=self.action_key, config=config
+        )
 
     def advantage_with_layout(self, _: Any = None) -> Any:
-        return bk.advantage(None, None, **self.values, layout=self.layout, fingerprint=self.fingerprint)
+        return bk.advantage(
+            rewards=self.rewards, fingerprint=self.fingerprint, action_key=self.action_key, layout=self.layout,
+            config=self.config,
+        )  # fmt: skip
 
     def clone(self, _: Any = None) -> torch.Tensor:
         return self.fingerprint.clone()
 
     def numpy(self, _: Any = None) -> Any:
-        return c.numpy_clusters(self.fingerprint.numpy(), self.offsets, w.EPSILON)
+        return c.numpy_clusters(self.rows, self.offsets, w.EPSILON)
 
     def numpy_pool(self, _: Any = None) -> Any:
-        return c.numpy_clusters_pool(self.fingerprint.numpy(), self.offsets, w.EPSILON, threads=self.threads)
+        return c.numpy_clusters_pool(self.rows, self.offsets, w.EPSILON, threads=self.threads)
 
     def torch_loop(self, _: Any = None) -> torch.Tensor:
-        return c.torch_clusters(self.fingerprint, self.offsets, w.EPSILON)
+        return c.torch_clusters(self.single, self.offsets, w.EPSILON)
 
     def communities(self, _: Any = None) -> torch.Tensor:
-        return c.communities(self.fingerprint, self.offsets, w.EPSILON)
+        return c.communities(self.single, self.offsets, w.EPSILON)
 
     def bipace_loop(self, _: Any = None) -> torch.Tensor:
         b = self.batch
@@ -370,7 +387,7 @@ def critic(ctx: Context) -> None:
     for shape in ctx.shapes(*w.TRAINING[:2]):
         x = Hidden(shape)
         result = x.gae(group)
-        data = x.fingerprint.numpy(), x.offsets, result.returns.numpy(), torch.as_tensor(x.ids["step"]).numpy()
+        data = x.rows, x.offsets, result.returns.numpy(), torch.as_tensor(x.ids["step"]).numpy()
         naive = functools.partial(c.numpy_values, *data, **options)
         same = number_agreement(torch.from_numpy(naive()), result.value.double())
         work = roofline.value_work(x.fingerprint, x.offsets)
