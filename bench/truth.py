@@ -621,25 +621,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(work: list[Any], processes: int) -> list[Found]:
     """The sets, in order, one process each at a time; a bar on a terminal."""
-    from tqdm import tqdm
+    from rich.console import Console
+    from rich.progress import track
 
-    bar = tqdm(total=len(work), desc="truth sets", disable=None)
-    out = []
+    def shown(done: Iterable[Found]) -> list[Found]:
+        return list(track(done, "truth sets", len(work), console=Console(stderr=True), transient=True))
+
     if processes == 1:
-        for item in work:
-            out.append(_measure(item))
-            bar.update()
-    else:
-        import multiprocessing
+        return shown(map(_measure, work))
+    import multiprocessing
 
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ.setdefault(name, "1")  # of the processes begun below: a core each
-        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            for found in pool.map(_measure, work):
-                out.append(found)
-                bar.update()
-    bar.close()
-    return out
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # of the processes begun below: a core each
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return shown(pool.map(_measure, work))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -110,7 +112,7 @@ class Calibration:
         """The tables; `image` is the heat map's file, if there is one."""
         several = f" in {self.n_groups:,} groups" if self.n_groups > 1 else ", one group"
         lines = [
-            f"# Calibration of {self.model}",
+            f"# Calibration of {markdown_text(self.model)}",
             "",
             f"{self.n_prompts:,} prompts ({self.n_distinct:,} distinct{several}), {self.n_labels} labels; always predicting the "
             f"most frequent one would be right for {self.majority:.1%}. Probe accuracy: a logistic regression on "
@@ -195,6 +197,11 @@ def _layer_json(layer: Layer) -> dict[str, Any]:
 
 def _plain_fields(row: Scanned | Chosen) -> dict[str, Any]:
     return {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("layer", "probes")}
+
+
+def markdown_text(text: str) -> str:
+    """Any text as one line of Markdown that shows it: neither markup nor HTML."""
+    return re.sub(r"([\\`*\[\]|#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

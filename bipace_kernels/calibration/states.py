@@ -17,6 +17,7 @@ from ..hidden._prompts import Prompts, budget_of, prompts_of
 from ..hidden.extract import extract_layers
 from ..hidden.layers import Decoder, Layer, find_decoder
 from ..inputs import checks
+from ..support.files import atomic_file
 from ..support.progress import progress_bar
 
 Tensor = torch.Tensor
@@ -230,6 +231,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..estimators.options import OPTIONS
 from ..estimators.partitions import PARTITIONS
 from ..estimators.table import value_of
 from ..features.embedders import EMBEDDERS, Ngram
+from ..support import files
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .outcomes import format_r2
@@ -101,7 +103,7 @@ def run(given: Mapping[str, Any]) -> None:
         result = estimate(records, config, state, options)
         summary = summarise(records, result)
         value_r2 = result.value_r2() if config.has_clusters else None
-    with output.atomic(options.out) as temporary:
+    with output.writing(options.out), files.atomic_file(Path(options.out)) as temporary:
         output.write_table(temporary, table(records, result), metadata(records, config, state, options))
     _print_summary(records, config, summary, value_r2, options)
 

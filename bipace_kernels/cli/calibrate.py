@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..calibration.result import HEADINGS, row_cells
-from ..support import optional
+from ..support import files, optional
 from . import output
 from ._console import INTERRUPTED, CliError, grid, notes, number, pick, stderr, stdout
 from .rollouts import LONGEST_LINE, json_lines
@@ -176,7 +176,7 @@ def _layers(text: str | None) -> Any:
 def _write(found: Any, options: Options) -> None:
     from . import figures
 
-    with output.atomic_folder(options.out) as folder:
+    with files.atomic_folder(Path(options.out)) as folder:
         (folder / "calibration.md").write_text(found.markdown("calibration.png"), encoding="utf-8")
         text = json.dumps({"label": options.label, **found.as_json()}, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / "calibration.json").write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Writes results so that readers never see incomplete files: a temporary folder on the same file system, then renames."""
+"""Results: checks of where they go, and tables in the format that a path names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import gzip
 import io
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,38 +47,12 @@ def check_folder(folder: str, option: str) -> None:
 
 
 @contextmanager
-def atomic(path: str) -> Iterator[Path]:
-    """A temporary path, renamed to `path` at the end, or removed if the block fails."""
-    target = Path(path)
-    with atomic_folder(str(target.parent), path) as folder:
-        yield folder / target.name
-
-
-@contextmanager
-def atomic_folder(folder: str, shown: str | None = None) -> Iterator[Path]:
-    """A temporary folder whose files are moved into `folder` at the end, or removed if the block fails.
-
-    Other files of an existing folder are kept.
-
-    shown   name for the folder in errors
-    """
-    target = Path(folder)
-    temporary: Path | None = None
+def writing(path: str) -> Iterator[None]:
+    """Turns the errors of a full disk and the like into CliError."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        inside = target if target.is_dir() else target.parent  # on the same file system either way
-        temporary = Path(tempfile.mkdtemp(dir=inside, prefix=".bipace.", suffix=".tmp"))
-        yield temporary
-        target.mkdir(exist_ok=True)
-        for file in sorted(temporary.iterdir()):
-            with open(file, "rb") as written:
-                os.fsync(written.fileno())
-            os.replace(file, target / file.name)
+        yield
     except OSError as error:
-        raise CliError(f"{shown or folder} cannot be written: {error.strerror or error}.") from None
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        raise CliError(f"{path} cannot be written: {error.strerror or error}.") from None
 
 
 def write_table(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -> None:

@@ -19,9 +19,9 @@ import torch
 import bipace_kernels as bk
 
 from ..backends.contract import EPSILON
-from ..calibration.result import markdown_table
+from ..calibration.result import markdown_table, markdown_text
 from ..features.embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
-from ..support import optional
+from ..support import files, optional
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .advantage import as_options, check_sources, refused, shared_arguments
@@ -111,7 +111,7 @@ def run(given: Mapping[str, Any]) -> None:
         for section in sections:
             _compare(section, options, epsilons, lambda: bar.advance(comparing))
         drawing = stage(bar, "drawing", len(sections))
-        with output.atomic_folder(options.out) as folder:
+        with output.writing(options.out), files.atomic_folder(Path(options.out)) as folder:
             for section in sections:
                 _draw(section, options, folder)
                 bar.advance(drawing)
@@ -375,7 +375,7 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
     rows = [row for row in range(len(records)) if records.is_valid(row)]
     groups, trajectories = len(np.unique(records.group[rows])), len(np.unique(records.trajectory[rows]))
     lines = [
-        f"## {section.name}",
+        f"## {markdown_text(section.name)}",
         "",
         f"{len(rows):,} records of {trajectories:,} rollouts in {groups:,} prompt groups.",
         "",

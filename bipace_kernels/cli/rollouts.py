@@ -28,6 +28,7 @@ from ._console import CliError
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 LONGEST_LINE = 64  # MiB
+MOST_FIELDS = 100_000  # of a line or a Parquet file: reading millions takes a minute
 BOMB_BYTES, BOMB_RATIO = 1 << 30, 200  # a gzipped file that unpacks to more bytes, and to a larger ratio, is refused
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -480,6 +481,8 @@ def json_lines(
                 if advance is not None and raw.tell() - read >= 1 << 16:
                     advance(raw.tell() - read)
                     read = raw.tell()
+                if len(text) > MOST_FIELDS and text.count(b'":') - text.count(b'\\":') > MOST_FIELDS:
+                    raise CliError(f"{path}, line {line}: expected one record, got more than {MOST_FIELDS:,} fields.")
                 if line == 1:
                     text = text.removeprefix(b"\xef\xbb\xbf")  # a byte-order mark, as some editors write
                 if text.strip(b" \t\r\n"):
@@ -532,7 +535,7 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> None:
 
     path = parser.path
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, thrift_container_size_limit=MOST_FIELDS) as file:
             names = file.schema_arrow.names
             parser.start(lambda column: column in names)
             for name, column, _ in parser.fields:
@@ -555,7 +558,7 @@ def _add_batches(parser: _Parser, file: Any, advance: Advance | None) -> None:
     row = 0
     shown = 0
     for batch in file.iter_batches(batch_size=4096, columns=columns):
-        values = [batch.column(column).to_pylist() for column in columns]
+        values = [_values(parser.path, column, batch.column(column)) for column in columns]
         for record in zip(*values, strict=True):
             row += 1
             parser.add(dict(zip(columns, record, strict=True)), row)
@@ -563,6 +566,17 @@ def _add_batches(parser: _Parser, file: Any, advance: Advance | None) -> None:
             share = size * row // max(1, file.metadata.num_rows)
             advance(share - shown)
             shown = share
+
+
+def _values(path: str, name: str, column: Any) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, OverflowError) as error:  # times finer or farther than Python's
+        raise CliError(
+            f'{path}, field "{name}": its type {column.type} cannot be read; write numbers or texts ({error}).'
+        ) from None
 
 
 def _sha256(path: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
     """[N, D] hidden states from a .npy file, one row per record in the order of the files and their lines."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
         reason = str(error).split("\n")[0].rstrip(".")
         raise CliError(f"--fingerprint {path} cannot be read as a .npy file: {reason}.") from None
     if not isinstance(array, np.ndarray):

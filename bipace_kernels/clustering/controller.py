@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -303,13 +304,14 @@ class EpsilonController:
             raise ValueError(f"state must come from state_dict(), with the keys {', '.join(wanted)}, got {got}.")
         for name, kind in (("settled", bool), ("reason", str)):
             if not isinstance(state[name], kind):
-                raise ValueError(f"state[{name!r}] must be {kind.__name__}, got {state[name]!r}.")
+                raise ValueError(f"state[{name!r}] must be {kind.__name__}, got {checks.shown(state[name])}.")
         # Everything is checked before anything is set: a refused state changes nothing.
         epsilon = checks.check_number_in(state["epsilon"], "state['epsilon']", *self.bounds)
         counts = [checks.integer_at_least(state[n], f"state['{n}']", 0) for n in ("updates", "moves", "clusters")]
-        median = checks.check_number_in(state["median"], "state['median']", 0.0, math.inf)
+        median = checks.check_number_in(state["median"], "state['median']", 0.0, sys.float_info.max)
         singletons = checks.check_number_in(state["singletons"], "state['singletons']", 0.0, 1.0)
-        r2 = None if state["r2"] is None else checks.check_number_in(state["r2"], "state['r2']", -math.inf, 1.0)
+        r2 = state["r2"]
+        r2 = None if r2 is None else checks.check_number_in(r2, "state['r2']", -sys.float_info.max, 1.0)
         self.epsilon, self._settled, self.reason, self._r2 = epsilon, state["settled"], state["reason"], r2
         self._updates, self._moves = counts[0], counts[1]
         self._sizes = Sizes(median, singletons, counts[2])

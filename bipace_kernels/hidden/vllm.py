@@ -32,7 +32,7 @@ Tensor = torch.Tensor
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # safetensors' names
 POLL_S = 0.01
-LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
+LONGEST_HEADER = 1 << 20  # bytes: the connector writes two tensors
 
 
 class Extraction:
@@ -313,10 +313,10 @@ def _unfinished(path: Path) -> str:
 
 def _opened(path: Path) -> IO[bytes]:
     """Opens a regular file; ValueError for others, such as a pipe, which could block or never end."""
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)  # noqa: SIM115
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb", buffering=0)
+    os.close(descriptor)
     raise ValueError(
         f"{path} must be a regular file, as written by vLLM's connector; let only vLLM write into its folder."
     )
@@ -356,8 +356,8 @@ def _stored(entry: Any, data: int) -> _Stored:
     dtype = {**DTYPES, "I64": torch.int64}[entry["dtype"]]
     begin, end = _offsets(entry)
     shape = tuple(entry["shape"])
-    if not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f"shape {list(shape)}")
+    if len(shape) > 3 or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"shape {str(list(shape))[:100]}")
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{list(shape)} in {end - begin} bytes")
     return _Stored(dtype, shape, data + begin)

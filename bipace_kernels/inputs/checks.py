@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,9 +207,16 @@ def fingerprint_matrix(value: Any, n: int, name: str = "fingerprint") -> Tensor:
 
 
 def integer_at_least(value: Any, name: str, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
-        raise ValueError(f"{name} must be an int of at least {low}, got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) < 1 << 63:
+        raise ValueError(f"{name} must be an int of at least {low}, got {shown(value)}.")
     return int(value)
+
+
+def shown(value: Any) -> str:
+    """A value for a message; of tensors and long integers only their kind."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "an integer of more than 64 bits"
+    return type_name(value) if isinstance(value, (torch.Tensor, np.ndarray)) else repr(value)
 
 
 def take_rows(values: Any, rows: Tensor) -> Any:
@@ -249,8 +257,9 @@ def check_number_in(value: Any, name: str, low: float, high: float) -> float:
         isinstance(value, bool)
         or not isinstance(value, (int, float, np.floating, np.integer))
         or not low <= value <= high
+        or (isinstance(value, int) and abs(value) > sys.float_info.max)  # float() would raise
     ):
-        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {value!r}.")
+        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {shown(value)}.")
     return float(value)
 
 

@@ -26,6 +26,7 @@ import bipace_kernels as bk
 from bipace_kernels.cli import advantage, output, rollouts, states
 from bipace_kernels.cli._console import CliError
 from bipace_kernels.cli.outcomes import format_r2
+from bipace_kernels.support import files
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = [
@@ -546,7 +547,7 @@ def test_a_folder_refused_by_the_system(golden: Path, tmp_path: Path, monkeypatc
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(output.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(files.tempfile, "mkdtemp", refuse)
     assert "cannot be written: Permission denied" in fail("advantage", golden, "--out", tmp_path / "out.csv")
 
 
@@ -603,9 +604,22 @@ def test_killed_while_writing(golden: Path, tmp_path: Path, number: signal.Signa
         errors = process.stderr.read()
     assert "Traceback" not in errors
     assert out.read_text() == "the table of yesterday"
-    if number != signal.SIGKILL:  # SIGKILL allows no cleanup, but the old table is unchanged
+    if number != signal.SIGKILL:
         assert process.returncode == 130 and "stopped" in errors
-        assert {path.name for path in tmp_path.iterdir()} == before
+    else:  # no cleanup, but the old table is unchanged, and the next run cleans up
+        assert {path.name for path in tmp_path.iterdir()} > before
+        assert run("advantage", golden, "--out", out, "--preset", "gigpo").exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_two_runs_at_once_keep_each_others_files(tmp_path: Path) -> None:
+    for target in (tmp_path / "a.csv", tmp_path):
+        write_one = files.atomic_folder if target.is_dir() else files.atomic_file
+        with write_one(target) as first, write_one(target) as second:
+            for place, text in ((first, "first"), (second, "second")):
+                (place / "a.csv" if target.is_dir() else place).write_text(text)
+        assert (tmp_path / "a.csv").read_text() == "first"  # the last to end
+        assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_bad_line_leaves_nothing(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from cli_runs import GOLDEN, direct, fail, observations, record, run, write
 
 import bipace_kernels as bk
-from bipace_kernels.cli import figures, output, report, rollouts, states
+from bipace_kernels.cli import figures, report, rollouts, states
 from bipace_kernels.cli.outcomes import Outcome
+from bipace_kernels.support import files
 
 PNG = b"\x89PNG\r\n\x1a\n"
 CURVE = "0.1,0.25"
@@ -237,7 +238,7 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    with output.atomic_folder(str(out)) as folder:
+    with files.atomic_folder(out) as folder:
         (folder / "report.md").write_text("new")
     assert {p.name: p.read_text() for p in out.iterdir()} == {"notes.txt": "mine", "report.md": "new"}
     assert "is not a folder" in fail("report", write(tmp_path / "a.jsonl", GOLDEN), "--out", out / "notes.txt")
@@ -255,3 +256,10 @@ def test_figures_of_extremes(tmp_path: Path) -> None:
     figures.epsilon_curve(tmp_path / "b.png", "t", {"c": outcomes[:1]}, outcomes[1:2], 0.1)
     for name in "ab":
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
+
+
+def test_names_are_no_markup(tmp_path: Path, undrawn: None) -> None:
+    path = write(tmp_path / "<script>x<!-- [a](b) `c`.jsonl", GOLDEN)
+    run("report", path, "--out", tmp_path / "out", "--epsilons", "0.25")
+    text = (tmp_path / "out/report.md").read_text()
+    assert "\n## &lt;script&gt;x&lt;!-- \\[a\\](b) \\`c\\`.jsonl\n" in text and "<" not in text

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bipace_kernels.cli import rollouts
+from bipace_kernels.cli import rollouts, states
 from bipace_kernels.cli._console import CliError
 
 GOOD: dict[str, Any] = {
@@ -452,3 +453,42 @@ def test_fuzz(tmp_path: Path) -> None:
         assert isinstance(result, rollouts.Rollouts) or str(path) in result, (turn, bytes(data))
         read += isinstance(result, rollouts.Rollouts)
     assert 0 < read < 8_000
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.duration("ns"), pa.timestamp("ms")], ids=str)
+def test_times_that_python_does_not_have(tmp_path: Path, kind: Any) -> None:
+    path = tmp_path / "a.parquet"
+    columns = {name: [GOOD[name]] for name in ("task_id", "rollout", "observation", "reward")}
+    pq.write_table(pa.table({**columns, "step": pa.array([2**60 + 1], kind)}), path)
+    try:  # with pandas, Arrow gives its types
+        import pandas  # noqa: F401
+    except ImportError:
+        assert error_of(str(path)).startswith(f'{path}, field "step": its type {kind} cannot be read; write numbers')
+    else:
+        assert 'field "step": ' in error_of(str(path))
+
+
+def test_millions_of_fields_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 3_000_000
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{" + b",".join(b'"k%d":0' % i for i in range(n)) + b"}\n")
+    began = time.process_time()
+    assert error_of(str(path)) == f"{path}, line 1: expected one record, got more than 100,000 fields."
+    assert time.process_time() - began < 0.3
+    escaped = write(tmp_path / "b.jsonl", record(observation=json.dumps(dict.fromkeys(map(str, range(110_000)), 0))))
+    assert len(rollouts.read([escaped])) == 1  # a text
+    wide = tmp_path / "a.parquet"
+    pq.write_table(pa.table({str(i): [0] for i in range(51)}), wide)
+    monkeypatch.setattr(rollouts, "MOST_FIELDS", 50)
+    assert "size limit" in error_of(str(wide))
+
+
+@pytest.mark.parametrize("shape", ["2, " * 3_000_000, "(" * 3_000_000, "(" * 3_000, "2, " * 3_000])
+def test_headers_of_fingerprints(tmp_path: Path, shape: str) -> None:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}\n".encode()
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header)
+    began = time.process_time()
+    with pytest.raises(CliError, match=r"a\.npy cannot be read as a \.npy file"):
+        states.load_fingerprints(str(path), 2)
+    assert time.process_time() - began < 0.3

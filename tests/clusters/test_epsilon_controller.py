@@ -468,3 +468,19 @@ def test_the_program_writes_what_it_shows(tmp_path, capsys):
     with pytest.raises(SystemExit):
         drift.main(["--rollouts", str(tmp_path / "none")])
     assert "pass a file of rollouts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), -float("inf"), np.float64("inf"), 10**400, -(10**400), 10**5000, torch.empty(1, device="meta"),
+     torch.zeros(2).to_sparse(), np.zeros(2), [1.0]],
+    ids=lambda value: str(value)[:9] if not isinstance(value, int) else f"{value.bit_length()} bits",
+)  # fmt: skip
+def test_states_with_values_that_no_controller_has(value):
+    controller = bk.EpsilonController()
+    before = controller.state_dict()
+    for name in before:
+        with pytest.raises(ValueError, match=rf"state\['{name}'\] must be .*, got .{{1,60}}\.$"):
+            controller.load_state_dict({**before, name: value})
+    assert controller.state_dict() == before
+    controller.metrics()

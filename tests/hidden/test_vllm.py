@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,15 @@ def test_a_pipe_is_refused_at_once(tmp_path):
         Extraction(9, tmp_path).read([tmp_path / "0.safetensors"])
 
 
+def test_a_folder_is_refused_and_no_descriptor_stays_open(tmp_path):
+    (tmp_path / "0.safetensors").mkdir()
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"0.safetensors must be a regular file"):
+            Extraction(9, tmp_path).read([tmp_path / "0.safetensors"])
+    assert os.listdir("/proc/self/fd") == before
+
+
 ENTRY = '{"dtype": "%s", "shape": %s, "data_offsets": %s}'
 GOOD = {"hidden_states": ENTRY % ("F32", "[4, 1, 2]", "[0, 32]"), "token_ids": ENTRY % ("I64", "[4]", "[32, 64]")}
 
@@ -273,6 +283,8 @@ GOOD = {"hidden_states": ENTRY % ("F32", "[4, 1, 2]", "[0, 32]"), "token_ids": E
         {"hidden_states": ENTRY % ("F32", "[4, 1, 2]", "[0, Infinity]")},
         {"hidden_states": ENTRY % ("F32", "[4.0, 1, 2]", "[0, 32]")},
         {"hidden_states": ENTRY % ("F32", "[4, 1, " + "9" * 30 + "]", "[0, " + "9" * 30 + "]")},
+        {"hidden_states": ENTRY % ("F32", "[" + "2, " * 300_000 + "2]", "[0, 32]")},
+        {"hidden_states": ENTRY % ("F32", "[" + "2, " * 3_000_000 + "2]", "[0, 32]")},
         {"hidden_states": "[" * 100_000},
         {"more": ENTRY % ("F32", "[1]", "[NaN, Infinity]")},
         {"more": "3"},
@@ -282,8 +294,11 @@ def test_hostile_headers_are_refused(tmp_path, change):
     header = "{" + ", ".join(f'"{name}": {text}' for name, text in {**GOOD, **change}.items()) + "}"
     path = tmp_path / "0.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(64))
-    with pytest.raises(ValueError, match="must be a safetensors file with hidden_states"):
+    began = time.process_time()
+    with pytest.raises(ValueError, match="must be a safetensors file with hidden_states") as caught:
         Extraction(9, tmp_path, timeout_s=0).read([path])
+    assert time.process_time() - began < 0.3
+    assert len(str(caught.value)) < 1000
     path.write_bytes((1 << 62).to_bytes(8, "little") + bytes(64))
     with pytest.raises(ValueError, match="a header of 4611686018427387904 bytes"):
         Extraction(9, tmp_path, timeout_s=0).read([path])

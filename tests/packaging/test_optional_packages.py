@@ -161,3 +161,8 @@ def test_a_package_that_is_there_and_broken_says_why(monkeypatch, tmp_path):
     with pytest.raises(ModuleNotFoundError, match="something_else_that_is_missing") as error:
         bk.embedders.Sentence("somewhere")
     assert not isinstance(error.value, optional.MissingPackageError)
+
+
+def test_the_truth_benchmark_needs_no_more_than_the_programs_extra():
+    done = run("from bench.truth import run\nassert run([], 1) == []", "tqdm", "transformers", "tokenizers", "pandas")
+    assert done.returncode == 0, done.stderr
