@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from bipace_kernels.backends import cpu, reference
+from bipace_kernels.backends.records import Records
+
+OBSERVATIONS = (cpu.observations, reference.observations)
 
 CODES = {
     "small": lambda rng, n: rng.integers(0, 7, n),
@@ -27,10 +30,17 @@ def test_labels_are_those_of_the_reference(lengths: list[int], name: str) -> Non
     cuts = np.unique(rng.integers(0, n + 1, n // 4))
     trajectories = torch.from_numpy(np.unique(np.concatenate([groups.numpy(), cuts])))
     step = torch.from_numpy(np.repeat(np.arange(n), rng.integers(1, 3, n))[:n].copy())  # some are recorded twice
-    sizes = {"n_groups": len(lengths), "longest_group": max(lengths, default=0), "taken": None}
-    exact, history = ([b.observations.cluster_exact(codes, groups, **sizes) for b in (cpu, reference)], [])
-    assert torch.equal(*exact)
-    for backend in (cpu, reference):
-        sizes["n_trajectories"] = trajectories.numel() - 1
-        history.append(backend.observations.cluster_history(codes, step, trajectories, groups, 3, **sizes))
-    assert torch.equal(*history)
+    records = Records(
+        torch.device("cpu"),
+        n,
+        n,
+        len(lengths),
+        trajectories.numel() - 1,
+        max(lengths, default=0),
+        group_offsets=groups,
+        trajectory_offsets=trajectories,
+        step=step,
+    )
+    native, wanted = ((b.cluster_exact(records, codes), b.cluster_history(records, codes, 3)) for b in OBSERVATIONS)
+    assert torch.equal(native[0], wanted[0])
+    assert torch.equal(native[1], wanted[1])
