@@ -10,18 +10,9 @@ from typing import Any
 
 from .gpu_measure import Clock, DryClock, GpuCeilings
 from .measure import Timing
+from .roofline import Work as Need
 
 REPLAY, EAGER, WALL = "graph replay", "eager, wall", "wall"
-
-
-@dataclass(frozen=True)
-class Need:
-    """The least that a call must move and compute, and the chain of decisions that it cannot shorten."""
-
-    bytes: int = 0  # inputs read once, outputs written once
-    flop: int = 0
-    steps: int = 0  # decisions that depend on each other: the records of the longest group
-    clusters: int = 0  # that each of them chooses among: K of that group
 
 
 @dataclass

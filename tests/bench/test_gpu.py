@@ -256,50 +256,25 @@ def test_without_a_gpu_it_says_not_measured(tmp_path, capsys):
         gpu.main(["nonsense"])
 
 
-def by_the_emulator(code):
-    """What a process prints that has the CUDA kernels by their emulator, and Triton's by its interpreter."""
-    lines = f"from {PACKAGE} import gpu, gpu_cases, gpu_smoke\ngpu_cases.dry_cuda()\n{code}"
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False, timeout=600,
-                          env={**os.environ, "TRITON_INTERPRET": "1"})  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_rows_of_the_cuda_kernels(tmp_path):
-    """By the emulator: every row is right, and has the name by which the targets look for it."""
-    parts = ("short", "sweep", "stages", "others")
-    by_the_emulator(
-        f"gpu.BACKENDS = ('cuda',)\nraise SystemExit(gpu.main([*{parts}, '--dry', '--out', {str(tmp_path)!r}]))"
-    )
-    names = {r["name"] for part in report.load(tmp_path / "gpu.json") for r in part["rows"] if r["kind"] == "ours"}
-    wanted = (
-        report.WHOLE,
-        report.CLUSTERING,
-        report.SWEEP,
-        report.GRAM,
-        report.GRAM + report.BY_WARPS,
-        report.DECISIONS,
-    )
-    assert {report.by("cuda", what) for what in wanted} <= names
-    assert sum(name.startswith("cuda: inside clusters") for name in names) == 3
-
-
-@pytest.mark.slow
-def test_the_smoke_run_of_the_cuda_kernels():
-    """By the emulator: it puts its own sizes into modules of the package, which have to have them."""
-    by_the_emulator("raise SystemExit(gpu_smoke.main(['--small', '--backend', 'cuda']))")
+# Rows by which the targets look for figures of both backends, by part.
+WANTED = {
+    "short": {report.WHOLE, report.CLUSTERING},
+    "sweep": {report.CLUSTERING, report.SWEEP},
+    "stages": {report.GRAM, report.DECISIONS, report.KEYS, report.STAGE},
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["smoke", "tests-cuda", "short", "sweep", "stages", "others", "sanitize-cuda"])
 def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
+    """By the CUDA emulator and Triton's interpreter: every row is right, or the program would end with 1."""
     argv = [sys.executable, "-m", PACKAGE, "gpu", name, "--dry", "--out", str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     (part,) = report.load(tmp_path / "gpu.json")
     ours = [r["name"].partition(": ") for r in part["rows"] if r["kind"] == "ours"]
     names = {backend: {what for of, _, what in ours if of == backend} for backend in cases.BACKENDS}
+    assert WANTED.get(name, set()) <= names["cuda"] & names["triton"]
     own = {report.GRAM + report.BY_WARPS}
     assert names["cuda"] - names["triton"] == (own if name == "stages" else set())
     if name not in ("stages", "others"):  # most stages only exist in Triton
