@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bipace_kernels.support import png
+from bipace_kernels.support import files, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,14 +129,11 @@ def publish(name: str, document: Mapping[str, Any], text: str, folder: Path | No
 
 
 def write(folder: Path, name: str, document: Mapping[str, Any], text: str) -> list[Path]:
-    """name.json and name.md, each replaced in one step, so that a kill leaves the previous one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {"json": json.dumps(document, indent=1, ensure_ascii=False) + "\n", "md": text}
-    for suffix, content in texts.items():
-        fresh = folder / f"{name}.{suffix}.{os.getpid()}"
-        fresh.write_text(content, encoding="utf-8")
-        fresh.replace(folder / f"{name}.{suffix}")
-    return [folder / f"{name}.{suffix}" for suffix in texts]
+    """name.json and name.md; a kill leaves the previous ones."""
+    with files.atomic_folder(folder) as made:
+        (made / f"{name}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (made / f"{name}.md").write_text(text, encoding="utf-8")
+    return [folder / f"{name}.json", folder / f"{name}.md"]
 
 
 # ------------------------------------------------------------------------------------------------ picture of the stages
