@@ -3,169 +3,81 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 
-from .backends.contract import ABOVE_ZERO, DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, SAME, WIDTH, Range
 from .estimators.partitions import PARTITIONS
-from .estimators.table import ESTIMATORS, VALUES, StepRecords, estimator_of, name_of, needs_of, value_of
+from .estimators.table import ESTIMATORS, VALUES, estimator_of, name_of, needs_of, value_of
+from .settings import PRESETS as PRESET_NAMES
+from .settings import Fields, settings_of
+from .support.errors import InputError, Named
 from .support.handles import Handled
 
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
-Preset = Literal["grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae"]
-StepNorm = Literal["none", "std", "batch", "group"]
-EpisodeNorm = Literal["std", "none"]
-EpisodeScope = Literal["trajectory", "step"]
-LoneTrajectory = Literal["zero", "raw"]
-Duplicates = Literal["raise", "once", "count"]
-OnInvalid = Literal["raise", "singleton"]
-Value = Literal["group", "cluster", "kernel"]
-Share = Literal["group", "batch", "memory"]
-_NUMBERS = {
-    "gamma": GAMMA, "step_weight": NOT_NEGATIVE, "epsilon": EPSILON, "delta": DELTA, "length_weight_alpha": NOT_NEGATIVE,
-    "similarity": Range("in (0, 1]", lambda x: 0 < x <= 1), "episode_weight": NOT_NEGATIVE, "shrinkage": NOT_NEGATIVE,
-    "kernel_width": WIDTH, "kernel_time": ABOVE_ZERO, "kernel_noise": NOISE,
-    "kernel_same": SAME, "action_noise": NOISE, "gae_lambda": GAMMA,
-}  # fmt: skip
-#: Fields that None turns off; the command line and the adapters write 0 for it.
-OFF_AT_ZERO = ("kernel_time", "action_noise")
 
 
-@functools.cache
-def _choices() -> dict[str, tuple[str, ...]]:
-    """Allowed names of each field that takes one of a few names."""
-    hints = {name: get_args(hint) for name, hint in get_type_hints(Config).items() if get_origin(hint) is Literal}
-    return {**hints, "partition": tuple(PARTITIONS), "estimator": tuple(ESTIMATORS), "value": tuple(VALUES)}
+def check_fields(given: Any, where: str = "") -> None:
+    """Raises InputError for a field of this dataclass whose value its row of the table of settings does not accept.
+
+    where   goes before the field's name
+    """
+    for name, row in settings_of(given).items():
+        value = getattr(given, name)
+        optional = value is None and (row.off or given.__dataclass_fields__[name].default is None)
+        if not (optional or row.holds(value) or (name == "estimator" and callable(value))):
+            raise InputError("{} must be {}, got {!r}.", Named(where + name), row.wanted, value)
 
 
 @dataclass(frozen=True)
-class Config(Handled):
+class Config(Handled, Fields):
     """What `advantage()` computes.  Every field is checked when the object is made: ValueError names the field.
 
-    partition            how the steps of one prompt group are clustered into states (docs/estimator.md, 3)
-    estimator            the step term inside a cluster (docs/estimator.md, 4), or a function of the records that take part:
-                         it gets `StepRecords` and returns A_S [M]; it can be pickled if it is at a module's top level
-    gamma                discount γ in [0, 1]
-    step_weight          w ≥ 0 of the step term: A = episode_weight · A_ep + w · A_S; not used by "hgpo"
-    episode_weight       weight ≥ 0 of the episode term; not used by "hgpo"
-    epsilon              ε of "cosine": join where 1 − cos ≤ ε; 0 (equal rows) or in [1e-4, 1]
-    history_length       observations before the record's own that "history" compares, ≥ 0
-    similarity           threshold of "similar" in (0, 1]: difflib's ratio
-    longest_text         characters of the longest text that "similar" compares, ≥ 1: a pair of texts takes up to the product of
-                         their lengths and more (docs/estimator.md, 3.1); a longer one is a ValueError
-    step_norm            "std" divides the step term by σ_C + δ ("mean" and "hgpo"), "batch" and "group" by its root mean
-                         square over the batch or the prompt group ("gae")
-    episode_norm         "std" divides the episode term by σ_p + δ
-    episode_scope        μ_p and σ_p over the group's trajectories, or over its step records (as verl-agent does)
-    lone_trajectory      A_ep of a population of one: 0, or the raw return
-    delta                δ in (0, 1e-2], added to every σ
-    length_weight_alpha  α ≥ 0 of HGPO's weights
-    value                "gae": V̂ of a record's state, the prompt group's mean, shrunk cluster means, or a Gaussian process
-                         over the fingerprints (docs/gae.md)
-    share                value="kernel": records from which a value is estimated: those of the prompt "group", of the "batch",
-                         or of the batch and of earlier ones in `memory`
-    shrinkage            κ ≥ 0 of value="cluster"
-    kernel_width         ℓ ≥ 0.05 of value="kernel": exp((cos − 1)/ℓ) of centred fingerprints
-    kernel_time          θ > 0 in steps: exp(−Δt²/(2 θ²)); None: no time term
-    kernel_noise         ρ ≥ 0.1, the variance of returns about their value, in units of the kernel's
-    kernel_same          s in [0, 1000] of share "batch" and "memory": covariance shared by records of one prompt group
-    action_noise         η ≥ 0.1 of value="kernel": A_S is averaged over near states with the same action, K_a (K_a + η I)⁻¹ A_S,
-                         where action keys are given; None: it is not
-    gae_lambda           λ in [0, 1]
-    base_group           HGPO: the episode advantage joins the aggregate as depth 0
-    duplicates           rows with equal (group, trajectory, step): an error, counted once, or counted each
-    on_invalid           non-finite input: an error, or the row is set aside and counted
-    """
+    docs/estimator.md and docs/gae.md define the formulas, docs/settings.md lists the values that each field accepts.
+    estimator may be a function: it gets `StepRecords`, the records that take part, and returns A_S [M]; it can be pickled
+    if it is at a module's top level.
 
-    partition: str = "cosine"
-    estimator: str | Callable[[StepRecords], torch.Tensor] = "q_style"
-    gamma: float = 0.95
-    step_weight: float = 1.0
-    epsilon: float = 0.10
-    history_length: int = 2
-    similarity: float = 0.95
-    step_norm: StepNorm = "none"
-    episode_norm: EpisodeNorm = "std"
-    episode_scope: EpisodeScope = "trajectory"
-    lone_trajectory: LoneTrajectory = "zero"
-    delta: float = 1e-6
-    length_weight_alpha: float = 1.0
-    base_group: bool = False
-    duplicates: Duplicates = "raise"
-    on_invalid: OnInvalid = "raise"
-    episode_weight: float = 1.0
-    value: Value = "kernel"
-    share: Share = "batch"
-    shrinkage: float = 3.0
-    kernel_width: float = 0.5
-    kernel_time: float | None = 8.0
-    kernel_noise: float = 2.0
-    kernel_same: float = 0.3
-    action_noise: float | None = 0.3
-    gae_lambda: float = 0.5
-    longest_text: int = 32_768
+    """
 
     def __post_init__(self) -> None:
         if torch.compiler.is_compiling():
             return  # made inside a compiled function: checked when the op recreates it
         self._register()
-        for field in fields(self):
-            allowed = _choices().get(field.name, ())
-            value = getattr(self, field.name)
-            if field.name == "estimator" and callable(value):
-                continue
-            if allowed and (not isinstance(value, str) or value not in allowed):
-                raise ValueError(f"{field.name} must be one of {', '.join(allowed)}, got {value!r}.")
-        if not isinstance(self.base_group, bool):
-            raise ValueError(f"base_group must be True or False, got {self.base_group!r}.")
-        for name, least in (("history_length", 0), ("longest_text", 1)):
-            length = getattr(self, name)
-            if isinstance(length, bool) or not isinstance(length, numbers.Integral) or length < least:
-                raise ValueError(f"{name} must be an int of at least {least}, got {length!r}.")
-            object.__setattr__(self, name, int(length))
-        for name, wish in _NUMBERS.items():
-            if name not in OFF_AT_ZERO or getattr(self, name) is not None:
-                self._number(name, wish)
+        check_fields(self)
+        for name in ("history_length", "longest_text"):
+            object.__setattr__(self, name, int(getattr(self, name)))
         self._pairs()
 
-    def _number(self, name: str, wish: Range) -> None:
-        value = getattr(self, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, numbers.Real)
-            or not _is_finite(value)
-            or not wish.holds(value)
-        ):
-            raise ValueError(f"{name} must be a number {wish.text}, got {value!r}.")
-
     def _pairs(self) -> None:
-        """Raises ValueError for fields that contradict each other."""
+        """Raises InputError for fields that contradict each other."""
         row, value, name = estimator_of(self), value_of(self), name_of(self.estimator)
+        own, partition = Named("estimator", (name,)), Named("partition", (self.partition,))
+        none = Named("partition", ("none",))
         if self.partition not in row.partitions:
             if row.partitions == ("none",):
-                raise ValueError(
-                    f"partition={self.partition!r} has no use under estimator={name!r}; use partition='none', or keep the "
-                    "partition as a diagnostic with estimator='mean' and step_weight=0."
+                raise InputError(
+                    "{} has no use under {}; use {}, or keep the partition as a diagnostic with {} and {}.",
+                    partition,
+                    own,
+                    none,
+                    Named("estimator", ("mean",)),
+                    Named("step_weight", (0,)),
                 )
-            if len(row.partitions) == 1:
-                raise ValueError(
-                    f"estimator={name!r} needs partition={row.partitions[0]!r}, got partition={self.partition!r}."
-                )
-            raise ValueError(f"estimator={name!r} needs a partition, got partition={self.partition!r}.")
+            one = Named("partition", row.partitions) if len(row.partitions) == 1 else "a partition"
+            raise InputError("{} needs {}, got {}.", own, one, partition)
         if value is not None and value.has_clusters != self.has_clusters:
-            wish = "a partition" if value.has_clusters else "partition='none'"
-            raise ValueError(f"value={self.value!r} of estimator={name!r} needs {wish}, got {self.partition!r}.")
+            wanted = "a partition" if value.has_clusters else none
+            raise InputError("{} of {} needs {}, got {!r}.", Named("value", (self.value,)), own, wanted, self.partition)
         if self.step_norm not in row.step_norms:
-            own = " or ".join(map(repr, row.step_norms))
             able = " or ".join(repr(each.name) for each in ESTIMATORS.values() if self.step_norm in each.step_norms)
-            raise ValueError(
-                f"step_norm={self.step_norm!r} goes with estimator {able}, got estimator={name!r}; use {own}."
+            raise InputError(
+                "{} goes with estimator {}, got {}; use {}.",
+                Named("step_norm", (self.step_norm,)),
+                able,
+                own,
+                " or ".join(map(repr, row.step_norms)),
             )
 
     @property
@@ -211,7 +123,7 @@ class Config(Handled):
     @property
     def has_epsilon(self) -> bool:
         """Whether the partition reads ε."""
-        return "epsilon" in PARTITIONS[self.partition].options
+        return PARTITIONS[self.partition].argument == "fingerprint"
 
     @classmethod
     def _of(cls, given: dict[str, Any]) -> Config:
@@ -285,12 +197,9 @@ class Config(Handled):
         return cls._of({**given, **changes})
 
 
-PRESETS: dict[str, Callable[..., Config]] = {name: getattr(Config, name) for name in get_args(Preset)}
-
-
-def _is_finite(value: Any) -> bool:
-    """False for integers beyond float64 too."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+Config.__doc__ = (
+    (Config.__doc__ or "").rstrip()
+    + "\n"
+    + "".join(f"\n    {name:<19}  {row.help}" for name, row in settings_of(Config).items())
+)
+PRESETS: dict[str, Callable[..., Config]] = {name: getattr(Config, name) for name in PRESET_NAMES}

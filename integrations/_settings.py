@@ -7,149 +7,126 @@ import inspect
 import numbers
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args, get_type_hints
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from typing import Any
 
-from ..config import (
-    OFF_AT_ZERO,
-    PRESETS,
-    Config,
-    Duplicates,
-    EpisodeNorm,
-    EpisodeScope,
-    LoneTrajectory,
-    OnInvalid,
-    Preset,
-    Share,
-    StepNorm,
-    Value,
-)
-from ..estimators.options import OPTIONS
+from ..config import PRESETS, Config, check_fields
 from ..features.embedders import EMBEDDERS, find
-
-PaceEstimator = Literal["q_style", "diff_peer"]
-GigpoMode = Literal["mean_norm", "mean_std_norm"]
-ActionKeyMode = Literal["auto", "action_tag", "first_n", "text"]
+from ..settings import ABSENT, EPSILON, Fields, Form, Range, Setting, setting, settings_of
+from ..support.errors import InputError, Named
 
 
-def check_fields(settings: Any, where: str = "") -> None:
-    """Raises ValueError for a dataclass field whose value does not match its type: one of its words, a bool, a number, an
-    int of at least 1, a text, or for a layer an int or "block N"."""
-    for name, hint in get_type_hints(type(settings)).items():
-        value = getattr(settings, name)
-        words = (True, False) if hint is bool else tuple(a for a in get_args(hint) if isinstance(a, str))
-        if words and (value not in words or isinstance(value, bool) != (hint is bool)):
-            raise ValueError(f"{where}{name} must be one of {', '.join(map(str, words))}, got {value!r}.")
-        if hint is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{where}{name} must be an int of at least 1, got {value!r}.")
-        if hint is float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
-            raise ValueError(f"{where}{name} must be a number, got {value!r}.")
-        if hint is str and not isinstance(value, str):
-            raise ValueError(f"{where}{name} must be a text, got {value!r}.")
-        if name.endswith("layer"):
-            index = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            if not index and not (isinstance(value, str) and re.fullmatch(r"block \d+", value)):
-                raise ValueError(
-                    f"{where}{name} must be an int, an index into hidden_states, or 'block N', got {value!r}."
-                )
+def is_embedder(value: Any) -> bool:
+    """Whether a value names an embedder, or is "auto"."""
+    try:
+        return value == "auto" or bool(find(value))
+    except ValueError:
+        return False
+
+
+def _is_layer(value: Any) -> bool:
+    if isinstance(value, str):
+        return re.fullmatch(r"block \d+", value) is not None
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+EMBEDDER = Form(f"one of auto, {', '.join(row.written for row in EMBEDDERS.values())}", is_embedder)
+LAYER = Form("an int, an index into hidden_states, or 'block N'", _is_layer, int | str)
+FOLDER = Form("the path of a folder", lambda value: isinstance(value, str) and value != "")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """One field for each key of a trainer's configuration; ValueError names the key.
+class OwnFields:
+    """What trainers have beside the fields of `Config`, or in another form."""
 
-    method           a preset of bipace_kernels.Config
-    estimator        "q_style" | "diff_peer", for method "bipace"
-    epsilon          ε of the clusters; "auto": chosen on the first training step by choose_epsilon(), and kept; "follow": chosen
-                     there and adapted at each step by an EpsilonController; None: the embedder's default, 0.10 for hidden
-                     states and 0.20 for a sentence encoder
-    ngram_epsilon    ε of n-grams, which may replace hidden states for which `epsilon` was set
-    embedder         "actor_hidden" | "ngram" | "identity" | "sentence:MODEL"; "auto": hidden states, or n-grams with one
-                     warning if no forward gives any
-    text_turns       observations that a text state holds for n-grams and sentence encoders, with the actions between them; None: 3
-                     for a kernel value, which is then nearly as good as with hidden states, else 1, as with "identity"
-    layer            of the actor, as in bipace_kernels.hidden.tap()
-    action_key_mode  "action_tag" | "first_n" | "text", with n_action_tokens for "first_n"; "auto": tool calls, action tags,
-                     or one of the others, depending on the response (_turns.keys_of)
-    kernel_time      0: no time term (None in Config)
-    action_noise     0: A_S is not averaged over near states with the same action (None in Config)
-    memory_rows      max_rows of the ValueMemory of share "memory"
-    record_dir       folder for step records of every `record_every`-th update; None: none are written
-    The others are those of bipace_kernels.Config; None keeps the preset's value.  Those of another method are an error.
+    method: str = setting("bipace", "preset of bk.Config; grpo keeps the trainer's own advantages", tuple(PRESETS))
+    estimator: str = setting("q_style", "step term of method bipace", ("q_style", "diff_peer"))
+    epsilon: float | str | None = setting(
+        None,
+        "radius ε of the clusters; auto: chosen on the first training batch; follow: chosen there and adapted at each; "
+        "None: the embedder's default, 0.10 for hidden states and 0.20 for a sentence encoder",
+        EPSILON,
+        "ε",
+        also=("auto", "follow"),
+    )
+    ngram_epsilon: float = setting(EMBEDDERS["ngram"].epsilon, "radius ε for n-grams", EPSILON, "ε")
+    embedder: str = setting(
+        "auto", "states; auto: hidden states, or n-grams with one warning where no forward gives any", EMBEDDER
+    )
+    text_turns: int | None = setting(
+        None,
+        "observations in a text state, with the actions between them; None: 3 for GAE's kernel, else 1, as for identity",
+        1,
+    )
+    layer: int | str = setting(-8, "layer of hidden states, as in bk.hidden.tap()", LAYER)
+    action_key_mode: str = setting(
+        "auto",
+        "how actions are recognized; auto: tool calls, action tags, or one of the others, depending on the response",
+        ("auto", "action_tag", "first_n", "text"),
+    )
+    n_action_tokens: int = setting(8, "tokens of an action key in mode first_n", 1)
+    gigpo_mode: str | None = setting(None, "verl-agent's modes, method gigpo", ("mean_norm", "mean_std_norm"))
+    memory_rows: int = setting(
+        16_384,
+        "records kept from earlier batches, for share memory",
+        1,
+        read_by=({"estimator": ("gae",), "value": ("kernel",), "share": ("memory",)},),
+    )
+    record_dir: str | None = setting(None, "folder for step records, which bipace report --html reads", FOLDER, "DIR")
+    record_every: int = setting(50, "updates between recorded batches", 1)
+
+
+def _of_trainers(row: Setting) -> Setting:
+    """A row of `Config` in a trainer's configuration, where 0 turns off what None does in `Config`."""
+    if not (row.off and isinstance(row.accepts, Range)):
+        return row
+    holds = row.accepts.holds
+    return replace(row, accepts=Range(f"{row.accepts.text}, or 0", lambda x: x == 0 or holds(x)))
+
+
+_Fields: Any = make_dataclass(
+    "_Fields",
+    [
+        (name, Any, field(default=row.trainer, metadata={"setting": _of_trainers(row)}))
+        for name, row in settings_of(Fields).items()
+        if row.trainer is not ABSENT and name not in settings_of(OwnFields)
+    ],
+    bases=(OwnFields,),
+    frozen=True,
+)
+
+
+@dataclass(frozen=True)
+class Settings(_Fields):  # type: ignore[misc]  # made from the table
+    """One field for each key of a trainer's configuration, listed in docs/settings.md; ValueError names the key.
+
+    They are those of bipace_kernels.Config, where None keeps the preset's value, and those of `OwnFields`.  A setting that
+    the method does not read is an error, except for the embedder, its ε, action keys and `estimator`.
     """
-
-    method: Preset = "bipace"
-    estimator: PaceEstimator = "q_style"
-    epsilon: float | Literal["auto", "follow"] | None = None
-    ngram_epsilon: float = EMBEDDERS["ngram"].epsilon
-    embedder: str = "auto"
-    text_turns: int | None = None
-    layer: int | str = -8
-    action_key_mode: ActionKeyMode = "auto"
-    n_action_tokens: int = 8
-    gamma: float = 0.95
-    step_weight: float = 1.0
-    gigpo_mode: GigpoMode | None = None
-    history_length: int | None = None
-    length_weight_alpha: float | None = None
-    base_group: bool | None = None
-    value: Value | None = None
-    share: Share | None = None
-    shrinkage: float | None = None
-    kernel_width: float | None = None
-    kernel_time: float | None = None
-    kernel_noise: float | None = None
-    kernel_same: float | None = None
-    action_noise: float | None = None
-    gae_lambda: float | None = None
-    memory_rows: int = 16_384
-    episode_weight: float | None = None
-    step_norm: StepNorm | None = None
-    episode_norm: EpisodeNorm | None = None
-    episode_scope: EpisodeScope | None = None
-    lone_trajectory: LoneTrajectory | None = None
-    on_invalid: OnInvalid = "singleton"
-    duplicates: Duplicates = "once"
-    record_dir: str | None = None
-    record_every: int = 50
 
     def __post_init__(self) -> None:
         check_fields(self)
-        epsilon: Any = self.epsilon
-        is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
-        if epsilon not in (None, "auto", "follow") and not is_number:
-            raise ValueError(f"epsilon must be a number, 'auto' or 'follow', got {epsilon!r}.")
-        turns = self.text_turns
-        if turns is not None and (isinstance(turns, bool) or not isinstance(turns, int) or turns < 1):
-            raise ValueError(f"text_turns must be an int of at least 1, got {turns!r}.")
-        if self.record_dir is not None and not (isinstance(self.record_dir, str) and self.record_dir):
-            raise ValueError(f"record_dir must be the path of a folder, got {self.record_dir!r}.")
         if self.gigpo_mode is not None and "mode" not in self._parameters:
-            raise ValueError(f"gigpo_mode has no effect in method {self.method}; leave it out, or set method to gigpo.")
-        if self.embedder != "auto":
-            try:
-                find(self.embedder)
-            except ValueError as error:
-                raise ValueError(
-                    str(error).replace("an embedder must be one of", "embedder must be one of auto,")
-                ) from None
+            text = "{} has no effect in method {}; leave it out, or set method to gigpo."
+            raise InputError(text, Named("gigpo_mode"), self.method)
         self.config(self.ngram_epsilon)
-        config = self.config(epsilon if is_number else None)
-        for name in (f.name for f in fields(self) if f.default is None and getattr(self, f.name) is not None):
-            if name in OPTIONS and name != "epsilon" and not OPTIONS[name].has_effect(config):
-                raise ValueError(f"{name} {self._without_effect(name)}")
-        if self.memory_rows != type(self).memory_rows and not config.needs_memory:
-            raise ValueError(
-                f"memory_rows limits the records of share memory with value kernel, but share is {config.share} and value "
-                f"{config.value} of method {self.method}; leave it out."
-            )
+        config = self.config(None if isinstance(self.epsilon, str) else self.epsilon)
+        rows = settings_of(self)
+        for name in (f.name for f in fields(self) if getattr(self, f.name) != f.default):
+            if not rows[name].has_effect(config):
+                raise InputError(
+                    "{} has no effect with these settings of method {}; leave it out, or set {}.",
+                    *(Named(name), self.method, self._cure(rows[name], config)),
+                )
 
-    def _without_effect(self, name: str) -> str:
-        option = OPTIONS[name]
-        method = next((preset for preset, make in PRESETS.items() if option.has_effect(make())), None)
-        choose = option.choose if method is None or method == self.method else {"method": method}
-        others = " and ".join(f"{'method' if key == 'preset' else key} to {word}" for key, word in choose.items())
-        return f"{option.what}, so it has no effect with these settings of method {self.method}; leave it out, or set {others}."
+    def _cure(self, row: Setting, config: Config) -> str:
+        """The settings with which one of this row has an effect."""
+        method = next((preset for preset, make in PRESETS.items() if row.has_effect(make())), None)
+        if method not in (None, self.method):
+            return f"method to {method}"
+        cure = {"method" if key == "preset" else key: word for key, word in row.cure.items()}
+        now = {"method": self.method, "value": config.value, "share": config.share}
+        return " and ".join(f"{key} to {word}" for key, word in cure.items() if now.get(key) != word)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "") -> Settings:
@@ -160,19 +137,20 @@ class Settings:
         known = [f.name for f in fields(cls)]
         for key in given:
             if key not in known:
-                raise ValueError(f"{where}{key} is not a setting of BiPACE; the settings are {', '.join(known)}.")
-        return cls(**{str(k): v for k, v in given.items() if v is not None})
+                text = "{}{} is not a setting of BiPACE; the settings are {}."
+                raise InputError(text, where, Named(str(key)), ", ".join(known))
+        try:
+            return cls(**{str(k): v for k, v in given.items() if v is not None})
+        except InputError as error:
+            raise error.inside(where) from None
 
     def config(self, epsilon: float | None = None) -> Config:
         """The estimator's configuration, at this ε if the method has one."""
         changes: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Config) if hasattr(self, f.name)}
         of_preset = {"epsilon": epsilon, "estimator": self.estimator, "mode": self.gigpo_mode}
         changes |= {name: value if name in self._parameters else None for name, value in of_preset.items()}
-        changes = {k: v for k, v in changes.items() if v is not None}
-        for name in OFF_AT_ZERO:
-            if getattr(self, name) == 0 and getattr(self, name) is not False:
-                changes[name] = None
-        return PRESETS[self.method](**changes)
+        off = {name: None for name, row in settings_of(Config).items() if row.off and changes.get(name) == 0}
+        return PRESETS[self.method](**({k: v for k, v in changes.items() if v is not None} | off))
 
     @functools.cached_property
     def _parameters(self) -> tuple[str, ...]:
@@ -210,7 +188,7 @@ class Settings:
         """ε for the fingerprints of this row of EMBEDDERS: the setting, else the default; None: chosen from data."""
         row = EMBEDDERS[embedder]
         if embedder == "ngram":
-            return self.ngram_epsilon
+            return float(self.ngram_epsilon)
         if row.fixed or self.epsilon is None:
             return row.epsilon
         return None if isinstance(self.epsilon, str) else float(self.epsilon)

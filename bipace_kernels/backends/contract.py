@@ -15,9 +15,8 @@ records.  `records.usable` is read by every stage that reads fingerprints.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -27,24 +26,7 @@ from .schema import Kernel, Terms
 Tensor = torch.Tensor
 
 
-class Range(NamedTuple):
-    """Numbers that a kernel accepts; `holds` tests one."""
-
-    text: str
-    holds: Callable[[Any], bool]
-
-
 FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-RADII = 1e-4, 1.0  # smallest and largest ε beside 0
-EPSILON = Range("0 or in [1e-4, 1]", lambda x: x == 0 or RADII[0] <= x <= RADII[1])
-GAMMA = Range("in [0, 1]", lambda x: 0 <= x <= 1)
-DELTA = Range("in (0, 1e-2]", lambda x: 0 < x <= 1e-2)
-NOT_NEGATIVE = Range("finite and at least 0", lambda x: 0 <= x < math.inf)
-ABOVE_ZERO = Range("finite and above 0", lambda x: 0 < x < math.inf)
-WIDTH = Range("finite and at least 0.05", lambda x: 0.05 <= x < math.inf)
-SAME = Range("in [0, 1000]", lambda x: 0 <= x <= 1000)
-NOISE = Range("finite and at least 0.1", lambda x: 0.1 <= x < math.inf)
 
 
 class Returns(Protocol):

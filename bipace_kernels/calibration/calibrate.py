@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from ..backends import dispatch
-from ..backends.contract import RADII
 from ..clustering.cluster import _epsilons, cluster
 from ..clustering.epsilon import choose_epsilon, pair
 from ..clustering.sizes import measure_sizes
 from ..inputs import checks
 from ..inputs.ids import number_objects
+from ..settings import RADII
 from ..support import optional
 from ..support.progress import progress_bar
 from .result import Calibration, Chosen, Scanned

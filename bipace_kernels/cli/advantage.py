@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..backends.schema import Branch
-from ..config import OFF_AT_ZERO, PRESETS, Config
-from ..estimators.options import OPTIONS
+from ..config import PRESETS, Config
 from ..estimators.partitions import PARTITIONS
 from ..estimators.table import value_of
 from ..features.embedders import EMBEDDERS, Ngram
+from ..settings import settings_of
 from ..support import files
+from ..support.errors import InputError, Named, Rows
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
 from .outcomes import format_r2
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BRANCHES = tuple(branch.name.lower() for branch in Branch)
 ACTION_MODES = ("text", "action_tag", "first_n")
+SETTINGS = settings_of(Config)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
     if gigpo_mode is not None and "mode" not in takes:
         raise CliError(f"--gigpo-mode goes with --preset gigpo, got --preset {preset}.")
     given = {name: value for name, value in changes.items() if value is not None}
-    given |= {name: None for name in OFF_AT_ZERO if given.get(name) == 0}
+    given |= {name: None for name, row in SETTINGS.items() if row.off and given.get(name) == 0}
     choices = {"mode": gigpo_mode, "value": given.get("value")}  # on which other fields of the preset depend
     try:
         config = PRESETS[preset](**{k: v for k, v in choices.items() if k in takes and v is not None})
@@ -66,7 +67,7 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
             config = replace(config, epsilon=EMBEDDERS["ngram"].epsilon)
         return config
     except (TypeError, ValueError) as error:
-        raise CliError(as_options(str(error))) from None
+        raise CliError(message_of(error)) from None
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -112,15 +113,14 @@ def _check_options(
     config: bk.Config, changes: dict[str, Any], columns: rollouts.Columns, state: states.State, options: Options
 ) -> None:
     """Raises CliError for options that would be ignored: a user who gives one expects an effect."""
-    for name, option in OPTIONS.items():
-        if changes.get(name) is not None and not option.has_effect(config):
-            value = value_of(config)
-            of_clusters = {"value": "cluster"} if value is not None and not value.has_clusters else {}
-            choose = {**(of_clusters if "partition" in option.choose else {}), **option.choose}
-            others = " ".join(f"--{other.replace('_', '-')} {value}" for other, value in choose.items())
+    for name, row in SETTINGS.items():
+        if changes.get(name) is not None and not row.has_effect(config):
+            value, choose = value_of(config), row.cure
+            if "partition" in choose and value is not None and not value.has_clusters:
+                choose = {"value": "cluster", **choose}
             raise CliError(
-                f"--{name.replace('_', '-')} {option.what}, so it has no effect with partition {config.partition} and "
-                f"estimator {config.estimator}; leave it out, or choose {others}."
+                f"{option(name)} has no effect with partition {config.partition} and estimator {config.estimator}; leave it "
+                f"out, or choose {' '.join(option(*item) for item in choose.items())}."
             )
     if config.needs_memory:
         raise CliError("--share memory needs earlier batches, which files do not have; use --share batch.")
@@ -137,7 +137,7 @@ def _check_options(
         raise CliError(
             "--state only affects n-gram fingerprints, but the fingerprints come from a file; leave --state out."
         )
-    has_depth = "history_length" in PARTITIONS[config.partition].options
+    has_depth = SETTINGS["history_length"].has_effect(config)
     if state.depth and (has_depth or not config.has_clusters) and not config.needs_fingerprint:
         cure = "use --history-length" if has_depth else "leave it out"
         raise CliError(f"--state {state} has no effect with --partition {config.partition}; {cure}.")
@@ -158,7 +158,7 @@ def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State,
     try:
         return bk.advantage(config=config, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise CliError(in_the_users_words(records, str(error))) from None
+        raise CliError(message_of(error, records)) from None
 
 
 def check_sources(action_mode: str, fingerprint: str | None, columns: rollouts.Columns) -> None:
@@ -177,7 +177,7 @@ def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str,
     try:
         layout = bk.layout(records.group, records.trajectory, np.array(records.step, np.int64), valid)
     except (TypeError, ValueError) as error:
-        raise CliError(in_the_users_words(records, str(error))) from None
+        raise CliError(message_of(error, records)) from None
     shared: dict[str, Any] = {
         "rewards": np.array(records.reward, np.float64), "layout": layout, "backend": backend, "num_threads": threads,
     }  # fmt: skip
@@ -194,34 +194,23 @@ def refused(records: rollouts.Rollouts, what: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, RuntimeError) as error:
-        raise CliError(f"{what}: {in_the_users_words(records, str(error))}") from None
+        raise CliError(f"{what}: {message_of(error, records)}") from None
 
 
-def as_options(message: str) -> str:
-    """A message of Config with its fields as options: `gamma must be …` and `step_norm='std'`."""
-    names = "|".join(field.name for field in fields(Config))
-    message = re.sub(rf"^({names}) must", lambda found: f"{_option(found[1])} must", message)
-    return re.sub(rf"\b({names})='?([\w.-]+)'?", lambda found: f"{_option(found[1])} {found[2]}", message)
+def option(name: str, *values: object) -> str:
+    """A field of Config as an option: --step-norm, or --step-norm std."""
+    return " ".join([f"--{name.replace('_', '-')}", *map(str, values)])
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def message_of(error: Exception, records: rollouts.Rollouts | None = None) -> str:
+    """The message of an error of the package, with fields of Config as options, and rows as files and lines."""
 
+    def written(part: Named | Rows) -> str:
+        if isinstance(part, Named):
+            return option(part.name, *part.values) if part.name in SETTINGS else str(part)
+        return str(part) if records is None else part.listed([records.where(row) for row in part.shown])
 
-def in_the_users_words(records: rollouts.Rollouts, message: str) -> str:
-    """A message of the package with its rows as file and line, and Config(x='y') as the option --x y."""
-
-    def place(found: re.Match[str]) -> str:
-        rows = [int(digits) for digits in re.findall(r"[0-9]+", found[1])]
-        if any(row >= len(records) for row in rows):
-            return found[0]
-        return " and ".join(records.where(row) for row in rows)
-
-    def option(found: re.Match[str]) -> str:
-        return f"--{found[1].replace('_', '-')} {found[2]}"
-
-    message = re.sub(r"\brows? ([0-9]+(?:, [0-9]+)*(?: and [0-9]+(?! more|[0-9]))?)", place, message)
-    return re.sub(r"\bConfig\((\w+)='?([\w.-]+)'?\)", option, message)
+    return error.written(written) if isinstance(error, InputError) else str(error)
 
 
 def table(records: rollouts.Rollouts, result: Any) -> dict[str, Any]:

@@ -18,13 +18,13 @@ import torch
 
 import bipace_kernels as bk
 
-from ..backends.contract import EPSILON
 from ..calibration.result import markdown_table, markdown_text
 from ..features.embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Sentence
+from ..settings import EPSILON
 from ..support import files, optional
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, pick, progress, stage, stdout
-from .advantage import as_options, check_sources, refused, shared_arguments
+from .advantage import check_sources, message_of, refused, shared_arguments
 from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, format_r2, table_rows
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _base_config(options: Options, *, actions: bool) -> bk.Config:
     try:
         return bk.Config(estimator="q_style" if actions else "mean", **shared)
     except ValueError as error:
-        raise CliError(as_options(str(error))) from None
+        raise CliError(message_of(error)) from None
 
 
 def _runs_similar(records: rollouts.Rollouts, options: Options, *, cheap: int = CHEAP_SIMILAR) -> bool:

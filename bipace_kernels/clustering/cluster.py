@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..backends.contract import EPSILON, RADII
 from ..config import Config
 from ..inputs import checks
 from ..inputs.columns import check_check
 from ..inputs.fingerprints import raise_bad_rows, take_fingerprints
 from ..inputs.layout import Layout
+from ..settings import EPSILON, RADII
 
 Tensor = torch.Tensor
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ..backends.contract import RADII
 from ..backends.schema import LIMIT
 from ..diagnostics.value_r2 import value_r2
 from ..inputs import checks
 from ..inputs.fingerprints import Fingerprints, take_fingerprints
 from ..inputs.layout import Layout
+from ..settings import RADII
 from .epsilon import pair
 from .sizes import Sizes, measure_sizes
 

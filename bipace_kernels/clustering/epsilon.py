@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.contract import RADII
 from ..inputs import checks
 from ..inputs.fingerprints import raise_bad_rows, take_fingerprints
 from ..inputs.layout import Layout
+from ..settings import RADII
 from .sizes import measure_sizes
 
 

@@ -6,7 +6,7 @@ Config, checks, the command line and the adapters read this table.  docs/estimat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +30,6 @@ class Partition:
     argument   of advantage() that it reads, or None
     by_code    it compares codes of observations, which are made before anything is computed
     greedy     clusters depend on the order of rollouts
-    options    {field of Config that only it reads: what that does}
     """
 
     name: str
@@ -39,7 +38,6 @@ class Partition:
     argument: str | None = None
     by_code: bool = False
     greedy: bool = False
-    options: dict[str, str] = field(default_factory=dict)
 
     @property
     def has_clusters(self) -> bool:
@@ -123,32 +121,8 @@ PARTITIONS: dict[str, Partition] = {
     for row in (
         Partition("none", "every step by itself", _none),
         Partition("exact", "equal observations", _exact, "observation", by_code=True),
-        Partition(
-            "history",
-            "equal last observations",
-            _history,
-            "observation",
-            by_code=True,
-            options={"history_length": "is the depth of the history partition"},
-        ),
-        Partition(
-            "similar",
-            "similar texts (difflib's ratio)",
-            _similar,
-            "observation",
-            greedy=True,
-            options={
-                "similarity": "is the threshold of the similar partition",
-                "longest_text": "limits the texts of the similar partition",
-            },
-        ),
-        Partition(
-            "cosine",
-            "cosine distance of fingerprints",
-            _cosine,
-            "fingerprint",
-            greedy=True,
-            options={"epsilon": "is the radius of cosine clusters"},
-        ),
+        Partition("history", "equal last observations", _history, "observation", by_code=True),
+        Partition("similar", "similar texts (difflib's ratio)", _similar, "observation", greedy=True),
+        Partition("cosine", "cosine distance of fingerprints", _cosine, "fingerprint", greedy=True),
     )
 }

@@ -8,7 +8,7 @@ that: `Config(estimator=function)`, see `StepRecords`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +41,6 @@ class Estimator:
     whole        its step term is the total, instead of A = A_ep + w · A_S
     pace         meaning of Branch.PACE
     has_value    it computes V̂ of each record by a row of VALUES, and reads `truncated`
-    options      {field of Config that only it reads: what that does}
     """
 
     name: str
@@ -53,7 +52,6 @@ class Estimator:
     whole: bool = False
     pace: str = "compared with its peers"
     has_value: bool = False
-    options: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ class StateValue:
     compute       [M] float64 V̂ of a batch, given its clusters and room for the products of rows (see Critic.kernel_values)
     has_clusters  its records are those of a cluster, by the configuration's partition
     needs         arguments of advantage() that it reads
-    options       {field of Config that only it reads: what that does}
     """
 
     name: str
@@ -73,7 +70,6 @@ class StateValue:
     compute: Callable[[Batch, Tensor, Tensor | None], Tensor]
     has_clusters: bool = False
     needs: tuple[str, ...] = ()
-    options: dict[str, str] = field(default_factory=dict)
 
 
 def _nothing(batch: Batch) -> Terms:
@@ -310,33 +306,24 @@ ESTIMATORS: dict[str, Estimator] = {
         Estimator(
             "hgpo", "R − mean at every depth of the history, weighted", _hgpo, partitions=("history",),
             step_norms=("none", "std"), whole=True, pace="it has peers at some depth",
-            options={"length_weight_alpha": "weighs HGPO's depths", "base_group": "adds depth 0 to HGPO"},
         ),
         Estimator(
             "gae", "GAE(λ) over a value estimated from the batch", _gae,
             partitions=tuple(PARTITIONS), needs=("rewards",),
             step_norms=("none", "batch", "group"), pace="its value is shared with its cluster", has_value=True,
-            options={"value": "sets GAE's value", "gae_lambda": "is GAE's λ"},
         ),
     )
 }  # fmt: skip
 
-_OF_KERNEL = "applies to GAE's kernel over fingerprints"
 #: Values of estimator "gae".
 VALUES: dict[str, StateValue] = {
     row.name: row
     for row in (
         StateValue("group", "mean of the prompt group", _group_values),
-        StateValue(
-            "cluster", "means of clusters, shrunk towards the prompt group's", _mean_values, has_clusters=True,
-            options={"shrinkage": "shrinks the values of clusters"},
-        ),
-        StateValue(
-            "kernel", "Gaussian process over the fingerprints", _kernel_values, needs=("fingerprint",),
-            options=dict.fromkeys(("share", "kernel_width", "kernel_time", "kernel_noise", "action_noise"), _OF_KERNEL),
-        ),
+        StateValue("cluster", "means of clusters, shrunk towards the prompt group's", _mean_values, has_clusters=True),
+        StateValue("kernel", "Gaussian process over the fingerprints", _kernel_values, needs=("fingerprint",)),
     )
-}  # fmt: skip
+}
 
 #: Of Config(estimator=function).
 FUNCTION = Estimator(

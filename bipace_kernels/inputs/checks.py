@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..backends.schema import LIMIT
+from ..support.errors import InputError, Named, Rows
 
 Tensor = torch.Tensor
 
@@ -245,11 +246,9 @@ def one_device(arguments: dict[str, Any]) -> torch.device:
     return next(iter(found)) if found else torch.device("cpu")  # plain to torch.compile
 
 
-def indices_text(bad: Tensor, most: int = 5) -> str:
-    """'3, 17, 20 and 4 more' for the true entries of a mask."""
-    where = torch.nonzero(bad).flatten().tolist()
-    shown = ", ".join(str(i) for i in where[:most])
-    return shown + (f" and {len(where) - most} more" if len(where) > most else "")
+def rows_of(bad: Tensor) -> Rows:
+    """The true entries of a mask, for a message."""
+    return Rows(torch.nonzero(bad).flatten().tolist())
 
 
 def check_number_in(value: Any, name: str, low: float, high: float) -> float:
@@ -269,6 +268,5 @@ def check_finite(values: Tensor, name: str, rows: Tensor | None) -> None:
     if bool(bad.any()):
         at = int(torch.nonzero(bad)[0])
         row = at if rows is None else int(rows[at])
-        raise ValueError(
-            f"{name} must be finite (and within ±1e37), got {float(values[at]):g} at row {row}; correct the row."
-        )
+        text = f"{{}} must be finite (and within ±1e37), got {float(values[at]):g} at {{}}; correct the row."
+        raise InputError(text, Named(name), Rows([row]))

@@ -10,6 +10,7 @@ import torch
 
 from ..backends import dispatch
 from ..backends.records import Records, runs
+from ..support.errors import InputError, Named, Rows
 from ..support.handles import Handled
 from . import checks, interop, transfer
 from .ids import ids_to_int
@@ -259,9 +260,12 @@ def _check_one_group(g: Any, t: Any, rows: Any) -> None:
     twice = np.flatnonzero(ids[by_id][1:] == ids[by_id][:-1])
     if twice.size:
         one, other = starts[by_id[twice[0]]], starts[by_id[twice[0] + 1]]
-        raise ValueError(
-            f"trajectory must belong to one group, but rows {int(rows[one])} and {int(rows[other])} hold one trajectory id "
-            f"in two groups ({twice.size} such ids); make ids unique with bipace_kernels.trajectory_ids(group, rollout)."
+        raise InputError(
+            "{} must belong to one group, but {} hold one trajectory id in two groups ({} such ids); make ids unique with "
+            "bipace_kernels.trajectory_ids(group, rollout).",
+            Named("trajectory"),
+            Rows([int(rows[one]), int(rows[other])]),
+            twice.size,
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..support.errors import InputError, InputTypeError, Named, Rows
 from . import checks
 from .ids import as_sequence, is_integer, number_objects
 from .layout import Layout
@@ -46,14 +47,25 @@ def observation_texts(observation: Any, lay: Layout, longest: int) -> list[str]:
 
 def check_text(text: Any, row: int, longest: int) -> None:
     """Of partition "similar": TypeError for what is not a str, ValueError for one of more than `longest` characters."""
+    similar, exact = Named("partition", ("similar",)), Named("partition", ("exact",))
     if not isinstance(text, str):
-        raise TypeError(
-            f"observation must hold str for partition='similar', got {checks.type_name(text)} at row {row}; "
-            "decode it, or use partition='exact'."
+        raise InputTypeError(
+            "{} must hold str for {}, got {} at {}; decode it, or use {}.",
+            Named("observation"),
+            similar,
+            checks.type_name(text),
+            Rows([row]),
+            exact,
         )
     if len(text) > longest:
-        raise ValueError(
-            f"observation must hold texts of at most longest_text = {longest} characters for partition='similar', whose time "
-            f"grows with the product of two lengths, got {len(text)} at row {row}; cut it off, use partition='exact', or set "
-            f"Config(longest_text={len(text)})."
+        raise InputError(
+            "{} must hold texts of at most longest_text = {} characters for {}, whose time grows with the product of two "
+            "lengths, got {} at {}; cut it off, use {}, or set {}.",
+            Named("observation"),
+            longest,
+            similar,
+            len(text),
+            Rows([row]),
+            exact,
+            Named("longest_text", (len(text),), in_config=True),
         )

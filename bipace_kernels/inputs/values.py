@@ -9,16 +9,15 @@ from __future__ import annotations
 import torch
 
 from ..backends.records import out_of_range
+from ..support.errors import InputError, Named, Rows
 from . import checks
 from .layout import Layout
 
 Tensor = torch.Tensor
 
-SPOILT_CURE = "correct the rows, or set Config(on_invalid='singleton') to set their trajectories aside."
-FINGERPRINT_CURE = (
-    "correct it, mask it by valid=False, or set Config(on_invalid='singleton') to give each such row a cluster of its "
-    "own."
-)
+SET_ASIDE = Named("on_invalid", ("singleton",), in_config=True)
+SPOILT_CURE = "correct the rows, or set {} to set their trajectories aside."
+FINGERPRINT_CURE = "correct it, mask it by valid=False, or set {} to give each such row a cluster of its own."
 
 
 def unlike_first(values: Tensor, first: Tensor) -> Tensor:
@@ -35,9 +34,13 @@ def raise_duplicates(lay: Layout) -> None:
     assert lay.first is not None
     at = int(torch.nonzero(lay.first != torch.arange(lay.n_records))[0])
     row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
-    raise ValueError(
-        f"step must be unique inside a trajectory, but rows {other} and {row} share group, trajectory and step "
-        f"({lay.n_duplicates} such rows); set Config(duplicates='once') to count copies once, or 'count' to count each."
+    raise InputError(
+        "{} must be unique inside a trajectory, but {} share group, trajectory and step ({} such rows); set {} to count "
+        "copies once, or 'count' to count each.",
+        Named("step"),
+        Rows([other, row]),
+        lay.n_duplicates,
+        Named("duplicates", ("once",), in_config=True),
     )
 
 
@@ -59,9 +62,11 @@ def raise_copies(lay: Layout, reward: Tensor, differ: Tensor) -> None:
     assert lay.first is not None
     at = int(torch.nonzero(differ)[0])
     row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
-    raise ValueError(
-        f"rewards of one step must agree, but rows {other} and {row} record the same step with "
-        f"{float(reward[other]):g} and {float(reward[row]):g}; copies must be exact; give different steps different numbers."
+    raise InputError(
+        f"{{}} of one step must agree, but {{}} record the same step with {float(reward[other]):g} and "
+        f"{float(reward[row]):g}; copies must be exact; give different steps different numbers.",
+        Named("rewards"),
+        Rows([other, row]),
     )
 
 
@@ -70,10 +75,11 @@ def raise_episode_return(lay: Layout, episode_return: Tensor, differ: Tensor) ->
     at = int(torch.nonzero(differ)[0])
     trajectory = int(lay.trajectory_of_record()[at])
     row, first = int(lay.order[at]), int(lay.order[lay.trajectory_offsets[trajectory]])
-    raise ValueError(
-        f"episode_return must be one value per trajectory, but rows {first} and {row} of one "
-        f"trajectory hold {float(episode_return[first]):g} and {float(episode_return[row]):g}; repeat R(τ) on each of "
-        "its rows."
+    raise InputError(
+        f"{{}} must be one value per trajectory, but {{}} of one trajectory hold {float(episode_return[first]):g} and "
+        f"{float(episode_return[row]):g}; repeat R(τ) on each of its rows.",
+        Named("episode_return"),
+        Rows([first, row]),
     )
 
 
@@ -98,21 +104,19 @@ def raise_spoilt(
         bad = inside & out_of_range(values)
         if bool(bad.any()):
             worst = float(values[int(torch.nonzero(bad)[0])])
-            raise ValueError(
-                f"{name} must be finite (and within ±1e37), got {worst:g} at row {checks.indices_text(bad)}; "
-                f"{SPOILT_CURE}"
-            )
+            text = f"{{}} must be finite (and within ±1e37), got {worst:g} at {{}}; {SPOILT_CURE}"
+            raise InputError(text, Named(name), checks.rows_of(bad), SET_ASIDE)
     rows = torch.zeros(lay.n_rows, dtype=torch.bool)
     rows[lay.order[spoilt[lay.trajectory_of_record()]]] = True
-    raise ValueError(
-        f"rewards must sum to finite returns within ±1e37, rows {checks.indices_text(rows)} do not; {SPOILT_CURE}"
-    )
+    text = f"{{}} must sum to finite returns within ±1e37, {{}} do not; {SPOILT_CURE}"
+    raise InputError(text, Named("rewards"), checks.rows_of(rows), SET_ASIDE)
 
 
 def check_fingerprint(lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE, name: str = "fingerprint") -> None:
     """Raises ValueError for fingerprint rows without a direction.
 
     state   [M] uint8   0 fine, 1 not finite, 2 zero
+    cure    of the message, with {} for Config(on_invalid='singleton')
     """
     for code, fact in (
         (1, "holds a non-finite value (beyond ±3.4e38 counts as one)"),
@@ -121,6 +125,5 @@ def check_fingerprint(lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE, 
         rows = torch.zeros(lay.n_rows, dtype=torch.bool)
         rows[lay.order[state == code]] = True
         if bool(rows.any()):
-            raise ValueError(
-                f"{name} must have finite, non-zero rows, but row {checks.indices_text(rows)} {fact}; {cure}"
-            )
+            text = f"{{}} must have finite, non-zero rows, but {{}} {fact}; {cure}"
+            raise InputError(text, Named(name), checks.rows_of(rows), SET_ASIDE)

@@ -16,20 +16,11 @@ import torch
 
 from .. import pipeline
 from ..backends import dispatch
-from ..backends.contract import (
-    DELTA,
-    EPSILON,
-    FINGERPRINT_DTYPES,
-    GAMMA,
-    NOISE,
-    NOT_NEGATIVE,
-    SAME,
-    WIDTH,
-    Range,
-)
+from ..backends.contract import FINGERPRINT_DTYPES
 from ..backends.records import Records
 from ..backends.schema import KERNELS, Kernel
 from ..config import Config
+from ..settings import DELTA, EPSILON, GAMMA, NOISE, NOT_NEGATIVE, SAME, WIDTH, Range
 from ..support.handles import find
 from . import compiled
 

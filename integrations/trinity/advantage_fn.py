@@ -35,10 +35,7 @@ class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc] 
 
     def __init__(self, tokenizer: Any = None, **given: Any) -> None:
         check_version("trinity-rft")
-        try:
-            self.states = States(Settings.of(given), WHERE)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{WHERE}{error}") from error
+        self.states = States(Settings.of(given, WHERE), WHERE)
         if self.states.settings.config().needs_fingerprint and self.states.settings.embedder == "actor_hidden":
             raise self.states.no_hidden(WHY)
         if tokenizer is None:

@@ -60,10 +60,7 @@ def settings_of(algorithm: Any) -> Settings:
         given.setdefault("gamma", algorithm.gamma)
     if given.get("method") == "gae" and algorithm.get("lam", 1.0) != 1.0:
         given.setdefault("gae_lambda", algorithm.lam)
-    try:
-        return Settings.of(given)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{WHERE}{error}") from error
+    return Settings.of(given, WHERE)
 
 
 class Bipace:

@@ -15,7 +15,7 @@ from .._replace import replace, replaced
 from .._states import States, file_of
 from .._versions import check_parts
 from .batch import mark, texts, write_advantages
-from .settings import WHERE, Settings
+from .settings import WHERE, Settings, keys
 
 CONFIG = Path(__file__).with_name("config")
 
@@ -34,6 +34,8 @@ def added(*searchpaths: str) -> list[str]:
                 f"hydra.searchpath must be a list such as [file:///my/folder], got {argument}; put brackets around it."
             )
         folders[:0] = [given[1]] if given[1].strip() else []
+    store = importlib.import_module("hydra.core.config_store").ConfigStore.instance()
+    store.store(group="bipace", name="keys", node={"algorithm": {"gigpo": keys()}}, package="_global_")
     return [f"hydra.searchpath=[{','.join(folders)}]", "+bipace=keys"]
 
 

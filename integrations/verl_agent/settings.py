@@ -4,57 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
-from ...config import Config
-from ...estimators.options import OPTIONS
-from ...features.embedders import find
+from ...config import Config, check_fields
+from ...features.embedders import EMBEDDERS, find
+from ...settings import EPSILON, NOT_NEGATIVE, SIMILARITY, Form, Setting, setting, settings_of
+from .._settings import FOLDER, LAYER, OwnFields, is_embedder
 from .._settings import Settings as Shared
-from .._settings import check_fields
 from .._states import States
 
 WHERE = "algorithm.gigpo."
-OF_GAE = tuple(name for name, option in OPTIONS.items() if option.choose.get("preset") == "gae")
-BIPACE = tuple(f"bipace_{name}" for name in ("method", "gamma", *OF_GAE, "memory_rows", "episode_weight", "step_norm"))
+EMBEDDER = Form(
+    f"one of {', '.join(row.written for row in EMBEDDERS.values())}",
+    lambda value: value != "auto" and is_embedder(value),
+)
+RECORD_DIR, RECORD_EVERY = (settings_of(OwnFields)[name] for name in ("record_dir", "record_every"))
+#: Keys bipace_NAME of method gae; the weight of its step term is verl-agent's own step_advantage_w.
+OF_GAE = {
+    "method": Setting("gae: Config.gae(); the paper's methods are the keys above", ("gae",)),
+    **{
+        name: row
+        for name, row in settings_of(Shared).items()
+        if name in ("gamma", "step_norm")
+        or (name != "step_weight" and any("gae" in one.get("estimator", ()) for one in row.read_by))
+    },
+}
+BIPACE = tuple(f"bipace_{name}" for name in OF_GAE)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """verl-agent's configuration: fields are the keys of docs/verl_agent.md, and ValueError names them."""
+    """verl-agent's configuration: fields are the keys of docs/verl_agent.md, and ValueError names them.
 
-    bisim_grouping: bool = False
-    bisim_embedder: str = "actor_hidden"  # or "ngram", "identity", "sentence:MODEL"
-    bisim_layer: int | str = -8
-    bisim_eps: float | Literal["auto", "follow"] | None = None  # the embedder's default
-    bisim_duplicates: Literal["once", "count"] = "once"  # of rows that pad the batch, which verl-agent counts
-    bisim_on_invalid: Literal["singleton", "raise"] = "singleton"
-    cacb_enabled: bool = False
-    cacb_n_action_tokens: int = 8
-    cacb_action_key_mode: Literal["action_tag", "first_n"] = "action_tag"
-    cacb_estimator: Literal["q_style", "counterfactual"] = "q_style"  # the latter is diff_peer
-    step_advantage_w: float = 1.0
-    bipace_episode_scope: Literal["step", "trajectory"] = "step"  # what mean and σ of the episode term are over
-    bipace_record_dir: str | None = None  # folder for step records
-    bipace_record_every: int = 50  # updates between recorded batches
-    mode: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
-    enable_similarity: bool = False
-    similarity_thresh: float = 0.95
-    hgpo: Mapping[str, Any] | None = None  # algorithm.hgpo with env.history_length, if that is the estimator
-    gae: Shared | None = None  # of the keys bipace_…, if bipace_method is gae
-    penalty: float = 0.0  # of an invalid action, in r_t of gae
+    hgpo      algorithm.hgpo with env.history_length, if that is the estimator
+    gae       of the keys bipace_…, if bipace_method is gae
+    penalty   of an invalid action, in r_t of gae
+    """
+
+    bisim_grouping: bool = setting(False, "partition cosine; of embedder identity exact", bool)
+    bisim_embedder: str = setting(
+        "actor_hidden", "hidden states of the log-prob forward, or n-grams, vectors or equality of anchor_obs", EMBEDDER
+    )
+    bisim_layer: int | str = setting(-8, "layer of the actor, as in bk.hidden.tap()", LAYER)
+    bisim_eps: float | str | None = setting(
+        None,
+        "radius ε; null: the embedder's default; auto: chosen on the first batch; follow: chosen there, adapted at each",
+        EPSILON,
+        "ε",
+        also=("auto", "follow"),
+    )
+    bisim_duplicates: str = setting(
+        "once", "copies that pad the batch count once in every mean, or each, as in verl-agent", ("once", "count")
+    )
+    bisim_on_invalid: str = setting(
+        "singleton", "rows that are not finite are set aside, or an error", ("singleton", "raise")
+    )
+    cacb_enabled: bool = setting(False, "PACE: estimator q_style or diff_peer, else mean", bool)
+    cacb_n_action_tokens: int = setting(8, "tokens of an action key in mode first_n", 1)
+    cacb_action_key_mode: str = setting(
+        "action_tag", "how actions are recognized in the response, also for gae", ("action_tag", "first_n")
+    )
+    cacb_estimator: str = setting("q_style", "counterfactual is diff_peer", ("q_style", "counterfactual"))
+    step_advantage_w: float = setting(1.0, "weight of the step term (verl-agent's own key)", NOT_NEGATIVE, "W")
+    bipace_episode_scope: str = setting(
+        "step", "what mean and σ of the episode term are over; not for HGPO", ("step", "trajectory")
+    )
+    bipace_record_dir: str | None = setting(None, RECORD_DIR.help, FOLDER, "DIR")
+    bipace_record_every: int = setting(50, RECORD_EVERY.help, 1)
+    mode: str = setting("mean_norm", "verl-agent's own normalisation", ("mean_norm", "mean_std_norm"))
+    enable_similarity: bool = setting(False, "with only cacb_enabled: partition similar (verl-agent's own key)", bool)
+    similarity_thresh: float = setting(0.95, "least difflib ratio there (verl-agent's own key)", SIMILARITY, "S")
+    hgpo: Mapping[str, Any] | None = None
+    gae: Shared | None = None
+    penalty: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, WHERE)
-        try:
-            find(self.bisim_embedder)
-        except ValueError as error:
-            raise ValueError(f"{WHERE}bisim_embedder: {error}") from None
-        if isinstance(self.bisim_eps, str) and (
-            self.bisim_eps not in ("auto", "follow") or self.bisim_embedder != "actor_hidden"
-        ):
+        if isinstance(self.bisim_eps, str) and self.bisim_embedder != "actor_hidden":
             raise ValueError(
-                f"{WHERE}bisim_eps must be a number, or auto or follow with {WHERE}bisim_embedder=actor_hidden, got "
-                f"{self.bisim_eps!r} with {self.bisim_embedder}."
+                f"{WHERE}bisim_eps={self.bisim_eps} reads hidden states, but {WHERE}bisim_embedder is "
+                f"{self.bisim_embedder}: set it to actor_hidden, or bisim_eps to a number."
             )
         if self.bisim_grouping and self.enable_similarity:
             raise ValueError(f"{WHERE}enable_similarity and {WHERE}bisim_grouping group differently; set one to False.")
@@ -91,7 +120,7 @@ class Settings:
         name, ours = algorithm["adv_estimator"], ("bisim_", "cacb_", "bipace_")
         # null counts as not given.
         given = {k: v for k, v in algorithm.get("gigpo", {}).items() if v is not None or not str(k).startswith(ours)}
-        known = [f.name for f in fields(cls) if f.name not in ("hgpo", "gae", "penalty")]
+        known = list(settings_of(cls))
         for key in given:
             if key not in (*known, *BIPACE) and str(key).startswith(ours):
                 raise ValueError(
@@ -173,17 +202,20 @@ class Settings:
         return Config.gigpo(self.mode, step_weight=self.step_advantage_w, **own)
 
 
+def keys() -> dict[str, Any]:
+    """BiPACE's keys under algorithm.gigpo, at their defaults: everything off."""
+    own = {f.name: f.default for f in fields(Settings) if f.name.startswith(("bisim_", "cacb_", "bipace_"))}
+    return own | dict.fromkeys(BIPACE)
+
+
 def gae_of(given: Mapping[str, Any], gamma: float) -> Shared | None:
     """The settings of method gae among verl-agent's keys, named as in the other adapters; None without the method."""
-    own = {name.removeprefix("bipace_"): given[name] for name in BIPACE if given.get(name) is not None}
-    if own.get("method") != "gae":
-        if own:
-            raise ValueError(
-                f"{WHERE}bipace_method must be gae if there are keys bipace_…, got {own.get('method')!r}: set it, or leave out "
-                f"{', '.join(f'bipace_{name}' for name in own)}; the paper's methods are bisim_grouping and cacb_enabled."
-            )
-        return None
-    try:
-        return Shared.of({"gamma": gamma, **own})
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{WHERE}bipace_{error}") from error
+    own = {name: given[f"bipace_{name}"] for name in OF_GAE if given.get(f"bipace_{name}") is not None}
+    if own.get("method") == "gae":
+        return Shared.of({"gamma": gamma, **own}, f"{WHERE}bipace_")
+    if own:
+        raise ValueError(
+            f"{WHERE}bipace_method must be gae if there are keys bipace_…, got {own.get('method')!r}: set it, or leave out "
+            f"{', '.join(f'bipace_{name}' for name in own)}; the paper's methods are bisim_grouping and cacb_enabled."
+        )
+    return None

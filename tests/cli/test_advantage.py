@@ -26,7 +26,9 @@ import bipace_kernels as bk
 from bipace_kernels.cli import advantage, output, rollouts, states
 from bipace_kernels.cli._console import CliError
 from bipace_kernels.cli.outcomes import format_r2
+from bipace_kernels.settings import settings_of
 from bipace_kernels.support import files
+from bipace_kernels.support.errors import InputError, Named, Rows
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = [
@@ -175,7 +177,7 @@ def test_an_option_without_effect_is_refused(golden: Path, tmp_path: Path, name:
     options, where, cure = WITHOUT_EFFECT[name]
     message = fail("advantage", golden, "--out", tmp_path / "out.parquet", *options)
     flag = "" if name == "no_base_group" else f"--{name.strip().replace('_', '-')} "
-    assert message.startswith(f"error: {flag or '--base-group '}") and "it has no effect with" in message
+    assert message.startswith(f"error: {flag or '--base-group '}has no effect with")
     assert where in message and cure in message
 
 
@@ -211,15 +213,16 @@ def test_errors_of_the_package_name_file_line_and_option(tmp_path: Path) -> None
 
 
 def test_words_of_the_package() -> None:
+    """Rows become files and lines, fields of Config options; columns keep their names."""
     records = rollouts.Rollouts(sources=[rollouts.Source("f", "", 9, "row")], file=[0] * 9, line=list(range(1, 10)))
-    for given, wanted in {
-        "got nan at row 3; correct it": "got nan at f, row 4; correct it",
-        "rows 0 and 2 share": "f, row 1 and f, row 3 share",
-        "row 0, 2 and 17 more is": "f, row 1 and f, row 3 and 17 more is",
-        "row 12 of 4": "row 12 of 4",
-        "set Config(step_norm='none') or Config(epsilon=0.1).": "set --step-norm none or --epsilon 0.1.",
+    for error, wanted in {
+        InputError("got {} at {}; correct it", "{nan}", Rows([3])): "got {nan} at f, row 4; correct it",
+        InputError("{} share {}", Rows([0, 2]), Named("step")): "f, row 1 and f, row 3 share step",
+        InputError("{} is", Rows(range(8), 2)): "f, row 1, f, row 2 and 6 more is",
+        InputError("set {}.", Named("step_norm", ("none",), in_config=True)): "set --step-norm none.",
+        ValueError("row {3}"): "row {3}",
     }.items():
-        assert advantage.in_the_users_words(records, given) == wanted
+        assert advantage.message_of(error, records) == wanted
 
 
 def test_huge_hidden_states_from_a_column(tmp_path: Path) -> None:
@@ -280,12 +283,10 @@ def test_help_names_every_choice() -> None:
     """The choices in the help are those of Config."""
     import typer
 
-    from bipace_kernels.config import _choices
-
     options = typer.main.get_command(app).commands["advantage"].params
     helps = {option.opts[0]: option.help for option in options if hasattr(option, "help")}
-    for name, choices in _choices().items():
-        for choice in choices:
+    for name, row in settings_of(bk.Config).items():
+        for choice in row.accepts if row.kind is str else ():
             assert choice in helps["--" + name.replace("_", "-")], (name, choice)
 
 

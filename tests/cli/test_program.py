@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -19,8 +20,9 @@ import bipace_kernels as bk
 from bipace_kernels.cli import bench
 from bipace_kernels.config import PRESETS
 from bipace_kernels.estimators.partitions import PARTITIONS
-from bipace_kernels.estimators.table import ESTIMATORS
+from bipace_kernels.estimators.table import ESTIMATORS, VALUES
 from bipace_kernels.features.embedders import EMBEDDERS
+from bipace_kernels.settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -145,9 +147,11 @@ print([name for name in sys.modules if name.partition(".")[0] in ("torch", "nump
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_help_lists_what_the_tables_hold() -> None:
-    """The help has its own copies, since the tables import torch."""
-    assert ", ".join(PARTITIONS) == commands.PARTITIONS
-    assert ", ".join(ESTIMATORS) == commands.ESTIMATORS
-    assert commands.PRESETS.replace(" or ", ", ") == ", ".join(PRESETS)
+def test_the_table_of_settings_names_what_the_tables_hold() -> None:
+    """It has its own copies of their names, since they import torch; and the help names the presets."""
+    rows = settings_of(bk.Config)
+    assert rows["partition"].accepts == tuple(PARTITIONS)
+    assert rows["estimator"].accepts == tuple(ESTIMATORS)
+    assert rows["value"].accepts == tuple(VALUES)
+    assert ", ".join(PRESETS).replace(", gae", " or gae") in inspect.getsource(commands)
     assert EMBEDDERS["ngram"].epsilon == commands.NGRAM_EPSILON

@@ -70,10 +70,7 @@ def test_arguments_of_advantage_are_all_explained():
         assert re.search(rf"^{name}\s{{2,}}", text, re.MULTILINE), name
 
 
-def test_config_table_equals_the_dataclass():
-    section = API.partition("\n## Config\n")[2].partition("\n## ")[0]
-    table = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE))
-    assert table == {f.name: repr(f.default) for f in dataclasses.fields(bk.Config)}
+def test_config_explains_its_fields():
     text = inspect.getdoc(bk.Config)
     for f in dataclasses.fields(bk.Config):
         assert re.search(rf"^{f.name}\s{{2,}}", text, re.MULTILINE), f.name

@@ -541,7 +541,10 @@ def config(**options):
     ("options", "message"),
     [
         ({"bipace_method": "ppo"}, "bipace_method must be one of grpo, gigpo"),
-        ({"bipace_epsilon": "wide"}, "bipace_epsilon must be a number, 'auto' or 'follow', got 'wide'"),
+        (
+            {"bipace_epsilon": "wide"},
+            r"bipace_epsilon must be a number 0 or in \[1e-4, 1\], 'auto' or 'follow', got 'wide'",
+        ),
         ({"bipace_epsilon": 3.0}, "epsilon"),
         ({"bipace_gamma": 2.0}, "gamma"),
         ({"bipace_embedder": "bert"}, "bipace_embedder must be one of auto"),
@@ -550,10 +553,13 @@ def config(**options):
             {"scale_rewards": "batch", "bipace_method": "gae", "bipace_episode_weight": 1.0},
             "scale_rewards='batch' has no",
         ),
-        ({"bipace_memory_rows": 5}, "bipace_memory_rows limits the records of share memory"),
+        (
+            {"bipace_memory_rows": 5},
+            "bipace_memory_rows has no effect with these settings of method bipace; leave it out, or set method to gae and share",
+        ),
         (
             {"bipace_gae_lambda": 0.5},
-            "bipace_gae_lambda is GAE's λ, so it has no effect with these settings of method bipace",
+            "bipace_gae_lambda has no effect with these settings of method bipace; leave it out, or set method to gae",
         ),
         (
             {"bipace_method": "gae", "bipace_kernel_time": -1.0},

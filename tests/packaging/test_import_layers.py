@@ -94,6 +94,7 @@ def test_contracts_import_names_alone():
     assert ours(BACKENDS / "schema.py") == set()
     assert ours(BACKENDS / "contract.py") == {"backends.records", "backends.schema"}
     assert ours(BACKENDS / "records.py") <= {"backends.schema"}
+    assert ours(PACKAGE / "settings.py") == set()
 
 
 def test_the_package_does_not_import_its_surroundings():

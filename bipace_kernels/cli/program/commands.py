@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import inspect
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 STOPPED = 130  # exit status, as shells report SIGINT
 NGRAM_EPSILON = 0.25
-PARTITIONS = "none, exact, history, similar, cosine"
-ESTIMATORS = "none, mean, diff_peer, q_style, hgpo, gae"
-PRESETS = "grpo, gigpo, hgpo, bigpo, bipace or gae"
 
 app = typer.Typer(
     name="bipace",
@@ -97,111 +97,67 @@ ActionMode = Annotated[
         "--action-mode", "How a text becomes an action key: text, action_tag or first_n (64 bytes).", metavar="MODE"
     ),
 ]
-Duplicates = Annotated[
-    str | None, _input("--duplicates", "Two records of one step: raise (default), once or count.", metavar="RULE")
-]
-OnInvalid = Annotated[
-    str | None, _input("--on-invalid", "Values that are not finite: raise (default) or singleton.", metavar="RULE")
-]
 Backend = Annotated[str, typer.Option(metavar="NAME", help="auto, reference or cpu.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of the cpu backend.")]
 
 OutTable = Annotated[
     str, typer.Option("--out", metavar="FILE", help="Table to write: .parquet, .csv, .jsonl or .jsonl.gz.")
 ]
-Preset = Annotated[str, typer.Option(metavar="NAME", help=f"{PRESETS}.")]
+Preset = Annotated[str, typer.Option(metavar="NAME", help="grpo, gigpo, hgpo, bigpo, bipace or gae.")]
 StateOption = Annotated[
     str, typer.Option("--state", metavar="KIND", help="What a state is: observation, or history:K for the last K + 1.")
 ]
 Fingerprint = Annotated[
-    str | None, typer.Option(metavar="FILE.npy", help="Hidden states [N, D], a row per record; default: n-grams.")
-]
-Partition = Annotated[str | None, _field("--partition", "NAME", f"{PARTITIONS}.")]
-Estimator = Annotated[str | None, _field("--estimator", "NAME", f"{ESTIMATORS}.")]
-Epsilon = Annotated[
-    float | None, _field("--epsilon", "ε", f"Radius of cosine clusters; {NGRAM_EPSILON:g} for n-grams.")
-]
-Gamma = Annotated[float | None, _field("--gamma", "γ", "Discount of the returns.")]
-StepWeight = Annotated[float | None, _field("--step-weight", "W", "Weight of the step term.")]
-EpisodeWeight = Annotated[float | None, _field("--episode-weight", "W", "Weight of the episode term.")]
-Value = Annotated[str | None, _field("--value", "NAME", "GAE's value of a state: group, cluster or kernel.")]
-Share = Annotated[
     str | None,
-    _field(
-        "--share", "NAME", "Records from which GAE's kernel estimates a value: group or batch; memory is for training."
-    ),
+    typer.Option(metavar="FILE.npy", help="Hidden states [N, D], a row per record; default: n-grams, with ε 0.25."),
 ]
-GaeLambda = Annotated[float | None, _field("--gae-lambda", "λ", "GAE's λ.")]
-Shrinkage = Annotated[float | None, _field("--shrinkage", "κ", "Shrinkage of GAE's value cluster.")]
-KernelWidth = Annotated[float | None, _field("--kernel-width", "ℓ", "Width of GAE's kernel over cosines.")]
-KernelTime = Annotated[
-    float | None, _field("--kernel-time", "θ", "Width of GAE's kernel over time, in steps; 0: no time term.")
-]
-KernelSame = Annotated[
-    float | None, _field("--kernel-same", "S", "Covariance of one prompt group's records under --share batch.")
-]
-KernelNoise = Annotated[float | None, _field("--kernel-noise", "ρ", "Variance of returns, in units of GAE's kernel.")]
-ActionNoise = Annotated[
-    float | None,
-    _field("--action-noise", "η", "Of GAE's averages over near states with the same action; 0: no averages."),
-]
-HistoryLength = Annotated[int | None, _field("--history-length", "K", "Depth of the history partition.")]
-Similarity = Annotated[float | None, _field("--similarity", "S", "Least difflib ratio of similar texts.")]
-LongestText = Annotated[int | None, _field("--longest-text", "N", "Most characters of a text that similar compares.")]
-StepNorm = Annotated[
-    str | None, _field("--step-norm", "NAME", "none, or std: divide the step term by its σ; for gae batch or group.")
-]
-EpisodeNorm = Annotated[str | None, _field("--episode-norm", "NAME", "none, or std: divide the episode term by its σ.")]
-EpisodeScope = Annotated[str | None, _field("--episode-scope", "NAME", "trajectory or step: population of μ and σ.")]
-LoneTrajectory = Annotated[str | None, _field("--lone-trajectory", "NAME", "zero or raw: A_ep of a group of one.")]
-Delta = Annotated[float | None, _field("--delta", "δ", "Added to every σ.")]
-LengthWeightAlpha = Annotated[float | None, _field("--length-weight-alpha", "α", "Exponent of HGPO's depth weights.")]
-BaseGroup = Annotated[
-    bool | None,
-    typer.Option(
-        "--base-group/--no-base-group", help="Include the episode term as HGPO's depth 0.", rich_help_panel=_ESTIMATOR
-    ),
-]
-GigpoMode = Annotated[
-    str | None, _field("--gigpo-mode", "NAME", "With preset gigpo: verl-agent's mean_norm or mean_std_norm.")
-]
+
+
+def _table() -> Any:
+    """The table of settings.  Its package imports torch, so the file is loaded by itself."""
+    (folder,) = importlib.util.find_spec("bipace_kernels").submodule_search_locations  # type: ignore[union-attr,misc]
+    spec: Any = importlib.util.spec_from_file_location("bipace_settings", f"{folder}/settings.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _option_of(name: str, row: Any) -> Any:
+    """A field of `Config` as an option, whose value the field checks; None: not given."""
+    flag = f"--{name.replace('_', '-')}"
+    panel = _INPUT if name in ("duplicates", "on_invalid") else _ESTIMATOR
+    text = row.help.replace("; off:", "; 0:") + (f": {', '.join(row.accepts)}" if row.kind is str else "")
+    text = text[0].upper() + text[1:] if text[0].isascii() else text
+    if row.kind is bool:
+        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=f"{text}.", rich_help_panel=panel)]
+    return Annotated[row.kind | None, typer.Option(flag, metavar=row.symbol, help=f"{text}.", rich_help_panel=panel)]
+
+
+def _with_fields(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each field of `Config`, which it takes by **fields."""
+    own = inspect.signature(command, eval_str=True)
+    table = _table()
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option_of(name, row))
+        for name, row in table.settings_of(table.Fields).items()
+    ]
+    parameters = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    command.__signature__ = own.replace(parameters=[*parameters, *options])  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in (*parameters, *options)}
+    return command
 
 
 @app.command("advantage")
+@_with_fields
 def _advantage(
     rollouts: Rollouts,
     out: OutTable,
     preset: Preset = "bipace",
     state: StateOption = "observation",
     fingerprint: Fingerprint = None,
-    partition: Partition = None,
-    estimator: Estimator = None,
-    epsilon: Epsilon = None,
-    gamma: Gamma = None,
-    step_weight: StepWeight = None,
-    history_length: HistoryLength = None,
-    similarity: Similarity = None,
-    longest_text: LongestText = None,
-    step_norm: StepNorm = None,
-    episode_norm: EpisodeNorm = None,
-    episode_scope: EpisodeScope = None,
-    lone_trajectory: LoneTrajectory = None,
-    delta: Delta = None,
-    length_weight_alpha: LengthWeightAlpha = None,
-    base_group: BaseGroup = None,
-    episode_weight: EpisodeWeight = None,
-    value: Value = None,
-    share: Share = None,
-    gae_lambda: GaeLambda = None,
-    shrinkage: Shrinkage = None,
-    kernel_width: KernelWidth = None,
-    kernel_time: KernelTime = None,
-    kernel_noise: KernelNoise = None,
-    kernel_same: KernelSame = None,
-    action_noise: ActionNoise = None,
-    gigpo_mode: GigpoMode = None,
-    duplicates: Duplicates = None,
-    on_invalid: OnInvalid = None,
+    gigpo_mode: Annotated[
+        str | None, _field("--gigpo-mode", "NAME", "With preset gigpo: verl-agent's mean_norm or mean_std_norm.")
+    ] = None,
     action_mode: ActionMode = "text",
     merge_files: MergeFiles = False,
     longest_line: LongestLine = 64,
@@ -216,9 +172,11 @@ def _advantage(
     fingerprint_column: FingerprintColumn = None,
     backend: Backend = "auto",
     threads: Threads = None,
+    **fields: Any,
 ) -> None:
     """Compute cluster, branch, returns and advantages for every record."""
-    _run("advantage", locals())
+    given = locals()
+    _run("advantage", {**given.pop("fields"), **given})
 
 
 @app.command("report")
@@ -244,8 +202,12 @@ def _report(
         bool,
         typer.Option("--html", help="Also inspector.html: every step's credit under every estimator, in a browser."),
     ] = False,
-    duplicates: Duplicates = "raise",
-    on_invalid: OnInvalid = "raise",
+    duplicates: Annotated[
+        str, _input("--duplicates", "Two records of one step: raise, once or count.", metavar="RULE")
+    ] = "raise",
+    on_invalid: Annotated[
+        str, _input("--on-invalid", "Values that are not finite: raise or singleton.", metavar="RULE")
+    ] = "raise",
     task_column: TaskColumn = "task_id",
     rollout_column: RolloutColumn = "rollout",
     step_column: StepColumn = "step",

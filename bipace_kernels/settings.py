@@ -1,0 +1,277 @@
+"""The table of settings: every field of `Config` is declared here, once.
+
+Config checks its fields by it; the settings of trainers, the options of `bipace advantage` and docs/settings.md are made
+from it.  It imports nothing of the package, so that the program can show its help without importing torch.
+"""
+# ruff: noqa: RUF009  (setting() makes dataclass fields)
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+PRESETS = ("grpo", "gigpo", "hgpo", "bigpo", "bipace", "gae")
+ABSENT = object()  # of trainers, which do not have the setting
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers that a setting accepts; `holds` tests one."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Values of this type that a setting accepts; `holds` tests one."""
+
+    text: str
+    holds: Callable[[Any], bool]
+    kind: Any = str
+
+
+Accepts = Range | Form | tuple[str, ...] | int | type[bool]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the table holds on a field, beside its name and default.
+
+    help      what it does, in one line
+    accepts   a range of numbers, words, the least int, bool, or a form
+    symbol    stands for its value in help texts
+    also      words that are accepted beside numbers
+    read_by   configurations that read it, as alternatives {field of Config: words}; empty: all do
+    off       None turns it off, as 0 does where None means that nothing was given
+    trainer   its default in trainers; None: the preset's value; ABSENT: they do not have it
+    """
+
+    help: str
+    accepts: Accepts
+    symbol: str = "NAME"
+    also: tuple[str, ...] = ()
+    read_by: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+    off: bool = False
+    trainer: Any = None
+
+    @property
+    def kind(self) -> Any:
+        """Type of its values, None aside."""
+        if isinstance(self.accepts, type):
+            return self.accepts
+        if isinstance(self.accepts, Form):
+            return self.accepts.kind
+        if isinstance(self.accepts, Range):
+            return float | str if self.also else float
+        return str if isinstance(self.accepts, tuple) else int
+
+    @property
+    def wanted(self) -> str:
+        """Its values, for errors and docs/settings.md."""
+        if isinstance(self.accepts, tuple):
+            return f"one of {', '.join(self.accepts)}"
+        if isinstance(self.accepts, Range):
+            words = " or ".join(map(repr, self.also))
+            return f"a number {self.accepts.text}{', ' if words else ''}{words}"
+        if isinstance(self.accepts, Form):
+            return self.accepts.text
+        return "True or False" if self.accepts is bool else f"an int of at least {self.accepts}"
+
+    def holds(self, value: Any) -> bool:
+        """Whether it accepts a value, None aside."""
+        if isinstance(self.accepts, tuple):
+            return isinstance(value, str) and value in self.accepts
+        if isinstance(self.accepts, Form):
+            return self.accepts.holds(value)
+        if self.accepts is bool or isinstance(value, bool):
+            return self.accepts is bool and isinstance(value, bool)
+        if isinstance(self.accepts, int):
+            return isinstance(value, numbers.Integral) and int(value) >= self.accepts
+        if isinstance(value, str):
+            return value in self.also
+        return isinstance(value, numbers.Real) and _is_finite(value) and self.accepts.holds(value)
+
+    def has_effect(self, config: Any) -> bool:
+        """Whether a configuration reads it."""
+
+        def word_of(name: str) -> str:
+            value = getattr(config, name)
+            return value if isinstance(value, str) else "function"
+
+        return not self.read_by or any(
+            all(word_of(name) in words for name, words in one.items()) for one in self.read_by
+        )
+
+    @property
+    def cure(self) -> dict[str, str]:
+        """Arguments with which it has an effect, such as {"preset": "gae", "value": "kernel"}."""
+        chosen = {name: words[0] for name, words in self.read_by[0].items()} if self.read_by else {}
+        estimator = chosen.pop("estimator", None)
+        if estimator is None:
+            return chosen
+        return {"preset": estimator if estimator in PRESETS else "bipace", **chosen}
+
+
+def _is_finite(value: Any) -> bool:
+    """False for integers beyond float64 too."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def setting(default: Any, help: str, accepts: Accepts, symbol: str = "NAME", **more: Any) -> Any:
+    """A dataclass field with its row of the table."""
+    return field(default=default, metadata={"setting": Setting(help, accepts, symbol, **more)})
+
+
+def settings_of(cls: Any) -> dict[str, Setting]:
+    """The rows of a dataclass, or of an object of one, by name of the field."""
+    return {f.name: f.metadata["setting"] for f in fields(cls) if "setting" in f.metadata}
+
+
+RADII = (1e-4, 1.0)  # smallest and largest radius of a cluster, 0 aside
+EPSILON = Range("0 or in [1e-4, 1]", lambda x: x == 0 or RADII[0] <= x <= RADII[1])
+GAMMA = Range("in [0, 1]", lambda x: 0 <= x <= 1)
+DELTA = Range("in (0, 1e-2]", lambda x: 0 < x <= 1e-2)
+NOT_NEGATIVE = Range("finite and at least 0", lambda x: 0 <= x < math.inf)
+ABOVE_ZERO = Range("finite and above 0", lambda x: 0 < x < math.inf)
+WIDTH = Range("finite and at least 0.05", lambda x: 0.05 <= x < math.inf)
+SAME = Range("in [0, 1000]", lambda x: 0 <= x <= 1000)
+NOISE = Range("finite and at least 0.1", lambda x: 0.1 <= x < math.inf)
+SIMILARITY = Range("in (0, 1]", lambda x: 0 < x <= 1)
+
+_ADDS_TERMS = ({"estimator": ("q_style", "diff_peer", "mean", "gae", "none", "function")},)
+_HAS_STEP_TERM = ({"estimator": ("q_style", "diff_peer", "mean", "gae", "function")},)
+_HISTORY, _SIMILAR, _COSINE = (({"partition": (name,)},) for name in ("history", "similar", "cosine"))
+_HGPO, _GAE = (({"estimator": (name,)},) for name in ("hgpo", "gae"))
+_CLUSTER, _KERNEL = (({"estimator": ("gae",), "value": (name,)},) for name in ("cluster", "kernel"))
+_SHARED = ({"estimator": ("gae",), "value": ("kernel",), "share": ("batch", "memory")},)
+_DIVIDED = ({"episode_norm": ("std",)}, {"step_norm": ("std",)})
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of `Config`, in the order of its arguments."""
+
+    partition: str = setting(
+        "cosine",
+        "how the steps of a prompt group are clustered into states",
+        ("none", "exact", "history", "similar", "cosine"),
+        trainer=ABSENT,
+    )
+    estimator: str | Callable[..., Any] = setting(
+        "q_style",
+        "the step term A_S inside a cluster; in Python also a function of StepRecords",
+        ("none", "mean", "diff_peer", "q_style", "hgpo", "gae"),
+        trainer=ABSENT,
+    )
+    gamma: float = setting(0.95, "discount γ of rewards, from step to step", GAMMA, "γ", trainer=0.95)
+    step_weight: float = setting(
+        1.0,
+        "weight w of the step term: A = episode_weight · A_ep + w · A_S",
+        NOT_NEGATIVE,
+        "W",
+        read_by=_HAS_STEP_TERM,
+        trainer=1.0,
+    )
+    epsilon: float = setting(
+        0.10, "radius ε of cosine clusters: join where 1 − cos ≤ ε; 0: equal rows", EPSILON, "ε", read_by=_COSINE
+    )
+    history_length: int = setting(
+        2, "observations before the record's own that the history partition compares", 0, "K", read_by=_HISTORY
+    )
+    similarity: float = setting(
+        0.95, "least difflib ratio of similar texts", SIMILARITY, "S", read_by=_SIMILAR, trainer=ABSENT
+    )
+    step_norm: str = setting(
+        "none",
+        "divides the step term: std by σ of the cluster + δ (mean, hgpo); batch, group by its root mean square (gae)",
+        ("none", "std", "batch", "group"),
+    )
+    episode_norm: str = setting("std", "std divides the episode term by its σ + δ", ("std", "none"))
+    episode_scope: str = setting(
+        "trajectory",
+        "population of the episode term's μ and σ: the group's trajectories, or its step records, as in verl-agent",
+        ("trajectory", "step"),
+    )
+    lone_trajectory: str = setting("zero", "A_ep of a population of one: 0, or the raw return", ("zero", "raw"))
+    delta: float = setting(1e-6, "δ, added to every σ", DELTA, "δ", read_by=_DIVIDED, trainer=ABSENT)
+    length_weight_alpha: float = setting(
+        1.0, "exponent α of HGPO's weights of depths", NOT_NEGATIVE, "α", read_by=_HGPO
+    )
+    base_group: bool = setting(False, "whether A_ep joins HGPO's aggregate as depth 0", bool, read_by=_HGPO)
+    duplicates: str = setting(
+        "raise",
+        "rows with equal (group, trajectory, step): an error, counted once, or counted each",
+        ("raise", "once", "count"),
+        "RULE",
+        trainer="once",
+    )
+    on_invalid: str = setting(
+        "raise",
+        "input that is not finite: an error, or the row is set aside and counted",
+        ("raise", "singleton"),
+        "RULE",
+        trainer="singleton",
+    )
+    episode_weight: float = setting(
+        1.0, "weight of the episode term A_ep; 0 in preset gae", NOT_NEGATIVE, "W", read_by=_ADDS_TERMS
+    )
+    value: str = setting(
+        "kernel",
+        "V̂ of GAE: the prompt group's mean, shrunk cluster means, or a Gaussian process over the fingerprints",
+        ("group", "cluster", "kernel"),
+        read_by=_GAE,
+    )
+    share: str = setting(
+        "batch",
+        "records that GAE's kernel estimates from: the prompt group's, the batch's, or also those of earlier batches",
+        ("group", "batch", "memory"),
+        read_by=_KERNEL,
+    )
+    shrinkage: float = setting(
+        3.0, "κ, by which GAE's means of clusters are shrunk", NOT_NEGATIVE, "κ", read_by=_CLUSTER
+    )
+    kernel_width: float = setting(
+        0.5, "width ℓ of GAE's kernel exp((cos − 1)/ℓ) of centred fingerprints", WIDTH, "ℓ", read_by=_KERNEL
+    )
+    kernel_time: float | None = setting(
+        8.0,
+        "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time term",
+        ABOVE_ZERO,
+        "θ",
+        read_by=_KERNEL,
+        off=True,
+    )
+    kernel_noise: float = setting(
+        2.0, "variance ρ of returns about GAE's value, in units of the kernel's", NOISE, "ρ", read_by=_KERNEL
+    )
+    kernel_same: float = setting(
+        0.3,
+        "covariance s that records of one prompt group share, for shares batch and memory",
+        SAME,
+        "S",
+        read_by=_SHARED,
+    )
+    action_noise: float | None = setting(
+        0.3,
+        "η of GAE's averages over near states with the same action, K (K + η I)⁻¹ A_S; off: no averages",
+        NOISE,
+        "η",
+        read_by=_KERNEL,
+        off=True,
+    )
+    gae_lambda: float = setting(0.5, "λ of GAE", GAMMA, "λ", read_by=_GAE)
+    longest_text: int = setting(
+        32_768,
+        "most characters of a text that similar compares: a pair takes up to the product of their lengths",
+        1,
+        "N",
+        read_by=_SIMILAR,
+        trainer=ABSENT,
+    )

@@ -1,0 +1,82 @@
+"""The tables of docs/settings.md, from the table of settings.  `python tests/helpers/settings_page.py` writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bipace_kernels.integrations._settings import OwnFields
+from bipace_kernels.integrations._settings import Settings as OfTrainers
+from bipace_kernels.integrations.verl_agent.settings import OF_GAE
+from bipace_kernels.integrations.verl_agent.settings import Settings as OfVerlAgent
+
+import bipace_kernels as bk
+from bipace_kernels.settings import Setting, settings_of
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [list(head), ["---"] * len(list(head)), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def readers(row: Setting) -> str:
+    """The configurations that read it."""
+
+    def text(name: str, words: Sequence[str]) -> str:
+        others = [word for word in settings_of(bk.Config)[name].accepts if word not in words]
+        return f"{name} {' or '.join(words)}" if "function" not in words else f"every {name} but {' and '.join(others)}"
+
+    return "; or ".join(", ".join(text(*item) for item in one.items()) for one in row.read_by)
+
+
+def values(row: Setting) -> str:
+    text = row.wanted.removeprefix("one of ").removeprefix("a number ")
+    return f"{text}, or None" if row.off else text
+
+
+def default(cls: Any, name: str) -> str:
+    return f"`{getattr(cls, name)!r}`" if hasattr(cls, name) else ""
+
+
+def tables() -> dict[str, str]:
+    """The tables by name."""
+    own, agents = settings_of(OwnFields), settings_of(OfVerlAgent)
+    return {
+        "config": table(
+            ("setting", "`Config`", "trainers", "values", "what it is", "read by"),
+            (
+                (f"`{name}`", default(bk.Config, name), default(OfTrainers, name), values(row), row.help, readers(row))
+                for name, row in settings_of(bk.Config).items()
+            ),
+        ),
+        "trainers": table(
+            ("setting", "default", "values", "what it is"),
+            ((f"`{name}`", default(OfTrainers, name), values(row), row.help) for name, row in own.items()),
+        ),
+        "verl-agent": table(
+            ("key", "default", "values", "what it is"),
+            (
+                *((f"`{name}`", default(OfVerlAgent, name), values(row), row.help) for name, row in agents.items()),
+                *((f"`bipace_{name}`", "`None`", values(row), row.help) for name, row in OF_GAE.items()),
+            ),
+        ),
+    }
+
+
+def written(page: str) -> str:
+    """The page with its tables anew."""
+    made = tables()
+    return re.sub(
+        r"(<!-- table: (\S+) -->\n).*?(?=\n<!-- end -->)",
+        lambda found: found[1] + made[found[2]],
+        page,
+        flags=re.DOTALL,
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
