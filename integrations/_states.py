@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from .. import pipeline
-from ..backends.contract import EPSILON
 from ..clustering.controller import EpsilonController
 from ..clustering.epsilon import choose_epsilon
 from ..diagnostics.records import Unread
@@ -25,6 +24,7 @@ from ..features import embedders
 from ..hidden.layers import find_decoder, layer_of
 from ..hidden.tap import Tap, tap
 from ..result import AdvantageResult
+from ..settings import EPSILON
 from ._recorder import Recorder
 from ._settings import Settings
 from ._turns import KINDS, windows

@@ -24,7 +24,6 @@ import importlib.util, inspect, sys
 import bipace_kernels as bk
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations.swift import join
-from bipace_kernels.integrations.verl.estimator import settings_of
 from bipace_kernels.integrations.verl_agent.settings import Settings as Agents, keys
 
 assert bk.__file__.startswith(sys.argv[1]), bk.__file__
@@ -39,7 +38,9 @@ for make in (lambda: bk.Config(luck_noise=-1), lambda: Settings(method="gae", lu
         raise AssertionError("an invalid value passed")
 given = {"method": "gae", "luck_noise": 0.5}
 assert Settings.of(given).config().luck_noise == 0.5  # of Trinity-RFT and ms-swift
-assert settings_of({"bipace": given}).config().luck_noise == 0.5  # of verl
+if importlib.util.find_spec("verl"):
+    from bipace_kernels.integrations.verl.estimator import settings_of
+    assert settings_of({"bipace": given}).config().luck_noise == 0.5
 assert keys()["bipace_luck_noise"] is None
 agents = {"algorithm": {"adv_estimator": "gigpo", "gamma": 0.9, "gigpo": {"bipace_method": "gae", "bipace_luck_noise": 0.5,
           "bisim_embedder": "ngram"}}, "env": {"rollout": {"n": 2}},
@@ -62,7 +63,7 @@ assert "| `luck_noise` | `0.25` |" in tables["config"] and "bipace_luck_noise" i
 
 
 def test_a_field_of_the_table_is_a_setting_everywhere(tmp_path: Path) -> None:
-    """Config, Trinity-RFT, ms-swift, verl, verl-agent, TRL where it is installed, the program, and the page."""
+    """Config, Trinity-RFT, ms-swift, verl-agent, verl and TRL where they are installed, the program, and the page."""
     unneeded = shutil.ignore_patterns("__pycache__", "csrc")
     package = shutil.copytree(ROOT / "bipace_kernels", tmp_path / "bipace_kernels", ignore=unneeded)
     shutil.copytree(ROOT / "integrations", package / "integrations", ignore=unneeded)
