@@ -195,14 +195,12 @@ def stages(x: Batch, backend: str) -> list[Case]:
 
 
 def presets(x: Batch, backend: str) -> list[Case]:
-    """Whole calls without cosine clusters, equality of rows, and text features."""
+    """Whole calls without cosine clusters, and equality of rows."""
     n = x.shape.records
     codes_on_host = torch.from_numpy(x.steps.group * x.shape.states + x.steps.state)
     codes = codes_on_host.to(x.device)
-    texts = w.observations(x.steps)
     small = Need(bytes=n * (8 + 4 + 4 * 4 + 8 + 1))
     size = x.fingerprint.numel() * x.fingerprint.element_size()
-    bytes_of_texts = sum(len(t.encode()) for t in texts)
 
     def preset(config: bk.Config) -> Callable[[], Any]:
         return lambda: bk.advantage(
@@ -220,16 +218,6 @@ def presets(x: Batch, backend: str) -> list[Case]:
 
         return check
 
-    offsets = np.concatenate([[0], np.cumsum([len(t.encode()) for t in texts])]).astype(np.int64)
-    data = torch.frombuffer(bytearray("".join(texts).encode()), dtype=torch.uint8).to(x.device)
-    at = torch.from_numpy(offsets).to(x.device)
-
-    def ngrams() -> torch.Tensor:
-        return module(backend, "ngrams").ngram_fingerprints(data, at, n=3, dim=4096)
-
-    def same_ngrams(found: torch.Tensor) -> str:
-        return "same bits as on the CPU" if torch.equal(found.cpu(), bk.ngram_fingerprint(texts)) else "DIFFERENT"
-
     gigpo, hgpo = bk.Config.gigpo(), bk.Config.hgpo()
     whole: list[Case] = [
         ("Config.gigpo(), observations as codes", preset(gigpo), small, same_as_cpu(gigpo)),
@@ -240,7 +228,6 @@ def presets(x: Batch, backend: str) -> list[Case]:
     return [
         *whole,
         ("clusters of equal rows, ε = 0", lambda: clusters(x, backend, 0.0), Need(bytes=size + 8 * n), lambda _: ""),
-        ("ngram_fingerprints, texts on the device", ngrams, Need(bytes=bytes_of_texts + 4 * 4096 * n), same_ngrams),
     ]
 
 

@@ -21,7 +21,7 @@ NAMES = ("auto", "reference", "cpu", "triton", "cuda")
 STAGES = (
     "returns", "episode", "clusters", "observations", "similar", "values", "critic", "combine", "action_keys", "ngrams",
 )  # fmt: skip
-_HOST = ("similar",)  # stages of texts, always on the host
+HOST = ("similar", "ngrams")  # stages of texts, always on the host
 _CUDA = ("clusters", "values", "action_keys")  # stages with CUDA kernels of their own; Triton serves the others
 _AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by the tensors' device, best first
 
@@ -29,7 +29,7 @@ _AUTO = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}  # by the tens
 def package_of(backend: str, stage: str) -> str:
     """The package whose module runs a stage under a backend; the only such table."""
     if backend in ("triton", "cuda"):
-        if stage in _HOST:
+        if stage in HOST:
             return "reference" if native_loader.reason() else "cpu"
         return "cuda" if backend == "cuda" and stage in _CUDA else "triton"
     if stage == "combine":

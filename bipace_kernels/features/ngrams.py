@@ -10,8 +10,6 @@ import torch
 from ..backends import dispatch, threads
 from ..inputs import transfer
 
-_LONGEST_TEXT = (1 << 31) - (1 << 13)  # bytes: a device counts in int32
-
 
 def ngram_fingerprint(
     texts: Any,
@@ -30,8 +28,8 @@ def ngram_fingerprint(
 
     texts        list, tuple or array of N str or bytes
     n, dim       n-gram length in [1, 4096] and number of buckets in [1, 2^24]
-    device       of the result; None: the CPU.  For a GPU the texts are encoded on the host, their bytes are copied in one
-                 transfer, and everything else runs on the GPU, without synchronizing
+    device       of the result; None: the CPU.  The rows are computed on the host, where the texts are, and copied to a
+                 GPU in one transfer, without synchronizing
     num_threads  threads of the cpu backend; None: torch.get_num_threads()
 
     Returns [N, dim] float32 on the device.  Counts are integers, the norm is taken in float64, each entry is rounded to
@@ -60,9 +58,10 @@ def ngram_fingerprint(
         items = tuple(str.__str__(text) if isinstance(text, str) else bytes(memoryview(text)) for text in items)
     place = _device(device)
     chosen = dispatch.choose(backend, place)
-    data, offsets = _encoded(items, place)
+    data, offsets = _encoded(items)
     with threads.using(num_threads):
-        return chosen.ngrams.ngram_fingerprints(data, offsets, n=int(n), dim=int(dim))
+        rows = chosen.ngrams.ngram_fingerprints(data, offsets, n=int(n), dim=int(dim))
+    return transfer.to_device(rows, place, "texts")
 
 
 def _device(device: Any) -> torch.device:
@@ -72,19 +71,14 @@ def _device(device: Any) -> torch.device:
         raise ValueError(f"device must be None or a torch device such as 'cuda', got {device!r}: {error}") from error
 
 
-def _encoded(items: tuple[str | bytes, ...], device: torch.device) -> list[torch.Tensor]:
-    """The texts' bytes [E] uint8, one after the other, and their offsets [N+1] int64, on a device."""
+def _encoded(items: tuple[str | bytes, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The texts' bytes [E] uint8, one after the other, and their offsets [N+1] int64."""
     try:
         joined = "".join(items).encode("ascii")  # type: ignore[arg-type]  # the usual case: all texts encoded at once
         lengths = np.fromiter(map(len, items), np.int64, len(items))
     except (TypeError, UnicodeEncodeError):
         parts = [item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item for item in items]
         joined, lengths = b"".join(parts), np.fromiter(map(len, parts), np.int64, len(parts))
-    if device.type != "cpu" and lengths.max(initial=0) > _LONGEST_TEXT:
-        at = int((lengths > _LONGEST_TEXT).argmax())
-        raise ValueError(
-            f"texts must be shorter than 2 GiB each on a GPU, got {lengths[at]} bytes at index {at}; use device=None."
-        )
     offsets = torch.from_numpy(np.concatenate(([0], lengths.cumsum())))
     data = torch.frombuffer(bytearray(joined), dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
-    return transfer.to_device_together([data, offsets], device, "texts")
+    return data, offsets

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from ragged import BACKEND
 
-from bipace_kernels.backends.triton import xxh64
+from bipace_kernels.backends.triton.action_keys import xxh_absorb, xxh_begin, xxh_finish
 
 xxhash = pytest.importorskip("xxhash", reason="xxhash is not installed")
 pytestmark = pytest.mark.skipif(BACKEND != "triton", reason="tests the Triton kernels")
@@ -19,7 +19,7 @@ def hash_kernel(data, sizes, ring, out, longest, SEED: tl.constexpr, LANES: tl.c
     lane = tl.arange(0, LANES)
     size = tl.load(sizes + lane)
     words = ring + lane * (CAPACITY // 8)
-    a, b, c, d = xxh64.begin(SEED, LANES)
+    a, b, c, d = xxh_begin(SEED, LANES)
     absorbed = tl.zeros_like(size)
     for start in range(0, longest, 16):
         k = start + tl.arange(0, 16)[None, :]
@@ -28,9 +28,9 @@ def hash_kernel(data, sizes, ring, out, longest, SEED: tl.constexpr, LANES: tl.c
         tl.store(place, byte, mask=k < size[:, None])
         tl.debug_barrier()
         written = tl.minimum(size, start + 16)
-        a, b, c, d, absorbed = xxh64.absorb(words, a, b, c, d, absorbed, written, CAPACITY)
+        a, b, c, d, absorbed = xxh_absorb(words, a, b, c, d, absorbed, written, CAPACITY)
         tl.debug_barrier()
-    tl.store(out + lane, xxh64.finish(words, a, b, c, d, absorbed, size, SEED, CAPACITY))
+    tl.store(out + lane, xxh_finish(words, a, b, c, d, absorbed, size, SEED, CAPACITY))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])

@@ -30,7 +30,6 @@ from bipace_kernels.backends.triton import clusters as triton_clusters
 from bipace_kernels.backends.triton import combine as triton_combine
 from bipace_kernels.backends.triton import critic as triton_critic
 from bipace_kernels.backends.triton import episode as triton_episode
-from bipace_kernels.backends.triton import ngrams as triton_ngrams
 from bipace_kernels.backends.triton import observations as triton_observations
 from bipace_kernels.backends.triton import returns as triton_returns
 from bipace_kernels.backends.triton import values as triton_values
@@ -49,5 +48,5 @@ ACTION_KEYS: list[stages.ActionKeys] = [
     triton_action_keys,
     cuda_action_keys,
 ]
-NGRAMS: list[stages.Ngrams] = [reference_ngrams, cpu_ngrams, triton_ngrams]
+NGRAMS: list[stages.Ngrams] = [reference_ngrams, cpu_ngrams]
 TEXTS: list[stages.Texts] = [reference_action_keys, cpu_action_keys]

@@ -7,7 +7,7 @@ For the stages' inputs and outputs see stages.py.  Nothing here synchronizes.  K
 import importlib
 from types import ModuleType
 
-__all__ = ["action_keys", "clusters", "combine", "critic", "episode", "ngrams", "observations", "returns", "values"]
+__all__ = ["action_keys", "clusters", "combine", "critic", "episode", "observations", "returns", "values"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 
 from .. import triton_loader
-from . import xxh64
 from ._launch import ceil_div, device_guard
 
 FIRST_N, ACTION_TAG, TEXT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -31,6 +30,15 @@ NOWHERE = tl.constexpr(1 << 62)  # beyond any position of a row
 LESS_THAN, SLASH, BLANK = tl.constexpr(0x3C), tl.constexpr(0x2F), tl.constexpr(0x20)
 NAME = tl.constexpr(int.from_bytes(b"action>", "little"))  # follows "<" or "</"
 NAME_SIZE, OPEN_SIZE, CLOSE_SIZE = tl.constexpr(7), tl.constexpr(8), tl.constexpr(9)
+
+# Primes and starts of the four accumulators (without the seed) of XXH64.
+PRIME_1 = tl.constexpr(0x9E3779B185EBCA87)
+PRIME_2 = tl.constexpr(0xC2B2AE3D27D4EB4F)
+PRIME_3 = tl.constexpr(0x165667B19E3779F9)
+PRIME_4 = tl.constexpr(0x85EBCA77C2B2AE63)
+PRIME_5 = tl.constexpr(0x27D4EB2F165667C5)
+START_1 = tl.constexpr((0x9E3779B185EBCA87 + 0xC2B2AE3D27D4EB4F) & ((1 << 64) - 1))
+START_4 = tl.constexpr(-0x9E3779B185EBCA87 & ((1 << 64) - 1))
 
 
 # One warp per row: nothing is reduced across warps, and rows of different lengths do not wait for each other.  64
@@ -61,6 +69,102 @@ CUT = Cut()
 _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False, **({"maxnreg": 128} if torch.version.hip is None else {})}
 INTERPRETED_ROWS = 256  # of a program: the interpreter's time depends on the number of operations, not on their size
 LARGEST_TABLE = (2**31 - 1) // CUT.tile  # bytes: the text of a tile is measured in int32
+
+
+@triton.jit
+def rotate(x, BITS: tl.constexpr):
+    return (x << BITS) | (x >> (64 - BITS))
+
+
+@triton.jit
+def add_lane(accumulator, word):
+    return rotate(accumulator + word * PRIME_2, 31) * PRIME_1
+
+
+@triton.jit
+def add_word(hash, word):  # the 8 bytes of a tail
+    return rotate(hash ^ (rotate(word * PRIME_2, 31) * PRIME_1), 27) * PRIME_1 + PRIME_4
+
+
+@triton.jit
+def add_half(hash, half):  # 4 bytes
+    return rotate(hash ^ (half * PRIME_1), 23) * PRIME_2 + PRIME_3
+
+
+@triton.jit
+def add_byte(hash, byte):
+    return rotate(hash ^ (byte * PRIME_5), 11) * PRIME_1
+
+
+@triton.jit
+def merge(hash, accumulator):
+    return (hash ^ (rotate(accumulator * PRIME_2, 31) * PRIME_1)) * PRIME_1 + PRIME_4
+
+
+@triton.jit
+def converge(a, b, c, d):
+    """The hash of whole stripes, from their four accumulators."""
+    hash = rotate(a, 1) + rotate(b, 7) + rotate(c, 12) + rotate(d, 18)
+    return merge(merge(merge(merge(hash, a), b), c), d)
+
+
+@triton.jit
+def avalanche(hash):
+    hash = (hash ^ (hash >> 33)) * PRIME_2
+    hash = (hash ^ (hash >> 29)) * PRIME_3
+    return hash ^ (hash >> 32)
+
+
+@triton.jit
+def xxh_begin(SEED: tl.constexpr, LANES: tl.constexpr):
+    """The four accumulators [LANES] before the first byte."""
+    zero = tl.zeros([LANES], tl.uint64)
+    return zero + START_1 + SEED, zero + PRIME_2 + SEED, zero + SEED, zero + START_4 + SEED
+
+
+@triton.jit
+def xxh_absorb(
+    ring,  # [LANES] pointers to uint64, where each lane's ring starts
+    a,
+    b,
+    c,
+    d,
+    absorbed,  # [LANES] int64 bytes taken so far, a multiple of 32
+    available,  # [LANES] int64 bytes written so far
+    CAPACITY: tl.constexpr,
+):
+    """Absorbs all whole stripes of 32 bytes; returns the accumulators and the number of absorbed bytes."""
+    while tl.max(available - absorbed) >= 32:
+        whole = available - absorbed >= 32
+        stripe = ring + ((absorbed & (CAPACITY - 1)) >> 3)  # never wraps: 32 divides CAPACITY
+        a = tl.where(whole, add_lane(a, tl.load(stripe, mask=whole, other=0)), a)
+        b = tl.where(whole, add_lane(b, tl.load(stripe + 1, mask=whole, other=0)), b)
+        c = tl.where(whole, add_lane(c, tl.load(stripe + 2, mask=whole, other=0)), c)
+        d = tl.where(whole, add_lane(d, tl.load(stripe + 3, mask=whole, other=0)), d)
+        absorbed = tl.where(whole, absorbed + 32, absorbed)
+    return a, b, c, d, absorbed
+
+
+@triton.jit
+def xxh_finish(ring, a, b, c, d, absorbed, size, SEED: tl.constexpr, CAPACITY: tl.constexpr):
+    """[LANES] uint64 hashes of strings of `size` [LANES] bytes, whose last 0 to 31 bytes are not yet absorbed."""
+    short = tl.zeros_like(a) + PRIME_5 + SEED
+    hash = tl.where(size >= 32, converge(a, b, c, d), short) + size.to(tl.uint64)
+    word_at = ring + ((absorbed & (CAPACITY - 1)) >> 3)
+    left = size - absorbed
+    for k in tl.static_range(3):
+        here = left >= 8 * (k + 1)
+        hash = tl.where(here, add_word(hash, tl.load(word_at + k, mask=here, other=0)), hash)
+    # The rest is in one word; the bytes above it do not belong to the string.
+    rest = left & 7
+    word = tl.load(word_at + (left >> 3), mask=rest > 0, other=0)
+    half = rest >= 4
+    hash = tl.where(half, add_half(hash, word & 0xFFFFFFFF), hash)
+    word = tl.where(half, word >> 32, word)
+    rest = tl.where(half, rest - 4, rest)
+    for k in tl.static_range(3):
+        hash = tl.where(rest > k, add_byte(hash, (word >> (8 * k)) & 0xFF), hash)
+    return avalanche(hash)
 
 
 @triton.jit
@@ -226,7 +330,7 @@ def _hash_text(
 ):  # fmt: skip
     """[ROWS] uint64 hashes of the text [head, tail), A–Z lowered; column and position as by _find."""
     words = ring.to(tl.pointer_type(tl.uint64))
-    a, b, c, d = xxh64.begin(SEED, ROWS)
+    a, b, c, d = xxh_begin(SEED, ROWS)
     absorbed = tl.zeros_like(size)
     while tl.max(tail - position) > 0:
         todo = tl.where(position < tail, size, 0)
@@ -242,12 +346,12 @@ def _hash_text(
             )
             tl.debug_barrier()
             written = tl.minimum(position + high, tail) - head  # a finished row is beyond its tail
-            a, b, c, d, absorbed = xxh64.absorb(words, a, b, c, d, absorbed, written, CAPACITY)
+            a, b, c, d, absorbed = xxh_absorb(words, a, b, c, d, absorbed, written, CAPACITY)
             tl.debug_barrier()
             low = high
         position += length
         column += TILE
-    hash = xxh64.finish(words, a, b, c, d, absorbed, tail - head, SEED, CAPACITY)
+    hash = xxh_finish(words, a, b, c, d, absorbed, tail - head, SEED, CAPACITY)
     tl.debug_barrier()
     return hash
 
@@ -259,7 +363,7 @@ def _hash_first_ids(
 ):  # fmt: skip
     """[ROWS] uint64 hashes of the first n valid ids of each row as little-endian int64."""
     words = ring.to(tl.pointer_type(tl.uint64))
-    a, b, c, d = xxh64.begin(SEED_FIRST_N, ROWS)
+    a, b, c, d = xxh_begin(SEED_FIRST_N, ROWS)
     column, taken, absorbed = tl.zeros_like(size), tl.zeros_like(size), tl.zeros_like(size)
     while tl.max(tl.where(taken < n, size - column, 0)) > 0:
         todo = tl.where(taken < n, size, 0)
@@ -269,10 +373,10 @@ def _hash_first_ids(
         tl.store(words[:, None] + (rank & (CAPACITY // 8 - 1)), token.to(tl.uint64), mask=is_valid & (rank < n))
         taken = tl.minimum(taken + tl.sum(count, 1), n)
         tl.debug_barrier()
-        a, b, c, d, absorbed = xxh64.absorb(words, a, b, c, d, absorbed, 8 * taken, CAPACITY)
+        a, b, c, d, absorbed = xxh_absorb(words, a, b, c, d, absorbed, 8 * taken, CAPACITY)
         tl.debug_barrier()
         column += TILE
-    hash = xxh64.finish(words, a, b, c, d, absorbed, 8 * taken, SEED_FIRST_N, CAPACITY)
+    hash = xxh_finish(words, a, b, c, d, absorbed, 8 * taken, SEED_FIRST_N, CAPACITY)
     tl.debug_barrier()
     return hash
 
