@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bipace_kernels.backends.cuda._cupy import target
-from bipace_kernels.backends.cuda._sources import SOURCES, flags
+from bipace_kernels.backends.cuda._launch import SOURCES, flags
 
 from .resources import SHARED_LIMIT
 

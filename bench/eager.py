@@ -24,7 +24,7 @@ import torch
 
 import bipace_kernels as bk
 from bipace_kernels.backends import cuda_loader, dispatch, triton_loader
-from bipace_kernels.backends.cuda import _provider
+from bipace_kernels.backends.cuda import _launch
 
 ARCH = 90
 SHARED = 227 << 10  # bytes of a block
@@ -67,23 +67,21 @@ class Driver:
 class Provider:
     """Of CUDA kernels, none of which runs."""
 
+    built = "sm_90a"
     launches = 0
 
     def launch(self, *arguments: Any) -> None:
         self.launches += 1
 
-    def shared_memory(self, device: torch.device) -> int:
+    def shared_memory(self, gpu: int) -> int:
         return SHARED
-
-    def warpgroups(self, device: torch.device) -> bool:
-        return True
 
 
 def stub() -> tuple[Driver, Provider]:
     """From here on CPU tensors pass for a GPU's, and nothing is launched in this process."""
     driver, provider = Driver(), Provider()
     importlib.import_module("triton.runtime.driver").driver.set_active(driver)
-    _provider.stand_in = provider
+    _launch.stand_in = provider
     put: Callable[[Any, str, Any], None] = setattr
     for loader in (triton_loader, cuda_loader):
         put(loader, "reason", lambda: "")

@@ -122,10 +122,10 @@ def by_warps(x: Ragged, config: bk.Config) -> str:
         return x.advantages(config)
 
 
-def by_columns(x: Ragged) -> str:
-    """The path for long groups, with little shared memory: a few clusters fit, one per record does not."""
+def by_memory(x: Ragged) -> str:
+    """Matrices of two sizes and little shared memory: a few clusters fit, one per record does not."""
     clusters = importlib.import_module("bipace_kernels.backends.cuda.clusters")
-    with mock.patch.object(clusters, "LIMITS", clusters.Limits(long_group=100, columns=128, shared=60_000)):
+    with mock.patch.object(clusters, "LIMITS", clusters.Limits(middle=100, shared=60_000)):
         return x.sweep((1e-4, 0.10))
 
 
@@ -157,7 +157,7 @@ def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bo
         ("action_keys", x.keys),
     ]
     if backend == "cuda":
-        checks.append(("a sweep of ε, longer groups by blocks of columns", lambda: by_columns(longer)))
+        checks.append(("a sweep of ε, longer groups with S in memory", lambda: by_memory(longer)))
         checks.append(("Config.bipace(), longer groups, by warps", lambda: by_warps(longer, bk.Config.bipace())))
     if not small:
         # Without a GPU that would take minutes.

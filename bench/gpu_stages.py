@@ -55,7 +55,6 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     lay = x.on_device
     rows, gram, numbering = (module(backend, stem) for stem in ("rows", "gram", "numbering"))
     side = -(-lay.longest_group // gram.UNIT) * gram.UNIT
-    beyond = side + 1  # no group is as long: none is left to the path of long ones
     n, d = x.fingerprint.shape
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -69,20 +68,15 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
         rows.look(x.fingerprint, lay.order, kind=kind, scale=scale)
 
     if backend == "cuda":
-        kernels, reciprocal = module(backend, "clusters"), empty(n)
-        part = lay.group_offsets[:-1], lay.group_offsets[1:]
-        batch = kernels.Clustering(
-            x.fingerprint, lay.order, lay.group_offsets, kind, scale, lay.n_groups, lay.longest_group
-        )
-        decisions = module(backend, "scan").Scan(
-            kind, *part, reciprocal, lowest, side, side, beyond, batch.limits.shared
-        )
+        kernels, reciprocal = module(backend, "scan"), empty(n)
+        part = gram.Groups(lay.group_offsets[:-1], lay.group_offsets[1:], side + 1)
+        shared = module(backend, "clusters").LIMITS.shared
 
         def multiply() -> None:
-            batch._multiply(*part, products, reciprocal, 0, beyond)
+            gram.multiply(x.fingerprint, lay.order, part, scale, products, reciprocal)
 
         def decide() -> torch.Tensor:
-            decisions.run(products, 0, first)
+            kernels.decide(products, kind, part, reciprocal, lowest, first, shared)
             return first
     else:
         kernels, reciprocal, state = module(backend, "scan"), empty(lay.n_groups, side), empty(1, *products.shape)
@@ -90,19 +84,11 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
 
         def multiply() -> None:
             gram.multiply_groups(
-                x.fingerprint,
-                lay.order,
-                lay.group_offsets,
-                scale,
-                products,
-                reciprocal,
-                first_group=0,
+                x.fingerprint, lay.order, lay.group_offsets, scale, products, reciprocal, first_group=0
             )
 
         def decide() -> torch.Tensor:
-            kernels.decide_groups(
-                products, reciprocal, state, kind, lay.group_offsets, first, lowest, lowest_of, first_group=0
-            )  # fmt: skip
+            kernels.decide_groups(lay, kind, products, reciprocal, state, first, lowest, lowest_of, 0)
             return first
 
     look()
@@ -241,10 +227,8 @@ def worst_cosine(device: torch.device, groups: int, records: int, dim: int) -> f
     offsets = torch.arange(groups + 1, device=device) * records
     ones = torch.ones(len(rows), device=device)
     products, reciprocal = torch.empty((groups, side, side), device=device), torch.empty(len(rows), device=device)
-    kernels.multiply(
-        rows, torch.arange(len(rows), device=device), offsets[:-1], offsets[1:], ones, products, reciprocal,
-        first_column=0, long_group=records + 1,
-    )  # fmt: skip
+    whole = kernels.Groups(offsets[:-1], offsets[1:], records + 1)
+    kernels.multiply(rows, torch.arange(len(rows), device=device), whole, ones, products, reciprocal)
     worst = 0.0
     for group, own, r in zip(products, rows.double().split(records), reciprocal.split(records), strict=True):
         exact = own @ own.T / own.norm(dim=1)[:, None] / own.norm(dim=1)

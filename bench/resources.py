@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 # Shared memory that one program may ask for, in bytes (CUDA C++ Programming Guide, compute capabilities).
-SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 ARCHITECTURES = (80, 90, 100)
 _SIZES = {"GLOBAL", "REG", "STACK", "SHARED", "LOCAL"}
 

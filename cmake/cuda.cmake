@@ -6,7 +6,7 @@
 #   BIPACE_CUDA=0      none
 #
 # The decision is printed, stands in _native.cuda_decision, and its last word is in bipace_cuda.txt of the build folder.
-set(bipace_cuda_release 80 86 89 90 100 120)
+set(bipace_cuda_release 80 90 100 120)  # code of 8.0 runs on 8.6 and 8.9
 
 function(bipace_gpus result)  # compute capabilities of the GPUs here, e.g. 90
   find_program(BIPACE_NVIDIA_SMI nvidia-smi)

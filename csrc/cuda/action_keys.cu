@@ -9,6 +9,7 @@
 //   hash   its bytes, lowered; or the first n valid ids if there is no such body
 #include "common/action_keys.h"
 #include "common/xxh64.h"
+#include "cuda/arguments.h"
 #include "cuda/intrinsics.h"
 
 namespace bipace {
@@ -26,31 +27,6 @@ constexpr int64_t kOpenSize = 8, kCloseSize = 9;
 constexpr int64_t kFirstN = 0, kActionTag = 1;  // modes; 2 is the whole text
 
 BIPACE_DEVICE int64_t within(int64_t x, int64_t most) { return x < 0 ? 0 : x < most ? x : most; }
-
-}  // namespace
-
-struct ActionKeysArgs {
-  const void* ids;               // [N, T], or flat with row_offsets
-  const void* valid;             // like ids, non-zero = valid; null: all are
-  const int64_t* row_offsets;    // [N+1], or null
-  const int64_t* table_offsets;  // [V+1]; null for kFirstN, as table_bytes
-  const uint8_t* table_bytes;
-  const uint8_t* may_open;  // [V] bool: whether a token holds a <; null for other modes than kActionTag
-  int64_t* keys;            // [N]
-  uint8_t* parsed;          // [N] bool
-  uint64_t* outside;        // [1] lowest flat position of a valid id outside the table; all ones before
-  int64_t n_rows;           // N
-  int64_t n_columns;        // T
-  int64_t vocabulary;
-  int64_t n;
-  int64_t id_row_stride, id_column_stride;  // in items, as all strides
-  int64_t valid_row_stride, valid_column_stride;
-  int64_t id_bytes, id_signed;  // 1, 2, 4 or 8
-  int64_t valid_bytes;
-  int64_t mode;
-};
-
-namespace {
 
 BIPACE_DEVICE int64_t load_integer(const void* items, int64_t bytes, bool is_signed, int64_t at) {
   switch (bytes) {

@@ -1,34 +1,25 @@
 // Elements of the fingerprint rows, of any dtype.
 #pragma once
 
+#include "cuda/arguments.h"
 #include "cuda/intrinsics.h"
 
 namespace bipace {
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
-// x [N, D] with strides in elements; order [M] names the row of each record.
-struct Rows {
-  const void* x;
-  const int64_t* order;
-  int64_t dim;
-  int64_t row_stride, column_stride;
-  int64_t dtype;
-
-  BIPACE_DEVICE int64_t at(int64_t record) const { return order[record] * row_stride; }
-  // Whether 16 bytes at a time may be read from every row.
-  BIPACE_DEVICE bool aligned() const {
-    const int size = dtype == kFloat32 ? 4 : 2;
-    return column_stride == 1 && row_stride * size % 16 == 0 && reinterpret_cast<uint64_t>(x) % 16 == 0;
-  }
-};
+// Whether 16 bytes at a time may be read from every row.
+BIPACE_DEVICE bool are_aligned(const GramArgs& a) {
+  const int size = a.dtype == kFloat32 ? 4 : 2;
+  return a.column_stride == 1 && a.row_stride * size % 16 == 0 && reinterpret_cast<uint64_t>(a.x) % 16 == 0;
+}
 
 // Bits of element e of the row that begins at `row`; 16-bit values in the low half.
 template <int dtype>
-BIPACE_DEVICE uint32_t element_bits(const Rows& rows, int64_t row, int64_t e) {
-  const int64_t place = row + e * rows.column_stride;
-  if (dtype == kFloat32) return static_cast<const uint32_t*>(rows.x)[place];
-  return static_cast<const uint16_t*>(rows.x)[place];
+BIPACE_DEVICE uint32_t element_bits(const GramArgs& a, int64_t row, int64_t e) {
+  const int64_t place = row + e * a.column_stride;
+  if (dtype == kFloat32) return static_cast<const uint32_t*>(a.x)[place];
+  return static_cast<const uint16_t*>(a.x)[place];
 }
 
 template <int dtype>

@@ -1,4 +1,4 @@
-// Gram matrices of groups, or of some columns of them: a block per tile (gram.h).
+// Gram matrices of groups: a block per tile (gram.h).
 #include "cuda/gram.h"
 
 namespace bipace {
@@ -11,21 +11,14 @@ BIPACE_DEVICE bool is_there(const gram::TileOf<high>& tile) {
   return gpu::shuffle(tile.block_j * gram::kTile < tile.n && tile.block_i * high < after, 0);
 }
 
-// The block's tile.  Of a whole matrix column after column of blocks; of some columns of a long group row after row, so
-// that blocks at work together share rows, which come from memory once.
+// The block's tile.
 template <int high>
 BIPACE_DEVICE gram::TileOf<high> tile_of(const GramArgs& a) {
   const int64_t slot = gpu::block_y(), begin = a.begins[slot], length = a.ends[slot] - begin;
   const int n = length < a.long_group ? static_cast<int>(length) : 0;
   gram::TileOf<high> tile{
-      a, begin, n, 0, 0, a.gram + slot * a.n_rows * a.columns, a.reciprocal + begin, gpu::shared_memory()};
-  if (a.first_column > 0) {
-    const int64_t columns = a.columns / gram::kTile;
-    tile.block_i = static_cast<int>(gpu::block() / columns);
-    tile.block_j = static_cast<int>(a.first_column / gram::kTile + gpu::block() % columns);
-  } else {
-    gram::triangle<high>(gpu::block(), tile.block_i, tile.block_j);
-  }
+      a, begin, n, 0, 0, a.gram + slot * a.side * a.side, a.reciprocal + begin, gpu::shared_memory()};
+  gram::triangle<high>(gpu::block(), tile.block_i, tile.block_j);
   return tile;
 }
 
@@ -35,7 +28,7 @@ BIPACE_DEVICE gram::TileOf<high> tile_of(const GramArgs& a) {
 BIPACE_KERNEL(gram_half, GramArgs, gram::kThreads) {
   const gram::Tile tile = tile_of<gram::kTile>(a);
   if (!is_there(tile)) return;
-  if (a.rows.dtype == kBfloat16) {
+  if (a.dtype == kBfloat16) {
     gram::multiply_tile<kBfloat16>(tile);
   } else {
     gram::multiply_tile<kFloat16>(tile);
@@ -52,7 +45,7 @@ BIPACE_KERNEL(gram_tall, GramArgs, gram::kTallThreads) {
 #if BIPACE_WARPGROUPS
   const auto tile = tile_of<gram::kTall>(a);
   if (!is_there(tile)) return;
-  if (a.rows.dtype == kBfloat16) {
+  if (a.dtype == kBfloat16) {
     gram::multiply_tall_tile<kBfloat16>(tile);
   } else {
     gram::multiply_tall_tile<kFloat16>(tile);

@@ -11,19 +11,6 @@
 
 namespace bipace {
 
-struct GramArgs {
-  Rows rows;
-  const int64_t* begins;  // [slots] first record of each group
-  const int64_t* ends;    // [slots]
-  int64_t long_group;     // groups of this length or more are not for this launch
-  int64_t first_column;   // of the launch, in the group; a multiple of 128
-  int64_t columns;        // of the launch; a multiple of 128
-  int64_t n_rows;         // of a matrix: up to the last column; a multiple of 128
-  float* gram;            // [slots, n_rows, columns], written for i ≤ j, and wherever a tile reaches
-  float* reciprocal;      // [M], written at the launch's columns: 1 / ‖x_i‖
-  const float* scale;     // [M] powers of two, 1 for nearly all: the others over- or underflow as they are
-};
-
 namespace gram {
 
 constexpr int kThreads = 512, kTallThreads = 384;  // of a tile
@@ -73,10 +60,7 @@ struct TileOf {
   BIPACE_DEVICE bool is_scaled(int r) const { return (scaled()[r / gpu::kWarp] >> (r % gpu::kWarp)) & 1u; }
   // The record of a row of a stage.
   BIPACE_DEVICE int record(int r) const { return r < high ? block_i * high + r : block_j * kTile + r - high; }
-  BIPACE_DEVICE void write(int64_t at_i, int64_t at_j, float product) const {
-    out[at_i * a.columns + at_j - a.first_column] = product;
-    if (at_i == at_j && at_i < n) length[at_i] = gpu::div_rn(1.0f, gpu::sqrt_rn(product));
-  }
+  BIPACE_DEVICE void write(int64_t at_i, int64_t at_j, float product) const { out[at_i * a.side + at_j] = product; }
 };
 using Tile = TileOf<kTile>;
 
@@ -88,7 +72,7 @@ BIPACE_DEVICE void find_rows(const TileOf<high>& tile) {
   if (t < Cut<high>::kRows) {
     const int record = tile.record(t);
     const bool inside = record < tile.n;
-    tile.row()[t] = inside ? tile.a.rows.at(tile.begin + record) : kOutside;
+    tile.row()[t] = inside ? tile.a.order[tile.begin + record] * tile.a.row_stride : kOutside;
     const uint32_t some = gpu::ballot(inside && tile.a.scale[tile.begin + record] != 1.0f);
     if (gpu::lane() == 0) tile.scaled()[gpu::warp()] = some;
   }
@@ -113,9 +97,9 @@ struct Feed {
   // Steps come in whole sums of `together`: beyond D there are zeros.
   BIPACE_DEVICE Feed(const TileOf<high>& of, int together)
       : tile(of),
-        aligned(of.a.rows.aligned()),
+        aligned(are_aligned(of.a)),
         diagonal(high == kTile && of.block_i == of.block_j),  // its columns are its rows, and come once
-        dim(static_cast<int>(of.a.rows.dim)),
+        dim(static_cast<int>(of.a.dim)),
         steps((dim + together * kDepth - 1) / (together * kDepth) * together),
         first(gpu::thread() / 8 * kRowBytes + turned(gpu::thread() / 8, gpu::thread() % 8)) {}
 
@@ -123,7 +107,6 @@ struct Feed {
   BIPACE_DEVICE int side_j() const { return diagonal ? 0 : high; }
 
   BIPACE_DEVICE void load(int step, int stage) const {
-    const Rows& rows = tile.a.rows;
     if (step < steps) {
       const int t = gpu::thread(), e = step * kDepth + t % 8 * 8, left = (dim - e) * 2;
       const int inside = left >= 16 ? 16 : left > 0 ? left : 0;
@@ -136,7 +119,7 @@ struct Feed {
           if ((c + 1) * kFurther > kAlways && c * kFurther >= last) break;
           const int64_t at = row[c * kFurther];
           const int bytes = at == kOutside ? 0 : inside;  // zeros, and nothing is read for them
-          gpu::copy_async(to + c * kFurther * kRowBytes, static_cast<const uint16_t*>(rows.x) + (bytes ? at + e : 0),
+          gpu::copy_async(to + c * kFurther * kRowBytes, static_cast<const uint16_t*>(tile.a.x) + (bytes ? at + e : 0),
                           bytes);
         }
       } else {
@@ -147,7 +130,7 @@ struct Feed {
 #pragma unroll 1
           for (int i = 0; i < 8; ++i) {
             const bool is = at != kOutside && e + i < dim;
-            element[i] = is ? static_cast<uint16_t>(element_bits<dtype>(rows, at, e + i)) : uint16_t{0};
+            element[i] = is ? static_cast<uint16_t>(element_bits<dtype>(tile.a, at, e + i)) : uint16_t{0};
           }
         }
       }
@@ -273,8 +256,8 @@ BIPACE_DEVICE void multiply_by_groups(const TileOf<kTall>& tile) {
         gpu::products_begin(part);
 #pragma unroll
         for (int k = 0; k < kDepth / 16; ++k) {
-          gpu::multiply_group<dtype == kBfloat16>(part, stage + group_i * kRowBytes + k * 32,
-                                                  stage + kTall * kRowBytes + k * 32, s > 0 || k > 0);
+          gpu::multiply_group<dtype == kBfloat16>(part, gpu::described(stage + group_i * kRowBytes + k * 32),
+                                                  gpu::described(stage + kTall * kRowBytes + k * 32), s > 0 || k > 0);
         }
         gpu::products_commit();
       }
@@ -292,22 +275,21 @@ BIPACE_DEVICE void multiply_by_groups(const TileOf<kTall>& tile) {
 // Float32 rows, outside the tensor cores: eight rows by four columns to a thread.
 BIPACE_DEVICE void multiply_single(const Tile& tile) {
   constexpr int kMine = 8, kTheirs = 4;
-  const Rows& rows = tile.a.rows;
   float* const xi = reinterpret_cast<float*>(tile.room);  // [kSingleDepth, kSinglePitch]
   float* const xj = xi + kSingleDepth * kSinglePitch;
   const int t = gpu::thread(), at_i = t / 32 * kMine, at_j = t % 32 * kTheirs;
   float total[kMine][kTheirs] = {}, part[kMine][kTheirs];
   // Four elements of one row of each side: rows t / 4, elements t % 4 · 4 and on.
   const int64_t row_i = tile.row()[t / 4], row_j = tile.row()[kTile + t / 4];
-  for (int64_t d = 0; d < rows.dim; d += kSingleDepth) {
+  for (int64_t d = 0; d < tile.a.dim; d += kSingleDepth) {
     gpu::sync_block();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int e = t % 4 * 4 + i;
-      const bool inside = d + e < rows.dim;
+      const bool inside = d + e < tile.a.dim;
       const bool is_i = inside && row_i != kOutside, is_j = inside && row_j != kOutside;
-      xi[e * kSinglePitch + t / 4] = is_i ? gpu::float_of(element_bits<kFloat32>(rows, row_i, d + e)) : 0.0f;
-      xj[e * kSinglePitch + t / 4] = is_j ? gpu::float_of(element_bits<kFloat32>(rows, row_j, d + e)) : 0.0f;
+      xi[e * kSinglePitch + t / 4] = is_i ? gpu::float_of(element_bits<kFloat32>(tile.a, row_i, d + e)) : 0.0f;
+      xj[e * kSinglePitch + t / 4] = is_j ? gpu::float_of(element_bits<kFloat32>(tile.a, row_j, d + e)) : 0.0f;
     }
     gpu::sync_block();
 #pragma unroll
@@ -345,7 +327,6 @@ BIPACE_DEVICE void multiply_single(const Tile& tile) {
 // Pairs with a row of extreme length once more, a warp per pair, by scaled rows.  Nearly always there is none.
 template <int dtype, int high>
 BIPACE_DEVICE void multiply_scaled(const TileOf<high>& tile) {
-  const Rows& rows = tile.a.rows;
   gpu::sync_block();  // what over- or underflowed has been written
   for (int pair = gpu::warp(); pair < high * kTile; pair += Cut<high>::kWarps) {
     const int i = pair / kTile, j = pair % kTile, at_i = tile.record(i), at_j = tile.record(high + j);
@@ -353,9 +334,9 @@ BIPACE_DEVICE void multiply_scaled(const TileOf<high>& tile) {
     const float scale_i = tile.a.scale[tile.begin + at_i], scale_j = tile.a.scale[tile.begin + at_j];
     const int64_t row_i = tile.row()[i], row_j = tile.row()[high + j];
     float sum = 0.0f;
-    for (int64_t e = gpu::lane(); e < rows.dim; e += gpu::kWarp) {
-      const float u = value_of<dtype>(element_bits<dtype>(rows, row_i, e)) * scale_i;
-      const float v = value_of<dtype>(element_bits<dtype>(rows, row_j, e)) * scale_j;
+    for (int64_t e = gpu::lane(); e < tile.a.dim; e += gpu::kWarp) {
+      const float u = value_of<dtype>(element_bits<dtype>(tile.a, row_i, e)) * scale_i;
+      const float v = value_of<dtype>(element_bits<dtype>(tile.a, row_j, e)) * scale_j;
       sum = gpu::fma_rn(u, v, sum);
     }
     for (int mask = gpu::kWarp / 2; mask > 0; mask /= 2) sum += gpu::shuffle_xor(sum, mask);
@@ -363,12 +344,18 @@ BIPACE_DEVICE void multiply_scaled(const TileOf<high>& tile) {
   }
 }
 
-// Once more what over- or underflowed in a tile, if there is such.
+// Once more what over- or underflowed in a tile, if there is such; then 1 / ‖x‖ of the rows whose squares it holds: by
+// a thread each, for a division wherever an element is written would be most of the kernel.
 template <int dtype, int high>
-BIPACE_DEVICE void mend(const TileOf<high>& tile) {
+BIPACE_DEVICE void finish(const TileOf<high>& tile) {
   uint32_t scaled = 0;
   for (int w = 0; w < Cut<high>::kRows / gpu::kWarp; ++w) scaled |= tile.scaled()[w];
   if (scaled) multiply_scaled<dtype>(tile);
+  gpu::sync_block();                                       // all products have been written
+  const int64_t i = tile.block_j * kTile + gpu::thread();  // a column
+  if (gpu::thread() < kTile && i < tile.n && i / high == tile.block_i) {
+    tile.length[i] = gpu::div_rn(1.0f, gpu::sqrt_rn(tile.out[i * tile.a.side + i]));
+  }
 }
 
 template <int dtype>
@@ -379,7 +366,7 @@ BIPACE_DEVICE void multiply_tile(const Tile& tile) {
   } else {
     multiply_by_warps<dtype>(tile);
   }
-  mend<dtype>(tile);
+  finish<dtype>(tile);
 }
 
 #if BIPACE_WARPGROUPS
@@ -387,7 +374,7 @@ template <int dtype>
 BIPACE_DEVICE void multiply_tall_tile(const TileOf<kTall>& tile) {
   find_rows(tile);
   multiply_by_groups<dtype>(tile);
-  mend<dtype>(tile);
+  finish<dtype>(tile);
 }
 #endif
 

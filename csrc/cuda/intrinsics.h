@@ -4,11 +4,9 @@
 //   nvcc        into the wheel (csrc/cuda/launch.cpp launches them);
 //   NVRTC       through cupy.RawModule, where the wheel came without them: no host header is included here;
 //   BIPACE_EMULATOR as plain C++ for the CPU (tests/native/emulator), where every thread of a block is a fibre and the
-//   order in
-//               which they run is the test's to choose.
+//               order in which they run is the test's to choose.
 //
-// A kernel is  BIPACE_KERNEL(name, NameArgs, threads) { … a.field … }  with one argument `a`, a struct of 8-byte
-// fields: pointers, int64_t and double.  The launching code packs them by their names in these sources.
+// A kernel is  BIPACE_KERNEL(name, NameArgs, threads) { … a.field … }  with one argument `a`, a struct of arguments.h.
 #pragma once
 
 #include "common/hd.h"
@@ -202,17 +200,8 @@ BIPACE_DEVICE void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// 16 elements of rows of 128 bytes in shared memory, eight rows to a multiple of 1,024, whose eights of elements stand
-// where those of row r are exchanged by r % 8 (a stride of 1,024 bytes between eights of rows; the swizzle of 128
-// bytes).
-BIPACE_DEVICE uint64_t described(const void* shared) {
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  return 0x4000004000010000ull | ((at & 0x3FFFFu) >> 4);
-}
-
 // c (+)= a · b for a of 64 rows and b of 128, of 16 elements each (`described`), spread over the group as PTX lays down
-// for wgmma.m64n128k16; without `add` c is written.  All warps of the group together; c changes
-// until products_wait.
+// for wgmma.m64n128k16; without `add` c is written.  All warps of the group together; c changes until products_wait.
 #define BIPACE_MULTIPLY(kind)                                                                                       \
   asm volatile(                                                                                                     \
       "{.reg .pred p;\n"                                                                                            \
@@ -232,10 +221,10 @@ BIPACE_DEVICE uint64_t described(const void* shared) {
         "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]),     \
         "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]),     \
         "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])                   \
-      : "l"(described(a)), "l"(described(b)), "r"(static_cast<int>(add))                                            \
+      : "l"(a), "l"(b), "r"(static_cast<int>(add))                                                                  \
       : "memory")
 template <bool bf16>
-BIPACE_DEVICE void multiply_group(float (&c)[64], const void* a, const void* b, bool add) {
+BIPACE_DEVICE void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
   if (bf16) {
     BIPACE_MULTIPLY("bf16");
   } else {
@@ -248,3 +237,17 @@ BIPACE_DEVICE void multiply_group(float (&c)[64], const void* a, const void* b, 
 }  // namespace gpu
 }  // namespace bipace
 #endif
+
+namespace bipace {
+namespace gpu {
+
+// 16 elements of rows of 128 bytes in shared memory, as tensor cores of 9.0 are told of them (the PTX manual's matrix
+// descriptor): eight rows to a multiple of 1,024 bytes, and within a row the 16-byte pieces of row r exchanged by r
+// % 8.
+BIPACE_DEVICE uint64_t described(const void* rows) {
+  constexpr uint64_t kSwizzle128 = 1ull << 62, kEightRows = 1024ull >> 4 << 32, kUnused = 1ull << 16;
+  return kSwizzle128 | kEightRows | kUnused | (shared_address(rows) & 0x3FFFFu) >> 4;
+}
+
+}  // namespace gpu
+}  // namespace bipace

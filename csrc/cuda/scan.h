@@ -20,34 +20,10 @@
 #pragma once
 
 #include "common/greedy.h"
+#include "cuda/arguments.h"
 #include "cuda/intrinsics.h"
 
 namespace bipace {
-
-// Longer groups go by blocks of columns: their Gram matrix exists for those columns alone, [rows, pitch], and what the
-// earlier records decided stands in S of each of the block's panels before the scan (similar_to_columns) and in memory.
-struct ScanArgs {
-  const int64_t* begins;    // [slots] first record of each group
-  const int64_t* ends;      // [slots]
-  int64_t long_group;       // groups of this length or more are not for this launch
-  int64_t first_column;     // of the launch, in the group: a multiple of 128
-  int64_t columns;          // of the launch
-  const float* gram;        // [slots, rows, columns]: x_i · x_j for i ≤ j
-  int64_t rows;             // of a matrix
-  const float* reciprocal;  // [M]: 1 / ‖x_i‖
-  const uint8_t* kind;      // [M] 0 usable, 1 alone, 2 not taken
-  const float* lowest;      // [E]: 1 − ε − τ, or null
-  double only_lowest;       // instead, for one ε
-  int64_t capacity;         // clusters whose S fits into shared memory; odd
-  float* similar;           // [E, slots, far_panels, 32, far_pitch] scratch: S that does not; null where all does
-  int64_t far_panels;       // 2, or those of the launch
-  int64_t far_pitch;        // odd, and more than there are records
-  uint32_t* decisions;      // [E, slots, 6, room]: joined, change, weight; of clusters: leader, next, share
-  int64_t room;             // ≥ records of a group
-  int32_t* counts;          // [E, slots] clusters so far
-  int64_t* first;           // [E, M], written: the record that began the record's cluster; −1: not taken
-  int64_t first_stride;     // M
-};
 
 namespace scan {
 
@@ -156,7 +132,7 @@ struct Shared {
 static_assert(sizeof(Shared) == 38416, "bipace_kernels/backends/cuda/scan.py asks for as much");
 
 struct Group {
-  const float* gram;  // of column 0: element (i, j) at i · pitch + j
+  const float* gram;  // [pitch, pitch]
   int64_t pitch;
   const float* reciprocal;  // [n]
   const uint8_t* kind;      // [n]
@@ -167,49 +143,45 @@ struct Group {
 
 BIPACE_DEVICE Group group_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t slots) {
   const int64_t begin = a.begins[slot], length = a.ends[slot] - begin;
-  uint32_t* const scratch = a.decisions + (e * slots + slot) * 6 * a.room;
-  return {a.gram + slot * a.rows * a.columns - a.first_column,
-          a.columns,
+  uint32_t* const scratch = static_cast<uint32_t*>(a.decisions) + (e * slots + slot) * 6 * a.side;
+  return {a.gram + slot * a.side * a.side,
+          a.side,
           a.reciprocal + begin,
           a.kind + begin,
           begin,
           length < a.long_group ? static_cast<int>(length) : 0,
-          {reinterpret_cast<int32_t*>(scratch), reinterpret_cast<float*>(scratch + a.room),
-           reinterpret_cast<float*>(scratch + 2 * a.room), reinterpret_cast<int32_t*>(scratch + 3 * a.room),
-           reinterpret_cast<float*>(scratch + 4 * a.room), reinterpret_cast<float*>(scratch + 5 * a.room)}};
+          {reinterpret_cast<int32_t*>(scratch), reinterpret_cast<float*>(scratch + a.side),
+           reinterpret_cast<float*>(scratch + 2 * a.side), reinterpret_cast<int32_t*>(scratch + 3 * a.side),
+           reinterpret_cast<float*>(scratch + 4 * a.side), reinterpret_cast<float*>(scratch + 5 * a.side)}};
 }
 
-// Asks for a chunk: decisions [first, first + rows) and G at the panel's columns.  By `threads` threads, `t` of them
-// this.
-BIPACE_DEVICE void ask(Stage& stage, const Group& g, int first, int rows, int panel, int t, int threads) {
-  for (int i = t; i < rows * (kPanel / 4); i += threads) {
+// Asks for a chunk: decisions [first, first + rows) and G at the panel's columns.  By the workers, `t` of them this.
+BIPACE_DEVICE void ask(Stage& stage, const Group& g, int first, int rows, int panel, int t) {
+  for (int i = t; i < rows * (kPanel / 4); i += kWorkerThreads) {
     const int r = i / (kPanel / 4), c = i % (kPanel / 4) * 4;
     gpu::copy_async(stage.products + r * kPanel + c, g.gram + (first + r) * g.pitch + panel + c, 16);
   }
 }
 
-// What goes with it; the decisions must have been made.  `worker`: of clusters below kBalanced, or null.
-BIPACE_DEVICE void take_decisions(Stage& stage, const Group& g, int first, int rows, const uint8_t* worker, int t,
-                                  int threads) {
-  for (int r = t; r < kChunk; r += threads) {
+// What goes with it; the decisions must have been made.  `worker`: of clusters below kBalanced.
+BIPACE_DEVICE void take_decisions(Stage& stage, const Group& g, int first, int rows, const uint8_t* worker, int t) {
+  for (int r = t; r < kChunk; r += kWorkerThreads) {
     const bool inside = r < rows;
     const int k = inside ? g.decided.joined[first + r] : kNowhere;
     stage.joined[r] = k;
-    stage.worker[r] = k == kNowhere ? kNowhere : worker && k < kBalanced ? worker[k] : k % (threads / gpu::kWarp);
+    stage.worker[r] = k == kNowhere ? kNowhere : k < kBalanced ? worker[k] : k % kWorkers;
     stage.change[r] = inside ? g.decided.change[first + r] : 0.0f;
     stage.weight[r] = inside ? g.decided.weight[first + r] * g.reciprocal[first + r] : 0.0f;
   }
 }
 
-// Applies the decisions of a chunk that are a worker's, in order, to S of a panel at clusters [low, high); a lane to a
-// column.  S of cluster k stands at k − low.
-BIPACE_DEVICE void apply(const Stage& stage, int rows, float* similar, int64_t pitch, float reciprocal_j, int worker,
-                         int low, int high) {
+// Applies the decisions of a chunk that are a worker's, in order, to S of a panel; a lane to a column.
+BIPACE_DEVICE void apply(const Stage& stage, int rows, float* similar, int64_t pitch, float reciprocal_j, int worker) {
   const int l = gpu::lane();
-  float* const column = similar + l * pitch - low;
+  float* const column = similar + l * pitch;
   for (int base = 0; base < rows; base += gpu::kWarp) {
     const int k_of_lane = stage.joined[base + l];
-    uint32_t mine = gpu::ballot(stage.worker[base + l] == worker && k_of_lane >= low && k_of_lane < high);
+    uint32_t mine = gpu::ballot(stage.worker[base + l] == worker);
     while (mine) {
       int r = gpu::lowest_bit(mine);
       const int k = stage.joined[base + r];
@@ -230,24 +202,23 @@ BIPACE_DEVICE void apply(const Stage& stage, int rows, float* similar, int64_t p
   }
 }
 
-// All decisions [first, last) on S of a panel, chunk by chunk: the next one is on its way while one is applied.
-template <typename Wait>
-BIPACE_DEVICE void apply_all(Stage* stages, const Group& g, int first, int last, int panel, float* similar,
-                             int64_t pitch, float reciprocal_j, const uint8_t* worker, int t, int threads, int low,
-                             int high, const Wait& wait) {
-  const int chunks = (last - first + kChunk - 1) / kChunk;
+// All decisions before the `last` record on S of a panel, chunk by chunk: the next one is on its way while one is
+// applied.  By the workers, `t` of them this.
+BIPACE_DEVICE void apply_all(Shared& shared, const Group& g, int last, int panel, float* similar, int64_t pitch,
+                             float reciprocal_j, int t) {
+  const int chunks = (last + kChunk - 1) / kChunk;
   for (int c = -1; c < chunks; ++c) {
     if (c + 1 < chunks) {
-      const int from = first + (c + 1) * kChunk, rows = last - from < kChunk ? last - from : kChunk;
-      ask(stages[(c + 1) % 2], g, from, rows, panel, t, threads);
-      take_decisions(stages[(c + 1) % 2], g, from, rows, worker, t, threads);
+      const int from = (c + 1) * kChunk, rows = last - from < kChunk ? last - from : kChunk;
+      ask(shared.stages[(c + 1) % 2], g, from, rows, panel, t);
+      take_decisions(shared.stages[(c + 1) % 2], g, from, rows, shared.worker, t);
     }
     gpu::copy_commit();  // an empty group where there is nothing more, so that their count stays
     if (c < 0) continue;
     gpu::copy_wait<1>();
-    wait();
-    apply(stages[c % 2], kChunk, similar, pitch, reciprocal_j, t / gpu::kWarp, low, high);
-    wait();  // before the stage is filled anew
+    gpu::sync_some(kWorkerBarrier, kWorkerThreads);
+    apply(shared.stages[c % 2], kChunk, similar, pitch, reciprocal_j, t / gpu::kWarp);
+    gpu::sync_some(kWorkerBarrier, kWorkerThreads);  // before the stage is filled anew
   }
   gpu::copy_wait<0>();
 }
@@ -271,8 +242,8 @@ BIPACE_DEVICE void bring_panel(Panel& to, const Group& g, int panel, int t, int 
 struct Room {
   Shared* shared;
   float* near;  // [2, kPanel, capacity]
-  float* far;   // [far_panels, kPanel, far_pitch]
-  int64_t capacity, far_panels, far_pitch;
+  float* far;   // [2, kPanel, far_pitch]
+  int64_t capacity, far_pitch;
 
   // S of the turn-th panel, `known` clusters being there at the beginning of the one before: there may be up to 32 more
   // by that one's end, and 32 more by its own.
@@ -281,18 +252,15 @@ struct Room {
   BIPACE_DEVICE bool few(int known) const { return known <= kFew && capacity * kPanel >= kFewPitch * kFewRows; }
   BIPACE_DEVICE int64_t pitch(int known) const { return few(known) ? kFewPitch : fits(known) ? capacity : far_pitch; }
   BIPACE_DEVICE float* similar(int turn, int known) const {
-    return fits(known) ? near + turn % 2 * kPanel * capacity : far + turn % far_panels * kPanel * far_pitch;
+    return fits(known) ? near + turn % 2 * kPanel * capacity : far + turn % 2 * kPanel * far_pitch;
   }
 };
 
 BIPACE_DEVICE Room room_of(const ScanArgs& a, int64_t slot, int64_t e, int64_t slots, unsigned char* shared) {
-  float* const far = a.similar ? a.similar + (e * slots + slot) * a.far_panels * kPanel * a.far_pitch : nullptr;
-  return {reinterpret_cast<Shared*>(shared),
-          reinterpret_cast<float*>(shared + sizeof(Shared)),
-          far,
-          a.capacity,
-          a.far_panels,
-          a.far_pitch};
+  const int64_t far_pitch = a.side + 1;  // odd, and more than there are records
+  float* const far = a.similar ? a.similar + (e * slots + slot) * 2 * kPanel * far_pitch : nullptr;
+  return {reinterpret_cast<Shared*>(shared), reinterpret_cast<float*>(shared + sizeof(Shared)), far, a.capacity,
+          far_pitch};
 }
 
 // Lets records [t, stop) of a panel join their clusters, up to the first that begins one: the record it comes to.  All
@@ -421,17 +389,6 @@ BIPACE_DEVICE void decide_many(const Panel& panel, const Decisions& decided, flo
   }
 }
 
-// Members of clusters between shared memory and memory, by threads.
-BIPACE_DEVICE void keep_shares(const Share* shares, const Decisions& decided, int count, int t, int threads) {
-  for (int k = t; k < count; k += threads) {
-    decided.share[k] = shares[k].b;
-    decided.next[k] = shares[k].m;
-  }
-}
-BIPACE_DEVICE void take_shares(Share* shares, const Decisions& decided, int count, int t, int threads) {
-  for (int k = t; k < count; k += threads) shares[k] = {decided.share[k], decided.next[k]};
-}
-
 // Decides a panel's records in order, by warp 0; leaves its decisions in memory and in the third stage.  `known`:
 // clusters at the beginning of the panel before, by which S of this one was laid out.
 BIPACE_DEVICE void decide_panel(const Group& g, const Room& room, int panel, int turn, int known, float lowest) {
@@ -446,8 +403,12 @@ BIPACE_DEVICE void decide_panel(const Group& g, const Room& room, int panel, int
   if (room.few(count)) {
     decide_few(products, shared.shares, room.similar(turn, known), usable, width, lowest, g.decided.leader, panel, t,
                count, mine);
-    // From here on there are more.  The next record begins a cluster, and barriers follow before anybody joins one.
-    if (t < width) keep_shares(shared.shares, g.decided, count, l, gpu::kWarp);
+    // From here on there are more, and their members are counted in memory.  The next record begins a cluster, and
+    // barriers follow before anybody joins one.
+    for (int k = l; t < width && k < count; k += gpu::kWarp) {
+      g.decided.share[k] = shared.shares[k].b;
+      g.decided.next[k] = shared.shares[k].m;
+    }
   }
   decide_many(products, g.decided, room.similar(turn, known), room.pitch(known), usable, width, lowest, panel, t, count,
               mine);
@@ -464,19 +425,9 @@ BIPACE_DEVICE void decide_panel(const Group& g, const Room& room, int panel, int
   if (l == 0) shared.count[0] = count;
 }
 
-// S of the first panel as `before` clusters of earlier columns left it; far from here, where similar_to_columns put it.
-BIPACE_DEVICE void begin_with(const Room& room, int turn, int known, int before, int thread, int threads) {
-  if (!room.fits(known) || before == 0) return;
-  float* const to = room.similar(turn, known);
-  const float* const from = room.far + turn * kPanel * room.far_pitch;
-  for (int i = thread; i < before * kPanel; i += threads) {
-    to[i / before * room.pitch(known) + i % before] = from[i / before * room.far_pitch + i % before];
-  }
-}
-
 // Clusters that are not there yet, in a row of S: a warp to a row.
-BIPACE_DEVICE void leave_out(float* similar, int64_t pitch, int count, int warp, int warps) {
-  for (int j = warp; j < kPanel; j += warps) {
+BIPACE_DEVICE void leave_out(float* similar, int64_t pitch, int count, int warp) {
+  for (int j = warp; j < kPanel; j += kWarps) {
 #pragma unroll
     for (int c = 0; c < kFew; c += gpu::kWarp) {
       const int k = c + gpu::lane();
@@ -511,50 +462,38 @@ BIPACE_DEVICE void deal(const Room& room, const Decisions& decided, int count) {
   }
 }
 
-// Decides columns [begin, end) of a group, `before` clusters being there: a panel while S of the next one is made.  By
-// a block.
-BIPACE_DEVICE void decide_columns(const Group& g, const Room& room, float lowest, int begin, int end, int before) {
+// Decides a group, by a block: a panel while S of the next one is made.
+BIPACE_DEVICE void decide_group(const Group& g, const Room& room, float lowest) {
   Shared& shared = *room.shared;
   const int t = gpu::thread(), w = gpu::shuffle(gpu::warp(), 0), l = gpu::lane();
-  if (t == 0) shared.count[0] = before;
-  begin_with(room, 0, before, before, t, kThreads);
-  bring_panel(shared.panels[0], g, begin, t, kThreads);
-  if (room.few(before)) {
-    take_shares(shared.shares, g.decided, before, t, kThreads);
-    leave_out(room.similar(0, before), kFewPitch, before, w, kWarps);
-  }
+  if (t == 0) shared.count[0] = 0;
+  bring_panel(shared.panels[0], g, 0, t, kThreads);
+  if (room.few(0)) leave_out(room.similar(0, 0), kFewPitch, 0, w);
   gpu::sync_block();
-  if (w == kWarps - 1) deal(room, g.decided, before);
-  int known_before = before;  // clusters at the beginning of the panel before
-  for (int panel = begin; panel < end; panel += kPanel) {
-    const int next = panel + kPanel, turn = (panel - begin) / kPanel, known = shared.count[0];
+  int known_before = 0;  // clusters at the beginning of the panel before
+  for (int panel = 0; panel < g.n; panel += kPanel) {
+    const int next = panel + kPanel, turn = panel / kPanel, known = shared.count[0];
     float* const similar = room.similar(turn + 1, known);
     const int64_t pitch = room.pitch(known);
     const float reciprocal_next = next + l < g.n ? g.reciprocal[next + l] : 0.0f;
     gpu::sync_block();  // everybody has read the number of clusters
     if (w == 0) {
       decide_panel(g, room, panel, turn, known_before, lowest);
-    } else if (next < end) {
+    } else if (next < g.n) {
       const int worker = t - gpu::kWarp;
-      const auto wait = [] { gpu::sync_some(kWorkerBarrier, kWorkerThreads); };
-      begin_with(room, turn + 1, known, before, worker, kWorkerThreads);
-      ask(shared.stages[2], g, panel, kPanel, next, worker, kWorkerThreads);
+      ask(shared.stages[2], g, panel, kPanel, next, worker);
       bring_panel(shared.panels[(turn + 1) % 2], g, next, worker, kWorkerThreads);
-      wait();
-      apply_all(shared.stages, g, begin, panel, next, similar, pitch, reciprocal_next, shared.worker, worker,
-                kWorkerThreads, 0, 0x7FFFFFFF, wait);
+      apply_all(shared, g, panel, next, similar, pitch, reciprocal_next, worker);
     }
     gpu::sync_block();
-    if (next < end) {
+    if (next < g.n) {
       const int count = shared.count[0];
-      apply(shared.stages[2], kPanel, similar, pitch, reciprocal_next, w, 0, 0x7FFFFFFF);
-      if (room.few(count)) leave_out(similar, pitch, count, w, kWarps);
+      apply(shared.stages[2], kPanel, similar, pitch, reciprocal_next, w);
+      if (room.few(count)) leave_out(similar, pitch, count, w);
       if (w == kWarps - 1) deal(room, g.decided, count);
     }
     known_before = known;
   }
-  const int count = shared.count[0];
-  if (room.few(count)) keep_shares(shared.shares, g.decided, count, t, kThreads);
 }
 
 }  // namespace scan

@@ -5,6 +5,7 @@
 // hashing or atomics, and without contributions from other clusters.  In long groups the records are first sorted by
 // label (stably, so that the order of the sums stays the same) and a block only walks over its own clusters.
 #include "common/hgpo.h"
+#include "cuda/arguments.h"
 #include "cuda/estimators.h"
 
 namespace bipace {
@@ -15,26 +16,6 @@ constexpr int kUnroll = 2;    // records that a thread brings to shared memory a
 constexpr int kTile = kThreads * kUnroll;
 constexpr int kTogether = 8;  // records whose comparisons go side by side
 constexpr int32_t kNobody = -2;
-
-}  // namespace
-
-struct StepTermArgs {
-  const float* returns;          // [M]
-  const int64_t* labels;         // [E, M] by place; -1: set aside
-  const int64_t* action_key;     // [M]; null for step_mean
-  const int64_t* order;          // [E, M] the record at each place, where places are sorted by label; else null
-  const int64_t* group_offsets;  // [G+1]
-  float* step;                   // [E, M]
-  uint8_t* branch;               // [E, M]
-  int64_t m;
-  int64_t segments;  // groups; 1 where sorted
-  int64_t blocks;    // of a segment
-  double delta;
-  int64_t divide;    // by σ + δ
-  int64_t unbiased;  // σ over n - 1
-};
-
-namespace {
 
 // Records in shared memory.
 struct Tile {
@@ -161,19 +142,6 @@ BIPACE_KERNEL(step_mean, StepTermArgs, kThreads) {
 BIPACE_KERNEL(step_diff_peer, StepTermArgs, kThreads) { step_of_actions<DiffPeer>(a); }
 
 BIPACE_KERNEL(step_q_style, StepTermArgs, kThreads) { step_of_actions<QStyle>(a); }
-
-struct AggregateDepthsArgs {
-  const float* term;               // [H, M] the record's advantage at each depth
-  const uint8_t* company;          // [H, M] the branch there
-  const float* episode_advantage;  // [M] the item of depth 0, or null: there is none
-  float* advantage;                // [M]
-  int64_t* deepest;                // [M] the deepest depth in company; 0: none
-  uint8_t* branch;                 // [M]
-  int64_t depth;                   // H
-  int64_t m;
-  double delta;
-  double alpha;
-};
 
 BIPACE_KERNEL(aggregate_depths, AggregateDepthsArgs, kThreads) {
   const int64_t i = gpu::block() * kThreads + gpu::thread();

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from nvrtc import Nvrtc, nvrtc
 
-from bipace_kernels.backends.cuda import _cupy, _sources
+from bipace_kernels.backends.cuda import _cupy, _launch
 
 resources = importlib.import_module(
     "bipace_kernels.bench.cuda_resources"
@@ -54,7 +54,7 @@ def test_words_of_ptxas_are_read():
 
 def test_flags_and_architectures_are_those_of_the_build():
     """CMake, NVRTC and the report read one file of flags, and compile for what a release has."""
-    assert {"-std=c++17", "--fmad=false"} <= set(_sources.flags())
+    assert {"-std=c++17", "--fmad=false"} <= set(_launch.flags())
     cmake = (ROOT / "cmake/cuda.cmake").read_text()
     assert 'file(STRINGS csrc/cuda/flags.txt bipace_cuda_flags REGEX "^-")' in cmake
     assert '"^90a?$" "90a"' in cmake and _cupy.target((9, 0)) == "sm_90a" and _cupy.target((8, 6)) == "sm_86"
@@ -83,7 +83,7 @@ extern "C" __global__ void planted(float* x) {
 @pytest.mark.parametrize("arch", sorted(resources.SHARED_LIMIT))
 def test_no_kernel_spills(arch):
     rows = resources.compile_all([arch], jobs=2)
-    assert {row.kernel for row in rows} == set(_sources.kernels())
+    assert {row.kernel for row in rows} == set(_launch.kernels())
     assert not [row for row in rows if row.spills or row.serialized]
 
 
@@ -95,11 +95,11 @@ def test_nvrtc_compiles_every_source():
         pytest.skip(
             "needs NVRTC, which is neither in a CUDA toolkit here nor installed (pip install nvidia-cuda-nvrtc)"
         )
-    for source in sorted({kernel.source for kernel in _sources.kernels().values()}):
+    for source in sorted((_launch.SOURCES / "cuda").glob("*.cu")):
         cubin = _cupy.compile_source(Nvrtc(library), source, "sm_90a")
         assert cubin.startswith(b"\x7fELF"), source
-        for name, kernel in _sources.kernels().items():
-            assert (f".text.{name}\0".encode() in cubin) == (kernel.source == source), name
+        for name, kernel in _launch.kernels().items():
+            assert (f".text.{name}\0".encode() in cubin) == (kernel.source == source.stem), name
 
 
 def test_words_of_nvrtc_are_told(tmp_path):
@@ -114,6 +114,55 @@ def test_words_of_nvrtc_are_told(tmp_path):
         _cupy.compile_source(Nvrtc(library), source, "sm_90a")
 
 
+# What stands in for each body of assembly on the CPU is the emulator's, so what the bodies say is read here: every
+# instruction with the arguments in its places, as the PTX manual has them.
+SUMS = ", ".join(f"c[{i}]" for i in range(64))
+MMA = "{c[0],c[1],c[2],c[3]}, {a[0],a[1],a[2],a[3]}, {b0,b1}, {c[0],c[1],c[2],c[3]}"
+ASSEMBLY = [
+    "bar.sync barrier, threads",
+    "ld.shared.f32 value, [at]",
+    "ld.shared.v2.f32 {x, y}, [at]",
+    "ld.shared.v4.f32 {v[0], v[1], v[2], v[3]}, [at]",
+    "st.shared.f32 [at], value",
+    "st.shared.v2.f32 [at], {x, y}",
+    "rsqrt.approx.ftz.f32 value, a",
+    "rcp.approx.ftz.f32 value, a",
+    "cvt.f32.f16 value, bits",
+    "cp.async.cg.shared.global [to], [from], 16, bytes",  # of 16 bytes the first ones are read, the rest are zeros
+    "cp.async.commit_group",
+    "cp.async.wait_group pending",
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {out[0], out[1], out[2], out[3]}, [at]",
+    f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {MMA}",
+    f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {MMA}",
+    "fence.proxy.async.shared::cta",
+    "",  # hold: nothing moves past it
+    "wgmma.fence.sync.aligned",
+    "wgmma.commit_group.sync.aligned",
+    "wgmma.wait_group.sync.aligned pending",
+    "{.reg .pred p; setp.ne.b32 p, static_cast<int>(add), 0; "
+    f"wgmma.mma_async.sync.aligned.m64n128k16.f32.kind.kind {{{SUMS}}}, a, b, p, 1, 1, 0, 0;}}",
+]
+
+
+def assembly(source: str) -> list[str]:
+    """The instructions of each asm statement without white space, its operands' expressions in their places; each has one."""
+    bodies = []
+    for statement in re.findall(r'\basm(?: volatile)?\(((?:[^;"]|"[^"]*")*)\)', source.replace("\\\n", "\n")):
+        template = re.match(r'(?:\s*"[^"]*"|\s*kind)+', statement)[0]
+        text = re.sub(r'["\s]|\\n', "", template)
+        operands = re.findall(r'"[=+]?[a-z]"\(((?:[^()]|\([^()]*\))*)\)', statement[len(template) :])
+        used = [int(i) for i in re.findall(r"%(\d+)", text)]
+        assert not text or set(used) == set(range(len(operands))), statement
+        bodies.append(re.sub(r"%(\d+)", lambda i, of=operands: of[int(i[1])], text).removesuffix(";"))
+    return bodies
+
+
+def test_every_body_of_assembly_is_what_the_emulator_stands_in_for():
+    source = (_launch.SOURCES / "cuda/intrinsics.h").read_text()
+    assert len(re.findall(r"\basm\b", source)) == len(ASSEMBLY)
+    assert assembly(source) == [text.replace(" ", "") for text in ASSEMBLY]
+
+
 def instructions(cubin: Path) -> dict[str, str]:
     """The machine code of each kernel, by its name."""
     done = subprocess.run([cuobjdump(), "--dump-sass", str(cubin)], capture_output=True, text=True, check=True)
@@ -126,18 +175,16 @@ def test_hopper_gets_its_own_tensor_cores(tmp_path):
     """By nvcc and by NVRTC alike; no other architecture has their instructions."""
     pytest.importorskip("triton")  # whose cuobjdump serves where the toolkit has none
     code = {}
-    source = _sources.SOURCES / "cuda/gram.cu"
+    source = _launch.SOURCES / "cuda/gram.cu"
     for arch in ("90a", "100"):
         target = tmp_path / f"{arch}.cubin"
-        command = [NVCC, *_sources.flags(), f"-I{_sources.SOURCES}", "--cubin", f"-arch=sm_{arch}", str(source)]
+        command = [NVCC, *_launch.flags(), f"-I{_launch.SOURCES}", "--cubin", f"-arch=sm_{arch}", str(source)]
         subprocess.run([*command, "-o", str(target)], check=True, capture_output=True)
         code |= {(kernel, arch): text for kernel, text in instructions(target).items()}
     library = nvrtc()
     if library is not None:
         target = tmp_path / "nvrtc.cubin"
-        target.write_bytes(
-            _cupy.compile_source(Nvrtc(library), _sources.SOURCES / "cuda/gram.cu", _cupy.target((9, 0)))
-        )
+        target.write_bytes(_cupy.compile_source(Nvrtc(library), _launch.SOURCES / "cuda/gram.cu", _cupy.target((9, 0))))
         code |= {(kernel, "NVRTC"): text for kernel, text in instructions(target).items()}
     with_them = {key for key, text in code.items() if "HGMMA" in text}
     assert with_them == {("gram_tall", "90a")} | (set() if library is None else {("gram_tall", "NVRTC")})

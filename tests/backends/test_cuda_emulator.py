@@ -13,7 +13,7 @@ import pytest
 import torch
 from cuda_emulator import EMULATOR, SCHEDULES, Emulator, EmulatorError, build
 
-from bipace_kernels.backends.cuda import _launch, _sources
+from bipace_kernels.backends.cuda import _launch
 
 N = 128
 
@@ -34,12 +34,12 @@ def emulator(request, library) -> Emulator:
     return found
 
 
-PLANTED = _sources.parse([EMULATOR / "planted.cu"])
+PLANTED = _launch.read_arguments(EMULATOR / "planted.h")
 
 
 def run(emulator, kernel, threads, *, bytes_shared=0, grid=(1, 1), **arguments):
     words = _launch.pack(kernel, PLANTED[kernel], arguments)
-    emulator.launch(kernel, grid, threads, bytes_shared, words, torch.device("cpu"))
+    emulator.launch(kernel, *grid, threads, bytes_shared, words)
 
 
 def reversed_by(emulator, barrier):
@@ -127,9 +127,9 @@ def test_tensor_cores(emulator, dtype):
 
 def test_launches_that_cannot_be_are_refused(emulator):
     with pytest.raises(EmulatorError, match="no kernel nobody"):
-        emulator.launch("nobody", (1, 1), 32, 0, b"", torch.device("cpu"))
+        emulator.launch("nobody", 1, 1, 32, 0, b"")
     with pytest.raises(EmulatorError, match="takes 1 arguments, got 2"):
-        emulator.launch("leave_early", (1, 1), N, 0, bytes(16), torch.device("cpu"))
+        emulator.launch("leave_early", 1, 1, N, 0, bytes(16))
     with pytest.raises(EmulatorError, match="blocks of 48 threads"):
         run(emulator, "leave_early", 48, fault=0)
 

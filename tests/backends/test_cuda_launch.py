@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bipace_kernels.backends.cuda import _launch, _provider, _sources
+from bipace_kernels.backends.cuda import _launch
 
 ROOT = Path(__file__).resolve().parents[2]
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
@@ -59,88 +59,68 @@ def test_a_gpu_that_is_not_there_is_an_error_of_the_launch(launch_one):
 
 
 @pytest.mark.parametrize(
-    ("device", "said"),
+    ("device", "asked"),
     [("cuda:1", ["launch 1 77"]), ("cuda", ["launch 1 77"]), ("cuda:3", ["torch 3", "launch 3 77", "torch back"])],
 )
-def test_the_wheel_names_the_gpu_and_tells_torch_of_another(device, said, monkeypatch):
+def test_a_launch_names_the_gpu_and_tells_torch_of_another(device, asked, monkeypatch):
     """torch's current GPU is 1."""
-    told = []
+    seen = []
 
     @contextlib.contextmanager
     def made_current(index):
-        told.append(f"torch {index}")
+        seen.append(f"torch {index}")
         yield
-        told.append("torch back")
+        seen.append("torch back")
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
     monkeypatch.setattr(torch.cuda, "device", made_current)
 
     def launch(name, grid_x, grid_y, threads, shared, words, index, stream):
-        assert (name, grid_x, grid_y, threads, shared, words) == ("one", 4, 2, 32, 100, b"words")
-        told.append(f"launch {index} {stream}")
+        assert (name, grid_x, grid_y, threads, shared) == ("find_long_groups", 4, 2, 32, 100)
+        seen.append(f"launch {index} {stream}")
 
-    wheel = _provider.Wheel(SimpleNamespace(launch=launch))
-    wheel.launch("one", (4, 2), 32, 100, b"words", torch.device(device))
-    assert told == said
+    monkeypatch.setattr(_launch, "stand_in", SimpleNamespace(launch=launch))
+    _launch.launch("find_long_groups", (4, 2), 32, device=torch.device(device), shared=100, **places())
+    _launch.launch("find_long_groups", (4, 0), 32, device=torch.device(device), shared=100, **places())
+    assert seen == asked
 
 
 # ---- arguments by name -----------------------------------------------------------------------------------------------
 
 
 def test_fields_are_those_of_the_structs(tmp_path):
-    """Names, kinds and places as a compiler has them, and no field beside."""
+    """Names, kinds and places as a compiler has them, and no field beside; a kernel takes the struct it is listed under."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("needs g++ or clang++, and there is neither")
-    for source in sorted((ROOT / "csrc/cuda").glob("*.cu")):
-        text = source.read_text()
-        lines = [f'#include "{source}"', "#include <cstddef>"]
-        for name, args in re.findall(r"^BIPACE_KERNEL\((\w+), (\w+),", text, re.MULTILINE):
-            fields = _sources.kernels()[name].fields
-            lines.append(f"static_assert(sizeof(bipace::{args}) == {8 * len(fields)}, {name!r});".replace("'", '"'))
-            inside = re.search(
-                rf"struct {args} \{{\n  Rows rows;", "".join(map(Path.read_text, source.parent.glob("*.h")))
-            )
-            of_rows = ("x", "order", "dim", "row_stride", "column_stride", "dtype") if inside else ()
-            for place, (field, kind) in enumerate(fields.items()):
-                path = f"rows.{field}" if field in of_rows else field
-                test = {"pointer": "is_pointer<{}>::value", "int64_t": "is_same<{}, int64_t>::value",
-                        "double": "is_same<{}, double>::value"}[kind]  # fmt: skip
-                lines += [
-                    f"static_assert(offsetof(bipace::{args}, {path}) == {8 * place});",
-                    f"static_assert(std::{test.format(f'decltype(bipace::{args}().{path})')});",
-                ]
-        path = tmp_path / "fields.cpp"
-        path.write_text("\n".join(lines))
-        argv = [compiler, "-std=c++17", "-fsyntax-only", "-DBIPACE_EMULATOR", "-Wno-unknown-pragmas", f"-I{ROOT / 'csrc'}",
-                f"-I{ROOT / 'tests/native/emulator'}", str(path)]  # fmt: skip
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("field", "said"),
-    [
-        ("int32_t n;", r"ThingArgs\.n: a field is a pointer, int64_t or double"),
-        ("double x[2];", "ThingArgs: not every field is understood"),
-        ("Inside a;\n  Inside b;", "under a name of its own"),
-    ],
-)
-def test_structs_that_cannot_be_packed_are_refused(field, said, tmp_path):
-    source = tmp_path / "thing.cu"
-    source.write_text(
-        f"struct Inside {{\n  int64_t n;\n}};\nstruct ThingArgs {{\n  {field}\n}};\nBIPACE_KERNEL(thing, ThingArgs, 32) {{}}"
-    )
-    with pytest.raises(ValueError, match=said):
-        _sources.parse([source])
+    text = "\n".join(path.read_text() for path in sorted((ROOT / "csrc/cuda").glob("*.cu")))
+    taken = dict(re.findall(r"^BIPACE_KERNEL\((\w+), (\w+),", text, re.MULTILINE))
+    assert taken.keys() == _launch.kernels().keys()
+    tests = {
+        "POINTER": "is_pointer<{}>::value",
+        "INTEGER": "is_same<{}, int64_t>::value",
+        "REAL": "is_same<{}, double>::value",
+    }
+    lines = ['#include "cuda/arguments.h"', "#include <cstddef>", "#include <type_traits>"]
+    for name, kernel in _launch.kernels().items():
+        args = f"bipace::{taken[name]}"
+        lines.append(f'static_assert(sizeof({args}) == {8 * len(kernel.fields)}, "{name}");')
+        for place, (field, kind) in enumerate(kernel.fields.items()):
+            lines.append(f"static_assert(offsetof({args}, {field}) == {8 * place});")
+            lines.append(f"static_assert(std::{tests[kind].format(f'decltype({args}().{field})')});")
+    path = tmp_path / "fields.cpp"
+    path.write_text("\n".join(lines))
+    argv = [compiler, "-std=c++17", "-fsyntax-only", f"-I{ROOT / 'csrc'}", str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
 def launched(monkeypatch):
     """What a stand-in for a provider is asked to launch."""
     found = []
-    monkeypatch.setattr(_provider, "stand_in", SimpleNamespace(launch=lambda *args: found.append(args)))
+    monkeypatch.setattr(_launch, "stand_in", SimpleNamespace(launch=lambda *args: found.append(args)))
     return found
 
 
@@ -156,8 +136,8 @@ def test_a_launch_packs_its_arguments_by_name(launched):
         _launch.launch("find_long_groups", (3, 1), 256, device=torch.device("cpu"), shared=7, **given)
         given = dict(reversed(given.items()))  # their order is no matter
     assert launched[0] == launched[1]
-    name, grid, threads, shared, words, device = launched[0]
-    assert (name, grid, threads, shared, device) == ("find_long_groups", (3, 1), 256, 7, torch.device("cpu"))
+    *shape, words, index, stream = launched[0]
+    assert (*shape, index, stream) == ("find_long_groups", 3, 1, 256, 7, 0, 0)
     assert struct.unpack("<5q", words) == (given["group_offsets"].data_ptr(), 2, 5, 0, 0)
 
 

@@ -10,7 +10,7 @@ import torch
 
 import bipace_kernels as bk
 from bipace_kernels.backends import cuda_loader, native_loader
-from bipace_kernels.backends.cuda import _provider
+from bipace_kernels.backends.cuda import _launch
 
 BUILT = "sm_80 sm_90 sm_120 compute_120"
 
@@ -71,7 +71,7 @@ def test_every_cause_is_told(module, torch_, said):
 @pytest.fixture
 def fresh():
     """Nothing of what was found before is kept."""
-    caches = (cuda_loader.module, cuda_loader.reason, cuda_loader.detail, _provider._of_this_installation)
+    caches = (cuda_loader.module, cuda_loader.reason, cuda_loader.detail, _launch._of_this_installation)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -90,7 +90,7 @@ def test_a_build_without_kernels_says_why_and_what_to_do(fresh, monkeypatch, dec
     assert "pip install cupy" in status.reason and "BIPACE_CUDA=1" in status.reason
     assert (decision or "does not load") in status.detail
     with pytest.raises(RuntimeError, match="no CuPy"):
-        _provider.current()
+        _launch.provider()
 
 
 def a_cupy(version="14.2.0", error=None):
@@ -134,5 +134,8 @@ def test_the_detail_names_architectures_and_drivers(fresh, monkeypatch):
     ],
 )
 def test_groups_of_warps_are_for_code_that_has_them(built, capability, has, monkeypatch):
+    _launch._capability.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert _provider.Wheel(SimpleNamespace(built=built)).warpgroups(torch.device("cuda", 0)) == has
+    monkeypatch.setattr(_launch, "stand_in", SimpleNamespace(built=built))
+    assert _launch.warpgroups(torch.device("cuda", 0)) == has
+    _launch._capability.cache_clear()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from nvrtc import Nvrtc, nvrtc
 
-from bipace_kernels.backends.cuda import _cupy, _sources
+from bipace_kernels.backends.cuda import _cupy, _launch
 
 sass = importlib.import_module(
     "bipace_kernels.bench.sass" if importlib.util.find_spec("bipace_kernels.bench") else "bench.sass"
@@ -75,7 +75,7 @@ def scan(request, tmp_path_factory):
         if library is None:
             pytest.skip("needs NVRTC, which is neither in a CUDA toolkit here nor installed (nvidia-cuda-nvrtc)")
         cubin = folder / "nvrtc.cubin"
-        code = _cupy.compile_source(Nvrtc(library), _sources.SOURCES / "cuda/clusters.cu", _cupy.target((9, 0)))
+        code = _cupy.compile_source(Nvrtc(library), _launch.SOURCES / "cuda/clusters.cu", _cupy.target((9, 0)))
         cubin.write_bytes(code)
     try:
         return sass.read(Path(cubin))

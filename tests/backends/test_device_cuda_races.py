@@ -19,14 +19,15 @@ from cuda_emulator import Emulator, EmulatorError, build, of_checkout
 from marks import slow
 from ragged import ON_CPU
 
-from bipace_kernels.backends.cuda import _provider, _sources, action_keys, clusters, gram, values
+from bipace_kernels.backends.cuda import _launch, action_keys, clusters, gram, values
+from bipace_kernels.backends.records import Records
 
 pytestmark = [
     pytest.mark.skipif(not ON_CPU, reason="the emulator is looked at here, which BIPACE_EMULATOR=1 asks for"),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator switches its fibres on x86-64 only"),
 ]
 
-CUDA = _sources.SOURCES / "cuda"
+CUDA = _launch.SOURCES / "cuda"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def library() -> Emulator:
 @pytest.fixture
 def emulator(library, monkeypatch) -> Iterator[Emulator]:
     library.schedule, library.seed, library.groups = "random", 3, True
-    monkeypatch.setattr(_provider, "stand_in", library)
+    monkeypatch.setattr(_launch, "stand_in", library)
     yield library
     library.groups = True
 
@@ -49,17 +50,11 @@ def rows(n: int, dim: int, count: int, dtype=torch.bfloat16) -> torch.Tensor:
 def labels(x: torch.Tensor, sizes: list[int] | None = None, **limits: int) -> torch.Tensor:
     sizes = sizes or [len(x)]
     offsets = torch.tensor([0, *np.cumsum(sizes)])
-    return clusters.cluster_sweep(
-        x,
-        torch.arange(len(x)),
-        offsets,
-        None,
-        [0.05],
-        n_groups=len(sizes),
-        longest_group=max(sizes),
-        taken=None,
-        limits=clusters.Limits(**limits),
-    )
+    batch = Records(
+        x.device, n_records=len(x), n_groups=len(sizes), longest_group=max(sizes), order=torch.arange(len(x)),
+        group_offsets=offsets,
+    )  # fmt: skip
+    return clusters.cluster_sweep(batch, x, [0.05], clusters.Limits(**limits))
 
 
 # What launches each kernel along each of its ways, as small as it may be.
@@ -71,8 +66,8 @@ def far(emulator, monkeypatch):
     return labels(rows(40, 8, 6), shared=45_000)  # S has no room there
 
 
-def blocks(emulator, monkeypatch):
-    return labels(rows(170, 8, 6), long_group=128, columns=128)
+def chunks(emulator, monkeypatch):
+    return labels(rows(170, 8, 6))  # three before the last panel: a stage is filled anew
 
 
 def many(emulator, monkeypatch):
@@ -82,10 +77,8 @@ def many(emulator, monkeypatch):
 def products(x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
     n = len(x)
     out, reciprocal = torch.zeros(1, 128, 128), torch.empty(n)
-    gram.multiply(
-        x, torch.arange(n), torch.tensor([0]), torch.tensor([n]), torch.ones(n) if scale is None else scale, out, reciprocal,
-        first_column=0, long_group=n + 1,
-    )  # fmt: skip
+    groups = gram.Groups(torch.tensor([0]), torch.tensor([n]), n + 1)
+    gram.multiply(x, torch.arange(n), groups, torch.ones(n) if scale is None else scale, out, reciprocal)
     return torch.cat([out[0, :n, :n].triu().flatten(), reciprocal])
 
 
@@ -116,10 +109,10 @@ def pairs(emulator, monkeypatch):
     clustered = torch.from_numpy(np.concatenate([rng.integers(0, 3, 140), rng.integers(3, 5, 10)]))
     keys = torch.from_numpy(rng.integers(0, 3, n))
     for longest in (140, values.SORT_FROM + 1):
-        found += values.step_advantage(
-            returns, clustered, keys, torch.tensor([0, 140, 150]), n_groups=2, longest_group=longest,
-            estimator="q_style", step_norm="none", delta=1e-6,
-        )  # fmt: skip
+        batch = Records(
+            returns.device, n_records=n, n_groups=2, longest_group=longest, group_offsets=torch.tensor([0, 140, 150])
+        )
+        found += values.step_advantage(batch, returns, clustered, keys, "q_style", "none", 1e-6)
     return torch.stack([one.double() for one in found])
 
 
@@ -136,13 +129,12 @@ def keys(emulator, monkeypatch):
 
 
 WAYS: dict[str, list[Callable]] = {
-    "scan.h": [few, far, blocks, many],
-    "clusters.cu": [blocks],
+    "scan.h": [few, far, chunks, many],
     "gram.h": [tall, half, single, extreme],
     "values.cu": [pairs],
     "action_keys.cu": [keys],
 }
-SLOW = (blocks, many)
+SLOW = (chunks, many)
 WANTED: dict[Callable, torch.Tensor | str] = {}  # what comes of each with all barriers
 
 
@@ -193,7 +185,7 @@ def line_of(file: str, function: str, text: str, which: int = 0) -> int:
     [
         pytest.param("scan.h", "join_few", "sync_warp", 0, "a race", id="before S is written"),
         pytest.param("scan.h", "join_few", "sync_warp", 1, "a race", id="before S is read"),
-        pytest.param("scan.h", "decide_columns", "sync_block", 2, "a race", id="before decisions are looked at"),
+        pytest.param("scan.h", "decide_group", "sync_block", 2, "a race", id="before decisions are looked at"),
         pytest.param("scan.h", "apply_all", "copy_wait", 0, "a race|another", id="before rows of G are there"),
         pytest.param("gram.h", "multiply_by_groups", "sync_block", 0, "a race|before it", id="a stage that is loaded anew"),
     ],
@@ -205,26 +197,24 @@ def test_a_planted_fault_is_caught(emulator, file, function, text, which, said):
 @pytest.mark.slow
 def test_rows_that_are_not_aligned_are_no_vectors(tmp_path, emulator, monkeypatch):
     """The sixth: 16 bytes at a time from rows that do not begin at a multiple of 16."""
-    for source in [*_sources.SOURCES.glob("c*/*.h"), CUDA / "gram.cu"]:
-        target = tmp_path / "csrc" / source.relative_to(_sources.SOURCES)
+    for source in [*_launch.SOURCES.glob("c*/*.h"), CUDA / "gram.cu"]:
+        target = tmp_path / "csrc" / source.relative_to(_launch.SOURCES)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(source.read_text())
     elements = tmp_path / "csrc/cuda/elements.h"
     text = elements.read_text()
-    broken = re.sub(r"return column_stride == 1 && [^;]*;", "return true;", text)
+    broken = re.sub(r"return a\.column_stride == 1 && [^;]*;", "return true;", text)
     assert broken != text
     elements.write_text(broken)
     faulty = Emulator.load(build([tmp_path / "csrc/cuda/gram.cu"], tmp_path / "out", includes=tmp_path / "csrc"))
 
     def multiply(dim: int) -> None:
         products, ones = torch.empty(1, 128, 128), torch.ones(9)
-        gram.multiply(
-            rows(9, dim, 3), torch.arange(9), torch.tensor([0]), torch.tensor([9]), ones, products, torch.empty(9),
-            first_column=0, long_group=10,
-        )  # fmt: skip
+        groups = gram.Groups(torch.tensor([0]), torch.tensor([9]), 10)
+        gram.multiply(rows(9, dim, 3), torch.arange(9), groups, ones, products, torch.empty(9))
 
     multiply(63)
-    monkeypatch.setattr(_provider, "stand_in", faulty)
+    monkeypatch.setattr(_launch, "stand_in", faulty)
     multiply(64)
     with pytest.raises(EmulatorError, match="not aligned to 16"):
         multiply(63)

@@ -56,7 +56,7 @@ def test_one_table_says_who_runs_a_stage():
     """CUDA has kernels where they pay; Triton serves the rest of the same call, and texts stay on the host."""
     for stage in dispatch.STAGES:
         own = stage in cuda.__all__
-        host = stage == "similar"
+        host = stage in dispatch.HOST
         assert dispatch.package_of("cuda", stage) == ("cpu" if host else "cuda" if own else "triton")
         assert dispatch.package_of("triton", stage) == ("cpu" if host else "triton")
         assert dispatch.package_of("cpu", stage) == ("reference" if stage == "combine" else "cpu")

@@ -14,6 +14,7 @@ from ragged import BACKEND, ON_CPU, same_bits, sentinels, stage
 from sized import Sized
 
 import bipace_kernels as bk
+from bipace_kernels.backends.records import Records
 from bipace_kernels.backends.reference import clusters as reference_clusters
 
 reference = Sized(reference_clusters)
@@ -22,7 +23,7 @@ clusters, gram, rows = stage("clusters"), stage("gram"), stage("rows")
 scan = stage("scan")
 equal, numbering = stage("equal"), stage("numbering")
 if BACKEND == "triton":
-    TILES, SHAPES = ["LARGE", slow("SMALL"), slow("FLOAT32")], ["SHORT", slow("MEDIUM")]
+    TILES, SHAPES = ["LARGE", slow("SMALL"), slow("FLOAT32")], ["small tiles"]
 else:
     TILES, SHAPES = ["bfloat16", "float32"], ["near", "far"]
 
@@ -151,7 +152,7 @@ def test_many_clusters(device, shape):
     """K beyond the number of clusters per step, and clusters that are found again beyond it."""
     how = {}
     if BACKEND == "triton":
-        how["cut"] = clusters.Cut(scan={**getattr(scan, shape), "CLUSTERS": 32, "COLUMNS": 64})
+        how["cut"] = clusters.Cut(scan={**scan.TILE, "CLUSTERS": 32, "COLUMNS": 64})
     elif shape == "far":
         how["limits"] = clusters.Limits(shared=61_000)  # room for 87 clusters
     x = mixture(5, 170, 48, 90, common=0.5)
@@ -299,7 +300,8 @@ def test_equal_rows(device, dtype, bits):
     rows.look(*there, kind=kind, scale=scale, usable=usable.to(device))
     if bits:
         rows.look(*there, row_hash=row_hash, hash_bits=bits)
-    equal.first_equal(*there, offsets.to(device), kind, row_hash, n_groups=4, longest_group=70, first=first)
+    records = Records(device, n_groups=4, longest_group=70, order=there[1], group_offsets=offsets.to(device))
+    equal.first_equal(records, there[0], kind, row_hash, first)
     assert torch.equal(numbering.dense_labels(first).cpu(), expected)
 
 
@@ -332,18 +334,6 @@ def test_a_batch_in_parts(device):
         how = {"cut": clusters.Cut(room=room)} if BACKEND == "triton" else {"limits": clusters.Limits(room=room)}
         assert torch.equal(sweep(device, x, sizes, epsilons, **how), together)
     assert torch.equal(run(device, x, sizes, epsilons[1], **how), together[1])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BACKEND == "triton", reason="Triton has one way for groups of any length")
-def test_long_groups_among_the_others(device):
-    how = {"limits": clusters.Limits(long_group=100, columns=128)}
-    sizes = [12, 130, 0, 100]
-    x = mixture(10, sum(sizes), 24, 7)
-    found = sweep(device, x, sizes, [0.0, 0.1], **how)
-    check(x, sizes, 0.1, found[1])
-    assert torch.equal(found[1], run(device, x, sizes, 0.1, **how))
-    assert torch.equal(found[0], reference.cluster_cosine(x, torch.arange(len(x)), offsets_of(sizes), None, 0.0))
 
 
 @OF_TRITON
@@ -388,9 +378,7 @@ def products(device, x, sizes, wanted):
         own = lengths[wanted, :size]
     else:
         lengths = torch.empty(n, device=device)
-        gram.multiply(
-            x.to(device), order, offsets[:-1], offsets[1:], scale, matrices, lengths, first_column=0, long_group=8192
-        )
+        gram.multiply(x.to(device), order, gram.Groups(offsets[:-1], offsets[1:], 8192), scale, matrices, lengths)
         own = lengths[begin : begin + size]
     return matrices[wanted, :size, :size].triu().contiguous(), own.contiguous()
 

@@ -83,18 +83,6 @@ def test_a_row_of_the_sweep_is_the_partition_of_advantage(device):
         assert torch.equal(result.cluster, labels)
 
 
-@pytest.mark.skipif(BACKEND == "triton", reason="Triton has one way for groups of any length")
-def test_long_groups_have_no_gram_matrix(device):
-    """One long group and two short ones; only the place of its products differs."""
-    x, _ = states()
-    group = np.r_[np.zeros(13, int), np.ones(6, int), np.full(5, 2)]
-    found = clusters.cluster_sweep(
-        torch.from_numpy(x).to(device), torch.arange(24, device=device), torch.tensor([0, 13, 19, 24], device=device), None,
-        EPSILONS, n_groups=3, longest_group=13, taken=None, limits=clusters.Limits(long_group=10),
-    )  # fmt: skip
-    assert torch.equal(found.cpu(), bk.cluster(x, group, EPSILONS, backend="reference"))
-
-
 def test_bad_rows_are_alone_unless_asked_for(device):
     x, group = states()
     x[7], x[8] = 0, np.nan

@@ -14,7 +14,7 @@ import re
 import numpy as np
 import pytest
 
-from bipace_kernels.backends.cuda import _sources
+from bipace_kernels.backends.cuda import _launch
 
 TOGETHER = 16  # products
 KEPT = 23 + 1  # bits behind the first of the largest
@@ -22,7 +22,7 @@ LIMIT = 2e-6  # of a cosine, by the definition
 
 
 def constant(name: str) -> int:
-    found = re.search(rf"\b{name} = (\d+)", (_sources.SOURCES / "cuda/gram.h").read_text())
+    found = re.search(rf"\b{name} = (\d+)", (_launch.SOURCES / "cuda/gram.h").read_text())
     assert found is not None, name
     return int(found[1])
 

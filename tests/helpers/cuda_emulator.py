@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from stand_ins import Watched
 
 from bipace_kernels.backends import dispatch
-from bipace_kernels.backends.cuda import _provider
+from bipace_kernels.backends.cuda import _launch
+from bipace_kernels.backends.records import Records
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "tests/native/emulator"
@@ -86,16 +87,23 @@ def of_checkout(*, sanitize: bool = False, races: bool = False) -> Emulator:
     return Emulator.load(library)
 
 
-# The other stages of a call with emulated kernels: those of the CPU.
-_LIGHT = {"triton": "cpu"}
+class Emulated(Watched):
+    """Stages with CUDA kernels of their own, and those of the CPU in the place of Triton's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "cuda"
+        del self.clusters, self.values
+
+    def check(self, records: Records) -> None:
+        """Those of an op hold what it reads."""
 
 
 def run_on_cpu(emulator: Emulator, put: Callable[[Any, str, Any], None] = setattr) -> None:
     """From here on backend="cuda" runs, by the emulator and on CPU tensors."""
-    put(_provider, "stand_in", emulator)
-    real_package = dispatch.package_of
-    put(dispatch, "package_of", lambda backend, stage: _LIGHT.get(found := real_package(backend, stage), found))
-    dispatch._backend.cache_clear()
+    put(_launch, "stand_in", emulator)
+    real_backend, emulated = dispatch._backend, Emulated()
+    put(dispatch, "_backend", lambda name: emulated if name == "cuda" else real_backend(name))
     for name in ("_why_not", "_why_not_on"):
         real = getattr(dispatch, name)
         put(dispatch, name, lambda backend, *of, real=real: "" if backend == "cuda" else real(backend, *of))
@@ -135,24 +143,27 @@ class Emulator:
         finally:
             self.library.bipace_emulator_leave_out(b"", 0)
 
+    @property
+    def built(self) -> str:
+        return "sm_90a" if self.groups else "sm_80"
+
     def launch(
         self,
         kernel: str,
-        grid: tuple[int, int],
+        grid_x: int,
+        grid_y: int,
         threads: int,
         shared: int,
         words: bytes,
-        device: torch.device,
+        gpu: int = 0,
+        stream: int = 0,
     ) -> None:
         error = ctypes.create_string_buffer(1000)
         if self.library.bipace_emulator_launch(
-            kernel.encode(), *grid, threads, shared, words, len(words) // 8, SCHEDULES[self.schedule], self.seed,
+            kernel.encode(), grid_x, grid_y, threads, shared, words, len(words) // 8, SCHEDULES[self.schedule], self.seed,
             error, len(error),
         ):  # fmt: skip
             raise EmulatorError(error.value.decode())
 
-    def shared_memory(self, device: torch.device) -> int:
+    def shared_memory(self, gpu: int) -> int:
         return self.shared
-
-    def warpgroups(self, device: torch.device) -> bool:
-        return self.groups

@@ -49,15 +49,20 @@ class Watched(dispatch.Backend):
             self.calls.append(function.__name__)
             with self.stage():
                 given = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
-                return self._on_host(function, given.pop("records"), given)
+                records = given.pop("records")
+                self.check(records)
+                return self._on_host(function, records, given)
 
         return run
 
-    def _on_host(self, function, records, columns):
-        """The masks of a GPU's records are not for the stages of a CPU."""
+    def check(self, records):
+        """Sizes are those of the offsets, of all records."""
         groups = records.group_offsets.diff()
         assert records.n_records == records.order.shape[0] and records.n_groups == groups.shape[0]
         assert records.longest_group == (int(groups.max()) if groups.numel() else 0)
+
+    def _on_host(self, function, records, columns):
+        """The masks of a GPU's records are not for the stages of a CPU."""
         name = function.__name__
         if name == "combine":
             return function(replace(records, source=_of_taken(records)), **columns)

@@ -51,10 +51,10 @@ else
   # One order of the threads is enough for what is out of bounds in all.
   if [ "$(uname -m)" = x86_64 ]; then
     emulator+=("$root/tests/values/test_device_values.py")
-    for name in a_long_group_alone_has_no_matrix_of_its_own few_long_groups_among_many_short_ones; do
+    for name in few_long_groups_among_many_short_ones; do
       emulator+=("$root/tests/clusters/test_device_cuda_clusters.py::test_$name")
     done
-    for name in some_columns rows_of_extreme_length rows_of_any_order_and_stride; do
+    for name in rows_that_end_within_sixteen_bytes rows_of_extreme_length rows_of_any_order_and_stride; do
       emulator+=("$root/tests/clusters/test_device_cuda_gram.py::test_$name")
     done
   fi

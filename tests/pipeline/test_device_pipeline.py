@@ -219,11 +219,8 @@ def test_what_scratch_memory_held_before_changes_no_bit(name, device, scratch_of
 
 
 @slow_interpreted
-@pytest.mark.parametrize("long_group", [8192, 8] if BACKEND == "cuda" else [8192])
-def test_what_scratch_memory_held_before_changes_no_cluster(long_group, device, scratch_of_nan, monkeypatch):
+def test_what_scratch_memory_held_before_changes_no_cluster(device, scratch_of_nan):
     clusters = stage("clusters")
-    if BACKEND == "cuda":
-        monkeypatch.setattr(clusters, "LIMITS", clusters.Limits(long_group=long_group))
     fingerprint = on(device, BATCH.arguments(**bad_values("rows")))["fingerprint"]
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._sources import SOURCES, flags, kernels
+from ._launch import SOURCES, flags, kernels
 
 _SHARED_WITHOUT_ASKING = 48 * 1024
 
@@ -28,62 +28,51 @@ _SHARED_WITHOUT_ASKING = 48 * 1024
 class CuPy:
     """Provider of _launch."""
 
+    built = "sm_90a"  # on a GPU that has it: kernels are compiled for the one that runs them
+
     def __init__(self) -> None:
         self._cupy = importlib.import_module("cupy")
         self._functions: dict[tuple[str, int], Any] = {}  # by kernel and GPU
         self._shared: dict[tuple[str, int], int] = {}  # bytes allowed
-        self._attributes: dict[int, dict[str, int]] = {}  # by GPU
+        self._most_shared: dict[int, int] = {}  # bytes of a block, by GPU
 
     def launch(
-        self,
-        kernel: str,
-        grid: tuple[int, int],
-        threads: int,
-        shared: int,
-        words: bytes,
-        device: torch.device,
+        self, kernel: str, grid_x: int, grid_y: int, threads: int, shared: int, words: bytes, gpu: int, stream: int
     ) -> None:
-        shape = f"CUDA kernel {kernel} of {grid[0]} × {grid[1]} blocks of {threads} threads, {shared} bytes of shared memory"
-        cupy, index = self._cupy, device.index
         # NumPy's array of one element is what CuPy passes by value, whatever the size of the element.
         args = (np.frombuffer(words, dtype=np.dtype((np.void, len(words)))),)
-        with cupy.cuda.Device(index), self._stream(device):
-            function = self._function(kernel, index)
+        with self._cupy.cuda.Device(gpu), self._stream(stream, gpu):
+            function = self._function(kernel, gpu)
             try:
-                if shared > max(_SHARED_WITHOUT_ASKING, self._shared.get((kernel, index), 0)):
+                if shared > max(_SHARED_WITHOUT_ASKING, self._shared.get((kernel, gpu), 0)):
                     function.max_dynamic_shared_size_bytes = shared
-                    self._shared[kernel, index] = shared
-                function(grid, (threads,), args, shared_mem=shared)
+                    self._shared[kernel, gpu] = shared
+                function((grid_x, grid_y), (threads,), args, shared_mem=shared)
             except RuntimeError as error:  # of CuPy's driver
-                raise RuntimeError(f"{shape}: {error}") from error
+                raise RuntimeError(
+                    f"CUDA kernel {kernel} of {grid_x} × {grid_y} blocks of {threads} threads, {shared} bytes of shared "
+                    f"memory: {error}"
+                ) from error
 
-    def shared_memory(self, device: torch.device) -> int:
-        return self._attribute("MaxSharedMemoryPerBlockOptin", device.index)
+    def shared_memory(self, gpu: int) -> int:
+        if gpu not in self._most_shared:  # CuPy asks for all attributes each time
+            self._most_shared[gpu] = int(self._cupy.cuda.Device(gpu).attributes["MaxSharedMemoryPerBlockOptin"])
+        return self._most_shared[gpu]
 
-    def warpgroups(self, device: torch.device) -> bool:
-        return target(torch.cuda.get_device_capability(device)) == "sm_90a"
-
-    def _attribute(self, name: str, index: int) -> int:
-        """Of a GPU; CuPy asks for all of them each time."""
-        if index not in self._attributes:
-            self._attributes[index] = dict(self._cupy.cuda.Device(index).attributes)
-        return int(self._attributes[index][name])
-
-    def _stream(self, device: torch.device) -> Any:
-        """torch's current stream as CuPy's."""
+    def _stream(self, address: int, gpu: int) -> Any:
+        """torch's stream as CuPy's."""
         stream = self._cupy.cuda.Stream
-        address = torch.cuda.current_stream(device).cuda_stream
         if hasattr(stream, "from_external"):  # CuPy 14
             return stream.from_external(_Address(address))
-        return self._cupy.cuda.ExternalStream(address, device.index)
+        return self._cupy.cuda.ExternalStream(address, gpu)
 
-    def _function(self, kernel: str, index: int) -> Any:
-        found = self._functions.get((kernel, index))
-        if found is None:
-            path = self._compiled(kernels()[kernel].source, target(torch.cuda.get_device_capability(index)))
-            found = self._cupy.RawModule(path=str(path)).get_function(kernel)
-            self._functions[kernel, index] = found
-        return found
+    def _function(self, kernel: str, gpu: int) -> Any:
+        function = self._functions.get((kernel, gpu))
+        if function is None:
+            source = SOURCES / f"cuda/{kernels()[kernel].source}.cu"
+            path = self._compiled(source, target(torch.cuda.get_device_capability(gpu)))
+            function = self._functions[kernel, gpu] = self._cupy.RawModule(path=str(path)).get_function(kernel)
+        return function
 
     def _compiled(self, source: Path, arch: str) -> Path:
         """The machine code of a source file, compiled unless it is in the cache."""

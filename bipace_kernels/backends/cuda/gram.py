@@ -1,4 +1,4 @@
-"""Gram matrices of the groups, or of some columns of them."""
+"""Gram matrices of the groups: the launches of csrc/cuda/gram.cu."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import _provider
+from . import _launch
 from ._launch import launch
 
 Tensor = torch.Tensor
@@ -31,11 +31,9 @@ class Tile(NamedTuple):
         rows = self.rows + UNIT
         return rows * (self.stages * 128 + 8) + rows // 8
 
-    def tiles(self, first_column: int, n_rows: int, columns: int) -> int:
-        """Tiles of a group's matrix: of a whole one those of the triangle, of some columns all of their rows."""
-        if first_column:
-            return -(-n_rows // self.rows) * (columns // UNIT)
-        return sum(-(-(column + 1) * UNIT // self.rows) for column in range(columns // UNIT))
+    def tiles(self, side: int) -> int:
+        """Tiles of the triangle of a matrix."""
+        return sum(-(-(column + 1) * UNIT // self.rows) for column in range(side // UNIT))
 
 
 SINGLE, WARPS = Tile("gram_single", UNIT, 512, 3), Tile("gram_half", UNIT, 512, 3)
@@ -51,28 +49,31 @@ def tile_for(fingerprint: Tensor) -> Tile:
 
 def warpgroups(device: torch.device) -> bool:
     """Whether groups of four warps feed the tensor cores."""
-    return WARPGROUPS and _provider.current().warpgroups(device)
+    return WARPGROUPS and _launch.warpgroups(device)
+
+
+class Groups(NamedTuple):
+    """Some groups, by where their records begin and end."""
+
+    begins: Tensor  # [slots] int64
+    ends: Tensor  # [slots] int64
+    long_group: int  # groups of this length or more are left out
 
 
 def multiply(
     fingerprint: Tensor,  # [N, D]
     order: Tensor,  # [M] int64
-    begins: Tensor,  # [slots] int64 first record of each group
-    ends: Tensor,  # [slots] int64
+    groups: Groups,
     scale: Tensor,  # [M] float32
-    gram: Tensor,  # [slots, n_rows, columns] float32, written
-    reciprocal: Tensor,  # [M] float32, written at these columns: 1 / ‖x‖
-    *,
-    first_column: int,
-    long_group: int,  # groups of this length or more are left out
+    gram: Tensor,  # [slots, side, side] float32, written
+    reciprocal: Tensor,  # [M] float32, written: 1 / ‖x‖
 ) -> None:
-    """G[i, j] = x_i · x_j for i ≤ j and columns first_column ≤ j < first_column + columns of every group."""
-    slots, n_rows, columns = gram.shape
+    """G[i, j] = x_i · x_j for i ≤ j of every group."""
+    slots, side, _ = gram.shape
     tile = tile_for(fingerprint)
+    row_stride, column_stride = fingerprint.stride()
     launch(
-        tile.kernel, (tile.tiles(first_column, n_rows, columns), slots), tile.threads,
-        x=fingerprint, order=order, dim=fingerprint.shape[1], row_stride=fingerprint.stride(0),
-        column_stride=fingerprint.stride(1), dtype=DTYPES[fingerprint.dtype], begins=begins, ends=ends,
-        long_group=long_group, first_column=first_column, columns=columns, n_rows=n_rows, gram=gram,
-        reciprocal=reciprocal, scale=scale, shared=tile.shared, device=order.device,
+        tile.kernel, (tile.tiles(side), slots), tile.threads, device=order.device, shared=tile.shared,
+        x=fingerprint, order=order, dim=fingerprint.shape[1], row_stride=row_stride, column_stride=column_stride,
+        dtype=DTYPES[fingerprint.dtype], side=side, gram=gram, reciprocal=reciprocal, scale=scale, **groups._asdict(),
     )  # fmt: skip

@@ -9,14 +9,12 @@ record's own group, D and dtype, so a group has the same labels in any batch.  A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 
 from ..records import Records
 from ..schema import BAND
@@ -29,7 +27,6 @@ Tensor = torch.Tensor
 #: Float32 values of the Gram matrices, and of the scan's state under a sweep, that are made at a time: 1 GiB.
 ROOM = 1 << 28
 LONGEST = 46_080  #: records of a group: places in its Gram matrix are 32-bit
-_WRITE = 8  # values that one launch of _write takes
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,10 @@ class Cut:
 
     room: int = ROOM
     tile: gram.Tile | None = None  # of the Gram matrices; None: by dtype and GPU
-    scan: dict[str, Any] | None = None  # constants and warps of the scan; None: by the longest group
+    scan: dict[str, int] = field(default_factory=lambda: scan.TILE)  # tiles of the scan
 
 
 CUT = Cut()
-
-_WRITE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
 
 def scan_rows(records: Records, fingerprint: Tensor) -> Tensor:
@@ -59,18 +54,24 @@ def cluster_cosine(records: Records, fingerprint: Tensor, epsilon: float) -> Ten
 
 def cluster_sweep(records: Records, fingerprint: Tensor, epsilons: Sequence[float], cut: Cut = CUT) -> Tensor:
     """The same bits as cluster_cosine, from one Gram matrix per group."""
-    return sweep_with(partial(Clustering, cut=cut), records, fingerprint, epsilons)
+    return sweep_with(partial(_decide, cut=cut), records, fingerprint, epsilons)
 
 
-def sweep_with(
-    batch_of: Callable[..., Clustering],  # whose `cluster` does it
-    records: Records,
-    fingerprint: Tensor,
-    epsilons: Sequence[float],
-) -> Tensor:
+class Rows(NamedTuple):
+    """The records' rows, and what one pass over them has found."""
+
+    fingerprint: Tensor  # [N, D]
+    kind: Tensor  # [M] uint8
+    scale: Tensor  # [M] float32
+
+
+#: Writes first [E, M] int64, the record that began each record's cluster, under E thresholds 1 − ε − τ of ε > 0.
+Decide = Callable[[Records, Rows, list[float], Tensor], None]
+
+
+def sweep_with(decide: Decide, records: Records, fingerprint: Tensor, epsilons: Sequence[float]) -> Tensor:
     """cluster_sweep(), with any kernels for ε > 0."""
-    order, group_offsets, n, device = records.order, records.group_offsets, records.n_records, records.device
-    n_groups, longest_group = records.n_groups, records.longest_group
+    n, device = records.n_records, records.device
     first = torch.empty((len(epsilons), n), dtype=torch.int64, device=device)
     if not first.numel():
         return first
@@ -80,71 +81,49 @@ def sweep_with(
     scale = torch.empty(n, dtype=torch.float32, device=device)
     row_hash = torch.empty(n, dtype=torch.int64, device=device) if zero else None
     rows.look(
-        fingerprint, order, state=records.state, kind=kind, scale=scale, row_hash=row_hash, usable=records.usable,
+        fingerprint, records.order, state=records.state, kind=kind, scale=scale, row_hash=row_hash, usable=records.usable,
         taken=records.taken,
     )  # fmt: skip
     if row_hash is not None:
-        equal.first_equal(
-            fingerprint, order, group_offsets, kind, row_hash, n_groups=n_groups, longest_group=longest_group,
-            first=first[zero[0]],
-        )  # fmt: skip
+        equal.first_equal(records, fingerprint, kind, row_hash, first[zero[0]])
         for e in zero[1:]:
             first[e].copy_(first[zero[0]])
     if rest:
-        found = torch.empty((len(rest), n), dtype=torch.int64, device=device) if zero else first
-        batch = batch_of(fingerprint, order, group_offsets, kind, scale, n_groups, longest_group)
-        batch.cluster([epsilons[e] for e in rest], found)
+        decided = torch.empty((len(rest), n), dtype=torch.int64, device=device) if zero else first
+        decide(records, Rows(fingerprint, kind, scale), [1.0 - epsilons[e] - BAND for e in rest], decided)
         if zero:
-            for e, row in zip(rest, found, strict=True):
+            for e, row in zip(rest, decided, strict=True):
                 first[e].copy_(row)
     return dense_labels(first)
 
 
-@dataclass(frozen=True)
-class Clustering:
-    """The records' data for all launches below."""
-
-    fingerprint: Tensor  # [N, D]
-    order: Tensor  # [M] int64
-    group_offsets: Tensor  # [G+1] int64
-    kind: Tensor  # [M] uint8
-    scale: Tensor  # [M] float32
-    n_groups: int
-    longest_group: int
-    cut: Cut = CUT
-
-    def cluster(
-        self,
-        epsilons: Sequence[float],  # E, none of them 0
-        first: Tensor,  # [E, M] int64, written
-    ) -> None:
-        """The record that began each record's cluster, for ε > 0.  ValueError for a group of more than LONGEST records."""
-        if self.longest_group > LONGEST:
-            raise ValueError(
-                f"a prompt group must have at most {LONGEST} records for Triton's clusters, got {self.longest_group}; use "
-                "backend='cuda' or move the tensors with .cpu()."
-            )
-        side, chunk, sweep = _chunks(self.longest_group, self.n_groups, len(epsilons), self.cut.room)
-        lowest = [1.0 - epsilon - BAND for epsilon in epsilons]
-        lowest_of = self.scale if len(lowest) == 1 else on_device(lowest, first.device)
-        with device_guard(first):
-            for group in range(0, self.n_groups, chunk):
-                groups = min(chunk, self.n_groups - group)
-                products = torch.empty((groups, side, side), dtype=torch.float32, device=first.device)
-                reciprocal = torch.empty((groups, side), dtype=torch.float32, device=first.device)
-                gram.multiply_groups(
-                    self.fingerprint, self.order, self.group_offsets, self.scale, products, reciprocal,
-                    first_group=group, tile=self.cut.tile,
+def _decide(records: Records, rows: Rows, lowest: list[float], first: Tensor, *, cut: Cut) -> None:
+    """ValueError for a group of more than LONGEST records."""
+    longest, n_groups, device = records.longest_group, records.n_groups, first.device
+    if longest > LONGEST:
+        raise ValueError(
+            f"a prompt group must have at most {LONGEST} records for Triton's clusters, got {longest}; use "
+            "backend='cuda' or move the tensors with .cpu()."
+        )
+    side, chunk, sweep = _chunks(longest, n_groups, len(lowest), cut.room)
+    lowest_of = rows.scale if len(lowest) == 1 else on_device(lowest, device)
+    with device_guard(first):
+        for group in range(0, n_groups, chunk):
+            groups = min(chunk, n_groups - group)
+            products = torch.empty((groups, side, side), dtype=torch.float32, device=device)
+            reciprocal = torch.empty((groups, side), dtype=torch.float32, device=device)
+            gram.multiply_groups(
+                rows.fingerprint, records.order, records.group_offsets, rows.scale, products, reciprocal,
+                first_group=group, tile=cut.tile,
+            )  # fmt: skip
+            for e in range(0, len(lowest), sweep):
+                some, state = lowest[e : e + sweep], products
+                if len(lowest) > 1:
+                    state = torch.empty((len(some), *products.shape), dtype=torch.float32, device=device)
+                scan.decide_groups(
+                    records, rows.kind, products, reciprocal, state, first[e : e + sweep], some, lowest_of[e:], group,
+                    cut.scan,
                 )  # fmt: skip
-                for e in range(0, len(lowest), sweep):
-                    some = lowest[e : e + sweep]
-                    state = products
-                    if len(lowest) > 1:
-                        state = torch.empty((len(some), *products.shape), dtype=torch.float32, device=first.device)
-                    scan.decide_groups(
-                        products, reciprocal, state, self.kind, self.group_offsets, first[e : e + sweep], some,
-                        lowest_of[e:], first_group=group, shape=self.cut.scan,
-                    )  # fmt: skip
 
 
 def _chunks(longest: int, n_groups: int, n_epsilons: int, room: int) -> tuple[int, int, int]:
@@ -156,24 +135,8 @@ def _chunks(longest: int, n_groups: int, n_epsilons: int, room: int) -> tuple[in
 
 
 def on_device(values: Sequence[float], device: torch.device) -> Tensor:
-    """[E] float32, passed as arguments: a copy from the host would synchronize, or have to outlive a captured graph."""
+    """[E] float32, as arguments of launches: a copy from the host would synchronize, or have to outlive a captured graph."""
     out = torch.empty(len(values), dtype=torch.float32, device=device)
-    with device_guard(out):
-        for start in range(0, len(values), _WRITE):
-            some = [*values[start : start + _WRITE], *[0.0] * _WRITE][:_WRITE]
-            _write[(1,)](out[start:], *some, min(len(values) - start, _WRITE), WRITE=_WRITE, **_WRITE_OPTIONS)
+    for e, value in enumerate(values):
+        out[e : e + 1].fill_(value)
     return out
-
-
-@triton.jit(do_not_specialize=["n"])
-def _write(out, v0, v1, v2, v3, v4, v5, v6, v7, n, WRITE: tl.constexpr):
-    i = tl.arange(0, WRITE)
-    low = tl.where(i == 0, v0, tl.where(i == 1, v1, tl.where(i == 2, v2, v3)))
-    high = tl.where(i == 4, v4, tl.where(i == 5, v5, tl.where(i == 6, v6, v7)))
-    tl.store(out + i, tl.where(i < 4, low, high), mask=i < n)
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    values = {f"v{i}": "fp32" for i in range(_WRITE)}
-    yield _write, {"out": "*fp32", **values, "n": "i32"}, {"WRITE": _WRITE}, _WRITE_OPTIONS

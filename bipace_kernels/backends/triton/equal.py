@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..records import Records
 from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
@@ -22,22 +23,18 @@ _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 def first_equal(
+    records: Records,
     fingerprint: Tensor,  # [N, D]
-    order: Tensor,  # [M] int64
-    group_offsets: Tensor,  # [G+1] int64
     kind: Tensor,  # [M] uint8
     row_hash: Tensor,  # [M] int64
-    *,
-    n_groups: int,
-    longest_group: int,
     first: Tensor,  # [M] int64, written: the record itself if it is a singleton, −1 if it is not taken
 ) -> None:
     """Writes `first` of every record, in time quadratic in the length of a group and linear in D."""
-    with device_guard(order):
-        blocks = ceil_div(longest_group, _TILE["RECORDS"])
-        _first_equal[(n_groups * blocks,)](
-            fingerprint, order, group_offsets, kind, row_hash, first, blocks, fingerprint.shape[1],
-            fingerprint.stride(0), fingerprint.stride(1), **_TILE, **_OPTIONS,
+    with device_guard(first):
+        blocks = ceil_div(records.longest_group, _TILE["RECORDS"])
+        _first_equal[(records.n_groups * blocks,)](
+            fingerprint, records.order, records.group_offsets, kind, row_hash, first, blocks, fingerprint.shape[1],
+            *fingerprint.stride(), **_TILE, **_OPTIONS,
         )  # fmt: skip
 
 

@@ -77,34 +77,20 @@ def multiply_groups(
     tile: Tile | None = None,  # None: by dtype and GPU
 ) -> None:
     """Gram matrices of some groups."""
-    rest = (fingerprint, order, group_offsets, scale, gram, reciprocal, first_group)
-    _launch(*rest, tile or tile_for(fingerprint), scaled=False)
+    launches = [(False, tile or tile_for(fingerprint))]
     if fingerprint.dtype != torch.float16:  # whose squares are all float32
         # Recomputes pairs with a row of extreme length, which overflowed or underflowed in the first launch.  Nearly
         # always there are none, and the programs end after reading the scales.
-        _launch(*rest, FLOAT32 if fingerprint.dtype == torch.float32 else OTHER, scaled=True)
-
-
-def _launch(
-    fingerprint: Tensor,
-    order: Tensor,
-    group_offsets: Tensor,
-    scale: Tensor,
-    gram: Tensor,
-    reciprocal: Tensor,
-    first_group: int,
-    tile: Tile,
-    *,
-    scaled: bool,
-) -> None:
+        launches.append((True, FLOAT32 if fingerprint.dtype == torch.float32 else OTHER))
     groups, side = reciprocal.shape
-    tiles = ceil_div(side, tile.side)
     dim, row_stride, column_stride = fingerprint.shape[1], *fingerprint.stride()
-    _gram[(tiles * (tiles + 1) // 2, groups)](
-        fingerprint, order, group_offsets, scale, gram, reciprocal, side // UNIT, dim, row_stride, column_stride,
-        first_group, SCALED=scaled, ALIGNED=_alignment(row_stride), EVEN=dim % (2 * tile.depth) == 0,
-        UNIT=UNIT, **tile.constants(), **tile.options(), enable_fp_fusion=FUSED,
-    )  # fmt: skip
+    for scaled, cut in launches:
+        tiles = ceil_div(side, cut.side)
+        _gram[(tiles * (tiles + 1) // 2, groups)](
+            fingerprint, order, group_offsets, scale, gram, reciprocal, side // UNIT, dim, row_stride, column_stride,
+            first_group, SCALED=scaled, ALIGNED=_alignment(row_stride),
+            EVEN=dim % (2 * cut.depth) == 0, UNIT=UNIT, **cut.constants(), **cut.options(), enable_fp_fusion=FUSED,
+        )  # fmt: skip
 
 
 def _alignment(stride: int) -> int:

@@ -12,8 +12,8 @@ increment form does not.
 A decision needs the one before it, so the latency of this step times the length of a group is a lower bound of the whole
 clustering.  The panel keeps the latency short: decisions among PANEL records only need S of those records, a few
 kilobytes that stay in the L1 cache, with one record's similarities contiguous.  S of the records after the
-panel is updated later, PANEL decisions at a time, where all loads are known in advance and overlap.  Short groups
-run in a single warp: its maxima take one instruction and no barrier between warps.
+panel is updated later, PANEL decisions at a time, where all loads are known in advance and overlap.  A group runs in a
+single warp: its maxima take one instruction and no barrier between warps.
 
 All reductions here are maxima and minima, so the number of warps changes no bit.
 """
@@ -27,6 +27,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..records import Records
 from ..schema import BAND
 from .gram import UNIT
 
@@ -38,25 +39,21 @@ _BAND = tl.constexpr(BAND)
 NOWHERE = tl.constexpr(-1)  # instead of a cluster: the record affects no other
 SEED = tl.constexpr(-1.0)  # d of a record that begins a cluster; no join has it, for a > 0
 
-# Clusters, rows and columns processed at a time.  Up to 1,024 records one warp is faster, since no maximum waits for
-# another warp; beyond, updating the records after the panel needs more loads in flight than one warp has.
-SHORT: dict[str, Any] = {"CLUSTERS": 128, "ROWS": 32, "COLUMNS": 256, "num_warps": 1}
-MEDIUM: dict[str, Any] = {"CLUSTERS": 1024, "ROWS": 64, "COLUMNS": 1024, "num_warps": 8}
-SHORTEST_MEDIUM = 1_025
+TILE = {"CLUSTERS": 128, "ROWS": 32, "COLUMNS": 256}  # processed at a time; no decision depends on it
+_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
 
 def decide_groups(
+    records: Records,
+    kind: Tensor,  # [M] uint8
     gram: Tensor,  # [groups, side, side] float32; overwritten where state is gram
     reciprocal: Tensor,  # [groups, side] float32
     state: Tensor,  # [E, groups, side, side] float32, scratch; gram itself for one ε
-    kind: Tensor,  # [M] uint8
-    group_offsets: Tensor,  # [G+1] int64
     first: Tensor,  # [E, M] int64, written
     lowest: Sequence[float],  # E: 1 − ε − τ
     lowest_of: Tensor,  # [E] float32, the same; not read for one ε
-    *,
     first_group: int,
-    shape: dict[str, Any] | None = None,  # None: SHORT or MEDIUM, by the side
+    tile: dict[str, int] = TILE,
 ) -> None:
     """Decisions of some groups under some ε."""
     groups, side = reciprocal.shape
@@ -64,11 +61,10 @@ def decide_groups(
     similar = torch.empty((*programs, PANEL, side), dtype=torch.float32, device=first.device)
     clusters = torch.empty((*programs, 2, side), dtype=torch.int32, device=first.device)
     decisions = torch.empty((*programs, 3, PANEL), dtype=torch.int32, device=first.device)
-    shape = shape or (SHORT if side < SHORTEST_MEDIUM else MEDIUM)
     _scan_groups[(groups, len(lowest))](
-        gram, state, reciprocal, side // UNIT, kind, group_offsets, similar, clusters, decisions, first,
+        gram, state, reciprocal, side // UNIT, kind, records.group_offsets, similar, clusters, decisions, first,
         first.stride(0), lowest[0], lowest_of, first_group, SWEEP=state is not gram, PANEL=PANEL, UNIT=UNIT,
-        **shape, enable_fp_fusion=False,
+        **tile, **_OPTIONS,
     )  # fmt: skip
 
 
@@ -176,13 +172,13 @@ def decide_panel(
     CLUSTERS: tl.constexpr,
     PANEL: tl.constexpr,
 ):
-    """Decides the records of one panel in order; returns the number of clusters.  Barriers surround every exchange."""
+    """Decides the records of one panel in order; returns the number of clusters."""
     u = tl.arange(0, PANEL)
     reciprocal_u = tl.load(reciprocal + u, mask=u < n, other=0.0)
     kind_u = tl.load(kind + u, mask=u < n, other=2)
     tl.store(first + u, tl.where(kind_u == 1, begin + u, -1).to(tl.int64), mask=u < n)
     tl.store(joined + u, tl.full((PANEL,), NOWHERE, tl.int32))
-    tl.debug_barrier()
+    tl.debug_barrier()  # also for what gather_panel has written
     # What a step needs whatever is decided comes a step ahead, from places that are always there: nothing waits for it.
     state = tl.load(kind)
     row = tl.load(products + u)
@@ -349,7 +345,6 @@ def _scan_groups(
         width = tl.minimum(n - panel, PANEL)
         products = gram + panel * stride
         gather_panel(state + panel, stride, similar, stride, width, count, ROWS, PANEL)
-        tl.debug_barrier()
         count = decide_panel(
             similar, stride, products + panel, stride, reciprocal + panel, kind + panel, first + panel, begin + panel,
             width, members, leader, joined, change, weight, count, lowest, CLUSTERS, PANEL,
@@ -365,7 +360,5 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
         "group_offsets": "*i64", "similar": "*fp32", "clusters": "*i32", "decisions": "*i32", "first": "*i64",
         "first_stride": "i32", "lowest": "fp32", "lowest_of": "*fp32", "first_group": "i32",
     }  # fmt: skip
-    for shape, sweep in ((SHORT, False), (SHORT, True), (MEDIUM, False), (MEDIUM, True)):
-        constants = {"SWEEP": sweep, "PANEL": PANEL, "UNIT": UNIT, **shape}
-        warps = constants.pop("num_warps")
-        yield _scan_groups, signature, constants, {"num_warps": warps, "enable_fp_fusion": False}
+    for sweep in (False, True):
+        yield _scan_groups, signature, {"SWEEP": sweep, "PANEL": PANEL, "UNIT": UNIT, **TILE}, _OPTIONS

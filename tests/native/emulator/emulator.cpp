@@ -78,7 +78,7 @@ struct Copy {
 struct Product {
   float* sums;
   std::vector<float> found;  // sums with it
-  const void *a, *b;
+  uint64_t a, b;
   uint64_t read;  // a hash of its operands
 };
 
@@ -392,20 +392,23 @@ void show_copies() {
 
 namespace {
 
-// Element e of row r of 128 bytes, of those that begin at `rows`: as tensor cores find it, the exchange being one of
-// bits of the address.
-const unsigned char* element(const void* rows, int r, int e) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(rows) + static_cast<uintptr_t>(r * 128 + e * 2);
-  return reinterpret_cast<const unsigned char*>(at ^ (at >> 3 & 0x70));
+// Element e of row r of the matrix that a descriptor names, by the PTX manual: bits 0 to 13 hold the address, 32 to 45 the
+// distance between eights of rows, both without their last four bits; 62 and 63 the exchange, 1 for that of 128 bytes, which
+// is one of bits of the address.
+const unsigned char* element(uint64_t matrix, int r, int e) {
+  const uint64_t begin = (matrix & 0x3FFF) << 4, eights = (matrix >> 32 & 0x3FFF) << 4;
+  const uint64_t at = begin + static_cast<uint64_t>(r) / 8 * eights + static_cast<uint64_t>(r) % 8 * 128 +
+                      static_cast<uint64_t>(e) * 2;
+  return place().shared + (at ^ (at >> 3 & 0x70));
 }
 
-uint16_t bits(const void* rows, int r, int e) {
+uint16_t bits(uint64_t matrix, int r, int e) {
   uint16_t value;
-  std::memcpy(&value, element(rows, r, e), 2);
+  std::memcpy(&value, element(matrix, r, e), 2);
   return value;
 }
 
-uint64_t hash(const void* a, const void* b) {
+uint64_t hash(uint64_t a, uint64_t b) {
   uint64_t h = 1469598103934665603u;
   for (int r = 0; r < 64 + 128; ++r) {
     for (int e = 0; e < 16; ++e) h = (h ^ (r < 64 ? bits(a, r, e) : bits(b, r - 64, e))) * 1099511628211u;
@@ -417,16 +420,17 @@ uint64_t hash(const void* a, const void* b) {
 
 void begin_products() { run->now->begun = true; }
 
-void start_product(float* sums, const void* a, const void* b, bool add, bool bf16) {
+void start_product(float* sums, uint64_t a, uint64_t b, bool add, bool bf16) {
   Fibre& self = *run->now;
   if (!self.group) fail("fewer than four warps cannot multiply together");
   arrive(*self.group, "multiply_group", false);
   if (!self.begun) fail("products that have not begun");
   if (*self.hidden) fail("tensor cores do not see what was copied");
-  // Eight rows lie in a multiple of 1,024, whole; sixteen elements of them are not split.
-  if (reinterpret_cast<uintptr_t>(a) % 32 || reinterpret_cast<uintptr_t>(a) & 0x380 ||
-      reinterpret_cast<uintptr_t>(b) % 32 || reinterpret_cast<uintptr_t>(b) & 0x380) {
-    fail("an operand of multiply_group is not aligned");
+  for (const uint64_t matrix : {a, b}) {
+    if (matrix >> 62 != 1 || (matrix >> 49 & 7)) fail("rows of multiply_group are not exchanged as those of 128 bytes are");
+    // Eight rows lie in a multiple of 1,024, whole; sixteen elements of them are not split.
+    const uint64_t begin = (matrix & 0x3FFF) << 4;
+    if (begin % 32 || begin & 0x380) fail("an operand of multiply_group is not aligned");
   }
   constexpr int n = 64;  // of 64 × 128 sums, a thread's
   Product mine{sums, std::vector<float>(n, 0.0f), a, b, 0};

@@ -71,7 +71,7 @@ void commit_copies();
 void finish_copies(int pending);
 void show_copies();
 void begin_products();
-void start_product(float* sums, const void* a, const void* b, bool add, bool bf16);
+void start_product(float* sums, uint64_t a, uint64_t b, bool add, bool bf16);
 void commit_products();
 void finish_products(int pending);
 [[noreturn]] void fail(const std::string& why);
@@ -234,7 +234,7 @@ void products_wait(BIPACE_PLACE) {
   if (!emulator::is_left_out(file, line)) emulator::finish_products(pending);
 }
 template <bool bf16>
-void multiply_group(float (&c)[64], const void* a, const void* b, bool add) {
+void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
   emulator::start_product(c, a, b, add, bf16);
 }
 

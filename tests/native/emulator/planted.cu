@@ -1,15 +1,11 @@
 // Kernels with a fault each, which the emulator has to find, and the same without it.
+#include "planted.h"
+
 #include "cuda/intrinsics.h"
 
 namespace bipace {
 
 constexpr int kThreads = 128;
-
-struct ReverseArgs {
-  const int32_t* values;  // [kThreads]
-  int32_t* out;           // [kThreads]
-  int64_t barrier;        // whether threads wait for one another
-};
 
 // out[i] = in[n − 1 − i] by way of shared memory.
 BIPACE_KERNEL(reverse, ReverseArgs, kThreads) {
@@ -20,20 +16,10 @@ BIPACE_KERNEL(reverse, ReverseArgs, kThreads) {
   a.out[t] = values[kThreads - 1 - t];
 }
 
-struct BeyondArgs {
-  int32_t* out;    // [kThreads]
-  int64_t shared;  // into shared memory or into out
-  int64_t beyond;  // elements
-};
-
 BIPACE_KERNEL(write_beyond, BeyondArgs, kThreads) {
   int32_t* at = a.shared ? reinterpret_cast<int32_t*>(gpu::shared_memory()) : a.out;
   at[gpu::thread() + a.beyond] = gpu::thread();
 }
-
-struct FlagArgs {
-  int64_t fault;
-};
 
 BIPACE_KERNEL(leave_early, FlagArgs, kThreads) {
   if (a.fault && gpu::thread() == 77) return;
@@ -48,12 +34,6 @@ BIPACE_KERNEL(part_ways, FlagArgs, kThreads) {
   }
 }
 
-struct SomeArgs {
-  const int32_t* values;  // [kThreads]
-  int32_t* out;           // [kThreads]
-  int64_t barrier;        // of the warps from the second on
-};
-
 // All warps but the first pass their values on among themselves, by a barrier of their own.
 BIPACE_KERNEL(pass_on, SomeArgs, kThreads) {
   int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
@@ -67,12 +47,6 @@ BIPACE_KERNEL(pass_on, SomeArgs, kThreads) {
   a.out[t] = values[kThreads - 1 - t];
 }
 
-struct CopyArgs {
-  const int32_t* values;  // [4 · kThreads]
-  int32_t* out;           // [4 · kThreads]
-  int64_t wait;           // for the copies
-};
-
 BIPACE_KERNEL(copy_through, CopyArgs, kThreads) {
   int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
   const int t = gpu::thread();
@@ -81,12 +55,6 @@ BIPACE_KERNEL(copy_through, CopyArgs, kThreads) {
   if (a.wait) gpu::copy_wait<0>();
   for (int e = 0; e < 4; ++e) a.out[4 * t + e] = values[4 * t + e];
 }
-
-struct CollectivesArgs {
-  const int32_t* values;  // [32]
-  int32_t* out;     // [8, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot; its bits counted, lowest, highest
-  uint64_t* least;  // the least of v as unsigned numbers, and of what stands there
-};
 
 BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
   const int l = gpu::lane();
@@ -103,22 +71,10 @@ BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
   gpu::atomic_min(a.least, static_cast<uint64_t>(static_cast<int64_t>(v)));
 }
 
-struct WidenArgs {
-  const uint16_t* values;  // [blocks, 32] float16
-  float* out;
-};
-
 BIPACE_KERNEL(widen, WidenArgs, 32) {
   const int64_t i = gpu::block() * 32 + gpu::lane();
   a.out[i] = gpu::from_f16(a.values[i]);
 }
-
-struct TileArgs {
-  const uint16_t* x;  // [16, 16] bfloat16 or float16
-  const uint16_t* y;  // [8, 16]
-  float* out;         // [16, 8] = x · yᵀ
-  int64_t bf16;
-};
 
 BIPACE_KERNEL(multiply_tile, TileArgs, 32) {
   uint16_t* rows = reinterpret_cast<uint16_t*>(gpu::shared_memory());  // x, then y
@@ -137,14 +93,6 @@ BIPACE_KERNEL(multiply_tile, TileArgs, 32) {
   }
   for (int e = 0; e < 4; ++e) a.out[(l / 4 + 8 * (e / 2)) * 8 + 2 * (l % 4) + e % 2] = c[e];
 }
-
-struct ProductArgs {
-  const uint16_t* x;  // [64, 64] bfloat16 or float16
-  const uint16_t* y;  // [128, 64]
-  float* out;         // [64, 128] = x · yᵀ + x · yᵀ
-  int64_t bf16;
-  int64_t fault;  // 0 none; 1 copies are not shown, 2 sums are read early, 3 rows are overwritten early, 4 not begun
-};
 
 constexpr int kGroupThreads = gpu::kGroup;
 
@@ -165,11 +113,11 @@ BIPACE_KERNEL(multiply_together, ProductArgs, kGroupThreads) {
   for (int time = 0; time < 2; ++time) {
     if (a.fault != 4) gpu::products_begin(sums);
     for (int k = 0; k < 4; ++k) {
-      const unsigned char* const x = rows + k * 32;
+      const uint64_t x = gpu::described(rows + k * 32), y = gpu::described(rows + 64 * 128 + k * 32);
       if (a.bf16) {
-        gpu::multiply_group<true>(sums, x, x + 64 * 128, time || k);
+        gpu::multiply_group<true>(sums, x, y, time || k);
       } else {
-        gpu::multiply_group<false>(sums, x, x + 64 * 128, time || k);
+        gpu::multiply_group<false>(sums, x, y, time || k);
       }
     }
     gpu::products_commit();
