@@ -28,7 +28,7 @@ PROGRAMS = {
     "hidden": "the cost of hidden states in a forward that a trainer runs anyway",
     "truth": "advantages against true ones, on committed rollouts",
     "trainers": "what the adapters add to a training step; needs TRL and verl",
-    "trainer_steps": "whole steps of TRL with BiPACE, alternating with stock GRPO, and verl's calculation; needs TRL and verl",
+    "trainer_steps": "steps of TRL with BiPACE against stock GRPO, and verl's calculation; needs TRL and verl",
 }
 
 

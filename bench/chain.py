@@ -1,7 +1,7 @@
 """The floor under any greedy scan: what one dependent step costs on this GPU (chain.cu), measured beside the figures.
 
 A step finds the largest of K values in shared memory, tells everybody, and changes the winner by one fused
-multiply-add; the next step needs the outcome. Every width of the block that holds K values is tried; the quickest counts.
+multiply-add; the next step needs the outcome. Of all widths of the block that hold K values, the quickest counts.
 """
 
 from __future__ import annotations

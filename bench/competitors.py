@@ -55,7 +55,7 @@ def numpy_values(
     horizon: float,
     noise: float,
 ) -> npt.NDArray[np.float64]:
-    """A Gaussian process in each group by BLAS and LAPACK: mean + K (K + noise I)⁻¹ (R − mean), the products in float32."""
+    """A Gaussian process per group by BLAS and LAPACK: mean + K (K + noise I)⁻¹ (R − mean), products in float32."""
     out = np.empty(len(returns))
     for start, end in pairwise(offsets):
         x, r, t = fingerprint[start:end], returns[start:end].astype(np.float64), time[start:end]
@@ -91,14 +91,14 @@ def numpy_clusters_pool(fingerprint: Floats, offsets: Sequence[int], epsilon: fl
 
 
 def _aligned(rows: int, columns: int) -> Floats:
-    """[rows, columns] float32 that begins on a cache line: else each 64-byte load of BLAS touches two, up to 1.6 × slower."""
+    """[rows, columns] float32 that begins on a cache line: else each load of BLAS touches two, up to 1.6 × slower."""
     bytes_ = np.empty(4 * rows * columns + 64, np.uint8)
     start = -bytes_.ctypes.data % 64
     return bytes_[start : start + 4 * rows * columns].view(np.float32).reshape(rows, columns)
 
 
 def _numpy_group(rows: Floats, labels: Ints, unit: Floats, centroids: Floats, epsilon: float, *, first: int) -> int:
-    """Clusters one group's rows into `labels`, numbered from `first`; the other two are scratch. Returns their number."""
+    """Clusters one group's rows into `labels`, numbered from `first`, by two buffers. Returns their number."""
     norm = np.sqrt(np.einsum("nd,nd->n", rows, rows))
     unit = np.divide(rows, norm[:, None], out=unit[: len(rows)])
     similarity = np.empty(len(centroids), np.float32)
@@ -349,7 +349,7 @@ def similar_loop(texts: Sequence[str], offsets: Sequence[int], threshold: float)
 
 
 def similar_loop_best(texts: Sequence[str], offsets: Sequence[int], threshold: float) -> Ints:
-    """difflib as its documentation recommends: one indexed matcher per representative, and the two cheap bounds first."""
+    """difflib as its documentation recommends: one indexed matcher per representative, cheap bounds first."""
     labels = np.empty(len(texts), np.int64)
     first = 0
     for start, end in pairwise(offsets):

@@ -1,4 +1,4 @@
-"""`python -m bench distributed [--ranks 2] [--out DIR]`: the advantages of one batch whose rows are on several processes."""
+"""`python -m bench distributed [--ranks 2] [--out DIR]`: one batch whose rows are on several processes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .workloads import TINY, TRAINING, Shape, fingerprints, steps
 
 Tensor = torch.Tensor
 ABOUT = """\
-Every rank has one thread, and holds its part of the batch. Sides take turns, and each call starts at a barrier: the time is
-that of the slowest rank, the CPU time that of all ranks together. Before anything is timed, the results of every side are
-compared with those of one process, bit for bit.
+Every rank has one thread, and holds its part of the batch. Sides take turns, and each call starts at a barrier: the
+time is that of the slowest rank, the CPU time that of all ranks together. Before anything is timed, the results of
+every side are compared with those of one process, bit for bit.
 
 - **one process**: `bk.advantage()` on all rows, which it holds already, with as many threads as there are ranks.
-- **to one rank**: what a trainer does without this: fingerprints gathered on rank 0, `bk.advantage()` there with as many
-  threads as there are ranks, advantages scattered.
-- **bk.distributed**: `bk.distributed.advantage()`. "whole groups": each rank holds whole prompt groups, so no fingerprint
-  moves; "straddling": trajectories are dealt to the ranks, so that every group straddles them.
+- **to one rank**: what a trainer does without this: fingerprints gathered on rank 0, `bk.advantage()` there with as
+  many threads as there are ranks, advantages scattered.
+- **bk.distributed**: `bk.distributed.advantage()`. "whole groups": each rank holds whole prompt groups, so no
+  fingerprint moves; "straddling": trajectories are dealt to the ranks, so that every group straddles them.
 - **labels known**: of it, what every rank does for all rows: `bk.advantage()` with one thread, clusters given.
 """
 CONFIG = bk.Config.bipace(0.10)

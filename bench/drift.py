@@ -32,11 +32,11 @@ Four policies see the same batches, one per training step. `static` keeps the ε
 first batch. `controller` starts there and follows with `bk.EpsilonController()`; `controller R²` is the same with
 `objective="value_r2"`. `search` runs the search anew on every batch. Singletons are counted as a share of clusters.
 
-- **synthetic**: a state of a prompt group is a unit vector √(1−s)·shared + √(s(1−v))·own + √(s·vᵢ)·noise. `shared` is one
-  strong direction of the batch; `own` is half a room's direction and half the state's, six states to a room; vᵢ is a
-  record's own share of noise, v on the median. So two visits of a state are s·v apart, and two states of different
-  rooms s. Over the training the cone s narrows to a third, opens to one and a half of what it was and comes back, while v
-  grows from 0.25 to 0.40. Returns are the state's value plus noise, so that value R² has something to find.
+- **synthetic**: a state of a prompt group is a unit vector √(1−s)·shared + √(s(1−v))·own + √(s·vᵢ)·noise. `shared` is
+  one strong direction of the batch; `own` is half a room's direction and half the state's, six states to a room; vᵢ is
+  a record's own share of noise, v on the median. So two visits of a state are s·v apart, and two states of different
+  rooms s. Over the training the cone s narrows to a third, opens to one and a half of what it was and comes back, while
+  v grows from 0.25 to 0.40. Returns are the state's value plus noise, so that value R² has something to find.
 - **recorded**: n-gram fingerprints x of recorded rollouts (ALFWorld, scripted policy), sixteen prompt groups drawn per
   step, each row turned towards a random unit vector: √(1−n)·x + √n·noise. The share n grows from 0 to 0.3 and falls
   to 0 again."""
@@ -100,7 +100,7 @@ class Line:
         }
 
 
-# ---- the drifts --------------------------------------------------------------------------------------------------------
+# ---- the drifts ------------------------------------------------------------------------------------------------------
 
 
 def _between(knots: Sequence[tuple[float, float]], at: float) -> float:
@@ -157,7 +157,7 @@ def recorded(settings: Simulation, path: Path) -> Iterator[Batch]:
         yield Batch(torch.from_numpy(x.astype(np.float32)), layout, returns[rows], share)
 
 
-# ---- the policies ------------------------------------------------------------------------------------------------------
+# ---- the policies ----------------------------------------------------------------------------------------------------
 
 
 def follow(batches: Iterable[Batch]) -> tuple[dict[str, Line], list[float]]:
@@ -193,14 +193,15 @@ def _value_r2(batch: Batch, labels: torch.Tensor) -> float | None:
     return value_r2(returns, labels[lay.order], lay.trajectory_of_record(), lay.group_of_record(), lay.n_groups).r2
 
 
-# ---- writing -----------------------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 _COLUMNS = {
     "drift": "{drift}", "policy": "{policy}", "steps with a median in [4, 8]": "{steps_in_band:.1%}",
     "median size": "{median_lowest:g} to {median_highest:g}", "singleton share, mean": "{singletons_mean:.1%}",
     "lowest to highest": "{singletons_lowest:.1%} to {singletons_highest:.1%}", "std": "{singletons_std:.1%}",
-    "ε": "{epsilon_lowest:.3f} to {epsilon_highest:.3f}", "moves": "{moves:.0f}", "value R², mean": "{value_r2_mean:.3f}",
+    "ε": "{epsilon_lowest:.3f} to {epsilon_highest:.3f}", "moves": "{moves:.0f}",
+    "value R², mean": "{value_r2_mean:.3f}",
 }  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def _measure(name: str, part: Part, arguments: argparse.Namespace, save: Callabl
 
 
 def _chain(part: Part, sizes: Sequence[int], *, dry: bool) -> dict[int, float]:
-    """Nanoseconds of a dependent step over each K, measured now; empty with the reason kept where that is impossible."""
+    """Nanoseconds of a dependent step over each K, measured now; empty where that is impossible, with the reason."""
     if not sizes:
         return {}
     if dry:
@@ -331,10 +331,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for each part (default: 480)")
     parser.add_argument("--commit", default="", metavar="ID", help="of the sources, where this is no checkout")
     parser.add_argument("--dry", action="store_true",
-                        help="tiny sizes on the CPU, by Triton's interpreter and the CUDA emulator: measures nothing")  # fmt: skip
+                        help="tiny sizes on the CPU, by interpreter and emulator: measures nothing")  # fmt: skip
     parser.add_argument("--targets", action="store_true", help="only say which targets the figures in --out meet")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="DIR",
-                        help="one gpu.json and gpu.md out of those in these folders, the later part of a name counts")  # fmt: skip
+                        help="one gpu.json and gpu.md out of those in these folders; of a part, the later")  # fmt: skip
     return parser
 
 

@@ -40,7 +40,7 @@ def expected(backend: str) -> bool:
 
 
 def dry_cuda() -> None:
-    """backend="cuda" on CPU tensors by the kernels' emulator, which is a part of the tests: in a checkout, with a compiler."""
+    """backend="cuda" on CPU tensors by the emulator of the tests: in a checkout, with a compiler."""
     helpers = Path(__file__).resolve().parent.parent / "tests/helpers"
     if (helpers / "cuda_emulator.py").exists():
         sys.path.insert(0, str(helpers))

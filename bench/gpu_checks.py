@@ -1,6 +1,6 @@
 """The parts of a GPU run that measure no time: tests, a small run of everything, accuracy, sanitizer.
 
-The sanitizer is tried on a one-line program first. What a machine refuses is "not available", with the tool's own words,
+The sanitizer is tried on a one-line program first. What a machine refuses is "not available", with the tool's words,
 and no failure.
 """
 
@@ -77,7 +77,7 @@ def tail(log: Path, lines: int = 6) -> str:
 
 
 def tests(part: Part, folder: Path, seconds: float, dry: bool, say: Say, backend: str) -> bool:
-    """Every test marked gpu; for the CUDA backend those of stages and chain. The log grows with each: a kill loses none."""
+    """Every test marked gpu; for the CUDA backend those of stages and chain. The log grows with each."""
     if why := absent(backend):
         return _not_available(part, say, why, fine=not expected(backend))
     part.lines += [f"- {line}" for line in missing()]
@@ -165,8 +165,9 @@ def sanitize(part: Part, folder: Path, seconds: float, dry: bool, say: Say, back
         else:
             line = "nothing found" if status == 0 else f"status {status}: {tail(log)}"
         if name == "initcheck" and backend == "triton" and status not in (0, None):
-            # Triton's wide loads reach beyond what was written into their scratch memory, and what comes of it is thrown
-            # away.  That no bit depends on it, tests show with scratch memory full of NaN.  CUDA's load what was written.
+            # Triton's wide loads reach beyond what was written into their scratch memory, and what comes of it is
+            # thrown away.  That no bit depends on it, tests show with scratch memory full of NaN.  CUDA's load what was
+            # written.
             line += " (no failure: loads are wider than what they need of scratch memory)"
         else:
             fine &= status in (0, None)

@@ -19,7 +19,8 @@ from .report import SAMPLE
 
 Tensor = torch.Tensor
 
-SEVEN_B = h.Shape(width=3584, intermediate=18_944, heads=28, kv_heads=4, vocabulary=152_064, rows=2, prompt=3584, response=512,
+SEVEN_B = h.Shape(width=3584, intermediate=18_944, heads=28, kv_heads=4, vocabulary=152_064, rows=2, prompt=3584,
+                  response=512,
                   recorded_steps=6, recorded_rollouts=8)  # fmt: skip
 EQUAL = (8, 1024)  # prompts and tokens of each
 
@@ -77,8 +78,8 @@ def _tap(bench: Bench, at: str, model: Any, shape: h.Shape, device: torch.device
         bench.part.figures[TAP] = 100 * extra
         share = h.PAPER_EXTRACTION / h.PAPER_STEP
         bench.part.lines.append(
-            f"- {at}: the tap adds {extra:+.2%} to the log-prob forward (wanted: at most 0.5 %). Where that forward costs what "
-            f"the paper's extraction does, {extra * share:+.3%} of a training step instead of {share:.1%}."
+            f"- {at}: the tap adds {extra:+.2%} to the log-prob forward (wanted: at most 0.5 %). Where that forward "
+            f"costs what the paper's extraction does, {extra * share:+.3%} of a training step instead of {share:.1%}."
         )
         bench.save()
 
@@ -102,7 +103,7 @@ def _early_exit(bench: Bench, at: str, model: Any, shape: h.Shape, ids: Tensor, 
 
 
 def _agreement(found: Tensor, want: Tensor) -> str:
-    """Largest difference of a unit row.  The same rows with other padding differ by the dtype's rounding in all blocks."""
+    """Largest difference of a unit row.  With other padding, rows differ by the dtype's rounding in all blocks."""
     difference, allowed = h.difference(found, want), 1e-5 if want.dtype == torch.float32 else 2e-2
     return f"largest difference {difference:.1e}" + ("" if difference <= allowed else f", beyond {allowed:g}")
 

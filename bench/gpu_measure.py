@@ -57,7 +57,7 @@ def _ask_smi(query: str) -> str:
 
 
 def sm_mhz() -> int | None:
-    """The multiprocessors' clock now, in MHz; None where nvidia-smi does not say.  Soon after work it is still that of the work."""
+    """The multiprocessors' clock in MHz, still that of the work just done; None where nvidia-smi does not say."""
     found = _ask_smi("clocks.sm").partition(" ")[0]
     return int(found) if found.isdigit() else None
 

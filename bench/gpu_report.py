@@ -160,13 +160,14 @@ def verdicts(parts: Sequence[Part]) -> list[str]:
 
 _ROWS: Columns = {
     "workload": "{workload}", "what": "{name}", "how": "{how}",
-    "ms": lambda r: r["kind"] if r["median_ms"] is None else "FAILED: " * (r["kind"] == "failed") + short(r["median_ms"]),
+    "ms": lambda r: "FAILED: " * (r["kind"] == "failed") + short(r["median_ms"]) if r["median_ms"] else r["kind"],
     "IQR": shorts("iqr_ms"), "rounds": "{rounds}", "bytes ms": shorts("floor_bytes_ms"),
     "FLOP ms": shorts("floor_flop_ms"), "chain ms": shorts("floor_chain_ms"), "floor ms": shorts("floor_ms"),
     "× floor": shorts("over_floor"), "SM MHz": lambda r: str(r.get("sm_mhz") or ""), "result": report.remark,
 }  # fmt: skip
 _BOTH: Columns = {
-    "workload": "{workload}", "what": "{what}", "how": "{how}", "Triton ms": shorts("triton"), "CUDA ms": shorts("cuda"),
+    "workload": "{workload}", "what": "{what}", "how": "{how}", "Triton ms": shorts("triton"),
+    "CUDA ms": shorts("cuda"),
     "Triton over CUDA": lambda r: f"{r['triton'] / r['cuda']:.2f}×",
 }  # fmt: skip
 

@@ -31,13 +31,13 @@ ABOUT = """\
 One decoder of the Qwen2 architecture with random weights on this CPU, float32, sdpa attention.  Both sides of a row
 take turns in one process; medians.
 
-- **tap**: the log-prob forward (all blocks, head, log-softmax of the response tokens) with `bk.hidden.tap(layer=-8)` around
-  it, against the same forward without.
-- **early exit**: `bk.hidden.extract(layer=-8)` against a forward with `output_hidden_states=True` from which the rows are
-  picked, on prompts of equal lengths and on prompts as long as those of recorded rollouts (ALFWorld, scripted policy: the
-  first steps of one prompt group, task and latest observations, four characters to a token).  Memory is the process's
-  highest resident size in a call less that before it, weights not counted; prompts of equal lengths are also taken as
-  many at a time as trainers take.
+- **tap**: the log-prob forward (all blocks, head, log-softmax of the response tokens) with `bk.hidden.tap(layer=-8)`
+  around it, against the same forward without.
+- **early exit**: `bk.hidden.extract(layer=-8)` against a forward with `output_hidden_states=True` from which the rows
+  are picked, on prompts of equal lengths and on prompts as long as those of recorded rollouts (ALFWorld, scripted
+  policy: the first steps of one prompt group, task and latest observations, four characters to a token).  Memory is the
+  process's highest resident size in a call less that before it, weights not counted; prompts of equal lengths are also
+  taken as many at a time as trainers take.
 - **calibration**: one forward with taps on all blocks and all poolings against the same forward without.
 """
 
@@ -71,7 +71,8 @@ class Shape:
         )
 
 
-TINY = Shape(width=48, intermediate=96, heads=4, blocks=12, vocabulary=211, rows=2, prompt=12, micro_batch=3, response=8,
+TINY = Shape(width=48, intermediate=96, heads=4, blocks=12, vocabulary=211, rows=2, prompt=12, micro_batch=3,
+             response=8,
              recorded_steps=2, recorded_rollouts=3)  # fmt: skip
 
 
@@ -133,7 +134,7 @@ def _tokens(text: str, vocabulary: int) -> Tensor:
     return torch.tensor([1 + int.from_bytes(piece.encode()[:8], "little") % (vocabulary - 1) for piece in pieces])
 
 
-# ---- comparisons ---------------------------------------------------------------------------------------------------------
+# ---- comparisons -----------------------------------------------------------------------------------------------------
 
 
 def log_prob_forward(model: Any, shape: Shape, ids: Tensor) -> Callable[[], Tensor]:
@@ -202,8 +203,8 @@ class Bench:
             extra, share = ratio - 1, PAPER_EXTRACTION / PAPER_STEP
             note = (
                 f"{shape.rows} rows of {shape.prompt} + {shape.response} tokens; the tap adds {extra:+.2%}. Where the "
-                f"log-prob forward costs what the paper's extraction does ({share:.1%} of a step), {extra * share:+.2%} of "
-                f"a step instead of {share:.1%}"
+                f"log-prob forward costs what the paper's extraction does ({share:.1%} of a step), "
+                f"{extra * share:+.2%} of a step instead of {share:.1%}"
             )
             return note, "at most 1 % more", extra <= 0.01
 
@@ -259,7 +260,7 @@ def _memory(ours: Callable[[], Any], theirs: Callable[[], Any]) -> str:
     return f"{mine:,.0f} MiB against {other:,.0f} MiB ({mine / other:.1%})"
 
 
-# ---- writing -------------------------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 _COLUMNS = {

@@ -163,8 +163,8 @@ def draw(path: Path, document: Mapping[str, Any], clone: str) -> bool:
         _curves(next(panels), points, clone)
     figure.suptitle(
         f"bipace_kernels {machine['package']} against plain implementations written for this benchmark\n"
-        f"{machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}; time of the row / time of bipace_kernels "
-        "in the same run\nhatched: torch.clone, the lower bound; |: the target",
+        f"{machine['cpu']}, {machine['threads']} threads, {machine['date'][:10]}; time of the row / time of "
+        "bipace_kernels in the same run\nhatched: torch.clone, the lower bound; |: the target",
         fontsize=11,
     )
     png.save(figure, path)

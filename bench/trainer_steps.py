@@ -27,18 +27,19 @@ from .trainers import Batch, byte_tokenizer, spelt, verl_sides, versions
 Tensor = torch.Tensor
 
 ABOUT = """\
-Two trainers, stock GRPOTrainer and BiPACEGRPOTrainer, train the same model on the same rollouts and take turns step by step
-(A B, B A, A B, …).  A step is all from the rollouts to the optimizer: scoring, advantages, forwards, backward, update.  What
-rollouts cost is not in it: they are made up, so shares of a step with generation are smaller.  CPU time of the thread that
-trains, one thread.  Added: mean over pairs of ours / stock − 1, with a 95 % interval (bootstrap over pairs; first pair left out).
-Steps of equal work differ by several per cent, so this cannot resolve 1 %.  **In its own code** can: the CPU time of the same
-steps that was spent in the adapter (from rollouts to records, hidden states or n-grams, advantages, metrics, a forward of its
-own), divided by stock's mean step.  It leaves out only the hook that copies rows of hidden states during a forward.
+Two trainers, stock GRPOTrainer and BiPACEGRPOTrainer, train the same model on the same rollouts and take turns step by
+step (A B, B A, A B, …).  A step is all from the rollouts to the optimizer: scoring, advantages, forwards, backward,
+update.  What rollouts cost is not in it: they are made up, so shares of a step with generation are smaller.  CPU time
+of the thread that trains, one thread.  Added: mean over pairs of ours / stock − 1, with a 95 % interval (bootstrap over
+pairs; first pair left out). Steps of equal work differ by several per cent, so this cannot resolve 1 %.  **In its own
+code** can: the CPU time of the same steps that was spent in the adapter (from rollouts to records, hidden states or
+n-grams, advantages, metrics, a forward of its own), divided by stock's mean step.  It leaves out only the hook that
+copies rows of hidden states during a forward.
 
-**verl's rows are not a step of verl's**, which needs Ray and its workers: a plain loop in one process does what its actor
-computes (the old log-probs' forward, advantages by verl's `compute_advantage()`, one update of the whole batch in float32).
-BiPACE adds to it a tap in the old log-probs' forward and its estimator, both as the adapter has them; moving states from
-workers to the driver is not in it.
+**verl's rows are not a step of verl's**, which needs Ray and its workers: a plain loop in one process does what its
+actor computes (the old log-probs' forward, advantages by verl's `compute_advantage()`, one update of the whole batch in
+float32). BiPACE adds to it a tap in the old log-probs' forward and its estimator, both as the adapter has them; moving
+states from workers to the driver is not in it.
 """
 WAYS: dict[str, dict[str, Any]] = {
     "TRL's defaults: the loss's forward is tapped": {},
@@ -205,7 +206,8 @@ def measure(way: str, size: Size, pairs: int) -> Row:
             {"bipace_layer": -4} if who else {}
         )
         args = (adapter.BiPACEGRPOConfig if who else trl.GRPOConfig)(
-            output_dir=folder, per_device_train_batch_size=rows // accumulated, num_generations=size.rollouts, bf16=False,
+            output_dir=folder, per_device_train_batch_size=rows // accumulated, num_generations=size.rollouts,
+            bf16=False,
             max_steps=(pairs + 1) * cycle, max_completion_length=512, report_to=[], use_cpu=True, save_strategy="no",
             disable_tqdm=True, logging_strategy="no", gradient_checkpointing=False, **own,
         )  # fmt: skip
@@ -291,8 +293,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [measure(way, size, pairs) for way in WAYS] + [measure_verl(way, size, pairs) for way in VERL]
     document = {"schema": 1, "machine": on, "versions": of, "size": asdict(size), "rows": [asdict(row) for row in rows]}
     sizes = (
-        "{prompts} prompts of {rollouts} rollouts of {turns} turns; a random Qwen2 of {blocks} blocks of width {width}, in "
-        "float32; method bipace where none is named, states after three quarters of the blocks."
+        "{prompts} prompts of {rollouts} rollouts of {turns} turns; a random Qwen2 of {blocks} blocks of width "
+        "{width}, in float32; method bipace where none is named, states after three quarters of the blocks."
     ).format(**asdict(size))
     title = "A step of TRL with BiPACE, against stock GRPO; verl's calculation"
     text = page(title, f"{spelt(of)}; {about(on)}", ABOUT, sizes, table(_COLUMNS, [asdict(row) for row in rows]))

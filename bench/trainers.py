@@ -18,15 +18,17 @@ from .report import about, page, parser, publish, shorts, table
 Tensor = torch.Tensor
 PROMISED_MS = 5.0  # at most, at the tiny size
 ABOUT = """\
-A batch after its log-prob forward, which gave the hidden states, on to the advantages [B, T] and all metrics; sides take
-turns with cold caches, one thread, medians.  The forward and the tap in it are not here: `python -m bench hidden` has them.
+A batch after its log-prob forward, which gave the hidden states, on to the advantages [B, T] and all metrics; sides
+take turns with cold caches, one thread, medians.  The forward and the tap in it are not here: `python -m bench hidden`
+has them.
 
-- **TRL**: `bipace_advantages()`, which `BiPACEGRPOTrainer` runs besides TRL's own, so its time is what is added.  Beside it
-  TRL's own arithmetic for method grpo (means and σ of groups), which is a few calls on [B] numbers.
+- **TRL**: `bipace_advantages()`, which `BiPACEGRPOTrainer` runs besides TRL's own, so its time is what is added.
+  Beside it TRL's own arithmetic for method grpo (means and σ of groups), which is a few calls on [B] numbers.
 - **verl**: `compute_advantage(…, "bipace")` of verl's driver with the rows handed over, in place of
   `compute_advantage(…, "grpo")`: what is added is the difference.
 
-Random rows; turns of 22 tokens with an action tag each, answers of four between them, hidden states of few distinct directions.
+Random rows; turns of 22 tokens with an action tag each, answers of four between them, hidden states of few distinct
+directions.
 """
 
 
@@ -60,7 +62,8 @@ class Batch:
         noise = torch.randn(len(state), self.width, generator=generator)
         prompt = torch.tensor(list(b"look around")).expand(self.rows, -1)
         return {
-            "prompts": prompt, "responses": torch.tensor(rows), "mask": mask.clone(), "hidden": centres[state] + 0.1 * noise,
+            "prompts": prompt, "responses": torch.tensor(rows), "mask": mask.clone(),
+            "hidden": centres[state] + 0.1 * noise,
             "reward": torch.randint(2, (self.rows,), generator=generator).float(),
         }  # fmt: skip
 
@@ -102,7 +105,8 @@ def trl_sides(batch: Batch, tokenizer: Any) -> list[Side]:
         reward_weights=torch.ones(1),
     )  # fmt: skip
     output = {
-        "prompt_ids": data["prompts"], "prompt_mask": torch.ones_like(data["prompts"]), "completion_ids": data["responses"],
+        "prompt_ids": data["prompts"], "prompt_mask": torch.ones_like(data["prompts"]),
+        "completion_ids": data["responses"],
         "completion_mask": torch.ones_like(data["mask"]), "tool_mask": data["mask"],
     }  # fmt: skip
     states, rewards, inputs = adapter.States(adapter.Settings(), "bipace_"), data["reward"][:, None], [{}] * batch.rows

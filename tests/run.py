@@ -4,7 +4,8 @@
 
     quick   the CPU tests of the computations (`make test-quick`)
     test    CPU tests; device tests by Triton's interpreter; device tests by the CPU emulator of CUDA (`make test`)
-    check   longer checks: slow tests of all three, sanitizers, fuzzing, every architecture, the oldest Triton (`make check`)
+    check   longer checks: slow tests of all three, sanitizers, fuzzing, every architecture, the oldest Triton (`make
+    check`)
     ci      lint and types first, then test and nearly all of check (`.ci/run`)
 
 Each part writes a log to out/checks.  A part fails by its exit status, or if it is pytest and no test passed.  The
@@ -34,7 +35,7 @@ TAIL = 1000  # lines shown of the log of a part that failed
 ON_DEVICE = ["-o", "python_files=test_device_*.py"]
 ELSEWHERE = ["--ignore-glob=*/test_device_*.py"]  # without a GPU they would all be skipped here
 TRITON, EMULATOR = {"TRITON_INTERPRET": "1"}, {"BIPACE_TEST_BACKEND": "cuda", "BIPACE_EMULATOR": "1"}
-# Of the CPU tests, those that compute nothing, run models, compile kernels, run benchmarks, build or start many processes.
+# Of the CPU tests, those that compute nothing, run models, compile, run benchmarks, build or start many processes.
 LONGER = ["backends/test_triton_compile.py", "backends/test_triton_launch.py", "backends/test_cuda_emulator.py",
           "bench", "cli", "distributed", "docs", "examples", "hidden", "packaging"]  # fmt: skip
 
@@ -77,7 +78,8 @@ CHECK = [
     Part("resources", make="resources"),
 ]
 LINT = [Part("lint", make="lint")]
-#: Checks required before a change is merged; slow device tests, slow figures and the oldest Triton are left to `make check`.
+#: Checks required before a change is merged; slow device tests, slow figures and the oldest Triton are left to `make
+# check`.
 LEFT_TO_CHECK = ("figures", "slow-triton", "slow-emulator", "oldest-triton")
 CI = [
     *(part for part in CHECK if part.name in ("slow", "sanitize")),

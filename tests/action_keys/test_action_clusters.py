@@ -43,7 +43,7 @@ def moves(*degrees: float) -> torch.Tensor:
 
 
 def test_worked_by_hand(backend):
-    """Group 0: 3° joins 0°, −120° is another action; group 1 has its own keys; the length of a vector does not matter."""
+    """Group 0: 3° joins 0°, −120° is another action; group 1 has its own keys; lengths do not matter."""
     vectors = moves(0, 3, -120, 0, 0) * torch.tensor([1.0, 1.0, 1.0, 1.0, 1000.0])[:, None]
     keys = bk.action_clusters(vectors, [0, 0, 0, 1, 0], 0.01, backend=backend)
     assert keys.tolist() == [0, 0, 1, 2, 0]

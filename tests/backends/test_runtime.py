@@ -384,7 +384,8 @@ before = count()
 exact = bk.Config.bipace(partition="exact")
 gae, clusters = bk.Config.gae(), bk.Config.gae("cluster")
 for config in (
-    bk.Config.grpo(), bk.Config.gigpo(on_invalid="singleton"), bk.Config.hgpo(), exact, bk.Config.bipace(), gae, clusters
+    bk.Config.grpo(), bk.Config.gigpo(on_invalid="singleton"), bk.Config.hgpo(), exact, bk.Config.bipace(), gae,
+    clusters
 ):
     bk.advantage(group, trajectory, rng.normal(size=n), config=config, num_threads=1, **given).metrics()
 bk.cluster(given["fingerprint"], group, num_threads=1)

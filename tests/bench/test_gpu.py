@@ -1,4 +1,4 @@
-"""The GPU benchmarks as far as no GPU is needed: pages, targets, logs, the micro-kernel; and the micro-kernel on one."""
+"""The GPU benchmarks as far as no GPU is needed: pages, targets, logs, the micro-kernel (also on one)."""
 
 from __future__ import annotations
 
@@ -288,7 +288,8 @@ OTHERS = ["rich", "typer", "pyarrow", "matplotlib", "tqdm", *(set(checks.OPTIONA
 
 def without_others(module, *arguments):
     """`python -m module` where none of them is installed."""
-    code = f"import runpy, sys; sys.modules |= dict.fromkeys({OTHERS}); runpy.run_module({module!r}, None, '__main__', True)"
+    missing = f"import runpy, sys; sys.modules |= dict.fromkeys({OTHERS})"
+    code = f"{missing}; runpy.run_module({module!r}, None, '__main__', True)"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=200,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},

@@ -132,7 +132,7 @@ def test_long_clusters_do_not_drift(dtype: torch.dtype):
 )
 @pytest.mark.parametrize("kind", ["noise", "drift", "constant"])
 def test_similarities_within_three_millionths(labels_of, kind: str, isa: str):
-    """After a cluster of 4,000 members (1,500 in a sweep), probes 3e-6 off the threshold: the kernels see on which side."""
+    """After a cluster of 4,000 members (1,500 in a sweep), kernels see on which side a probe 3e-6 off it is."""
     rng = np.random.default_rng(17)
     n, dim, epsilon = 4000 if labels_of is cosine else 1500, 700, 0.1
     base = np.where(np.arange(dim) < 300, 1.0, 0.7) * (1.0 if kind == "constant" else rng.uniform(0.5, 1.5, dim))

@@ -472,7 +472,8 @@ def test_the_program_writes_what_it_shows(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "value",
-    [float("nan"), float("inf"), -float("inf"), np.float64("inf"), 10**400, -(10**400), 10**5000, torch.empty(1, device="meta"),
+    [float("nan"), float("inf"), -float("inf"), np.float64("inf"), 10**400, -(10**400), 10**5000, torch.empty(1,
+    device="meta"),
      torch.zeros(2).to_sparse(), np.zeros(2), [1.0]],
     ids=lambda value: str(value)[:9] if not isinstance(value, int) else f"{value.bit_length()} bits",
 )  # fmt: skip

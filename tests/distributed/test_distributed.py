@@ -1,4 +1,4 @@
-"""bipace_kernels.distributed: equal bits for every split, one plan, errors on all ranks.  distributed_ranks.py has the checks."""
+"""bipace_kernels.distributed: equal bits for every split, one plan, errors on all ranks (distributed_ranks.py)."""
 
 from __future__ import annotations
 

@@ -113,7 +113,8 @@ def test_links_lead_somewhere(page):
 RUN_BY = {
     "README.md": ["tests/docs/test_docs.py", "tests/integrations/test_documented.py"],
     "docs/action_keys.md": ["tests/docs/test_docs.py"],
-    "docs/api.md": ["tests/docs/test_docs.py", "tests/hidden/test_documentation.py", "tests/distributed/test_distributed.py"],
+    "docs/api.md": ["tests/docs/test_docs.py", "tests/hidden/test_documentation.py",
+    "tests/distributed/test_distributed.py"],
     "docs/calibration.md": ["tests/docs/test_docs.py"],
     "docs/distributed.md": ["tests/distributed/test_distributed.py"],
     "docs/embedders.md": ["tests/docs/test_docs.py"],

@@ -1,4 +1,4 @@
-"""The code of docs/other_trainers.md on made-up batches of the fields that its trainers have (stand-ins of their modules)."""
+"""The code of docs/other_trainers.md on made-up batches, with stand-ins of its trainers' modules."""
 
 from __future__ import annotations
 

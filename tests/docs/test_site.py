@@ -1,4 +1,4 @@
-"""The documentation as a site: every page has its place, every public name is in the reference, and it builds strictly."""
+"""The documentation as a site: every page and every public name has its place, and it builds strictly."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from bipace_kernels.backends.reference import episode as reference
 
 @given(
     groups=st.lists(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=5), max_size=5),
-    scope=st.sampled_from(["trajectory", "step"]), norm=st.sampled_from(["std", "none"]), lone=st.sampled_from(["zero", "raw"]),
+    scope=st.sampled_from(["trajectory", "step"]), norm=st.sampled_from(["std", "none"]),
+    lone=st.sampled_from(["zero", "raw"]),
 )  # fmt: skip
 def test_equals_the_reference(groups, scope, norm, lone):
     lengths, spoilt = (
@@ -25,7 +26,8 @@ def test_equals_the_reference(groups, scope, norm, lone):
         for x in (lengths, torch.tensor([*map(len, groups)], dtype=torch.int64))
     ]
     arguments = {
-        "n_groups": len(groups), "n_records": int(lengths.sum()), "scope": scope, "norm": norm, "lone": lone, "delta": 1e-6,
+        "n_groups": len(groups), "n_records": int(lengths.sum()), "scope": scope, "norm": norm, "lone": lone,
+        "delta": 1e-6,
         "spoilt": spoilt.bool() if spoilt.any() else None,
     }  # fmt: skip
     found, wanted = (Sized(module).episode_advantage(returns, *offsets, **arguments) for module in (cpu, reference))

@@ -1,4 +1,4 @@
-"""The TextCraft example's environment against recorded episodes and its own rules; the planner; fixed facts of the data."""
+"""The TextCraft example's environment against recorded episodes and its rules; the planner; facts of the data."""
 
 from __future__ import annotations
 
@@ -81,8 +81,10 @@ def test_the_planner_solves_every_task(task):
         ("craft 4 stick using 2 planks", "Could not find enough items to craft minecraft:stick", None),
         ("craft 4 stick using 3 oak planks", "Could not find a valid recipe for minecraft:stick", None),
         ("craft 4 stick using 2 oak planks, 1 string", "Could not find a valid recipe for minecraft:stick", None),
-        ("craft 4 stick using 1 oak planks, 1 birch planks", "Could not find enough items to craft minecraft:stick", None),
-        ("craft 1 crafting table using 4 oak planks", "Crafted 1 minecraft:crafting_table", {"string": 1, "crafting table": 1}),
+        ("craft 4 stick using 1 oak planks, 1 birch planks", "Could not find enough items to craft minecraft:stick",
+         None),
+        ("craft 1 crafting table using 4 oak planks", "Crafted 1 minecraft:crafting_table",
+         {"string": 1, "crafting table": 1}),
         ("craft 4 stick using 2 oak planks, 2 oak planks", "Could not find a valid recipe for minecraft:stick", None),
         ("craft 4 stick using oak planks", "Wrong item format", None),
     ],

@@ -1,4 +1,4 @@
-"""What the TextCraft example says of its runs: areas, levels, intervals, paired differences; and what its tuning chooses."""
+"""What the TextCraft example says of its runs: areas, levels, intervals, differences; what its tuning chooses."""
 
 from __future__ import annotations
 

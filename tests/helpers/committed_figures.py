@@ -1,4 +1,4 @@
-"""Draws the committed figures again from the numbers and models beside them: `python tests/helpers/committed_figures.py [NAME]`.
+"""Draws the committed figures again from what is beside them: `python tests/helpers/committed_figures.py [NAME]`.
 
 FIGURES says who draws each; a test compares what the files show with what the code draws: texts, lines and bars; of the
 credit inspector, all texts of a group and a step.

@@ -228,7 +228,7 @@ def clustered(seed: int, size: int) -> tuple[dict[str, Any], list[Any]]:
 
 
 def case_cluster(group: Any, first: int, last: int) -> list[str]:
-    """distributed.cluster() is cluster() of the whole, and its labels in the controller's hands are as good as states."""
+    """distributed.cluster() is cluster() of the whole, and its labels serve the controller as well as states."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     wrong = []
     for seed in range(first, last):
@@ -277,9 +277,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"fingerprint": None}, "ValueError: rank 2: fingerprint is missing"),
     "float ids": ({"group": np.zeros(3)}, "TypeError: rank 2: group must hold ids"),
     "kinds of ids": ({"group": ["x"] * 3}, f"ValueError: group {SAME} integers on rank 0 and other ids on rank 2"),
-    "extra": ({"action_parsed": [True] * 3}, f"ValueError: action_parsed {SAME} None on rank 0 and an argument on rank 2"),
+    "extra": ({"action_parsed": [True] * 3},
+     f"ValueError: action_parsed {SAME} None on rank 0 and an argument on rank 2"),
     "width": ({"fingerprint": torch.ones(3, 5)}, f"ValueError: fingerprint {SAME} [N, 6] torch.float32 on rank 0"),
-    "dtype": ({"fingerprint": torch.ones(3, 6).half()}, f"ValueError: fingerprint {SAME} [N, 6] torch.float32 on rank 0"),
+    "dtype": ({"fingerprint": torch.ones(3, 6).half()},
+     f"ValueError: fingerprint {SAME} [N, 6] torch.float32 on rank 0"),
     "dtype of no rows": (
         {**{name: [] for name in ("group", "trajectory", "step", "rewards", "action_key", "observation")},
          "fingerprint": torch.ones(0, 6).half()},
@@ -288,14 +290,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "config": ({"config": bk.Config.bipace(0.3)}, f"ValueError: config.epsilon {SAME} 0.1 on rank 0 and 0.3 on rank 2"),
     "no config": ({"config": "bipace"}, "TypeError: rank 2: config must be a bipace_kernels.Config"),
     "backend": ({"backend": "cuda"}, "RuntimeError: rank 2: backend='cuda' cannot run here"),
-    "value": ({"rewards": [0.0, 0.0, float("nan")]}, "ValueError: rewards must be finite (and within ±1e37), got nan at row 8;"),
-    "state": ({"fingerprint": torch.zeros(3, 6)}, "ValueError: fingerprint must have finite, non-zero rows, but row 6, 7, 8"),
+    "value": ({"rewards": [0.0, 0.0, float("nan")]},
+     "ValueError: rewards must be finite (and within ±1e37), got nan at row 8;"),
+    "state": ({"fingerprint": torch.zeros(3, 6)},
+     "ValueError: fingerprint must have finite, non-zero rows, but row 6, 7, 8"),
     "twice": ({"step": [0, 1, 1]}, "ValueError: step must be unique inside a trajectory, but rows 7 and 8 share"),
     "two groups": ({"group": [7, 7, 8]}, "ValueError: trajectory must belong to one group, but rows 6 and 8 hold"),
-    "object": ({"observation": [object()] * 3}, "TypeError: rank 2: observation must hold str, bytes, numbers, None, UUIDs"),
+    "object": ({"observation": [object()] * 3},
+     "TypeError: rank 2: observation must hold str, bytes, numbers, None, UUIDs"),
     "id": ({"trajectory": [object()] * 3}, "TypeError: rank 2: trajectory must hold str, bytes, numbers, None, UUIDs"),
-    "long": ({"observation": ["a", "b" * 32_769, "c"]}, "ValueError: rank 2: observation must hold texts of at most longest_text"),
-    "own term, exact": ({}, "ValueError: rank 0: fingerprint must be None with an estimator function and partition='exact'"),
+    "long": ({"observation": ["a", "b" * 32_769, "c"]},
+     "ValueError: rank 2: observation must hold texts of at most longest_text"),
+    "own term, exact": ({},
+     "ValueError: rank 0: fingerprint must be None with an estimator function and partition='exact'"),
     "own term": ({}, "ValueError: an estimator function cannot read records.fingerprint in bipace_kernels.distributed"),
     "text": ({"observation": [1, 2, 3]}, "TypeError: rank 2: observation must hold str for partition='similar'"),
 }  # fmt: skip
@@ -364,7 +371,7 @@ def counted(sent: dict[str, int]) -> Iterator[None]:
 
 
 def case_bytes(group: Any) -> list[list[int]]:
-    """[bytes to owners, to all, of heads] where every group straddles all ranks, and where every rank holds whole groups."""
+    """[bytes to owners, to all, of heads] where groups straddle all ranks, and where ranks hold whole groups."""
     rank, n = dist.get_rank(group), 40
     found = []
     for groups in ([g for g in range(4) for _ in range(10)], [rank] * n):

@@ -1,4 +1,4 @@
-"""What two processes check together: `python hidden_ranks.py RANK WORLD FOLDER CASE...` writes FOLDER/RANK.json, a dict by case."""
+"""What two processes check: `python hidden_ranks.py RANK WORLD FOLDER CASE...` writes FOLDER/RANK.json by case."""
 
 from __future__ import annotations
 
@@ -128,12 +128,13 @@ def check_extract(wrap: Callable[[Any], Any]) -> dict[str, Any]:
         error = ""
     except (ValueError, RuntimeError) as caught:
         error = type(caught).__name__
-    return {"errors": errors, "forwards": counts, "own_roots": any(own_roots), "moved": not torch.equal(again, rows["mean"]),
+    return {"errors": errors, "forwards": counts, "own_roots": any(own_roots),
+            "moved": not torch.equal(again, rows["mean"]),
             "loss": before == training_step(wrap(tm.make())), "error": error}  # fmt: skip
 
 
 def check_interrupt(wrap: Callable[[Any], Any], *, ranks: tuple[int, ...] = (0, 1)) -> dict[str, Any]:
-    """A stop in the midst of a forward, on all ranks at the same block: what is done afterwards is as if it had not been."""
+    """A stop inside a forward, on all ranks at the same block: what is done afterwards is as if it had not been."""
     rank = dist.get_rank()
     ids, mask = tm.prompts(4, seed=20 + rank)
     model = wrap(tm.make())

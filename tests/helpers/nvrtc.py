@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def nvrtc() -> ctypes.CDLL | None:
-    """NVRTC out of the toolkit, or out of a package nvidia-cuda-nvrtc, whose library does not find its other half by itself."""
+    """NVRTC of the toolkit, or of a package nvidia-cuda-nvrtc, whose library does not find its other half alone."""
     names = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]
     spec = importlib.util.find_spec("nvidia")
     for folder in [] if spec is None else list(spec.submodule_search_locations or []):

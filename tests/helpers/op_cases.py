@@ -36,7 +36,7 @@ def op_cases(name: str, device: str) -> list[Case]:
 
 
 def _pairs(taken: torch.Tensor) -> torch.Tensor:
-    """[M] int64 clusters of two neighbours of a group each, by first appearance; −1 for records that are not taken [M]."""
+    """[M] int64 clusters of two neighbours of a group each, by first appearance; −1 for records not taken [M]."""
     group = LAYOUT.group_of_record()
     pair = group * M + (torch.arange(M) - LAYOUT.group_offsets[group]) // 2
     labels = torch.full((M,), -1)
@@ -80,7 +80,8 @@ def _cases() -> dict[str, list[Case]]:
             ((rewards, None, lay.trajectory_offsets, 1.0), trajectories),
         ],
         "episode_advantage": [
-            ((trajectory_return, lay.trajectory_offsets, lay.group_trajectories), {**episode, "scope": s, "spoilt": bad})
+            ((trajectory_return, lay.trajectory_offsets, lay.group_trajectories),
+             {**episode, "scope": s, "spoilt": bad})
             for s, bad in (("trajectory", spoilt), ("step", None))
         ],
         "cluster_cosine": [
@@ -90,7 +91,8 @@ def _cases() -> dict[str, list[Case]]:
         "cluster_sweep": [((*cosine, usable, [0.1, 0.0, 0.4]), {**groups, "taken": taken})],
         "step_advantage": [
             ((step_return, labels, keys, lay.group_offsets), {**groups, **terms}),
-            ((step_return, labels, None, lay.group_offsets), {**groups, **terms, "estimator": "mean", "step_norm": "std"}),
+            ((step_return, labels, None, lay.group_offsets),
+             {**groups, **terms, "estimator": "mean", "step_norm": "std"}),
         ],
         "hgpo_advantage": [((step_return, depths, own, lay.group_offsets), {**groups, **hgpo})],
         "kernel_values": [
@@ -104,7 +106,8 @@ def _cases() -> dict[str, list[Case]]:
         ],
         "gae_advantage": [
             (
-                (rewards, step_return.double(), at, lay.trajectory_offsets, cut, 0.9, 0.5), {**trajectories, "taken": kept},
+                (rewards, step_return.double(), at, lay.trajectory_offsets, cut, 0.9, 0.5),
+                {**trajectories, "taken": kept},
             )
             for at, cut, kept in ((lay.step, ~usable, taken), (None, None, None))
         ],

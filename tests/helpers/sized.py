@@ -1,7 +1,7 @@
 """Stages by hand: a module whose functions take records' offsets, places and masks one by one, as the torch ops do.
 
-`Sized(module).cluster_cosine(fingerprint, order, group_offsets, usable, epsilon, taken=…)` makes `Records` of what it is
-given; masks left out are None, and sizes are read off the offsets.
+`Sized(module).cluster_cosine(fingerprint, order, group_offsets, usable, epsilon, taken=…)` makes `Records` of what it
+is given; masks left out are None, and sizes are read off the offsets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One process of several: trains in each of the given ways, and writes its batches.  torchrun … trl_ranks.py FOLDER OPTIONS
+"""One process of several: trains in each of the given ways, and writes its batches.  torchrun … trl_ranks.py FOLDER
+OPTIONS
 
 OPTIONS: a JSON object {name of the way: options of the trainer}
 """

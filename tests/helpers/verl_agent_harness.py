@@ -1,4 +1,4 @@
-"""What the tests of the verl-agent adapter share: the fork where one is on the path, else the stand-in; rollouts; workers."""
+"""What tests of the verl-agent adapter share: the fork where it is on the path, else the stand-in; workers."""
 
 from __future__ import annotations
 

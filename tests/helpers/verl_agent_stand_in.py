@@ -1,7 +1,7 @@
-"""verl-agent as its adapter meets it: the functions it replaces, by their formulas in float64, and a fit() in its order.
+"""verl-agent as its adapter meets it: the functions it replaces, in float64, and a fit() in its order.
 
-Names, arguments and fields are those of the fork xlan156/verl-agent at 8ca3a46; the code is this project's own.  DataProto
-and the balancing of micro-batches are verl's.
+Names, arguments and fields are those of the fork xlan156/verl-agent at 8ca3a46; the code is this project's own.
+DataProto and the balancing of micro-batches are verl's.
 """
 
 from __future__ import annotations

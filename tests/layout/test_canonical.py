@@ -1,4 +1,4 @@
-"""Values as text for other ranks: equal exactly where Python's own equality, by which one process numbers them, says so."""
+"""Values as text for other ranks: equal exactly where Python's equality, which numbers them, says so."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ NAN = float("nan")
 VALUES = [
     None, "", "a", np.str_("a"), b"a", np.bytes_(b"a"), "null", "[]", "snull", "1", '{"int": "0x1"}',
     "\ud800", "é", "e\u0301", 0, -0.0, False,
-    1, 1.0, True, np.int8(1), Colour.RED, np.float32(0.5), 0.5, 0.1, np.float32(0.1), 2**64, float(2**64), 2**64 + 1, -(2**70),
+    1, 1.0, True, np.int8(1), Colour.RED, np.float32(0.5), 0.5, 0.1, np.float32(0.1), 2**64, float(2**64), 2**64 + 1,
+    -(2**70),
     10**5000, float("inf"), -float("inf"), NAN, float("nan"), "nan", (), (1,), (1.0,), ((1,),), (1, "a"), ("1", "a"),
     Point(1, "a"), ("a",),
-    ("a", "b"), ("ab",), ("a", ("b",)), (NAN,), frozenset(), frozenset({1, "a"}), frozenset({"a", True}), frozenset({("a", 1)}),
-    uuid.UUID(int=7), uuid.UUID(int=8), uuid.UUID(int=7).hex, np.array([1, 2]), np.array([1, 2]), np.array([1, 2], np.int32),
-    np.array([[1, 2]]), torch.tensor([1, 2]), torch.tensor([1.0, 2.0]), torch.tensor([1, 2]), np.array([NAN]), np.array([NAN]),
+    ("a", "b"), ("ab",), ("a", ("b",)), (NAN,), frozenset(), frozenset({1, "a"}), frozenset({"a", True}),
+    frozenset({("a", 1)}),
+    uuid.UUID(int=7), uuid.UUID(int=8), uuid.UUID(int=7).hex, np.array([1, 2]), np.array([1, 2]),
+    np.array([1, 2], np.int32),
+    np.array([[1, 2]]), torch.tensor([1, 2]), torch.tensor([1.0, 2.0]), torch.tensor([1, 2]), np.array([NAN]),
+    np.array([NAN]),
 ]  # fmt: skip
 
 

@@ -122,7 +122,8 @@ def test_nothing_of_a_device_is_pickled():
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_layout_of_once_gives_copies_their_records_results(backend):
     ids = {"group": [0, 0, 0, 0, 0], "trajectory": [0, 1, 1, 2, 2], "step": [0, 0, 1, 0, 0]}
-    given = {"rewards": [1.0, 0.0, 2.0, 3.0, 3.0], "fingerprint": torch.eye(2, 4)[[0, 0, 1, 0, 0]], "action_key": [0, 1, 0, 0, 0],
+    given = {"rewards": [1.0, 0.0, 2.0, 3.0, 3.0], "fingerprint": torch.eye(2, 4)[[0, 0, 1, 0, 0]],
+             "action_key": [0, 1, 0, 0, 0],
              "config": bk.Config.bipace(duplicates="once"), "backend": backend}  # fmt: skip
     want = bk.advantage(**ids, **given)
     got = bk.advantage(layout=bk.layout(**ids).once(), **given)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import bipace_kernels as bk
 
 KEYS = {
-    "singleton_cluster_fraction", "mean_cluster_size", "p90_cluster_size", "median_cluster_size", "cluster_count", "pairs",
+    "singleton_cluster_fraction", "mean_cluster_size", "p90_cluster_size", "median_cluster_size", "cluster_count",
+    "pairs",
     "mean_delta_t", "pace_row_fraction", "leave_one_out_row_fraction", "singleton_row_fraction", "invalid_row_fraction",
     "mean_advantage", "multi_action_cluster_fraction", "mean_unique_actions", "action_parse_rate",
 }  # fmt: skip

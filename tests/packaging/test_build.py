@@ -134,7 +134,7 @@ def test_a_wheel_has_no_modules_of_an_earlier_version(tmp_path):
 
 @pytest.mark.slow
 def test_a_build_that_was_killed_is_followed_by_a_whole_one(tmp_path):
-    """Killed with its compilers in the middle; an object is cut off, as a compiler leaves it that is killed while it writes.
+    """Killed with its compilers; an object is cut off, as a compiler leaves it that is killed while it writes.
 
     By make: ninja compiles again what its own log lacks.
     """

@@ -1,4 +1,4 @@
-"""What a process has imported: after `import bipace_kernels`, after a call on the CPU, with the program and hidden states."""
+"""What a process has imported: after the import, after a call on the CPU, with the program and hidden states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain installation has torch and NumPy: the estimator works on them, and what needs more names the extra that brings it."""
+"""A plain installation has torch and NumPy: the estimator works, and what needs more names the extra."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from bipace_kernels.support import optional
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples/data/textcraft_scripted.jsonl.gz"
 EVERYTHING = (
-    "typer", "click", "rich", "pyarrow", "matplotlib", "PIL", "sklearn", "scipy", "threadpoolctl", "pandas", "transformers",
+    "typer", "click", "rich", "pyarrow", "matplotlib", "PIL", "sklearn", "scipy", "threadpoolctl", "pandas",
+    "transformers",
     "sentence_transformers", "tokenizers", "xxhash", "packaging", "yaml", "tqdm",
 )  # fmt: skip
 BLOCK = """
@@ -79,7 +80,8 @@ import sys, json
 import bipace_kernels as bk, bipace_kernels.integrations
 group, trajectory, rewards = [0] * 4, [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0]
 texts = list("abab")
-more = {"observation": texts, "fingerprint": bk.ngram_fingerprint(texts), "action_key": bk.action_keys(texts, mode="text")[0]}
+keys, _ = bk.action_keys(texts, mode="text")
+more = {"observation": texts, "fingerprint": bk.ngram_fingerprint(texts), "action_key": keys}
 found = {}
 for backend in ("reference", "cpu"):
     for name in ("grpo", "gigpo", "hgpo", "bigpo", "bipace"):

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def build_wheel(folder: Path, **environment: str) -> Path:
-    """`pip wheel .` under build isolation, from a copy of what git tracks: the build sees neither torch nor this folder."""
+    """`pip wheel .` from a copy of what git tracks, in isolation: the build sees neither torch nor this folder."""
     source, out = folder / "source", folder / "wheel"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for name in filter(None, tracked.split("\0")):
@@ -145,7 +145,8 @@ def test_a_wheel_with_cuda_kernels_serves_where_no_driver_is(cuda_wheel, tmp_pat
     code = """
 import sys, bipace_kernels as bk
 assert "bipace_kernels._cuda" not in sys.modules
-r = bk.advantage([0] * 4, [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], observation=list("abab"), config=bk.Config.gigpo(), backend="cpu")
+rewards, gigpo = [0.0, 1.0, 0.0, 0.0], bk.Config.gigpo()
+r = bk.advantage([0] * 4, [0, 0, 1, 1], rewards, observation=list("abab"), config=gigpo, backend="cpu")
 assert r.cluster.tolist() == [0, 1, 0, 1]
 status = bk.backends()["cuda"]
 assert "sm_80 sm_90a sm_100 sm_120 compute_120" in status.detail and "driver needed: CUDA 1" in status.detail, status
@@ -176,7 +177,8 @@ def test_cuda_that_is_asked_for_and_missing_fails_the_build(tmp_path):
     def configure(wish: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / wish), f"-DBIPACE_CUDA={wish}", "-G", "Unix Makefiles",
-             "-DCMAKE_MAKE_PROGRAM=true", f"-DCMAKE_FIND_ROOT_PATH={tmp_path}", "-DCMAKE_FIND_ROOT_PATH_MODE_PROGRAM=ONLY"],
+             "-DCMAKE_MAKE_PROGRAM=true", f"-DCMAKE_FIND_ROOT_PATH={tmp_path}",
+             "-DCMAKE_FIND_ROOT_PATH_MODE_PROGRAM=ONLY"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 
@@ -227,7 +229,8 @@ def test_wheel_works_without_compiler_or_sources(wheel, tmp_path):
     code = """
 import bipace_kernels as bk, bipace_kernels.integrations, bipace_kernels.bench
 assert bk.backends()["cpu"].available, bk.backends()["cpu"]
-r = bk.advantage([0] * 4, [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], observation=list("abab"), config=bk.Config.gigpo(), backend="cpu")
+rewards, gigpo = [0.0, 1.0, 0.0, 0.0], bk.Config.gigpo()
+r = bk.advantage([0] * 4, [0, 0, 1, 1], rewards, observation=list("abab"), config=gigpo, backend="cpu")
 assert r.cluster.tolist() == [0, 1, 0, 1]
 print(bk.__file__)
 """

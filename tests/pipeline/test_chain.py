@@ -1,6 +1,6 @@
 """The chain with deferred checks: the CPU's results, without reading a tensor; errors when someone asks.
 
-The stages are stand-ins (stand_ins.py), so labels and sums are those of the cpu backend and all must be equal to the bit.
+The stages are stand-ins (stand_ins.py): those of the cpu backend, so all must be equal to the bit.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def test_on_the_cpu_nothing_is_left_to_check():
 
 @pytest.mark.parametrize("kind", ["none", "fingerprint_nan"])
 def test_rows_are_read_once(kind, stand_ins):
-    """A pass over the fingerprints only for their flags would take a GPU about as long as the pass that clusters them."""
+    """A pass over the fingerprints only for flags would take a GPU about as long as the one that clusters."""
     result = bk.advantage(config=CONFIGS["bipace"], backend="triton", **BATCH.arguments(**bad_values(kind)))
     assert stand_ins.calls == ["all_returns", "episode_advantage", "cluster_cosine", "step_advantage", "combine"]
     if kind != "none":

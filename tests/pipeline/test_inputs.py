@@ -302,7 +302,8 @@ def test_every_container_and_dtype_gives_the_same(backend):
     ):
         got = bk.advantage(
             convert(BATCH.group), convert(BATCH.trajectory), convert(BATCH.rewards), step=convert(BATCH.step),
-            fingerprint=convert(BATCH.fingerprint), action_key=convert(BATCH.action_key), config=CONFIGS["bipace"], backend=backend,
+            fingerprint=convert(BATCH.fingerprint), action_key=convert(BATCH.action_key), config=CONFIGS["bipace"],
+            backend=backend,
         )  # fmt: skip
         assert torch.equal(got.advantage, want.advantage)
         assert torch.equal(got.cluster, want.cluster)

@@ -1,4 +1,4 @@
-"""Config(estimator=function): what the function gets, what it may return, and that it is the package's own where it says so."""
+"""Config(estimator=function): what the function gets, what it may return, and that it equals the package's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README promises and a short test cannot show: bits over many repetitions, editable installs, forks, memory."""
+"""What the README promises and a short test cannot show: bits over repetitions, installs, forks, memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def python(code: str, *, timeout: float, cwd: Path | None = None, **env: str) ->
 
 
 def everywhere(fingerprint: torch.Tensor) -> list[torch.Tensor]:
-    """The same matrix at every element offset of a larger buffer, between sentinels that change any result using them."""
+    """The same matrix at every element offset of a larger buffer, between sentinels that would change results."""
     views = []
     for offset in range(OFFSETS):
         buffer = torch.full((fingerprint.numel() + OFFSETS,), float("nan"), dtype=fingerprint.dtype)
@@ -152,7 +152,8 @@ for name in ("integrations", "bench", "tests", "csrc"):
         continue
     leaked.append(name)
 import bipace_kernels as bk
-r = bk.advantage([0] * 4, [0, 0, 1, 1], [0.0, 1.0, 0.0, 0.0], observation=list("abab"), config=bk.Config.gigpo(), backend="cpu")
+rewards, gigpo = [0.0, 1.0, 0.0, 0.0], bk.Config.gigpo()
+r = bk.advantage([0] * 4, [0, 0, 1, 1], rewards, observation=list("abab"), config=gigpo, backend="cpu")
 print(json.dumps({"files": files, "leaked": leaked, "cluster": r.cluster.tolist()}))
 """
     done = subprocess.run(
