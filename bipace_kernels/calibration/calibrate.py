@@ -6,7 +6,8 @@ import hashlib
 import importlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,28 +62,30 @@ def calibrate(
     prompts       [N] texts, chat messages (their template's generation prompt is added) or token ids without padding
     labels        [N] labels that a linear probe predicts from the states: the task's type
     tokenizer     of the model; not needed for token ids
-    layers        indices into hidden_states or "block 16", as in tap(); "all"; None: about seven over the depth and the last
-                  block before the norm, on 28 blocks the paper's 4, 8, 12, 16, 20, 24, 27
+    layers        indices into hidden_states or "block 16", as in tap(); "all"; None: about seven over the depth and the
+                  last block before the norm, on 28 blocks the paper's 4, 8, 12, 16, 20, 24, 27
     pooling       one or several of "last", "mean", "attention"
     epsilons      radii of the scan
-    group         [N] ids of prompt groups; clusters stay inside them.  None: all prompts are one group, the paper's scan
+    group         [N] ids of prompt groups; clusters stay inside them.  None: all prompts are one group, the paper's
+                  scan
     folds         of the probe's cross-validation; each label needs as many distinct prompts
     min_clusters  least number of clusters for a partition to qualify
     band, bounds  target median cluster size and range of the chosen ε, as in choose_epsilon()
     seed          of the folds
-    out           folder whose subfolder `states` keeps the states of each layer and pooling ([N, D] float32, .npy) and the
-                  measurements; another call resumes there, and computes only what is missing.  ValueError for a folder
-                  that belongs to another model or other prompts
+    out           folder whose subfolder `states` keeps the states of each layer and pooling ([N, D] float32, .npy) and
+                  the measurements; another call resumes there, and computes only what is missing.  ValueError for a
+                  folder that belongs to another model or other prompts
     restart       discard what `out` holds
     token_budget  tokens of one forward, including padding; None: 512 on the CPU, 16,384 elsewhere
     progress      a bar on stderr for the forwards, another for clusters and probes; None: if stderr is a terminal
     backend       of the clusters
 
     Forwards end after the deepest layer and serve all layers and poolings; identical prompts run once.  The probe is a
-    logistic regression on standardised states (scikit-learn; extra `calibrate`), its accuracy the mean over stratified folds
-    that keep identical prompts together.  The rule: among layers and poolings that have an ε of the scan with at least
-    `min_clusters` clusters, less than 95 % of the prompts in the largest cluster and less than 95 % in singletons, the one with the
-    highest accuracy (ties: the earlier block, then the pooling named first); then ε by choose_epsilon().
+    logistic regression on standardised states (scikit-learn; extra `calibrate`), its accuracy the mean over stratified
+    folds that keep identical prompts together.  The rule: among layers and poolings that have an ε of the scan with at
+    least `min_clusters` clusters, less than 95 % of the prompts in the largest cluster and less than 95 % in
+    singletons, the one with the highest accuracy (ties: the earlier block, then the pooling named first); then ε by
+    choose_epsilon().
     """
     from ..hidden.layers import find_decoder
     from ..hidden.tap import tap
@@ -108,69 +111,81 @@ def calibrate(
     same = number_objects([tuple(row) for row in rows]).numpy()  # equal prompts share a number, for the folds
     _check_classes(numbers.numpy(), same, names, folds)
     states = States(model, rows, folder, restart)
-    settings = {
-        "epsilons": radii, "folds": folds, "seed": seed, "labels": _digest(numbers), "group": _digest(groups),
-    }  # fmt: skip
+    digests = {"labels": _digest(numbers), "group": _digest(groups)}
+    settings = {"epsilons": radii, "folds": folds, "seed": seed, **digests}
     seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
-    start = time.perf_counter()
-    states.compute(pairs, token_budget, progress)
-    seconds["states"] = time.perf_counter() - start
+
+    @contextmanager
+    def timed(part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        seconds[part] += time.perf_counter() - start
+
+    with timed("states"):
+        states.compute(pairs, token_budget, progress)
     measured: dict[Pair, Mapping[str, Any]] = {}
     with progress_bar(progress, "clusters and probes", len(pairs)) as bar:
         for item in pairs:
             found = states.remembered(item, settings)
             if found is None:
                 x = states.load(item)
-                found = {
-                    "scan": _clustered(x, groups, radii, backend, seconds),
-                    **_probed(sklearn, x, numbers.numpy(), same, folds, seed, seconds),
-                }
+                with timed("clusters"):
+                    clusters = _clustered(x, groups, radii, backend)
+                with timed("probes"):
+                    found = {"scan": clusters, **_probed(sklearn, x, numbers.numpy(), same, folds, seed)}
                 states.remember(item, settings, found)
             measured[item] = found
             bar.update()
     scan = tuple(_scanned(item, measured[item], e, min_clusters) for item in pairs for e in range(len(radii)))
-    choice, reason = _choose(scan, states, groups, band, bounds, min_clusters, backend)
+    choice, reason = _choose(scan, states, groups, min_clusters, backend, band=band, bounds=bounds)
     _, counts = np.unique(numbers.numpy(), return_counts=True)
     return Calibration(
-        scan=scan, choice=choice, reason=reason, model=_name(model), n_prompts=len(rows), n_distinct=states.n_distinct,
-        n_groups=len(np.unique(groups.numpy())), n_labels=len(names), majority=float(counts.max() / len(rows)), folds=folds,
-        min_clusters=min_clusters, seed=seed, reused=states.reused, seconds=seconds,
-    )  # fmt: skip
+        scan,
+        choice,
+        reason,
+        _name(model),
+        n_prompts=len(rows),
+        n_distinct=states.n_distinct,
+        n_groups=len(np.unique(groups.numpy())),
+        n_labels=len(names),
+        majority=float(counts.max() / len(rows)),
+        folds=folds,
+        min_clusters=min_clusters,
+        seed=seed,
+        reused=states.reused,
+        seconds=seconds,
+    )
 
 
 # ---- measuring
 
 
-def _clustered(
-    x: Tensor, groups: Tensor, radii: list[float], backend: str, seconds: dict[str, float]
-) -> list[dict[str, float]]:
+def _clustered(x: Tensor, groups: Tensor, radii: list[float], backend: str) -> list[dict[str, float]]:
     """Clusters of the states [N, D] under each ε."""
-    start = time.perf_counter()
     if not bool((x != 0).any(dim=1).all()):
         raise ValueError("model must give non-zero states, but some are entirely zero; leave that layer out.")
     labels = cluster(x, groups, radii, backend=backend)
-    found = []
+    scan = []
     for epsilon, row, sizes in zip(radii, labels, measure_sizes(labels), strict=True):
         largest: dict[int, int] = {}
         _, first, counts = np.unique(row.numpy(), return_index=True, return_counts=True)
         for place, count in zip(first, counts, strict=True):
             owner = int(groups[place])
             largest[owner] = max(largest.get(owner, 0), int(count))
-        found.append(
-            {
-                "epsilon": epsilon, "clusters": sizes.clusters, "singletons": sizes.singletons, "median_size": sizes.median,
-                "largest": sum(largest.values()) / len(x), "alone": sizes.singletons * sizes.clusters / len(x),
-            }
-        )  # fmt: skip
-    seconds["clusters"] += time.perf_counter() - start
-    return found
+        measured = {
+            "epsilon": epsilon,
+            "clusters": sizes.clusters,
+            "singletons": sizes.singletons,
+            "median_size": sizes.median,
+            "largest": sum(largest.values()) / len(x),
+            "alone": sizes.singletons * sizes.clusters / len(x),
+        }
+        scan.append(measured)
+    return scan
 
 
-def _probed(
-    sklearn: Any, x: Tensor, labels: Any, same: Any, folds: int, seed: int, seconds: dict[str, float]
-) -> dict[str, float]:
+def _probed(sklearn: Any, x: Tensor, labels: Any, same: Any, folds: int, seed: int) -> dict[str, float]:
     """Accuracy of the linear probe, mean and standard error over the folds."""
-    start = time.perf_counter()
     model = sklearn.pipeline.make_pipeline(
         sklearn.preprocessing.StandardScaler(), sklearn.linear_model.LogisticRegression(max_iter=2000)
     )
@@ -180,7 +195,6 @@ def _probed(
         scores = sklearn.model_selection.cross_val_score(
             model, x.numpy(), labels, groups=same, cv=cut, error_score="raise"
         )
-    seconds["probes"] += time.perf_counter() - start
     return {"accuracy": float(scores.mean()), "stderr": float(scores.std(ddof=1) / len(scores) ** 0.5)}
 
 
@@ -188,49 +202,38 @@ def _probed(
 
 
 def _scanned(item: Pair, measured: Mapping[str, Any], e: int, min_clusters: int) -> Scanned:
-    found = measured["scan"][e]
-    qualifies = found["clusters"] >= min_clusters and found["largest"] < DEGENERATE and found["alone"] < DEGENERATE
-    return Scanned(
-        layer=item[0], pooling=item[1], epsilon=found["epsilon"], clusters=int(found["clusters"]),
-        singletons=found["singletons"], median_size=found["median_size"], largest=found["largest"],
-        accuracy=measured["accuracy"], stderr=measured["stderr"], qualifies=qualifies,
-    )  # fmt: skip
+    clusters = {**measured["scan"][e], "clusters": int(measured["scan"][e]["clusters"])}
+    alone = clusters.pop("alone")
+    qualifies = clusters["clusters"] >= min_clusters and clusters["largest"] < DEGENERATE and alone < DEGENERATE
+    return Scanned(*item, **clusters, accuracy=measured["accuracy"], stderr=measured["stderr"], qualifies=qualifies)
 
 
 def _choose(
-    scan: Sequence[Scanned], states: States, groups: Tensor, band: tuple[float, float], bounds: tuple[float, float],
-    min_clusters: int, backend: str,
-) -> tuple[Chosen | None, str]:  # fmt: skip
+    scan: Sequence[Scanned], states: States, groups: Tensor, min_clusters: int, backend: str, **rule: Any
+) -> tuple[Chosen | None, str]:
+    """The choice and its reason; rule: band and bounds of choose_epsilon()."""
     fitting = [row for row in scan if row.qualifies]
     if not fitting:
         few = all(row.clusters < min_clusters or row.largest >= DEGENERATE for row in scan)
         return None, (
-            f"no layer and pooling has an ε with at least {min_clusters} clusters that are neither one giant nor all singletons; "
-            f"scan {'smaller' if few else 'other'} epsilons, or more prompts."
+            f"no layer and pooling has an ε with at least {min_clusters} clusters that are neither one giant nor all "
+            f"singletons; scan {'smaller' if few else 'other'} epsilons, or more prompts."
         )
     # The first of equals is taken, and the scan is ordered by depth.
     best = max(fitting, key=lambda row: row.accuracy)
     x = states.load((best.layer, best.pooling))
-    chosen = choose_epsilon(x, groups, band=band, bounds=bounds, backend=backend)
+    chosen = choose_epsilon(x, groups, **rule, backend=backend)
     (sizes,) = measure_sizes(cluster(x, groups, chosen.epsilon, backend=backend)[None])
     higher = [row for row in scan if row.accuracy > best.accuracy]
     reason = (
-        f"highest probe accuracy ({best.accuracy:.3f}) among layers and poolings with at least {min_clusters} clusters that "
-        f"are neither one giant nor all singletons; {chosen.reason}."
+        f"highest probe accuracy ({best.accuracy:.3f}) among layers and poolings with at least {min_clusters} clusters "
+        f"that are neither one giant nor all singletons; {chosen.reason}."
     )
     if higher:
         over = max(higher, key=lambda row: row.accuracy)
         reason = f"{reason} {over.layer}, {over.pooling}, has {over.accuracy:.3f} but no such ε."
-    return Chosen(
-        best.layer,
-        best.pooling,
-        chosen.epsilon,
-        best.accuracy,
-        sizes.clusters,
-        sizes.singletons,
-        sizes.median,
-        chosen.probes,
-    ), reason
+    measured = (best.accuracy, sizes.clusters, sizes.singletons, sizes.median)
+    return Chosen(best.layer, best.pooling, chosen.epsilon, *measured, chosen.probes), reason
 
 
 # ---- arguments
@@ -283,8 +286,8 @@ def _check_classes(labels: Any, same: Any, names: list[Any], folds: int) -> None
         distinct = len(np.unique(same[labels == number]))
         if distinct < folds:
             raise ValueError(
-                f"labels must have at least folds = {folds} distinct prompts each, but {name!r} has {distinct}; give more "
-                "prompts, or fewer folds."
+                f"labels must have at least folds = {folds} distinct prompts each, but {name!r} has {distinct}; give "
+                "more prompts, or fewer folds."
             )
 
 

@@ -71,7 +71,7 @@ class Calibration:
     seconds: dict[str, float] = field(compare=False)
 
     def slice(self) -> tuple[Scanned, ...]:
-        """The layers at one pooling and ε, as in the paper's table: the choice's pooling, at the first ε where it qualifies."""
+        """The layers at one pooling and ε, as in the paper's table: those of the choice, at its first ε that qualifies."""
         rows = self.scan
         if self.choice is not None:
             at = (self.choice.layer, self.choice.pooling)
@@ -114,9 +114,10 @@ class Calibration:
         lines = [
             f"# Calibration of {markdown_text(self.model)}",
             "",
-            f"{self.n_prompts:,} prompts ({self.n_distinct:,} distinct{several}), {self.n_labels} labels; always predicting the "
-            f"most frequent one would be right for {self.majority:.1%}. Probe accuracy: a logistic regression on "
-            f"standardised states, mean of {self.folds} stratified folds that keep identical prompts together.",
+            f"{self.n_prompts:,} prompts ({self.n_distinct:,} distinct{several}), {self.n_labels} labels; always "
+            f"predicting the most frequent one would be right for {self.majority:.1%}. Probe accuracy: a logistic "
+            f"regression on standardised states, mean of {self.folds} stratified folds that keep identical prompts "
+            "together.",
             "",
         ]
         shown = self.slice()
@@ -133,7 +134,7 @@ class Calibration:
         lines += [
             f"## Pooling {shown[0].pooling}, ε = {shown[0].epsilon:g}",
             "",
-            *markdown_table(HEADINGS, self._cells(shown)),
+            *markdown_table(HEADINGS, self.cells()),
             "",
         ]
         if image:
@@ -149,12 +150,9 @@ class Calibration:
         ]
         return "\n".join(lines)
 
-    def _cells(self, rows: Sequence[Scanned]) -> list[list[str]]:
-        found = []
-        for row in rows:
-            cells = row_cells(row)
-            found.append([f"**{cell}**" for cell in cells] if self.is_chosen(row) else cells)
-        return found
+    def cells(self, bold: str = "**{}**") -> list[list[str]]:
+        """The lines of the slice; that of the choice in bold."""
+        return [[bold.format(c) if self.is_chosen(row) else c for c in row_cells(row)] for row in self.slice()]
 
     def _whole(self) -> tuple[list[str], list[list[str]]]:
         epsilons = sorted({row.epsilon for row in self.scan})

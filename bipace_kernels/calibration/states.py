@@ -50,14 +50,12 @@ def token_ids(prompts: Any, tokenizer: Any) -> list[list[int]]:
 def _row(prompt: Any, i: int, tokenizer: Any) -> list[int]:
     chat = isinstance(prompt, (list, tuple)) and bool(prompt) and all(isinstance(m, Mapping) for m in prompt)
     if not chat and not isinstance(prompt, str):
-        return [
-            int(token)
-            for token in checks.integer_vector(prompt, f"prompts[{i}]", checks.length(prompt, f"prompts[{i}]"))
-        ]
+        ids: list[int] = checks.integer_vector(prompt, f"prompts[{i}]", checks.length(prompt, f"prompts[{i}]")).tolist()
+        return ids
     if tokenizer is None:
         raise ValueError(
-            f"tokenizer must be given for prompts of text, but prompts[{i}] is {'chat messages' if chat else 'a text'}; pass "
-            "AutoTokenizer.from_pretrained(folder), or token ids."
+            f"tokenizer must be given for prompts of text, but prompts[{i}] is "
+            f"{'chat messages' if chat else 'a text'}; pass AutoTokenizer.from_pretrained(folder), or token ids."
         )
     text = prompt
     if chat:  # as text first: whether the template returns ids or a dict depends on the version of transformers
@@ -139,8 +137,8 @@ class States:
             if found.get(name) != self._identity[name]:
                 what = {"format": "in another format", "model": "of another model"}.get(name, "of other prompts")
                 raise ValueError(
-                    f"out must be a folder of this model and these prompts, but {folder} holds states {what}; take another "
-                    "folder, or restart=True (--restart) to recompute them."
+                    f"out must be a folder of this model and these prompts, but {folder} holds states {what}; take "
+                    "another folder, or restart=True (--restart) to recompute them."
                 )
         done = found.get("done", {})
         self._done = {stem: int(n) for stem, n in done.items() if (folder / f"{stem}.npy").is_file()}
@@ -155,8 +153,8 @@ class States:
             if not np.isfinite(values).all():
                 bad = int(rows[~np.isfinite(values).all(axis=1)][0])
                 raise ValueError(
-                    f"model must give finite states, but those of {layer} ({pooling}) are not for prompts[{bad}]; load it in "
-                    "bfloat16 or float32, or leave the layer out."
+                    f"model must give finite states, but those of {layer} ({pooling}) are not for prompts[{bad}]; load "
+                    "it in bfloat16 or float32, or leave the layer out."
                 )
             out = self._array(stem, values.shape[1])
             out[rows] = values

@@ -48,6 +48,12 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
+def plain(console: Console, text: str, heading: str = "") -> None:
+    """Prints a text as it is, on one line unless it holds more, after a heading with markup."""
+    console.print(heading, end="")
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def number(value: float, form: str) -> str:
     """`value` in a format of str.format, as in a table: with a minus sign, and without negative zero."""
     text = format(value, form)
@@ -71,7 +77,7 @@ def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = ""
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turns CliError, a missing package, Ctrl-C and SIGTERM into exit statuses; everything inside has cleaned up by then."""
+    """Turns CliError, a missing package, Ctrl-C and SIGTERM into exit statuses; everything inside has cleaned up."""
     import typer
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
@@ -85,13 +91,12 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except (CliError, MissingPackageError) as error:
-        stderr().print("[bold red]error:[/] ", end="")
-        stderr().print(str(error), markup=False, highlight=False, soft_wrap=True)
+        plain(stderr(), str(error), "[bold red]error:[/] ")
         raise typer.Exit(BAD_INPUT) from None
     except BrokenPipeError as error:  # typer would exit silently
         raise OSError(errno.EIO, error.strerror) from None
     except KeyboardInterrupt:
-        stderr().print("stopped; nothing was written", markup=False)
+        plain(stderr(), "stopped; nothing was written")
         raise typer.Exit(INTERRUPTED) from None
     finally:
         if before is not None:
@@ -105,8 +110,7 @@ def notes() -> Iterator[None]:
         warnings.simplefilter("always", RuntimeWarning)
         yield
     for text in dict.fromkeys(str(warning.message) for warning in caught if warning.category is RuntimeWarning):
-        stderr().print("[bold yellow]note:[/] ", end="")
-        stderr().print(text, markup=False, highlight=False, soft_wrap=True)
+        plain(stderr(), text, "[bold yellow]note:[/] ")
 
 
 @contextmanager

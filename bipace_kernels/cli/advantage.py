@@ -20,7 +20,7 @@ from ..settings import settings_of
 from ..support import files
 from ..support.errors import InputError, Named, Rows
 from . import output, rollouts, states
-from ._console import CliError, grid, notes, pick, progress, stage, stdout
+from ._console import CliError, grid, notes, pick, plain, progress, stage, stdout
 from .outcomes import format_r2
 
 if TYPE_CHECKING:
@@ -289,4 +289,4 @@ def _print_summary(
     title = f"{options.preset}: partition {config.partition}, estimator {config.estimator}"
     console = stdout()
     console.print(grid(("quantity", "value"), rows, title))
-    console.print(f"wrote {len(records):,} rows to {options.out}", markup=False, highlight=False, soft_wrap=True)
+    plain(console, f"wrote {len(records):,} rows to {options.out}")

@@ -6,36 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from ..calibration.result import HEADINGS, row_cells
+from ..calibration.result import HEADINGS
 from ..support import files, optional
 from . import output
-from ._console import INTERRUPTED, CliError, grid, notes, number, pick, stderr, stdout
-from .rollouts import LONGEST_LINE, json_lines
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command's options."""
-
-    out: str
-    label: str = "task_type"
-    prompt_column: str = "prompt"
-    group: str | None = None
-    layers: str | None = None
-    pooling: str = "last,mean,attention"
-    epsilons: str = "0.05,0.1,0.15,0.2"
-    folds: int = 5
-    min_clusters: int = 5
-    seed: int = 0
-    chat: bool = False
-    restart: bool = False
-    device: str | None = None
-    dtype: str = "auto"
-    token_budget: int | None = None
-    backend: str = "auto"
-    longest_line: int = LONGEST_LINE
+from ._console import INTERRUPTED, CliError, grid, notes, number, plain, stderr, stdout
+from .rollouts import json_lines
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -44,32 +22,38 @@ def run(given: Mapping[str, Any]) -> None:
 
     import bipace_kernels as bk
 
-    options = pick(Options, given)
+    options = SimpleNamespace(**given)
     radii, layers = _numbers(options.epsilons), _layers(options.layers)
     output.check_folder(options.out, "--out")
     for package in ("matplotlib", "sklearn", "transformers"):
         optional.need(package, "bipace calibrate")
-    rows = read_prompts(given["prompts"], options)
+    rows = read_prompts(options.prompts, options)
     try:
         with notes():
-            model, tokenizer = load_model(given["model_dir"], options)
-            found = bk.calibrate(
-                model, rows.prompts, rows.labels, tokenizer=tokenizer, layers=layers,
-                pooling=[item.strip() for item in options.pooling.split(",")], epsilons=radii, group=rows.groups,
-                folds=options.folds, min_clusters=options.min_clusters, seed=options.seed, out=options.out,
-                restart=options.restart, token_budget=options.token_budget, backend=options.backend,
-            )  # fmt: skip
-            _write(found, options)
+            model, tokenizer = load_model(options.model_dir, options)
+            same = ("folds", "min_clusters", "seed", "out", "restart", "token_budget", "backend")
+            calibration = bk.calibrate(
+                model,
+                rows.prompts,
+                rows.labels,
+                tokenizer=tokenizer,
+                layers=layers,
+                pooling=[item.strip() for item in options.pooling.split(",")],
+                epsilons=radii,
+                group=rows.groups,
+                **{name: given[name] for name in same},
+            )
+            _write(calibration, options)
     except (ImportError, TypeError, ValueError, bk.BackendError) as error:
         raise CliError(str(error)) from None
     except OSError as error:
         raise CliError(f"--out {options.out} cannot be written: {error.strerror or error}.") from None
     except KeyboardInterrupt:
-        stderr().print("stopped; the same command resumes from the states in --out", markup=False)
+        plain(stderr(), "stopped; the same command resumes from the states in --out")
         raise typer.Exit(INTERRUPTED) from None
-    _show(found, options)
-    if found.choice is None:
-        raise CliError(f"nothing was chosen: {found.reason}")
+    _show(calibration, options)
+    if calibration.choice is None:
+        raise CliError(f"nothing was chosen: {calibration.reason}")
 
 
 # ---- input
@@ -84,7 +68,7 @@ class Prompts:
     groups: list[Any] | None
 
 
-def read_prompts(path: str, options: Options) -> Prompts:
+def read_prompts(path: str, options: SimpleNamespace) -> Prompts:
     """Prompts, labels and groups of a .jsonl or .jsonl.gz file; CliError names the line and the field."""
     found = Prompts([], [], [] if options.group is not None else None)
     if not Path(path).is_file():
@@ -96,11 +80,12 @@ def read_prompts(path: str, options: Options) -> Prompts:
     return found
 
 
-def _take(found: Prompts, record: dict[str, Any], where: str, options: Options) -> None:
+def _take(found: Prompts, record: dict[str, Any], where: str, options: SimpleNamespace) -> None:
     prompt = _field(record, options.prompt_column, "--prompt-column", where)
     if not isinstance(prompt, (str, list)) or not prompt:
         raise CliError(
-            f'{where}, field "{options.prompt_column}": expected a text, chat messages or token ids, got {json.dumps(prompt)[:40]}.'
+            f'{where}, field "{options.prompt_column}": expected a text, chat messages or token ids, got '
+            f"{json.dumps(prompt)[:40]}."
         )
     found.prompts.append([{"role": "user", "content": prompt}] if options.chat and isinstance(prompt, str) else prompt)
     found.labels.append(_id(record, options.label, "--label", where))
@@ -122,7 +107,7 @@ def _id(record: dict[str, Any], name: str, option: str, where: str) -> Any:
     return value
 
 
-def load_model(folder: str, options: Options) -> tuple[Any, Any]:
+def load_model(folder: str, options: SimpleNamespace) -> tuple[Any, Any]:
     """The causal model and its tokenizer, from local files; CliError if they are missing."""
     if not (Path(folder) / "config.json").is_file():
         raise CliError(
@@ -173,7 +158,7 @@ def _layers(text: str | None) -> Any:
 # ---- output
 
 
-def _write(found: Any, options: Options) -> None:
+def _write(found: Any, options: SimpleNamespace) -> None:
     from . import figures
 
     with files.atomic_folder(Path(options.out)) as folder:
@@ -187,23 +172,17 @@ def _write(found: Any, options: Options) -> None:
         (Path(options.out) / "calibration.yaml").unlink(missing_ok=True)
 
 
-def _show(found: Any, options: Options) -> None:
+def _show(found: Any, options: SimpleNamespace) -> None:
     console = stdout()
     rows: Sequence[Any] = found.slice()
     title = f"{found.model}: {found.n_prompts:,} prompts, pooling {rows[0].pooling}, ε = {rows[0].epsilon:g}"
-    cells = [[f"[bold]{c}[/]" if found.is_chosen(row) else c for c in row_cells(row)] for row in rows]
-    console.print(grid(HEADINGS, cells, title))
+    console.print(grid(HEADINGS, found.cells("[bold]{}[/]"), title))
     if found.choice is not None:
         c = found.choice
-        text = f"chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}\n{found.reason}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        plain(console, f"chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}\n{found.reason}")
     if found.reused:
-        there = f"resumed an earlier run with the states of {found.reused:,} of {found.n_prompts:,} prompts"
-        console.print(there, markup=False, highlight=False, soft_wrap=True)
+        plain(console, f"resumed an earlier run with the states of {found.reused:,} of {found.n_prompts:,} prompts")
     times = ", ".join(f"{name} {number(seconds, '.1f')} s" for name, seconds in found.seconds.items())
-    console.print(f"time: {times}", markup=False, highlight=False)
-    names = ["calibration.md", "calibration.json", "calibration.png"] + ["calibration.yaml"] * (
-        found.choice is not None
-    )
-    for name in names:
-        console.print(str(Path(options.out) / name), markup=False, highlight=False, soft_wrap=True)
+    plain(console, f"time: {times}")
+    for suffix in ("md", "json", "png", *(["yaml"] if found.choice is not None else [])):
+        plain(console, str(Path(options.out) / f"calibration.{suffix}"))

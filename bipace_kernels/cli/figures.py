@@ -40,13 +40,8 @@ def step_shares(path: Path, title: str, partitions: Sequence[Outcome]) -> None:
     If the records have action keys, steps with peers of their own action are shown separately.
     """
     keyed = any(outcome.actions for outcome in partitions)
-    parts = [
-        (
-            "pace_row_fraction",
-            BLUE,
-            "peers with the same action (HGPO: any peers)" if keyed else "peers in the same state",
-        )
-    ]
+    peers = "peers with the same action (HGPO: any peers)" if keyed else "peers in the same state"
+    parts = [("pace_row_fraction", BLUE, peers)]
     if keyed:
         parts.append(("leave_one_out_row_fraction", SKY, "peers, none of them with its action"))
     parts.append(("singleton_row_fraction", VERMILLION, "singleton: no step-level signal"))
@@ -97,15 +92,9 @@ def epsilon_curve(
             r2.axhline(level.value_r2.r2, **line)
     for axis in axes[:, 0]:
         axis.axvline(marked, color="#999999", linewidth=1, zorder=0)
-    singles.annotate(
-        f"ε = {marked:g}", (marked, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), textcoords="offset points",
-        fontsize=9, color="#666666", va="bottom", ha="center",
-    )  # fmt: skip
+    _note(singles, f"ε = {marked:g}", (marked, 1), (0, 2), xycoords=("data", "axes fraction"), va="bottom", ha="center")
     r2.axhline(0, color="#999999", linewidth=0.8)
-    r2.annotate(
-        "0: no better than the group's mean", (0.005, 0), xycoords=("axes fraction", "data"), xytext=(0, 2),
-        textcoords="offset points", fontsize=9, color="#666666",
-    )  # fmt: skip
+    _note(r2, "0: no better than the group's mean", (0.005, 0), (0, 2), xycoords=("axes fraction", "data"))
     singles.set_ylim(0, 1)
     singles.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     singles.set_ylabel("singleton clusters\n(share of clusters)")
@@ -135,36 +124,26 @@ def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float
     shares, medians = _metric(rows, "singleton_cluster_fraction"), _metric(rows, "median_cluster_size")
     sizes.axvspan(*band, color=GREEN, alpha=0.15, linewidth=0, label=f"wanted: {band[0]:g} to {band[1]:g}")
     for axis, values, colour, form in ((singles, shares, VERMILLION, "{:.0%}"), (sizes, medians, BLUE, "{:g}")):
-        axis.bar_label(
-            axis.barh(y, values, color=colour, height=0.5), fmt=form.format, padding=3, fontsize=9, color=DARK
-        )
+        bars = axis.barh(y, values, color=colour, height=0.5)
+        axis.bar_label(bars, fmt=form.format, padding=3, fontsize=9, color=DARK)
     r2.axvline(0, color="#999999", linewidth=0.8)
     for place, row in enumerate(rows):
         if row.value_r2.r2 is None:
-            r2.annotate(
-                "undefined: returns do not differ", (0.0, place), xytext=(3, 0), textcoords="offset points", fontsize=9,
-                color=DARK, va="center",
-            )  # fmt: skip
+            _note(r2, "undefined: returns do not differ", (0.0, place), (3, 0), color=DARK, va="center")
             continue
         interval = row.interval()
         if interval is not None:
             r2.plot(interval, [place, place], color=DARK, linewidth=1.6, solid_capstyle="butt")
         r2.plot(row.value_r2.r2, place, marker="o", markersize=7, color=DARK)
-        r2.annotate(
-            number(row.value_r2.r2, ".3f"), (row.value_r2.r2, place), xytext=(0, 6), textcoords="offset points", fontsize=9,
-            color=DARK, ha="center",
-        )  # fmt: skip
+        _note(r2, number(row.value_r2.r2, ".3f"), (row.value_r2.r2, place), (0, 6), color=DARK, ha="center")
     singles.set_yticks(y, [row.label.replace(", ", "\n") for row in rows])
     singles.set_ylim(len(rows) - 0.5, -0.6)  # the first on top
     singles.set_xlim(0, 1.12)  # room for a number next to a full bar
     singles.set_xticks(np.arange(0, 1.01, 0.2))
     singles.xaxis.set_major_formatter(PercentFormatter(1.0))
     sizes.set_xlim(0, 1.15 * max(band[1], *medians))
-    for axis, text in zip(
-        (singles, sizes, r2),
-        ("singletons (share of clusters)", "median cluster size (records)", "value R² (line: 95 % interval)"),
-        strict=True,
-    ):
+    texts = ("singletons (share of clusters)", "median cluster size (records)", "value R² (line: 95 % interval)")
+    for axis, text in zip((singles, sizes, r2), texts, strict=True):
         axis.set_xlabel(text)
         axis.grid(False, axis="y")
         axis.grid(True, axis="x", color="#E5E5E5", linewidth=0.7)
@@ -175,6 +154,10 @@ def embedders(path: Path, title: str, rows: Sequence[Outcome], band: tuple[float
 
 def _metric(outcomes: Sequence[Outcome], name: str) -> list[float]:
     return [outcome.metrics[name] for outcome in outcomes]
+
+
+def _note(axis: Any, text: str, at: tuple[float, float], offset: tuple[int, int], **style: Any) -> None:
+    axis.annotate(text, at, offset, textcoords="offset points", fontsize=9, **{"color": "#666666", **style})
 
 
 def _short(text: str, width: int) -> str:
@@ -199,7 +182,7 @@ def _title(figure: Figure, text: str) -> None:
 
 
 def heat_map(path: Path, found: Calibration) -> None:
-    """A panel per pooling, a row per layer: the probe's accuracy as colour, next to clusters and singletons of each ε."""
+    """A panel per pooling, a row per layer: the probe's accuracy, next to clusters and singletons of each ε."""
     layers = list(dict.fromkeys(row.layer for row in found.scan))
     epsilons = sorted({row.epsilon for row in found.scan})
     poolings = list(dict.fromkeys(row.pooling for row in found.scan))
@@ -220,9 +203,8 @@ def heat_map(path: Path, found: Calibration) -> None:
     for pooling, axis in panels.items():
         axis.set_xlim(-0.55, e + 0.7)
         axis.set_ylim(n - 0.45, -0.55)  # the first layer on top
-        axis.set_xticks(
-            [0, *(x + 1.15 for x in range(e))], ["probe\naccuracy", *(f"ε = {value:g}" for value in epsilons)]
-        )
+        columns = ["probe\naccuracy", *(f"ε = {value:g}" for value in epsilons)]
+        axis.set_xticks([0, *(x + 1.15 for x in range(e))], columns)
         axis.set_yticks(range(n), [_short_layer(layer) for layer in layers])
         axis.set_title(f"pooling: {POOLINGS[pooling]}", loc="left", fontsize=10, fontweight="bold")
         axis.grid(False)
@@ -230,23 +212,15 @@ def heat_map(path: Path, found: Calibration) -> None:
         axis.spines[["left", "bottom"]].set_visible(False)
     chosen = found.choice
     if chosen is not None:
-        panels[chosen.pooling].add_patch(
-            Rectangle(
-                (-0.5, layers.index(chosen.layer) - 0.5),
-                e + 1.15,
-                1,
-                fill=False,
-                edgecolor=BLACK,
-                linewidth=2,
-                zorder=5,
-            )
-        )
+        corner = (-0.5, layers.index(chosen.layer) - 0.5)
+        frame = Rectangle(corner, e + 1.15, 1, fill=False, edgecolor=BLACK, linewidth=2, zorder=5)
+        panels[chosen.pooling].add_patch(frame)
     probe = f"probe accuracy: darker is better, {low:.3f} to {high:.3f} (most frequent label: {found.majority:.3f})"
     handles = [
         Patch(facecolor=blues(0.7), label=probe),
         Patch(facecolor=greys(0.4), label="clusters · share of singleton clusters: darker is more clusters"),
         Patch(**ASIDE, label="does not qualify: too few clusters, one giant, or nearly all singletons"),
-    ]  # fmt: skip
+    ]
     if chosen is not None:
         label = f"chosen: {chosen.layer}, {POOLINGS[chosen.pooling]}, ε = {chosen.epsilon:.4g}"
         handles.append(Patch(facecolor="white", edgecolor=BLACK, linewidth=2, label=label))
@@ -264,13 +238,13 @@ def _short_layer(layer: Layer) -> str:
 
 
 def _cell(axis: Any, x: float, y: float, colour: Any, text: str, *, bold: bool = False) -> None:
-    style: dict[str, Any] = (
-        {"facecolor": colour, "edgecolor": "white"} if colour is not None else {**ASIDE, "linewidth": 0.2}
-    )
-    axis.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, **style))
-    shade = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] if colour is not None else 1.0  # as the eye weighs it
-    box = None if colour is not None else {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-    axis.text(
-        x, y, text, ha="center", va="center", fontsize=9, color="white" if shade < 0.6 else DARK, bbox=box,
-        fontweight="bold" if bold else "normal",
-    )  # fmt: skip
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold" if bold else "normal"}
+    if colour is None:
+        patch = {**ASIDE, "linewidth": 0.2}
+        style |= {"color": DARK, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
+    else:
+        patch = {"facecolor": colour, "edgecolor": "white"}
+        shade = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2]  # as the eye weighs it
+        style["color"] = "white" if shade < 0.6 else DARK
+    axis.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, **patch))
+    axis.text(x, y, text, **style)

@@ -1,8 +1,8 @@
 """The credit inspector of `bipace report --html`: one HTML file that shows every step under every estimator.
 
 The page needs no server and no network.  Its data is JSON, gzipped and in base64, so that no text of a rollout is
-markup in the page; the script (templates/inspector.js) writes texts only as text, and the page's content security policy
-forbids all other scripts and all requests.  docs/inspector.md
+markup in the page; the script (templates/inspector.js) writes texts only as text, and the page's content security
+policy forbids all other scripts and all requests.  docs/inspector.md
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +30,6 @@ from ..backends.schema import LIMIT
 from ..config import PACE_ESTIMATORS
 from . import rollouts
 from .advantage import BRANCHES, refused, shared_arguments
-
-if TYPE_CHECKING:
-    from .report import Options
 
 Ints = npt.NDArray[np.int64]
 
@@ -75,7 +73,7 @@ class Row:
     config: bk.Config
 
 
-def page(parts: Sequence[Part], options: Options) -> str:
+def page(parts: Sequence[Part], options: SimpleNamespace) -> str:
     """The whole page."""
     content = collect(parts, options)
     limit = max(BYTES, BYTES_PER_RECORD * sum(len(part.records) for part in parts))
@@ -124,11 +122,11 @@ def _hash(text: str) -> str:
 # ---- the content
 
 
-def collect(parts: Sequence[Part], options: Options) -> dict[str, Any]:
+def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
     """What the page shows, as JSON: columns with an entry for each record, by prompt group, rollout and step.
 
-    Numbers have four digits.  `spread` is the estimators' disagreement: the largest minus the smallest A/rms(A), each rms
-    over the part.  `neighbours` are the records of the same prompt group with the largest kernel k of "gae".
+    Numbers have four digits.  `spread` is the estimators' disagreement: the largest minus the smallest A/rms(A), each
+    rms over the part.  `neighbours` are the records of the same prompt group with the largest kernel k of "gae".
     """
     has_actions = all(part.records.action is not None for part in parts)
     rows = _estimators(parts[0], options, has_actions)
@@ -139,7 +137,7 @@ def collect(parts: Sequence[Part], options: Options) -> dict[str, Any]:
     shown = [{"key": row.key, "label": row.label, "meaning": row.meaning, "partition": row.partition} for row in rows]
     if trained:
         shown.append({"key": TRAINED, "label": "as trained", "meaning": "what the trainer used", "partition": TRAINED})
-    columns = _Columns([row["key"] for row in shown])
+    columns = _columns([row["key"] for row in shown])
     for number, part in enumerate(parts):
         _add(part, number, options, _estimators(part, options, has_actions), columns, texts, groups, paths)
     return {
@@ -152,54 +150,43 @@ def collect(parts: Sequence[Part], options: Options) -> dict[str, Any]:
         "has_actions": has_actions,
         "groups": groups,
         "rollouts": paths,
-        "columns": columns.__dict__,
+        "columns": columns,
         "texts": list(texts),
     }
 
 
-class _Columns:
-    """Columns of all parts, one entry per record."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self.group: list[int] = []
-        self.rollout: list[int] = []
-        self.step: list[int] = []
-        self.line: list[int] = []
-        self.observation: list[int] = []
-        self.action: list[int] = []
-        self.reward: list[float | None] = []
-        self.returns: list[float | None] = []
-        self.value: list[float | None] = []
-        self.episode: list[float | None] = []
-        self.spread: list[float | None] = []
-        self.advantage: dict[str, list[float | None]] = {key: [] for key in keys}
-        self.scaled: dict[str, list[float | None]] = {key: [] for key in keys}
-        self.branch: dict[str, list[int]] = {key: [] for key in keys}
-        self.cluster: dict[str, list[int]] = {"exact": [], "history": [], "cosine": []}
-        if TRAINED in self.advantage:
-            self.cluster[TRAINED] = []
-        self.same_action: list[int] = []
-        self.neighbours: list[list[int]] = []
-        self.kernel: list[list[float | None]] = []
+def _columns(keys: Sequence[str]) -> dict[str, Any]:
+    """Empty columns of all parts, an entry per record; those of estimators and partitions by their keys."""
+    plain = (
+        "group rollout step line observation action reward returns value episode spread same_action neighbours kernel"
+    )
+    partitions = ["exact", "history", "cosine", *([TRAINED] if TRAINED in keys else [])]
+    columns: dict[str, Any] = {name: [] for name in plain.split()}
+    columns |= {name: {key: [] for key in keys} for name in ("advantage", "scaled", "branch")}
+    return {**columns, "cluster": {key: [] for key in partitions}}
 
 
-def _estimators(part: Part, options: Options, has_actions: bool) -> list[Row]:
-    shared: dict[str, Any] = {
-        "gamma": options.gamma,
-        "duplicates": options.duplicates,
-        "on_invalid": options.on_invalid,
-    }
-    depth = options.history_length
+def _estimators(part: Part, options: SimpleNamespace, has_actions: bool) -> list[Row]:
+    shared = {"gamma": options.gamma, "duplicates": options.duplicates, "on_invalid": options.on_invalid}
+    depth, config = options.history_length, bk.Config
+    similar, all_histories = (
+        "similar observations",
+        f"equal histories of up to {options.history_length + 1} observations",
+    )
     rows = [
-        Row("grpo", "GRPO", "the rollout's total against its prompt group's", "", bk.Config.grpo(**shared)),
-        Row("gigpo", "GiGPO", "R against equal observations", "exact", bk.Config.gigpo(**shared)),
-        Row("hgpo", "HGPO", f"R against equal histories of up to {depth + 1} observations", "history",
-            bk.Config.hgpo(depth, **shared)),
-        Row("bigpo", "BiGPO", "R against similar observations", "cosine", bk.Config.bigpo(part.epsilon, **shared)),
-        Row("bipace", "BiPACE", "the action's mean R against that of similar observations", "cosine",
-            bk.Config.bipace(part.epsilon, **shared)),
-        Row("gae", "GAE", "GAE(λ) over a value estimated from the batch by a kernel", "kernel", bk.Config.gae(**shared)),
-    ]  # fmt: skip
+        Row("grpo", "GRPO", "the rollout's total against its prompt group's", "", config.grpo(**shared)),
+        Row("gigpo", "GiGPO", "R against equal observations", "exact", config.gigpo(**shared)),
+        Row("hgpo", "HGPO", f"R against {all_histories}", "history", config.hgpo(depth, **shared)),
+        Row("bigpo", "BiGPO", f"R against {similar}", "cosine", config.bigpo(part.epsilon, **shared)),
+        Row(
+            "bipace",
+            "BiPACE",
+            f"the action's mean R against that of {similar}",
+            "cosine",
+            config.bipace(part.epsilon, **shared),
+        ),
+        Row("gae", "GAE", "GAE(λ) over a value estimated from the batch by a kernel", "kernel", config.gae(**shared)),
+    ]
     return [row for row in rows if has_actions or row.config.estimator not in PACE_ESTIMATORS]
 
 
@@ -208,7 +195,7 @@ def _is_recorded(records: rollouts.Rollouts) -> bool:
     return records.trained_advantage is not None and records.trained_cluster is not None
 
 
-def _partitions(parts: Sequence[Part], options: Options, trained: bool) -> list[dict[str, str]]:
+def _partitions(parts: Sequence[Part], options: SimpleNamespace, trained: bool) -> list[dict[str, str]]:
     cosine = dict.fromkeys(f"cosine of {part.embedder}, ε {part.epsilon:.3g}" for part in parts)
     return [
         {"key": "exact", "label": "equal observations"},
@@ -221,9 +208,9 @@ def _partitions(parts: Sequence[Part], options: Options, trained: bool) -> list[
 def _add(
     part: Part,
     number: int,
-    options: Options,
+    options: SimpleNamespace,
     estimators: Sequence[Row],
-    columns: _Columns,
+    columns: dict[str, Any],
     texts: dict[str, int],
     groups: list[dict[str, Any]],
     paths: list[dict[str, Any]],
@@ -232,7 +219,7 @@ def _add(
     records = part.records
     results = _results(part, options, estimators)
     order = _order(records, options.duplicates == "once")
-    first, first_group = len(columns.group), len(groups)
+    first, first_group = len(columns["group"]), len(groups)
     place = np.full(len(records), -1)
     place[order] = first + np.arange(len(order))
 
@@ -253,49 +240,51 @@ def _add(
         groups[at]["records"] += 1
         path["total"] += records.reward[row]
         path["success"] = None if records.success is None else records.success[row]  # that of the last record
-        columns.group.append(at)
-        columns.rollout.append(known_paths[trajectory])
-        columns.step.append(records.step[row])
-        columns.line.append(records.line[row])
-        columns.observation.append(texts.setdefault(records.observation[row], len(texts)))
+        columns["group"].append(at)
+        columns["rollout"].append(known_paths[trajectory])
+        columns["step"].append(records.step[row])
+        columns["line"].append(records.line[row])
+        columns["observation"].append(texts.setdefault(records.observation[row], len(texts)))
         action = "" if records.action is None else records.action[row]
-        columns.action.append(texts.setdefault(action, len(texts)))
-        columns.reward.append(_short(records.reward[row]))
+        columns["action"].append(texts.setdefault(action, len(texts)))
+        columns["reward"].append(_short(records.reward[row]))
     _finish(groups[first_group:], first_group, paths, known_paths.values())
 
-    columns.returns += _floats(results["grpo"].returns[order])
-    columns.episode += _floats(results["grpo"].episode_advantage[order])
-    columns.value += _floats(results["gae"].value[order])
+    columns["returns"] += _floats(results["grpo"].returns[order])
+    columns["episode"] += _floats(results["grpo"].episode_advantage[order])
+    columns["value"] += _floats(results["gae"].value[order])
     advantages = {row.key: results[row.key].advantage[order].double().numpy() for row in estimators}
-    if TRAINED in columns.advantage:
+    if TRAINED in columns["advantage"]:
         advantages[TRAINED] = np.array(records.trained_advantage, np.float64)[order]
-        columns.cluster[TRAINED] += _renumbered(np.array(records.trained_cluster)[order], columns.cluster[TRAINED])
+        columns["cluster"][TRAINED] += _renumbered(
+            np.array(records.trained_cluster)[order], columns["cluster"][TRAINED]
+        )
     scaled = {key: found / (_rms(found) or 1.0) for key, found in advantages.items()}
     for key, found in advantages.items():
-        columns.advantage[key] += _floats(found)
-        columns.scaled[key] += _floats(scaled[key])
-        columns.branch[key] += results[key].branch[order].tolist() if key in results else [0] * len(order)
+        columns["advantage"][key] += _floats(found)
+        columns["scaled"][key] += _floats(scaled[key])
+        columns["branch"][key] += results[key].branch[order].tolist() if key in results else [0] * len(order)
     several = np.stack(list(scaled.values()))
-    columns.spread += _floats(several.max(axis=0) - several.min(axis=0))
+    columns["spread"] += _floats(several.max(axis=0) - several.min(axis=0))
     for name, of in (("exact", "gigpo"), ("history", "hgpo"), ("cosine", "bigpo")):
-        columns.cluster[name] += _renumbered(results[of].cluster[order].numpy(), columns.cluster[name])
-    columns.same_action += _renumbered(_action_numbers(part, options)[order], columns.same_action)
+        columns["cluster"][name] += _renumbered(results[of].cluster[order].numpy(), columns["cluster"][name])
+    columns["same_action"] += _renumbered(_action_numbers(part, options)[order], columns["same_action"])
     near, kernel = _neighbours(part, order, next(row.config for row in estimators if row.key == "gae"))
-    columns.neighbours += [place[rows].tolist() for rows in near]
-    columns.kernel += [_floats(row) for row in kernel]
+    columns["neighbours"] += [place[rows].tolist() for rows in near]
+    columns["kernel"] += [_floats(row) for row in kernel]
 
 
-def _results(part: Part, options: Options, estimators: Sequence[Row]) -> dict[str, Any]:
+def _results(part: Part, options: SimpleNamespace, estimators: Sequence[Row]) -> dict[str, Any]:
     shared = shared_arguments(part.records, options.action_mode, options.backend, options.threads)
     results = {}
     for row in estimators:
-        given: dict[str, Any] = {}
+        states: dict[str, Any] = {}
         if row.config.needs_fingerprint:
-            given["fingerprint"] = part.fingerprint
+            states["fingerprint"] = part.fingerprint
         elif row.partition:
-            given["observation"] = list(part.records.observation)
+            states["observation"] = list(part.records.observation)
         with refused(part.records, f"{part.name}, {row.label}"):
-            results[row.key] = bk.advantage(config=row.config, **shared, **given)
+            results[row.key] = bk.advantage(config=row.config, **shared, **states)
     return results
 
 
@@ -330,7 +319,7 @@ def _finish(groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[s
         group["std"] = _short(float(np.std(found))) if found else None
 
 
-def _action_numbers(part: Part, options: Options) -> Ints:
+def _action_numbers(part: Part, options: SimpleNamespace) -> Ints:
     """[N] numbers that are equal for equal actions of the file, as the estimators count them."""
     if part.records.action is None:
         return np.zeros(len(part.records), np.int64)
@@ -358,9 +347,8 @@ def _neighbours(part: Part, order: Ints, config: bk.Config) -> tuple[list[Ints],
             continue
         z = np.stack([unit_vector(rows[i]) for i in own.tolist()]) - mean
         for part_of in np.array_split(np.arange(len(own)), math.ceil(len(own) / 1024)):
-            k = kernel_matrix(
-                z[part_of], z, step[own[part_of]], step[own], config.kernel_width, config.kernel_time or 0.0
-            )
+            times, horizon = step[own], config.kernel_time or 0.0
+            k = kernel_matrix(z[part_of], z, times[part_of], times, config.kernel_width, horizon)
             k[np.arange(len(part_of)), part_of] = -1.0  # itself
             best = np.argsort(-k, axis=1, kind="stable")[:, : min(NEIGHBOURS, len(own) - 1)]
             for i, chosen, row in zip(own[part_of].tolist(), best, k, strict=True):

@@ -50,20 +50,15 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         r2 = self.value_r2
-        found = {
-            "label": self.label,
-            **self.settings,
-            "metrics": self.metrics,
-            "value_r2": {"r2": r2.r2, "stderr": r2.stderr, "coverage": r2.coverage},
+        value_r2 = {"r2": r2.r2, "stderr": r2.stderr, "coverage": r2.coverage}
+        content = {"label": self.label, **self.settings, "metrics": self.metrics, "value_r2": value_r2}
+        if self.choice is None:
+            return content
+        return content | {
+            "epsilon_reason": self.choice.reason,
+            "epsilon_probes": self.choice.probes,
+            "value_r2_interval95": self.interval(),
         }
-        if self.choice is not None:
-            interval = self.interval()
-            found |= {
-                "epsilon_reason": self.choice.reason,
-                "epsilon_probes": [list(probe) for probe in self.choice.probes],
-                "value_r2_interval95": None if interval is None else list(interval),
-            }
-        return found
 
 
 # ---- tables
@@ -117,14 +112,12 @@ CELLS: dict[str, Callable[[Outcome], str]] = {
     "95 % interval": _interval,
     "coverage": lambda o: f"{o.value_r2.coverage:.0%}",
 }
-PARTITIONS = (
-    "partition", "singleton clusters", "clusters", "mean size", "P90 size", "matched pairs", "mean Δt", "PACE rows",
-    "leave-one-out rows", "singleton rows", "actions per cluster", "value R² (coverage)",
-)  # fmt: skip
+SIZES = ("singleton clusters", "clusters", "mean size", "P90 size", "matched pairs", "mean Δt")
+BRANCHES = ("PACE rows", "leave-one-out rows", "singleton rows", "actions per cluster")
+PARTITIONS = ("partition", *SIZES, *BRANCHES, "value R² (coverage)")
 CURVE = ("state", "ε", "singleton clusters", "median size", "mean size", "P90 size", "value R² (coverage)")
-EMBEDDED = (
-    "embedder", "ε", "singleton clusters", "median size", "mean size", "value R²", "95 % interval", "coverage",
-)  # fmt: skip
+ACCURACY = ("value R²", "95 % interval", "coverage")
+EMBEDDED = ("embedder", "ε", "singleton clusters", "median size", "mean size", *ACCURACY)
 # The columns of PARTITIONS at the terminal, as two tables that fit into 100 characters.
 TERMINAL = (
     ("partition", "singleton clusters", "mean size", "P90 size", "matched pairs", "value R² (coverage)"),

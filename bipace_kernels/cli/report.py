@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 import bipace_kernels as bk
@@ -23,7 +23,7 @@ from ..features.embedders import EMBEDDERS, EmbedderRow, Identity, Ngram, Senten
 from ..settings import EPSILON
 from ..support import files, optional
 from . import output, rollouts, states
-from ._console import CliError, grid, notes, pick, progress, stage, stdout
+from ._console import CliError, grid, notes, plain, progress, stage, stdout
 from .advantage import check_sources, message_of, refused, shared_arguments
 from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, format_r2, table_rows
 
@@ -32,29 +32,7 @@ if TYPE_CHECKING:
 
 CHEAP_SIMILAR = 2_000_000  # characters of distinct observations up to which "similar" runs by default
 INSPECTOR = "inspector.html"
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command's options."""
-
-    out: str
-    gamma: float = 0.95
-    history_length: int = 2
-    epsilon: float = EMBEDDERS["ngram"].epsilon
-    epsilons: str = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4"
-    similarity: float = 0.95
-    similar: bool | None = None
-    duplicates: str = "raise"
-    on_invalid: str = "raise"
-    action_mode: str = "text"
-    sentence: str | None = None
-    fingerprint: str | None = None
-    merge_files: bool = False
-    html: bool = False
-    backend: str = "auto"
-    threads: int | None = None
-    longest_line: int = rollouts.LONGEST_LINE
+RECORDED = ("truncated", "trained_advantage", "trained_cluster")  # shown by the inspector alone
 
 
 @dataclass
@@ -73,10 +51,10 @@ class Section:
 
 def run(given: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
-    paths, columns, options = given["rollouts"], rollouts.Columns.of(given), pick(Options, given)
+    options, columns = SimpleNamespace(**given), rollouts.Columns.of(given)
     epsilons = _epsilons(options)
     check_sources(options.action_mode, options.fingerprint, columns)
-    if options.similar is False and options.similarity != Options.similarity:
+    if options.similar is False and options.similarity != bk.Config.similarity:
         raise CliError("--similarity has no effect with --no-similar; leave one of them out.")
     _base_config(options, actions=True)
     output.check_folder(options.out, "--out")
@@ -84,17 +62,12 @@ def run(given: Mapping[str, Any]) -> None:
     if options.html:
         optional.need("jinja2", "bipace report --html")
     with notes(), progress() as bar:
-        task = stage(bar, "reading", rollouts.total_bytes(paths))
+        task = stage(bar, "reading", rollouts.total_bytes(options.rollouts))
         records = rollouts.read(
-            paths,
+            options.rollouts,
             columns,
             needed=["fingerprint"] if columns.fingerprint else [],
-            wanted=[
-                "action",
-                "valid",
-                "success",
-                *(["truncated", "trained_advantage", "trained_cluster"] if options.html else []),
-            ],
+            wanted=["action", "valid", "success", *(RECORDED if options.html else [])],
             merge_files=options.merge_files,
             duplicates=options.duplicates,
             allow_nonfinite=options.on_invalid == "singleton",
@@ -124,7 +97,7 @@ def run(given: Mapping[str, Any]) -> None:
     _print_summary(sections, options, figures)
 
 
-def _epsilons(options: Options) -> list[float]:
+def _epsilons(options: SimpleNamespace) -> list[float]:
     """The radii of the curve, including that of the tables, ascending."""
     try:
         values = [float(text) for text in options.epsilons.split(",")]
@@ -164,7 +137,9 @@ def _slug(name: str, taken: set[str]) -> str:
 # ---- computing
 
 
-def _compare(section: Section, options: Options, epsilons: Sequence[float], advance: Callable[[], None]) -> None:
+def _compare(
+    section: Section, options: SimpleNamespace, epsilons: Sequence[float], advance: Callable[[], None]
+) -> None:
     """Fills the section's table and curves."""
     records = section.records
     shared = shared_arguments(records, options.action_mode, options.backend, options.threads)
@@ -226,7 +201,7 @@ def _compare(section: Section, options: Options, epsilons: Sequence[float], adva
         section.compared.append(outcome(name, label, settings, choice, fingerprint=fingerprint))
 
 
-def _fingerprints(section: Section, observations: list[str], options: Options) -> dict[str, torch.Tensor]:
+def _fingerprints(section: Section, observations: list[str], options: SimpleNamespace) -> dict[str, torch.Tensor]:
     """[N, D] by embedder: always identity and n-grams; a sentence encoder's and hidden states if given."""
     found = {"identity": Identity().embed(observations), "ngram": Ngram().embed(observations)}
     if section.sentence is not None:
@@ -236,7 +211,7 @@ def _fingerprints(section: Section, observations: list[str], options: Options) -
     return found
 
 
-def _choose(row: EmbedderRow, fingerprint: torch.Tensor, layout: Any, options: Options) -> bk.EpsilonChoice:
+def _choose(row: EmbedderRow, fingerprint: torch.Tensor, layout: Any, options: SimpleNamespace) -> bk.EpsilonChoice:
     """ε for these fingerprints by the median cluster size, over the records [M] of a layout that have a direction."""
     if row.fixed:
         return bk.EpsilonChoice(row.epsilon, (), "only equal states share a cluster")
@@ -265,30 +240,28 @@ def _encode(sections: Sequence[Section], model: str, bar: Progress) -> None:
         section.sentence = encoder.embed(section.records.observation).cpu()
 
 
-def _base_config(options: Options, *, actions: bool) -> bk.Config:
+def _base_config(options: SimpleNamespace, *, actions: bool) -> bk.Config:
     """Fields shared by the configurations of all partitions."""
-    shared: dict[str, Any] = {
-        "gamma": options.gamma,
-        "duplicates": options.duplicates,
-        "on_invalid": options.on_invalid,
-    }
+    estimator = "q_style" if actions else "mean"
     try:
-        return bk.Config(estimator="q_style" if actions else "mean", **shared)
+        return bk.Config(
+            estimator=estimator, gamma=options.gamma, duplicates=options.duplicates, on_invalid=options.on_invalid
+        )
     except ValueError as error:
         raise CliError(message_of(error)) from None
 
 
-def _runs_similar(records: rollouts.Rollouts, options: Options, *, cheap: int = CHEAP_SIMILAR) -> bool:
+def _runs_similar(records: rollouts.Rollouts, options: SimpleNamespace, *, cheap: int = CHEAP_SIMILAR) -> bool:
     if options.similar is None:
         lengths = [len(text) for text in set(records.observation)]
         return sum(lengths) <= cheap and max(lengths, default=0) <= bk.Config.longest_text
-    return options.similar
+    return bool(options.similar)
 
 
 # ---- drawing
 
 
-def _draw(section: Section, options: Options, folder: Path) -> None:
+def _draw(section: Section, options: SimpleNamespace, folder: Path) -> None:
     from . import figures
 
     start = f"{section.slug}_"
@@ -305,33 +278,20 @@ def _draw(section: Section, options: Options, folder: Path) -> None:
 # ---- writing
 
 
-def _inspector(sections: Sequence[Section], options: Options) -> str:
-    """The page of `--html`: with hidden states at the ε chosen for them if there are any, else with n-grams at --epsilon."""
+def _inspector(sections: Sequence[Section], options: SimpleNamespace) -> str:
+    """The page of `--html`: with hidden states at the ε chosen for them, if there are any; else n-grams at --epsilon."""
     from . import inspector
 
     def part(section: Section) -> inspector.Part:
-        fingerprint, name, epsilon = (
-            _fingerprints(section, section.records.observation, options),
-            "ngram",
-            options.epsilon,
-        )
-        for outcome in section.compared:
-            if outcome.key == "actor_hidden" and outcome.choice is not None:
-                name, epsilon = outcome.key, outcome.choice.epsilon
-        return inspector.Part(section.name, section.records, fingerprint[name], EMBEDDERS[name].label, epsilon)
+        chosen = {outcome.key: outcome.settings["epsilon"] for outcome in section.compared} | {"ngram": options.epsilon}
+        name = "actor_hidden" if "actor_hidden" in chosen else "ngram"
+        fingerprint = _fingerprints(section, section.records.observation, options)[name]
+        return inspector.Part(section.name, section.records, fingerprint, EMBEDDERS[name].label, chosen[name])
 
     return inspector.page([part(section) for section in sections], options)
 
 
-def _json(sections: Sequence[Section], options: Options) -> str:
-    def counts(records: rollouts.Rollouts) -> dict[str, int]:
-        rows = [row for row in range(len(records)) if records.is_valid(row)]
-        return {
-            "records": len(rows),
-            "trajectories": len(np.unique(records.trajectory[rows])),
-            "groups": len(np.unique(records.group[rows])),
-        }
-
+def _json(sections: Sequence[Section], options: SimpleNamespace) -> str:
     sources = sections[0].records.sources
     content = {
         "version": bk.__version__,
@@ -342,7 +302,7 @@ def _json(sections: Sequence[Section], options: Options) -> str:
         "sections": [
             {
                 "name": section.name,
-                **counts(section.records),
+                **section.records.counts(),
                 "partitions": {outcome.key: outcome.as_json() for outcome in section.table},
                 "epsilon_curve": {name: [o.as_json() for o in curve] for name, curve in section.curves.items()},
                 "embedders": {o.key: o.as_json() for o in section.compared},
@@ -354,7 +314,7 @@ def _json(sections: Sequence[Section], options: Options) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _markdown(sections: Sequence[Section], options: Options) -> str:
+def _markdown(sections: Sequence[Section], options: SimpleNamespace) -> str:
     lines = [
         "# Partitions compared on the same rollouts",
         "",
@@ -362,7 +322,8 @@ def _markdown(sections: Sequence[Section], options: Options) -> str:
         "prompt group count as the same state. Singleton clusters give no step-level signal. Matched pairs are pairs "
         "of records in one cluster, Δt their distance in steps. Value R² says how well the other rollouts "
         "in a record's cluster predict its return: 0 is no better than the group's mean, below 0 is worse. "
-        "± is the standard error over prompt groups; the share in brackets is that of records predicted by their cluster.",
+        "± is the standard error over prompt groups; the share in brackets is that of records predicted by their "
+        "cluster.",
         "",
     ]
     for section in sections:
@@ -370,14 +331,12 @@ def _markdown(sections: Sequence[Section], options: Options) -> str:
     return "\n".join(lines)
 
 
-def _markdown_section(section: Section, options: Options) -> list[str]:
-    records = section.records
-    rows = [row for row in range(len(records)) if records.is_valid(row)]
-    groups, trajectories = len(np.unique(records.group[rows])), len(np.unique(records.trajectory[rows]))
-    lines = [
+def _markdown_section(section: Section, options: SimpleNamespace) -> list[str]:
+    counts = "{records:,} records of {trajectories:,} rollouts in {groups:,} prompt groups."
+    return [
         f"## {markdown_text(section.name)}",
         "",
-        f"{len(rows):,} records of {trajectories:,} rollouts in {groups:,} prompt groups.",
+        counts.format(**section.records.counts()),
         "",
         *markdown_table(PARTITIONS, table_rows(PARTITIONS, section.table)),
         "",
@@ -385,7 +344,8 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
         "",
         "### Values by kernel regression",
         "",
-        "The values of `Config.gae()`, which uses no clusters, by the same measure: each rollout predicted by all others.",
+        "The values of `Config.gae()`, which uses no clusters, by the same measure: each rollout predicted by all "
+        "others.",
         "",
         *markdown_table(VALUES, _value_rows(section)),
         "",
@@ -404,7 +364,6 @@ def _markdown_section(section: Section, options: Options) -> list[str]:
         f"![Embedders]({section.slug}_embedders.png)",
         "",
     ]
-    return lines
 
 
 VALUES = ("kernel over", "value R²")
@@ -417,9 +376,9 @@ def _value_rows(section: Section) -> list[list[str]]:
 def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
     """A paragraph that explains the table of embedders."""
     text = (
-        "An embedder makes the fingerprint of a state, here of the observation. Each has its own geometry, so each has its own "
-        f"ε: the paper's search for a median cluster size from {BAND[0]} to {BAND[1]} (`bk.choose_epsilon`). Identity "
-        "joins only equal states. The interval is ± 1.96 standard errors over prompt groups."
+        "An embedder makes the fingerprint of a state, here of the observation. Each has its own geometry, so each has "
+        f"its own ε: the paper's search for a median cluster size from {BAND[0]} to {BAND[1]} (`bk.choose_epsilon`). "
+        "Identity joins only equal states. The interval is ± 1.96 standard errors over prompt groups."
     )
     if sentence is not None:
         text += f" Sentence encoder: `{'/'.join(Path(sentence).parts[-2:])}`."
@@ -441,12 +400,12 @@ def _verdict(section: Section) -> str:
     alone = section.table[0].metrics["singleton_row_fraction"]
     spread = "" if error is None else f" ± {error:.3f}"
     return (
-        f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}{spread}); with equal "
-        f"observations {alone:.0%} of the steps have no peers."
+        f"{section.name}: {label} predicts the returns of other rollouts best (value R² {best:.3f}{spread}); with "
+        f"equal observations {alone:.0%} of the steps have no peers."
     )
 
 
-def _print_summary(sections: Sequence[Section], options: Options, figures: Sequence[str]) -> None:
+def _print_summary(sections: Sequence[Section], options: SimpleNamespace, figures: Sequence[str]) -> None:
     console = stdout()
     for section in sections:
         title = f"{section.name}: {len(section.records):,} records"
@@ -459,5 +418,5 @@ def _print_summary(sections: Sequence[Section], options: Options, figures: Seque
     folder = Path(options.out)
     made = ("report.json", *figures, "report.md", *([INSPECTOR] if options.html else []))
     for text in (*(str(folder / name) for name in made), "", *map(_verdict, sections)):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Open {folder / made[-1]}.", markup=False, highlight=False, soft_wrap=True)
+        plain(console, text)
+    plain(console, f"Open {folder / made[-1]}.")

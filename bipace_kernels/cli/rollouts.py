@@ -106,9 +106,17 @@ class Rollouts:
     def is_valid(self, row: int) -> bool:
         return self.valid is None or self.valid[row]
 
+    def counts(self) -> dict[str, int]:
+        """Valid records, their trajectories and prompt groups."""
+        rows = [row for row in range(len(self)) if self.is_valid(row)]
+        return {
+            "records": len(rows),
+            "trajectories": len(np.unique(self.trajectory[rows])),
+            "groups": len(np.unique(self.group[rows])),
+        }
+
     def select(self, rows: Sequence[int]) -> Rollouts:
         """Some of the records, renumbered."""
-
         kept = ("sources", "merged", "group", "trajectory")
         columns: dict[str, Any] = {
             name: [values[row] for row in rows]
@@ -153,8 +161,8 @@ def read(
     """The step records of all files; CliError for the first bad one.
 
     needed           optional fields of Columns that every record must have
-    wanted           optional fields read if a file's first record has them; then every record must have them ("valid" and
-                     "truncated" may be missing, and mean true and false)
+    wanted           optional fields read if a file's first record has them; then every record must have them ("valid"
+                     and "truncated" may be missing, and mean true and false)
     merge_files      a group is a task id of all files together, not of one file
     duplicates       as Config.duplicates: "raise" refuses two records with equal file, task, rollout and step, "once"
                      refuses them where their rewards differ
@@ -170,7 +178,7 @@ def read(
     found: set[str] = set()
     for index, path in enumerate(paths):
         parser = _Parser(rollouts, index, path, columns, needed, optional, allow_nonfinite)
-        if Path(path).suffix.lower() in PARQUET_SUFFIXES:
+        if parser.is_parquet:
             _read_parquet(parser, advance)
         else:
             for line, record in json_lines(path, advance, longest_line=longest_line):
@@ -222,68 +230,54 @@ def _check_paths(paths: Sequence[str]) -> None:
 
 # ---- one record
 
+# Checks of the fields, methods of _Parser.
+CHECKS = {
+    **dict.fromkeys(("task", "rollout"), "id"),
+    **dict.fromkeys(("observation", "action"), "text"),
+    **dict.fromkeys(("reward", "trained_advantage"), "reward"),
+    **dict.fromkeys(("valid", "success", "truncated"), "flag"),
+    **{"step": "step", "trained_cluster": "label", "fingerprint": "vector"},
+}
+# A log may mark only its padding, or only what was cut off: a record without the field is valid, and was not.
+DEFAULTS = {"valid": True, "truncated": False}
 
+
+@dataclass
 class _Parser:
     """Checks the records of one file and appends them to the lists of `rollouts`."""
 
-    def __init__(
-        self,
-        rollouts: Rollouts,
-        index: int,
-        path: str,
-        columns: Columns,
-        needed: Sequence[str],
-        optional: Sequence[str],
-        allow_nonfinite: bool,
-    ) -> None:
-        self.rollouts = rollouts
-        self.index = index
-        self.path = path
-        self.unit = "row" if Path(path).suffix.lower() in PARQUET_SUFFIXES else "line"
-        self.columns = columns
-        self.needed = set(needed)
-        self.optional = optional
-        self.allow_nonfinite = allow_nonfinite
-        self.present: set[str] = set(needed)  # read from this file
-        self.found: set[str] = set()  # in at least one record
-        # A log may mark only its padding, or only what was cut off: a record without the field is valid, and was not.
-        self.defaults: dict[str, Any] = {"valid": True, "truncated": False}
-        self.records = 0
-        self.id_types: dict[str, type] = {}
-        self.width: int | None = None
-        self.fields: list[tuple[str, str, Callable[[str, Any], Any]]] = []
+    rollouts: Rollouts
+    index: int
+    path: str
+    columns: Columns
+    needed: Sequence[str]
+    optional: Sequence[str]
+    allow_nonfinite: bool
+    found: set[str] = field(default_factory=set)  # in at least one record
+    records: int = 0
+    id_types: dict[str, type] = field(default_factory=dict)
+    fields: list[tuple[str, str, Callable[[str, Any], Any]]] = field(default_factory=list)
 
-    def column(self, name: str) -> str:
-        return str(getattr(self.columns, name))
+    def __post_init__(self) -> None:
+        self.is_parquet = Path(self.path).suffix.lower() in PARQUET_SUFFIXES
+        self.unit = "row" if self.is_parquet else "line"
+        self.present = set(self.needed)  # read from this file
 
     def start(self, has: Callable[[str], bool]) -> None:
         """Determines the file's optional columns, from its first record or its schema."""
-        checks: dict[str, Callable[[str, Any], Any]] = {
-            "task": self._id,
-            "rollout": self._id,
-            "step": self._step,
-            "observation": self._text,
-            "reward": self._reward,
-            "action": self._text,
-            "valid": self._flag,
-            "success": self._flag,
-            "truncated": self._flag,
-            "trained_advantage": self._reward,
-            "trained_cluster": self._label,
-            "fingerprint": self._vector,
-        }
         for name in (*REQUIRED, *self.optional):
-            if name in REQUIRED or name in self.needed or name in self.defaults or has(self.column(name)):
-                self.fields.append((name, self.column(name), checks[name]))
+            column = str(getattr(self.columns, name))
+            if name in REQUIRED or name in self.needed or name in DEFAULTS or has(column):
+                self.fields.append((name, column, getattr(self, f"_{CHECKS[name]}")))
                 self.present.add(name)
 
     def add(self, record: dict[str, Any], line: int) -> None:
         rollouts = self.rollouts
         for name, column, check in self.fields:
             if column not in record:
-                if name not in self.defaults:
+                if name not in DEFAULTS:
                     raise self._missing(line, name, column, record)
-                getattr(rollouts, name).append(self.defaults[name])
+                getattr(rollouts, name).append(DEFAULTS[name])
                 continue
             value = record[column]
             self.found.add(name)
@@ -324,15 +318,13 @@ class _Parser:
             raise _Wrong("an integer of 64 bits", value)
         return value
 
-    def _step(self, name: str, value: Any) -> int:
-        if type(value) is not int or value < 0:
-            raise _Wrong("an integer of at least 0", value)
+    def _step(self, name: str, value: Any, low: int = 0) -> int:
+        if type(value) is not int or value < low:
+            raise _Wrong(f"an integer of at least {low}".replace("-", "−"), value)
         return self._int64(value)
 
     def _label(self, name: str, value: Any) -> int:
-        if type(value) is not int or value < -1:
-            raise _Wrong("an integer of at least −1", value)
-        return self._int64(value)
+        return self._step(name, value, -1)
 
     def _text(self, name: str, value: Any) -> str:
         if type(value) is not str:
@@ -354,14 +346,10 @@ class _Parser:
     def _reward(self, name: str, value: Any) -> float:
         if type(value) is not float and type(value) is not int:
             raise _Wrong("a finite number", value)
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number) and not self.allow_nonfinite:
-            raise _Wrong("a finite number", value, _SET_ASIDE)
-        if abs(number) > LIMIT and not self.allow_nonfinite:  # the estimators count it as not finite
-            raise _Wrong(f"a finite number within ±{LIMIT:.0e}".replace("e+", "e"), value, _SET_ASIDE)
+        number = _float(value)
+        if not self.allow_nonfinite and not abs(number) <= LIMIT:  # the estimators count it as not finite
+            bounds = f" within ±{LIMIT:.0e}".replace("e+", "e") if math.isfinite(number) else ""
+            raise _Wrong(f"a finite number{bounds}", value, _SET_ASIDE)
         return number
 
     def _flag(self, name: str, value: Any) -> bool:
@@ -372,26 +360,25 @@ class _Parser:
     def _vector(self, name: str, value: Any) -> list[float]:
         if type(value) is not list or not value or not all(type(x) is float or type(x) is int for x in value):
             raise _Wrong("a list of numbers", value)
-        if self.rollouts.fingerprint and self.width is None:
-            self.width = len(self.rollouts.fingerprint[0])
-        self.width = self.width or len(value)
-        if len(value) != self.width:
-            wish = f"a list of {self.width} numbers like in the records before"
-            raise _Wrong(wish, fact=f"{len(value)} numbers")
+        width = len(self.rollouts.fingerprint[0]) if self.rollouts.fingerprint else len(value)
+        if len(value) != width:
+            raise _Wrong(f"a list of {width} numbers like in the records before", fact=f"{len(value)} numbers")
         return [self._entry(x) for x in value]
 
     def _entry(self, value: float) -> float:
         """An entry of a fingerprint.  NaN and infinities pass: padding may hold them, and records are checked later."""
-        try:
-            number = float(value)
-        except OverflowError:  # an integer beyond float64
-            too_large = True
-        else:
-            too_large = math.isfinite(number) and abs(number) > FLOAT32_MAX
-        if not too_large:
+        number = _float(value)
+        if abs(number) <= FLOAT32_MAX or (isinstance(value, float) and not math.isfinite(value)):
             return number
         if not self.allow_nonfinite:
             raise _Wrong("a list of numbers that fit float32", value)
+        return math.copysign(math.inf, number)
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond float64
         return math.inf if value > 0 else -math.inf
 
 
@@ -469,14 +456,14 @@ def json_lines(
             for line, text in enumerate(iter(lambda: stream.readline(most + 1), b""), 1):
                 if len(text) > most:
                     raise CliError(
-                        f"{path}, line {line}: expected at most {longest_line} MiB, got more; write one record per line, or use "
-                        f"--longest-line {2 * longest_line}."
+                        f"{path}, line {line}: expected at most {longest_line} MiB, got more; write one record per "
+                        f"line, or use --longest-line {2 * longest_line}."
                     )
                 unpacked += len(text)
                 if zipped and unpacked > max(BOMB_BYTES, BOMB_RATIO * raw.tell()):
                     raise CliError(
-                        f"{path}, line {line}: it unpacks to more than {BOMB_RATIO} times its size, {unpacked >> 20:,} MiB so "
-                        "far; unpack it with gunzip first if that is intended."
+                        f"{path}, line {line}: it unpacks to more than {BOMB_RATIO} times its size, {unpacked >> 20:,} "
+                        "MiB so far; unpack it with gunzip first if that is intended."
                     )
                 if advance is not None and raw.tell() - read >= 1 << 16:
                     advance(raw.tell() - read)
@@ -539,7 +526,7 @@ def _read_parquet(parser: _Parser, advance: Advance | None) -> None:
             names = file.schema_arrow.names
             parser.start(lambda column: column in names)
             for name, column, _ in parser.fields:
-                if names.count(column) != 1 and not (name in parser.defaults and column not in names):
+                if names.count(column) != 1 and not (name in DEFAULTS and column not in names):
                     fact = "is missing" if column not in names else "stands there twice"
                     cure = f"name the right one with --{name}-column"
                     raise CliError(f'{path}: the column "{column}" {fact}; {cure}. Found: {_names(names)}.')

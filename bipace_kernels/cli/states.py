@@ -111,8 +111,8 @@ def check_fingerprints(rollouts: Rollouts, fingerprint: npt.NDArray[Any]) -> Non
         if rollouts.is_valid(row):
             fact = "zero norm" if finite[row] else "a value that is not finite"
             raise CliError(
-                f"{rollouts.where(row)}: its fingerprint (row {row}) has {fact}; correct it, or set such rows aside with "
-                "--on-invalid singleton."
+                f"{rollouts.where(row)}: its fingerprint (row {row}) has {fact}; correct it, or set such rows aside "
+                "with --on-invalid singleton."
             )
 
 

@@ -33,12 +33,12 @@ def action_clusters(
         key_i = number of the cluster that the greedy rule of `cluster()` puts action i into:
                 the nearest centroid of its prompt group where 1 − cos ≤ ε, else a new one
 
-    For text actions as embeddings, or the action vectors of a continuous policy.  A cosine depends only on direction, so
-    append a constant to vectors whose length or origin matters: docs/action_keys.md.
+    For text actions as embeddings, or the action vectors of a continuous policy.  A cosine depends only on direction,
+    so append a constant to vectors whose length or origin matters: docs/action_keys.md.
 
     action_fingerprint   [N, D] float32 | bfloat16 | float16 (float64 is rounded), any length: normalised here
-    group                [N] prompt-group id; keys of different groups always differ.  Or the labels of `cluster()`: then
-                         actions are clustered only among those of one state, in row order
+    group                [N] prompt-group id; keys of different groups always differ.  Or the labels of `cluster()`:
+                         then actions are clustered only among those of one state, in row order
     epsilon              cosine distance, 0 or in [1e-4, 1]; 0 gives equal keys to rows that are equal as given (−0.0
                          equals 0.0, and a row of zeros is an action like others)
     trajectory           [N] trajectory id or None (the records of a group in row order)

@@ -49,9 +49,9 @@ class EpsilonController:
       ε_0 included; ties: the nearest to ε_0;
     * none reaches the band: the full step, ε_0 · max_step^±1, as far as the bounds allow.
 
-    Objective "value_r2": among all points of the grid with a ≤ m_j ≤ b and a defined value R² (`ValueR2`) take the best;
-    ties: the nearest to ε_0.  Where ε_0 is itself among them, or m_0 is where a settled ε stays and its R² is defined, it
-    moves only if R² improves by more than `gain`.  Where no point qualifies, objective "median" decides.
+    Objective "value_r2": among all points of the grid with a ≤ m_j ≤ b and a defined value R² (`ValueR2`) take the
+    best; ties: the nearest to ε_0.  Where ε_0 is itself among them, or m_0 is where a settled ε stays and its R² is
+    defined, it moves only if R² improves by more than `gain`.  Where no point qualifies, objective "median" decides.
 
     epsilon     first ε, inside the bounds; `choose_epsilon()` on the first batch is a good one
     objective   "median" | "value_r2"
@@ -243,8 +243,8 @@ class EpsilonController:
                 f"kept {now.epsilon:.4g}: value R² {known[here]:.4g} is within {self.gain:g} of the best in the band",
             )
         return best, (
-            f"moved {now.epsilon:.4g} to {points[best].epsilon:.4g}: value R² {known[best]:.4g} there is the best in the "
-            f"band [{low:g}, {high:g}], with median cluster size {_median(points[best])}"
+            f"moved {now.epsilon:.4g} to {points[best].epsilon:.4g}: value R² {known[best]:.4g} there is the best in "
+            f"the band [{low:g}, {high:g}], with median cluster size {_median(points[best])}"
         )
 
     def _holds(self, size: float) -> bool:

@@ -37,7 +37,7 @@ def _of(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Sizes:
 
 
 def size_table(labels: Tensor) -> Tensor:
-    """[E, 4] int64: the two middle sizes, clusters of one, clusters.  The labels [E, M] int64 are not read on the host."""
+    """[E, 4] int64: the two middle sizes, clusters of one, clusters.  Labels [E, M] int64 are not read on the host."""
     n_records = labels.shape[1]
     size = _counts(labels + 1, n_records + 1)
     size[:, 0] = 0  # of the ignored records

@@ -19,8 +19,9 @@ Bools = npt.NDArray[np.bool_]
 class ValueR2:
     """r2 = 1 − Σ (R_i − R̂_i)² / Σ (R_i − R̄_i)² over the records of groups with two or more trajectories.
 
-    R̂_i is the mean return of the record's cluster over *other* trajectories (peers of its own share its terminal reward
-    and would bias R² upwards); where the cluster has none, R̄_i.  R̄_i is the group's mean over other trajectories.
+    R̂_i is the mean return of the record's cluster over *other* trajectories (peers of its own share its terminal
+    reward and would bias R² upwards); where the cluster has none, R̄_i.  R̄_i is the group's mean over other
+    trajectories.
 
     r2         None where the denominator is 0; below 0 the partition predicts worse than no partition at all
     coverage   share of those records that their cluster predicts

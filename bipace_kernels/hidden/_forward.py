@@ -20,7 +20,7 @@ class Consumer:
     """Assigns the given rows to the forwards in order, and records the row of each state."""
 
     def __init__(self, positions: Any, cu_seqlens: Any) -> None:
-        self._given = _wanted(positions)
+        self._given = positions_of(positions)
         self._cu_given = None if cu_seqlens is None else _cu_seqlens(cu_seqlens)
         self.restart()
 
@@ -33,10 +33,8 @@ class Consumer:
         self._outside: Tensor | None = None
 
     def expect(self, positions: Any, cu_seqlens: Any) -> None:
-        self._expected = (
-            None if positions is None else _wanted(positions),
-            None if cu_seqlens is None else _cu_seqlens(cu_seqlens),
-        )
+        wanted = None if positions is None else positions_of(positions)
+        self._expected = (wanted, None if cu_seqlens is None else _cu_seqlens(cu_seqlens))
 
     def row_index(self) -> Tensor:
         return torch.cat(self._row_index) if self._row_index else torch.empty(0, dtype=torch.int64)
@@ -45,16 +43,16 @@ class Consumer:
         """Raises ValueError if forwards ran, but not for all rows of the positions."""
         if isinstance(self._given, Positions) and 0 < self._cursor < self._given.n_rows:
             raise ValueError(
-                f"positions are for {self._given.n_rows} rows, but the forwards inside the tap had {self._cursor}; run them "
-                "all inside, or give expect() the positions of each forward."
+                f"positions are for {self._given.n_rows} rows, but the forwards inside the tap had {self._cursor}; run "
+                "them all inside, or give expect() the positions of each forward."
             )
 
     def check_outside(self) -> None:
         """Raises ValueError if a position on a device, which is not read during the forward, was not a token."""
         if self._outside is not None and bool(self._outside):
             raise ValueError(
-                "positions must be tokens of their rows, and cu_seqlens the offsets of all sequences of a packed forward; some are "
-                "outside the tensor or on padding, or sequences begin within a row."
+                "positions must be tokens of their rows, and cu_seqlens the offsets of all sequences of a packed "
+                "forward; some are outside the tensor or on padding, or sequences begin within a row."
             )
 
     def next(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spans:
@@ -65,21 +63,23 @@ class Consumer:
         (positions, cu), self._expected = self._expected, (None, None)
         if cu is None:
             cu = self._packed(given, n_batch)
-        if cu is not None and n_batch != 1:
-            raise ValueError(
-                f"cu_seqlens needs packed input [1, nnz], but the forward has {n_batch} rows; leave it out there."
-            )
         if cu is not None:
+            if n_batch != 1:
+                raise ValueError(
+                    f"cu_seqlens needs packed input [1, nnz], but the forward has {n_batch} rows; leave it out there."
+                )
             wrong = (cu[0] != 0) | (cu[-1] > width) | (cu.diff() < 0).any()
-            self._refuse(wrong, lambda: (
-                f"cu_seqlens must begin with 0, never decrease and end within the forward's {width} tokens, got {cu.tolist()[:9]}; "
-                "give the offsets of its sequences."
-            ))  # fmt: skip
+            self._refuse(
+                wrong,
+                f"cu_seqlens must begin with 0, never decrease and end within the forward's {width} tokens, got {{}}; "
+                "give the offsets of its sequences.",
+                lambda: cu.tolist()[:9],
+            )
         mask = given.get("attention_mask")
         if cu is None and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] != width:
             raise ValueError(
-                f"attention_mask covers {mask.shape[1]} tokens where the forward has {width}: this looks like a forward with "
-                "a cache; set `enabled` of the tap to False while tokens are generated."
+                f"attention_mask covers {mask.shape[1]} tokens where the forward has {width}: this looks like a "
+                "forward with a cache; set `enabled` of the tap to False while tokens are generated."
             )
         lengths, start, alive = _rows_of(cu, mask, n_batch, width, tokens.device)
         if positions is None:
@@ -87,10 +87,12 @@ class Consumer:
         if cu is None and not isinstance(positions, Positions):
             self._check_whole(positions, mask, given.get("position_ids"))
         spans, row, bad = _spans(positions, lengths, start, alive, None if cu is None else cu.to(tokens.device))
-        self._refuse(bad.any(), lambda: (
-            f"positions must be tokens of their rows, but one of row {self._rows + int(row[bad][0])} is outside its {width} "
-                "columns or on padding; count columns of the tensor that the model sees, padding included."
-        ))  # fmt: skip
+        self._refuse(
+            bad.any(),
+            f"positions must be tokens of their rows, but one of row {{}} is outside its {width} columns or on "
+            "padding; count columns of the tensor that the model sees, padding included.",
+            lambda: self._rows + int(row[bad][0]),
+        )
         self._row_index.append(row + self._rows)
         self._rows += len(lengths)
         return spans
@@ -115,8 +117,8 @@ class Consumer:
         first, last = self._cursor, self._cursor + n_rows
         if last > self._given.n_rows:
             raise ValueError(
-                f"positions are for {self._given.n_rows} rows, but the forwards inside the tap have {last} or more; give "
-                "positions for all rows of all forwards in order, or call expect() before each."
+                f"positions are for {self._given.n_rows} rows, but the forwards inside the tap have {last} or more; "
+                "give positions for all rows of all forwards in order, or call expect() before each."
             )
         self._cursor = last
         return self._given.rows(first, last)
@@ -128,17 +130,19 @@ class Consumer:
                 "positions 'last' needs an attention_mask of shape [B, T] in the forward; give the columns."
             )
         if mask is None and isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[0] == 1:
-            self._refuse((ids[0, 1:] <= ids[0, :-1]).any(), lambda: (
-                f"positions {positions!r} on packed input needs cu_seqlens: the forward's position_ids restart inside the "
-                "row; give tap() or expect() the offsets of its sequences."
-            ))  # fmt: skip
+            self._refuse(
+                (ids[0, 1:] <= ids[0, :-1]).any(),
+                "positions {} on packed input needs cu_seqlens: the forward's position_ids restart inside the row; "
+                "give tap() or expect() the offsets of its sequences.",
+                lambda: repr(positions),
+            )
 
-    def _refuse(self, wrong: Tensor, text: Callable[[], str]) -> None:
+    def _refuse(self, wrong: Tensor, text: str, fact: Callable[[], Any]) -> None:
         """Raises ValueError at once on the CPU; on a device sets a flag, which rows() reads."""
         if wrong.device.type != "cpu":
             self._outside = wrong if self._outside is None else self._outside | wrong
         elif bool(wrong):
-            raise ValueError(text())
+            raise ValueError(text.format(fact()))
 
 
 def hidden_of(output: Any) -> Tensor:
@@ -147,10 +151,6 @@ def hidden_of(output: Any) -> Tensor:
     if not isinstance(hidden, Tensor) or hidden.ndim != 3:
         raise TypeError(f"a block's output must be [B, T, D] or begin with it, got {checks.type_name(hidden)}.")
     return hidden
-
-
-def _wanted(positions: Any) -> Positions | int | str:
-    return "last" if isinstance(positions, str) and positions == "last" else positions_of(positions)
 
 
 def _cu_seqlens(value: Any) -> Tensor:

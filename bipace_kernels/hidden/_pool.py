@@ -1,19 +1,22 @@
 """From a block's output to one vector per state, by torch's operators on the block's device.
 
-"last" copies a token.  The others are one matrix product per chunk of tokens, weights [n, tokens] times values [tokens, D]
-in float64: the block is never copied whole, states that share tokens read them once, and nothing synchronizes.
+"last" copies a token.  The others are one matrix product per chunk of tokens, weights [n, tokens] times values
+[tokens, D] in float64: the block is never copied whole, states that share tokens read them once, and nothing
+synchronizes.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..inputs import checks
-from ._attention import Scores
+from .layers import arguments_of, attention_of, unwrap
 
 Tensor = torch.Tensor
 
@@ -38,6 +41,17 @@ class Spans:
         return Spans(*(x.to(device, non_blocking=True) for x in (self.batch, self.first, self.last)))
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Inputs of the chosen tokens' scores: softcap(scale · q · k), GQA heads in groups."""
+
+    query: Tensor  # [n, heads, head_dim], rotated
+    key: Tensor  # [B, T, key_heads, head_dim], rotated
+    scale: float
+    softcap: float  # 0: none
+    window: int  # window of the block's attention, including the token itself; 0: unlimited
+
+
 def check_poolings(pooling: Any) -> tuple[str, ...]:
     """One or several of POOLINGS."""
     several = (pooling,) if isinstance(pooling, str) else tuple(pooling) if isinstance(pooling, Sequence) else ()
@@ -55,10 +69,9 @@ def check_dtype(dtype: Any) -> torch.dtype | None:
 def pool(
     hidden: Tensor,  # [B, T, D] of any floating-point dtype, any strides
     spans: Spans,
-    *,
     pooling: str,
-    normalize: bool,
-    dtype: torch.dtype | None,  # None: the block's, float32 for one in float64
+    normalize: bool = False,
+    dtype: torch.dtype | None = None,  # None: the block's, float32 for one in float64
     attention: Scores | None = None,  # for pooling "attention"
 ) -> Tensor:  # [n, D]
     """The token itself ("last"), the mean over [first, last], or the mean weighted by the token's own attention.
@@ -107,14 +120,13 @@ def _weighted_sum(
     columns = min(tokens, chunk)
     rows = max(1, chunk // columns)
     for b in range(0, batches, rows):
-        own = (
-            batch[:, None, None] == torch.arange(b, min(b + rows, batches), device=hidden.device)[:, None]
-        )  # [n, b, 1]
+        numbers = torch.arange(b, min(b + rows, batches), device=hidden.device)
+        own = batch[:, None, None] == numbers[:, None]  # [n, b, 1]
         for t in range(0, tokens, columns):
             part = (own & member[:, None, t : t + columns]).flatten(1)  # [n, b * t]
             w = weight[:, None, t : t + columns].expand(-1, own.shape[1], -1).flatten(1)
             x = hidden[b : b + rows, t : t + columns].flatten(0, 1)  # [b * t, D]
-            # 0 times NaN is NaN: a token that is not finite is left out of the product, and only affects its own states.
+            # 0 times NaN is NaN: a token that is not finite is left out, and only affects its own states.
             bad = ~(x.abs().amax(1) < torch.inf)
             finite &= ~(part & bad).any(1)
             total.addmm_(torch.where(part, w, 0.0), x.masked_fill(bad[:, None], 0.0).double())
@@ -136,3 +148,86 @@ def _attention_weights(attention: Scores, batch: Tensor, member: Tensor) -> Tens
         score = score.masked_fill(~member[i : i + states, None, :, None], -torch.inf)
         weight[i : i + states] = score.softmax(2).mean((1, 3))
     return weight
+
+
+# ---- queries and keys of one block, recomputed from its input
+
+
+def check_block(block: nn.Module) -> None:
+    """Raises TypeError if queries and keys of this kind of block cannot be recomputed, naming what is missing."""
+    inner, attention = unwrap(block), attention_of(block)
+    missing = []
+    if inner._modules.get("input_layernorm") is None:
+        missing.append("block.input_layernorm")
+    if attention is None:
+        missing.append("an attention")
+    else:
+        names = attention._modules
+        if names.get("qkv_proj") is None and (names.get("q_proj") is None or names.get("k_proj") is None):
+            missing.append("q_proj and k_proj, or qkv_proj")
+        if not hasattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb"):
+            missing.append("apply_rotary_pos_emb in the model's module")
+        if "sinks" in attention._parameters:
+            missing.append("a plain softmax (this one has sinks)")
+    if missing:
+        raise TypeError(
+            f"pooling 'attention' recomputes queries and keys, but {type(inner).__name__} lacks {', '.join(missing)}; "
+            "use pooling='last' or 'mean'."
+        )
+
+
+def scores_of(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], spans: Spans) -> Scores:
+    """Scores of the spans' last tokens at the attention of a block that was called with these arguments.
+
+    Only these tokens need queries, so this is one key projection, far below a hundredth of the block's own work.
+    """
+    inner, attention = unwrap(block), attention_of(block)
+    assert attention is not None
+    given = arguments_of(inner, args, kwargs)
+    cos, sin = _position_embeddings(given, inner, attention)  # [B or 1, T, rotated]
+    hidden = inner.input_layernorm(given["hidden_states"])  # type: ignore[operator]  # [B, T, D]
+    at = (spans.batch.clamp(0, hidden.shape[0] - 1), spans.last.clamp(0, hidden.shape[1] - 1))
+    config: Any = attention.config
+    width = int(attention.head_dim)  # type: ignore[arg-type]
+    query, key = _projections(attention, hidden, hidden[at], config, width)
+    cos_at, sin_at = (x.expand(hidden.shape[0], -1, -1)[at][:, None] for x in (cos, sin))  # [n, 1, rotated]
+    rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+    query = rotate(query[:, :, None], query[:, :, None], cos_at, sin_at)[0][:, :, 0]
+    key = rotate(key, key, cos, sin, unsqueeze_dim=2)[1]
+    scale: Any = getattr(attention, "scaling", None)
+    softcap: Any = getattr(attention, "attn_logit_softcapping", None)
+    window: Any = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+    return Scores(query, key, float(width**-0.5 if scale is None else scale), float(softcap or 0.0), int(window or 0))
+
+
+def _position_embeddings(given: dict[str, Any], block: nn.Module, attention: nn.Module) -> tuple[Tensor, Tensor]:
+    found = given.get("position_embeddings")
+    if found is None:  # Gemma 3 before transformers 5 passes two
+        sliding = getattr(attention, "is_sliding", False)
+        found = given.get("position_embeddings_local" if sliding else "position_embeddings_global")
+    if found is None:
+        raise TypeError(
+            f"pooling 'attention' needs the block's position_embeddings, but {type(block).__name__} was called with "
+            f"{', '.join(given)}; use pooling='last' or 'mean'."
+        )
+    cos, sin = found
+    return cos, sin
+
+
+def _projections(
+    attention: nn.Module, hidden: Tensor, wanted: Tensor, config: Any, width: int
+) -> tuple[Tensor, Tensor]:
+    """Queries [n, heads, head_dim] of the chosen tokens and keys [B, T, key_heads, head_dim] of all, not rotated."""
+    parts: Any = attention._modules
+    if parts.get("qkv_proj") is not None:
+        query_size, key_size = config.num_attention_heads * width, config.num_key_value_heads * width
+        query = parts["qkv_proj"](wanted)[..., :query_size]
+        key = parts["qkv_proj"](hidden)[..., query_size : query_size + key_size]
+    else:
+        query, key = parts["q_proj"](wanted), parts["k_proj"](hidden)
+    query, key = query.unflatten(-1, (-1, width)), key.unflatten(-1, (-1, width))
+    if parts.get("q_norm") is not None:
+        query = parts["q_norm"](query)
+    if parts.get("k_norm") is not None:
+        key = parts["k_norm"](key)
+    return query, key

@@ -17,8 +17,8 @@ from .positions import Positions, mask_matrix, positions_of
 Tensor = torch.Tensor
 
 # Default number of tokens of one forward, which determines the memory: the inside of a block, over a whole
-# micro-batch.  Matrix products of a CPU are at full speed from a few hundred tokens on (two cores, 28 blocks of width 768:
-# 512 at a time take 2 % more than 1,800 at once, 256 at a time 18 %); a GPU's need thousands.
+# micro-batch.  Matrix products of a CPU are at full speed from a few hundred tokens on (two cores, 28 blocks of width
+# 768: 512 at a time take 2 % more than 1,800 at once, 256 at a time 18 %); a GPU's need thousands.
 CPU_BUDGET, GPU_BUDGET = 512, 16_384
 # Fixed cost of a forward, in tokens, so that saving a forward is worth some padding.  An H100 reads the weights of
 # a 7B model in bfloat16 in about the time of 200 of its tokens, and launches wait for the host; the CPU above
@@ -38,7 +38,7 @@ Batch = tuple[list[Tensor], Positions]  # prompts of one forward, and the chosen
 
 @dataclass(frozen=True)
 class Prompts:
-    """Distinct prompts, the longest first, each up to its last chosen token, and the index of each state of the caller."""
+    """Distinct prompts, the longest first, each up to its last chosen token, and the caller's states among theirs."""
 
     tokens: list[Tensor]  # of [length] int64, on the CPU
     wanted: Positions  # the chosen tokens, rising, prompt after prompt: S states
@@ -86,8 +86,8 @@ def prompts_of(
 ) -> Prompts:
     """Prompts from [B, T] ids and their mask, padded on either side, or from B vectors of any lengths.
 
-    n_ids   size of the model's embedding.  Ids are already on the CPU, where equal prompts are found, so checking them does
-            not synchronize; on a GPU an id that is too high would kill the process
+    n_ids   size of the model's embedding.  Ids are already on the CPU, where equal prompts are found, so checking them
+            does not synchronize; on a GPU an id that is too high would kill the process
     """
     if _is_ragged(input_ids):
         rows = _ragged(input_ids, attention_mask)
@@ -127,17 +127,17 @@ def prompts_of(
 
 def _columns(positions: Any, rows: list[Tensor], first: list[int], widths: list[int]) -> list[list[int]]:
     """The chosen tokens of each row, counted from its first token; positions are columns of the caller's input."""
-    if isinstance(positions, str) and positions == "last":
+    wanted = positions_of(positions)
+    if isinstance(wanted, str):
         return [[max(0, len(row) - 1)] for row in rows]
-    given = positions_of(positions)
-    if isinstance(given, int):
-        columns = [[given if given >= 0 else width + given] for width in widths]
-    elif given.n_rows != len(rows):
+    if isinstance(wanted, int):
+        columns = [[wanted if wanted >= 0 else width + wanted] for width in widths]
+    elif wanted.n_rows != len(rows):
         raise ValueError(
-            f"positions are for {given.n_rows} rows, but input_ids has {len(rows)}; give some for each row."
+            f"positions are for {wanted.n_rows} rows, but input_ids has {len(rows)}; give some for each row."
         )
     else:
-        flat, offsets = given.column.tolist(), given.offsets.tolist()
+        flat, offsets = wanted.column.tolist(), wanted.offsets.tolist()
         columns = [flat[begin:end] for begin, end in itertools.pairwise(offsets)]
     for b, row in enumerate(rows):
         if len(row) and not all(0 <= column - first[b] < len(row) for column in columns[b]):
@@ -148,33 +148,32 @@ def _columns(positions: Any, rows: list[Tensor], first: list[int], widths: list[
     return [[column - begin for column in some] for some, begin in zip(columns, first, strict=True)]
 
 
-def padded_batch(prompts: Sequence[Tensor], device: torch.device, *, masked: bool) -> dict[str, Tensor]:
+def padded_batch(prompts: Sequence[Tensor], *, masked: bool) -> tuple[dict[str, Tensor], None]:
     """Arguments of a forward on [R, T].
 
     Padding is on the right, where causal attention never looks, so there is no mask: attention is faster without
     one and does not expand it to [T, T].  Positions count from 0 by default.
     """
     ids = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True)
+    if not masked:
+        return {"input_ids": ids}, None
     lengths = torch.tensor([len(p) for p in prompts])
-    given = {"input_ids": ids.to(device)}
-    if masked:
-        given["attention_mask"] = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(device)
-    return given
+    return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}, None
 
 
-def packed_batch(prompts: Sequence[Tensor], device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
+def packed_batch(prompts: Sequence[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
     """Arguments of a forward on [1, nnz], where position ids restart at each prompt; cu_seqlens."""
     position = torch.cat([torch.arange(len(p)) for p in prompts])
-    given = {"input_ids": torch.cat(list(prompts))[None].to(device), "position_ids": position[None].to(device)}
-    return given, torch.tensor([0, *itertools.accumulate(len(p) for p in prompts)])
+    cu_seqlens = torch.tensor([0, *itertools.accumulate(len(p) for p in prompts)])
+    return {"input_ids": torch.cat(list(prompts))[None], "position_ids": position[None]}, cu_seqlens
 
 
 def _check_ids(row: Tensor, n_ids: int, name: str) -> None:
     outside = row[(row < 0) | (row >= n_ids)]
     if len(outside):
         raise ValueError(
-            f"{name} must hold token ids from 0 to {n_ids - 1}, the range of the model's embedding, got {int(outside[0])}; use the "
-            "model's own tokenizer, and mask padding out."
+            f"{name} must hold token ids from 0 to {n_ids - 1}, the range of the model's embedding, got "
+            f"{int(outside[0])}; use the model's own tokenizer, and mask padding out."
         )
 
 
@@ -196,7 +195,8 @@ def _padded(input_ids: Any, attention_mask: Any) -> tuple[list[Tensor], list[int
     """The tokens of each row, the column of its first, and the number of columns."""
     if isinstance(input_ids, Mapping):
         raise TypeError(
-            f"input_ids must be token ids, got {checks.type_name(input_ids)}; give its input_ids and attention_mask (**)."
+            f"input_ids must be token ids, got {checks.type_name(input_ids)}; give its input_ids and attention_mask "
+            "(**)."
         )
     ids = checks.to_tensor(input_ids, "input_ids", "token ids of shape [B, T], or a list of token ids per row")
     if ids.ndim != 2:
@@ -212,8 +212,8 @@ def _padded(input_ids: Any, attention_mask: Any) -> tuple[list[Tensor], list[int
     holes = (mask.int().diff(dim=1) != 0).sum(1) > 1 + (~mask[:, :1] & ~mask[:, -1:]).any(1).int()
     if bool(holes.any()):
         raise ValueError(
-            f"attention_mask must be one run of tokens in each row, but row {int(holes.nonzero()[0])} has padding between "
-            "its tokens, where models disagree about positions; close the gaps."
+            f"attention_mask must be one run of tokens in each row, but row {int(holes.nonzero()[0])} has padding "
+            "between its tokens, where models disagree about positions; close the gaps."
         )
     first = mask.int().argmax(1).tolist() if mask.shape[1] else [0] * len(ids)
     return [row[kept] for row, kept in zip(ids, mask, strict=True)], first, ids.shape[1]

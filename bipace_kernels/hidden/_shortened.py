@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .layers import Decoder
+from .layers import Decoder, text_config
 
 Tensor = torch.Tensor
 
@@ -21,8 +21,8 @@ _SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 class FirstBlocks(nn.ModuleList):
     """A list that is shortened for forwards, while a walk through the module tree finds all blocks.
 
-    FSDP looks for its shards once, at the very first forward: a block that is missing then would remain a separate root,
-    which gathers by itself and keeps its parameters unsharded.
+    FSDP looks for its shards once, at the very first forward: a block that is missing then would remain a separate
+    root, which gathers by itself and keeps its parameters unsharded.
     """
 
     n_blocks = 0
@@ -118,9 +118,7 @@ def arguments_for(causal: nn.Module) -> dict[str, Any]:
 
 def is_causal(causal: nn.Module) -> bool:
     """Whether no token sees a later one; some Gemmas may be configured otherwise."""
-    config: Any = causal.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return getattr(text, "use_bidirectional_attention", None) not in (True, "all")
+    return getattr(text_config(causal), "use_bidirectional_attention", None) not in (True, "all")
 
 
 def _called(model: nn.Module) -> nn.Module:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..support.progress import progress_bar
 from . import _shortened
@@ -46,20 +46,21 @@ def extract(
     input_ids       [B, T] int   prompts, padded on either side; or a list of token ids per row
     attention_mask  [B, T] bool or 0 and 1; None: every column is a token
     layer           index into Hugging Face's hidden_states, or "block 16", as in tap()
-    positions       "last", or columns of input_ids as in tap(): an int for every row, one per row, or any number per row,
-                    such as from turn_positions(); states are in row order.  Tokens after a row's last position are not
-                    run
+    positions       "last", or columns of input_ids as in tap(): an int for every row, one per row, or any number per
+                    row, such as from turn_positions(); states are in row order.  Tokens after a row's last position are
+                    not run
     pooling         "last" | "mean" | "attention", as in tap()
     normalize       rows of unit length
     dtype           of the rows; None: that of the hidden states
     token_budget    tokens of one forward, including padding; it determines the memory.  A longer prompt runs by itself.
                     None: 512 on the CPU, where more hardly helps, 16,384 elsewhere
-    packed          prompts one after the other in [1, nnz], without padding; None: if the model's attention separates them
-                    at no cost (flash attention).  Otherwise prompts of similar lengths are padded together
+    packed          prompts one after the other in [1, nnz], without padding; None: if the model's attention separates
+                    them at no cost (flash attention).  Otherwise prompts of similar lengths are padded together
     progress        a bar on stderr; None: if stderr is a terminal and there are several forwards
-    group           process group of a model that is sharded by FSDP or ZeRO-3; None: the default one.  All its ranks call
-                    this together, each with its own prompts, and run the same number of forwards
-    backend         deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools on the states' device
+    group           process group of a model that is sharded by FSDP or ZeRO-3; None: the default one.  All its ranks
+                    call this together, each with its own prompts, and run the same number of forwards
+    backend         deprecated: a name as in bipace_kernels.advantage(), without effect; torch pools on the states'
+                    device
 
     Later blocks, the final norm (unless requested) and the head do not run; identical prompts run once, in eval mode
     and without gradients.  Positions of rows without a token give zeros.  The model is always restored.
@@ -123,7 +124,7 @@ def extract_layers(
         raise failure
     assert prompts is not None
     masked = not _shortened.is_causal(decoder.causal)
-    given = _shortened.arguments_for(decoder.causal)
+    options = _shortened.arguments_for(decoder.causal)
     with (
         _shortened.shortened(decoder, n_blocks, norm=any(item.normed for item in tapped.layers)) as called,
         _shortened.no_gradients(decoder.model),
@@ -132,38 +133,24 @@ def extract_layers(
     ):
         for i in range(n_forwards):
             tapped.enabled = i < len(batches)
-            batch = batches[i] if tapped.enabled else _ONE_TOKEN  # so that no rank waits
-            _forward(called, tapped, batch, packing, masked, device, given)
+            tokens, wanted = batches[i] if tapped.enabled else _ONE_TOKEN  # so that no rank waits
+            arguments, cu_seqlens = packed_batch(tokens) if packing else padded_batch(tokens, masked=masked)
+            if tapped.enabled:
+                tapped.expect(wanted, cu_seqlens)
+            called(**{name: tensor.to(device) for name, tensor in arguments.items()}, **options)
             bar.update()
-    return {(layer, how): _rows(tapped, layer, how, prompts, decoder, dtype, device)
-            for layer in tapped.layers for how in tapped._poolings}  # fmt: skip
+    return {key: _rows(tapped, key, prompts) for key in itertools.product(tapped.layers, tapped._poolings)}
 
 
-def _forward(
-    called: nn.Module, tapped: Tap, batch: Batch, packed: bool, masked: bool, device: torch.device, given: dict[str, Any],
-) -> None:  # fmt: skip
-    prompts, wanted = batch
-    cu_seqlens = None
-    if packed:
-        arguments, cu_seqlens = packed_batch(prompts, device)
-    else:
-        arguments = padded_batch(prompts, device, masked=masked)
-    if tapped.enabled:
-        tapped.expect(wanted, cu_seqlens)
-    called(**arguments, **given)
-
-
-def _rows(
-    tapped: Tap, layer: Layer, pooling: str, prompts: Prompts, decoder: Decoder, dtype: torch.dtype | None,
-    device: torch.device,
-) -> Tensor:  # fmt: skip
+def _rows(tapped: Tap, key: tuple[Layer, str], prompts: Prompts) -> Tensor:
     """The caller's states from those of the distinct prompts."""
     if not prompts.tokens:
-        config: Any = decoder.causal.config
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        kind = dtype or next((p.dtype for p in decoder.base.parameters() if p.is_floating_point()), torch.float32)
-        return torch.zeros((len(prompts.of_state), text.hidden_size), dtype=kind, device=device)
-    rows = tapped.rows(layer, pooling)
+        decoder = tapped._decoder
+        kinds = (p.dtype for p in decoder.base.parameters() if p.is_floating_point())
+        dtype = tapped._dtype or next(kinds, torch.float32)
+        shape = (len(prompts.of_state), decoder.text_config.hidden_size)
+        return torch.zeros(shape, dtype=dtype, device=decoder.device)
+    rows = tapped.rows(*key)
     of_state = prompts.of_state.to(rows.device)
     out = rows[of_state.clamp(min=0)]
     if bool((prompts.of_state < 0).any()):
@@ -182,14 +169,14 @@ def _packing(decoder: Decoder, packed: Any, n_blocks: int) -> bool:
         return packed is None and varlen and not mixers
     if mixers:
         raise ValueError(
-            f"packed needs attention in every block, or states leak from one prompt into the next; {mixers[0]} has none. "
-            "Use packed=False."
+            f"packed needs attention in every block, or states leak from one prompt into the next; {mixers[0]} has "
+            "none. Use packed=False."
         )
     # The model's own module shows the version of transformers: masks of packed rows came with masking_utils.
     if not varlen and "transformers.masking_utils" not in sys.modules:
         raise ValueError(
-            f"packed needs flash attention with transformers before 4.53, but the model has {implementation!r}, which would "
-            "let prompts see each other; use packed=False."
+            f"packed needs flash attention with transformers before 4.53, but the model has {implementation!r}, which "
+            "would let prompts see each other; use packed=False."
         )
     return True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import numbers
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,15 +55,24 @@ def layer_of(layer: Any, n_blocks: int) -> Layer:
     index = int(layer) + (n_blocks + 1 if layer < 0 else 0)
     if not 0 <= index <= n_blocks:
         raise ValueError(
-            f"layer must be an index into hidden_states, −{n_blocks} to −1 or 1 to {n_blocks} with the {n_blocks} blocks of "
-            f"this model, got {layer}; e.g. −1 is {Layer(n_blocks - 1, n_blocks, True)}."
+            f"layer must be an index into hidden_states, −{n_blocks} to −1 or 1 to {n_blocks} with the {n_blocks} "
+            f"blocks of this model, got {layer}; e.g. −1 is {Layer(n_blocks - 1, n_blocks, True)}."
         )
     if index == 0:
         raise ValueError(
-            f"layer {layer} is hidden_states[0], the embedding of the last token, which does not depend on the rest of the prompt; "
-            f"take 1 ({Layer(0, n_blocks, n_blocks == 1)}) or higher."
+            f"layer {layer} is hidden_states[0], the embedding of the last token, which does not depend on the rest of "
+            f"the prompt; take 1 ({Layer(0, n_blocks, n_blocks == 1)}) or higher."
         )
     return Layer(index - 1, n_blocks, normed=index == n_blocks)
+
+
+def layers_of(layer: Any, layers: Any, n_blocks: int) -> list[Layer]:
+    """The distinct layers of a call: `layers`, or only `layer` where it is None."""
+    if layers is None:
+        return [layer_of(layer, n_blocks)]
+    if isinstance(layers, str) or not isinstance(layers, Sequence) or not layers:
+        raise ValueError(f"layers must be a list of layers, e.g. [-8, -12], got {layers!r}.")
+    return list(dict.fromkeys(layer_of(item, n_blocks) for item in layers))
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,10 @@ class Decoder:
     def device(self) -> torch.device:
         """The device of a forward's input."""
         return next(iter(self._embedding.parameters()), next(self.base.parameters())).device
+
+    @property
+    def text_config(self) -> Any:
+        return text_config(self.causal)
 
     @property
     def n_ids(self) -> int | None:
@@ -116,11 +130,9 @@ def find_decoder(model: Any) -> Decoder:
         raise TypeError(f"model must be a torch.nn.Module, a Hugging Face decoder, got {type(model).__name__}.")
     causal = _hugging_face_model(model)
     _check_prompt_learning(model)
-    config: Any = causal.config
-    if getattr(config, "is_encoder_decoder", False):
+    if getattr(causal.config, "is_encoder_decoder", False):
         raise ValueError(f"model must be a decoder, got the encoder-decoder {type(causal).__name__}; pass its decoder.")
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    n_blocks = getattr(text, "num_hidden_layers", None)
+    n_blocks = getattr(text_config(causal), "num_hidden_layers", None)
     lists = [
         (name, parent, child_name, child)
         for name, parent in model.named_modules(remove_duplicate=True)
@@ -134,9 +146,10 @@ def find_decoder(model: Any) -> Decoder:
     if len(fitting) != 1:
         shown = ", ".join(f"{type(p).__name__}.{c} of {len(m)}" for _, p, c, m in lists[:8]) or "none at all"
         raise ValueError(
-            f"model has no list of blocks that can be identified: looked in {type(causal).__name__} for one torch.nn.ModuleList of "
-            f"num_hidden_layers = {n_blocks} blocks that hold an attention ({', '.join(_ATTENTION)}), as Qwen, Llama, "
-            f"Mistral, Gemma and Phi have; found {len(fitting)} such, and ModuleLists {shown}."
+            f"model has no list of blocks that can be identified: looked in {type(causal).__name__} for one "
+            f"torch.nn.ModuleList of num_hidden_layers = {n_blocks} blocks that hold an attention "
+            f"({', '.join(_ATTENTION)}), as Qwen, Llama, Mistral, Gemma and Phi have; found {len(fitting)} such, and "
+            f"ModuleLists {shown}."
         )
     name, base, list_name, _ = fitting[0]
     norm = next((n for n in _NORM if base._modules.get(n) is not None), None)
@@ -149,8 +162,9 @@ def _hugging_face_model(model: nn.Module) -> nn.Module:
         if hasattr(type(module), "base_model_prefix") and "config" in module.__dict__:
             return module
     raise TypeError(
-        f"model must be a Hugging Face decoder, bare or wrapped: looked in {type(model).__name__} for a PreTrainedModel (a "
-        "module with .config and .base_model_prefix), found none; pass what AutoModelForCausalLM.from_pretrained() gives."
+        f"model must be a Hugging Face decoder, bare or wrapped: looked in {type(model).__name__} for a "
+        "PreTrainedModel (a module with .config and .base_model_prefix), found none; pass what "
+        "AutoModelForCausalLM.from_pretrained() gives."
     )
 
 
@@ -162,7 +176,8 @@ def _check_prompt_learning(model: nn.Module) -> None:
             raise ValueError(
                 f"model must not add tokens, but its PEFT adapter {type(found).__name__} puts "
                 f"{found.num_virtual_tokens} virtual ones before the prompt, which shifts every position; "
-                "use an adapter of weights, such as LoRA, or model.get_base_model() for states without the virtual tokens."
+                "use an adapter of weights, such as LoRA, or model.get_base_model() for states without the virtual "
+                "tokens."
             )
 
 
@@ -175,6 +190,12 @@ def _compiled_above(model: nn.Module, name: str) -> str:
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             return type(unwrap(module)).__name__
     return ""
+
+
+def text_config(causal: nn.Module) -> Any:
+    """The configuration of the language model, also of one with images."""
+    config: Any = causal.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def unwrap(module: nn.Module, names: tuple[str, ...] = _WRAPPED) -> nn.Module:

@@ -47,8 +47,8 @@ def last_tokens(attention_mask: Any) -> Tensor:
 
     attention_mask  [B, T] bool or integers, not 0 where there is a token
 
-    On the mask's device, without synchronizing.  For prompts without responses this is the last prompt token; if the row
-    also has a response, it is the response's last token, which is not a state: use turn_positions() there.
+    On the mask's device, without synchronizing.  For prompts without responses this is the last prompt token; if the
+    row also has a response, it is the response's last token, which is not a state: use turn_positions() there.
     """
     mask = mask_matrix(attention_mask, "attention_mask")
     column = torch.arange(1, mask.shape[1] + 1, device=mask.device)
@@ -60,8 +60,9 @@ def turn_positions(mask: Any, prompt_length: Any = 0) -> Positions:
 
         prompt_length + t − 1   for every t with mask[t] and not mask[t − 1]
 
-    mask           [B, T] bool or 0 and 1, or B vectors of any lengths: 1 on tokens that the model generated, 0 on prompts, tool
-                   results and padding (a response mask times an attention mask).  Over whole rows, or only over responses
+    mask           [B, T] bool or 0 and 1, or B vectors of any lengths: 1 on tokens that the model generated, 0 on
+                   prompts, tool results and padding (a response mask times an attention mask).  Over whole rows, or
+                   only over responses
     prompt_length  where the mask covers only responses: columns before the response in the tensor that the model sees,
                    one int (left-padded prompts: their width) or one per row [B] (packed sequences)
 
@@ -78,16 +79,16 @@ def turn_positions(mask: Any, prompt_length: Any = 0) -> Positions:
     bad = column < 0
     if bool(bad.any()):
         raise ValueError(
-            f"mask must have a token before each turn, but row {int(row[bad][0])} begins with one; give the columns of the "
-            "prompt as prompt_length, or a mask over prompt and response."
+            f"mask must have a token before each turn, but row {int(row[bad][0])} begins with one; give the columns of "
+            "the prompt as prompt_length, or a mask over prompt and response."
         )
     counts = torch.bincount(row, minlength=turns.shape[0]).cpu()
     return Positions(column, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
 
 
-def positions_of(value: Any) -> Positions | int:
-    """A caller's positions: Positions, an int for all rows, one int per row, or a list of ints per row."""
-    if isinstance(value, Positions):
+def positions_of(value: Any) -> Positions | int | str:
+    """A caller's positions: Positions, "last" or an int for all rows, one int per row, or a list of ints per row."""
+    if isinstance(value, Positions) or (isinstance(value, str) and value == "last"):
         return value
     if not isinstance(value, bool) and isinstance(value, numbers.Integral):
         return int(value)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ..backends import dispatch
-from . import _attention
 from ._forward import Consumer, hidden_of
-from ._pool import Spans, check_dtype, check_poolings, pool
-from .layers import Decoder, Layer, find_decoder, layer_of, unwrap
+from ._pool import Spans, check_block, check_dtype, check_poolings, pool, scores_of
+from .layers import Decoder, Layer, find_decoder, layer_of, layers_of, unwrap
+from .positions import Positions
 
 Tensor = torch.Tensor
 
@@ -40,10 +42,10 @@ def tap(
                  blocks (a model compiled as a whole calls no hooks and is refused)
     layer        index into Hugging Face's hidden_states, negative or positive (−1: after the final norm), or "block 16"
     positions    "last": the last token of each row, from the forward's attention_mask (only prompts); or columns of the
-                 model's input: an int for every row (negative from the end), one per row, or several per row (`Positions`,
-                 a list of lists).  Rows are assigned in order, over any number of forwards
-    cu_seqlens   [R+1] int   of a forward on packed input [1, nnz]: row r is [cu_seqlens[r], cu_seqlens[r+1]), and columns
-                 count from its beginning.  For several packed forwards call `expect()` before each
+                 model's input: an int for every row (negative from the end), one per row, or several per row
+                 (`Positions`, a list of lists).  Rows are assigned in order, over any number of forwards
+    cu_seqlens   [R+1] int   of a forward on packed input [1, nnz]: row r is [cu_seqlens[r], cu_seqlens[r+1]), and
+                 columns count from its beginning.  For several packed forwards call `expect()` before each
     pooling      "last": the token itself; "mean": of its prompt up to it; "attention": of its prompt, weighted by the
                  token's attention in that block (softmax over the prompt, mean over heads); or several of them
     normalize    rows of unit length; the norm is taken in float64 and rows are rounded once
@@ -57,11 +59,11 @@ def tap(
     decoder = find_decoder(model)
     if decoder.compiled:
         raise ValueError(
-            f"model must not be compiled as a whole: {decoder.compiled} calls no hooks once compiled. Compile its blocks "
-            "instead (for block in model.model.layers: block.compile()), or pass the model inside (_orig_mod)."
+            f"model must not be compiled as a whole: {decoder.compiled} calls no hooks once compiled. Compile its "
+            "blocks instead (for block in model.model.layers: block.compile()), or pass the model inside (_orig_mod)."
         )
     dispatch.check_name(backend)
-    several = _layers(layer, layers, len(decoder.blocks))
+    several = layers_of(layer, layers, len(decoder.blocks))
     poolings = check_poolings(pooling)
     if "attention" in poolings:
         for item in several:
@@ -70,11 +72,12 @@ def tap(
                     f"pooling 'attention' needs the output of a block, got {item}; use "
                     f"layer 'block {item.block}', or another pooling."
                 )
-            _attention.check_block(decoder.blocks[item.block])
+            check_block(decoder.blocks[item.block])
     consumer = Consumer(positions, cu_seqlens)
-    return Tap(decoder, several, poolings, consumer, bool(normalize), check_dtype(dtype))
+    return Tap(several, decoder, poolings, consumer, bool(normalize), check_dtype(dtype))
 
 
+@dataclass(repr=False, eq=False)
 class Tap:
     """The result of tap(): rows of hidden states, in the order of forwards, rows and positions.
 
@@ -83,19 +86,15 @@ class Tap:
     rows()     the states.  row_index(): the row of each.  expect(): positions of only the next forward.  clear()
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        layers: list[Layer],
-        poolings: tuple[str, ...],
-        consumer: Consumer,
-        normalize: bool,
-        dtype: torch.dtype | None,
-    ) -> None:
-        self.enabled = True
-        self.layers = layers
-        self._decoder, self._poolings, self._consumer = decoder, poolings, consumer
-        self._normalize, self._dtype = normalize, dtype
+    layers: list[Layer]
+    _decoder: Decoder
+    _poolings: tuple[str, ...]
+    _consumer: Consumer
+    _normalize: bool
+    _dtype: torch.dtype | None
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._spans: Spans | None = None
         self._kept: dict[tuple[Layer, str], list[Tensor]] = {}
@@ -134,8 +133,8 @@ class Tap:
         parts = self._kept.get(key, [])
         if not parts:
             raise ValueError(
-                f"no forward of {type(self._decoder.causal).__name__} ran through {key[0]} inside the tap; run the model, "
-                "its wrapper or its decoder inside the with block, while `enabled` is True."
+                f"no forward of {type(self._decoder.causal).__name__} ran through {key[0]} inside the tap; run the "
+                "model, its wrapper or its decoder inside the with block, while `enabled` is True."
             )
         if len(parts) > 1:
             self._kept[key] = parts = [torch.cat(parts)]
@@ -202,39 +201,51 @@ class Tap:
                 return
             # Rows of an inference-mode forward must still be plain tensors, so that later code can use them freely.
             with torch.inference_mode(False), torch.no_grad():
-                self._keep(layer, poolings, hidden_of(output), block, args, kwargs)
+                hidden = hidden_of(output).detach()
+                spans = self._spans.to(hidden.device)
+                for pooling in poolings:
+                    scores = scores_of(block, args, kwargs, spans) if pooling == "attention" else None
+                    rows = pool(hidden, spans, pooling, self._normalize, self._dtype, scores)
+                    self._kept.setdefault((layer, pooling), []).append(rows)
 
         return keep
 
-    def _keep(
-        self,
-        layer: Layer,
-        poolings: tuple[str, ...],
-        hidden: Tensor,
-        block: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        assert self._spans is not None
-        spans = self._spans.to(hidden.device)
-        for pooling in poolings:
-            scores = None
-            if pooling == "attention":
-                scores = _attention.scores_of(block, args, kwargs, spans.batch, spans.last)
-            rows = pool(
-                hidden.detach(), spans, pooling=pooling, normalize=self._normalize, dtype=self._dtype,
-                attention=scores,
-            )  # fmt: skip
-            self._kept.setdefault((layer, pooling), []).append(rows)
 
+def expect(
+    tapped: Tap, positions: Positions | int, begin: Tensor | None = None, tokens: int = 0, group: Any = None
+) -> Callable[[], Tensor]:
+    """Sets which positions of the next forward a tap keeps: on padded rows, a packed row [1, tokens], or a slice of it.
 
-def _layers(layer: int | str, layers: Sequence[int | str] | None, n_blocks: int) -> list[Layer]:
-    if layers is None:
-        return [layer_of(layer, n_blocks)]
-    if isinstance(layers, str) or not isinstance(layers, Sequence) or not layers:
-        raise ValueError(f"layers must be a list of layers, e.g. [-8, -12], got {layers!r}.")
-    found = list(dict.fromkeys(layer_of(item, n_blocks) for item in layers))
-    return found
+    With sequence parallelism (Ulysses) each rank's forward sees a slice of the packed tokens.
+
+    positions   [n] columns of each of R sequences
+    begin       [R] int64, the sequences' first columns in the packed row; None: rows are padded, the rest is ignored
+    tokens      in the packed row, including padding
+    group       process group of the ranks, each with a slice of ceil(tokens / ranks) columns; None: not sliced
+
+    Returns a function that gives every rank the states [n, D] after the forward: the sum of each rank's own and the
+    others' zeros, which is exact.  Only n rows are sent, not all tokens.
+    """
+    tapped.clear()
+    if begin is None or isinstance(positions, int):
+        tapped.expect(positions)
+        return tapped.rows
+    ranks, rank = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
+    width = max(1, -(-tokens // ranks))
+    column = positions.column.cpu() + begin.cpu()[positions.row()]
+    mine = column // width == rank
+    tapped.expect(Positions(column[mine] - rank * width, torch.tensor([0, int(mine.sum())])))
+
+    def states() -> Tensor:
+        own = tapped.rows()
+        if group is None:
+            return own
+        found = own.new_zeros(len(mine), own.shape[1])
+        found[mine.to(own.device)] = own
+        dist.all_reduce(found, group=group)
+        return found
+
+    return states
 
 
 def _on_output(module: nn.Module, hook: Callable[..., None], *, first: bool = False) -> Callable[[], None]:

@@ -4,9 +4,9 @@
     llm = LLM(model=model_folder, **states.engine_arguments())
     fingerprint = states.read(llm.generate(prompts, sampling))
 
-vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector writes, for each request, the states of all its
-prompt tokens: 15 MB for 2,048 tokens of width 3,584.  A step needs one of these rows; only that is read, and with keep=False
-the file is removed.  vLLM is not imported here: its files can be read in any process on their machine.
+vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector writes, for each request, the states of all
+its prompt tokens: 15 MB for 2,048 tokens of width 3,584.  A step needs one of these rows; only that is read, and with
+keep=False the file is removed.  vLLM is not imported here: its files can be read in any process on their machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from ..inputs import checks
-from .layers import Layer, layer_of
+from .layers import Layer, layers_of
 
 Tensor = torch.Tensor
 
@@ -58,16 +58,14 @@ class Extraction:
         timeout_s: float = 60.0,
     ) -> None:
         n_blocks = _n_blocks(model)
-        if layers is not None and (isinstance(layers, str) or not isinstance(layers, Sequence) or not layers):
-            raise ValueError(f"layers must be a list of layers, e.g. [-8, -12], got {layers!r}.")
-        found = {layer_of(item, n_blocks) for item in ([layer] if layers is None else layers)}
-        if any(item.normed for item in found):
+        several = layers_of(layer, layers, n_blocks)
+        if any(item.normed for item in several):
             raise ValueError(
-                f"layer −1 is taken after the final norm, which vLLM does not write; take 'block {n_blocks - 1}', the same "
-                "before the norm, or an earlier layer."
+                f"layer −1 is taken after the final norm, which vLLM does not write; take 'block {n_blocks - 1}', the "
+                "same before the norm, or an earlier layer."
             )
         self.folder = checks.path(folder, "folder")
-        self.layers = tuple(sorted(found, key=lambda item: item.block))  # vLLM's order, whatever the order given
+        self.layers = tuple(sorted(several, key=lambda item: item.block))  # vLLM's order, whatever the order given
         self.keep = keep
         self.timeout_s = _seconds(timeout_s)
 
@@ -102,12 +100,12 @@ class Extraction:
         """[B, D] states at the last prompt token of B finished requests, on the CPU, in the model's dtype.
 
         outputs         of LLM.generate(), responses of a server (objects or dicts with kv_transfer_params), or paths
-        prompt_lengths  [B] tokens of each prompt; None: the length in the outputs, else all tokens of the file.  Needed for
-                        paths and responses of requests with include_output_tokens
+        prompt_lengths  [B] tokens of each prompt; None: the length in the outputs, else all tokens of the file.  Needed
+                        for paths and responses of requests with include_output_tokens
 
-        Waits for files that are still being written.  If the outputs have prompt_token_ids, the file must hold the same.
-        With keep=False files are removed once all rows are read, so that a failed call can be repeated; with n > 1
-        samples per request, also those of the other samples.  Files named by a server must then be regular files
+        Waits for files that are still being written.  If the outputs have prompt_token_ids, the file must hold the
+        same.  With keep=False files are removed once all rows are read, so that a failed call can be repeated; with
+        several samples per request, also those of the other samples.  Files named by a server must then be regular files
         inside the folder, after resolving symbolic links, so that nothing else is removed; else ValueError.
         """
         if len(self.layers) > 1:
@@ -145,8 +143,8 @@ class Extraction:
                 return
             if len(seen) < count and time.monotonic() - last > self.timeout_s:
                 raise TimeoutError(
-                    f"{len(seen)} of {count} files came into {self.folder}, none for {self.timeout_s:g} s; see vLLM's log, or "
-                    "give a longer timeout_s."
+                    f"{len(seen)} of {count} files came into {self.folder}, none for {self.timeout_s:g} s; see vLLM's "
+                    "log, or give a longer timeout_s."
                 )
             time.sleep(POLL_S)
 
@@ -164,8 +162,8 @@ class Extraction:
             width, first = rows[request].shape[1], rows[requests[0]].shape[1]
             if width != first:
                 raise ValueError(
-                    f"{request.path} has states of width {width}, {requests[0].path} of {first}: they are from different models; "
-                    "give each engine its own folder."
+                    f"{request.path} has states of width {width}, {requests[0].path} of {first}: they are from "
+                    "different models; give each engine its own folder."
                 )
         for path in [] if self.keep else [path for request in rows for path in _siblings(request)]:
             with contextlib.suppress(TimeoutError):  # a sample that was never written: there is nothing to remove
@@ -188,22 +186,22 @@ class Extraction:
             n_tokens, n_layers, width = states.shape
             if n_layers != len(self.layers):
                 raise ValueError(
-                    f"{path} holds {n_layers} layers, but {len(self.layers)} are expected: the engine was started with other "
-                    "layers; pass it the engine_arguments() of this object."
+                    f"{path} holds {n_layers} layers, but {len(self.layers)} are expected: the engine was started with "
+                    "other layers; pass it the engine_arguments() of this object."
                 )
             length = tokens.shape[0] if request.length is None else request.length
             if not 1 <= length <= min(n_tokens, tokens.shape[0]):
                 raise ValueError(
-                    f"{path} holds states of {n_tokens} tokens and {tokens.shape[0]} token ids, for a prompt of {length}; older "
-                    "vLLM writes too few with prefix caching or chunked prefill: enable_prefix_caching=False, "
-                    "enable_chunked_prefill=False."
+                    f"{path} holds states of {n_tokens} tokens and {tokens.shape[0]} token ids, for a prompt of "
+                    f"{length}; older vLLM writes too few with prefix caching or chunked prefill: "
+                    "enable_prefix_caching=False, enable_chunked_prefill=False."
                 )
             if request.prompt is not None:
                 ids = torch.frombuffer(bytearray(os.pread(file.fileno(), 8 * length, tokens.begin)), dtype=torch.int64)
                 if ids.tolist() != list(request.prompt):
                     raise ValueError(
-                        f"{path} holds other tokens than the prompt of its output: it belongs to another request; start "
-                        "each engine with an empty folder."
+                        f"{path} holds other tokens than the prompt of its output: it belongs to another request; "
+                        "start each engine with an empty folder."
                     )
             size = n_layers * width * states.dtype.itemsize
             # Read, not mapped: a row of a mapped file would keep the whole file in memory after its removal.
@@ -247,8 +245,8 @@ class _Stored(NamedTuple):
 def _requests(outputs: Any, prompt_lengths: Any) -> list[_Request]:
     if isinstance(outputs, (str, bytes, Path, Mapping)) or not isinstance(outputs, Sequence) or not outputs:
         raise TypeError(
-            f"outputs must be a list of at least one finished request or path, got {checks.type_name(outputs)}; put a single "
-            "one into a list, and use follow() for a folder."
+            f"outputs must be a list of at least one finished request or path, got {checks.type_name(outputs)}; put a "
+            "single one into a list, and use follow() for a folder."
         )
     lengths: list[Any] = [None] * len(outputs)
     if prompt_lengths is not None:
@@ -290,7 +288,7 @@ def _lock_of(path: Path) -> Path:
 
 
 def _unfinished(path: Path) -> str:
-    """Why a file cannot be read yet; empty if it can.  vLLM holds a lock file next to it from the request's first step on."""
+    """Why a file cannot be read yet; empty if it can.  vLLM holds a lock file next to it from the first step on."""
     locked = True
     try:
         with _opened(_lock_of(path)) as lock:
@@ -305,7 +303,7 @@ def _unfinished(path: Path) -> str:
     except FileNotFoundError:
         if not locked:
             return "there is no such file; read on vLLM's machine, with the folder at the same path."
-        return "vLLM released its lock without writing the file: the request was aborted, or vLLM's log has 'write failed'."
+        return "vLLM released its lock but wrote no file: the request was aborted, or its log has 'write failed'."
     except _CutOff as error:
         return str(error)
     return ""
@@ -327,7 +325,7 @@ class _CutOff(Exception):
 
 
 def _header(fd: int, path: Path) -> tuple[_Stored, _Stored]:
-    """hidden_states [tokens, layers, D] and token_ids [tokens] of a safetensors file, whose size must match its header."""
+    """hidden_states [tokens, layers, D] and token_ids [tokens] of a safetensors file as long as its header says."""
     size = os.fstat(fd).st_size
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     if size < 8 or size < 8 + length <= LONGEST_HEADER:
@@ -343,9 +341,9 @@ def _header(fd: int, path: Path) -> tuple[_Stored, _Stored]:
             raise ValueError(f"hidden_states {list(states.shape)}, token_ids {list(tokens.shape)}")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"{path} must be a safetensors file with hidden_states [tokens, layers, D] in bfloat16, float16 or float32 and "
-            f"token_ids [tokens] in int64, as written by vLLM's connector, but it is not ({error!r}); let only vLLM "
-            "write into its folder."
+            f"{path} must be a safetensors file with hidden_states [tokens, layers, D] in bfloat16, float16 or float32 "
+            f"and token_ids [tokens] in int64, as written by vLLM's connector, but it is not ({error!r}); let only "
+            "vLLM write into its folder."
         ) from error
     if size < end:
         raise _CutOff(f"it is cut off at {size} of {end} bytes; the disk may be full.")
@@ -377,8 +375,8 @@ def _n_blocks(model: Any) -> int:
     path = checks.path(model, "model, unless it is a number of blocks,") / "config.json"
     if not path.is_file():
         raise ValueError(
-            f"model must be the number of blocks or a local folder with config.json, got {str(model)!r}; pass num_hidden_layers of "
-            "its configuration."
+            f"model must be the number of blocks or a local folder with config.json, got {str(model)!r}; pass "
+            "num_hidden_layers of its configuration."
         )
     config = json.loads(path.read_text())
     found = config.get("text_config", config).get("num_hidden_layers")

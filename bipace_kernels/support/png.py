@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def contents(figure: Figure) -> dict[str, list[Any]]:
-    """texts: titles, axis and tick labels, legends and notes, panel by panel; numbers: of its lines and bars, 4 digits."""
+    """texts: titles, axis and tick labels, legends and notes, by panel; numbers: of its lines and bars, 4 digits."""
     from matplotlib.patches import Rectangle
 
     texts: list[str] = [figure.get_suptitle()]
@@ -37,5 +37,5 @@ def contents(figure: Figure) -> dict[str, list[Any]]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes the PNG, its contents as "Description"; without matplotlib's version, so that the same figure has the same bytes."""
+    """Writes the PNG, its contents as "Description"; without matplotlib's version: the same figure has the same bytes."""
     figure.savefig(path, metadata={"Software": None, "Description": json.dumps(contents(figure))})

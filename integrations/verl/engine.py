@@ -15,9 +15,8 @@ from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
 from ... import distributed
 from ...hidden._shortened import shortened
-from ...hidden._slices import expect
 from ...hidden.positions import Positions
-from ...hidden.tap import Tap
+from ...hidden.tap import Tap, expect
 from .._states import no_hidden, tap_of
 from .._turns import Turns
 from .estimator import HIDDEN, IDS, LABELS, NAME, WHERE

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import hidden
-from ...hidden._slices import expect
+from ...hidden.tap import expect
 from .._replace import replaced
 from .._states import tap_of
 from .batch import HIDDEN, HIDDEN_IDS, IDS, LAYER

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from browsers import chromium
 from cli_runs import GOLDEN, direct, fail, observations, record, run, write
 
 import bipace_kernels as bk
-from bipace_kernels.cli import figures, inspector, report, rollouts
+from bipace_kernels.cli import figures, inspector, rollouts
 
 MARKUP = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'> & \u2028"
 PRESETS = {
@@ -196,10 +197,14 @@ def test_ten_thousand_records_are_below_5_mb(tmp_path: Path) -> None:
         for i in range(n)
     ]  # fmt: skip
     records = rollouts.read([str(write(tmp_path / "a.jsonl", rows))], wanted=["action"])
+    options = SimpleNamespace(
+        gamma=0.95, history_length=2, duplicates="raise", on_invalid="raise", action_mode="text", backend="auto",
+        threads=None,
+    )  # fmt: skip
     part = inspector.Part(
         "a.jsonl", records, torch.from_numpy(rng.normal(size=(n, 8)).astype(np.float32)), "random", 0.25
     )
-    made = inspector.page([part], report.Options(out=""))
+    made = inspector.page([part], options)
     assert 3_000_000 < len(made.encode()) < 5_000_000
     found = [text for text in inspector.unpack(made)["texts"] if not str(text).startswith("go ")]
     for text, wanted in zip(found, texts, strict=True):

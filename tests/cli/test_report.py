@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -186,10 +187,10 @@ def test_one_record(tmp_path: Path) -> None:
 
 def test_similar_runs_by_itself_only_where_it_is_cheap() -> None:
     records = rollouts.Rollouts(observation=["abc", "abc", "de"])
-    options = report.Options(out="x")
+    options = SimpleNamespace(similar=None)
     assert report._runs_similar(records, options, cheap=5)
     assert not report._runs_similar(records, options, cheap=4)
-    assert report._runs_similar(records, report.Options(out="x", similar=True))
+    assert report._runs_similar(records, SimpleNamespace(similar=True))
 
 
 BAD = {

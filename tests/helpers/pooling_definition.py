@@ -17,7 +17,7 @@ def pool_rows(
     *,
     pooling: str,
     unit: bool,
-    attention: Any = None,  # hidden._attention.Scores
+    attention: Any = None,  # hidden._pool.Scores
 ) -> Tensor:  # [n, D] float64
     """The token itself ("last"), the mean over [first, last], or the mean weighted by the token's own attention.
 

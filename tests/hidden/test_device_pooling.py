@@ -10,8 +10,7 @@ import torch
 from ragged import nothing_waits, unaligned
 
 from bipace_kernels.hidden import _pool
-from bipace_kernels.hidden._attention import Scores
-from bipace_kernels.hidden._pool import POOLINGS, Spans, pool
+from bipace_kernels.hidden._pool import POOLINGS, Scores, Spans, pool
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # half a unit in the last place

@@ -8,8 +8,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bipace_kernels.hidden._attention import Scores
-from bipace_kernels.hidden._pool import CHUNK, POOLINGS, Spans, pool
+from bipace_kernels.hidden._pool import CHUNK, POOLINGS, Scores, Spans, pool
 
 
 def example(n: int, batches: int, tokens: int, width: int, **kind: object) -> tuple[torch.Tensor, Spans, Scores]:

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bipace_kernels.hidden._slices import expect
 from bipace_kernels.hidden.positions import Positions
+from bipace_kernels.hidden.tap import expect
 
 
 class Watching:
