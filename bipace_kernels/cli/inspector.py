@@ -12,7 +12,7 @@ import gzip
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -330,39 +330,24 @@ def _action_numbers(part: Part, options: SimpleNamespace) -> Ints:
 
 def _neighbours(part: Part, order: Ints, config: bk.Config) -> tuple[list[Ints], list[Any]]:
     """Rows [≤ 8] and k of each shown record's nearest records in its prompt group, by the kernel of "gae"."""
-    group, step = part.records.group[order], np.array(part.records.step, np.float64)[order]
-    rows = part.fingerprint[torch.from_numpy(order)].float()
-    usable = (rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)).numpy()
+    step, rows = np.array(part.records.step, np.float64)[order], part.fingerprint[torch.from_numpy(order)].float()
+    usable = np.flatnonzero((rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)).numpy())
     near: list[Ints] = [np.zeros(0, np.int64) for _ in order]
     kernel: list[Any] = [np.zeros(0) for _ in order]
-    if not usable.any():
+    if not len(usable):
         return near, kernel
-    mean = np.zeros(rows.shape[1])
-    for i in np.flatnonzero(usable).tolist():
-        mean += unit_vector(rows[i])
-    mean /= usable.sum()
-    for members in _runs(group):
-        own = np.arange(members.start, members.stop)[usable[members]]
-        if len(own) < 2:
-            continue
+    mean = sum(unit_vector(rows[i]) for i in usable.tolist()) / len(usable)
+    group = part.records.group[order][usable]
+    for members in (np.flatnonzero(group == number) for number in np.unique(group)):
+        own, times = usable[members], step[usable[members]]
         z = np.stack([unit_vector(rows[i]) for i in own.tolist()]) - mean
-        for part_of in np.array_split(np.arange(len(own)), math.ceil(len(own) / 1024)):
-            times, horizon = step[own], config.kernel_time or 0.0
-            k = kernel_matrix(z[part_of], z, times[part_of], times, config.kernel_width, horizon)
-            k[np.arange(len(part_of)), part_of] = -1.0  # itself
+        for some in np.array_split(np.arange(len(own)), math.ceil(len(own) / 1024)):
+            k = kernel_matrix(z[some], z, times[some], times, config.kernel_width, config.kernel_time or 0.0)
+            k[np.arange(len(some)), some] = -1.0  # itself
             best = np.argsort(-k, axis=1, kind="stable")[:, : min(NEIGHBOURS, len(own) - 1)]
-            for i, chosen, row in zip(own[part_of].tolist(), best, k, strict=True):
+            for i, chosen, row in zip(own[some].tolist(), best, k, strict=True):
                 near[i], kernel[i] = order[own[chosen]], row[chosen]
     return near, kernel
-
-
-def _runs(ids: Ints) -> Iterator[slice]:
-    """Runs of equal ids."""
-    ends = np.append(np.flatnonzero(np.diff(ids)) + 1, len(ids)) if len(ids) else np.zeros(0, np.int64)
-    begin = 0
-    for end in ends.tolist():
-        yield slice(begin, end)
-        begin = end
 
 
 def _renumbered(labels: Ints, before: Sequence[int]) -> list[int]:

@@ -197,35 +197,31 @@ class EpsilonController:
     def _by_median(self, points: list[_Point], here: int) -> tuple[int, str]:
         """The point of objective "median"."""
         low, high = self.band
-        now = points[here]
-        size, band = now.sizes.median, f"the band [{low:g}, {high:g}]"
+        size = points[here].sizes.median
+        below = size < low
+        fact = f"median cluster size {size:g} is {{}} the band [{low:g}, {high:g}]"
+
+        def take(best: int, fact: str) -> tuple[int, str]:
+            verb = "kept" if best == here else f"moved {points[here].epsilon:.4g} to"
+            return best, f"{verb} {points[best].epsilon:.4g}: {fact}"
+
         if low <= size <= high:
-            return here, f"kept {now.epsilon:.4g}: median cluster size {size:g} is inside {band}"
+            return take(here, fact.format("inside"))
         if self._holds(size):
-            return (
-                here,
-                f"kept {now.epsilon:.4g}: median cluster size {size:g} is outside {band} by less than the slack",
-            )
-        side = "below" if size < low else "above"
-        ahead = range(here + 1, len(points)) if size < low else range(here - 1, -1, -1)
+            return take(here, f"{fact.format('outside')} by less than the slack")
+        fact = fact.format("below" if below else "above")
+        ahead = range(here + 1, len(points)) if below else range(here - 1, -1, -1)
         if not ahead:
-            return here, f"kept {now.epsilon:.4g}: median cluster size {size:g} is {side} {band}, and ε is at its bound"
-        fact = f"median cluster size {size:g} is {side} {band}"
+            return take(here, f"{fact}, and ε is at its bound")
         inside = [i for i in ahead if low <= points[i].sizes.median <= high]
         if inside:
             centre = math.log(low * high) / 2
             best = min(inside, key=lambda i: (abs(math.log(points[i].sizes.median) - centre), abs(i - here)))
-            return (
-                best,
-                f"moved {now.epsilon:.4g} to {points[best].epsilon:.4g}: {fact}, there it is {_median(points[best])}",
-            )
-        beyond = [i for i in ahead if (points[i].sizes.median > high) == (size < low)]
-        if not beyond:
-            best = ahead[-1]
-            return best, f"moved {now.epsilon:.4g} to {points[best].epsilon:.4g}: {fact} at every ε within one step"
+            return take(best, f"{fact}, there it is {points[best].sizes.median:g}")
+        if not any((points[i].sizes.median > high) == below for i in ahead):
+            return take(ahead[-1], f"{fact} at every ε within one step")
         best = min([here, *ahead], key=lambda i: (self._outside(points[i].sizes.median), abs(i - here)))
-        verb = "kept" if best == here else f"moved {now.epsilon:.4g} to"
-        return best, f"{verb} {points[best].epsilon:.4g}: {fact}, no ε within one step hits it, and here it is nearest"
+        return take(best, f"{fact}, no ε within one step hits it, and here it is nearest")
 
     def _best_r2(self, points: list[_Point], here: int) -> tuple[int, str] | None:
         """The point of the best value R² among those with a median in the band; None where there is none."""
@@ -238,13 +234,11 @@ class EpsilonController:
             return None
         best = min(inside or [here], key=lambda i: (-known[i], abs(i - here), i))
         if stays and known[best] <= known[here] + self.gain:
-            return (
-                here,
-                f"kept {now.epsilon:.4g}: value R² {known[here]:.4g} is within {self.gain:g} of the best in the band",
-            )
+            near = f"value R² {known[here]:.4g} is within {self.gain:g} of the best in the band"
+            return here, f"kept {now.epsilon:.4g}: {near}"
         return best, (
             f"moved {now.epsilon:.4g} to {points[best].epsilon:.4g}: value R² {known[best]:.4g} there is the best in "
-            f"the band [{low:g}, {high:g}], with median cluster size {_median(points[best])}"
+            f"the band [{low:g}, {high:g}], with median cluster size {points[best].sizes.median:g}"
         )
 
     def _holds(self, size: float) -> bool:
@@ -315,7 +309,3 @@ class EpsilonController:
         self.epsilon, self._settled, self.reason, self._r2 = epsilon, state["settled"], state["reason"], r2
         self._updates, self._moves = counts[0], counts[1]
         self._sizes = Sizes(median, singletons, counts[2])
-
-
-def _median(point: _Point) -> str:
-    return f"{point.sizes.median:g}"

@@ -67,7 +67,9 @@ class Extraction:
         self.folder = checks.path(folder, "folder")
         self.layers = tuple(sorted(several, key=lambda item: item.block))  # vLLM's order, whatever the order given
         self.keep = keep
-        self.timeout_s = _seconds(timeout_s)
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
+            raise ValueError(f"timeout_s must be a number of seconds of at least 0, got {timeout_s!r}.")
+        self.timeout_s = float(timeout_s)
 
     def __repr__(self) -> str:
         return f"Extraction({str(self.folder)!r}, {', '.join(map(str, self.layers))})"
@@ -224,7 +226,7 @@ class Extraction:
         if not self.keep:
             self._check_inside(path)
             path.unlink(missing_ok=True)
-            _lock_of(path).unlink(missing_ok=True)
+            path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
 
 
 class _Request(NamedTuple):
@@ -283,20 +285,15 @@ def _siblings(request: _Request) -> list[Path]:
     return [request.path.with_name(f"{i}_{match[1]}") for i in range(request.n)]
 
 
-def _lock_of(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
-
-
 def _unfinished(path: Path) -> str:
     """Why a file cannot be read yet; empty if it can.  vLLM holds a lock file next to it from the first step on."""
-    locked = True
+    locked = False  # with use_synchronization_lock=False there is none: only the size can be checked
     try:
-        with _opened(_lock_of(path)) as lock:
+        with contextlib.suppress(FileNotFoundError), _opened(path.with_name(f"{path.name}.lock")) as lock:
+            locked = True
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "vLLM still holds its lock; give a longer timeout_s."
-    except FileNotFoundError:
-        locked = False  # use_synchronization_lock=False: only the size can be checked
     try:
         with _opened(path) as file:
             _header(file.fileno(), path)
@@ -383,9 +380,3 @@ def _n_blocks(model: Any) -> int:
     if not isinstance(found, int):
         raise ValueError(f"{path} has no num_hidden_layers; pass the number of blocks as model.")
     return found
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ValueError(f"timeout_s must be a number of seconds of at least 0, got {value!r}.")
-    return float(value)
