@@ -13,6 +13,7 @@ import torch
 
 from ..result import AdvantageResult
 from ..support import optional
+from ..support.files import atomic_file
 from ._turns import Turns
 
 Tensor = torch.Tensor
@@ -106,9 +107,8 @@ class Recorder:
             }
         )
         path = self.folder / f"update_{update:08d}.parquet"
-        begun = path.with_suffix(".begun")
-        pq.write_table(table, begun, compression="zstd")
-        begun.replace(path)  # atomically
+        with atomic_file(path) as temporary:
+            pq.write_table(table, temporary, compression="zstd")
         files = sorted(self.folder.glob("update_*.parquet"), key=lambda file: file.stat().st_mtime_ns)
         for old in files[:-FILES]:
             old.unlink()

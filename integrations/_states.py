@@ -8,7 +8,6 @@ import numbers
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from ..hidden.layers import find_decoder, layer_of
 from ..hidden.tap import Tap, tap
 from ..result import AdvantageResult
 from ..settings import EPSILON
+from ..support.files import atomic_file
 from ._recorder import Recorder
 from ._settings import Settings
 from ._turns import KINDS, windows
@@ -205,10 +205,12 @@ class States:
     def save(self, path: Path) -> None:
         """Writes the choices next to a checkpoint, and next to that rank 0's memory if it has records."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, lambda file: file.write_text(json.dumps(self.state_dict())))
+        with atomic_file(path) as file:  # a run may end during the write
+            file.write_text(json.dumps(self.state_dict()))
         if self.memory is not None and len(self.memory):
             found = {**self._kind, "memory": self.memory.state_dict()}
-            _write(path.with_name(MEMORY_FILE), partial(torch.save, found))
+            with atomic_file(path.with_name(MEMORY_FILE)) as file:
+                torch.save(found, file)
         elif self.memory is not None:
             path.with_name(MEMORY_FILE).unlink(missing_ok=True)  # of an earlier run in this folder
 
@@ -260,13 +262,6 @@ class States:
             controller = EpsilonController()
             controller.load_state_dict(state["controller"])
         self.epsilon, self.controller = epsilon, controller
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes the file atomically: a run may end during the write."""
-    begun = path.with_name(f"{path.name}.begun")
-    write(begun)
-    begun.replace(path)
 
 
 def file_of(trainer: Any, *, resumed: bool = False) -> Path:

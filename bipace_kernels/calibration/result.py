@@ -71,7 +71,7 @@ class Calibration:
     seconds: dict[str, float] = field(compare=False)
 
     def slice(self) -> tuple[Scanned, ...]:
-        """The layers at one pooling and ε, as in the paper's table: those of the choice, at its first ε that qualifies."""
+        """The layers at one pooling and ε, as in the paper's table: the choice's, at its first ε that qualifies."""
         rows = self.scan
         if self.choice is not None:
             at = (self.choice.layer, self.choice.pooling)
@@ -174,10 +174,8 @@ HEADINGS = ["layer", "clusters", "singletons", "median size", "probe accuracy"]
 def row_cells(row: Scanned) -> list[str]:
     """One line of the slice."""
     mark = "" if row.qualifies else " †"
-    return [
-        f"{row.layer}{mark}", f"{row.clusters:,}", f"{row.singletons:.1%}", f"{row.median_size:.1f}",
-        f"{row.accuracy:.3f} ± {row.stderr:.3f}",
-    ]  # fmt: skip
+    sizes = f"{row.clusters:,}", f"{row.singletons:.1%}", f"{row.median_size:.1f}"
+    return [f"{row.layer}{mark}", *sizes, f"{row.accuracy:.3f} ± {row.stderr:.3f}"]
 
 
 def layer_value(layer: Layer) -> int | str:

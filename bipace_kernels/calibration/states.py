@@ -107,10 +107,11 @@ class States:
             for batch in _batches(self.prompts.tokens, done, budget):
                 missing = [pair for pair in pairs if self._done.get(stem_of(*pair), 0) < batch.stop]
                 layers: list[Any] = list(dict.fromkeys(layer for layer, _ in missing))
+                poolings = list(dict.fromkeys(how for _, how in missing))
+                prompts = self.prompts.tokens[batch.start : batch.stop]
                 found = extract_layers(
-                    self.model, self.prompts.tokens[batch.start : batch.stop], None, layers,
-                    pooling=list(dict.fromkeys(how for _, how in missing)), token_budget=budget, progress=False,
-                )  # fmt: skip
+                    self.model, prompts, None, layers, pooling=poolings, token_budget=budget, progress=False
+                )
                 self._keep(batch, {pair: found[pair] for pair in missing})
                 bar.update(len(batch))
 

@@ -6,11 +6,9 @@ import errno
 import os
 import signal
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from types import FrameType
-from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -18,18 +16,12 @@ from rich.table import Table
 
 from ..support.optional import MissingPackageError
 
-T = TypeVar("T")
 BAD_INPUT = 2  # exit status of every error that the user can correct
 INTERRUPTED = 130  # as shells report SIGINT
 
 
 class CliError(Exception):
     """An error that the user can correct: shown as one paragraph, without a traceback, with exit status 2."""
-
-
-def pick(cls: type[T], given: Mapping[str, Any]) -> T:
-    """A dataclass of options from those that have the names of its fields."""
-    return cls(**{field.name: given[field.name] for field in fields(cls)})  # type: ignore[arg-type]  # a dataclass
 
 
 class _Results(Console):

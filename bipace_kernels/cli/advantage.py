@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..settings import settings_of
 from ..support import files
 from ..support.errors import InputError, Named, Rows
 from . import output, rollouts, states
-from ._console import CliError, grid, notes, pick, plain, progress, stage, stdout
+from ._console import CliError, grid, notes, plain, progress, stage, stdout
 from .outcomes import format_r2
 
 if TYPE_CHECKING:
@@ -29,22 +30,6 @@ if TYPE_CHECKING:
 BRANCHES = tuple(branch.name.lower() for branch in Branch)
 ACTION_MODES = ("text", "action_tag", "first_n")
 SETTINGS = settings_of(Config)
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command's options, as the user gave them; None: not given."""
-
-    out: str
-    preset: str = "bipace"
-    gigpo_mode: str | None = None
-    state: str = "observation"
-    fingerprint: str | None = None
-    action_mode: str = "text"
-    backend: str = "auto"
-    threads: int | None = None
-    merge_files: bool = False
-    longest_line: int = rollouts.LONGEST_LINE
 
 
 def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mode: str | None = None) -> bk.Config:
@@ -74,17 +59,17 @@ def run(given: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
     import bipace_kernels as bk
 
-    paths, columns, options = given["rollouts"], rollouts.Columns.of(given), pick(Options, given)
+    options, columns = SimpleNamespace(**given), rollouts.Columns.of(given)
     changes = {field.name: given[field.name] for field in fields(bk.Config) if field.name in given}
     state = states.State.parse(options.state)
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     config = make_config(options.preset, changes, ngrams=not from_file, gigpo_mode=options.gigpo_mode)
     _check_options(config, changes, columns, state, options)
-    output.check_table_path(options.out, [*paths, *([options.fingerprint] if options.fingerprint else [])])
+    output.check_table_path(options.out, [*options.rollouts, *([options.fingerprint] if options.fingerprint else [])])
     with notes(), progress() as bar:
-        task = stage(bar, "reading", rollouts.total_bytes(paths))
+        task = stage(bar, "reading", rollouts.total_bytes(options.rollouts))
         records = rollouts.read(
-            paths,
+            options.rollouts,
             columns,
             needed=[*(["action"] if config.needs_keys else []), *(["fingerprint"] if columns.fingerprint else [])],
             wanted=[
@@ -110,7 +95,7 @@ def run(given: Mapping[str, Any]) -> None:
 
 
 def _check_options(
-    config: bk.Config, changes: dict[str, Any], columns: rollouts.Columns, state: states.State, options: Options
+    config: bk.Config, changes: dict[str, Any], columns: rollouts.Columns, state: states.State, options: SimpleNamespace
 ) -> None:
     """Raises CliError for options that would be ignored: a user who gives one expects an effect."""
     for name, row in SETTINGS.items():
@@ -143,7 +128,7 @@ def _check_options(
         raise CliError(f"--state {state} has no effect with --partition {config.partition}; {cure}.")
 
 
-def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: Options) -> Any:
+def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: SimpleNamespace) -> Any:
     """The result of `bipace_kernels.advantage()` for these records."""
     import bipace_kernels as bk
 
@@ -237,7 +222,9 @@ def table(records: rollouts.Rollouts, result: Any) -> dict[str, Any]:
     }
 
 
-def metadata(records: rollouts.Rollouts, config: bk.Config, state: states.State, options: Options) -> dict[str, Any]:
+def metadata(
+    records: rollouts.Rollouts, config: bk.Config, state: states.State, options: SimpleNamespace
+) -> dict[str, Any]:
     """Everything needed to reproduce the table: version, configuration, inputs."""
     import bipace_kernels as bk
 
@@ -257,16 +244,14 @@ def summarise(records: rollouts.Rollouts, result: Any) -> dict[str, float]:
     valid = np.ones(len(records), bool) if records.valid is None else np.array(records.valid, bool)
     advantage = np.abs(result.advantage.numpy()[valid].astype(np.float64))
     return {
-        "records": int(valid.sum()),
-        "trajectories": len(np.unique(records.trajectory[valid])),
-        "groups": len(np.unique(records.group[valid])),
+        **records.counts(),
         "mean_absolute_advantage": float(advantage.mean()) if advantage.size else 0.0,
         **{name.removeprefix("bipace/"): value for name, value in result.metrics().items()},
     }
 
 
 def _print_summary(
-    records: rollouts.Rollouts, config: bk.Config, summary: dict[str, float], value_r2: Any, options: Options
+    records: rollouts.Rollouts, config: bk.Config, summary: dict[str, float], value_r2: Any, options: SimpleNamespace
 ) -> None:
     clusters, keys = config.has_clusters, config.needs_keys
     size = "{mean_cluster_size:.1f} / {p90_cluster_size:.1f}"

@@ -279,7 +279,7 @@ def _draw(section: Section, options: SimpleNamespace, folder: Path) -> None:
 
 
 def _inspector(sections: Sequence[Section], options: SimpleNamespace) -> str:
-    """The page of `--html`: with hidden states at the ε chosen for them, if there are any; else n-grams at --epsilon."""
+    """The page of `--html`: with hidden states at the ε chosen for them, if there are any; else with n-grams."""
     from . import inspector
 
     def part(section: Section) -> inspector.Part:

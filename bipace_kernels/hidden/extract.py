@@ -68,8 +68,8 @@ def extract(
     if not isinstance(pooling, str):
         raise TypeError(f"pooling must be one of 'last', 'mean', 'attention', got {pooling!r}; see extract_layers().")
     found = extract_layers(
-        model, input_ids, attention_mask, [layer], positions=positions, pooling=pooling, normalize=normalize, dtype=dtype,
-        token_budget=token_budget, packed=packed, progress=progress, group=group, backend=backend,
+        model, input_ids, attention_mask, [layer], positions=positions, pooling=pooling, normalize=normalize,
+        dtype=dtype, token_budget=token_budget, packed=packed, progress=progress, group=group, backend=backend,
     )  # fmt: skip
     return next(iter(found.values()))
 

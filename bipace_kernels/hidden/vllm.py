@@ -107,8 +107,8 @@ class Extraction:
 
         Waits for files that are still being written.  If the outputs have prompt_token_ids, the file must hold the
         same.  With keep=False files are removed once all rows are read, so that a failed call can be repeated; with
-        several samples per request, also those of the other samples.  Files named by a server must then be regular files
-        inside the folder, after resolving symbolic links, so that nothing else is removed; else ValueError.
+        several samples per request, also those of the other samples.  Files named by a server must then be regular
+        files inside the folder, after resolving symbolic links, so that nothing else is removed; else ValueError.
         """
         if len(self.layers) > 1:
             raise ValueError(f"read() returns one layer, but there are {len(self.layers)}; use read_layers().")
@@ -300,7 +300,8 @@ def _unfinished(path: Path) -> str:
     except FileNotFoundError:
         if not locked:
             return "there is no such file; read on vLLM's machine, with the folder at the same path."
-        return "vLLM released its lock but wrote no file: the request was aborted, or its log has 'write failed'."
+        why = "the request was aborted, or vLLM's log has 'write failed'"
+        return f"vLLM released its lock without writing the file: {why}."
     except _CutOff as error:
         return str(error)
     return ""

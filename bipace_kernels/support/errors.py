@@ -1,4 +1,4 @@
-"""Errors that name arguments and rows, so that the program can show them in its user's words: options, files and lines."""
+"""Errors that name arguments and rows, so that the program can show them as options, files and lines."""
 
 from __future__ import annotations
 

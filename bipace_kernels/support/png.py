@@ -37,5 +37,5 @@ def contents(figure: Figure) -> dict[str, list[Any]]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes the PNG, its contents as "Description"; without matplotlib's version: the same figure has the same bytes."""
+    """Writes the PNG, its contents as "Description"; without matplotlib's version, which would change its bytes."""
     figure.savefig(path, metadata={"Software": None, "Description": json.dumps(contents(figure))})

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import importlib
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...support.files import atomic_file
 from ._launch import SOURCES, flags, kernels
 
 _SHARED_WITHOUT_ASKING = 48 * 1024
@@ -81,10 +81,8 @@ class CuPy:
         folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy/kernel_cache")
         path = folder / f"bipace_{source.stem}_{key[:32]}.cubin"
         if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-                file.write(compile_source(self._cupy.cuda.nvrtc, source, arch))
-            os.replace(file.name, path)  # atomically, since other processes may compile it too
+            with atomic_file(path) as temporary:  # other processes may compile it too
+                temporary.write_bytes(compile_source(self._cupy.cuda.nvrtc, source, arch))
         return path
 
 
