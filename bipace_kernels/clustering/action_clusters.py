@@ -9,7 +9,7 @@ import torch
 
 from ..config import Config
 from ..inputs.columns import check_check
-from ..inputs.fingerprints import raise_bad_rows, take_fingerprints
+from ..inputs.fingerprints import take_fingerprints
 from ..inputs.layout import Layout
 
 NAME = "action_fingerprint"
@@ -63,10 +63,4 @@ def action_clusters(
     if epsilon == 0:  # equality needs no direction: one more equal entry gives each row one
         one = rows.matrix.new_ones(len(rows.matrix), 1)
         rows = replace(rows, matrix=torch.cat([rows.matrix, one], dim=1))
-    state = rows.row_states()
-    usable = None
-    if on_invalid == "singleton" or (rows.backend.deferred and check == "auto"):
-        usable = state == 0
-    else:
-        raise_bad_rows(rows.layout, state, NAME)
-    return rows.to_rows(rows.labels(float(epsilon), usable))
+    return rows.to_rows(rows.labels(float(epsilon), rows.usable(check, on_invalid, NAME)))

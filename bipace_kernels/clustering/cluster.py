@@ -10,7 +10,7 @@ import torch
 from ..config import Config
 from ..inputs import checks
 from ..inputs.columns import check_check
-from ..inputs.fingerprints import raise_bad_rows, take_fingerprints
+from ..inputs.fingerprints import take_fingerprints
 from ..inputs.layout import Layout
 from ..settings import EPSILON, RADII
 
@@ -53,12 +53,7 @@ def cluster(
     epsilons = _epsilons(epsilon)
     check_check(check)
     rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
-    state = rows.row_states()
-    usable = None
-    if rows.backend.deferred and check == "auto":
-        usable = state == 0
-    else:
-        raise_bad_rows(rows.layout, state)
+    usable = rows.usable(check)
     if isinstance(epsilons, float):
         return rows.to_rows(rows.labels(epsilons, usable))
     return rows.to_rows(rows.sweep(epsilons, usable))

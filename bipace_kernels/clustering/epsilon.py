@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..inputs import checks
-from ..inputs.fingerprints import raise_bad_rows, take_fingerprints
+from ..inputs.fingerprints import take_fingerprints
 from ..inputs.layout import Layout
 from ..settings import RADII
 from .sizes import measure_sizes
@@ -53,7 +53,7 @@ def choose_epsilon(
     rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
     if rows.layout.n_records == 0:
         raise ValueError("fingerprint must have at least one row to choose epsilon from, got none.")
-    raise_bad_rows(rows.layout, rows.row_states())
+    rows.usable("now")
 
     (low_size, high_size), (low, high) = band, bounds
     tried: list[tuple[float, float]] = []
@@ -67,11 +67,8 @@ def choose_epsilon(
             return EpsilonChoice(epsilon, tuple(tried), reason)
         low, high = (epsilon, high) if size < low_size else (low, epsilon)
     epsilon, size = min(tried, key=lambda probe: (max(low_size - probe[1], probe[1] - high_size), probe[0]))
-    return EpsilonChoice(
-        epsilon,
-        tuple(tried),
-        f"no probe is inside the band [{low_size:g}, {high_size:g}]; median cluster size {size:g} is the nearest",
-    )
+    reason = f"no probe is inside the band [{low_size:g}, {high_size:g}]; median cluster size {size:g} is the nearest"
+    return EpsilonChoice(epsilon, tuple(tried), reason)
 
 
 def pair(value: Any, name: str, low: float, high: float) -> tuple[float, float]:

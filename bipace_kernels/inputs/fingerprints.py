@@ -42,6 +42,14 @@ class Fingerprints:
         with _threads.using(self.threads):
             return self.backend.clusters.scan_rows(self._records, self.matrix)
 
+    def usable(self, check: str, on_invalid: str = "raise", name: str = "fingerprint") -> Tensor | None:
+        """[M] which rows have a direction, None: all.  ValueError for bad rows, if they are read at the call."""
+        state = self.row_states()
+        if on_invalid == "singleton" or (self.backend.deferred and check == "auto"):
+            return state == 0
+        check_fingerprint(self.layout, state.cpu(), "correct it or mask it by valid=False in the layout.", name)
+        return None
+
     def labels(self, epsilon: float, usable: Tensor | None) -> Tensor:
         """[M] int64 clusters under one ε; usable [M] bool: the others are clusters of their own and affect no other."""
         with _threads.using(self.threads):
@@ -103,8 +111,3 @@ def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> La
     made = make_layout(group, trajectory, step)
     warn_of_text_ids(trajectory, "clusters", stacklevel=5)
     return made
-
-
-def raise_bad_rows(lay: Layout, state: Tensor, name: str = "fingerprint") -> None:
-    """ValueError for fingerprint rows without a direction; waits for the device.  state: [M] uint8 of row_states()."""
-    check_fingerprint(lay, state.cpu(), "correct it or mask it by valid=False in the layout.", name)

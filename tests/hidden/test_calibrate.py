@@ -128,7 +128,13 @@ def test_the_papers_scan_gives_the_papers_layer():
     assert calibration.layer_value(choice.layer) == -12
     assert "block 27 before the final norm (not in hidden_states), last, has 0.812 but no such ε" in reason
     free, _ = module._choose(
-        rows_of([(*row[:1], 5, *row[2:]) for row in PAPER]), Fixed(), [0] * 40, (4, 8), (0.02, 0.4), 5, "auto"
+        rows_of([(*row[:1], 5, *row[2:]) for row in PAPER]),
+        Fixed(),
+        [0] * 40,
+        5,
+        "auto",
+        band=(4, 8),
+        bounds=(0.02, 0.4),
     )
     assert calibration.layer_value(free.layer) == "block 27"
     tied = rows_of([(*row[:4], 0.8) for row in PAPER if row[0] in (16, 20)])
