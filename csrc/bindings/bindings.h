@@ -9,7 +9,6 @@
 #include <string>
 #include <type_traits>
 
-#include "common/status.h"
 #include "cpu/rows.h"
 
 namespace bipace {
@@ -67,10 +66,6 @@ constexpr int64_t kObjectsBetweenPolls = 1 << 16;  // some milliseconds
 // poll_interrupt() where the GIL is held; a signal's handler may run any Python code.
 inline void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
-inline void raise_if_failed(const Status& status) {
-  if (!status.is_ok()) throw std::runtime_error(status.message);
 }
 
 void bind_similar(py::module_& m);

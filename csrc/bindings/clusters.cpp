@@ -1,39 +1,24 @@
-#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "cpu/dot.h"
+#include "cpu/gram.h"
+#include "cpu/greedy.h"
 
 namespace bipace {
 namespace {
 
-// The kernel itself, for the tests: x_i . x_j for all pairs of contiguous float32 rows.
-py::list dot_products(Address data, int64_t n, int64_t dim) {
-  const DotKernels& dot = dot_kernels();
-  const float* x = pointer<const float>(data);
-  const int64_t panel = panel_length(dim), stride = (n + kTileA - 1) / kTileA * kTileA;
-  std::vector<double> out(static_cast<size_t>(n * stride), 0.0);
-  for (int64_t first = 0; first < dim; first += panel) {
-    for (int64_t i = 0; i < n; i += kTileA) {
-      const float* a[kTileA];
-      const float* b[kTileB];
-      for (int64_t m = 0; m < kTileA; ++m) a[m] = x + std::min(i + m, n - 1) * dim + first;
-      for (int64_t j = 0; j < n; j += kTileB) {
-        const int64_t width = std::min<int64_t>(kTileB, n - j);
-        double* to[kTileB];
-        for (int64_t m = 0; m < width; ++m) {
-          b[m] = x + (j + m) * dim + first;
-          to[m] = out.data() + (j + m) * stride + i;
-        }
-        dot.tile[n - i > 4 ? 1 : 0][width - 1](a, b, std::min(panel, dim - first), reinterpret_cast<const char*>(x),
-                                               to);
-      }
-    }
-  }
-  py::list result;
+// For the tests of the kernels: x_i . x_j for all pairs of contiguous float32 rows.
+std::vector<double> dot_products(Address data, int64_t n, int64_t dim) {
+  const Rows rows{data.memory, DType::kFloat32, dim, 1, dim};
+  std::vector<ScaledRow> a;
+  for (int64_t i = 0; i < n; ++i) a.push_back({i, 1.0f});
+  const std::vector<ScaledRow> b = a;  // not the same rows to multiply_rows: all pairs
+  const int64_t stride = round_up(n, kTileA);
+  std::vector<double> out(static_cast<size_t>(n * stride), 0.0), result;
+  multiply_rows(rows, dot_kernels(), a.data(), n, b.data(), n, out.data(), stride);
   for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < n; ++j) result.append(out[static_cast<size_t>(i * stride + j)]);
+    for (int64_t j = 0; j < n; ++j) result.push_back(out[j * stride + i]);
   }
   return result;
 }

@@ -20,7 +20,7 @@ void launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64
     status = cuda::launch(*kernel, {grid_x, grid_y, threads, shared}, data, static_cast<size_t>(size), device,
                           pointer<void>(stream));
   }
-  raise_if_failed(status);
+  if (!status.is_ok()) throw std::runtime_error(status.message);
 }
 
 // {name: (bytes of its struct, most threads of a block)}

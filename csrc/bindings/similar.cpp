@@ -1,5 +1,6 @@
 #include "cpu/similar.h"
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,11 @@ Text view(PyObject* object, Py_ssize_t row) {
 #if PY_VERSION_HEX < 0x030C0000
   if (PyUnicode_READY(object) != 0) throw py::error_already_set();
 #endif
+  if (PyUnicode_GET_LENGTH(object) > std::numeric_limits<int32_t>::max()) {
+    throw py::value_error("observation must hold texts of at most 2**31 - 1 characters, got " +
+                          std::to_string(PyUnicode_GET_LENGTH(object)) + " at index " + std::to_string(row) +
+                          "; cut it off, or use partition='exact'");
+  }
   return {PyUnicode_DATA(object), PyUnicode_GET_LENGTH(object), static_cast<int>(PyUnicode_KIND(object))};
 }
 
@@ -30,12 +36,8 @@ void cluster_similar_binding(const py::tuple& texts, int64_t n, Address group_of
   std::vector<Text> views;
   views.reserve(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) views.push_back(view(PyTuple_GET_ITEM(texts.ptr(), i), i));
-  Status status;
-  {
-    const GilReleased release;
-    status = cluster_similar(views.data(), offsets, n_groups, similarity, n_threads, pointer<int64_t>(labels));
-  }
-  raise_if_failed(status);
+  const GilReleased release;
+  cluster_similar(views.data(), offsets, n_groups, similarity, n_threads, pointer<int64_t>(labels));
 }
 
 double similarity_ratio_binding(const py::str& a, const py::str& b) {

@@ -85,17 +85,6 @@ struct Scratch {
   std::vector<int64_t> ids;
 };
 
-int64_t load(const void* items, int bytes, int64_t index) {
-  switch (bytes) {
-    case 1:
-      return static_cast<const uint8_t*>(items)[index];
-    case 4:
-      return static_cast<const int32_t*>(items)[index];
-    default:
-      return static_cast<const int64_t*>(items)[index];
-  }
-}
-
 // One row of TokenRows.
 class Row {
  public:
@@ -113,10 +102,6 @@ class Row {
     }
   }
   int64_t size() const { return size_; }
-  bool valid(int64_t column) const {
-    return !rows_.mask || load(rows_.mask, rows_.mask_bytes, mask_base_ + column * mask_stride_) != 0;
-  }
-  int64_t id(int64_t column) const { return load(rows_.ids, rows_.id_bytes, id_base_ + column * id_stride_); }
 
   // Copies the valid ids of columns [begin, end) to out; returns their number.
   int64_t gather(int64_t begin, int64_t end, int64_t* out) const {
@@ -126,19 +111,14 @@ class Row {
  private:
   template <typename Id>
   int64_t gather_ids(int64_t begin, int64_t end, int64_t* out) const {
-    if (!rows_.mask) {
-      const Id* ids = static_cast<const Id*>(rows_.ids) + id_base_;
-      for (int64_t t = begin; t < end; ++t) out[t - begin] = ids[t * id_stride_];
-      return end - begin;
+    if (rows_.mask) {
+      return rows_.mask_bytes == 1   ? gather_masked<Id, uint8_t>(begin, end, out)
+             : rows_.mask_bytes == 4 ? gather_masked<Id, int32_t>(begin, end, out)
+                                     : gather_masked<Id, int64_t>(begin, end, out);
     }
-    switch (rows_.mask_bytes) {
-      case 1:
-        return gather_masked<Id, uint8_t>(begin, end, out);
-      case 4:
-        return gather_masked<Id, int32_t>(begin, end, out);
-      default:
-        return gather_masked<Id, int64_t>(begin, end, out);
-    }
+    const Id* ids = static_cast<const Id*>(rows_.ids) + id_base_;
+    for (int64_t t = begin; t < end; ++t) out[t - begin] = ids[t * id_stride_];
+    return end - begin;
   }
   template <typename Id, typename Mask>
   int64_t gather_masked(int64_t begin, int64_t end, int64_t* out) const {
@@ -158,19 +138,18 @@ class Row {
 
 int64_t hash_first_n(const Row& row, int64_t n, Scratch& scratch) {
   n = std::min(n, row.size());
-  if (static_cast<int64_t>(scratch.ids.size()) < std::max(n, kChunk)) {
-    scratch.ids.resize(static_cast<size_t>(std::max(n, kChunk)));
-  }
+  if (static_cast<int64_t>(scratch.ids.size()) < n + kChunk) scratch.ids.resize(static_cast<size_t>(n + kChunk));
   int64_t count = 0;
-  for (int64_t column = 0; column < row.size() && count < n; ++column) {
-    if (row.valid(column)) scratch.ids[static_cast<size_t>(count++)] = row.id(column);
+  const int64_t step = std::min(n, kChunk);
+  for (int64_t begin = 0; begin < row.size() && count < n; begin += step) {
+    count += row.gather(begin, std::min(begin + step, row.size()), scratch.ids.data() + count);
   }
+  count = std::min(count, n);
   if (static_cast<int64_t>(scratch.text.size()) < 8 * count) scratch.text.resize(static_cast<size_t>(8 * count));
   uint8_t* out = scratch.text.data();
   for (int64_t i = 0; i < count; ++i) {
-    for (int b = 0; b < 8; ++b) {
-      out[8 * i + b] = static_cast<uint8_t>(static_cast<uint64_t>(scratch.ids[static_cast<size_t>(i)]) >> (8 * b));
-    }
+    const auto id = static_cast<uint64_t>(scratch.ids[i]);
+    for (int b = 0; b < 8; ++b) out[8 * i + b] = static_cast<uint8_t>(id >> (8 * b));
   }
   return static_cast<int64_t>(xxh64(out, 8 * count, kSeedFirstN));
 }
@@ -215,35 +194,35 @@ int64_t append_tokens(const TokenTable& table, int64_t longest,  // bytes of the
   return out - text.data();
 }
 
+// The key of a whole text, or of the body that was found in it.  False if there is none: the key is that of a prefix.
+inline bool hash_action(Span text, const TagSearch* body, KeyMode mode, int64_t* key, uint8_t* parsed,
+                        std::vector<uint8_t>& scratch) {
+  *parsed = 0;
+  if (mode != KeyMode::kText && !body) return false;
+  const Span action = strip(body ? body->body(text.start) : text);
+  *key = hash_lowered(action, body ? kSeedActionTag : kSeedText, scratch);
+  *parsed = body || action.size > 0;
+  return true;
+}
+
 // Returns false if a valid id is outside the table.
 bool hash_row(const TokenRows& rows, int64_t index, const TokenTable& table, int64_t longest, KeyMode mode, int64_t n,
               int64_t* key, uint8_t* parsed, Scratch& scratch) {
   const Row row(rows, index);
-  *parsed = 0;
-  if (mode == KeyMode::kFirstN) {
-    *key = hash_first_n(row, n, scratch);
-    return true;
-  }
   TagSearch tags;
   bool found = false;
   int64_t size = 0;
-  if (static_cast<int64_t>(scratch.ids.size()) < kChunk) scratch.ids.resize(kChunk);
-  for (int64_t begin = 0; begin < row.size(); begin += kChunk) {
+  *parsed = 0;
+  scratch.ids.resize(std::max<size_t>(scratch.ids.size(), kChunk));
+  for (int64_t begin = 0; mode != KeyMode::kFirstN && begin < row.size(); begin += kChunk) {
     const int64_t count = row.gather(begin, std::min(begin + kChunk, row.size()), scratch.ids.data());
     if (!all_inside(scratch.ids.data(), count, table.size)) return false;
     if (found) continue;  // the rest of the row is only checked
     size = append_tokens(table, longest, scratch.ids.data(), count, size, scratch.text);
-    if (mode == KeyMode::kActionTag) found = tags.advance(scratch.text.data(), size);
+    found = mode == KeyMode::kActionTag && tags.advance(scratch.text.data(), size);
   }
-  const uint8_t* text = scratch.text.data();
-  if (mode == KeyMode::kText) {
-    const Span whole = strip({text, size});
-    *key = hash_lowered(whole, kSeedText, scratch.lowered);
-    *parsed = whole.size > 0;
-  } else if (found) {
-    *key = hash_lowered(strip(tags.body(text)), kSeedActionTag, scratch.lowered);
-    *parsed = 1;
-  } else {
+  const Span text{scratch.text.data(), size};
+  if (!hash_action(text, found ? &tags : nullptr, mode, key, parsed, scratch.lowered)) {
     *key = hash_first_n(row, n, scratch);
   }
   return true;
@@ -272,13 +251,9 @@ TokenOutside hash_token_rows(const TokenRows& rows, const TokenTable& table, Key
   if (first == bad.end()) return outside;
   outside.row = first - bad.begin();
   const Row row(rows, outside.row);
-  for (int64_t column = 0; column < row.size(); ++column) {
-    const int64_t id = row.id(column);
-    if (row.valid(column) && (id < 0 || id >= table.size)) {
-      outside.column = column;
-      outside.id = id;
-      break;
-    }
+  for (outside.column = 0; outside.column < row.size(); ++outside.column) {
+    const bool valid = row.gather(outside.column, outside.column + 1, &outside.id) == 1;
+    if (valid && (outside.id < 0 || outside.id >= table.size)) break;
   }
   return outside;
 }
@@ -291,19 +266,10 @@ void hash_texts(const uint8_t* const* texts, const int64_t* sizes, int64_t n_row
     std::vector<uint8_t>& lowered = scratch[static_cast<size_t>(worker)];
     const int64_t end = std::min((task + 1) * kRowsPerTask, n_rows);
     for (int64_t r = task * kRowsPerTask; r < end; ++r) {
-      const uint8_t* text = texts[r];
-      const int64_t size = sizes[r];
       TagSearch tags;
-      parsed[r] = 0;
-      if (mode == KeyMode::kText) {
-        const Span whole = strip({text, size});
-        keys[r] = hash_lowered(whole, kSeedText, lowered);
-        parsed[r] = whole.size > 0;
-      } else if (mode == KeyMode::kActionTag && tags.advance(text, size)) {
-        keys[r] = hash_lowered(strip(tags.body(text)), kSeedActionTag, lowered);
-        parsed[r] = 1;
-      } else {
-        keys[r] = static_cast<int64_t>(xxh64(text, std::min(size, kTextPrefixBytes), kSeedTextPrefix));
+      const bool found = mode == KeyMode::kActionTag && tags.advance(texts[r], sizes[r]);
+      if (!hash_action({texts[r], sizes[r]}, found ? &tags : nullptr, mode, keys + r, parsed + r, lowered)) {
+        keys[r] = static_cast<int64_t>(xxh64(texts[r], std::min(sizes[r], kTextPrefixBytes), kSeedTextPrefix));
       }
     }
   });

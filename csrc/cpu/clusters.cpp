@@ -40,8 +40,6 @@ Floats allocate(int64_t n) {
   return Floats(p);
 }
 
-int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
 // Centroid rows, allocated one by one and reused for the next group of the same thread.
 class Arena {
  public:
@@ -114,19 +112,7 @@ class GroupClusters {
       poll_interrupt();
       run_block(labels);
     }
-    // Clusters are already numbered by seed; rows without a cluster come in between.
-    renumber_.assign(clusters_.size(), -1);
-    int64_t count = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      if (labels[i] < 0) {
-        labels[i] = count++;
-      } else {
-        int64_t& number = renumber_[static_cast<size_t>(labels[i])];
-        if (number < 0) number = count++;
-        labels[i] = number;
-      }
-    }
-    return count;
+    return number_labels(n, static_cast<int64_t>(clusters_.size()), labels);
   }
 
  private:
@@ -160,7 +146,7 @@ class GroupClusters {
         for (int64_t j = start / kTileB * kTileB; j < n; j += kTileB) {
           double* out[kTileB];
           for (int64_t i = 0; i < kTileB; ++i) out[i] = row_of(std::min(j + i, n - 1)) + gram_ + start;
-          tile(count, n - j)(a, x.data() + j, len, ahead.next(), out);
+          dot_.tile_of(count, n - j)(a, x.data() + j, len, ahead.next(), out);
         }
       }
       for (int check = 0; check < kChecks; ++check) {
@@ -234,7 +220,7 @@ class GroupClusters {
             x[w] = b[static_cast<size_t>(j)];
             out[w] = row_of(j) + start;
           }
-          tile(count, width)(a, x, len, ahead.next(), out);
+          dot_.tile_of(count, width)(a, x, len, ahead.next(), out);
         }
         if (check == kChecks) continue;
         for (int64_t i = 0; i < open; ++i) {
@@ -281,17 +267,13 @@ class GroupClusters {
           cluster.centroid ? cluster.centroid + first : read_panel(rows_, dot_, cluster.row, first, len, buffer[0]);
       const float* a[4] = {c, c, c, c};
       const float* x = read_panel(rows_, dot_, block_[static_cast<size_t>(j)], first, len, buffer[1]);
-      tile(1, 1)(a, &x, len, reinterpret_cast<const char*>(x), out);
+      dot_.tile_of(1, 1)(a, &x, len, reinterpret_cast<const char*>(x), out);
     }
     double similar = product[0] * (reciprocal_[static_cast<size_t>(j)] * cluster.reciprocal);
     for (int32_t i = cluster.first; i >= 0; i = next_[static_cast<size_t>(i)]) {
       similar += change_[static_cast<size_t>(i)] * similar + weight_[static_cast<size_t>(i)] * row_of(j)[gram_ + i];
     }
     return similar;
-  }
-
-  DotKernels::Tile tile(int64_t count, int64_t width) const {
-    return dot_.tile[count > 4 ? 1 : 0][std::min<int64_t>(width, kTileB) - 1];
   }
 
   // The rows of the next block, prefetched by the tiles of this one a panel at a time: the hardware prefetcher cannot
@@ -522,7 +504,6 @@ class GroupClusters {
   std::vector<ScaledRow> sources_;
   std::vector<float> weights_;
   std::vector<double> squares_;
-  std::vector<int64_t> renumber_;
 };
 
 // ---- epsilon = 0: equal rows ---------------------------------------------------------------------------------------
@@ -636,11 +617,7 @@ void cluster_cosine(const Rows& rows, const int64_t* order, const int64_t* group
   for (int64_t rank = 0; rank < shared; ++rank) run(rank, 0, n_threads);
   parallel_for(n_groups - shared, n_threads, [&](int64_t task, int at) { run(shared + task, at, 1); });
 
-  int64_t before = 0;
-  for (int64_t g = 0; g < n_groups; ++g) {
-    for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) labels[i] += before;
-    before += count[static_cast<size_t>(g)];
-  }
+  number_groups(group_offsets, n_groups, count.data(), labels);
 }
 
 }  // namespace bipace

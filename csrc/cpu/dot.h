@@ -39,6 +39,10 @@ struct DotKernels {
                         int64_t len, const char* ahead,
                         double* const* out);  // [n] of [4 | 8]
   Tile tile[2][kTileB];
+  // The one for `rows` rows a and `columns` rows b, of which it takes at most kTileA and kTileB.
+  Tile tile_of(int64_t rows, int64_t columns) const {
+    return tile[rows > 4][(columns < kTileB ? columns : kTileB) - 1];
+  }
 
   // target = sum of weight_i * source_i by fused multiply-adds in that order; returns |target|^2, summed as by a tile.
   double (*fold)(const float* const* source,  // [n] rows of len; target may be one of them

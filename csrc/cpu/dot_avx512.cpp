@@ -51,7 +51,6 @@ struct Doubles {
 }  // namespace
 }  // namespace bipace
 
-#include "cpu/dot_kernels.h"
 #include "cpu/dot_reduce_avx.h"
 
 namespace bipace {
@@ -132,20 +131,15 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
   return n;
 }
 
-constexpr DotKernels kKernels = {
-    "avx512",   {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-    fold,       outer,
-    subtract,   divide,
-    bundles,    bundle_vector,
-    add_scaled, centre,
-    largest,    first_at_least,
-    follow,     exponential,
-    convert,    largest_bits,
-    hash,
-};
-
 }  // namespace
+}  // namespace bipace
 
+#include "cpu/dot_kernels.h"
+
+namespace bipace {
+namespace {
+constexpr DotKernels kKernels = kernels_of("avx512");
+}
 const DotKernels* dot_avx512() { return &kKernels; }
 
 }  // namespace bipace

@@ -57,14 +57,6 @@ struct Doubles {
   }
 };
 
-}  // namespace
-}  // namespace bipace
-
-#include "cpu/dot_kernels.h"
-
-namespace bipace {
-namespace {
-
 typedef float Four __attribute__((vector_size(16)));
 
 inline Four load(const float* x) {
@@ -109,20 +101,15 @@ int64_t first_at_least(const double* values, int64_t n, double bound) {
   return k;
 }
 
-constexpr DotKernels kKernels = {
-    "baseline", {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-    fold,       outer,
-    subtract,   divide,
-    bundles,    bundle_vector,
-    add_scaled, centre,
-    largest,    first_at_least,
-    follow,     exponential,
-    convert,    largest_bits,
-    hash,
-};
-
 }  // namespace
+}  // namespace bipace
 
+#include "cpu/dot_kernels.h"
+
+namespace bipace {
+namespace {
+constexpr DotKernels kKernels = kernels_of("baseline");
+}
 const DotKernels* dot_baseline() { return &kKernels; }
 
 }  // namespace bipace

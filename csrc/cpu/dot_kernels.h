@@ -1,7 +1,7 @@
-// Shared by the translation units dot_<set>.cpp: each defines `struct Simd` (16 floats as a value) and `struct
-// Doubles` (8 doubles) and includes this. Everything is in an unnamed namespace, and no header with inline functions of
-// external linkage is included: the linker keeps one copy of such a function for the whole library, which might be the
-// one that needs AVX-512.
+// Shared by the translation units dot_<set>.cpp: each defines `struct Simd` (16 floats as a value), `struct Doubles` (8
+// doubles) and the tiles, and includes this. Everything is in an unnamed namespace, and no header with inline functions
+// of external linkage is included: the linker keeps one copy of such a function for the whole library, which might be
+// the one that needs AVX-512.
 #include <cstdint>
 #include <cstring>
 
@@ -240,6 +240,20 @@ void convert(const void* source, DType dtype, int64_t len, float factor, float* 
 #endif
     for (; e < len; ++e) target[e] = factor * f16_to_float(x[e]);
   }
+}
+
+constexpr DotKernels kernels_of(const char* name) {
+  return {
+      name,       {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+      fold,       outer,
+      subtract,   divide,
+      bundles,    bundle_vector,
+      add_scaled, centre,
+      largest,    first_at_least,
+      follow,     exponential,
+      convert,    largest_bits,
+      hash,
+  };
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "cpu/greedy.h"
 #include "cpu/interrupt.h"
@@ -22,7 +23,7 @@ double square_of(const Rows& rows, const DotKernels& dot, ScaledRow row) {
     const int64_t len = std::min(panel, rows.dim - first);
     const float* x = read_panel(rows, dot, row, first, len, buffer);
     const float* a[4] = {x, x, x, x};
-    dot.tile[0][0](a, &x, len, reinterpret_cast<const char*>(x), out);
+    dot.tile_of(1, 1)(a, &x, len, reinterpret_cast<const char*>(x), out);
   }
   return square[0];
 }
@@ -38,6 +39,26 @@ double measure(const Rows& rows, const DotKernels& dot, ScaledRow& row) {
     square = square_of(rows, dot, row);
   }
   return 1.0 / std::sqrt(square);
+}
+
+void multiply_rows(const Rows& rows, const DotKernels& dot, const ScaledRow* a, int64_t n, const ScaledRow* b,
+                   int64_t width, double* out, int64_t stride) {
+  const int64_t panel = panel_length(rows.dim);
+  const std::unique_ptr<float[]> buffer(new float[static_cast<size_t>((n + width) * panel)]);
+  std::vector<const float*> x(static_cast<size_t>(n + kTileA)), y(static_cast<size_t>(width));
+  for (int64_t first = 0; first < rows.dim; first += panel) {
+    const int64_t len = std::min(panel, rows.dim - first);
+    read_panels(rows, dot, a, n, first, len, buffer.get(), panel, x.data());
+    read_panels(rows, dot, b, width, first, len, buffer.get() + n * panel, panel, y.data());
+    std::fill(x.begin() + n, x.end(), x[n - 1]);  // an incomplete tile repeats its last row
+    for (int64_t i = 0; i < n; i += kTileA) {
+      for (int64_t j = a == b ? i / kTileB * kTileB : 0; j < width; j += kTileB) {
+        double* to[kTileB];
+        for (int64_t w = 0; w < kTileB; ++w) to[w] = out + std::min(j + w, width - 1) * stride + i;
+        dot.tile_of(n - i, width - j)(x.data() + i, y.data() + j, len, reinterpret_cast<const char*>(y[j]), to);
+      }
+    }
+  }
 }
 
 void multiply(const DotKernels& dot, const Bundles& a, const Bundles& b, double* out, int64_t stride) {

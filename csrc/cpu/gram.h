@@ -13,6 +13,11 @@ namespace bipace {
 // Sets the factor by which a row is read; returns 1 / norm of the scaled row, 0 for a row without a direction.
 double measure(const Rows& rows, const DotKernels& dot, ScaledRow& row);
 
+// out[j * stride + i] += a_i . b_j for n rows a and `width` rows b; of the same rows, only for i up to the end of j's
+// tile. stride is at least n rounded up to kTileA.
+void multiply_rows(const Rows& rows, const DotKernels& dot, const ScaledRow* a, int64_t n, const ScaledRow* b,
+                   int64_t width, double* out, int64_t stride);
+
 // Rows of float32, kBundle of them interleaved: element e of row i is at [i / kBundle][e][i % kBundle].  After the last
 // row come rows of zeros.
 struct Bundles {

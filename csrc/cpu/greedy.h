@@ -1,7 +1,10 @@
-// Shared by the two ways of clustering: block by block (clusters.cpp), and from one Gram matrix (sweep.cpp).
+// Shared by the ways of greedy clustering: block by block (clusters.cpp), from one Gram matrix (sweep.cpp), and of
+// texts (similar.cpp).
 #pragma once
 
 #include <cfenv>
+#include <cstdint>
+#include <vector>
 
 #include "common/greedy.h"
 
@@ -9,6 +12,34 @@ namespace bipace {
 
 // Squares of norms inside these limits: products neither overflow nor underflow, and the row is read unscaled.
 inline bool readable_in_place(double square) { return square >= 1e-23 && square <= 1e30; }
+
+inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// Renumbers a group's labels by first appearance; returns how many there are.  They number the clusters by seed, and
+// records of -1, clusters of their own, come in between.
+inline int64_t number_labels(int64_t n, int64_t n_clusters,
+                             int64_t* labels) {  // [n]
+  std::vector<int64_t> number(static_cast<size_t>(n_clusters), -1);
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t* known = labels[i] < 0 ? nullptr : &number[labels[i]];
+    if (known && *known < 0) *known = count++;
+    labels[i] = known ? *known : count++;
+  }
+  return count;
+}
+
+// Labels of each group from 0 become labels of the batch.
+inline void number_groups(const int64_t* group_offsets,  // [G+1]
+                          int64_t n_groups,
+                          const int64_t* counts,  // [G] labels of each group
+                          int64_t* labels) {      // [M]
+  int64_t before = 0;
+  for (int64_t g = 0; g < n_groups; ++g) {
+    for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) labels[i] += before;
+    before += counts[g];
+  }
+}
 
 // Callers may have set flush-to-zero on their thread, unlike the pool's threads: this makes the arithmetic the same.
 class DefaultFloats {

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "cpu/greedy.h"
 #include "cpu/interrupt.h"
 #include "cpu/parallel.h"
 
@@ -285,26 +285,15 @@ double similarity_ratio(const Text& a, const Text& b) {
   return ratio_of(matcher.matches(index, kWhole, 0), a.size + b.size);
 }
 
-Status cluster_similar(const Text* texts, const int64_t* group_offsets, int64_t n_groups, double similarity,
-                       int n_threads, int64_t* labels) {
-  const int64_t n = group_offsets[n_groups];
-  for (int64_t i = 0; i < n; ++i) {
-    if (texts[i].size > std::numeric_limits<int32_t>::max()) {
-      return Status::error("observation " + std::to_string(i) + " has more than 2**31 - 1 characters");
-    }
-  }
+void cluster_similar(const Text* texts, const int64_t* group_offsets, int64_t n_groups, double similarity,
+                     int n_threads, int64_t* labels) {
   std::vector<Matcher> matchers(static_cast<size_t>(std::max(n_threads, 1)));
-  std::vector<int64_t> found(static_cast<size_t>(n_groups));
+  std::vector<int64_t> counts(static_cast<size_t>(n_groups));
   parallel_for(n_groups, n_threads, [&](int64_t g, int worker) {
     const int64_t low = group_offsets[g], high = group_offsets[g + 1];
-    found[g] = cluster_group(matchers[worker], texts + low, high - low, similarity, labels + low);
+    counts[g] = cluster_group(matchers[worker], texts + low, high - low, similarity, labels + low);
   });
-  int64_t before = 0;
-  for (int64_t g = 0; g < n_groups; ++g) {
-    for (int64_t i = group_offsets[g]; i < group_offsets[g + 1]; ++i) labels[i] += before;
-    before += found[g];
-  }
-  return Status::ok();
+  number_groups(group_offsets, n_groups, counts.data(), labels);
 }
 
 }  // namespace bipace

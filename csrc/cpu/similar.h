@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-#include "common/status.h"
-
 namespace bipace {
 
 // The code points of one string, 1, 2 or 4 bytes each (CPython's own storage, so nothing is copied).
@@ -20,9 +18,9 @@ double similarity_ratio(const Text& a, const Text& b);
 // Labels [M]: inside each group, in the order given, a text joins the oldest cluster whose first member b satisfies
 // similarity_ratio(text, b) >= similarity, else it seeds one.  Dense over the batch, numbered by first appearance.
 // Threads share the groups; labels do not depend on their number.  similarity must be at most 1.
-Status cluster_similar(const Text* texts,             // [M]
-                       const int64_t* group_offsets,  // [G+1]
-                       int64_t n_groups, double similarity, int n_threads,
-                       int64_t* labels);  // [M]
+void cluster_similar(const Text* texts,             // [M]
+                     const int64_t* group_offsets,  // [G+1]
+                     int64_t n_groups, double similarity, int n_threads,
+                     int64_t* labels);  // [M]
 
 }  // namespace bipace
