@@ -52,7 +52,8 @@ class Launch:
     @property
     def variant(self) -> str:
         """What distinguishes this configuration from the kernel's others."""
-        pointers = sorted({t for t in self.signature.values() if t.startswith("*")})
+        names = [name for name in self.kernel.arg_names if name not in self.constexprs]
+        pointers = sorted({kind for name in names if (kind := self.signature[name]).startswith("*")})
         return ", ".join([*(f"{k}={v}" for k, v in self.constexprs.items()), *pointers])
 
 

@@ -67,7 +67,7 @@ def far(emulator, monkeypatch):
 
 
 def chunks(emulator, monkeypatch):
-    return labels(rows(170, 8, 6))  # three before the last panel: a stage is filled anew
+    return labels(rows(200, 8, 6))  # three before the last panel: a stage is filled anew
 
 
 def many(emulator, monkeypatch):

@@ -43,9 +43,19 @@ def fusion_is_stated(call, stem):
             return True
         if keyword.arg is None and isinstance(keyword.value, ast.Name):
             module = importlib.import_module(f"bipace_kernels.backends.triton.{stem}")
-            if "enable_fp_fusion" in getattr(module, keyword.value.id, {}):
+            spread = [keyword.value.id, *spread_in(TREES.get(stem, ast.Module()), keyword.value.id)]
+            if any("enable_fp_fusion" in getattr(module, name, {}) for name in spread):
                 return True
     return False
+
+
+def spread_in(tree, variable):
+    """Names of the dictionaries that are spread in the one which a local variable holds."""
+    for node in ast.walk(tree):
+        target = getattr(node, "target", None) or next(iter(getattr(node, "targets", [])), None)
+        if isinstance(target, ast.Name) and target.id == variable and isinstance(node.value, ast.Dict):
+            pairs = zip(node.value.keys, node.value.values, strict=True)
+            yield from (value.id for key, value in pairs if key is None and isinstance(value, ast.Name))
 
 
 def host_code(tree):

@@ -1,8 +1,8 @@
 """Kernels compiled by CuPy's NVRTC from the sources in the wheel, if the build has none; nvcc is not needed.
 
-A source file is compiled when one of its kernels is first launched, for the GPU that runs it, by the flags of the build.  The
-machine code is in CuPy's own cache ($CUPY_CACHE_DIR, else ~/.cupy/kernel_cache) under a hash of all its inputs, and
-`cupy.RawModule` loads it from there.  RawModule's own compilation is not used: it flushes subnormal numbers
+A source file is compiled when one of its kernels is first launched, for the GPU that runs it, by the flags of the
+build.  The machine code is in CuPy's own cache ($CUPY_CACHE_DIR, else ~/.cupy/kernel_cache) under a hash of all its
+inputs, and `cupy.RawModule` loads it from there.  RawModule's own compilation is not used: it flushes subnormal numbers
 (-ftz=true, CuPy 14 cuda/compiler.py), which changes bits, and its cache ignores headers.
 """
 
@@ -50,8 +50,8 @@ class CuPy:
                 function((grid_x, grid_y), (threads,), args, shared_mem=shared)
             except RuntimeError as error:  # of CuPy's driver
                 raise RuntimeError(
-                    f"CUDA kernel {kernel} of {grid_x} × {grid_y} blocks of {threads} threads, {shared} bytes of shared "
-                    f"memory: {error}"
+                    f"CUDA kernel {kernel} of {grid_x} × {grid_y} blocks of {threads} threads, {shared} bytes of "
+                    f"shared memory: {error}"
                 ) from error
 
     def shared_memory(self, gpu: int) -> int:

@@ -80,7 +80,7 @@ class Provider(Protocol):
     def launch(
         self, kernel: str, grid_x: int, grid_y: int, threads: int, shared: int, words: bytes, gpu: int, stream: int, /
     ) -> None:
-        """Puts the kernel on a stream of a GPU, by its index.  RuntimeError names the kernel, its shape and the cause."""
+        """Puts the kernel on a stream of a GPU, by its index.  RuntimeError names the kernel, shape and cause."""
 
     def shared_memory(self, gpu: int, /) -> int:
         """Bytes that a block may ask for."""
@@ -141,7 +141,8 @@ def launch(
     """Launches on the tensors' device and its current stream; an empty grid launches nothing.
 
     threads, shared  of a block: a multiple of 32, and bytes
-    arguments        the fields of the kernel's struct.  TypeError names one that is missing, unknown or of another kind.
+    arguments        the fields of the kernel's struct.  TypeError names one that is missing, unknown or of another
+                     kind.
     """
     x, y = grid if isinstance(grid, tuple) else (grid, 1)
     known = kernels().get(kernel)

@@ -41,14 +41,15 @@ def hash_token_ids(
     outside = torch.full((1,), -1, dtype=torch.int64, device=ids.device)
     mask = ids if valid is None else valid
     rows = _THREADS // WARP
+    id_row_stride, valid_row_stride = (0, 0) if flat else (ids.stride(0), mask.stride(0))
     launch(
-        "action_keys", -(-n_rows // rows), _THREADS,
-        ids=ids, valid=valid, row_offsets=row_offsets, table_offsets=table_offsets, table_bytes=table_bytes, may_open=may_open,
-        keys=keys, parsed=parsed, outside=outside, n_rows=n_rows, n_columns=0 if flat else ids.shape[1],
-        vocabulary=0 if table_offsets is None else table_offsets.numel() - 1, n=n, id_row_stride=0 if flat else ids.stride(0),
-        id_column_stride=ids.stride(-1), valid_row_stride=0 if flat else mask.stride(0), valid_column_stride=mask.stride(-1),
-        id_bytes=ids.itemsize, id_signed=ids.dtype.is_signed, valid_bytes=mask.itemsize, mode=_MODES[mode],
-        device=ids.device, shared=rows * _RING,
+        "action_keys", -(-n_rows // rows), _THREADS, device=ids.device, shared=rows * _RING,
+        ids=ids, valid=valid, row_offsets=row_offsets, table_offsets=table_offsets, table_bytes=table_bytes,
+        may_open=may_open, keys=keys, parsed=parsed, outside=outside, n_rows=n_rows,
+        n_columns=0 if flat else ids.shape[1], vocabulary=0 if table_offsets is None else table_offsets.numel() - 1, n=n,
+        id_row_stride=id_row_stride, id_column_stride=ids.stride(-1), valid_row_stride=valid_row_stride,
+        valid_column_stride=mask.stride(-1), id_bytes=ids.itemsize, id_signed=ids.dtype.is_signed,
+        valid_bytes=mask.itemsize, mode=_MODES[mode],
     )  # fmt: skip
     return keys, parsed, outside
 
@@ -58,9 +59,9 @@ _FOUND: MutableMapping[torch.Tensor, tuple[Any, torch.Tensor]] = WeakTensorKeyDi
 
 
 def _tokens_with_a_tag(table_offsets: torch.Tensor, table_bytes: torch.Tensor) -> torch.Tensor:
-    """[V] bool: whether a token holds a byte that tags begin with.  Most hold none, and need not be spelt to find a tag.
+    """[V] bool: whether a token holds a byte that tags begin with.  Most hold none: no need to spell them to find a tag.
 
-    A table serves all calls of a run (`TokenBytes.on()` keeps it), so what was found is kept as long as its tensor, for the
+    A table serves all calls of a run (`TokenBytes.on()` keeps it), so the result is kept as long as its tensor, for the
     stream that computed it.  Inference tensors do not count their changes, so nothing is kept of them.
     """
     counted = not (table_offsets.is_inference() or table_bytes.is_inference())

@@ -2,9 +2,9 @@
 
     one pass over the rows ─► Gram matrix of every group (gram.py) ─► decisions in order (scan.py) ─► numbers
 
-The pass over the rows, the numbers and equal rows (ε = 0) are Triton's.  ε is only a threshold in the scan, so a sweep is
-the same launches with one more grid axis.  A Gram matrix's elements and the scan's decisions depend on a group's own
-records, D, dtype and the GPU's architecture, whatever the launch.  A group of n records takes 4 n² bytes.
+The pass over the rows, the numbers and equal rows (ε = 0) are Triton's.  ε is only a threshold in the scan, so a sweep
+is the same launches with one more grid axis.  A Gram matrix's elements and the scan's decisions depend on a group's
+own records, D, dtype and the GPU's architecture, whatever the launch.  A group of n records takes 4 n² bytes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _decide_some(
     first: Tensor,
     limits: Limits,
 ) -> None:
-    """As many groups at a time as there is room for their Gram matrices, and as many ε as there is for their scratch."""
+    """As many groups at a time as their Gram matrices have room, and as many ε as their scratch has."""
     device, slots = first.device, begins.shape[0]
     side = max(1, -(-longest // gram.UNIT)) * gram.UNIT
     at_once = min(slots, max(1, limits.room // side**2))

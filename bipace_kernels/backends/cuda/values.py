@@ -70,7 +70,7 @@ def _step_rows(
     launch(
         f"step_{estimator}", rows * segments * blocks, _THREADS,
         returns=returns, labels=labels, action_key=action_key, order=order, group_offsets=records.group_offsets,
-        step=step, branch=branch, m=m, segments=segments, blocks=blocks, delta=float(delta), divide=divide, unbiased=unbiased,
-        device=returns.device, shared=_SHARED,
+        step=step, branch=branch, m=m, segments=segments, blocks=blocks, delta=float(delta), divide=divide,
+        unbiased=unbiased, device=returns.device, shared=_SHARED,
     )  # fmt: skip
     return step, branch

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from .. import triton_loader
-from ._launch import ceil_div, device_guard
+from ._launch import TYPES, ceil_div, device_guard
 
 FIRST_N, ACTION_TAG, TEXT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _MODES = {"first_n": 0, "action_tag": 1, "text": 2}
@@ -502,15 +502,8 @@ def hash_token_ids(
 
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constants, options) as launched for int64 ids: a batch [N, T] with a bool mask, and flat rows."""
-    signature = {
-        "ids": "*i64", "valid": "*u8", "row_offsets": "*i64", "table_offsets": "*i64", "table_bytes": "*u8",
-        "rings": "*i64", "keys": "*i64", "parsed": "*i1", "outside": "*i64", "n_rows": "i32", "n_columns": "i32",
-        "longest_row": "i32", "vocabulary": "i32", "n": "i32", "id_row_stride": "i32", "valid_row_stride": "i32",
-    }  # fmt: skip
+    """(kernel, types, constexprs, options) as launched for int64 ids: [N, T] with a bool mask, and flat rows."""
     for mode, flat in ((0, False), (1, False), (2, False), (0, True), (1, True), (2, True)):
-        constants = {
-            "id_column_stride": 1, "valid_column_stride": 1, "MODE": mode, "FLAT": flat, "HAS_VALID": True,
-            **CUT.constants(),
-        }  # fmt: skip
-        yield key_kernel, {**signature, "valid": "*i64"} if flat else signature, constants, _OPTIONS
+        strides = {"id_column_stride": 1, "valid_column_stride": 1}
+        constants = {**strides, "MODE": mode, "FLAT": flat, "HAS_VALID": True, **CUT.constants()}
+        yield key_kernel, {**TYPES, "valid": "*i64"} if flat else TYPES, constants, _OPTIONS

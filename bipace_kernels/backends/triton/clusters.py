@@ -81,8 +81,8 @@ def sweep_with(decide: Decide, records: Records, fingerprint: Tensor, epsilons: 
     scale = torch.empty(n, dtype=torch.float32, device=device)
     row_hash = torch.empty(n, dtype=torch.int64, device=device) if zero else None
     rows.look(
-        fingerprint, records.order, state=records.state, kind=kind, scale=scale, row_hash=row_hash, usable=records.usable,
-        taken=records.taken,
+        fingerprint, records.order, state=records.state, kind=kind, scale=scale, row_hash=row_hash,
+        usable=records.usable, taken=records.taken,
     )  # fmt: skip
     if row_hash is not None:
         equal.first_equal(records, fingerprint, kind, row_hash, first[zero[0]])
@@ -135,7 +135,7 @@ def _chunks(longest: int, n_groups: int, n_epsilons: int, room: int) -> tuple[in
 
 
 def on_device(values: Sequence[float], device: torch.device) -> Tensor:
-    """[E] float32, as arguments of launches: a copy from the host would synchronize, or have to outlive a captured graph."""
+    """[E] float32, by launches: a copy from the host would synchronize, or have to outlive a captured graph."""
     out = torch.empty(len(values), dtype=torch.float32, device=device)
     for e, value in enumerate(values):
         out[e : e + 1].fill_(value)

@@ -11,13 +11,13 @@ import triton.language as tl
 
 from ..records import Records
 from ..schema import Branch, Terms
-from ._launch import ceil_div, device_guard
+from ._launch import TYPES, ceil_div, device_guard
 
 Tensor = torch.Tensor
 
 LANES = 256  # rows of a program
 _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
-# As arguments: Triton compares a kernel's global constants with their values at every launch, which takes the host longer.
+# As arguments: Triton compares a kernel's global constants with their values at every launch, which takes longer.
 _CONSTANTS = {"LARGEST": torch.finfo(torch.float32).max, "SINGLETON": int(Branch.SINGLETON), "LANES": LANES}
 
 
@@ -86,15 +86,5 @@ def _combine(
 
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    yield (
-        _combine,
-        {
-            "episode": "*fp32", "step_term": "*fp32", "returns": "*fp32", "labels": "*i64", "branch": "*u8",
-            "source": "*i64", "taken": "*u1", "advantage_out": "*fp32", "step_out": "*fp32", "episode_out": "*fp32",
-            "returns_out": "*fp32", "cluster_out": "*i64", "branch_out": "*u8", "weight": "fp64",
-            "episode_weight": "fp64", "n_rows": "i32",
-        },
-        {"TOTAL_IS_STEP": False, **_CONSTANTS},
-        _OPTIONS,
-    )  # fmt: skip
+    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    yield _combine, TYPES, {"TOTAL_IS_STEP": False, **_CONSTANTS}, _OPTIONS

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..records import Records
-from ._launch import device_guard
+from ._launch import TYPES, device_guard
 
 Tensor = torch.Tensor
 
@@ -120,11 +120,7 @@ def _load(
 
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    pointers = {
-        "episode_return": "*fp32", "trajectory_offsets": "*i64", "group_trajectories": "*i64", "spoilt": "*u1",
-        "out": "*fp32", "delta": "fp64",
-    }  # fmt: skip
+    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
     sizes = {"UNROLL": UNROLL, "ROWS": ROWS, "COLUMNS": COLUMNS, "LONE_RAW": False}
     for over_steps in (False, True):
-        yield _episode, pointers, {**sizes, "OVER_STEPS": over_steps, "DIVIDE": True}, _OPTIONS
+        yield _episode, TYPES, {**sizes, "OVER_STEPS": over_steps, "DIVIDE": True}, _OPTIONS

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ..records import Records
-from ._launch import ceil_div, device_guard
+from ._launch import TYPES, ceil_div, device_guard
 
 Tensor = torch.Tensor
 
@@ -102,9 +102,5 @@ def _next_alike(row_hash, kind, i, own, seen, end, OTHERS: tl.constexpr):
 
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    signature = {
-        "x": "*bf16", "order": "*i64", "group_offsets": "*i64", "kind": "*u8", "row_hash": "*i64", "first": "*i64",
-        "blocks": "i32", "dim": "i32", "row_stride": "i32",
-    }  # fmt: skip
-    yield _first_equal, signature, {"column_stride": 1, **_TILE}, _OPTIONS
+    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    yield _first_equal, TYPES, {"column_stride": 1, **_TILE}, _OPTIONS

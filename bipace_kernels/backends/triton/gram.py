@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._launch import ceil_div
+from ._launch import TYPES, ceil_div
 
 Tensor = torch.Tensor
 
@@ -196,17 +196,10 @@ def _dot(a, b, scale_i, scale_j, part, SCALED: tl.constexpr):
 
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any], tuple[int, ...]]]:
-    """(kernel, signature, constexprs, options, architectures) of each launch on the main path, to compile ahead."""
-    for dtype, tile, scaled in (
-        ("*bf16", LARGE, False), ("*fp16", LARGE, False), ("*bf16", SMALL, False), ("*bf16", OTHER, True),
-        ("*fp32", FLOAT32, False), ("*fp32", FLOAT32, True),
-    ):  # fmt: skip
-        signature = {
-            "x": dtype, "order": "*i64", "group_offsets": "*i64", "scale": "*fp32", "gram": "*fp32",
-            "reciprocal": "*fp32", "units": "i32", "dim": "i32", "row_stride": "i32", "first_group": "i32",
-        }  # fmt: skip
-        constants = {
-            "column_stride": 1, "SCALED": scaled, "ALIGNED": 16, "EVEN": True, "UNIT": UNIT, **tile.constants(),
-        }  # fmt: skip
+    """(kernel, types, constexprs, options, architectures) of each launch on the main path, to compile ahead."""
+    fixed = {"column_stride": 1, "ALIGNED": 16, "EVEN": True, "UNIT": UNIT}
+    tiles = [("*bf16", LARGE, False), ("*fp16", LARGE, False), ("*bf16", SMALL, False), ("*bf16", OTHER, True)]
+    for dtype, tile, scaled in (*tiles, ("*fp32", FLOAT32, False), ("*fp32", FLOAT32, True)):
+        constants = {**fixed, "SCALED": scaled, **tile.constants()}
         options = {**tile.options(), "enable_fp_fusion": FUSED}
-        yield _gram, signature, constants, options, LARGE_ON if tile is LARGE else SMALL_ON
+        yield _gram, {**TYPES, "x": dtype}, constants, options, LARGE_ON if tile is LARGE else SMALL_ON

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._launch import ceil_div, device_guard
+from ._launch import TYPES, ceil_div, device_guard
 
 Tensor = torch.Tensor
 
@@ -22,8 +22,8 @@ _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 def dense_labels(first: Tensor) -> Tensor:
     """Clusters numbered over the batch from 0 by first appearance in processing order.
 
-    first   [M] or [E, M] int64   the record that began the record's cluster: first[i] ≤ i and first[first[i]] = first[i];
-            −1: the record has no cluster.  Each row of [E, M] has its own numbering.
+    first   [M] or [E, M] int64   the record that began the record's cluster: first[i] ≤ i and
+            first[first[i]] = first[i]; −1: the record has no cluster.  Each row of [E, M] has its own numbering.
     Returns labels of the same shape, int64; −1 where first is −1.
     """
     m, size = first.shape[-1], first.numel()
@@ -70,7 +70,6 @@ def _label(
 
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    pointers = {"first": "*i64", "labels": "*i64"}
-    yield _label_few, {**pointers, "m": "i32"}, {"LANES": FEW}, _OPTIONS_OF_FEW
-    yield _label, {**pointers, "begun": "*i64", "m": "i32", "size": "i32"}, {"LANES": LANES}, _OPTIONS
+    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    yield _label_few, TYPES, {"LANES": FEW}, _OPTIONS_OF_FEW
+    yield _label, TYPES, {"LANES": LANES}, _OPTIONS

@@ -16,13 +16,12 @@ import triton.language as tl
 
 from ..records import Records
 from ..schema import LIMIT
-from ._launch import ceil_div, device_guard
+from ._launch import TYPES, ceil_div, device_guard
 
 Tensor = torch.Tensor
 
 LANES = 32  # trajectories of a program: one warp, so that many small programs spread over the GPU
 UNROLL = 8  # steps loaded concurrently; a step's arithmetic is short compared with its load
-SPOILT_TILE = 32  # records of a trajectory read together
 _OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 
 
@@ -73,15 +72,11 @@ def _walk(
 def spoilt_trajectories(
     records: Records, step_return: Tensor, trajectory_return: Tensor, bad_record: Tensor | None
 ) -> Tensor:
-    n = records.n_trajectories
-    out = torch.empty(n, dtype=torch.bool, device=step_return.device)
-    if n:
-        with device_guard(step_return):
-            _spoilt[(n,)](
-                step_return, trajectory_return, bad_record, records.trajectory_offsets, out,
-                LIMIT=LIMIT, TILE=SPOILT_TILE, **_OPTIONS,
-            )  # fmt: skip
-    return out
+    bad = ~(step_return.abs() <= LIMIT)  # so NaN is beyond it
+    if bad_record is not None:
+        bad |= bad_record
+    upto = torch.nn.functional.pad(bad.cumsum(0), (1, 0))[records.trajectory_offsets]
+    return (upto[1:] > upto[:-1]) | ~(trajectory_return.abs() <= LIMIT)
 
 
 @triton.jit
@@ -160,50 +155,9 @@ def _returns(
             tl.store(spoilt + t, bad | ((tl.abs(own) <= LIMIT) == 0), mask=t < n_trajectories)
 
 
-@triton.jit
-def _spoilt(
-    step_return,  # [M] float32
-    trajectory_return,  # [T] float32
-    bad_record,  # [M] bool
-    trajectory_offsets,  # [T+1] int64
-    out,  # [T] bool
-    LIMIT: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    t = tl.program_id(0).to(tl.int64)
-    begin, end = tl.load(trajectory_offsets + t), tl.load(trajectory_offsets + t + 1)
-    bad = tl.zeros((TILE,), tl.int32)
-    for start in range(begin, end, TILE):
-        at = start + tl.arange(0, TILE)
-        value = tl.load(step_return + at, mask=at < end, other=0.0)
-        within = tl.abs(value) <= LIMIT  # false for NaN
-        if bad_record is not None:
-            within &= tl.load(bad_record + at, mask=at < end, other=0) == 0
-        bad |= tl.where(within, 0, 1)
-    own = tl.abs(tl.load(trajectory_return + t)) <= LIMIT
-    tl.store(out + t, (tl.max(bad, axis=0) > 0) | (own == 0))
-
-
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    pointers = {
-        "rewards": "*fp64", "step": "*i64", "bad_record": "*u1", "trajectory_offsets": "*i64", "step_return": "*fp32",
-        "trajectory_return": "*fp32", "spoilt": "*u1", "gamma": "fp64", "log_gamma": "fp64", "n_trajectories": "i32",
-    }  # fmt: skip
+    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
     constants = {"LIMIT": LIMIT, "LANES": LANES, "UNROLL": UNROLL}
     one = ("bad_record", "spoilt")
     for absent in ((), (*one, "trajectory_return"), (*one, "step_return")):
-        given = {name: kind for name, kind in pointers.items() if name not in absent}
-        yield _returns, given, {**constants, **dict.fromkeys(absent)}, _OPTIONS
-    yield (
-        _spoilt,
-        {
-            "step_return": "*fp32",
-            "trajectory_return": "*fp32",
-            "bad_record": "*u1",
-            "trajectory_offsets": "*i64",
-            "out": "*u1",
-        },
-        {"LIMIT": LIMIT, "TILE": SPOILT_TILE},
-        _OPTIONS,
-    )
+        yield _returns, TYPES, {**constants, **dict.fromkeys(absent)}, _OPTIONS

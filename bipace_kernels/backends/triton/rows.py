@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._launch import ceil_div, device_guard
+from ._launch import TYPES, ceil_div, device_guard
 
 Tensor = torch.Tensor
 
@@ -118,8 +118,8 @@ def _magnitude(x):
 
 @triton.jit
 def _scale(magnitude, INFINITY: tl.constexpr, MANTISSA: tl.constexpr):
-    """The power of two that brings a magnitude outside [2^-40, 2^40) near 1; 1 for all others, whose squares neither overflow
-    nor underflow.
+    """The power of two that brings a magnitude outside [2^-40, 2^40) near 1; 1 for all others, whose squares neither
+    overflow nor underflow.
 
     2^-p need not be a float32 where p = floor(log2); the nearest one leaves at least 2^-22.
     """
@@ -141,15 +141,8 @@ def _mix(bits, e):
 
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    signature = {
-        "x": "*bf16", "order": "*i64", "state": "*u8", "kind": "*u8", "scale": "*fp32", "row_hash": "*i64",
-        "usable": "*u1", "taken": "*u1", "n": "i32", "dim": "i32", "row_stride": "i32",
-    }  # fmt: skip
-    constants = {
-        "column_stride": 1, "INFINITY": INFINITY[torch.bfloat16], "MANTISSA": MANTISSA[torch.bfloat16], "HASH": 64, **_TILE,
-    }  # fmt: skip
+    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
+    bits = {"INFINITY": INFINITY[torch.bfloat16], "MANTISSA": MANTISSA[torch.bfloat16], "HASH": 64}
     kinds = ("kind", "scale", "usable", "taken")
     for absent in (("row_hash", *kinds), ("state", "row_hash"), ("state",)):
-        given = {name: kind for name, kind in signature.items() if name not in absent}
-        yield _look, given, {**constants, **dict.fromkeys(absent)}, _OPTIONS
+        yield _look, TYPES, {"column_stride": 1, **bits, **_TILE, **dict.fromkeys(absent)}, _OPTIONS

@@ -9,8 +9,8 @@ x_i joins cluster k as its m-th member, with s = S[k, i] and the Gram matrix G o
 and a seed sets S[k, ·] = G[i, ·].  The plain form r(aS + bG) drifts linearly in float32 (1.5e-4 at 8,192 members); the
 increment form does not.
 
-A decision needs the one before it, so the latency of this step times the length of a group is a lower bound of the whole
-clustering.  The panel keeps the latency short: decisions among PANEL records only need S of those records, a few
+A decision needs the one before it, so the latency of this step times the length of a group is a lower bound of the
+whole clustering.  The panel keeps the latency short: decisions among PANEL records only need S of those records, a few
 kilobytes that stay in the L1 cache, with one record's similarities contiguous.  S of the records after the
 panel is updated later, PANEL decisions at a time, where all loads are known in advance and overlap.  A group runs in a
 single warp: its maxima take one instruction and no barrier between warps.
@@ -29,6 +29,7 @@ import triton.language as tl
 
 from ..records import Records
 from ..schema import BAND
+from ._launch import TYPES
 from .gram import UNIT
 
 Tensor = torch.Tensor
@@ -260,36 +261,26 @@ def apply_panel(
         j = start + tl.arange(0, COLUMNS)
         reciprocal_j = tl.load(reciprocal + j, mask=j < end, other=0.0)
         for t in range(0, PANEL, 4):
-            k0, d0, w0, end0 = _decision(joined + t, change + t, weight + t, end)
-            k1, d1, w1, end1 = _decision(joined + t + 1, change + t + 1, weight + t + 1, end)
-            k2, d2, w2, end2 = _decision(joined + t + 2, change + t + 2, weight + t + 2, end)
-            k3, d3, w3, end3 = _decision(joined + t + 3, change + t + 3, weight + t + 3, end)
-            row = products + t * stride + j
-            share = reciprocal + panel + t
-            g0 = unit(tl.load(row, mask=j < end0, other=0.0), tl.load(share), reciprocal_j)
-            g1 = unit(tl.load(row + stride, mask=j < end1, other=0.0), tl.load(share + 1), reciprocal_j)
-            g2 = unit(tl.load(row + stride * 2, mask=j < end2, other=0.0), tl.load(share + 2), reciprocal_j)
-            g3 = unit(tl.load(row + stride * 3, mask=j < end3, other=0.0), tl.load(share + 3), reciprocal_j)
-            s0 = tl.load(state + k0 * stride + j, mask=j < tl.where(d0 == SEED, 0, end0), other=0.0)
-            s1 = tl.load(state + k1 * stride + j, mask=j < tl.where(d1 == SEED, 0, end1), other=0.0)
-            s2 = tl.load(state + k2 * stride + j, mask=j < tl.where(d2 == SEED, 0, end2), other=0.0)
-            s3 = tl.load(state + k3 * stride + j, mask=j < tl.where(d3 == SEED, 0, end3), other=0.0)
-            s0 = moved(s0, g0, d0, w0)
-            s1 = moved(tl.where(k1 == k0, s0, s1), g1, d1, w1)
-            s2 = moved(tl.where(k2 == k1, s1, tl.where(k2 == k0, s0, s2)), g2, d2, w2)
-            s3 = tl.where(k3 == k2, s2, tl.where(k3 == k1, s1, tl.where(k3 == k0, s0, s3)))
-            s3 = moved(s3, g3, d3, w3)
-            tl.store(state + k0 * stride + j, s0, mask=j < end0)
-            tl.store(state + k1 * stride + j, s1, mask=j < end1)
-            tl.store(state + k2 * stride + j, s2, mask=j < end2)
-            tl.store(state + k3 * stride + j, s3, mask=j < end3)
-
-
-@triton.jit
-def _decision(joined, change, weight, end):
-    """k, d, w of one decision, and the end of the columns that it changes: 0 if it changes none."""
-    k = tl.load(joined)
-    return k, tl.load(change), tl.load(weight), tl.where(k >= 0, end, 0)
+            k, d, w, stop, g, s, after = (), (), (), (), (), (), ()
+            for u in tl.static_range(4):
+                cluster = tl.load(joined + t + u)
+                k += (cluster,)
+                d += (tl.load(change + t + u),)
+                w += (tl.load(weight + t + u),)
+                stop += (tl.where(cluster >= 0, end, 0),)  # of the columns that it changes: none
+            for u in tl.static_range(4):
+                row = tl.load(products + (t + u) * stride + j, mask=j < stop[u], other=0.0)
+                g += (unit(row, tl.load(reciprocal + panel + t + u), reciprocal_j),)
+            for u in tl.static_range(4):
+                known = tl.where(d[u] == SEED, 0, stop[u])
+                s += (tl.load(state + k[u] * stride + j, mask=j < known, other=0.0),)
+            for u in tl.static_range(4):
+                before = s[u]  # type: ignore[var-annotated]
+                for v in tl.static_range(u):
+                    before = tl.where(k[u] == k[v], after[v], before)
+                after += (moved(before, g[u], d[u], w[u]),)
+            for u in tl.static_range(4):
+                tl.store(state + k[u] * stride + j, after[u], mask=j < stop[u])
 
 
 @triton.jit(do_not_specialize=["units", "first_stride", "first_group"])
@@ -354,11 +345,7 @@ def _scan_groups(
 
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    signature = {
-        "gram": "*fp32", "state": "*fp32", "reciprocal": "*fp32", "units": "i32", "kind": "*u8",
-        "group_offsets": "*i64", "similar": "*fp32", "clusters": "*i32", "decisions": "*i32", "first": "*i64",
-        "first_stride": "i32", "lowest": "fp32", "lowest_of": "*fp32", "first_group": "i32",
-    }  # fmt: skip
+    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
     for sweep in (False, True):
-        yield _scan_groups, signature, {"SWEEP": sweep, "PANEL": PANEL, "UNIT": UNIT, **TILE}, _OPTIONS
+        constants = {"SWEEP": sweep, "PANEL": PANEL, "UNIT": UNIT, **TILE}
+        yield _scan_groups, {**TYPES, "state": "*fp32"}, constants, _OPTIONS

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ..records import Records
 from ..schema import Branch
-from ._launch import ceil_div, device_guard
+from ._launch import TYPES, ceil_div, device_guard
 
 Tensor = torch.Tensor
 
@@ -331,21 +331,10 @@ def _power(base, exponent):
 
 
 def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, signature, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    pointers = {
-        "returns": "*fp32", "labels": "*i64", "action_key": "*i64", "order": "*i64", "group_offsets": "*i64",
-        "step": "*fp32", "branch": "*u8", "m": "i32", "segments": "i32", "blocks": "i32", "delta": "fp64",
-    }  # fmt: skip
+    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
     sizes = {"LANES": LANES, "UNROLL": UNROLL, "UNBIASED": True}
     for estimator, divide in (("mean", False), ("mean", True), ("q_style", False), ("diff_peer", False)):
         for in_order in (False, True):
-            yield _step, pointers, {**sizes, "ESTIMATOR": estimator, "DIVIDE": divide, "SORTED": in_order}, _OPTIONS
-    yield (
-        _aggregate,
-        {
-            "term": "*fp32", "company": "*u8", "episode_advantage": "*fp32", "advantage": "*fp32", "deepest": "*i64",
-            "branch": "*u8", "depth": "i32", "m": "i32", "delta": "fp64", "alpha": "fp64",
-        },
-        {"BASE_GROUP": True, "LANES": AGGREGATE},
-        {"num_warps": 4, "enable_fp_fusion": False},
-    )  # fmt: skip
+            constants = {**sizes, "ESTIMATOR": estimator, "DIVIDE": divide, "SORTED": in_order}
+            yield _step, {**TYPES, "step": "*fp32"}, constants, _OPTIONS
+    yield _aggregate, TYPES, {"BASE_GROUP": True, "LANES": AGGREGATE}, {"num_warps": 4, "enable_fp_fusion": False}
