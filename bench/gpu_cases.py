@@ -18,8 +18,8 @@ from bipace_kernels.backends import native_loader
 
 from . import roofline
 from . import workloads as w
-from .gpu_rows import Need
 from .measure import all_cores
+from .roofline import Work
 from .stages import Hidden, canonical, number_agreement, partition_agreement
 
 BACKENDS = ("triton", "cuda")
@@ -161,26 +161,26 @@ class Batch(Hidden):
     # -------------------------------------------------------------------------------------------------------- floors
 
     @cached_property
-    def cluster_need(self) -> Need:
+    def cluster_need(self) -> Work:
         """The fewer operations of the lower triangle of the Gram matrix and of the paper's loop over open centroids."""
         loop = roofline.cluster_work(self.fingerprint, self.planted, self.offsets)
         sizes = [end - start for start, end in pairwise(self.offsets)]
         gram = sum(n * (n + 1) * self.shape.dim for n in sizes)
-        return Need(loop.bytes, min(loop.flop, gram), steps=max(sizes), clusters=self.shape.states)
+        return Work(loop.bytes, min(loop.flop, gram), steps=max(sizes), clusters=self.shape.states)
 
     @cached_property
-    def keys_need(self) -> Need:
+    def keys_need(self) -> Work:
         """Valid ids and the whole mask in, key and flag out."""
         made = self.responses
-        return Need(bytes=8 * made.tokens + made.mask.numel() + 9 * self.shape.records)
+        return Work(bytes=8 * made.tokens + made.mask.numel() + 9 * self.shape.records)
 
     @cached_property
-    def advantage_need(self) -> Need:
+    def advantage_need(self) -> Work:
         """Clustering, rewards and keys in, six results out."""
         need = self.cluster_need
         return dataclasses.replace(need, bytes=need.bytes + (4 + 8 + 4 * 4 + 1) * self.shape.records)
 
     @cached_property
-    def whole_need(self) -> Need:
+    def whole_need(self) -> Work:
         need = self.advantage_need
         return dataclasses.replace(need, bytes=need.bytes + self.keys_need.bytes)

@@ -14,8 +14,9 @@ import bipace_kernels as bk
 
 from . import hidden as h
 from .gpu_report import TAP
-from .gpu_rows import EAGER, Bench, Need
+from .gpu_rows import EAGER, Bench
 from .report import SAMPLE
+from .roofline import Work
 
 Tensor = torch.Tensor
 
@@ -67,7 +68,7 @@ def _tap(bench: Bench, at: str, model: Any, shape: h.Shape, device: torch.device
         return kept.rows()
 
     at = f"{at}, {shape.rows} × {ids.shape[1]:,} tokens"
-    need = Need(flop=2 * ids.numel() * shape.parameters())
+    need = Work(flop=2 * ids.numel() * shape.parameters())
     effort: dict[str, Any] = {"how": EAGER, "need": need, "rounds": 15, "seconds": 60.0}
     before = bench.row(at, "log-prob forward", log_probs, kind="competitor", **effort)
     ours = bench.row(at, "log-prob forward with a tap", tapped, check=lambda x: _agreement(x, want),
@@ -93,7 +94,7 @@ def _early_exit(bench: Bench, at: str, model: Any, shape: h.Shape, ids: Tensor, 
 
     want = theirs()
     effort: dict[str, Any] = {"how": EAGER, "rounds": 15, "seconds": 60.0}
-    need = Need(flop=2 * ids.numel() * shape.parameters())
+    need = Work(flop=2 * ids.numel() * shape.parameters())
     mine = bench.row(at, "bk.hidden.extract", ours, check=lambda x: _agreement(x, want),
                      note=f"{note}; {_memory(ours, theirs, ids.device)}", **effort)  # fmt: skip
     other = bench.row(at, "output_hidden_states=True, then pick", theirs, kind="competitor", need=need, **effort)

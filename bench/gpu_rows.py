@@ -10,7 +10,7 @@ from typing import Any
 
 from .gpu_measure import Clock, DryClock, GpuCeilings
 from .measure import Timing
-from .roofline import Work as Need
+from .roofline import Work
 
 REPLAY, EAGER, WALL = "graph replay", "eager, wall", "wall"
 
@@ -83,7 +83,7 @@ class Bench:
         *,
         kind: str = "ours",
         how: str = REPLAY,
-        need: Need | None = None,
+        need: Work | None = None,
         check: Callable[[Any], str] = lambda _: "",
         rounds: int = 100,
         seconds: float = 5.0,
@@ -102,7 +102,7 @@ class Bench:
             else:
                 timing, result = self.clock.wall(call, rounds=rounds, seconds=min(seconds, left), warm_up=warm_up)
             row.sm_mhz = self.clock.sm_mhz()
-            self._fill(row, timing, need or Need())
+            self._fill(row, timing, need or Work())
             row.agreement = check(result)
             wrong = any(word in row.agreement for word in ("DIFFERENT", "beyond"))
             self.failures += wrong and kind == "ours"
@@ -123,7 +123,7 @@ class Bench:
         rows = (row["median_ms"] for row in self.part.rows if (row["workload"], row["name"]) == (workload, name))
         return next(rows, None)
 
-    def _fill(self, row: GpuRow, timing: Timing, need: Need) -> None:
+    def _fill(self, row: GpuRow, timing: Timing, need: Work) -> None:
         row.median_ms, row.iqr_ms, row.rounds = timing.median, timing.iqr, timing.rounds
         row.bytes, row.flop = need.bytes, need.flop
         row.floor_bytes_ms = need.bytes / self.ceilings.copy_gb_s / 1e6 if need.bytes else None

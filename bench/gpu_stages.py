@@ -17,12 +17,12 @@ from bipace_kernels.backends.schema import Terms
 from . import workloads as w
 from .gpu_cases import Batch
 from .gpu_report import BY_WARPS, DECISIONS, GRAM, KEYS, STAGE
-from .gpu_rows import Need
 from .measure import all_cores
+from .roofline import Work
 from .stages import canonical, number_agreement, partition_agreement
 
 _OF_CUDA = ("action_keys", "clusters", "gram", "scan", "values")
-Case = tuple[str, Callable[[], Any], Need, Callable[[Any], str]]
+Case = tuple[str, Callable[[], Any], Work, Callable[[Any], str]]
 
 
 def module(backend: str, stem: str) -> Any:
@@ -95,12 +95,12 @@ def _inside_clusters(x: Batch, backend: str) -> list[Case]:
     multiply()
     triangles = sum(m * (m + 1) // 2 for m in np.diff(x.offsets).tolist())
     size = x.fingerprint.numel() * x.fingerprint.element_size()
-    chain = Need(bytes=4 * triangles + 8 * n, steps=lay.longest_group, clusters=x.shape.states)
-    tiles = Need(bytes=size + 4 * triangles, flop=2 * d * triangles)
+    chain = Work(bytes=4 * triangles + 8 * n, steps=lay.longest_group, clusters=x.shape.states)
+    tiles = Work(bytes=size + 4 * triangles, flop=2 * d * triangles)
     others: list[Case] = []
     if _by_groups(x, backend):
         others = [(GRAM + BY_WARPS, _by_warps(multiply), tiles, _nothing)]
-    looked: Case = ("inside clusters: rows looked at", look, Need(bytes=size + 5 * n), _nothing)
+    looked: Case = ("inside clusters: rows looked at", look, Work(bytes=size + 5 * n), _nothing)
     return [
         *([looked] if backend == "triton" else []),
         *others,
@@ -164,18 +164,18 @@ def stages(x: Batch, backend: str) -> list[Case]:
     try:
         need = x.keys_need
     except ImportError:
-        need = Need()  # the call says which package is missing
+        need = Work()  # the call says which package is missing
     out: list[Case] = [
         (KEYS, lambda: x.keys(backend), need, x.check_keys),
         (STAGE, lambda: clusters(x, backend), x.cluster_need, x.check_labels),
-        ("values: V, Q, leave-one-out", values, Need(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
+        ("values: V, Q, leave-one-out", values, Work(bytes=n * (4 + 8 + 8 + 4 + 1)), _nothing),
     ]
     if backend == "triton":
         out += [
-            ("scan_rows: finite, not zero", rows, Need(bytes=size + n), _nothing),
-            ("returns", discounted, Need(bytes=n * (8 + 8 + 4)), _nothing),
-            ("episode", episode, Need(bytes=4 * n), _nothing),
-            ("combine", combine, Need(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), _nothing),
+            ("scan_rows: finite, not zero", rows, Work(bytes=size + n), _nothing),
+            ("returns", discounted, Work(bytes=n * (8 + 8 + 4)), _nothing),
+            ("episode", episode, Work(bytes=4 * n), _nothing),
+            ("combine", combine, Work(bytes=n * (3 * 4 + 8 + 1 + 8) + n * (4 * 4 + 8 + 1)), _nothing),
         ]
     return [*out, *_inside_clusters(x, backend)]
 
@@ -185,7 +185,7 @@ def presets(x: Batch, backend: str) -> list[Case]:
     n = x.shape.records
     codes_on_host = torch.from_numpy(x.steps.group * x.shape.states + x.steps.state)
     codes = codes_on_host.to(x.device)
-    small = Need(bytes=n * (8 + 4 + 4 * 4 + 8 + 1))
+    small = Work(bytes=n * (8 + 4 + 4 * 4 + 8 + 1))
     size = x.fingerprint.numel() * x.fingerprint.element_size()
 
     def preset(config: bk.Config) -> Callable[[], Any]:
@@ -213,7 +213,7 @@ def presets(x: Batch, backend: str) -> list[Case]:
         return whole
     return [
         *whole,
-        ("clusters of equal rows, ε = 0", lambda: clusters(x, backend, 0.0), Need(bytes=size + 8 * n), lambda _: ""),
+        ("clusters of equal rows, ε = 0", lambda: clusters(x, backend, 0.0), Work(bytes=size + 8 * n), lambda _: ""),
     ]
 
 

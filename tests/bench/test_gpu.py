@@ -115,7 +115,7 @@ def _fixed(workload, name, ms, how=rows.REPLAY, kind="ours"):
 
 
 def test_floors_are_bytes_operations_and_chain():
-    need = rows.Need(bytes=2_000_000, flop=300_000_000, steps=400, clusters=20)
+    need = rows.Work(bytes=2_000_000, flop=300_000_000, steps=400, clusters=20)
     part = _part("short", lambda bench: bench.row("w", "n", lambda: None, need=need))
     (row,) = part["rows"]
     assert row["floor_bytes_ms"] == pytest.approx(0.002)
