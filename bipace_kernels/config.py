@@ -5,17 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from .estimators.partitions import PARTITIONS
-from .estimators.table import ESTIMATORS, VALUES, estimator_of, name_of, needs_of, value_of
+from .estimators.rows import ESTIMATORS, FUNCTION, PARTITIONS, VALUES, Estimator, Partition, StateValue
 from .settings import PRESETS as PRESET_NAMES
 from .settings import Fields, settings_of
 from .support.errors import InputError, Named
 from .support.handles import Handled
 
+T = TypeVar("T")
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
 
 
@@ -29,6 +29,24 @@ def check_fields(given: Any, where: str = "") -> None:
         optional = value is None and (row.off or given.__dataclass_fields__[name].default is None)
         if not (optional or row.holds(value) or (name == "estimator" and callable(value))):
             raise InputError("{} must be {}, got {!r}.", Named(where + name), row.wanted, value)
+
+
+class derived(Generic[T]):
+    """A property that is computed once; while torch.compile traces, which cannot keep it, at each reading."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute, self.__doc__ = compute, compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, config: Any, owner: type | None = None) -> T:
+        if config is None:
+            return self  # type: ignore[return-value]  # of the class, for help()
+        value = self.compute(config)
+        if not torch.compiler.is_compiling():
+            config.__dict__[self.name] = value
+        return value
 
 
 @dataclass(frozen=True)
@@ -49,10 +67,11 @@ class Config(Handled, Fields):
         for name in ("history_length", "longest_text"):
             object.__setattr__(self, name, int(getattr(self, name)))
         self._pairs()
+        self._derive()
 
     def _pairs(self) -> None:
         """Raises InputError for fields that contradict each other."""
-        row, value, name = estimator_of(self), value_of(self), name_of(self.estimator)
+        row, value, name = self.estimator_row, self.value_row, self.estimator_name
         own, partition = Named("estimator", (name,)), Named("partition", (self.partition,))
         none = Named("partition", ("none",))
         if self.partition not in row.partitions:
@@ -80,50 +99,89 @@ class Config(Handled, Fields):
                 " or ".join(map(repr, row.step_norms)),
             )
 
-    @property
+    # What the fields mean is found once, when the object is made; it is neither compared nor pickled.
+
+    def _derive(self) -> None:
+        for name in _DERIVED:
+            getattr(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._derive()
+
+    @derived
+    def partition_row(self) -> Partition:
+        """The partition's row of the table."""
+        return PARTITIONS[self.partition]
+
+    @derived
+    def estimator_row(self) -> Estimator:
+        """The estimator's row of the table."""
+        return ESTIMATORS[self.estimator] if isinstance(self.estimator, str) else FUNCTION
+
+    @derived
+    def value_row(self) -> StateValue | None:
+        """The row of its value; None if the estimator has none."""
+        return VALUES[self.value] if self.estimator_row.has_value else None
+
+    @derived
+    def estimator_name(self) -> str:
+        """The estimator's name, also of a function."""
+        own = self.estimator
+        return own if isinstance(own, str) else str(getattr(own, "__qualname__", own))
+
+    @derived
+    def needs(self) -> tuple[str, ...]:
+        """Arguments of advantage() that the estimator reads in addition to its partition's."""
+        return self.estimator_row.needs + (self.value_row.needs if self.value_row else ())
+
+    @derived
     def needs_keys(self) -> bool:
         """Whether the estimator compares actions."""
-        return "action_key" in estimator_of(self).needs
+        return "action_key" in self.estimator_row.needs
 
-    @property
+    @derived
     def averages_actions(self) -> bool:
         """Whether A_S is averaged over near states with the same action, where action keys are given."""
-        return self.action_noise is not None and "fingerprint" in needs_of(self)
+        return self.action_noise is not None and "fingerprint" in self.needs
 
-    @property
+    @derived
     def reads_keys(self) -> bool:
         """Whether action keys change the result: the estimator needs them, or averages over equal ones if given."""
         return self.needs_keys or self.averages_actions
 
-    @property
+    @derived
     def needs_fingerprint(self) -> bool:
         """Whether the partition or the estimator reads fingerprints."""
-        return PARTITIONS[self.partition].argument == "fingerprint" or "fingerprint" in needs_of(self)
+        return self.partition_row.argument == "fingerprint" or "fingerprint" in self.needs
 
-    @property
+    @derived
     def needs_observation(self) -> bool:
         """Whether the partition compares observations."""
-        return PARTITIONS[self.partition].argument == "observation"
+        return self.partition_row.argument == "observation"
 
-    @property
+    @derived
     def needs_truncated(self) -> bool:
         """Whether the estimator has a value with which to continue a trajectory that was cut off."""
-        return value_of(self) is not None
+        return self.value_row is not None
 
-    @property
+    @derived
     def needs_memory(self) -> bool:
         """Whether values are also estimated from the records of earlier batches."""
-        return "fingerprint" in needs_of(self) and self.share == "memory"
+        return "fingerprint" in self.needs and self.share == "memory"
 
-    @property
+    @derived
     def has_clusters(self) -> bool:
         """Whether the partition compares records."""
-        return PARTITIONS[self.partition].has_clusters
+        return self.partition_row.has_clusters
 
-    @property
+    @derived
     def has_epsilon(self) -> bool:
         """Whether the partition reads ε."""
-        return PARTITIONS[self.partition].argument == "fingerprint"
+        return self.partition_row.argument == "fingerprint"
 
     @classmethod
     def _of(cls, given: dict[str, Any]) -> Config:
@@ -202,4 +260,5 @@ Config.__doc__ = (
     + "\n"
     + "".join(f"\n    {name:<19}  {row.help}" for name, row in settings_of(Config).items())
 )
+_DERIVED = tuple(name for name, value in vars(Config).items() if isinstance(value, derived))
 PRESETS: dict[str, Callable[..., Config]] = {name: getattr(Config, name) for name in PRESET_NAMES}

@@ -12,6 +12,7 @@ before anything is clustered; on a GPU nothing synchronizes, and errors are rais
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +23,9 @@ from .backends.dispatch import Backend
 from .backends.records import Records, out_of_range
 from .config import Config
 from .diagnostics.records import Unread
-from .estimators.batch import Batch
 from .estimators.memory import ValueMemory
-from .estimators.table import estimator_of, needs_of
+from .estimators.partitions import Batch
+from .estimators.table import terms_of
 from .inputs import checks, interop
 from .inputs.columns import Inputs, check_check, check_config, check_inputs, check_memory
 from .inputs.layout import Layout
@@ -105,9 +106,9 @@ def advantage(
                 "memory must be None under torch.compile, whose graphs keep no state; call advantage() outside."
             )
         return compiled.advantage(given, layout, config, backend, check, num_threads)
-    result: AdvantageResult = compiled.untraced(run)(
-        interop.all_to_torch(given), layout, config, backend, check, num_threads, memory
-    )
+    # A call that the compiler cannot trace runs eagerly as a whole, not in pieces.  Importing the compiler is slow.
+    function = compiled.untraced(run) if "torch._dynamo" in sys.modules else run
+    result = function(interop.all_to_torch(given), layout, config, backend, check, num_threads, memory)
     back = interop.from_dlpack_of(given)
     return result if back is None else result.as_arrays(back)
 
@@ -123,7 +124,6 @@ def run(
 ) -> AdvantageResult:
     """advantage() of its arguments by name; torch.ops.bipace.advantage runs it too."""
     cfg = check_config(config)
-    dispatch.check_name(backend)
     check_check(check)
     check_memory(memory, cfg)
     where = checks.one_device(given)
@@ -174,9 +174,8 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
         records, trajectory_return, cfg.episode_scope, cfg.episode_norm, cfg.lone_trajectory, cfg.delta
     )
 
-    estimator = estimator_of(cfg)
-    terms = estimator.terms(Batch(backend, cfg, x, layout, records, step_return, episode, memory))
-    weights = None if estimator.whole else (float(cfg.episode_weight), float(cfg.step_weight))
+    terms = terms_of(Batch(backend, cfg, x, layout, records, step_return, episode, memory))
+    weights = None if cfg.estimator_row.whole else (float(cfg.episode_weight), float(cfg.step_weight))
     rows = backend.combine.combine(records, step_return, episode, terms, weights)
     if terms.value is None:
         return AdvantageResult(*rows, unread)
@@ -205,7 +204,7 @@ def _bad_records(x: Inputs, everyone: Layout, lay: Records) -> tuple[Tensor | No
             value, value.index_select(0, lay.trajectory_offsets[:-1]).index_select(0, lay.trajectory_of_record)
         )
         bad = episode_differs | ~value.isfinite()
-    if x.rewards is not None and "rewards" in needs_of(x.config):
+    if x.rewards is not None and "rewards" in x.config.needs:
         unfit = out_of_range(x.rewards.index_select(0, lay.order))
         bad = unfit if bad is None else bad | unfit
     if everyone.first is not None and x.rewards is not None:

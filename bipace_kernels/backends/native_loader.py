@@ -21,11 +21,13 @@ def _import() -> tuple[ModuleType | None, str]:
     return module, ""
 
 
+@functools.cache
 def reason() -> str:
     """Why the compiled module does not load; empty if it does."""
     return _import()[1]
 
 
+@functools.cache
 def load() -> ModuleType:
     """The compiled module.  ImportError with the reason and what to do if there is none."""
     module, why = _import()

@@ -14,8 +14,7 @@ import numpy as np
 
 from ..backends.schema import Branch
 from ..config import PRESETS, Config
-from ..estimators.partitions import PARTITIONS
-from ..estimators.table import value_of
+from ..estimators.rows import PARTITIONS
 from ..features.embedders import EMBEDDERS, Ngram
 from ..settings import settings_of
 from ..support import files
@@ -100,7 +99,7 @@ def _check_options(
     """Raises CliError for options that would be ignored: a user who gives one expects an effect."""
     for name, row in SETTINGS.items():
         if changes.get(name) is not None and not row.has_effect(config):
-            value, choose = value_of(config), row.cure
+            value, choose = config.value_row, row.cure
             if "partition" in choose and value is not None and not value.has_clusters:
                 choose = {"value": "cluster", **choose}
             raise CliError(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.schema import Branch
-from ..estimators.partitions import PARTITIONS
+from ..estimators.rows import PARTITIONS
 from ..support.warnings import warn_of_unparsed, warn_once
 from .records import Records
 

@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 
 from ..config import Config
-from ..estimators.table import needs_of
 from ..inputs import checks
 from ..inputs.checks import LateCheck
 from ..inputs.layout import Layout
@@ -152,7 +151,7 @@ class Unread:
         if self.config.on_invalid == "raise":
             if bool(spoilt.any()):
                 unread = self.returns is not None and self.episode_return is not None
-                unread &= "rewards" not in needs_of(self.config)
+                unread &= "rewards" not in self.config.needs
                 read = [None if unread else self.rewards, self.returns, self.episode_return]
                 raise_spoilt(self.everyone, spoilt, *to_host(read))
             if state is not None:

@@ -25,8 +25,8 @@ from ..backends.contract import FINGERPRINT_DTYPES
 from ..config import Config
 from ..diagnostics.records import Records, Unread
 from ..estimators.memory import ValueMemory
-from ..estimators.partitions import PARTITIONS
-from ..estimators.table import StepRecords, name_of
+from ..estimators.rows import PARTITIONS
+from ..estimators.table import StepRecords
 from ..inputs import checks, interop
 from ..inputs.canonical import canonical
 from ..inputs.columns import check_check, check_columns, check_config, check_memory
@@ -291,7 +291,7 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
 def _plain_fields(cfg: Config) -> dict[str, Any]:
     """The configuration as JSON holds it, to be compared over the ranks."""
     plain = {field.name: getattr(cfg, field.name) for field in fields(Config)}
-    plain["estimator"] = name_of(cfg.estimator)
+    plain["estimator"] = cfg.estimator_name
     return {name: x if x is None or isinstance(x, (str, int)) else float(x) for name, x in plain.items()}
 
 

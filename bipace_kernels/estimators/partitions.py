@@ -1,53 +1,58 @@
-"""Partitions, a row each: name, argument, and how it clusters the steps of a prompt group.
-
-Config, checks, the command line and the adapters read this table.  docs/estimator.md, section 3, defines each.
-"""
+"""Clusters of a batch by its partition: a function for each row of PARTITIONS (rows.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from ..backends.dispatch import Backend
+from ..backends.records import Records
+from ..config import Config
+from ..inputs.columns import Inputs
+from ..inputs.layout import Layout
 from ..inputs.observations import observation_texts
 from ..inputs.transfer import to_device
-
-if TYPE_CHECKING:
-    from .batch import Batch
+from .memory import ValueMemory
 
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Partition:
-    """A row of the table.
+class Batch:
+    """The records of a call, after returns, episode term and the check of the fingerprints.
 
-    name       as in Config.partition
-    meaning    description in one line
-    labels     computes [M] int64: clusters numbered by first appearance, −1 for records set aside
-    argument   of advantage() that it reads, or None
-    by_code    it compares codes of observations, which are made before anything is computed
-    greedy     clusters depend on the order of rollouts
+    backend    the backend whose modules run the stages
+    config     of the call
+    inputs     the arguments that the configuration uses, by row
+    layout     the records that count, on the CPU; records: the same on the tensors' device, with the masks
+    returns    [M] float32   R, discounted return-to-go
+    episode    [M] float32   A_ep
+    memory     of share="memory", or None
     """
 
-    name: str
-    meaning: str
-    labels: Callable[[Batch], Tensor]
-    argument: str | None = None
-    by_code: bool = False
-    greedy: bool = False
+    backend: Backend
+    config: Config
+    inputs: Inputs
+    layout: Layout
+    records: Records
+    returns: Tensor
+    episode: Tensor
+    memory: ValueMemory | None = None
 
-    @property
-    def has_clusters(self) -> bool:
-        """Whether a cluster can hold several records."""
-        return self.argument is not None
+    def by_record(self, column: Tensor) -> Tensor:
+        """[N, …] of rows -> [M, …] of records."""
+        return column.index_select(0, self.records.order)  # column[order] would enter torch's thread pool
+
+    def by_record_or_none(self, column: Tensor | None) -> Tensor | None:
+        """[N, …] of rows -> [M, …] of records."""
+        return None if column is None else self.by_record(column)
 
 
 def labels_of(batch: Batch) -> Tensor:
     """[M] int64 clusters by the configuration's partition."""
-    return PARTITIONS[batch.config.partition].labels(batch)
+    return _LABELS[batch.config.partition](batch)
 
 
 def _none(batch: Batch) -> Tensor:
@@ -116,13 +121,6 @@ def _codes(batch: Batch) -> Tensor:
     return batch.inputs.codes
 
 
-PARTITIONS: dict[str, Partition] = {
-    row.name: row
-    for row in (
-        Partition("none", "every step by itself", _none),
-        Partition("exact", "equal observations", _exact, "observation", by_code=True),
-        Partition("history", "equal last observations", _history, "observation", by_code=True),
-        Partition("similar", "similar texts (difflib's ratio)", _similar, "observation", greedy=True),
-        Partition("cosine", "cosine distance of fingerprints", _cosine, "fingerprint", greedy=True),
-    )
-}
+_LABELS: dict[str, Callable[[Batch], Tensor]] = {
+    "none": _none, "exact": _exact, "history": _history, "similar": _similar, "cosine": _cosine,
+}  # fmt: skip

@@ -1,75 +1,33 @@
-"""Step estimators, a row each: name, required arguments, allowed partitions, and computation.
+"""Step terms of a batch: a function for each row of ESTIMATORS and VALUES (rows.py).
 
-Config, checks, torch ops, the command line and the adapters read this table.  A new estimator is a row here, the function
-below it, and its kernel in each backend (docs/development.md walks through one).  A user's own estimator needs none of
-that: `Config(estimator=function)`, see `StepRecords`.
+A new estimator is a row there, a function here, and its kernel in each backend (docs/development.md walks through one).  A
+user's own estimator needs none of that: `Config(estimator=function)`, see `StepRecords`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..backends.records import Records
 from ..backends.schema import LONGEST, Branch, Kernel, Terms
+from ..config import Config
 from .landmarks import choose_landmarks
 from .memory import Readings
-from .partitions import PARTITIONS, cluster_histories, histories, labels_of
-
-if TYPE_CHECKING:
-    from ..config import Config
-    from .batch import Batch
+from .partitions import Batch, cluster_histories, histories, labels_of
+from .rows import VALUES
 
 Tensor = torch.Tensor
 
 MOST_PRODUCTS = 1 << 25  # of rows that a call keeps from V̂ for the averages over equal actions: 256 MiB
 
 
-@dataclass(frozen=True)
-class Estimator:
-    """A row of the table.
-
-    name         as in Config.estimator
-    meaning      description in one line
-    terms        computes labels, step term and branch of a batch
-    partitions   allowed partitions
-    needs        arguments of advantage() that it reads in addition to its partition's (see needs_of())
-    step_norms   allowed values of Config.step_norm
-    whole        its step term is the total, instead of A = A_ep + w · A_S
-    pace         meaning of Branch.PACE
-    has_value    it computes V̂ of each record by a row of VALUES, and reads `truncated`
-    """
-
-    name: str
-    meaning: str
-    terms: Callable[[Batch], Terms]
-    partitions: tuple[str, ...] = tuple(name for name in PARTITIONS if name != "none")
-    needs: tuple[str, ...] = ()
-    step_norms: tuple[str, ...] = ("none",)
-    whole: bool = False
-    pace: str = "compared with its peers"
-    has_value: bool = False
-
-
-@dataclass(frozen=True)
-class StateValue:
-    """A row of VALUES.
-
-    name          as in Config.value
-    meaning       description in one line
-    compute       [M] float64 V̂ of a batch, given its clusters and room for the products of rows (see Critic.kernel_values)
-    has_clusters  its records are those of a cluster, by the configuration's partition
-    needs         arguments of advantage() that it reads
-    """
-
-    name: str
-    meaning: str
-    compute: Callable[[Batch, Tensor, Tensor | None], Tensor]
-    has_clusters: bool = False
-    needs: tuple[str, ...] = ()
+def terms_of(batch: Batch) -> Terms:
+    """Clusters and step term of a batch by the configuration's estimator."""
+    return _TERMS[batch.config.estimator_row.name](batch)
 
 
 def _nothing(batch: Batch) -> Terms:
@@ -82,7 +40,7 @@ def _of_clusters(batch: Batch) -> Terms:
     cfg, labels = batch.config, labels_of(batch)
     step_term, branch = batch.backend.values.step_advantage(
         batch.records, batch.returns, labels, batch.by_record_or_none(batch.inputs.action_key),
-        name_of(cfg.estimator), cfg.step_norm, cfg.delta,
+        cfg.estimator_row.name, cfg.step_norm, cfg.delta,
     )  # fmt: skip
     return Terms(labels, step_term, branch)
 
@@ -99,15 +57,15 @@ def _hgpo(batch: Batch) -> Terms:
 
 def _gae(batch: Batch) -> Terms:
     """GAE(λ) over a value of each record's state (docs/gae.md)."""
-    kind, labels = VALUES[batch.config.value], labels_of(batch)
+    labels = labels_of(batch)
     value, raw = batch.by_record_or_none(batch.inputs.value), batch.by_record_or_none(batch.inputs.raw_advantage)
     if value is None or raw is None:
         products = _room_for_products(batch)
-        value = kind.compute(batch, labels, products)
+        value = _VALUES[batch.config.value](batch, labels, products)
         raw = _averaged(batch, _recursion(batch, value), products)
     step_term = batch.backend.critic.normed_advantage(batch.records, raw, batch.returns, batch.config.step_norm)
     branch = torch.zeros_like(labels, dtype=torch.uint8)  # SINGLETON
-    if kind.has_clusters:
+    if VALUES[batch.config.value].has_clusters:
         sizes = torch.zeros_like(labels).index_add_(0, labels.clamp(min=0), (labels >= 0).to(labels.dtype))
         branch = torch.where((labels >= 0) & (sizes.index_select(0, labels.clamp(min=0)) > 1), int(Branch.PACE), branch)
     return Terms(labels, step_term, branch, value, raw)
@@ -262,7 +220,7 @@ def _function(batch: Batch) -> Terms:
         cluster=of_taken(labels), group_offsets=records.group_offsets, trajectory_offsets=records.trajectory_offsets,
         step=records.time, action_key=of_rows(x.action_key), fingerprint=of_rows(x.fingerprint), config=batch.config,
     )  # fmt: skip
-    term = _checked(batch.config.estimator(given), given, name_of(batch.config.estimator))  # type: ignore[operator]
+    term = _checked(batch.config.estimator(given), given, batch.config.estimator_name)  # type: ignore[operator]
     branch = torch.full_like(labels, int(Branch.PACE), dtype=torch.uint8)
     if kept is None or taken is None:
         return Terms(labels, term, branch)
@@ -290,64 +248,11 @@ def _checked(found: Any, records: StepRecords, name: str) -> Tensor:
     return rounded
 
 
-ESTIMATORS: dict[str, Estimator] = {
-    row.name: row
-    for row in (
-        Estimator("none", "no step term", _nothing, partitions=("none",)),
-        Estimator("mean", "R − mean of the cluster", _of_clusters, step_norms=("none", "std"), pace="R − mean of its cluster"),
-        Estimator(
-            "diff_peer", "R − mean of the cluster's other actions", _of_clusters, needs=("action_key",),
-            pace="R − mean of the records with another action",
-        ),
-        Estimator(
-            "q_style", "mean of the same action − mean of the cluster", _of_clusters, needs=("action_key",),
-            pace="its action has two or more records in the cluster",
-        ),
-        Estimator(
-            "hgpo", "R − mean at every depth of the history, weighted", _hgpo, partitions=("history",),
-            step_norms=("none", "std"), whole=True, pace="it has peers at some depth",
-        ),
-        Estimator(
-            "gae", "GAE(λ) over a value estimated from the batch", _gae,
-            partitions=tuple(PARTITIONS), needs=("rewards",),
-            step_norms=("none", "batch", "group"), pace="its value is shared with its cluster", has_value=True,
-        ),
-    )
+_TERMS: dict[str, Callable[[Batch], Terms]] = {
+    "none": _nothing, "mean": _of_clusters, "diff_peer": _of_clusters, "q_style": _of_clusters, "hgpo": _hgpo,
+    "gae": _gae, "function": _function,
 }  # fmt: skip
-
-#: Values of estimator "gae".
-VALUES: dict[str, StateValue] = {
-    row.name: row
-    for row in (
-        StateValue("group", "mean of the prompt group", _group_values),
-        StateValue("cluster", "means of clusters, shrunk towards the prompt group's", _mean_values, has_clusters=True),
-        StateValue("kernel", "Gaussian process over the fingerprints", _kernel_values, needs=("fingerprint",)),
-    )
-}
-
-#: Of Config(estimator=function).
-FUNCTION = Estimator(
-    "function", "a function of the records", _function, partitions=tuple(PARTITIONS),
-    pace="every record that takes part",
-)  # fmt: skip
-
-
-def estimator_of(config: Config) -> Estimator:
-    """The row of a configuration."""
-    return ESTIMATORS[config.estimator] if isinstance(config.estimator, str) else FUNCTION
-
-
-def value_of(config: Config) -> StateValue | None:
-    """The row of its value; None if the estimator has none."""
-    return VALUES[config.value] if estimator_of(config).has_value else None
-
-
-def needs_of(config: Config) -> tuple[str, ...]:
-    """Arguments of advantage() that the estimator reads in addition to its partition's."""
-    value = value_of(config)
-    return estimator_of(config).needs + (value.needs if value else ())
-
-
-def name_of(estimator: Any) -> str:
-    """The estimator's name, also for a function."""
-    return estimator if isinstance(estimator, str) else str(getattr(estimator, "__qualname__", estimator))
+#: [M] float64 V̂ of a batch, given its clusters and room for the products of rows (see Critic.kernel_values).
+_VALUES: dict[str, Callable[[Batch, Tensor, Tensor | None], Tensor]] = {
+    "group": _group_values, "cluster": _mean_values, "kernel": _kernel_values,
+}  # fmt: skip

@@ -61,7 +61,7 @@ def length(value: Any, name: str) -> int:
 
 
 def check_length(value: Any, name: str, n: int) -> None:
-    got = length(value, name)
+    got = value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else length(value, name)
     if got != n:
         raise ValueError(f"{name} must have one entry per row, N = {n} like group, got {got}.")
 

@@ -9,8 +9,6 @@ import torch
 
 from ..config import Config
 from ..estimators.memory import ValueMemory
-from ..estimators.partitions import PARTITIONS
-from ..estimators.table import name_of, needs_of
 from ..support.warnings import warn_of_unparsed
 from . import checks
 from .checks import LateCheck
@@ -54,7 +52,7 @@ def check_inputs(
     columns = check_columns(given, layout, config, device, late)
     lay = _layout(given, layout, config, late)
     codes = None
-    if PARTITIONS[config.partition].by_code:
+    if config.partition_row.by_code:
         codes = to_device(observation_codes(given["observation"], lay), device, "observation")
     return Inputs(config, device, **columns, codes=codes, observation=given["observation"], late=late or []), lay
 
@@ -86,25 +84,27 @@ def check_columns(
     reads_fingerprint = config.needs_fingerprint or (function and given["fingerprint"] is not None)
     reads_fingerprint &= given.get("value") is None
     unused = not function and given["returns"] is not None and given["episode_return"] is not None
-    unused &= "rewards" not in needs_of(config)
-    parsed, truncated = given["action_parsed"], given["truncated"]
-    looked_at = parsed if config.reads_keys and late is None and n else None  # not on a GPU
-    if looked_at is not None and not bool(checks.bool_vector(looked_at, "action_parsed", n).any()):
-        warn_of_unparsed(0.0, stacklevel=5)
-    if not config.needs_truncated:
-        truncated = None
+    unused &= "rewards" not in config.needs
+    parsed, truncated = given["action_parsed"], given["truncated"] if config.needs_truncated else None
+    if parsed is not None:
+        parsed = checks.bool_vector(parsed, "action_parsed", n, late)
+        if config.reads_keys and late is None and n and not bool(parsed.any()):  # not read on a GPU
+            warn_of_unparsed(0.0, stacklevel=5)
     columns = {
         "rewards": None if unused else real("rewards"),
         "returns": real("returns"),
         "episode_return": real("episode_return"),
         "action_key": _keys(given["action_key"], config, n),
-        "action_parsed": None if parsed is None else checks.bool_vector(parsed, "action_parsed", n, late),
+        "action_parsed": parsed,
         "truncated": None if truncated is None else checks.bool_vector(truncated, "truncated", n, late),
         "value": given.get("value"),
         "raw_advantage": given.get("raw_advantage"),
         "fingerprint": checks.fingerprint_matrix(given["fingerprint"], n) if reads_fingerprint else None,
     }
-    return {name: None if value is None else to_device(value, device, name) for name, value in columns.items()}
+    return {
+        name: value if value is None or value.device == device else to_device(value, device, name)
+        for name, value in columns.items()
+    }
 
 
 def check_config(config: Config | None) -> Config:
@@ -128,7 +128,7 @@ def check_memory(memory: object, config: Config) -> None:
         raise TypeError(f"memory must be a bipace_kernels.ValueMemory, got {checks.type_name(memory)}.")
     if memory is not None and not config.needs_memory:
         raise ValueError(
-            f"memory must be None with estimator={name_of(config.estimator)!r}, value={config.value!r} and share={config.share!r}, "
+            f"memory must be None with estimator={config.estimator_name!r}, value={config.value!r} and share={config.share!r}, "
             "which do not read it; use Config.gae(share='memory')."
         )
 
@@ -149,7 +149,7 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
                 raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
     if given["rewards"] is None and (given["returns"] is None or given["episode_return"] is None):
         raise ValueError("rewards is missing; it may be None only where both returns and episode_return are given.")
-    needs = needs_of(cfg)
+    needs = cfg.needs
     if given["rewards"] is None and "rewards" in needs:
         raise ValueError(f"rewards is missing; estimator={cfg.estimator!r} reads the reward of each step.")
     if "fingerprint" in needs and given["fingerprint"] is None and given.get("value") is None:
@@ -157,7 +157,7 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
             f"fingerprint is missing; estimator={cfg.estimator!r} with value={cfg.value!r} needs one per row, or take "
             "value='group' or 'cluster'."
         )
-    argument = PARTITIONS[cfg.partition].argument
+    argument = cfg.partition_row.argument
     if argument is not None and given[argument] is None:
         raise ValueError(
             f"{argument} is missing; partition={cfg.partition!r} needs one per row, or choose another partition."
@@ -184,7 +184,7 @@ def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
 def _layout(given: dict[str, Any], layout: Layout | None, config: Config, late: list[LateCheck] | None) -> Layout:
     if layout is None:
         made = make_layout(given["group"], given["trajectory"], given["step"], given["valid"])
-        if PARTITIONS[config.partition].greedy:
+        if config.partition_row.greedy:
             warn_of_text_ids(given["trajectory"], f"clusters of partition {config.partition!r}", stacklevel=6)
         return made
     if given["valid"] is not None:

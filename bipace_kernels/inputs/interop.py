@@ -56,7 +56,12 @@ def to_torch(value: Any, name: str) -> Any:
 
 def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
     """to_torch() of arguments by name, at the start of every public function that takes rows."""
-    return {name: None if value is None else to_torch(value, name) for name, value in given.items()}
+    return {
+        name: value
+        if value is None or (isinstance(value, torch.Tensor) and not value.is_nested)
+        else to_torch(value, name)
+        for name, value in given.items()
+    }
 
 
 def from_dlpack_of(given: dict[str, Any]) -> Callable[[Any], Any] | None:

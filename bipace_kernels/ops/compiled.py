@@ -11,7 +11,6 @@ import torch
 
 from ..config import Config
 from ..diagnostics.records import Records, ResultRows, Unread
-from ..estimators.table import estimator_of, name_of
 from ..inputs.checks import LateCheck, type_name
 from ..inputs.columns import check_config, check_inputs, check_present
 from ..inputs.layout import Layout
@@ -46,7 +45,7 @@ def advantage(
     # A Config made outside is passed by its handle, so another ε does not recompile; one made inside is a constant.
     if not handle and not isinstance(cfg.estimator, str):
         raise ValueError(
-            f"config with estimator={name_of(cfg.estimator)} must be made outside of the compiled function: a graph holds no "
+            f"config with estimator={cfg.estimator_name} must be made outside of the compiled function: a graph holds no "
             "function."
         )
     spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
@@ -59,14 +58,13 @@ def advantage(
     total, step, episode, returns, cluster, branch, value = rows
     records = CompiledRecords(given, layout, cfg, flags, late)
     return AdvantageResult(
-        total, step, episode, returns, cluster, branch, records, value=value if estimator_of(cfg).has_value else None
+        total, step, episode, returns, cluster, branch, records, value=value if cfg.estimator_row.has_value else None
     )
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, disabled for the compiler: a call it cannot trace runs eagerly as a whole, not in pieces."""
-    dynamo = sys.modules.get("torch._dynamo")  # compiling needs it loaded already, and importing it is slow
-    disable = getattr(dynamo, "disable", None)  # None while it is being imported
+    disable = getattr(sys.modules["torch._dynamo"], "disable", None)  # None while it is being imported
     if disable is None:
         return function
     if function not in _untraced:

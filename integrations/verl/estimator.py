@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ...estimators.table import value_of
 from .._rollout_rows import RolloutRows
 from .._settings import Settings
 from .._states import States, file_of
@@ -85,7 +84,7 @@ class Bipace:
         place = (config.algorithm.get(NAME) or {}).get("cluster_on", "driver")
         if place not in ("driver", "workers") or (place == "workers" and not config.trainer.use_v1):
             raise ValueError(f"{WHERE}cluster_on must be driver, or workers with trainer.use_v1=True, got {place!r}.")
-        if place == "workers" and value_of(self.settings.config()) is not None:
+        if place == "workers" and self.settings.config().value_row is not None:
             raise ValueError(
                 f"{WHERE}cluster_on=workers makes clusters, but method={self.settings.method} computes its value on the driver: "
                 "set cluster_on=driver."

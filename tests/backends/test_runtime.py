@@ -160,13 +160,14 @@ def test_environment_replaces_auto_and_counts_as_a_name(monkeypatch):
 
 def test_auto_falls_back_once_with_the_reason_and_a_name_never_does(monkeypatch):
     monkeypatch.setattr(native_loader, "_import", lambda: (None, "no such file"))
+    monkeypatch.setattr(native_loader, "reason", native_loader.reason.__wrapped__)
     with pytest.warns(RuntimeWarning, match="falls back to backend='reference'.*no such file"):
         result = bk.advantage(config=CONFIGS["bipace_exact"], **BATCH.arguments())
     assert torch.equal(result.cluster, bk.advantage(config=CONFIGS["bipace_exact"], **BATCH.arguments()).cluster)
     with pytest.raises(bk.BackendError, match="backend='cpu' cannot run here: no such file"):
         bk.advantage(config=CONFIGS["bipace"], backend="cpu", **BATCH.arguments())
     with pytest.raises(ImportError, match="pip install -e"):
-        native_loader.load()
+        native_loader.load.__wrapped__()
 
 
 def test_threads(monkeypatch):

@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 import bipace_kernels as bk
 from bipace_kernels.cli import bench
 from bipace_kernels.config import PRESETS
-from bipace_kernels.estimators.partitions import PARTITIONS
-from bipace_kernels.estimators.table import ESTIMATORS, VALUES
+from bipace_kernels.estimators.rows import ESTIMATORS, PARTITIONS, VALUES
 from bipace_kernels.features.embedders import EMBEDDERS
 from bipace_kernels.settings import settings_of
 

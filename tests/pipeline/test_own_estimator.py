@@ -13,7 +13,7 @@ from batches import CONFIGS, OUTPUTS, make_batch
 import bipace_kernels as bk
 from bipace_kernels.backends.records import Records
 from bipace_kernels.backends.reference.values import step_advantage
-from bipace_kernels.estimators.table import ESTIMATORS
+from bipace_kernels.estimators.rows import ESTIMATORS
 
 BATCH = make_batch(5, groups=4)
 N = BATCH.n

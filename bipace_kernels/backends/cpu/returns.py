@@ -6,7 +6,8 @@ import torch
 
 from .. import threads
 from ..native_loader import load
-from ..records import Records, out_of_range
+from ..records import Records
+from ..schema import LIMIT
 
 Tensor = torch.Tensor
 
@@ -30,7 +31,7 @@ def trajectory_returns(records: Records, rewards: Tensor) -> Tensor:
 def spoilt_trajectories(
     records: Records, step_return: Tensor, trajectory_return: Tensor, bad_record: Tensor | None
 ) -> Tensor:
-    bad, spoilt = out_of_range(step_return), out_of_range(trajectory_return)
+    bad, spoilt = ~(step_return.abs() <= LIMIT), ~(trajectory_return.abs() <= LIMIT)
     if bad_record is not None:
         bad |= bad_record
     if bool(bad.any()):

@@ -18,19 +18,13 @@ def combine(
     columns = (total, step_term, episode, returns, terms.labels, terms.branch)
     nothing = (0.0, 0.0, 0.0, 0.0, -1, int(Branch.SINGLETON))
     if not source.numel() or not episode.numel():
-        advantage, step, own, r, cluster, branch = (
-            torch.full(source.shape, empty, dtype=column.dtype) for column, empty in zip(columns, nothing, strict=True)
-        )
-        return advantage, step, own, r, cluster, branch
-    missing = source < 0
-    if bool(missing.any()):
-        at = source.clamp(min=0)
-        advantage, step, own, r, cluster, branch = (
-            column.index_select(0, at).masked_fill_(missing, empty)
-            for column, empty in zip(columns, nothing, strict=True)
-        )
+        rows = [torch.full(source.shape, empty, dtype=c.dtype) for c, empty in zip(columns, nothing, strict=True)]
     else:
-        advantage, step, own, r, cluster, branch = (column.index_select(0, source) for column in columns)
+        missing, at = source < 0, source.clamp(min=0)
+        rows = [column.index_select(0, at) for column in columns]
+        if bool(missing.any()):
+            rows = [row.masked_fill_(missing, empty) for row, empty in zip(rows, nothing, strict=True)]
+    advantage, step, own, r, cluster, branch = rows
     return advantage, step, own, r, cluster, branch
 
 
