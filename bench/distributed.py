@@ -77,8 +77,9 @@ class Bench:
         owner = bk.distributed.plan_owners(counts.T)
         stays = int(counts[torch.arange(shape.groups), owner].sum())
         self.moved = {"whole groups": 0, "straddling": shape.records - stays}
-        self.labels = bk.cluster(whole["fingerprint"], whole["group"], CONFIG.epsilon, trajectory=whole["trajectory"],
-                                 step=whole["step"])  # fmt: skip
+        self.labels = bk.cluster(
+            whole["fingerprint"], whole["group"], CONFIG.epsilon, trajectory=whole["trajectory"], step=whole["step"]
+        )
         self.room = torch.empty_like(whole["fingerprint"])
         self.known = {**whole, "fingerprint": None, "observation": self.labels}
 
@@ -108,10 +109,11 @@ class Bench:
 
     def run(self, rounds: int) -> list[Row]:
         sides: dict[str, Callable[[], Tensor | None]] = {
-            "one process": self.alone, "to one rank": self.to_one_rank,
+            "one process": self.alone,
+            "to one rank": self.to_one_rank,
             **{f"bk.distributed, {name}": lambda name=name: self.distributed(name) for name in self.mine},
             "labels known": self.labels_known,
-        }  # fmt: skip
+        }
         self._check()
         times: dict[str, list[float]] = {name: [] for name in sides}
         cpu_times: dict[str, list[float]] = {name: [] for name in sides}

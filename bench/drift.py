@@ -212,8 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    options = parser("drift", "An ε that follows the policy against a fixed one.",
-                     writes="drift.json, drift.md and drift.png")  # fmt: skip
+    options = parser(
+        "drift", "An ε that follows the policy against a fixed one.", writes="drift.json, drift.md and drift.png"
+    )
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     options.add_argument("--steps", default=Simulation.steps, help="training steps (%(default)s)", **number)
     options.add_argument("--threads", default=2, help="(%(default)s); figures are the same at any", **number)

@@ -183,8 +183,9 @@ def _batch(bench: Bench, shape: w.Shape, dry: bool, *, compared: bool) -> None:
             continue
         bench.row(at, by(backend, WHOLE), whole, need=need, check=x.check_whole)
         bench.row(at, by(backend, WHOLE), whole, how=EAGER, need=need, rounds=30, note="layout made before")
-        bench.row(at, by(backend, f"{WHOLE}, and the layout"), made, how=EAGER, need=need, rounds=10,
-                  note="ids on the host")  # fmt: skip
+        bench.row(
+            at, by(backend, f"{WHOLE}, and the layout"), made, how=EAGER, need=need, rounds=10, note="ids on the host"
+        )
     if compared:
         _others(bench, x, at)
     else:
@@ -325,13 +326,15 @@ def _parser() -> argparse.ArgumentParser:
             raise argparse.ArgumentTypeError(f"must be one of {', '.join(every)}, got {text!r}")
         return text
 
-    parser.add_argument("parts", nargs="*", metavar="PART", type=part,
-                        help=f"any of {', '.join(every)} (default: {', '.join(PARTS)})")  # fmt: skip
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", type=part, help=f"any of {', '.join(every)} (default: {', '.join(PARTS)})"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/gpu"), metavar="DIR", help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for each part (default: 480)")
     parser.add_argument("--commit", default="", metavar="ID", help="of the sources, where this is no checkout")
-    parser.add_argument("--dry", action="store_true",
-                        help="tiny sizes on the CPU, by interpreter and emulator: measures nothing")  # fmt: skip
+    parser.add_argument(
+        "--dry", action="store_true", help="tiny sizes on the CPU, by interpreter and emulator: measures nothing"
+    )
     parser.add_argument("--targets", action="store_true", help="only say which targets the figures in --out meet")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="DIR",
                         help="one gpu.json and gpu.md out of those in these folders; of a part, the later")  # fmt: skip

@@ -196,9 +196,7 @@ def _about(part: Part) -> str:
 
 
 def _section(part: Part) -> list[str | list[str]]:
-    out: list[str | list[str]] = [
-        f"## {part['name']}", f"{part['status']}, {part['began']}, {part['seconds']:.0f} s"
-    ]  # fmt: skip
+    out: list[str | list[str]] = [f"## {part['name']}", f"{part['status']}, {part['began']}, {part['seconds']:.0f} s"]
     if x := part["ceilings"]:
         out.append(
             f"Ceilings of this process: copy {x['copy_gb_s']:,.0f} GB/s (bytes read + written), bfloat16 product "

@@ -285,8 +285,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     options.add_argument("--rounds", default=7, help="calls of each side (%(default)s)", **number)
     options.add_argument("--threads", default=2, help="of torch (%(default)s)", **number)
-    options.add_argument("--rollouts", type=Path, default=SAMPLE, metavar="FILE",
-                         help="of the recorded prompt lengths (%(default)s)")  # fmt: skip
+    options.add_argument(
+        "--rollouts", type=Path, default=SAMPLE, metavar="FILE", help="of the recorded prompt lengths (%(default)s)"
+    )
     arguments = options.parse_args(argv)
     if not arguments.rollouts.is_file():
         options.error(f"--rollouts: there is no {arguments.rollouts}; pass a .jsonl.gz file of rollouts")
