@@ -239,7 +239,7 @@ def test_errors_come_when_asked_and_arguments_stay(device):
     given = on(device, BATCH.arguments(**bad_values("spoilt")))
     before = {name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
     result = bk.advantage(config=CONFIGS["bipace"], backend=BACKEND, **given)
-    with pytest.raises(ValueError, match=r"rewards must be finite .* at row 2, 12, 37") as later:
+    with pytest.raises(ValueError, match=r"rewards must be finite .* at rows 2, 12 and 37") as later:
         result.check()
     with pytest.raises(ValueError) as now:
         bk.advantage(config=CONFIGS["bipace"], backend=BACKEND, check="now", **given)
