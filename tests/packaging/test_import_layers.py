@@ -15,7 +15,7 @@ ALLOWED = {
     "reference": SHARED,
     "cpu": SHARED | {"backends.native_loader"},
     "triton": SHARED | {"backends.triton_loader"},
-    "cuda": SHARED | {"backends.cuda_loader", "backends.triton"},
+    "cuda": SHARED | {"backends.cuda_loader", "backends.triton", "support.files"},
 }
 OPTIONAL = {
     "typer",
