@@ -47,14 +47,14 @@ def action_keys(
                  copies it there
     backend      for ids; text is on the host and stays there
     check        "auto" | "now"   when ids on a GPU are compared with the table.  "now": at the call, which
-                 synchronizes.  "auto": no check, and a row with a bad id gets its first_n key, parsed False.  Ids on the
-                 CPU are always checked at the call
+                 synchronizes.  "auto": no check, and a row with a bad id gets its first_n key, parsed False.  Ids on
+                 the CPU are always checked at the call
     num_threads  threads of the cpu backend; None: torch.get_num_threads()
 
-    Returns keys [N] int64 and parsed [N] bool where the ids are, on the CPU for text and lists.  Matching, stripping and
-    lowering work on UTF-8 bytes: white space and letters of ASCII only.  Lone surrogates in text are encoded as by
-    Python's "surrogatepass".  Text and ids give the same keys wherever a row parses and is valid UTF-8.  Same input, same
-    bits, on every backend and at any number of threads.  Formats, with values to test against: docs/action_keys.md.
+    Returns keys [N] int64 and parsed [N] bool where the ids are, on the CPU for text and lists.  Matching, stripping
+    and lowering work on UTF-8 bytes: white space and letters of ASCII only.  Lone surrogates in text are encoded as by
+    Python's "surrogatepass".  Text and ids give the same keys wherever a row parses and is valid UTF-8.  Same
+    input, same bits, on every backend and at any number of threads.  Formats: docs/action_keys.md.
 
     Ids on a GPU are never copied to the host; lists and arrays passed with tensors are copied to the tensors' device.
     TypeError and ValueError name the problem; for a token id outside the table also its row and column.
@@ -247,7 +247,8 @@ def _flatten_host(rows: dict[int, Any], offsets: torch.Tensor, name: str, host: 
         flat = torch.cat([tensor.to(torch.int64) for tensor in tensors])
         if flat.numel() != int(offsets[-1]):
             raise ValueError(
-                f"{name} must hold rows as long as their len() says, {int(offsets[-1])} items in all, got {flat.numel()}."
+                f"{name} must hold rows as long as their len() says, {int(offsets[-1])} items in all, "
+                f"got {flat.numel()}."
             )
         return flat
     lists = [row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row for row in rows.values()]
@@ -257,8 +258,8 @@ def _flatten_host(rows: dict[int, Any], offsets: torch.Tensor, name: str, host: 
         number = list(rows)[row]
         if column < 0:
             raise ValueError(
-                f"{name}[{number}] must hold {int(offsets[row + 1] - offsets[row])} items, as its len() said, but it has "
-                "changed since; copy the rows before other threads change them."
+                f"{name}[{number}] must hold {int(offsets[row + 1] - offsets[row])} items, as its len() said, but it "
+                "has changed since; copy the rows before other threads change them."
             )
         item = lists[row][column]
         if isinstance(item, int) and not isinstance(item, bool):

@@ -73,7 +73,7 @@ EMBEDDERS = {
 
 
 def find(text: Any) -> tuple[EmbedderRow, str]:
-    """The row of a name in a configuration, such as "ngram" or "sentence:MODEL", and its model; ValueError for others."""
+    """The row of a name in a configuration, such as "ngram" or "sentence:MODEL", and its model; else ValueError."""
     name, colon, model = text.partition(":") if isinstance(text, str) else ("", "", "")
     row = EMBEDDERS.get(name)
     if row is None or bool(colon) != row.takes_model or bool(model) != row.takes_model:
@@ -133,8 +133,8 @@ class ActorHidden:
             shape = list(rows.shape) if isinstance(rows, (Tensor, np.ndarray)) else checks.type_name(rows)
             also = "" if self.model is None else ", token ids of prompts"
             raise TypeError(
-                f"states must be hidden states [N, D], as a tensor or an array, or a tap{also}, got {shape}; texts are for the "
-                "other embedders."
+                f"states must be hidden states [N, D], as a tensor or an array, or a tap{also}, got {shape}; texts "
+                "are for the other embedders."
             )
         return checks.fingerprint_matrix(rows, rows.shape[0], "states")
 
@@ -172,7 +172,7 @@ class Identity:
         x_j = ±1/√128 by bit j of BLAKE2b(UTF-8 bytes, 128 bits)
 
     So at ε = 0 two states share a cluster where they are equal, on any machine and rank.  Codes of different texts are
-    near right angles (the standard deviation of their cosine is 0.09), so a radius of up to 0.25 changes nothing either.
+    near right angles (the standard deviation of their cosine is 0.09), so a radius up to 0.25 changes nothing either.
     """
 
     epsilon: float = EMBEDDERS["identity"].epsilon
@@ -296,7 +296,7 @@ def _load(model: str, device: str | torch.device | None) -> Any:
 
 @contextlib.contextmanager
 def _shown(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
-    """A function to call with the number of texts done: the caller's, one that moves a bar, or one that does nothing."""
+    """A function to call with the number of texts done: the caller's, one that moves a bar, or one without effect."""
     if callable(progress):
         yield progress
     elif not progress:

@@ -48,7 +48,8 @@ class TokenBytes:
         rising = self.offsets.numel() > 0 and bool((self.offsets.diff() >= 0).all())
         if not rising or int(self.offsets[0]) != 0 or int(self.offsets[-1]) != self.bytes.numel():
             raise ValueError(
-                f"offsets must increase from 0 to len(bytes) = {self.bytes.numel()}; make the table by bk.token_bytes()."
+                f"offsets must increase from 0 to len(bytes) = {self.bytes.numel()}; make the table by "
+                "bk.token_bytes()."
             )
 
     @property
@@ -219,7 +220,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _verify(backend: Any, parts: list[bytes], added: list[int], *, strips_space: bool) -> None:
-    """Raises ValueError unless the tokenizer's decode gives the table's text, on a fixed choice of tokens and sequences."""
+    """ValueError unless the tokenizer's decode gives the table's text, on a fixed choice of tokens and sequences."""
     size = len(parts)
     ids = range(size) if size <= ALL_CHECKED_UP_TO else sorted({*range(0, size, size // ALL_CHECKED_UP_TO), *added})
     # Each row begins with plain ASCII text, since SentencePiece decoders treat the first token differently.

@@ -16,8 +16,8 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
 
     advantage   [B] real
     mask        [B, T] bool or 0/1   the tokens of the step's response
-    Returns [B, T] float32.  ValueError for advantages that are not finite and masks of other numbers, on the CPU; on a GPU
-    values are not checked, since that would synchronize.
+    Returns [B, T] float32.  ValueError for advantages that are not finite and masks of other numbers, on the CPU; on a
+    GPU values are not checked, since that would synchronize.
     """
     if hasattr(advantage, "advantage"):
         raise TypeError(

@@ -19,8 +19,8 @@ _ARRAY, _TENSOR = object(), object()  # first items of array keys, unequal to an
 def canonical(value: Any, name: str) -> str:
     """Text of a value, equal to another's exactly where the values are equal and of equal hash in Python.
 
-    str, bytes, numbers, None, UUIDs, and tuples and frozensets of them; NumPy's scalars as Python's; arrays and tensors by
-    dtype, shape and a 256-bit hash of their bytes, as number_objects() compares them.  A NaN equals nothing.
+    str, bytes, numbers, None, UUIDs, and tuples and frozensets of them; NumPy's scalars as Python's; arrays and tensors
+    by dtype, shape and a 256-bit hash of their bytes, as number_objects() compares them.  A NaN equals nothing.
     TypeError, with the name of the argument, for any other type: only its own code could compare it.
     """
     if _is(value, str) or isinstance(value, np.str_):  # most observations; no JSON of another type begins with "s"
@@ -53,8 +53,8 @@ def _plain(value: Any, name: str) -> Any:
         _, dtype, shape, content = array_key(value, name)
         return {kind: [str(dtype), list(shape), hashlib.blake2b(content, digest_size=32).hexdigest()]}
     raise TypeError(
-        f"{name} must hold str, bytes, numbers, None, UUIDs, arrays, or tuples and frozensets of these, for other ranks compare "
-        f"them, got {checks.type_name(value)}; convert it to text or integers."
+        f"{name} must hold str, bytes, numbers, None, UUIDs, arrays, or tuples and frozensets of these, for other "
+        f"ranks compare them, got {checks.type_name(value)}; convert it to text or integers."
     )
 
 

@@ -105,8 +105,8 @@ def warn_of_text_ids(trajectory: Any, what: str, *, stacklevel: int) -> None:
     ):
         warn_once(
             "texts as trajectory ids",
-            f"trajectory ids are strings, which are numbered in order of first appearance, and {what} depend on the order of "
-            "rollouts: the same rows in another order may get other clusters. Integer ids avoid this.",
+            f"trajectory ids are strings, which are numbered in order of first appearance, and {what} depend on the "
+            "order of rollouts: the same rows in another order may get other clusters. Integer ids avoid this.",
             stacklevel=stacklevel,
         )
 
@@ -179,9 +179,9 @@ def _number_tensor_rows(values: Tensor, name: str) -> Tensor:
 def _number(read: Callable[[int, int], Sequence[Any]], n: int, name: str, step: int = _ROWS_AT_A_TIME) -> Tensor:
     """Numbers of n values by first appearance, by a dict; read(begin, end) gives some of the values.
 
-    A dict compares values of one hash with each other: hashes of numbers, and of tuples of them, can be chosen equal, and
-    those of texts too by someone who knows PYTHONHASHSEED.  Where many are equal, hashes of the values' canonical text, with
-    a random key, replace them.
+    A dict compares values of one hash with each other: hashes of numbers, and of tuples of them, can be chosen equal,
+    and those of texts too by someone who knows PYTHONHASHSEED.  Where many are equal, hashes of the values' canonical
+    text, with a random key, replace them.
     """
     codes = np.empty(n, dtype=np.int64)
     numbers: defaultdict[Any, int] = defaultdict(count().__next__)

@@ -59,8 +59,8 @@ def check_text(text: Any, row: int, longest: int) -> None:
         )
     if len(text) > longest:
         raise InputError(
-            "{} must hold texts of at most longest_text = {} characters for {}, whose time grows with the product of two "
-            "lengths, got {} at {}; cut it off, use {}, or set {}.",
+            "{} must hold texts of at most longest_text = {} characters for {}, whose time grows with the product of "
+            "two lengths, got {} at {}; cut it off, use {}, or set {}.",
             Named("observation"),
             longest,
             similar,
