@@ -28,12 +28,12 @@ def group_means(returns: Floats, group: Integers) -> Floats:
     return (np.bincount(number, returns) / np.bincount(number))[number]
 
 
-def step_means(returns: Floats, group: Integers, step: Integers) -> Floats:
-    """V̂ = μ + Σ (R − μ) / (n + κ) over the n records of the same prompt and step, μ the prompt's mean, κ = 3."""
+def step_means(returns: Floats, group: Integers, step: Integers, shrinkage: float = SHRINKAGE) -> Floats:
+    """V̂ = μ + Σ (R − μ) / (n + κ) over the n records of the same prompt and step, μ the prompt's mean, κ = `shrinkage`."""
     mean = group_means(returns, group)
     _, number = np.unique(np.stack([group, step]), axis=1, return_inverse=True)
     number = number.reshape(-1)
-    return mean + (np.bincount(number, returns - mean) / (np.bincount(number) + SHRINKAGE))[number]
+    return mean + (np.bincount(number, returns - mean) / (np.bincount(number) + shrinkage))[number]
 
 
 def inputs(states: NDArray[Any], returns: Floats, group: Integers, step: Integers) -> Floats:
@@ -44,15 +44,17 @@ def inputs(states: NDArray[Any], returns: Floats, group: Integers, step: Integer
     return np.column_stack([components, step, group_means(returns, group)])
 
 
-def extra_trees(states: NDArray[Any], returns: Floats, group: Integers, step: Integers, seed: int = 0) -> Floats:
-    """V̂ of 100 trees with at least 5 records a leaf, each split among √34 inputs, fitted to the batch's own returns.
+def extra_trees(
+    states: NDArray[Any], returns: Floats, group: Integers, step: Integers, *, leaf: int = 5, seed: int = 0
+) -> Floats:
+    """V̂ of 100 trees with at least `leaf` records a leaf, each split among √34 inputs, fitted to the batch's own returns.
 
     Needs scikit-learn.
     """
     from sklearn.ensemble import ExtraTreesRegressor
 
     seen = inputs(states, returns, group, step)
-    trees = ExtraTreesRegressor(100, min_samples_leaf=5, max_features="sqrt", random_state=seed, n_jobs=1)
+    trees = ExtraTreesRegressor(100, min_samples_leaf=leaf, max_features="sqrt", random_state=seed, n_jobs=1)
     value: Floats = trees.fit(seen, returns).predict(seen)
     return value
 

@@ -57,9 +57,8 @@ class Run:
         """ValueError where the file there is of other settings: runs of one folder are compared with each other."""
         if not self.path.exists():
             return False
-        there, wanted = json.loads(self.path.read_text(encoding="utf-8"))["settings"], self.settings.as_json()
-        other = [f"{name}={there.get(name)!r}" for name in wanted if there.get(name) != wanted[name]]
-        if other:
+        there = json.loads(self.path.read_text(encoding="utf-8"))["settings"]
+        if other := self.settings.differ(there, self.settings.as_json()):
             raise ValueError(f"{self.path} was made with other settings ({', '.join(other)}); use another --out.")
         return True
 

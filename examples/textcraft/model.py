@@ -131,14 +131,23 @@ def load_split(path: Path) -> Split:
 LESSONS = 1000  # tasks whose other recipes become goals of lessons
 
 
-def lessons(split: Split, most_commands: int) -> tuple[list[Task], list[Task]]:
-    """What the planner shows: the train tasks, and what else the recipes of some print, as goals of their own."""
+def known_goals(split: Split, share: float) -> frozenset[str]:
+    """The trained goals that lessons show: a drawn part of them."""
+    goals = sorted({task.goal for task in split.train})
+    return frozenset(random.Random("known goals").sample(goals, round(share * len(goals))))
+
+
+def lessons(split: Split, most_commands: int, share: float = 1.0) -> tuple[list[Task], list[Task]]:
+    """What the planner shows: train tasks of the known goals, and what else the recipes of some print, as goals of their own."""
+    known = known_goals(split, share)
     hidden = {task.goal for task in (*split.train, *split.new_goals)}
     others = [
         Task(f"{task.task_id}/{goal}", goal, 0, task.commands)
         for task in split.train[:LESSONS] for goal in Recipes(task.commands).printed if goal not in hidden
     ]  # fmt: skip
-    return list(split.train), [task for task in others if _solvable(task, most_commands)]
+    return [task for task in split.train if task.goal in known], [
+        task for task in others if _solvable(task, most_commands)
+    ]
 
 
 def commands_needed(task: Task, limit: int = 100) -> int:
@@ -193,9 +202,12 @@ def tokens_of(parts: Sequence[tuple[str, int]], tokenizer: PreTrainedTokenizerBa
 
 def imitate(
     model: PreTrainedModel, pad: int, draw: Callable[[random.Random], tuple[list[int], list[int]]], *, updates: int, batch: int,
-    learning_rate: float, seed: int, advance: Callable[[int, float], None],
+    learning_rate: float, seed: int, advance: Callable[[int, float], bool | None],
 ) -> None:  # fmt: skip
-    """Cross-entropy on the tokens to learn of drawn episodes; `advance(update, loss)` is called after each update."""
+    """Cross-entropy on the tokens to learn of drawn episodes; `advance(update, loss)` is called after each update.
+
+    Ends after `updates` of them, or where `advance` gives True.
+    """
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     device = model.device
@@ -222,7 +234,8 @@ def imitate(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        advance(update, loss.item())
+        if advance(update, loss.item()):
+            break
 
 
 def teach(
@@ -272,8 +285,8 @@ def made_already(folder: Path, settings: Settings) -> bool:
     """Whether the folder holds a warm start; ValueError where it was made with other settings."""
     if not (folder / FACTS).exists():
         return False
-    there, wanted = json.loads((folder / FACTS).read_text(encoding="utf-8"))["settings"], settings.of_warm_start()
-    if other := [f"{name}={there.get(name)!r}" for name in wanted if there.get(name) != wanted[name]]:
+    there = json.loads((folder / FACTS).read_text(encoding="utf-8"))["settings"]
+    if other := settings.differ(there, settings.of_warm_start()):
         raise ValueError(f"{folder} was made with other settings ({', '.join(other)}); use another folder.")
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -18,6 +19,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "gae-cluster": {"method": "gae", "value": "cluster"},
     "gae-states": {"method": "gae", "action_noise": 0, "embedder": "actor_hidden"},
 }
+# Plain rivals, whose advantages rivals.py computes from what the trainer has; TRL's own stand aside.
+RIVALS: dict[str, dict[str, Any]] = {name: {"method": "grpo"} for name in ("step-means", "trees", "value-head")}
 MAIN = ("grpo", "bipace", "gae", "gigpo", "bipace-step", "gae-group", "gae-states")
 # The parameter of a method that is tuned after its learning rate, and the values tried, the package's default first; the
 # other methods have none.
@@ -52,6 +55,7 @@ class Settings:
     lesson_updates: int = 2000
     noisy_rate: float = 1e-3  # second lesson: all commands of the noisy planner, strays too
     noisy_updates: int = 300
+    known_goals: float = 1.0  # share of the trained goals that the lessons show
     # training
     updates: int = 40
     batch: int = 64  # rollouts of an update
@@ -63,6 +67,9 @@ class Settings:
     layer: int = -2
     epsilon: str = "auto"
     gae_lambda: float = 0.5
+    shrinkage: float = 3.0  # of step-means: records of the prompt's mean in a mean by step
+    leaf: int = 5  # of trees: least records of a leaf
+    value_rate: float = 1e-3  # of value-head: its own learning rate
     # evaluation
     check_every: int = 10  # updates between checks on the test tasks; 0: none
 
@@ -86,6 +93,11 @@ class Settings:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def differ(self, there: dict[str, Any], names: Iterable[str]) -> list[str]:
+        """What of these names another run's settings have otherwise; a setting that is younger than the run had its default."""
+        before, own = {**Settings().as_json(), **there}, self.as_json()
+        return [f"{name}={before[name]!r}" for name in names if before[name] != own[name]]
 
     def of_warm_start(self) -> dict[str, Any]:
         """Those that the warm start depends on: all before `updates`."""

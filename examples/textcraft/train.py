@@ -73,7 +73,7 @@ def warm(
     )  # fmt: skip
     save_split(out / "tasks.json.gz", split)
     world = World(split.train, split.test, TextCraft)
-    shown = lessons(split, settings.most_commands)
+    shown = lessons(split, settings.most_commands, settings.known_goals)
 
     def draw(strays: bool, rng: random.Random) -> tuple[list[int], list[int]]:
         return demonstration(rng.choice(rng.choice(shown)), tokenizer, settings.noise, settings.horizon, strays, rng)

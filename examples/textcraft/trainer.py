@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from settings import METHODS, OWN, Settings
+from settings import METHODS, OWN, RIVALS, Settings
 
 KEPT = ("singleton_cluster_fraction", "mean_cluster_size", "value_r2", "value_r2_coverage", "epsilon",
         "action_parse_rate")  # fmt: skip
 SAVE_EVERY = 10  # updates
+CREDIT = "credit.pt"  # in a checkpoint's folder: what a credit has learned
 PROGRESS = "progress.json"  # in a checkpoint's folder: what the run measured so far
 
 
@@ -85,13 +86,16 @@ def train(
     method: str, seed: int, settings: Settings, world: World, start: Path, work: Path, *, device: str = "cpu",
     threads: int = 1, after_update: Callable[[int, Any], None] | None = None,
     credit: Callable[[Any, Any, Sequence[Any], int], Sequence[Sequence[float]]] | None = None,
+    finish: Callable[[Any, Any], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Log of each update and check of one run, and its settings.
 
     start    folder of the initial model and its tokenizer
     work     a separate folder of checkpoints, for resuming; removed at the end
     `after_update(number, model)` is called after each update; it must draw no random numbers of torch's.
-    `credit(model, tokenizer, episodes, update)` gives the advantage of each command of each episode, instead of the method's.
+    `credit(model, tokenizer, episodes, update)` gives the advantage of each command of each episode, instead of the method's;
+    what a `credit` with state_dict() and load_state_dict() has learned is kept in checkpoints.  RIVALS have their own credit.
+    `finish(model, tokenizer)` is called at the end, and what it gives joins the result.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is one of its experiments
     import torch
@@ -100,11 +104,14 @@ def train(
     from bipace_kernels.integrations.trl import BiPACEGRPOConfig, BiPACEGRPOTrainer
     from datasets import Dataset
     from model import FACTS, load
+    from rivals import CREDITS
     from rollout import play
     from transformers import TrainerCallback
 
     import bipace_kernels as bk
 
+    if method in RIVALS and credit is None:
+        credit = CREDITS[method](settings, seed)
     torch.set_num_threads(threads)
     if settings.batch % settings.group or settings.batch % settings.micro_batch:
         raise ValueError(
@@ -181,6 +188,8 @@ def train(
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             folder = work / f"checkpoint-{state.global_step}"
+            if hasattr(credit, "state_dict"):
+                torch.save(credit.state_dict(), folder / CREDIT)
             (folder / PROGRESS).write_text(
                 json.dumps({"updates": history, "checks": checks, "spent": clock()}), encoding="utf-8"
             )
@@ -196,7 +205,7 @@ def train(
         cpu, wall = time.process_time() - computed, time.perf_counter() - started
         return {**spent, "cpu": spent["cpu"] + cpu, "wall": spent["wall"] + wall}
 
-    own = OWN[method][0] if method in OWN else None
+    own, bipace = OWN[method][0] if method in OWN else None, {**METHODS, **RIVALS}[method]
     args = BiPACEGRPOConfig(
         output_dir=str(work), save_strategy="steps", save_steps=SAVE_EVERY, save_total_limit=1,
         report_to=[], disable_tqdm=True, logging_steps=1, use_cpu=device == "cpu", bf16=device != "cpu",
@@ -206,7 +215,7 @@ def train(
         gradient_checkpointing=False, max_completion_length=4096, temperature=1.0, shuffle_dataset=len(prompts) == len(task_of),
         bipace_gamma=settings.gamma, bipace_step_weight=settings.step_weight, bipace_layer=settings.layer,
         **({} if own is None else {f"bipace_{own}": getattr(settings, own)}),
-        **{f"bipace_{name}": value for name, value in METHODS[method].items()},
+        **{f"bipace_{name}": value for name, value in bipace.items()},
     )  # fmt: skip
     trainer = Timed(
         model=model, reward_funcs=solved, args=args, processing_class=tokenizer, rollout_func=rollouts,
@@ -218,16 +227,19 @@ def train(
         history += before["updates"]
         checks += before["checks"]
         spent |= before["spent"]
+        if hasattr(credit, "load_state_dict"):
+            credit.load_state_dict(torch.load(checkpoint / CREDIT, weights_only=True))
     started, computed = time.perf_counter(), time.process_time()
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = {name: round(value, 1) for name, value in clock().items()}
+    finished = {} if finish is None else finish(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
     shutil.rmtree(work, ignore_errors=True)
     return {
-        "method": method, "seed": seed, "settings": settings.as_json(), "bipace": METHODS[method], "seconds": seconds,
+        "method": method, "seed": seed, "settings": settings.as_json(), "bipace": bipace, "seconds": seconds,
         "machine": {"processor": _processor(), "device": device, "threads": threads, "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
                      "trl": trl.__version__, "bipace_kernels": bk.__version__},
-        "checks": checks, "updates": history,
+        **finished, "checks": checks, "updates": history,
     }  # fmt: skip
 
 
