@@ -7,6 +7,8 @@ Validation tasks decide rates, variants, each method's temperature and the rival
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,10 @@ Methods = Annotated[str, typer.Option(help="only these, with commas between them
 console = Console(stderr=True)
 TEMPERATURES = (1.0, 0.3, 0.0)
 TUNING_SEEDS, TUNING_UPDATES = (100, 101), 20
+LEARNED = 0.4  # success on the validation tasks at temperature 0.3 that ends the warm start's lesson
+LESSON_BEGIN, LESSON_CHECK = 300, 50  # updates of the lesson: the first look at that, and between two
+NEAR = 0.03  # of the best success, where a higher temperature is taken
+SHARPER = (1.0, 0.7, 0.5, 0.3)  # what the warm start's logits may be divided by
 # Tuning: three learning rates, then four variants at the best of them; as many runs for each method.
 RATES = campaign.RATES
 VARIANTS: dict[str, tuple[tuple[str, Any], ...]] = {
@@ -151,6 +157,60 @@ def keep(model: Any, path: Path) -> None:
     save_file(state, path)
 
 
+# ---- the warm start
+
+
+def short_lesson(
+    out: Path,
+    settings: Settings,
+    tokenizer: Any,
+    world: Any,
+    parts: Parts,
+    draw: Callable[[random.Random], Any],
+    threads: int,
+) -> None:
+    """Imitates drawn demonstrations until LEARNED, then builds its best temperature into the weights: sharpened().
+
+    ValueError where the policy solves less than 25 or more than 50 % of the validation tasks at its best temperature, or gains
+    more than 5 points from temperature 1 to its best: it would have too little to learn, or could win by a sharper policy.
+    """
+    import torch
+    import trainer
+    from model import imitate, load, made_already, make_model, save
+
+    if made_already(out, settings):
+        return
+    torch.set_num_threads(threads)
+    started = time.process_time()
+    history: list[dict[str, Any]] = []
+    validation = {"validation": parts["validation"]}
+    model = make_model(tokenizer, width=settings.width, blocks=settings.blocks, heads=settings.heads, seed=0)
+
+    def advance(update: int, loss: float) -> bool:
+        if update < LESSON_BEGIN or update % LESSON_CHECK:
+            return False
+        (row,) = trainer.evaluate(model, tokenizer, world, settings, validation, (0.3,), 1)
+        model.train()
+        history.append({"update": update, "loss": round(loss, 4), "success at 0.3": row["success"][0]})
+        console.print(json.dumps(history[-1]))
+        return bool(row["success"][0] >= LEARNED)
+
+    imitate(
+        model, tokenizer.pad_token_id, draw, updates=settings.lesson_updates, batch=settings.lesson_batch,
+        learning_rate=settings.lesson_rate, seed=0, advance=advance,
+    )  # fmt: skip
+    before = trainer.evaluate(model, tokenizer, world, settings, validation, SHARPER)
+    divided = sharpened(model, before)
+    facts = {"logits_divided_by": divided, "before": before, "history": history}
+    save(out / "unchecked", model, tokenizer, facts)
+    model = load(out / "unchecked")[0]  # as it is kept
+    measured = trainer.evaluate(model, tokenizer, world, settings, parts, (*SHARPER, 0.0))
+    check_start(measured)
+    facts |= {"cpu_seconds": round(time.process_time() - started, 1), "measured": measured}
+    save(out, model, tokenizer, {**facts, "settings": settings.of_warm_start()})
+    shutil.rmtree(out / "unchecked")
+
+
 def check_start(measured: Sequence[dict[str, Any]]) -> None:
     """ValueError where a warm start would leave too little to learn, or could win by a sharper policy."""
     by_temperature = {row["temperature"]: mean(row["success"]) for row in measured if row["tasks"] == "validation"}
@@ -163,10 +223,14 @@ def check_start(measured: Sequence[dict[str, Any]]) -> None:
 
 
 def sharpened(model: Any, by_temperature: Sequence[dict[str, Any]]) -> float:
-    """Divides the model's logits by the temperature that solves most, in place; gives it."""
+    """Divides the model's logits, in place, by the highest temperature that solves within NEAR of the best; gives it.
+
+    The highest, since a policy that explores less learns less.
+    """
     import torch
 
-    best = float(max(by_temperature, key=lambda row: mean(row["success"]))["temperature"])
+    solved = {float(row["temperature"]): mean(row["success"]) for row in by_temperature}
+    best = max(temperature for temperature, share in solved.items() if share >= max(solved.values()) - NEAR)
     with torch.no_grad():  # the logits are linear in the last norm's output
         model.model.norm.weight /= best
     return best

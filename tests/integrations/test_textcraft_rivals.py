@@ -158,3 +158,19 @@ def test_nothing_trains_on_validation_tasks(start, monkeypatch):
     held = set(parts["validation"])
     assert len(held) == 2 and len(world.train) == 10
     assert not held & set(world.train) and not held & set(parts["test"])
+
+
+def test_a_warm_start_takes_the_highest_temperature_that_is_nearly_best_and_cannot_win_by_sharpening(start):
+    model, tokenizer = load(start)
+    ids = tokenizer("craft", return_tensors="pt").input_ids
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        rows = [{"temperature": t, "success": [s]} for t, s in ((1.0, 0.27), (0.7, 0.36), (0.5, 0.42), (0.3, 0.43))]
+        assert comparison.sharpened(model, rows) == 0.5
+        np.testing.assert_allclose(model(input_ids=ids).logits.numpy(), before.numpy() / 0.5, rtol=1e-5, atol=1e-6)
+    measured = [{"tasks": "validation"} | row for row in rows]
+    with pytest.raises(ValueError, match="at most 5 points less at 1"):
+        comparison.check_start(measured)
+    comparison.check_start([row | {"success": [0.4]} for row in measured])
+    with pytest.raises(ValueError, match="25 to 50 %"):
+        comparison.check_start([row | {"success": [0.6]} for row in measured])
