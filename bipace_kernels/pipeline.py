@@ -5,8 +5,8 @@
             and order
 
 advantage() checks shapes and types, run() chooses a backend, chain() is the arrows: everything between `layout` and the
-result is in processing order, and each arrow is a stage (stages.py) of the backend.  Partition and step term are rows of
-two tables (partitions.py, estimators.py).  Bad rows stay in place behind masks.  On the CPU chain() raises their errors
+result is in processing order, and each arrow is a stage (backends/contract.py) of the backend.  Partition and step term
+are rows of two tables (estimators/rows.py).  Bad rows stay in place behind masks.  On the CPU chain() raises their errors
 before anything is clustered; on a GPU nothing synchronizes, and errors are raised when the result is read.
 """
 

@@ -13,7 +13,7 @@ from ..backends.records import out_of_range
 from ..config import Config
 from ..inputs import checks, interop
 from ..inputs.columns import check_check
-from ..inputs.layout import Layout
+from ..inputs.layout import Layout, check_layout
 from ..inputs.layout import layout as make_layout
 from ..inputs.transfer import to_device, to_host
 from ..inputs.values import check_copies, unlike_first
@@ -48,20 +48,14 @@ def discounted_returns(
     Config(gamma=gamma)  # checks the range and names the field
     dispatch.check_name(backend)
     check_check(check)
-    given = interop.all_to_torch({"rewards": rewards, "trajectory": trajectory, "step": step})
-    rewards, trajectory, step = given.values()
-    device = checks.one_device(given)
+    device, rewards, trajectory, step = interop.tensors(rewards=rewards, trajectory=trajectory, step=step)
     chosen = dispatch.choose(backend, device)
-    if layout is None:
-        if trajectory is None:
-            raise ValueError("trajectory is missing; pass one id per row, or a layout made by bipace_kernels.layout().")
-        lay = make_layout(np.zeros(checks.length(trajectory, "trajectory"), np.int64), trajectory, step)
-    elif not isinstance(layout, Layout):
-        raise TypeError(f"layout must come from bipace_kernels.layout(), got {checks.type_name(layout)}.")
-    elif trajectory is not None or step is not None:
-        raise ValueError("trajectory and step must be None where a layout is given; the layout holds the ids.")
+    if layout is not None:
+        lay = check_layout(layout, trajectory=trajectory, step=step)
+    elif trajectory is None:
+        raise ValueError("trajectory is missing; pass one id per row, or a layout made by bipace_kernels.layout().")
     else:
-        lay = layout
+        lay = make_layout(np.zeros(checks.length(trajectory, "trajectory"), np.int64), trajectory, step)
     if rewards is None:
         raise ValueError("rewards is missing; pass one per row.")
     by_row = to_device(checks.real_vector(rewards, "rewards", lay.n_rows), device, "rewards")

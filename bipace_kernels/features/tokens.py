@@ -23,9 +23,7 @@ def to_tokens(advantage: Any, mask: Any) -> Tensor:
         raise TypeError(
             f"advantage must be the advantages [B], got {type(advantage).__name__}; pass its field `advantage`."
         )
-    given = interop.all_to_torch({"advantage": advantage, "mask": mask})
-    advantage, mask = given.values()
-    device = checks.one_device(given)
+    device, advantage, mask = interop.tensors(advantage=advantage, mask=mask)
     n = checks.length(advantage, "advantage")
     values = checks.real_vector(advantage, "advantage", n)
     looks = device.type == "cpu" and not torch.compiler.is_compiling()

@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..backends.contract import FINGERPRINT_DTYPES as FINGERPRINT_DTYPES
 from ..backends.schema import LIMIT
 from ..support.errors import InputError, Named, Rows
 
 Tensor = torch.Tensor
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
-FINGERPRINT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 
 # Functions that turn texts into numbers, for arguments where texts are a likely mistake.
 _CURES = {

@@ -13,7 +13,7 @@ from ..support.warnings import warn_of_unparsed
 from . import checks
 from .checks import LateCheck
 from .ids import warn_of_text_ids
-from .layout import Layout
+from .layout import Layout, check_layout
 from .layout import layout as make_layout
 from .observations import observation_codes
 from .transfer import to_device
@@ -142,11 +142,7 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
                     f"{name} is missing; pass one id per row, or a layout made by bipace_kernels.layout()."
                 )
     else:
-        if not isinstance(layout, Layout):
-            raise TypeError(f"layout must come from bipace_kernels.layout(), got {checks.type_name(layout)}.")
-        for name in ("group", "trajectory", "step"):
-            if given[name] is not None:
-                raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
+        check_layout(layout, group=given["group"], trajectory=given["trajectory"], step=given["step"])
     if given["rewards"] is None and (given["returns"] is None or given["episode_return"] is None):
         raise ValueError("rewards is missing; it may be None only where both returns and episode_return are given.")
     needs = cfg.needs

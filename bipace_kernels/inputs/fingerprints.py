@@ -14,7 +14,7 @@ from ..backends.dispatch import Backend
 from ..backends.records import Records
 from . import checks, interop
 from .ids import warn_of_text_ids
-from .layout import Layout
+from .layout import Layout, check_layout
 from .layout import layout as make_layout
 from .transfer import to_device
 from .values import check_fingerprint
@@ -47,7 +47,7 @@ class Fingerprints:
         state = self.row_states()
         if on_invalid == "singleton" or (self.backend.deferred and check == "auto"):
             return state == 0
-        check_fingerprint(self.layout, state.cpu(), "correct it or mask it by valid=False in the layout.", name)
+        check_fingerprint(self.layout, state.cpu(), "correct them or mask them by valid=False in the layout.", name)
         return None
 
     def labels(self, epsilon: float, usable: Tensor | None) -> Tensor:
@@ -83,9 +83,8 @@ def take_fingerprints(
         example = "hidden states or ngram_fingerprint(texts)" if name == "fingerprint" else "embeddings of the actions"
         raise ValueError(f"{name} is missing; pass [N, D] features, e.g. {example}.")
     dispatch.check_name(backend)
-    given = interop.all_to_torch({name: fingerprint, "group": group, "trajectory": trajectory, "step": step})
-    fingerprint, group, trajectory, step = given.values()
-    device = checks.one_device(given)
+    columns = {name: fingerprint, "group": group, "trajectory": trajectory, "step": step}
+    device, fingerprint, group, trajectory, step = interop.tensors(**columns)
     chosen = dispatch.choose(backend, device)
     threads = _threads.checked(num_threads)
     lay = _layout(group, trajectory, step, layout)
@@ -96,12 +95,7 @@ def take_fingerprints(
 def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> Layout:
     """The layout of a call whose trajectories are optional."""
     if layout is not None:
-        if not isinstance(layout, Layout):
-            raise TypeError(f"layout must come from bipace_kernels.layout(), got {checks.type_name(layout)}.")
-        for name, value in (("group", group), ("trajectory", trajectory), ("step", step)):
-            if value is not None:
-                raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
-        return layout
+        return check_layout(layout, group=group, trajectory=trajectory, step=step)
     if group is None:
         raise ValueError("group is missing; pass one id per row, or a layout made by bipace_kernels.layout().")
     if trajectory is None:

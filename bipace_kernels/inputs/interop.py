@@ -64,6 +64,12 @@ def all_to_torch(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def tensors(**arguments: Any) -> list[Any]:
+    """The device that the arguments share, and each of them by to_torch()."""
+    given = all_to_torch(arguments)
+    return [checks.one_device(given), *given.values()]
+
+
 def from_dlpack_of(given: dict[str, Any]) -> Callable[[Any], Any] | None:
     """from_dlpack of the library that the deciding argument is from; None where the results stay tensors.
 

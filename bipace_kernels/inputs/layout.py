@@ -94,7 +94,9 @@ class Layout(Handled):
 
     def on(self, device: torch.device | str) -> Records:
         """Its records on a device.  The first call copies the tensors, without synchronizing; later calls return the same."""
-        device = _with_index(torch.device(device))
+        device = torch.device(device)
+        if str(device) == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
         made: tuple[Records, transfer.Copied | None] | None = self._kept.get(device)
         if made is None:
             dispatch.check_device(device)
@@ -158,13 +160,6 @@ class Layout(Handled):
         )
 
 
-def _with_index(device: torch.device) -> torch.device:
-    """The device with its number: "cuda" is the current one."""
-    if str(device) == "cuda":
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
 def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> Layout:
     """Sorts and numbers the ids of a batch, and computes its sizes.
 
@@ -178,11 +173,9 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     ValueError for a trajectory in two groups (`trajectory_ids(group, rollout)` makes unique ids) and negative steps.
     Definition: docs/estimator.md, section 2.
     """
-    given = interop.all_to_torch({"group": group, "trajectory": trajectory, "step": step, "valid": valid})
-    device = checks.one_device(given)
+    device, *columns = interop.tensors(group=group, trajectory=trajectory, step=step, valid=valid)
     dispatch.check_device(device)
-    values = list(given.values())
-    group, trajectory, step, valid = values if device.type == "cpu" else transfer.to_host(values)
+    group, trajectory, step, valid = columns if device.type == "cpu" else transfer.to_host(columns)
     n = checks.length(group, "group")
     checks.check_length(trajectory, "trajectory", n)
     step_number = None if step is None else checks.integer_vector(step, "step", n)
@@ -316,6 +309,16 @@ def _offsets(new: Any, m: int) -> Any:
     return np.concatenate(([0], np.flatnonzero(new) + 1, [m])).astype(np.int64)
 
 
+def check_layout(layout: Any, **ids: Any) -> Layout:
+    """The layout of a call, beside which its ids must be None."""
+    if not isinstance(layout, Layout):
+        raise TypeError(f"layout must come from bipace_kernels.layout(), got {checks.type_name(layout)}.")
+    for name, value in ids.items():
+        if value is not None:
+            raise ValueError(f"{name} must be None where a layout is given; the layout holds the ids.")
+    return layout
+
+
 def trajectory_ids(group: Any, rollout: Any) -> Tensor:
     """[N] int64 trajectory ids, unique in the batch, of (group, rollout) pairs.
 
@@ -324,10 +327,9 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
     Integer ids are numbered in their numeric order by (group, rollout), any others by first appearance.  Ids on a GPU are
     sorted on the host, which synchronizes once; the result is on the GPU.
     """
-    given = interop.all_to_torch({"group": group, "rollout": rollout})
-    device = checks.one_device(given)
+    device, *columns = interop.tensors(group=group, rollout=rollout)
     dispatch.check_device(device)
-    group, rollout = transfer.to_host(tuple(given.values()))
+    group, rollout = transfer.to_host(columns)
     n = checks.length(group, "group")
     checks.check_length(rollout, "rollout", n)
     g, _ = ids_to_int(group, "group")

@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 SET_ASIDE = Named("on_invalid", ("singleton",), in_config=True)
 SPOILT_CURE = "correct the rows, or set {} to set their trajectories aside."
-FINGERPRINT_CURE = "correct it, mask it by valid=False, or set {} to give each such row a cluster of its own."
+FINGERPRINT_CURE = "correct them, mask them by valid=False, or set {} to give each such row a cluster of its own."
 
 
 def unlike_first(values: Tensor, first: Tensor) -> Tensor:
@@ -91,24 +91,15 @@ def raise_spoilt(
     spoilt                             [T] bool
     rewards, returns, episode_return   [N] float64, as given, if they are used
     """
-    inside = torch.zeros(lay.n_rows, dtype=torch.bool)
-    inside.index_fill_(0, lay.order, True)
-    used = {
-        "rewards": rewards,
-        "returns": returns,
-        "episode_return": episode_return,
-    }
-    for name, values in used.items():
-        if values is None:
-            continue
-        bad = inside & out_of_range(values)
-        if bool(bad.any()):
+    inside = torch.zeros(lay.n_rows, dtype=torch.bool).index_fill_(0, lay.order, True)
+    for name, values in (("rewards", rewards), ("returns", returns), ("episode_return", episode_return)):
+        if values is not None and bool((bad := inside & out_of_range(values)).any()):
             worst = float(values[int(torch.nonzero(bad)[0])])
             text = f"{{}} must be finite (and within ±1e37), got {worst:g} at {{}}; {SPOILT_CURE}"
             raise InputError(text, Named(name), checks.rows_of(bad), SET_ASIDE)
     rows = torch.zeros(lay.n_rows, dtype=torch.bool)
     rows[lay.order[spoilt[lay.trajectory_of_record()]]] = True
-    text = f"{{}} must sum to finite returns within ±1e37, {{}} do not; {SPOILT_CURE}"
+    text = f"{{}} must sum to finite returns within ±1e37, got other sums at {{}}; {SPOILT_CURE}"
     raise InputError(text, Named("rewards"), checks.rows_of(rows), SET_ASIDE)
 
 
@@ -119,11 +110,11 @@ def check_fingerprint(lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE, 
     cure    of the message, with {} for Config(on_invalid='singleton')
     """
     for code, fact in (
-        (1, "holds a non-finite value (beyond ±3.4e38 counts as one)"),
-        (2, "is zero, so it has no direction"),
+        (1, "non-finite values (beyond ±3.4e38 counts as one)"),
+        (2, "zeros, which have no direction,"),
     ):
         rows = torch.zeros(lay.n_rows, dtype=torch.bool)
         rows[lay.order[state == code]] = True
         if bool(rows.any()):
-            text = f"{{}} must have finite, non-zero rows, but {{}} {fact}; {cure}"
+            text = f"{{}} must have finite, non-zero rows, got {fact} at {{}}; {cure}"
             raise InputError(text, Named(name), checks.rows_of(rows), SET_ASIDE)

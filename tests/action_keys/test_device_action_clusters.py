@@ -28,7 +28,9 @@ def test_keys_are_those_of_the_reference(device, epsilon):
     assert found.device.type == device.type
     assert torch.equal(found.cpu(), want)
     assert want[4] == -1
-    with pytest.raises(ValueError, match=r"action_fingerprint must have .* but row 7 holds a non-finite value"):
+    with pytest.raises(
+        ValueError, match=r"action_fingerprint must have finite, non-zero rows, got non-finite values .* at row 7;"
+    ):
         bk.action_clusters(rows, epsilon=epsilon, layout=lay, backend=BACKEND, check="now")
 
 

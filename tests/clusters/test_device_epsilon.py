@@ -90,7 +90,7 @@ def test_bad_rows_are_alone_unless_asked_for(device):
     for labels in found:
         sizes = np.bincount(labels.numpy())
         assert sizes[labels[7]] == sizes[labels[8]] == 1
-    with pytest.raises(ValueError, match="row 8 holds a non-finite value"):
+    with pytest.raises(ValueError, match=r"got non-finite values \(.*\) at row 8;"):
         cluster(device, x, EPSILONS, group=group, check="now")
 
 
@@ -102,7 +102,7 @@ def test_the_search_is_that_of_the_reference(device, probes):
     assert len(want.probes) > probes // 2
     assert bk.choose_epsilon(rows, group, band=(1, 1.2), probes=probes, backend=BACKEND) == want
     x[3] = 0
-    with pytest.raises(ValueError, match="row 3 is zero"):
+    with pytest.raises(ValueError, match="got zeros, which have no direction, at row 3;"):
         bk.choose_epsilon(torch.from_numpy(x).to(device), group, backend=BACKEND)
 
 

@@ -216,7 +216,7 @@ def test_choose_epsilon_takes_the_nearest_where_none_is_inside():
         ({"probes": 0}, "probes must be an int of at least 1"),
         ({"group": None}, "group is missing"),
         ({"step": [0] * 60}, "trajectory is missing"),
-        ({"fingerprint": np.zeros((60, 3))}, "rows 0, 1, 2, 3, 4 and 55 more is zero"),
+        ({"fingerprint": np.zeros((60, 3))}, "got zeros, which have no direction, at rows 0, 1, 2, 3, 4 and 55 more;"),
         ({"fingerprint": np.zeros((0, 3)), "group": []}, "at least one row"),
     ],
 )

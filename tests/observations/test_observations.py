@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from bipace_kernels.backends import cpu, reference
+from bipace_kernels.backends.cpu import observations as cpu
 from bipace_kernels.backends.records import Records
+from bipace_kernels.backends.reference import observations as reference
 
-OBSERVATIONS = (cpu.observations, reference.observations)
+OBSERVATIONS = (cpu, reference)
 
 CODES = {
     "small": lambda rng, n: rng.integers(0, 7, n),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import native_loader, threads
+from .clusters import address
 
 LARGEST_TABLE = sys.maxsize  # bytes
 _MODES = {"first_n": 0, "action_tag": 1, "text": 2}
@@ -40,13 +41,13 @@ def hash_token_ids(
     ids, valid = _native(ids), None if valid is None else _native(valid)
     rows, columns = ids.shape if row_offsets is None else (row_offsets.numel() - 1, 0)
     keys, parsed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
-    offsets, data, sizes = 0, 0, (0, 0)
+    sizes = (0, 0)
     if table_offsets is not None and table_bytes is not None:
-        offsets, data = table_offsets.data_ptr(), table_bytes.data_ptr()
         sizes = (table_offsets.numel() - 1, table_bytes.numel())
     outside = native_loader.load().token_keys(
-        _array(ids), None if valid is None else _array(valid), 0 if row_offsets is None else row_offsets.data_ptr(),
-        rows, columns, offsets, data, sizes, _MODES[mode], n, keys.data_ptr(), parsed.data_ptr(), threads.count(),
+        _array(ids), None if valid is None else _array(valid), address(row_offsets),
+        rows, columns, address(table_offsets), address(table_bytes), sizes, _MODES[mode], n, keys.data_ptr(),
+        parsed.data_ptr(), threads.count(),
     )  # fmt: skip
     position = -1
     if outside is not None:

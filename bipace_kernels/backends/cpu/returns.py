@@ -8,6 +8,7 @@ from .. import threads
 from ..native_loader import load
 from ..records import Records
 from ..schema import LIMIT
+from .clusters import address
 
 Tensor = torch.Tensor
 
@@ -15,7 +16,7 @@ Tensor = torch.Tensor
 def discounted_returns(records: Records, rewards: Tensor, gamma: float) -> Tensor:
     out = torch.empty(rewards.shape[0], dtype=torch.float32)
     load().discounted_returns(
-        rewards.data_ptr(), _step(records), records.trajectory_offsets.data_ptr(), records.n_trajectories, gamma,
+        rewards.data_ptr(), address(records.step), records.trajectory_offsets.data_ptr(), records.n_trajectories, gamma,
         out.data_ptr(), threads.count(),
     )  # fmt: skip
     return out
@@ -24,7 +25,7 @@ def discounted_returns(records: Records, rewards: Tensor, gamma: float) -> Tenso
 def trajectory_returns(records: Records, rewards: Tensor) -> Tensor:
     n, out = records.n_trajectories, torch.empty(records.n_trajectories, dtype=torch.float32)
     offsets = records.trajectory_offsets.data_ptr()
-    load().trajectory_returns(rewards.data_ptr(), _step(records), offsets, n, out.data_ptr(), threads.count())
+    load().trajectory_returns(rewards.data_ptr(), address(records.step), offsets, n, out.data_ptr(), threads.count())
     return out
 
 
@@ -44,7 +45,3 @@ def all_returns(
 ) -> tuple[Tensor, Tensor, Tensor]:
     steps, own = discounted_returns(records, rewards, gamma), trajectory_returns(records, rewards)
     return steps, own, spoilt_trajectories(records, steps, own, bad_record)
-
-
-def _step(records: Records) -> int:
-    return 0 if records.step is None else records.step.data_ptr()

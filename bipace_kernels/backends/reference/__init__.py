@@ -2,18 +2,3 @@
 
 For the stages' inputs and outputs see contract.py.
 """
-
-from . import action_keys, clusters, combine, critic, episode, ngrams, observations, returns, similar, values
-
-__all__ = [
-    "action_keys",
-    "clusters",
-    "combine",
-    "critic",
-    "episode",
-    "ngrams",
-    "observations",
-    "returns",
-    "similar",
-    "values",
-]

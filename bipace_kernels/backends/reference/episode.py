@@ -46,14 +46,18 @@ def centred(value: np.float32, mean: float) -> np.float32:
 
 def mean_and_sigma(values: list[float], *, unbiased: bool) -> tuple[float, float]:
     """Mean, and two-pass σ about the unrounded mean, in float64; σ is exactly 0 where all values are equal."""
-    n = len(values)
-    total = 0.0
-    for v in values:
-        total += v
-    mean = total / n
+    n, mean = len(values), mean_of(values)
     if n == 1 or max(values) == min(values):
         return mean, 0.0
     squares = 0.0
     for v in values:
         squares += (v - mean) ** 2
     return mean, math.sqrt(squares / (n - 1 if unbiased else n))
+
+
+def mean_of(values: list[float]) -> float:
+    """The mean in float64, summed in order (from Python 3.12 on, sum() compensates)."""
+    total = 0.0
+    for v in values:
+        total += v
+    return total / len(values)

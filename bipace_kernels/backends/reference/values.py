@@ -9,16 +9,9 @@ import torch
 
 from ..records import Records
 from ..schema import Branch
-from .episode import centred, mean_and_sigma
+from .episode import centred, mean_and_sigma, mean_of
 
 Tensor = torch.Tensor
-
-
-def _mean(values: list[float]) -> float:
-    total = 0.0
-    for v in values:
-        total += v
-    return total / len(values)
 
 
 def step_advantage(
@@ -49,11 +42,11 @@ def step_advantage(
             same = [float(r[j]) for j in members if keys[j] == keys[i]]
             others = [float(r[j]) for j in members if keys[j] != keys[i]]
             if estimator == "diff_peer" and others:
-                step[i] = centred(r[i], _mean(others))
+                step[i] = centred(r[i], mean_of(others))
             elif estimator == "q_style" and len(same) > 1:
-                step[i] = np.float32(np.float32(_mean(same)) - np.float32(_mean(values)))
+                step[i] = np.float32(np.float32(mean_of(same)) - np.float32(mean_of(values)))
             else:
-                step[i] = centred(r[i], _mean([float(r[j]) for j in members if j != i]))
+                step[i] = centred(r[i], mean_of([float(r[j]) for j in members if j != i]))
                 branch[i] = Branch.LEAVE_ONE_OUT
     return torch.from_numpy(step), torch.from_numpy(branch)
 
