@@ -54,8 +54,8 @@ class Config(Handled, Fields):
     """What `advantage()` computes.  Every field is checked when the object is made: ValueError names the field.
 
     docs/estimator.md and docs/gae.md define the formulas, docs/settings.md lists the values that each field accepts.
-    estimator may be a function: it gets `StepRecords`, the records that take part, and returns A_S [M]; it can be pickled
-    if it is at a module's top level.
+    estimator may be a function: it gets `StepRecords`, the records that take part, and returns A_S [M]; it can be
+    pickled if it is at a module's top level.
 
     """
 

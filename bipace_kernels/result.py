@@ -90,6 +90,13 @@ class AdvantageResult:
         """
         self.records.check(self.tensors or self)
 
+    def with_bad_states(self, bad: Tensor) -> AdvantageResult:
+        """The same result, which counts these rows [N] bool as invalid: its clusters were made of states elsewhere.
+
+        Synchronizes with a GPU.
+        """
+        return replace(self, records=self._records().with_bad_states(bad))
+
     def _records(self) -> Records:
         """The records that took part, on the CPU, for metrics() and value_r2().  Synchronizes with a GPU."""
         return self.records.read(self.tensors or self)

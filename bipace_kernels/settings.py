@@ -1,7 +1,7 @@
 """The table of settings: every field of `Config` is declared here, once.
 
-Config checks its fields by it; the settings of trainers, the options of `bipace advantage` and docs/settings.md are made
-from it.  It imports nothing of the package, so that the program can show its help without importing torch.
+Config checks its fields by it; the settings of trainers, the options of `bipace advantage` and docs/settings.md are
+made from it.  It imports nothing of the package, so that the program can show its help without importing torch.
 """
 # ruff: noqa: RUF009  (setting() makes dataclass fields)
 
@@ -19,22 +19,14 @@ ABSENT = object()  # of trainers, which do not have the setting
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that a setting accepts; `holds` tests one."""
+    """Values that a setting accepts, numbers or others of this kind; `holds` tests one."""
 
     text: str
     holds: Callable[[Any], bool]
+    kind: Any = float
 
 
-@dataclass(frozen=True)
-class Form:
-    """Values of this type that a setting accepts; `holds` tests one."""
-
-    text: str
-    holds: Callable[[Any], bool]
-    kind: Any = str
-
-
-Accepts = Range | Form | tuple[str, ...] | int | type[bool]
+Accepts = Range | tuple[str, ...] | int | type[bool]
 
 
 @dataclass(frozen=True)
@@ -61,39 +53,32 @@ class Setting:
     @property
     def kind(self) -> Any:
         """Type of its values, None aside."""
-        if isinstance(self.accepts, type):
-            return self.accepts
-        if isinstance(self.accepts, Form):
-            return self.accepts.kind
         if isinstance(self.accepts, Range):
-            return float | str if self.also else float
-        return str if isinstance(self.accepts, tuple) else int
+            return self.accepts.kind | str if self.also else self.accepts.kind
+        return str if isinstance(self.accepts, tuple) else bool if self.accepts is bool else int
 
     @property
     def wanted(self) -> str:
         """Its values, for errors and docs/settings.md."""
+        if isinstance(self.accepts, Range):
+            number = "a number " if self.accepts.kind is float else ""
+            return f"{number}{self.accepts.text}{', ' if self.also else ''}{' or '.join(map(repr, self.also))}"
         if isinstance(self.accepts, tuple):
             return f"one of {', '.join(self.accepts)}"
-        if isinstance(self.accepts, Range):
-            words = " or ".join(map(repr, self.also))
-            return f"a number {self.accepts.text}{', ' if words else ''}{words}"
-        if isinstance(self.accepts, Form):
-            return self.accepts.text
         return "True or False" if self.accepts is bool else f"an int of at least {self.accepts}"
 
     def holds(self, value: Any) -> bool:
         """Whether it accepts a value, None aside."""
-        if isinstance(self.accepts, tuple):
-            return isinstance(value, str) and value in self.accepts
-        if isinstance(self.accepts, Form):
-            return self.accepts.holds(value)
-        if self.accepts is bool or isinstance(value, bool):
-            return self.accepts is bool and isinstance(value, bool)
-        if isinstance(self.accepts, int):
-            return isinstance(value, numbers.Integral) and int(value) >= self.accepts
-        if isinstance(value, str):
-            return value in self.also
-        return isinstance(value, numbers.Real) and _is_finite(value) and self.accepts.holds(value)
+        accepts = self.accepts
+        if isinstance(accepts, tuple):
+            return isinstance(value, str) and value in accepts
+        if isinstance(accepts, Range):
+            if isinstance(value, str) and value in self.also:
+                return True
+            return (accepts.kind is not float or _is_number(value)) and accepts.holds(value)
+        if accepts is bool or isinstance(value, bool):
+            return accepts is bool and isinstance(value, bool)
+        return isinstance(value, numbers.Integral) and int(value) >= int(accepts)
 
     def has_effect(self, config: Any) -> bool:
         """Whether a configuration reads it."""
@@ -116,8 +101,10 @@ class Setting:
         return {"preset": estimator if estimator in PRESETS else "bipace", **chosen}
 
 
-def _is_finite(value: Any) -> bool:
-    """False for integers beyond float64 too."""
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that float64 holds."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -145,6 +132,12 @@ SAME = Range("in [0, 1000]", lambda x: 0 <= x <= 1000)
 NOISE = Range("finite and at least 0.1", lambda x: 0.1 <= x < math.inf)
 SIMILARITY = Range("in (0, 1]", lambda x: 0 < x <= 1)
 
+PARTITIONS = ("none", "exact", "history", "similar", "cosine")
+ESTIMATORS = ("none", "mean", "diff_peer", "q_style", "hgpo", "gae")
+STEP_NORMS = ("none", "std", "batch", "group")
+DUPLICATES, ON_INVALID = ("raise", "once", "count"), ("raise", "singleton")
+VALUES, SHARES = ("group", "cluster", "kernel"), ("group", "batch", "memory")
+
 _ADDS_TERMS = ({"estimator": ("q_style", "diff_peer", "mean", "gae", "none", "function")},)
 _HAS_STEP_TERM = ({"estimator": ("q_style", "diff_peer", "mean", "gae", "function")},)
 _HISTORY, _SIMILAR, _COSINE = (({"partition": (name,)},) for name in ("history", "similar", "cosine"))
@@ -159,25 +152,14 @@ class Fields:
     """The fields of `Config`, in the order of its arguments."""
 
     partition: str = setting(
-        "cosine",
-        "how the steps of a prompt group are clustered into states",
-        ("none", "exact", "history", "similar", "cosine"),
-        trainer=ABSENT,
+        "cosine", "rule that clusters a prompt group's steps into states", PARTITIONS, trainer=ABSENT
     )
     estimator: str | Callable[..., Any] = setting(
-        "q_style",
-        "the step term A_S inside a cluster; in Python also a function of StepRecords",
-        ("none", "mean", "diff_peer", "q_style", "hgpo", "gae"),
-        trainer=ABSENT,
+        "q_style", "step term A_S inside a cluster; also a function of StepRecords", ESTIMATORS, trainer=ABSENT
     )
     gamma: float = setting(0.95, "discount γ of rewards, from step to step", GAMMA, "γ", trainer=0.95)
     step_weight: float = setting(
-        1.0,
-        "weight w of the step term: A = episode_weight · A_ep + w · A_S",
-        NOT_NEGATIVE,
-        "W",
-        read_by=_HAS_STEP_TERM,
-        trainer=1.0,
+        1.0, "w in A = episode_weight · A_ep + w · A_S", NOT_NEGATIVE, "W", read_by=_HAS_STEP_TERM, trainer=1.0
     )
     epsilon: float = setting(
         0.10, "radius ε of cosine clusters: join where 1 − cos ≤ ε; 0: equal rows", EPSILON, "ε", read_by=_COSINE
@@ -190,14 +172,12 @@ class Fields:
     )
     step_norm: str = setting(
         "none",
-        "divides the step term: std by σ of the cluster + δ (mean, hgpo); batch, group by its root mean square (gae)",
-        ("none", "std", "batch", "group"),
+        "divisor of A_S: σ + δ (std, of mean and hgpo), or its root mean square (batch, group, of gae)",
+        STEP_NORMS,
     )
-    episode_norm: str = setting("std", "std divides the episode term by its σ + δ", ("std", "none"))
+    episode_norm: str = setting("std", "divisor of A_ep: its σ + δ, or none", ("std", "none"))
     episode_scope: str = setting(
-        "trajectory",
-        "population of the episode term's μ and σ: the group's trajectories, or its step records, as in verl-agent",
-        ("trajectory", "step"),
+        "trajectory", "population of A_ep's μ and σ: trajectories, or steps as in verl-agent", ("trajectory", "step")
     )
     lone_trajectory: str = setting("zero", "A_ep of a population of one: 0, or the raw return", ("zero", "raw"))
     delta: float = setting(1e-6, "δ, added to every σ", DELTA, "δ", read_by=_DIVIDED, trainer=ABSENT)
@@ -206,72 +186,38 @@ class Fields:
     )
     base_group: bool = setting(False, "whether A_ep joins HGPO's aggregate as depth 0", bool, read_by=_HGPO)
     duplicates: str = setting(
-        "raise",
-        "rows with equal (group, trajectory, step): an error, counted once, or counted each",
-        ("raise", "once", "count"),
-        "RULE",
-        trainer="once",
+        "raise", "rows with equal ids: an error, counted once, or counted each", DUPLICATES, "RULE", trainer="once"
     )
     on_invalid: str = setting(
-        "raise",
-        "input that is not finite: an error, or the row is set aside and counted",
-        ("raise", "singleton"),
-        "RULE",
-        trainer="singleton",
+        "raise", "input that is not finite: an error, or the row is set aside", ON_INVALID, "RULE", trainer="singleton"
     )
-    episode_weight: float = setting(
-        1.0, "weight of the episode term A_ep; 0 in preset gae", NOT_NEGATIVE, "W", read_by=_ADDS_TERMS
-    )
+    episode_weight: float = setting(1.0, "weight of A_ep; 0 in preset gae", NOT_NEGATIVE, "W", read_by=_ADDS_TERMS)
     value: str = setting(
-        "kernel",
-        "V̂ of GAE: the prompt group's mean, shrunk cluster means, or a Gaussian process over the fingerprints",
-        ("group", "cluster", "kernel"),
-        read_by=_GAE,
+        "kernel", "V̂ of GAE: mean of the group, of clusters, or Gaussian process of fingerprints", VALUES, read_by=_GAE
     )
     share: str = setting(
         "batch",
-        "records that GAE's kernel estimates from: the prompt group's, the batch's, or also those of earlier batches",
-        ("group", "batch", "memory"),
+        "records that GAE's kernel estimates from; memory: also those of earlier batches",
+        SHARES,
         read_by=_KERNEL,
     )
-    shrinkage: float = setting(
-        3.0, "κ, by which GAE's means of clusters are shrunk", NOT_NEGATIVE, "κ", read_by=_CLUSTER
-    )
+    shrinkage: float = setting(3.0, "κ, by which GAE's means of clusters shrink", NOT_NEGATIVE, "κ", read_by=_CLUSTER)
     kernel_width: float = setting(
         0.5, "width ℓ of GAE's kernel exp((cos − 1)/ℓ) of centred fingerprints", WIDTH, "ℓ", read_by=_KERNEL
     )
     kernel_time: float | None = setting(
-        8.0,
-        "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time term",
-        ABOVE_ZERO,
-        "θ",
-        read_by=_KERNEL,
-        off=True,
+        8.0, "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time", ABOVE_ZERO, "θ", read_by=_KERNEL, off=True
     )
     kernel_noise: float = setting(
         2.0, "variance ρ of returns about GAE's value, in units of the kernel's", NOISE, "ρ", read_by=_KERNEL
     )
     kernel_same: float = setting(
-        0.3,
-        "covariance s that records of one prompt group share, for shares batch and memory",
-        SAME,
-        "S",
-        read_by=_SHARED,
+        0.3, "covariance s of one prompt group's records, shares batch and memory", SAME, "S", read_by=_SHARED
     )
     action_noise: float | None = setting(
-        0.3,
-        "η of GAE's averages over near states with the same action, K (K + η I)⁻¹ A_S; off: no averages",
-        NOISE,
-        "η",
-        read_by=_KERNEL,
-        off=True,
+        0.3, "η of GAE's averages over equal actions in near states; off: none", NOISE, "η", read_by=_KERNEL, off=True
     )
     gae_lambda: float = setting(0.5, "λ of GAE", GAMMA, "λ", read_by=_GAE)
     longest_text: int = setting(
-        32_768,
-        "most characters of a text that similar compares: a pair takes up to the product of their lengths",
-        1,
-        "N",
-        read_by=_SIMILAR,
-        trainer=ABSENT,
+        32_768, "most characters of a text that similar compares", 1, "N", read_by=_SIMILAR, trainer=ABSENT
     )

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+import bipace_kernels as bk
+
 from ..distributed.ranks import Ranks
 from ._states import States
 
@@ -42,6 +44,11 @@ class KeepsStates:
             if self.accelerator.num_processes > 1:  # one answer, where not every machine sees the folder
                 first = Ranks(None).texts(json.dumps(self._bipace.state_dict()))[0]
                 self._bipace.load_state_dict(json.loads(first))
+
+
+def of_all(several: bool) -> dict[str, Any]:
+    """The arguments `run` and `gather` of States.advantage(), over all processes if there are several."""
+    return {"run": bk.distributed.advantage, "gather": of_all_processes} if several else {"run": bk.advantage}
 
 
 def of_all_processes(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ SHARE = 0.01  # largest share of the run's time for recording
 
 
 class Recorder:
-    """Writes into `folder` the records of the first update and of each update at least `every` after the last written one.
+    """Writes into `folder` the records of the first update and of each that is `every` or more after the last one.
 
     An update is skipped if writing it, at the cost of the previous one, would bring recording above 1 % of the time
     since the run began.  A file that cannot be written gives a warning and ends the recording, not the run.
@@ -61,8 +61,7 @@ class Recorder:
     def write(self, records: Mapping[str, Any], result: AdvantageResult) -> None:
         """Writes the announced batch, if any.
 
-        records   `group`, `trajectory`, `step` and `rewards` [n]; `valid` if there is padding; `truncated` if the estimator
-                  reads it
+        records   `group`, `trajectory`, `step` and `rewards` [n]; `valid` of padding; `truncated` if it is read
         result    of advantage() on them
         """
         if self._expected is None:
@@ -73,8 +72,8 @@ class Recorder:
             self._write(update, records, result, texts)
         except OSError as error:
             warnings.warn(
-                f"{self.where}record_dir={self.folder}: update {update} cannot be written ({error.strerror or error}); recording "
-                "stops.",
+                f"{self.where}record_dir={self.folder}: update {update} cannot be written "
+                f"({error.strerror or error}); recording stops.",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -11,7 +11,7 @@ Function = Callable[..., Any]
 
 
 def replace(owner: Any, *functions: Function) -> Callable[[], None]:
-    """Replaces the owner's attribute `inner` by each function f(inner, ...) of its name; returns a function that undoes it.
+    """Replaces the owner's attributes by functions f(inner, ...) of their names; returns a function that undoes it.
 
     AttributeError names the attributes that the owner (a module, a class, an object) lacks; then nothing is replaced.
     """

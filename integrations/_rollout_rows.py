@@ -29,7 +29,7 @@ def require(names: Iterable[str], there: Container[str], cure: str) -> None:
 
 
 def numbered(group: Sequence[str], trajectory: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """[B] int64 numbers of prompt groups and of trajectories, in sorted order: clusters do not depend on the order of rows."""
+    """[B] int64 numbers of prompt groups and of trajectories, sorted: clusters do not depend on the order of rows."""
     groups = np.unique(np.asarray(group, dtype=str), return_inverse=True)[1].reshape(-1)
     pairs = list(zip(groups.tolist(), trajectory, strict=True))
     number = {pair: i for i, pair in enumerate(sorted(set(pairs)))}
@@ -48,7 +48,7 @@ def entries_of(
     valid       [B]; False: padding, of which nothing is asked
     elsewhere   keys that rollouts of other processes give, which all rows here then need as well
 
-    A row of which a key has no entry for each turn takes part in nothing; if no rollout has the key, nothing is missing.
+    A row of which a key has no entry for each turn takes part in nothing.  A key that no rollout has is not missing.
     """
     counts, empty = turns.counts.tolist(), set(turns.row[turns.stop == turns.start].tolist())
     found: dict[str, list[Any]] = {}
@@ -69,7 +69,8 @@ def entries_of(
                     continue
                 misfits.setdefault(
                     row,
-                    f"{where}[{key!r}] must have one entry per turn, a run of ones in {mask}, but row {row} has {have} for {n}",
+                    f"{where}[{key!r}] must have one entry per turn, a run of ones in {mask}, but row {row} has "
+                    f"{have} for {n}",
                 )
             elif name == "step_rewards" and not are_numbers(value if several else [value]) and row not in empty:
                 given[row] = [fill] * n
@@ -84,7 +85,7 @@ class RolloutRows:
     """B rows of a batch, as they were rolled out.
 
     mask         [B, T]    1 on the tokens that the model generated, before any of them is rejected
-    scores       [B, T]    the reward function's rewards by token, before penalties; each row holds those of its trajectory
+    scores       [B, T]    rewards by token, before penalties; each row holds those of its trajectory
     responses    [B, T]    token ids
     prompts      returns the token ids of each prompt; called if observations must be derived from them
     group        [B]       id of the prompt
@@ -117,7 +118,7 @@ class RolloutRows:
         return Turns.of(self.mask)
 
     def fitted(self, states: States) -> RolloutRows:
-        """Without the rows whose entries of `extra` do not fit their turns: these score NaN, and so take part in nothing."""
+        """Rows whose entries of `extra` do not fit their turns score NaN, and so take part in nothing."""
         entries = {name: ENTRIES[name] for name in ENTRIES if name in self.extra}
         if not entries:
             return self
@@ -195,8 +196,8 @@ class RolloutRows:
             differ = [i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
             what = f"row {differ[0]} has {found[differ[0]]} for {wanted[differ[0]]} turns" if differ else "no more"
             raise ValueError(
-                f"hidden states must be one for each turn of {len(wanted)} rows, but {len(found)} rows were given, and {what}: "
-                "they belong to another batch, or the response mask was changed after their forward."
+                f"hidden states must be one for each turn of {len(wanted)} rows, but {len(found)} rows were given, "
+                f"and {what}: they belong to another batch, or the response mask was changed after their forward."
             )
         return torch.cat(list(rows)).cpu()
 

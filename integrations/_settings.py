@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import PRESETS, Config, check_fields
 from ..features.embedders import EMBEDDERS, find
-from ..settings import ABSENT, EPSILON, Fields, Form, Range, Setting, setting, settings_of
+from ..settings import ABSENT, EPSILON, Fields, Range, Setting, setting, settings_of
 from ..support.errors import InputError, Named
 
 
@@ -30,9 +30,9 @@ def _is_layer(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-EMBEDDER = Form(f"one of auto, {', '.join(row.written for row in EMBEDDERS.values())}", is_embedder)
-LAYER = Form("an int, an index into hidden_states, or 'block N'", _is_layer, int | str)
-FOLDER = Form("the path of a folder", lambda value: isinstance(value, str) and value != "")
+EMBEDDER = Range(f"one of auto, {', '.join(row.written for row in EMBEDDERS.values())}", is_embedder, str)
+LAYER = Range("an int, an index into hidden_states, or 'block N'", _is_layer, int | str)
+FOLDER = Range("the path of a folder", lambda value: isinstance(value, str) and value != "", str)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class OwnFields:
     )
     text_turns: int | None = setting(
         None,
-        "observations in a text state, with the actions between them; None: 3 for GAE's kernel, else 1, as for identity",
+        "observations in a text state, with the actions between them; None: 3 for GAE's kernel, else 1, as for "
+        "identity",
         1,
     )
     layer: int | str = setting(-8, "layer of hidden states, as in bk.hidden.tap()", LAYER)
@@ -100,8 +101,8 @@ _Fields: Any = make_dataclass(
 class Settings(_Fields):  # type: ignore[misc]  # made from the table
     """One field for each key of a trainer's configuration, listed in docs/settings.md; ValueError names the key.
 
-    They are those of bipace_kernels.Config, where None keeps the preset's value, and those of `OwnFields`.  A setting that
-    the method does not read is an error, except for the embedder, its ε, action keys and `estimator`.
+    They are those of bipace_kernels.Config, where None keeps the preset's value, and those of `OwnFields`.  A setting
+    that the method does not read is an error, except for the embedder, its ε, action keys and `estimator`.
     """
 
     def __post_init__(self) -> None:
@@ -170,7 +171,7 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
         return self.config().estimator == "none"
 
     def scaled(self, scale_rewards: str, where: str = "") -> Settings:
-        """With the episode_norm that GRPO's scale_rewards asks for, where A_ep has weight and the settings leave it open.
+        """With the episode_norm that GRPO's scale_rewards asks for, where A_ep counts and the settings leave it open.
 
         where   goes before `episode_norm` in the error of what has no counterpart
         """
@@ -179,8 +180,8 @@ class Settings(_Fields):  # type: ignore[misc]  # made from the table
             return self
         if scale_rewards not in ("group", "none"):
             raise ValueError(
-                f"scale_rewards={scale_rewards!r} has no counterpart in BiPACE, whose A_ep is divided by the σ of its prompt "
-                f"group: set {where}episode_norm to 'std' or 'none', or scale_rewards to 'group' or 'none'."
+                f"scale_rewards={scale_rewards!r} has no counterpart in BiPACE, whose A_ep is divided by the σ of its "
+                f"prompt group: set {where}episode_norm to 'std' or 'none', or scale_rewards to 'group' or 'none'."
             )
         return replace(self, episode_norm="none") if scale_rewards == "none" else self
 

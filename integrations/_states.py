@@ -17,7 +17,6 @@ import torch
 from .. import pipeline
 from ..clustering.controller import EpsilonController
 from ..clustering.epsilon import choose_epsilon
-from ..diagnostics.records import Unread
 from ..estimators.memory import ValueMemory
 from ..features import embedders
 from ..hidden.layers import find_decoder, layer_of
@@ -31,36 +30,24 @@ from ._turns import KINDS, windows
 
 Tensor = torch.Tensor
 Columns = Mapping[str, Any]  # arguments of advantage(), a row for each record
+Gather = Callable[[Columns], Columns]  # from the columns of this process to those of all
 _log = logging.getLogger(__name__)
 MEMORY_FILE = "bipace_memory.pt"  # next to the file of States.save()
 
 
-class States:
-    """The states of one training run, and the choices made during it.
+class Radius:
+    """ε of a run's clusters: that of the settings, or chosen from the run's states and kept in its checkpoints.
 
-    where       prefix of the settings' names in messages, such as "algorithm.bipace."
-    epsilon     ε of the configured embedder, of hidden states under embedder=auto; None until "auto" or "follow" has chosen it,
-                and for a method without ε
+    epsilon     of the configured embedder, of hidden states under embedder=auto; None until it is chosen, or without ε
     controller  of epsilon="follow", once there is an ε; else None
-    recorder    of record_dir, else None
-    memory      of share="memory", else None; with several processes only rank 0's holds records
     """
 
-    def __init__(self, settings: Settings, where: str = "") -> None:
+    def __init__(self, settings: Settings, where: str) -> None:
         self.settings, self.where = settings, where
         used = "actor_hidden" if settings.embedder == "auto" else embedders.find(settings.embedder)[0].name
-        self.epsilon = settings.epsilon_of(used) if settings.config().has_epsilon else None
+        self.has_effect = settings.config().has_epsilon
+        self.epsilon = settings.epsilon_of(used) if self.has_effect else None
         self.controller: EpsilonController | None = None
-        self.memory = ValueMemory(settings.memory_rows) if settings.config().needs_memory else None
-        self.fitted = False  # whether any rollout's entries have matched its turns
-        self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
-        self._set_aside = False  # whether a row has been
-        self._embedder: Any = None
-
-    @property
-    def may_be_hidden(self) -> bool:
-        """Whether the settings use hidden states if available."""
-        return self.settings.config().needs_fingerprint and self.settings.embedder in ("auto", "actor_hidden")
 
     @property
     def moves(self) -> dict[str, float]:
@@ -68,8 +55,126 @@ class States:
         name = "bipace/epsilon_moves"
         return {} if self.controller is None else {name: self.controller.metrics()[name]}
 
+    def of(self, used: str, records: Columns, gather: Gather) -> float:
+        """ε of the embedder in use.  "auto" chooses it here, once; "follow" also adapts it at each call."""
+        epsilon = self.settings.epsilon_of(used)
+        if epsilon is not None:
+            return epsilon
+        follows = self.settings.epsilon == "follow"
+        if self.epsilon is not None and not follows:
+            return self.epsilon
+        states, group, ids = _distinct(records, gather)
+        if self.epsilon is None:
+            chosen = choose_epsilon(states, group, **ids)
+            self.epsilon = chosen.epsilon
+            _log.info("%sepsilon=%s chose %g: %s.", self.where, self.settings.epsilon, chosen.epsilon, chosen.reason)
+        if follows:
+            self.controller = self.controller or EpsilonController(self.epsilon)
+            own = self.controller.update(states, group, **ids)
+            # With several processes the first one's value is used: other CPUs may round a decision differently.
+            of_all = gather({"epsilon": torch.tensor([own], dtype=torch.float64)})["epsilon"]
+            self.controller.epsilon = self.epsilon = float(of_all[0])
+        return self.epsilon
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"epsilon": self.epsilon}
+        return state if self.controller is None else {**state, "controller": self.controller.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the ε of the resumed run, if this run would choose one."""
+        if not (self.has_effect and isinstance(self.settings.epsilon, str)):
+            return
+        epsilon, controller = state["epsilon"], None
+        number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool) and EPSILON.holds(epsilon)
+        if epsilon is not None and not number:
+            raise ValueError(f"state['epsilon'] must be None or a number {EPSILON.text}, got {epsilon!r}.")
+        if self.settings.epsilon == "follow" and "controller" in state:
+            controller = EpsilonController()
+            controller.load_state_dict(state["controller"])
+        self.epsilon, self.controller = epsilon, controller
+
+
+def _distinct(records: Columns, gather: Gather) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Fingerprints that have a direction, their groups, and trajectory and step: of all processes, each step once."""
+    names = ("fingerprint", "group", "trajectory", "step", "valid")
+    rows = {k: v.cpu() for k, v in gather({k: records[k] for k in names if k in records}).items()}
+    states = rows["fingerprint"]
+    usable = states.isfinite().all(1) & (states != 0).any(1) & rows.get("valid", torch.tensor(True))
+    at = torch.nonzero(usable).flatten()
+    ids = torch.stack([rows[k] for k in ("group", "trajectory", "step")], 1)
+    at = at[torch.from_numpy(np.sort(np.unique(ids[at].numpy(), axis=0, return_index=True)[1]))]
+    group, trajectory, step = ids[at].unbind(1)
+    return states[at], group, {"trajectory": trajectory, "step": step}
+
+
+class Embedding:
+    """The fingerprints of a run's steps: hidden states, or those that an embedder makes of texts."""
+
+    def __init__(self, settings: Settings, where: str) -> None:
+        self.settings, self.where = settings, where
+        self._embedder: Any = None
+
+    @property
+    def may_be_hidden(self) -> bool:
+        """Whether the settings use hidden states if available."""
+        return self.settings.config().needs_fingerprint and self.settings.embedder in ("auto", "actor_hidden")
+
     def no_hidden(self, why: str) -> ValueError:
         return no_hidden(self.where, why)
+
+    def require_hidden(self, why: str) -> str:
+        """`why` there are no hidden states, if there is a reason; an error where the settings insist on them."""
+        if why and self.may_be_hidden and self.settings.embedder == "actor_hidden":
+            raise self.no_hidden(why)
+        return why
+
+    def fingerprint(self, hidden: Tensor | None, texts: Callable[[], Sequence[Any]], why: str) -> tuple[str, Tensor]:
+        """The embedder in use, and its fingerprints [n, D]; arguments as in States.advantage()."""
+        name = self.settings.embedder
+        if self.may_be_hidden:
+            if hidden is not None:
+                return "actor_hidden", hidden
+            self.require_hidden(why or "none were given")
+            name = "ngram"
+            if self._embedder is None:
+                self._warn(why)
+        if self._embedder is None:
+            self._embedder = embedders.named(name)
+        return embedders.find(name)[0].name, self._embedder.embed(texts())
+
+    def _warn(self, why: str) -> None:
+        n, has_epsilon = self.settings.turns_of_text, self.settings.config().has_epsilon
+        of_turns = "observations" if n == 1 else f"last {n} observations"
+        radius = f" with ngram_epsilon = {self.settings.ngram_epsilon:g}," if has_epsilon else ""
+        text = f"{self.where}embedder=auto uses n-grams of the {of_turns},{radius} instead of hidden states: {why}."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+class States:
+    """What a training run keeps between batches: embedding, radius and memory of its states, and what it records.
+
+    where       prefix of the settings' names in messages, such as "algorithm.bipace."
+    recorder    of record_dir, else None
+    memory      of share="memory", else None; with several processes only rank 0's holds records
+    """
+
+    def __init__(self, settings: Settings, where: str = "") -> None:
+        self.settings, self.where = settings, where
+        self.embedding, self.radius = Embedding(settings, where), Radius(settings, where)
+        self.memory = ValueMemory(settings.memory_rows) if settings.config().needs_memory else None
+        self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
+        self.fitted = False  # whether any rollout's entries have matched its turns
+        self._set_aside = False  # whether a row has been
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε of the configured embedder; None until it is chosen, and for a method without ε."""
+        return self.radius.epsilon
+
+    @property
+    def may_be_hidden(self) -> bool:
+        """Whether the settings use hidden states if available."""
+        return self.embedding.may_be_hidden
 
     def advantage(
         self,
@@ -81,7 +186,7 @@ class States:
         labels: Tensor | None = None,
         why: str = "",
         run: Callable[..., AdvantageResult] = pipeline.advantage,
-        gather: Callable[[Columns], Columns] = dict,
+        gather: Gather = dict,
     ) -> tuple[AdvantageResult, dict[str, float]]:
         """The result over the records, with the states of the settings, and the metrics for the trainer.
 
@@ -89,42 +194,40 @@ class States:
         texts     returns the observations [n], if the settings need them
         actions   returns the actions' texts [n], if a text state holds several turns; None: it holds one
         hidden    [n, D] hidden states, or None
-        labels    [n] int64 clusters c of the hidden states made elsewhere, used instead of these, −1 − c for bad states; or None
+        labels    [n] int64 clusters c of hidden states made elsewhere, −1 − c for bad states; or None
         why       reason if there are no hidden states, for the error of "actor_hidden" and the warning of "auto"
         run       advantage(), or its version for several processes; then gather(columns) gives those of all processes
         """
-        given, used, epsilon = dict(records), "", None
-        kinds = gather({"kind": given.pop("action_kind")})["kind"] if "action_kind" in given else None
+        columns, used, epsilon, config = dict(records), "", None, self.settings.config()
+        kinds = gather({"kind": columns.pop("action_kind")})["kind"] if "action_kind" in columns else None
+        bad: Tensor | None = None
         if labels is not None:
-            bad = given["valid"] & (labels < 0)
-            given["observation"], used, epsilon = labels.where(~bad, -1 - labels), "actor_hidden", self.epsilon
-        elif self.settings.config().needs_fingerprint:
+            bad, used, epsilon = columns["valid"] & (labels < 0), "actor_hidden", self.epsilon
+            columns["observation"] = labels.where(~bad, -1 - labels)
+        elif config.needs_fingerprint:
             n = 1 if actions is None else self.settings.turns_of_text
 
             def states() -> Sequence[Any]:
                 return texts() if n == 1 or actions is None else windows(records, texts(), actions(), n)
 
-            used, found = self.fingerprint(hidden, states, why)
-            given["fingerprint"] = found.to(given["group"].device)
-            epsilon = self.radius(used, given, gather) if self.settings.config().has_epsilon else None
-        elif self.settings.config().needs_observation:
-            given["observation"] = texts()
+            used, fingerprint = self.embedding.fingerprint(hidden, states, why)
+            columns["fingerprint"] = fingerprint.to(columns["group"].device)
+            epsilon = self.radius.of(used, columns, gather) if config.has_epsilon else None
+        elif config.needs_observation:
+            columns["observation"] = texts()
         config = self.settings.config(epsilon)
-        if labels is not None:
+        if bad is not None:
             config = replace(config, partition="exact")  # of labels: the same bits as with the clusters themselves
-        result = run(**given, memory=self.memory, config=config, check="now")
+        result = run(**columns, memory=self.memory, config=config, check="now")
         if self.recorder is not None:
             self.recorder.write(records, result)
-        unread = result.records
-        if labels is not None and isinstance(unread, Unread):
-            state = bad[unread.layout.on(bad.device).order].to(torch.uint8)
-            result = replace(result, records=replace(unread, state=state, checked=True))
-        metrics = metrics_of(result, used, epsilon, config.has_clusters)
-        metrics |= self.moves
+        if bad is not None:
+            result = result.with_bad_states(bad)
+        metrics = metrics_of(result, used, epsilon, config.has_clusters) | self.radius.moves
         if kinds is not None:
             shares = torch.bincount(kinds.cpu().long(), minlength=len(KINDS)) / max(1, len(kinds))
             metrics |= {
-                f"bipace/action_key/{kind}": share for kind, share in zip(KINDS, shares.tolist(), strict=True) if share
+                f"bipace/action_key/{k}": share for k, share in zip(KINDS, shares.tolist(), strict=True) if share
             }
         return result, metrics
 
@@ -132,7 +235,7 @@ class States:
         """[b] bool: rows whose entries cannot be put to turns.  They take part in nothing and are counted as invalid.
 
         misfits    {row: why}; the first of a run is a warning
-        must_fit   an error where no row of a run has ever fitted, for that is the user's code; under on_invalid="raise" any is
+        must_fit   where no row of a run has ever fitted it is an error: of the user's code
         """
         if misfits:
             why = misfits[min(misfits)]
@@ -145,90 +248,33 @@ class States:
         self.fitted |= len(misfits) < b
         return torch.tensor([row in misfits for row in range(b)])
 
-    def fingerprint(self, hidden: Tensor | None, texts: Callable[[], Sequence[Any]], why: str) -> tuple[str, Tensor]:
-        """The embedder in use, and its fingerprints [n, D]; arguments as in advantage()."""
-        kind = self.settings.embedder
-        if self.may_be_hidden:
-            if hidden is not None:
-                return "actor_hidden", hidden
-            if kind == "actor_hidden":
-                raise self.no_hidden(why)
-            if self._embedder is None:
-                radius = (
-                    f" with ngram_epsilon = {self.settings.ngram_epsilon:g},"
-                    if self.settings.config().has_epsilon
-                    else ""
-                )
-                of_turns = "observations" if (n := self.settings.turns_of_text) == 1 else f"last {n} observations"
-                warnings.warn(
-                    f"{self.where}embedder=auto uses n-grams of the {of_turns},{radius} instead of hidden states: {why}.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            kind = "ngram"
-        if self._embedder is None:
-            self._embedder = embedders.named(kind)
-        return embedders.find(kind)[0].name, self._embedder.embed(texts())
-
-    def radius(self, used: str, records: Columns, gather: Callable[[Columns], Columns]) -> float:
-        """ε of the embedder in use, chosen here from data if so configured, from steps that have a direction, copies counted once.
-
-        "auto" chooses once, "follow" adapts it at each call.
-        """
-        epsilon = self.settings.epsilon_of(used)
-        if epsilon is not None:
-            return epsilon
-        follows = self.settings.epsilon == "follow"
-        if self.epsilon is None or follows:
-            names = ("fingerprint", "group", "trajectory", "step", "valid")
-            rows = {k: v.cpu() for k, v in gather({k: records[k] for k in names if k in records}).items()}
-            fingerprint = rows["fingerprint"]
-            fine = fingerprint.isfinite().all(1) & (fingerprint != 0).any(1) & rows.get("valid", torch.tensor(True))
-            at = torch.nonzero(fine).flatten()
-            ids = torch.stack([rows[k] for k in ("group", "trajectory", "step")], 1)
-            at = at[torch.from_numpy(np.sort(np.unique(ids[at].numpy(), axis=0, return_index=True)[1]))]
-            found, (group, trajectory, step) = fingerprint[at], ids[at].unbind(1)
-        if self.epsilon is None:
-            chosen = choose_epsilon(found, group, trajectory=trajectory, step=step)
-            self.epsilon = chosen.epsilon
-            _log.info("%sepsilon=%s chose %g: %s.", self.where, self.settings.epsilon, chosen.epsilon, chosen.reason)
-        if follows:
-            if self.controller is None:
-                self.controller = EpsilonController(self.epsilon)
-            mine = self.controller.update(found, group, trajectory=trajectory, step=step)
-            # With several processes the first one's value is used: other CPUs may round a decision differently.
-            self.controller.epsilon = self.epsilon = float(
-                gather({"ε": torch.tensor([mine], dtype=torch.float64)})["ε"][0]
-            )
-        return self.epsilon
-
     def save(self, path: Path) -> None:
         """Writes the choices next to a checkpoint, and next to that rank 0's memory if it has records."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:  # a run may end during the write
             file.write_text(json.dumps(self.state_dict()))
         if self.memory is not None and len(self.memory):
-            found = {**self._kind, "memory": self.memory.state_dict()}
+            kept = {**self._kind, "memory": self.memory.state_dict()}
             with atomic_file(path.with_name(MEMORY_FILE)) as file:
-                torch.save(found, file)
+                torch.save(kept, file)
         elif self.memory is not None:
             path.with_name(MEMORY_FILE).unlink(missing_ok=True)  # of an earlier run in this folder
 
     def load(self, path: Path) -> None:
-        """Loads what save() wrote, if anything.  With several processes rank 0 calls this, and the others load_state_dict()."""
+        """Loads what save() wrote, if anything.  Of several processes rank 0 does, the others load_state_dict()."""
         if path.exists():
             self.load_state_dict(json.loads(path.read_text()))
         file = path.with_name(MEMORY_FILE)
         if self.memory is None or not file.exists():
             return
-        found = torch.load(file, map_location="cpu", weights_only=True)
-        kind = {name: found[name] for name in self._kind}
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        kind = {name: saved[name] for name in self._kind}
         if kind == self._kind:
-            self.memory.load_state_dict(found["memory"])
+            self.memory.load_state_dict(saved["memory"])
         else:
             warnings.warn(
-                f"{self.where}share=memory begins with an empty memory: {file} holds states of {kind}, but this run reads "
-                f"{self._kind}.",
+                f"{self.where}share=memory begins with an empty memory: {file} holds states of {kind}, but this run "
+                f"reads {self._kind}.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -240,32 +286,22 @@ class States:
 
     def state_dict(self) -> dict[str, Any]:
         """The choices, for a checkpoint: plain values, without the memory's records."""
-        state = {"epsilon": self.epsilon, **self._kind}
-        return state if self.controller is None else {**state, "controller": self.controller.state_dict()}
+        return {**self.radius.state_dict(), **self._kind}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the ε of the resumed run, if this run would choose one for the same states.
+        """Restores what a run with the same kind of states has chosen.
 
         ValueError for the state of something else, which changes nothing.
         """
         absent = [name for name in ("epsilon", *self._kind) if name not in state]
         if absent:
             raise ValueError(f"state must come from state_dict(), but it lacks {', '.join(absent)}: {dict(state)!r}.")
-        same = {name: state[name] for name in self._kind} == self._kind
-        if not (self.settings.config().has_epsilon and self.settings.epsilon in ("auto", "follow") and same):
-            return
-        epsilon, controller = state["epsilon"], None
-        number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool) and EPSILON.holds(epsilon)
-        if epsilon is not None and not number:
-            raise ValueError(f"state['epsilon'] must be None or a number {EPSILON.text}, got {epsilon!r}.")
-        if self.settings.epsilon == "follow" and "controller" in state:
-            controller = EpsilonController()
-            controller.load_state_dict(state["controller"])
-        self.epsilon, self.controller = epsilon, controller
+        if {name: state[name] for name in self._kind} == self._kind:
+            self.radius.load_state_dict(state)
 
 
 def file_of(trainer: Any, *, resumed: bool = False) -> Path:
-    """For save(), in the folder of a verl trainer's own checkpoint of this step; for load(), of the one it resumed from."""
+    """In the folder of a verl trainer's checkpoint of this step, for save(), or that it resumed from, for load()."""
     where = trainer.config.trainer
     given = where.resume_from_path if resumed and where.resume_mode == "resume_path" else None
     return Path(given or Path(where.default_local_dir, f"global_step_{trainer.global_steps}")) / "bipace.json"
@@ -274,8 +310,8 @@ def file_of(trainer: Any, *, resumed: bool = False) -> Path:
 def no_hidden(where: str, why: str) -> ValueError:
     """The error of embedder=actor_hidden without hidden states."""
     return ValueError(
-        f"{where}embedder=actor_hidden has no hidden states: {why}; use {where}embedder=auto, which falls back to n-grams of "
-        "the observations, or embedder=ngram."
+        f"{where}embedder=actor_hidden has no hidden states: {why}; use {where}embedder=auto, which falls back to "
+        "n-grams of the observations, or embedder=ngram."
     )
 
 
@@ -305,14 +341,14 @@ def no_hidden_states(model: Any, states: States) -> str:
 def metrics_of(
     result: AdvantageResult, embedder: str = "", epsilon: float | None = None, clusters: bool = True
 ) -> dict[str, float]:
-    """A step's metrics for the trainer's log: the result's, the embedder in use and its ε, and value R² (NaN: undefined)."""
-    found = result.metrics()
+    """A step's metrics for the trainer's log, with the embedder in use, its ε, and value R² (NaN: undefined)."""
+    metrics = result.metrics()
     if embedder:
-        found[f"bipace/embedder/{embedder}"] = 1.0
+        metrics[f"bipace/embedder/{embedder}"] = 1.0
     if epsilon is not None:
-        found["bipace/epsilon"] = epsilon
+        metrics["bipace/epsilon"] = epsilon
     if clusters:
         value = result.value_r2()
-        found["bipace/value_r2"] = float("nan") if value.r2 is None else value.r2
-        found["bipace/value_r2_coverage"] = value.coverage
-    return found
+        metrics["bipace/value_r2"] = float("nan") if value.r2 is None else value.r2
+        metrics["bipace/value_r2_coverage"] = value.coverage
+    return metrics

@@ -1,4 +1,4 @@
-"""Turns: the model's tokens in each row of a batch, each turn's observation and action, and its advantage on its tokens."""
+"""Turns: the model's tokens in each row of a batch, with each turn's observation, action and advantage."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Turns:
     start, stop   [n] int64   columns [start, stop) of the turn's tokens in the mask
     shape         (B, T) of the mask
 
-    A row without a turn (an empty or completely masked response) is still a rollout whose return counts in its group: it
-    has one record with start = stop = 0, without tokens for its advantage.
+    A row without a turn (an empty or completely masked response) is still a rollout whose return counts in its group:
+    it has one record with start = stop = 0, without tokens for its advantage.
     """
 
     row: Tensor
@@ -152,8 +152,8 @@ class Turns:
             values = [] if value is None else list(value) if several else [value]
             if row not in empty and len(values) != n:
                 raise ValueError(
-                    f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a turn is a "
-                    f"run of ones in {mask}, which must be 0 on the tokens in between."
+                    f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} "
+                    f"turns; a turn is a run of ones in {mask}, which must be 0 on the tokens in between."
                 )
             found += [*values[:n], fill][:n]
         return found
@@ -199,16 +199,16 @@ def keys_of(
     """`action_key` of responses, ids and mask [n, T], on their device, and `action_parsed` if the mode parses anything.
 
     mode "auto", with `action_kind` int8, an index into KINDS, uses the first of these that a response has:
-        its tool calls, each with name and arguments in canonical order, `calls` [n] as call_text() gives them; None: those
-        between <tool_call> and </tool_call>
+        its tool calls, each with name and arguments in canonical order, `calls` [n] as call_text() gives them;
+        None: those between <tool_call> and </tool_call>
         <action>…</action>
         if there are tools (`calls` is given, or one response has a call), its whole text; else its first n tokens
 
-    A whole text counts as recognized where it may be an answer: in a rollout's last turn (`last` [n] bool; None: any) that
-    does not begin a tool call.
+    A whole text counts as recognized where it may be an answer: in a rollout's last turn (`last` [n] bool; None: any)
+    that does not begin a tool call.
 
-    Keys are made from the tokens' bytes, or for a tokenizer without a table of bytes from its decoded text, with one warning:
-    equal actions have equal keys in both cases.
+    Keys are made from the tokens' bytes, or for a tokenizer without a table of bytes from its decoded text, with one
+    warning: equal actions have equal keys in both cases.
     """
     if mode != "auto":
         return _keys_of(ids, mask, tokenizer, mode, n)
@@ -218,8 +218,8 @@ def keys_of(
     tag = _tool_call_token(tokenizer)
     begun = ((ids == tag) & (mask != 0)).any(1) if tag is not None else torch.zeros_like(found["action_parsed"])
     if calls is None:
-        # Decoding dominates the cost.  If the tag is one token (Qwen), only rows that have it are decoded; else those without
-        # an action tag.
+        # Decoding dominates the cost.  If the tag is one token (Qwen), only rows that have it are decoded; else those
+        # without an action tag.
         some = torch.nonzero(begun if tag is not None else ~found["action_parsed"]).flatten()
         rows = [ids[i][mask[i] != 0].tolist() for i in some.tolist()]
         decoded = tokenizer.batch_decode(rows, skip_special_tokens=False) if rows else []

@@ -11,8 +11,11 @@ from ..support.warnings import warn_once
 
 # Oldest and newest release of each trainer that the adapters were run with; integrations/README.md has the dates.
 RUN_WITH = {
-    "trl": ("1.0.0", "1.16.0"), "verl": ("0.9.0", "0.9.1"), "trinity-rft": ("0.6.0", "0.6.0"), "ms-swift": ("4.6.0", "4.6.0"),
-}  # fmt: skip
+    "trl": ("1.0.0", "1.16.0"),
+    "verl": ("0.9.0", "0.9.1"),
+    "trinity-rft": ("0.6.0", "0.6.0"),
+    "ms-swift": ("4.6.0", "4.6.0"),
+}
 
 
 def check_version(trainer: str) -> None:
@@ -29,8 +32,8 @@ def check_version(trainer: str) -> None:
         return
     warn_once(
         f"release of {trainer}",
-        f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, but this is {found}: compare the advantages of "
-        f"the first batch with bipace_kernels.advantage(), or install {trainer}=={newest}.",
+        f"bipace_kernels.integrations was run with {trainer} {oldest} to {newest}, but this is {found}: compare the "
+        f"advantages of the first batch with bipace_kernels.advantage(), or install {trainer}=={newest}.",
         stacklevel=3,
     )
 

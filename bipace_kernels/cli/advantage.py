@@ -103,8 +103,8 @@ def _check_options(
             if "partition" in choose and value is not None and not value.has_clusters:
                 choose = {"value": "cluster", **choose}
             raise CliError(
-                f"{option(name)} has no effect with partition {config.partition} and estimator {config.estimator}; leave it "
-                f"out, or choose {' '.join(option(*item) for item in choose.items())}."
+                f"{option(name)} has no effect with partition {config.partition} and estimator {config.estimator}; "
+                f"leave it out, or choose {' '.join(option(*item) for item in choose.items())}."
             )
     if config.needs_memory:
         raise CliError("--share memory needs earlier batches, which files do not have; use --share batch.")
@@ -114,8 +114,8 @@ def _check_options(
     from_file = options.fingerprint is not None or columns.fingerprint is not None
     if from_file and not config.needs_fingerprint:
         raise CliError(
-            f"fingerprints go with --partition cosine and --preset gae, got --partition {config.partition} with estimator "
-            f"{config.estimator}."
+            f"fingerprints go with --partition cosine and --preset gae, got --partition {config.partition} with "
+            f"estimator {config.estimator}."
         )
     if state.depth and from_file:
         raise CliError(

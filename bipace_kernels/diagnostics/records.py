@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -69,6 +69,11 @@ class Records:
 
     def check(self, rows: ResultRows) -> None:
         """Nothing is left to check."""
+
+    def with_bad_states(self, bad: Tensor) -> Records:
+        """The same, with bad states in these rows [N] bool."""
+        usable = ~bad.cpu().index_select(0, self.layout.order)
+        return replace(self, usable=usable if self.usable is None else usable & self.usable)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,13 @@ from .._states import States
 from .._turns import Turns
 
 Tensor = torch.Tensor
-# What a scheduler may write into rollout_infos: one entry per turn; of `truncated` one bool.  GYMScheduler writes step_rewards.
+# What a scheduler may write into rollout_infos, one entry per turn; of `truncated` one bool.
 INFOS = {"step_rewards": ("step_rewards", float("nan")), "observation": ("observations", "")}
 
 
 @dataclass(frozen=True)
 class SwiftRows(RolloutRows):
-    """Rows of this process, each a trajectory, whose prompt groups are swift's: the same number of rows after one another.
+    """Rows of this process, each a trajectory; a prompt group is `size` of them after one another.
 
     first   number of the first one among those of all processes
     size    of a prompt group
@@ -54,11 +54,11 @@ def keys_given(samples: Sequence[Any]) -> list[str]:
 def rows_of(
     trainer: Any, samples: Sequence[Any], batches: Sequence[Mapping[str, Any]], states: States, given: Container[str]
 ) -> SwiftRows:
-    """Of the micro-batches that the trainer has collated from these samples, in their order; given: keys of all processes."""
+    """Of the trainer's micro-batches of these samples, in their order; given: keys of all processes."""
     if trainer.dynamic_num_samples:
         raise ValueError(
-            "the multi-turn scheduler returned several outputs for one rollout, and which turns follow one another is then not "
-            "known: return the whole rollout as one output, or set BiPACE's method to 'grpo'."
+            "the multi-turn scheduler returned several outputs for one rollout, and which turns follow one another is "
+            "then not known: return the whole rollout as one output, or set BiPACE's method to 'grpo'."
         )
     if any(batch["grpo_batch"].teacher_per_token_logps is not None for batch in batches):
         raise ValueError(

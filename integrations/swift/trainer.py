@@ -15,7 +15,7 @@ import bipace_kernels as bk
 from ...distributed.ranks import Ranks
 from ...hidden.positions import Positions
 from .. import swift as joined
-from .._accelerate import KeepsStates, of_all_processes
+from .._accelerate import KeepsStates, of_all
 from .._states import States, no_hidden_states
 from .._turns import Turns
 from .._versions import check_version
@@ -28,8 +28,8 @@ WHERE = "BiPACE's "
 class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-swift has no types
     """GRPOTrainer whose training batches carry BiPACE's advantages, [B, T], on the tokens that the model wrote.
 
-    The settings are those that join() was called with.  All else is swift's own: rollouts, rewards, loss, KL, evaluation (which
-    keeps swift's advantages); with method="grpo" nothing is changed at all.  docs/swift.md
+    The settings are those that join() was called with.  All else is swift's own, as is evaluation, which keeps its
+    advantages; with method="grpo" nothing is changed at all.  docs/swift.md
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -56,8 +56,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
                     f"{what}, and BiPACE gives each turn its own advantage: turn it off, or set method='grpo'."
                 )
         self._bipace_why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
-        if self._bipace_why and settings.embedder == "actor_hidden":
-            raise self._bipace.no_hidden(self._bipace_why)
+        self._bipace.embedding.require_hidden(self._bipace_why)
 
     @property
     def _bipace_trains(self) -> bool:
@@ -109,8 +108,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
             actions=lambda: rows.turns.action_texts(rows.responses, tokenizer),
             hidden=torch.cat(tapped) if tapped else None,
             why=self._bipace_why,
-            run=bk.distributed.advantage if several else bk.advantage,
-            gather=of_all_processes if several else dict,
+            **of_all(several),
         )
         on_tokens, first = rows.turns.spread(result.advantage), 0
         for encoded in batch_encoded_inputs:

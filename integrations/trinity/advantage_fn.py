@@ -1,4 +1,4 @@
-"""BiPACEAdvantage: Trinity's advantage function over the experiences of one explore step, each a step or several turns."""
+"""BiPACEAdvantage: Trinity's advantage function over the experiences of one explore step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MASK = "action_mask"
 
 
 class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]  # Trinity has no types
-    """algorithm.advantage_fn: bipace_kernels.integrations.trinity.BiPACEAdvantage, with its settings in advantage_fn_args.
+    """algorithm.advantage_fn: bipace_kernels.integrations.trinity.BiPACEAdvantage; settings: advantage_fn_args.
 
     tokenizer   of the model: a path, such as ${model.model_path}, or the tokenizer itself
     The others are the fields of integrations' `Settings`; ValueError names the one that is wrong.
@@ -36,8 +36,7 @@ class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc] 
     def __init__(self, tokenizer: Any = None, **given: Any) -> None:
         check_version("trinity-rft")
         self.states = States(Settings.of(given, WHERE), WHERE)
-        if self.states.settings.config().needs_fingerprint and self.states.settings.embedder == "actor_hidden":
-            raise self.states.no_hidden(WHY)
+        self.states.embedding.require_hidden(WHY)
         if tokenizer is None:
             raise ValueError(f"{WHERE}tokenizer must be given, got None: set it to ${{model.model_path}}.")
         if isinstance(tokenizer, str):
@@ -108,15 +107,15 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
 def with_hashes(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[Mapping[str, Any]]:
     """With `observation` from `env_state_hash`, which Trinity's own workflows give, where there is no text.
 
-    counts   turns of each experience: a single hash of an experience of several turns says nothing of the later ones, so then
-             the observations of the batch are the texts before the turns, with one warning
+    counts   turns of each experience: one hash of several turns says nothing of the later ones, so then all observations
+             are the texts before the turns, with one warning
     """
     hashes = [info.get("env_state_hash") if info.get("observation") is None else None for info in infos]
     if any(h is not None and n > 1 and not isinstance(h, (list, tuple)) for h, n in zip(hashes, counts, strict=True)):
         warn_once(
             "Trinity's hashes",
-            "env_state_hash is one value for an experience of several turns: the text before each turn is its observation "
-            "instead; let your workflow set info['observation'], one entry per turn.",
+            "env_state_hash is one value for an experience of several turns: the text before each turn is its "
+            "observation instead; let your workflow set info['observation'], one entry per turn.",
         )
         return list(infos)
     return [{**info, "observation": h} if h is not None else info for h, info in zip(hashes, infos, strict=True)]

@@ -13,7 +13,7 @@ import torch
 import bipace_kernels as bk
 
 from ...distributed.ranks import Ranks
-from .._accelerate import of_all_processes
+from .._accelerate import of_all
 from .._recorder import texts_of
 from .._states import States, no_hidden_states
 from .._turns import KINDS, Turns, call_text, keys_of, start_mask
@@ -21,8 +21,8 @@ from .rollouts import Said, ToolLoop
 
 Tensor = torch.Tensor
 NO_FORWARD = (
-    "no forward of TRL's own gives them in this configuration, and for a value n-grams are nearly as good; embedder=actor_hidden "
-    "runs an additional forward"
+    "no forward of TRL's own gives them in this configuration, and for a value n-grams are nearly as good; "
+    "embedder=actor_hidden runs an additional forward"
 )
 
 
@@ -91,11 +91,14 @@ class Prepared:
 
     def credit(self, states: States, hidden: Tensor | None) -> Credit:
         """With states [n, D] of the turns, or None."""
-        run = bk.distributed.advantage if self.several else bk.advantage
-        gather = of_all_processes if self.several else dict
         result, metrics = states.advantage(
-            self.records, lambda: self.texts, actions=lambda: self.actions, hidden=hidden, why=self.why, run=run, gather=gather,
-        )  # fmt: skip
+            self.records,
+            lambda: self.texts,
+            actions=lambda: self.actions,
+            hidden=hidden,
+            why=self.why,
+            **of_all(self.several),
+        )
         return Credit(self.turns.spread(result.advantage), metrics, result, self.turns)
 
 
@@ -103,7 +106,7 @@ def prepare(
     trainer: Any, inputs: Sequence[dict[str, Any]], output: dict[str, Any], rewards: Tensor, states: States,
     *, hidden: Tensor | None, loop: ToolLoop | None, later: bool = False,
 ) -> Prepared:  # fmt: skip
-    """The records of this process; arguments as in bipace_advantages().  later: a forward of TRL's own will give the states."""
+    """The records of this process, as for bipace_advantages().  later: a forward of TRL's own will give the states."""
     several = trainer.accelerator.num_processes > 1
 
     def said() -> Said:
@@ -112,10 +115,11 @@ def prepare(
         return Said(trainer, inputs, turns_of(output["completion_mask"], output.get("tool_mask"), starts), loop)
 
     def records(found: Said) -> Prepared:
-        turns, *others = _records(trainer, output, rewards, states, later or hidden is not None, loop, found)
-        if hidden is not None and len(hidden) != len(turns):
-            raise ValueError(f"hidden must have one row per turn, {len(turns)}, got {len(hidden)}: of another batch?")
-        return Prepared(turns, *others, several)
+        tapped = later or hidden is not None
+        n, prepared = len(found.turns), _prepared(trainer, output, rewards, states, found, tapped=tapped)
+        if hidden is not None and len(hidden) != n:
+            raise ValueError(f"hidden must have one row per turn, {n}, got {len(hidden)}: of another batch?")
+        return prepared
 
     if not several:
         return records(said())
@@ -127,7 +131,9 @@ def prepare(
 def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | None) -> Turns:
     """Turns of a batch: runs of tokens that the model generated, cut where a rollout_func says that a turn begins.
 
-    completion_mask  [B, T];  tool_mask  [B, T], or B lists of 0 and 1 no longer than T, or None;  starts  B lists, or None
+    completion_mask   [B, T]
+    tool_mask         [B, T], or B lists of 0 and 1 no longer than T, or None
+    starts            B lists, or None
     """
     mask = completion_mask.cpu().clone()
     for row, written in enumerate(() if tool_mask is None else tool_mask):
@@ -135,25 +141,28 @@ def turns_of(completion_mask: Tensor, tool_mask: Any, starts: Sequence[Any] | No
     return Turns.of(mask, None if starts is None else start_mask(starts, mask.shape, "turn_starts"))
 
 
-def _records(
-    trainer: Any, output: dict[str, Any], rewards: Tensor, states: States, tapped: bool, loop: ToolLoop | None, said: Said,
-) -> tuple[Turns, dict[str, Any], list[Any], list[Any], str]:  # fmt: skip
-    """Turns of this process, their ids, rewards and keys, their observations and actions, and why there are no hidden states."""
+def _prepared(
+    trainer: Any, output: dict[str, Any], rewards: Tensor, states: States, said: Said, *, tapped: bool
+) -> Prepared:
+    """The records of this process.  tapped: hidden states are there, or will be."""
     settings, accelerator, g = states.settings, trainer.accelerator, trainer.num_generations
+    loop = said.loop
     ids, tokenizer = output["completion_ids"], trainer.processing_class
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
     turns, b = said.turns, said.turns.shape[0]
     if said.of_function and output.get("tool_mask") is None and len(turns) == b:
         warnings.warn(
-            "every rollout counts as one turn, since rollout_func returned no env_mask: return it, 0 on tokens that the model did "
-            "not generate, if rollouts have several turns. Without turns there are no steps to give credit to.",
+            "every rollout counts as one turn, since rollout_func returned no env_mask: return it, 0 on tokens that "
+            "the model did not generate, if rollouts have several turns. Without turns there are no steps to give "
+            "credit to.",
             RuntimeWarning,
             stacklevel=2,
         )
     if len(rewards) != b * accelerator.num_processes or len(rewards) % g:
         raise ValueError(
             f"rewards must have one row per completion of all processes, a multiple of num_generations = {g}, got "
-            f"{len(rewards)} where this process of {accelerator.num_processes} has {b}; all need the same number of rows."
+            f"{len(rewards)} where this process of {accelerator.num_processes} has {b}; all need the same number of "
+            "rows."
         )
     first = b * accelerator.process_index
     own = rewards[first : first + b].double().cpu()
@@ -186,8 +195,7 @@ def _records(
     why = no_hidden_states(trainer.model, states) if states.may_be_hidden and not tapped else ""
     if "pixel_values" in output and not tapped:
         why = why or "with images they come only from a forward of TRL's own (num_iterations=2)"
-    if why and settings.embedder == "actor_hidden":
-        raise states.no_hidden(why)
+    states.embedding.require_hidden(why)
     if states.may_be_hidden and not tapped and settings.embedder == "auto" and config.needs_truncated:
         why = why or NO_FORWARD
     texts: list[Any] = []
@@ -206,7 +214,7 @@ def _records(
                 "\n".join(map(str, of_turn)) if of_turn else text
                 for of_turn, text in zip(said.flat(actions), written, strict=True)
             ]
-    return turns, records, texts, done, why
+    return Prepared(turns, records, texts, done, why, accelerator.num_processes > 1)
 
 
 def _texts(
@@ -248,7 +256,7 @@ def _calls(turns: Turns, loop: ToolLoop) -> list[str]:
 
 
 def _given_keys(said: Said, actions: Any, records: dict[str, Any]) -> dict[str, Tensor]:
-    """The keys of the rollouts' actions; a turn without an entry keeps its own key, but a last one has the empty action."""
+    """The keys of the rollouts' actions.  A turn without an entry keeps its own; a last one has the empty action."""
     entries, last = said.flat(actions), said.turns.last.tolist()
     given = torch.tensor([e is not None and (bool(e) or end) for e, end in zip(entries, last, strict=True)])
     keys, _ = bk.action_keys(["\n".join(map(str, e or ())) for e in entries], mode="text")

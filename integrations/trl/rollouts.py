@@ -51,7 +51,7 @@ class ToolLoop:
 class Said:
     """The data of a batch's rollouts, by name and turn.
 
-    elsewhere  names that rollouts of other processes give: one that none gives here is then missing, as it is in some rows of one
+    elsewhere  names that rollouts of other processes give, which those here then lack
     misfits    {row: why its entries do not match its turns}, filled by by_turn()
     must_fit   whether rows of a rollout_func of which none fits are an error; elsewhere some may fit
     """
@@ -110,8 +110,8 @@ class Said:
         if value is None or (row not in self.masked and len(values) != n):
             self.misfits.setdefault(
                 row,
-                f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a turn is a "
-                "run of ones in the env_mask of rollout_func, which must be 0 on the tokens in between",
+                f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a "
+                "turn is a run of ones in the env_mask of rollout_func, which must be 0 on the tokens in between",
             )
             return None
         if name == "step_rewards" and not are_numbers(values):
@@ -125,8 +125,9 @@ class Said:
             return None
         if self.loop is None:
             raise ValueError(
-                f"loop must be given to bipace_advantages() if environments log {name}, got None: call its begin_turn() before "
-                "each _generate_single_turn(), and keep the completions of _calculate_rewards() in it."
+                f"loop must be given to bipace_advantages() if environments log {name}, got None: call its "
+                "begin_turn() before each _generate_single_turn(), and keep the completions of _calculate_rewards() "
+                "in it."
             )
         written = len(self.loop.calls(row))
         try:
@@ -154,8 +155,8 @@ class Said:
         for kind in own:
             warn_once(
                 f"{kind}.{name}",
-                f"{kind}.{name} has entries before the first turn, so it is treated as the environment's own attribute and not "
-                "read. A log must be empty after reset(), or hold the first observation.",
+                f"{kind}.{name} has entries before the first turn, so it is treated as the environment's own "
+                "attribute and not read. A log must be empty after reset(), or hold the first observation.",
             )
         found = [None if type(e).__name__ in own else _log(e, name) for e in self.environments]
         return found or [None] * len(self.inputs)

@@ -39,8 +39,8 @@ class _Watched:
 class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """GRPOTrainer whose training batches have BiPACE's advantages, [B, T], on the tokens that the model generated.
 
-    args must be a BiPACEGRPOConfig.  Everything else is as in GRPOTrainer: rewards, loss, KL, evaluation (which keeps TRL's
-    advantages); with bipace_method="grpo" nothing changes.  docs/trl.md
+    args must be a BiPACEGRPOConfig.  Everything else is as in GRPOTrainer: rewards, loss, KL, evaluation (which keeps
+    TRL's advantages); with bipace_method="grpo" nothing changes.  docs/trl.md
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,16 +48,16 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         super().__init__(*args, **kwargs)
         if not isinstance(self.args, BiPACEGRPOConfig):
             raise TypeError(
-                f"args must be a BiPACEGRPOConfig, got {type(self.args).__name__}; it takes all arguments of GRPOConfig."
+                f"args must be a BiPACEGRPOConfig, got {type(self.args).__name__}; it takes all arguments of "
+                "GRPOConfig."
             )
         self._bipace = States(self.args.settings, "bipace_")
         self._bipace_watched: _Watched | None = None
         why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
-        if why and self.args.bipace_embedder == "actor_hidden":
-            raise self._bipace.no_hidden(why)
+        self._bipace.embedding.require_hidden(why)
         self._bipace_taps = self._bipace.may_be_hidden and not why
-        # If a batch is used once and as a whole, and no forward gives old log-probs, the loss's own forward has the states.
-        # Dropout would add noise to them.
+        # If a batch is used once and as a whole, and no forward gives old log-probs, the loss's own forward has the
+        # states.  Dropout would add noise to them.
         vllm = self.use_vllm and getattr(self, "vllm_importance_sampling_correction", True)
         once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm
         dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.model.modules())
@@ -77,8 +77,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
             self._bipace_watched = None
-        # The first forward was the policy's only if there are old log-probs: else it was a reference's, which PEFT runs through
-        # the same model.
+        # The first forward was the policy's only if there are old log-probs: else it was a reference's, which PEFT runs
+        # through the same model.
         hidden = watched.hidden if "old_per_token_logps" in output else None
         waits = hidden is None and self._bipace_waits
         batch = prepare(
@@ -110,8 +110,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             waited, self._bipace_loss = self._bipace_loss, None
         if waited is not None:
             raise RuntimeError(
-                "_compute_loss() ran no forward through _get_per_token_logps_and_entropies(), from which the hidden states are "
-                "taken: set bipace_embedder to ngram, or let your _compute_loss() call it."
+                "_compute_loss() ran no forward through _get_per_token_logps_and_entropies(), from which the hidden "
+                "states are taken: set bipace_embedder to ngram, or let your _compute_loss() call it."
             )
         return loss
 

@@ -1,3 +1,3 @@
-"""BiPACE in verl: `algorithm.adv_estimator=bipace`, without writing code.  docs/verl.md; files: integrations/README.md."""
+"""BiPACE in verl: `algorithm.adv_estimator=bipace`, without writing code.  docs/verl.md"""
 
 from . import plugin as plugin  # before any other file of ours

@@ -64,8 +64,9 @@ class Trainer(estimator.TrainerMixin):
         numbers = data.non_tensor_batch.get(ROW, ())
         if kept and (len(numbers) != len(data) or not set(numbers) <= set(kept)):
             raise ValueError(
-                f"{HIDDEN} holds states of {len(kept)} rows, but the batch has {len(data)} and their row numbers ({ROW}) differ: "
-                "compute_advantage() needs rows of the batch of the last call of _compute_old_log_prob()."
+                f"{HIDDEN} holds states of {len(kept)} rows, but the batch has {len(data)} and their row numbers "
+                f"({ROW}) differ: compute_advantage() needs rows of the batch of the last call of "
+                "_compute_old_log_prob()."
             )
         return [kept[i] for i in numbers] if kept else None
 
@@ -83,8 +84,8 @@ def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> RolloutRows:
     several = "traj_uid" in given
     require(
         ("response_mask", "uid", "step") if several else ("response_mask", "uid"), {*tensors.keys(), *given},
-        "response_mask is 1 on tokens that the model generated, uid one id for all rollouts of a prompt, step the number of a row "
-        "among those of its traj_uid",
+        "response_mask is 1 on tokens that the model generated, uid one id for all rollouts of a prompt, step the "
+        "number of a row among those of its traj_uid",
     )  # fmt: skip
 
     def prompts() -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""verl's FSDP engine, with a tap on the log-prob forward: the hidden state before each turn comes back beside log_probs.
+"""verl's FSDP engine, with a tap on the log-prob forward: hidden states before turns come back beside log_probs.
 
 The driver requests it in the batch; other forwards (training, reference) carry no request, and are not tapped.
 """
@@ -50,10 +50,8 @@ def labels_of(states: Tensor, ids: Tensor, process_group: Any, **settings: Any) 
     row = torch.repeat_interleave(torch.arange(len(ids), device=offsets.device), offsets.diff())
     turn = torch.arange(len(row), device=offsets.device) - offsets[row]
     group, trajectory, place, valid = torch.stack(ids.unbind()).to(offsets.device)[row].unbind(1)  # jagged or not
-    labels = distributed.cluster(
-        states.values(), group, process_group=process_group, trajectory=trajectory, step=(place << 32) + turn, valid=valid != 0,
-        duplicates="once", **settings,
-    )  # fmt: skip
+    ids_of = {"trajectory": trajectory, "step": (place << 32) + turn, "valid": valid != 0, "duplicates": "once"}
+    labels = distributed.cluster(states.values(), group, process_group=process_group, **ids_of, **settings)
     bad = ~states.values().isfinite().all(1) | ((states.values() == 0).all(1) & (settings["epsilon"] > 0))
     labels = torch.where(bad & (valid != 0), -1 - labels, labels)
     return torch.nested.nested_tensor_from_jagged(labels, offsets)
@@ -74,8 +72,8 @@ class FSDPEngineKeepingStates(FSDPEngineWithLMHead):  # type: ignore[misc]
         if early and option("use_fused_kernels"):
             raise no_hidden(
                 WHERE,
-                "rollout_correction.bypass_mode leaves only a forward that ends before the head, but fused kernels need the head "
-                "(disable them by actor_rollout_ref.model.use_fused_kernels=False)",
+                "rollout_correction.bypass_mode leaves only a forward that ends before the head, but fused kernels "
+                "need the head (disable them by actor_rollout_ref.model.use_fused_kernels=False)",
             )
         tapped = tap_of(self.module, asked["layer"], f"{WHERE}layer")
         (kept,) = tapped.layers

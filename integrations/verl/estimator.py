@@ -86,23 +86,24 @@ class Bipace:
             raise ValueError(f"{WHERE}cluster_on must be driver, or workers with trainer.use_v1=True, got {place!r}.")
         if place == "workers" and self.settings.config().value_row is not None:
             raise ValueError(
-                f"{WHERE}cluster_on=workers makes clusters, but method={self.settings.method} computes its value on the driver: "
-                "set cluster_on=driver."
+                f"{WHERE}cluster_on=workers makes clusters, but method={self.settings.method} computes its value on "
+                "the driver: set cluster_on=driver."
             )
         if place == "workers" and self.settings.epsilon == "follow":
             raise ValueError(
-                f"{WHERE}cluster_on=workers leaves states on the workers, but epsilon=follow reads them on the driver at each "
-                "step: set cluster_on=driver, or epsilon=auto."
+                f"{WHERE}cluster_on=workers leaves states on the workers, but epsilon=follow reads them on the driver "
+                "at each step: set cluster_on=driver, or epsilon=auto."
             )
         self.on_workers = place == "workers"
         self.why = ""
         self.bypass = bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
         if actor.strategy not in ("fsdp", "fsdp2"):
             self.why = f"actor_rollout_ref.actor.strategy={actor.strategy} gives none, only fsdp and fsdp2 do"
-            if self.states.may_be_hidden and self.settings.embedder == "actor_hidden":
-                raise self.states.no_hidden(self.why)
+            self.states.embedding.require_hidden(self.why)
         elif self.bypass and self.settings.embedder == "auto":
-            self.why = "rollout_correction.bypass_mode runs no log-prob forward (embedder=actor_hidden runs one that ends early)"
+            self.why = (
+                "rollout_correction.bypass_mode runs no log-prob forward (embedder=actor_hidden runs a short one)"
+            )
 
     @property
     def request(self) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class Bipace:
     def _run(
         self, rows: RolloutRows, tokenizer: Any, update: int, rewards: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [B, T] float32: each turn's on its tokens, of which rollout correction may reject some."""
+        """Advantages and returns [B, T] float32 on the tokens of turns that rollout correction has not rejected."""
         rows = rows.fitted(self.states)
         result, self.metrics = rows.advantage(self.states, tokenizer, rewards, self.why or NO_STATES, update)
         on_tokens = [rows.turns.spread(x).to(mask.device) * (mask != 0) for x in (result.advantage, result.returns)]
@@ -134,7 +135,7 @@ class Bipace:
 
 
 class TrainerMixin:
-    """Mixin before a trainer of verl; for any other adv_estimator it only forwards calls.  bipace: the run's, or None"""
+    """Mixin before a trainer of verl.  bipace: the run's; None for any other adv_estimator, which is left alone."""
 
     config: Any
     tokenizer: Any

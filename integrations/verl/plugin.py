@@ -22,13 +22,13 @@ JOINS = {
 
 
 def load(name: str, ours: str) -> None:
-    """Imports our module and calls join().  A release of verl without the needed parts gives a warning, and still trains."""
+    """Imports our module and calls join().  A release of verl without the needed parts only gives a warning."""
     try:
         importlib.import_module(ours)
     except (ImportError, AttributeError) as error:
         warnings.warn(
-            f"bipace_kernels could not patch {name}: {error}. algorithm.adv_estimator=bipace will not work with this release "
-            "of verl; docs/verl.md names the tested ones.",
+            f"bipace_kernels could not patch {name}: {error}. algorithm.adv_estimator=bipace will not work with this "
+            "release of verl; docs/verl.md names the tested ones.",
             RuntimeWarning,
             stacklevel=2,
         )

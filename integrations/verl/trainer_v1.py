@@ -16,7 +16,7 @@ from .estimator import EXTRA, HIDDEN, IDS, LABELS, NAME
 
 
 def ids_of(batch: Any) -> dict[str, Any]:
-    """group, trajectory, place and valid of each row of a KVBatchMeta, from its key {uid}_{session}_{number} and its tag."""
+    """group, trajectory, place and valid of each row of a KVBatchMeta: its key {uid}_{session}_{number} and its tag."""
     uid, session, number = zip(*(key.rsplit("_", 2) for key in batch.keys), strict=True)
     valid = torch.tensor([not tag.get("is_padding", False) for tag in batch.tags])
     return {"group": uid, "trajectory": [int(x) for x in session], "place": [int(x) for x in number], "valid": valid}

@@ -1,4 +1,4 @@
-"""python -m bipace_kernels.integrations.verl_agent ARGUMENTS: those of verl-agent's main (launch.py), run in its folder."""
+"""python -m bipace_kernels.integrations.verl_agent, with the arguments of verl-agent's main, in its folder."""
 
 import sys
 

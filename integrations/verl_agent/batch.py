@@ -38,17 +38,13 @@ def mark(batch: Any, settings: Settings) -> None:
 
 
 def write_advantages(
-    data: Any,
-    settings: Settings,
-    tokenizer: Any = None,
-    states: States | None = None,
-    recorder: Recorder | None = None,
+    data: Any, settings: Settings, tokenizer: Any = None, states: States | None = None, recorder: Recorder | None = None
 ) -> dict[str, float]:
     """Writes `advantages` and `returns` [N, T] float32 (both the same, as verl-agent does) and returns the metrics.
 
         A_i = A_ep(i) + w · A_S(i),    A_ep of token_level_rewards.sum(-1), A_S of step_rewards; HGPO: its aggregate
 
-    The invalid-action penalty and the KL reward make the score differ between the rows of one trajectory, and verl-agent
+    The invalid-action penalty and the KL reward make the score differ between the rows of a trajectory, and verl-agent
     takes mean and σ over rows: so in the episode term each row counts as a rollout.
     Nothing is written before everything is computed.  The fields added by mark() and the workers are removed.
     """
@@ -75,7 +71,7 @@ def write_advantages(
     if settings.chooses_epsilon:
         states = states or settings.states()
         ids = {"group": group, "trajectory": trajectory, "step": step}
-        config = settings.config(states.radius("actor_hidden", {**ids, "fingerprint": given["fingerprint"]}, dict))
+        config = settings.config(states.radius.of("actor_hidden", {**ids, "fingerprint": given["fingerprint"]}, dict))
     if config.reads_keys:
         mode, n = settings.cacb_action_key_mode, settings.cacb_n_action_tokens
         given |= keys_of(data.batch["responses"][rows], mask[rows], tokenizer, mode, n)
@@ -90,7 +86,7 @@ def write_advantages(
     embedder = find(settings.bisim_embedder)[0].name if settings.bisim_grouping or config.needs_fingerprint else ""
     epsilon = config.epsilon if config.has_epsilon else None
     metrics, total = metrics_of(result, embedder, epsilon, config.has_clusters), result.advantage
-    metrics |= {} if states is None else states.moves
+    metrics |= {} if states is None else states.radius.moves
     if settings.hgpo is None:
         if settings.bipace_episode_scope == "step":
             alone = replace(config, partition="none", estimator="none", step_norm="none")
@@ -116,10 +112,10 @@ def write_advantages(
 
 
 def over_trajectories(ids: torch.Tensor, score: torch.Tensor, config: Config) -> torch.Tensor:
-    """[N] float64 A_ep of each row: its score against one score for each trajectory of its group, that of its first step.
+    """[N] float64 A_ep of each row: its score against one of each trajectory of its group, that of its first step.
 
-    verl-agent's episode_norm_reward() with compute_mean_std_cross_steps=False: (score − mean) / (σ + 1e-6), or undivided, and the
-    score itself in a group of one trajectory.  0 where the score is NaN, and such a trajectory does not count.
+    verl-agent's episode_norm_reward() with compute_mean_std_cross_steps=False: (score − mean) / (σ + 1e-6), or
+    undivided, and the score itself in a group of one trajectory.  0 where the score is NaN, and such a trajectory does not count.
     """
     found = torch.zeros(len(score), dtype=torch.float64, device=score.device)
     fine, order = ~score.isnan(), np.lexsort(ids.cpu().numpy().T[[2, 1]])
@@ -142,7 +138,7 @@ def texts(data: Any, tokenizer: Any, rows: torch.Tensor) -> tuple[list[Any], lis
 
 
 def _rewards(data: Any, settings: Settings) -> torch.Tensor:
-    """[N] float64 r_t of gae: the environment's reward, minus the invalid-action penalty and the row's KL in the reward."""
+    """[N] float64 r_t of gae: the environment's reward, minus the invalid-action penalty and the row's KL."""
     fields = data.non_tensor_batch
     rewards, valid = (torch.from_numpy(fields[k].astype(np.float64)) for k in ("rewards", "is_action_valid"))
     kl = (data.batch["token_level_rewards"].double() - data.batch["token_level_scores"].double()).sum(-1)
@@ -152,11 +148,12 @@ def _rewards(data: Any, settings: Settings) -> torch.Tensor:
 def _hidden(data: Any) -> Any:
     if HIDDEN not in data.batch:
         raise ValueError(
-            f"the batch has no {HIDDEN}: compute_log_prob() of its workers took no hidden states. Start the training by "
-            f"python -m bipace_kernels.integrations.verl_agent, or set {WHERE}bisim_embedder=ngram."
+            f"the batch has no {HIDDEN}: compute_log_prob() of its workers took no hidden states. Start the training "
+            f"by python -m bipace_kernels.integrations.verl_agent, or set {WHERE}bisim_embedder=ngram."
         )
     if not torch.equal(data.batch[HIDDEN_IDS], data.batch[IDS]):
         raise ValueError(
-            f"{HIDDEN} holds hidden states of other rows than the batch: use the log-probabilities of the batch's own rows."
+            f"{HIDDEN} holds hidden states of other rows than the batch: use the log-probabilities of the batch's own "
+            "rows."
         )
     return data.batch[HIDDEN]

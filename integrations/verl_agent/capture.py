@@ -16,7 +16,7 @@ from .settings import WHERE
 
 
 def log_prob(worker: Any, inner: Callable[[Any], Any], data: Any) -> Any:
-    """inner(data), a worker's compute_log_prob(), with the rows' hidden states in its output if the batch requests them.
+    """inner(data), a worker's compute_log_prob(), with hidden states in its output if the batch requests them.
 
     States are appended to the log-probabilities as further columns, so that the actor restores the batch's order.
     """
@@ -46,7 +46,7 @@ def log_prob(worker: Any, inner: Callable[[Any], Any], data: Any) -> Any:
 
 
 def expect_last(tapped: hidden.Tap, micro_batch: Any, packed: bool, group: Any) -> Callable[[], torch.Tensor]:
-    """expect() of each row's last prompt token.  Prompts are left-padded to one width P: column P − 1, where not packed."""
+    """expect() of each row's last prompt token: column P − 1, where rows are not packed, of prompts padded to P."""
     attended, length = micro_batch["attention_mask"] != 0, micro_batch["responses"].shape[1]
     if not packed:
         return expect(tapped, attended.shape[1] - length - 1)

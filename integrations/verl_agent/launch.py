@@ -1,4 +1,4 @@
-"""verl-agent's own main with BiPACE's keys among its arguments, and its trainer with BiPACE's functions while fit() runs."""
+"""verl-agent's own main with BiPACE's keys, and its trainer with BiPACE's functions while fit() runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def added(*searchpaths: str) -> list[str]:
 
 
 def attach(trainer: Any, settings: Settings | None) -> None:
-    """Makes fit() of a RayPPOTrainer class use BiPACE, in the process that runs it; without settings nothing changes."""
+    """Makes fit() of a RayPPOTrainer class use BiPACE, in the process that runs it; without settings it does not."""
     if settings is None:
         return
     module, name = sys.modules[trainer.__module__], "core_gigpo" if settings.hgpo is None else "core_hgpo"
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> None:
     argv = [a for a in argv if a not in searchpaths]
     # Next to the user's own overrides: argparse refuses overrides after a flag (--cfg job) if others precede it.
     at = next((i for i, a in enumerate(argv) if "=" in a and not a.startswith("-")), len(argv))
-    # verl-agent's configuration folders are not packages, so Hydra only finds them for scripts; the user's takes precedence.
+    # verl-agent's configuration folders are not packages, so Hydra only finds them for scripts; the user's comes first.
     where = f"--config-path={Path(entry.__file__).parent / 'config'}"
     sys.argv = [sys.argv[0], where, *argv[:at], *added(*searchpaths), *argv[at:]]
     entry.run_ppo = partial(run_ppo, entry, entry.run_ppo)

@@ -8,16 +8,14 @@ from typing import Any
 
 from ...config import Config, check_fields
 from ...features.embedders import EMBEDDERS, find
-from ...settings import EPSILON, NOT_NEGATIVE, SIMILARITY, Form, Setting, setting, settings_of
+from ...settings import EPSILON, NOT_NEGATIVE, SIMILARITY, Range, Setting, setting, settings_of
 from .._settings import FOLDER, LAYER, OwnFields, is_embedder
 from .._settings import Settings as Shared
 from .._states import States
 
 WHERE = "algorithm.gigpo."
-EMBEDDER = Form(
-    f"one of {', '.join(row.written for row in EMBEDDERS.values())}",
-    lambda value: value != "auto" and is_embedder(value),
-)
+NAMES = ", ".join(row.written for row in EMBEDDERS.values())
+EMBEDDER = Range(f"one of {NAMES}", lambda value: value != "auto" and is_embedder(value), str)
 RECORD_DIR, RECORD_EVERY = (settings_of(OwnFields)[name] for name in ("record_dir", "record_every"))
 #: Keys bipace_NAME of method gae; the weight of its step term is verl-agent's own step_advantage_w.
 OF_GAE = {
@@ -48,7 +46,8 @@ class Settings:
     bisim_layer: int | str = setting(-8, "layer of the actor, as in bk.hidden.tap()", LAYER)
     bisim_eps: float | str | None = setting(
         None,
-        "radius ε; null: the embedder's default; auto: chosen on the first batch; follow: chosen there, adapted at each",
+        "radius ε; null: the embedder's default; auto: chosen on the first batch; follow: chosen there, adapted at "
+        "each",
         EPSILON,
         "ε",
         also=("auto", "follow"),
@@ -89,14 +88,15 @@ class Settings:
             raise ValueError(f"{WHERE}enable_similarity and {WHERE}bisim_grouping group differently; set one to False.")
         if self.hgpo is not None and (self.cacb_enabled or self.bisim_embedder != "identity" or self.enable_similarity):
             raise ValueError(
-                "algorithm.adv_estimator=hgpo groups equal histories, has no action keys, and computes advantages before "
-                f"log-probabilities: set {WHERE}bisim_embedder=identity and {WHERE}cacb_enabled=False, or use gigpo."
+                "algorithm.adv_estimator=hgpo groups equal histories, has no action keys, and computes advantages "
+                f"before log-probabilities: set {WHERE}bisim_embedder=identity and {WHERE}cacb_enabled=False, or use "
+                "gigpo."
             )
         others = self.bisim_grouping, self.cacb_enabled, self.enable_similarity, self.hgpo is not None
         if self.hgpo is not None and self.bipace_episode_scope != "step":
             raise ValueError(
-                f"{WHERE}bipace_episode_scope is about the episode term, which HGPO has inside its own: set it to step, or "
-                "algorithm.adv_estimator to gigpo."
+                f"{WHERE}bipace_episode_scope is about the episode term, which HGPO has inside its own: set it to "
+                "step, or algorithm.adv_estimator to gigpo."
             )
         if self.gae is not None and any(others):
             raise ValueError(
@@ -136,8 +136,8 @@ class Settings:
             return None
         if name not in ("gigpo", "hgpo"):
             raise ValueError(
-                f"algorithm.adv_estimator must be gigpo or hgpo for {WHERE}bisim_grouping, cacb_enabled and bipace_method, got "
-                f"{name!r}; set it, or the keys to False and null."
+                f"algorithm.adv_estimator must be gigpo or hgpo for {WHERE}bisim_grouping, cacb_enabled and "
+                f"bipace_method, got {name!r}; set it, or the keys to False and null."
             )
         if (size := env["rollout"]["n"]) < 2:
             raise ValueError(f"env.rollout.n must be at least 2, got {size}: a single rollout has no peers; raise it.")
@@ -148,8 +148,9 @@ class Settings:
         differing = actor.get("use_invalid_action_penalty", True) or algorithm.get("use_kl_in_reward", False)
         if differing and hgpo is not None and hgpo.get("base_group", False):
             raise ValueError(
-                "algorithm.hgpo.base_group=True needs one score per trajectory, and a penalty or KL gives its rows different ones: "
-                "set actor_rollout_ref.actor.use_invalid_action_penalty=False and algorithm.use_kl_in_reward=False, or turn it off."
+                "algorithm.hgpo.base_group=True needs one score per trajectory, and a penalty or KL gives its rows "
+                "different ones: set actor_rollout_ref.actor.use_invalid_action_penalty=False and "
+                "algorithm.use_kl_in_reward=False, or turn it off."
             )
         if settings.needs_hidden and (strategy := actor.get("strategy", "fsdp")) not in ("fsdp", "fsdp2"):
             raise ValueError(
@@ -177,7 +178,7 @@ class Settings:
         return None
 
     def config(self, chosen: float | None = None) -> Config:
-        """The configuration at the chosen ε, if any.  Norms follow verl-agent's mode; PACE's step term is never divided."""
+        """The configuration at the chosen ε, if any.  Norms follow verl-agent's mode; PACE's step term is undivided."""
         own: dict[str, Any] = {"on_invalid": self.bisim_on_invalid, "duplicates": self.bisim_duplicates}
         if self.hgpo is not None:
             own |= {k: self.hgpo[k] for k in ("history_length", "length_weight_alpha", "base_group") if k in self.hgpo}
@@ -190,10 +191,7 @@ class Settings:
             return replace(self.gae.config(), step_weight=self.step_advantage_w, **own)
         if self.bisim_grouping and self.bisim_embedder != "identity":
             given = chosen if self.chooses_epsilon else self.bisim_eps
-            own |= {
-                "partition": "cosine",
-                "epsilon": find(self.bisim_embedder)[0].epsilon if given is None else given,
-            }
+            own |= {"partition": "cosine", "epsilon": find(self.bisim_embedder)[0].epsilon if given is None else given}
         elif self.enable_similarity:
             # verl-agent compares texts of any length: 2**31 − 1 is the most that the kernel takes.
             own |= {"partition": "similar", "similarity": self.similarity_thresh, "longest_text": 2**31 - 1}
@@ -215,7 +213,8 @@ def gae_of(given: Mapping[str, Any], gamma: float) -> Shared | None:
         return Shared.of({"gamma": gamma, **own}, f"{WHERE}bipace_")
     if own:
         raise ValueError(
-            f"{WHERE}bipace_method must be gae if there are keys bipace_…, got {own.get('method')!r}: set it, or leave out "
-            f"{', '.join(f'bipace_{name}' for name in own)}; the paper's methods are bisim_grouping and cacb_enabled."
+            f"{WHERE}bipace_method must be gae if there are keys bipace_…, got {own.get('method')!r}: set it, or "
+            f"leave out {', '.join(f'bipace_{name}' for name in own)}; the paper's methods are bisim_grouping and "
+            "cacb_enabled."
         )
     return None

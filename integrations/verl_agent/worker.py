@@ -23,6 +23,6 @@ class AsyncActorRolloutRefWorker(_GivesStates, fsdp_workers.AsyncActorRolloutRef
 
 
 def install() -> None:
-    """Registers these classes in fsdp_workers, where the trainer's main looks them up.  Ray sends them to the workers."""
+    """Registers these classes in fsdp_workers, where main looks them up.  Ray sends them to the workers."""
     for cls in (ActorRolloutRefWorker, AsyncActorRolloutRefWorker):
         setattr(fsdp_workers, cls.__name__, cls)

@@ -403,7 +403,7 @@ def test_a_checkpoint_of_something_else_changes_nothing():
     ):
         with pytest.raises(ValueError, match=message):
             states.load_state_dict(wrong)
-        assert states.epsilon == 0.07 and states.controller is None
+        assert states.epsilon == 0.07 and states.radius.controller is None
 
 
 def test_a_text_state_of_several_turns():

@@ -645,7 +645,7 @@ def trainer(tmp_path, request):
 
 def test_verl_s_own_checkpoints_carry_it(trainer, tmp_path):
     saved, resumed = trainer(epsilon="auto"), trainer(epsilon="auto")
-    saved.bipace.states.epsilon = 0.07
+    saved.bipace.states.radius.epsilon = 0.07
     saved._save_checkpoint()
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
     assert (tmp_path / "global_step_3" / "bipace.json").exists()

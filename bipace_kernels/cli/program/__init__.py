@@ -1,5 +1,6 @@
-"""The program `bipace`; docs/cli.md describes every option.  Installed as bipace_cli, beside bipace_kernels and not inside, since
-importing that takes seconds (it imports torch), and help should not.
+"""The program `bipace`; docs/cli.md describes every option.
+
+Installed as bipace_cli, beside bipace_kernels: importing that takes seconds (it imports torch), and help should not.
 """
 
 from __future__ import annotations
