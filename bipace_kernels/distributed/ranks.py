@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 Tensor = torch.Tensor
-_KINDS: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError}
+_KINDS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}  # an InputTypeError is both
 
 
 class Ranks:
@@ -64,13 +64,15 @@ class Ranks:
             mine = prepare()
             note = json.dumps({"head": head(mine)})
         except Exception as error:  # of any kind: the other ranks wait for an answer
-            failed, note = error, json.dumps({"failed": [type(error).__name__, str(error)]})
+            kind = next((name for name, each in _KINDS.items() if isinstance(error, each)), type(error).__name__)
+            failed, note = error, json.dumps({"failed": [kind, str(error)]})
         notes = [json.loads(text) for text in self.texts(note)]
         for rank, found in enumerate(notes):
             if "failed" in found:
-                name, said = found["failed"]
-                kind, text = _KINDS.get(name, RuntimeError), f"rank {rank}: {said}"
-                raise kind(text if name in _KINDS else f"{text} ({name})") from (failed if rank == self.rank else None)
+                name, message = found["failed"]
+                error_type, text = _KINDS.get(name, RuntimeError), f"rank {rank}: {message}"
+                text += "" if name in _KINDS else f" ({name})"
+                raise error_type(text) from (failed if rank == self.rank else None)
         return mine, [found["head"] for found in notes]
 
     def rows(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
