@@ -14,6 +14,8 @@ from .diagnostics.value_r2 import ValueR2, value_r2
 
 Tensor = torch.Tensor
 
+ROWS = ("advantage", "step_advantage", "episode_advantage", "returns", "value", "cluster", "branch")
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AdvantageResult:
@@ -44,8 +46,7 @@ class AdvantageResult:
     def __repr__(self) -> str:
         """A few lines; nothing is read from a GPU."""
         there = (self.tensors or self).advantage
-        fields = ("advantage", "step_advantage", "episode_advantage", "returns", "value", "cluster", "branch")
-        named = ", ".join(name for name in fields if getattr(self, name) is not None)
+        named = ", ".join(name for name in ROWS if getattr(self, name) is not None)
         return (
             f"AdvantageResult of {there.shape[0]} rows on {there.device}\n"
             f"  fields: {named}\n"
@@ -54,17 +55,12 @@ class AdvantageResult:
 
     def as_arrays(self, from_dlpack: Callable[[Tensor], Any]) -> AdvantageResult:
         """The same memory as arrays of another library, e.g. of from_dlpack=jax.numpy.from_dlpack."""
-        return replace(
-            self,
-            advantage=from_dlpack(self.advantage),
-            step_advantage=from_dlpack(self.step_advantage),
-            episode_advantage=from_dlpack(self.episode_advantage),
-            returns=from_dlpack(self.returns),
-            cluster=from_dlpack(self.cluster),
-            branch=from_dlpack(self.branch),
-            value=None if self.value is None else from_dlpack(self.value),
-            tensors=self,
-        )
+        return self._with_rows(from_dlpack, tensors=self)
+
+    def _with_rows(self, change: Callable[[Tensor], Any], **more: Any) -> AdvantageResult:
+        """The result with change(rows) of each field by row."""
+        more |= {name: change(getattr(self, name)) for name in ROWS if getattr(self, name) is not None}
+        return replace(self, **more)
 
     def metrics(self) -> dict[str, float]:
         """Plain floats for a trainer's logger, keys "bipace/…"; docs/metrics.md defines each.

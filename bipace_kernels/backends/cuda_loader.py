@@ -74,7 +74,8 @@ def _why_not(compiled: Any, torch: Any) -> str:
         return f"torch {torch.__version__} is a build without CUDA, so no tensor can be on a GPU"
     if not torch.cuda.is_available():
         return "torch sees no GPU"
-    found = {f"sm_{major}{minor}": (major, minor) for major, minor in capabilities(torch)}
+    gpus = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+    found = {f"sm_{major}{minor}": (major, minor) for major, minor in gpus}
     if compiled is None:
         if max(found.values(), default=(0, 0)) >= OLDEST_GPU:
             return ""
@@ -82,11 +83,6 @@ def _why_not(compiled: Any, torch: Any) -> str:
     if not any(serves(compiled.built, capability) for capability in found.values()):
         return f"the GPUs here are {', '.join(found)}, and this build has kernels for {compiled.built}"
     return ""
-
-
-def capabilities(torch: Any) -> list[tuple[int, int]]:
-    """Compute capabilities of the GPUs that torch sees."""
-    return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
 
 
 def serves(built: str, capability: tuple[int, int]) -> bool:

@@ -159,11 +159,9 @@ def cluster(
             raise ValueError("trajectory is missing; step numbers count inside a trajectory.")
         if group is None:
             raise ValueError("group is missing; pass one id per row.")
-        rows = checks.length(group, "group")
-        given = {
+        given = dict.fromkeys(_ARGUMENTS) | {
             "group": group, "trajectory": group if trajectory is None else trajectory, "step": step, "valid": valid,
-            "fingerprint": fingerprint, "rewards": np.zeros(rows), "returns": None, "episode_return": None,
-            "observation": None, "action_key": None, "action_parsed": None, "truncated": None,
+            "fingerprint": fingerprint, "rewards": np.zeros(checks.length(group, "group")),
         }  # fmt: skip
         return _check_own(given, config, backend, num_threads)
 
@@ -263,8 +261,8 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
     if given["valid"] is not None:
         columns["valid"] = checks.bool_vector(given["valid"], "valid", n)
     on_host = dict(zip(columns, to_host(list(columns.values())), strict=True))
-    found: dict[str, Tensor] = {name: value for name, value in on_host.items() if value is not None}
-    taken = torch.nonzero(found["valid"]).flatten()
+    rows: dict[str, Tensor] = {name: value for name, value in on_host.items() if value is not None}
+    taken = torch.nonzero(rows["valid"]).flatten()
 
     kinds, ids = {}, {}
     for name in ("group", "trajectory"):
@@ -273,19 +271,19 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
         kinds[name] = "integers" if numeric else "other ids"
         if not numeric:
             ids[name] = [canonical(item, name) for item in _first_of_each(here, number)]
-        found[name] = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)
+        rows[name] = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)
     objects: list[bytes] = []
     if PARTITIONS[cfg.partition].argument == "observation":
-        kinds["observation"], found["observation"], objects = _check_observation(given["observation"], n, taken, cfg)
+        kinds["observation"], rows["observation"], objects = _check_observation(given["observation"], n, taken, cfg)
     if fingerprint is not None:
         kinds["fingerprint"] = f"[N, {fingerprint.shape[1]}] {fingerprint.dtype}"
     head = _Head(
         n=n, n_taken=taken.numel(), ids=ids, config=_plain_fields(cfg), backend=backend, device=where.type,
-        arguments=sorted(found), kinds=kinds, width=0 if fingerprint is None else fingerprint.shape[1],
+        arguments=sorted(rows), kinds=kinds, width=0 if fingerprint is None else fingerprint.shape[1],
         dtype=None if fingerprint is None or (n == 0 and isinstance(given["fingerprint"], (list, tuple)))
         else str(fingerprint.dtype),
     )  # fmt: skip
-    return _Own(head, cfg, where, found, fingerprint, objects)
+    return _Own(head, cfg, where, rows, fingerprint, objects)
 
 
 def _plain_fields(cfg: Config) -> dict[str, Any]:
@@ -384,16 +382,7 @@ def _run(
         raise RuntimeError(f"clustering failed on {failed}")
     begin = sum(counts[: ranks.rank])
     mine = slice(begin, begin + counts[ranks.rank])
-    return AdvantageResult(
-        advantage=result.advantage[mine].clone(),
-        step_advantage=result.step_advantage[mine].clone(),
-        episode_advantage=result.episode_advantage[mine].clone(),
-        returns=result.returns[mine].clone(),
-        cluster=result.cluster[mine].clone(),
-        branch=result.branch[mine].clone(),
-        value=None if result.value is None else result.value[mine].clone(),
-        records=records,
-    )
+    return result._with_rows(lambda rows: rows[mine].clone(), records=records)
 
 
 class _NoFingerprints(StepRecords):
@@ -464,14 +453,10 @@ def _gather(ranks: Ranks, own: _Own, heads: Sequence[_Head], head: _Head) -> dic
             if lists[ranks.rank]:
                 mine[name] = number[begin + mine[name]]
     nothing = torch.zeros(own.head.n, dtype=torch.int64)  # of a rank without records
-    table = torch.stack([_as_int64(mine.get(name, nothing)) for name in head.arguments], dim=1)
-    gathered = ranks.rows(table, [h.n for h in heads])
-    columns = {name: _from_int64(name, gathered[:, k].contiguous()) for k, name in enumerate(head.arguments)}
-    return columns
-
-
-def _as_int64(column: Tensor) -> Tensor:
-    return column.view(torch.int64) if column.dtype == torch.float64 else column.to(torch.int64)
+    bits = [mine.get(name, nothing) for name in head.arguments]
+    bits = [column.view(torch.int64) if column.dtype == torch.float64 else column.to(torch.int64) for column in bits]
+    gathered = ranks.rows(torch.stack(bits, dim=1), [h.n for h in heads])
+    return {name: _from_int64(name, gathered[:, k].contiguous()) for k, name in enumerate(head.arguments)}
 
 
 def _from_int64(name: str, bits: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def _none(batch: Batch) -> Tensor:
 
 
 def _exact(batch: Batch) -> Tensor:
-    return _equal_codes(batch, batch.by_record(_codes(batch)))
+    return batch.backend.observations.cluster_exact(batch.records, _codes(batch))
 
 
 def _history(batch: Batch) -> Tensor:
@@ -95,7 +95,7 @@ def histories(batch: Batch) -> Tensor:
     H is at most history_length + 1, or the longest trajectory's length if that is less.
     """
     depth = min(batch.config.history_length + 1, max(batch.records.longest_trajectory, 1))
-    return batch.backend.observations.cluster_history(batch.records, batch.by_record(_codes(batch)), depth)
+    return batch.backend.observations.cluster_history(batch.records, _codes(batch), depth)
 
 
 def cluster_histories(batch: Batch, depths: Tensor, depth: Tensor) -> Tensor:
@@ -108,17 +108,13 @@ def cluster_histories(batch: Batch, depths: Tensor, depth: Tensor) -> Tensor:
         return depths[0]
     depth = depth.clamp(min=1)
     codes = depth * depths.shape[1] + depths.gather(0, (depth - 1).unsqueeze(0)).squeeze(0)
-    return _equal_codes(batch, codes)
-
-
-def _equal_codes(batch: Batch, codes: Tensor) -> Tensor:
-    """[M] int64 clusters of equal codes [M] inside each group."""
     return batch.backend.observations.cluster_exact(batch.records, codes)
 
 
 def _codes(batch: Batch) -> Tensor:
+    """[M] int64, equal where the observations are equal."""
     assert batch.inputs.codes is not None
-    return batch.inputs.codes
+    return batch.by_record(batch.inputs.codes)
 
 
 _LABELS: dict[str, Callable[[Batch], Tensor]] = {

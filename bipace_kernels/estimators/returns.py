@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from ..backends import dispatch, threads
-from ..backends.dispatch import Backend
 from ..backends.records import out_of_range
 from ..config import Config
 from ..inputs import checks, interop
@@ -59,37 +58,22 @@ def discounted_returns(
     if rewards is None:
         raise ValueError("rewards is missing; pass one per row.")
     by_row = to_device(checks.real_vector(rewards, "rewards", lay.n_rows), device, "rewards")
-    with threads.using(num_threads):
-        found, spoilt = _returns(chosen, by_row, lay, float(gamma))
-    if check == "now" or not chosen.deferred:
-        rewards_here, found_here = to_host([by_row, found])
-        _check_rewards(lay, rewards_here)
-        checks.check_finite(found_here, "returns (sums of rewards)", None)
-        return found
-    rows = torch.zeros(lay.n_rows, dtype=torch.bool, device=device)
     on = lay.on(device)
-    rows.index_copy_(0, on.order, spoilt.index_select(0, on.trajectory_of_record))
-    return found.masked_fill(rows, 0.0)
-
-
-def _check_rewards(lay: Layout, by_row: Tensor) -> None:
-    """ValueError for rewards [N] float64 on the CPU that are not finite, or not one per step."""
-    check_copies(lay, by_row)
-    checks.check_finite(by_row.index_select(0, lay.order), "rewards", lay.order)
-
-
-def _returns(backend: Backend, by_row: Tensor, lay: Layout, gamma: float) -> tuple[Tensor, Tensor]:
-    """Returns [N] float32 of rewards [N] float64, and which trajectories [T] bool are invalid; not used on the CPU."""
-    on = lay.on(by_row.device)
     reward = by_row.index_select(0, on.order)
-    found = backend.returns.discounted_returns(on, reward, gamma)
-    spoilt = torch.zeros(on.n_trajectories, dtype=torch.bool, device=reward.device)
-    if backend.deferred:
-        bad = out_of_range(reward)
-        if on.first is not None:
-            bad |= unlike_first(reward, reward[on.first])
-        own = torch.zeros(on.n_trajectories, dtype=torch.float32, device=reward.device)
-        spoilt = backend.returns.spoilt_trajectories(on, found, own, bad)
-    rows = torch.zeros(lay.n_rows, dtype=torch.float32, device=reward.device)
-    rows.index_copy_(0, on.order, found)
-    return rows, spoilt
+    with threads.using(num_threads):
+        of_records = chosen.returns.discounted_returns(on, reward, float(gamma))
+    returns = torch.zeros(lay.n_rows, dtype=torch.float32, device=device).index_copy_(0, on.order, of_records)
+    if check == "now" or not chosen.deferred:
+        rewards_here, returns_here = to_host([by_row, returns])
+        check_copies(lay, rewards_here)
+        checks.check_finite(rewards_here.index_select(0, lay.order), "rewards", lay.order)
+        checks.check_finite(returns_here, "returns (sums of rewards)", None)
+        return returns
+    bad = out_of_range(reward)
+    if on.first is not None:
+        bad |= unlike_first(reward, reward[on.first])
+    own = torch.zeros(on.n_trajectories, dtype=torch.float32, device=device)
+    spoilt = chosen.returns.spoilt_trajectories(on, of_records, own, bad)
+    aside = torch.zeros(lay.n_rows, dtype=torch.bool, device=device)
+    aside.index_copy_(0, on.order, spoilt.index_select(0, on.trajectory_of_record))
+    return returns.masked_fill(aside, 0.0)

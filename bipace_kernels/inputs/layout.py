@@ -18,6 +18,7 @@ from .ids import ids_to_int
 Tensor = torch.Tensor
 
 _SIZES = ("n_rows", "n_records", "n_groups", "n_trajectories", "longest_group", "longest_trajectory")
+_TENSORS = ("order", "group_offsets", "trajectory_offsets", "group_trajectories", "step", "first", "valid")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,22 +110,13 @@ class Layout(Handled):
     def _placed(self, device: torch.device) -> tuple[Records, transfer.Copied | None]:
         """Its copy on a device: one transfer, from pinned memory.  On the CPU the tensors are its own."""
         on_cpu = device.type == "cpu"
-        tensors = {
-            "order": self.order,
-            "group_offsets": self.group_offsets,
-            "trajectory_offsets": self.trajectory_offsets,
-            "group_trajectories": self.group_trajectories,
-            "source": self.source(),
-            "step": self.step,
-            "first": self.first,
-            "valid": self.valid,
-            "_trajectory_of_record": None if on_cpu else self.trajectory_of_record(),
-        }
+        tensors = {name: getattr(self, name) for name in _TENSORS} | {"source": self.source()}
         if not on_cpu:
+            tensors["_trajectory_of_record"] = self.trajectory_of_record()
             present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
             tensors |= zip(present, transfer.to_device_together(list(present.values()), device, "layout"), strict=True)
         sizes = {name: getattr(self, name) for name in _SIZES}
-        return Records(device=device, **sizes, **tensors), None if on_cpu else transfer.Copied.to(device)  # type: ignore[arg-type]
+        return Records(device=device, **sizes, **tensors), None if on_cpu else transfer.Copied.to(device)
 
     def once(self) -> Layout:
         """The layout in which copies of a step (rows with equal group, trajectory and step) count once.
@@ -149,15 +141,9 @@ class Layout(Handled):
         if self._source is not None:
             place = torch.full((self.n_records,), -1).index_copy_(0, kept, torch.arange(kept.shape[0]))
             source = place.index_select(0, self._source.clamp(min=0)).masked_fill_(self._source < 0, -1)
-        return _from_sorted(
-            n_rows=self.n_rows,
-            order=self.order.index_select(0, kept),
-            group=self.group_of_record().index_select(0, kept),
-            trajectory=self.trajectory_of_record().index_select(0, kept),
-            step=None if self.step is None else self.step.index_select(0, kept),
-            valid=self.valid,
-            source=source,
-        )
+        columns = (self.order, self.group_of_record(), self.trajectory_of_record(), self.step)
+        rows, g, t, s = (None if column is None else column.index_select(0, kept).numpy() for column in columns)
+        return _from_sorted(self.n_rows, rows, g, t, s, self.valid, source)
 
 
 def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> Layout:
@@ -217,14 +203,7 @@ def _build(
     elif rows is None:
         rows = np.arange(n)
     _check_one_group(g, t, rows)
-    return _from_sorted(
-        n_rows=n,
-        order=torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)),
-        group=torch.from_numpy(np.ascontiguousarray(g)),
-        trajectory=torch.from_numpy(np.ascontiguousarray(t)),
-        step=None if s is None else torch.from_numpy(np.ascontiguousarray(s)),
-        valid=valid,
-    )
+    return _from_sorted(n, rows, g, t, s, valid)
 
 
 def _processing_order(g: Any, t: Any, s: Any) -> Any:
@@ -264,12 +243,10 @@ def _check_one_group(g: Any, t: Any, rows: Any) -> None:
 
 
 def _from_sorted(
-    *, n_rows: int, order: Tensor, group: Tensor, trajectory: Tensor, step: Tensor | None, valid: Tensor | None,
-    source: Tensor | None = None,
-) -> Layout:  # fmt: skip
-    """A layout from ids in processing order; computes everything else."""
-    m = order.shape[0]
-    g, t = group.numpy(), trajectory.numpy()
+    n_rows: int, rows: Any, g: Any, t: Any, s: Any, valid: Tensor | None, source: Tensor | None = None
+) -> Layout:
+    """A layout from rows and ids [M] in processing order; computes everything else."""
+    m = rows.shape[0]
     new_group = g[1:] != g[:-1]
     new_trajectory = new_group | (t[1:] != t[:-1])
     group_offsets = _offsets(new_group, m)
@@ -277,8 +254,7 @@ def _from_sorted(
     group_trajectories = np.searchsorted(trajectory_offsets, group_offsets)
     first: Tensor | None = None
     n_duplicates = 0
-    if step is not None and m > 1:
-        s = step.numpy()
+    if s is not None and m > 1:
         repeats = np.concatenate(([False], ~new_trajectory & (s[1:] == s[:-1])))
         n_duplicates = int(repeats.sum())
         if n_duplicates:
@@ -291,11 +267,11 @@ def _from_sorted(
         longest_group=int(np.diff(group_offsets).max(initial=0)),
         longest_trajectory=int(np.diff(trajectory_offsets).max(initial=0)),
         n_duplicates=n_duplicates,
-        order=order,
+        order=torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)),
         group_offsets=torch.from_numpy(group_offsets),
         trajectory_offsets=torch.from_numpy(trajectory_offsets),
         group_trajectories=torch.from_numpy(group_trajectories.astype(np.int64)),
-        step=step,
+        step=None if s is None else torch.from_numpy(np.ascontiguousarray(s)),
         first=first,
         valid=valid,
         _source=source,

@@ -158,7 +158,7 @@ def outcome(call: Any) -> tuple[Any, str]:
     try:
         return call(), ""
     except (ValueError, TypeError) as error:
-        return None, f"{type(error).__name__}: {error}"
+        return None, f"{'TypeError' if isinstance(error, TypeError) else 'ValueError'}: {error}"
 
 
 def bits(value: torch.Tensor) -> torch.Tensor:
