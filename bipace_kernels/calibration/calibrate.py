@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,21 +86,21 @@ def calibrate(
     singletons, the one with the highest accuracy (ties: the earlier block, then the pooling named first); then ε by
     choose_epsilon().
     """
+    from ..hidden._prompts import budget_of  # bk.hidden is loaded on demand
     from ..hidden.layers import find_decoder
     from ..hidden.tap import tap
-    from .states import States, token_ids  # bk.hidden is loaded on demand
+    from .states import States, token_ids
 
-    sklearn = _sklearn()
+    optional.need("sklearn", "calibrate(), for its linear probe,")
     dispatch.check_name(backend)
-    if token_budget is not None:
-        token_budget = checks.integer_at_least(token_budget, "token_budget", 1)
+    decoder = find_decoder(model)
+    budget = budget_of(token_budget, decoder.device)
     radii = _radii(epsilons)
     folds = checks.integer_at_least(folds, "folds", 2)
     min_clusters = checks.integer_at_least(min_clusters, "min_clusters", 1)
     seed = checks.integer_at_least(seed, "seed", 0)
     band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", *RADII)
-    wanted = _candidates(layers, len(find_decoder(model).blocks))
-    tapped = tap(model, layers=wanted, pooling=pooling)  # checks the names
+    tapped = tap(model, layers=_candidates(layers, len(decoder.blocks)), pooling=pooling)  # checks the names
     by_depth = sorted(tapped.layers, key=lambda layer: (layer.block, layer.normed))
     pairs = [(layer, how) for layer in by_depth for how in tapped._poolings]
     rows = token_ids(prompts, tokenizer)
@@ -111,8 +110,7 @@ def calibrate(
     same = number_objects([tuple(row) for row in rows]).numpy()  # equal prompts share a number, for the folds
     _check_classes(numbers.numpy(), same, names, folds)
     states = States(model, rows, folder, restart)
-    digests = {"labels": _digest(numbers), "group": _digest(groups)}
-    settings = {"epsilons": radii, "folds": folds, "seed": seed, **digests}
+    settings = {"epsilons": radii, "folds": folds, "seed": seed, "labels": _digest(numbers), "group": _digest(groups)}
     seconds = {"states": 0.0, "clusters": 0.0, "probes": 0.0}
 
     @contextmanager
@@ -122,33 +120,34 @@ def calibrate(
         seconds[part] += time.perf_counter() - start
 
     with timed("states"):
-        states.compute(pairs, token_budget, progress)
+        states.compute(pairs, budget, progress)
     measured: dict[Pair, Mapping[str, Any]] = {}
     with progress_bar(progress, "clusters and probes", len(pairs)) as bar:
         for item in pairs:
-            found = states.remembered(item, settings)
-            if found is None:
+            result = states.remembered(item, settings)
+            if result is None:
                 x = states.load(item)
                 with timed("clusters"):
                     clusters = _clustered(x, groups, radii, backend)
                 with timed("probes"):
-                    found = {"scan": clusters, **_probed(sklearn, x, numbers.numpy(), same, folds, seed)}
-                states.remember(item, settings, found)
-            measured[item] = found
+                    result = {"scan": clusters, **_probed(x, numbers.numpy(), same, folds, seed)}
+                states.remember(item, settings, result)
+            measured[item] = result
             bar.update()
     scan = tuple(_scanned(item, measured[item], e, min_clusters) for item in pairs for e in range(len(radii)))
     choice, reason = _choose(scan, states, groups, min_clusters, backend, band=band, bounds=bounds)
-    _, counts = np.unique(numbers.numpy(), return_counts=True)
+    causal: Any = decoder.causal
+    name = Path(str(getattr(causal.config, "_name_or_path", "") or "")).name or type(causal).__name__
     return Calibration(
         scan,
         choice,
         reason,
-        _name(model),
+        name,
         n_prompts=len(rows),
         n_distinct=states.n_distinct,
         n_groups=len(np.unique(groups.numpy())),
         n_labels=len(names),
-        majority=float(counts.max() / len(rows)),
+        majority=int(numbers.bincount().max()) / len(rows),
         folds=folds,
         min_clusters=min_clusters,
         seed=seed,
@@ -167,34 +166,34 @@ def _clustered(x: Tensor, groups: Tensor, radii: list[float], backend: str) -> l
     labels = cluster(x, groups, radii, backend=backend)
     scan = []
     for epsilon, row, sizes in zip(radii, labels, measure_sizes(labels), strict=True):
-        largest: dict[int, int] = {}
         _, first, counts = np.unique(row.numpy(), return_index=True, return_counts=True)
-        for place, count in zip(first, counts, strict=True):
-            owner = int(groups[place])
-            largest[owner] = max(largest.get(owner, 0), int(count))
+        largest = np.zeros(int(groups.max()) + 1, np.int64)  # cluster of each group
+        np.maximum.at(largest, groups.numpy()[first], counts)
         measured = {
             "epsilon": epsilon,
             "clusters": sizes.clusters,
             "singletons": sizes.singletons,
             "median_size": sizes.median,
-            "largest": sum(largest.values()) / len(x),
+            "largest": int(largest.sum()) / len(x),
             "alone": sizes.singletons * sizes.clusters / len(x),
         }
         scan.append(measured)
     return scan
 
 
-def _probed(sklearn: Any, x: Tensor, labels: Any, same: Any, folds: int, seed: int) -> dict[str, float]:
+def _probed(x: Tensor, labels: Any, same: Any, folds: int, seed: int) -> dict[str, float]:
     """Accuracy of the linear probe, mean and standard error over the folds."""
-    model = sklearn.pipeline.make_pipeline(
-        sklearn.preprocessing.StandardScaler(), sklearn.linear_model.LogisticRegression(max_iter=2000)
-    )
-    cut = sklearn.model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
+    from sklearn.model_selection import StratifiedGroupKFold, cross_val_score  # type: ignore[import-untyped]
+    from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
+    from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
+    cut = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     # One thread: the problems are small, and BLAS with threads is slower (7 times on two busy cores).
-    with importlib.import_module("threadpoolctl").threadpool_limits(1):
-        scores = sklearn.model_selection.cross_val_score(
-            model, x.numpy(), labels, groups=same, cv=cut, error_score="raise"
-        )
+    with threadpool_limits(1):
+        scores = cross_val_score(model, x.numpy(), labels, groups=same, cv=cut, error_score="raise")
     return {"accuracy": float(scores.mean()), "stderr": float(scores.std(ddof=1) / len(scores) ** 0.5)}
 
 
@@ -239,19 +238,12 @@ def _choose(
 # ---- arguments
 
 
-def _sklearn() -> Any:
-    sklearn = optional.need("sklearn", "calibrate(), for its linear probe,")
-    for part in ("pipeline", "preprocessing", "linear_model", "model_selection"):
-        importlib.import_module(f"sklearn.{part}")
-    return sklearn
-
-
 def _radii(epsilons: Any) -> list[float]:
-    found = _epsilons(epsilons if isinstance(epsilons, (list, tuple)) else [epsilons])
-    assert isinstance(found, list)
-    if not found:
+    radii = _epsilons(epsilons if isinstance(epsilons, (list, tuple)) else [epsilons])
+    assert isinstance(radii, list)
+    if not radii:
         raise ValueError("epsilons must hold at least one radius, got none; e.g. (0.05, 0.1, 0.15, 0.2).")
-    return sorted(set(found))
+    return sorted(set(radii))
 
 
 def _candidates(layers: Any, n_blocks: int) -> Sequence[int | str]:
@@ -293,11 +285,3 @@ def _check_classes(labels: Any, same: Any, names: list[Any], folds: int) -> None
 
 def _digest(numbers: Tensor) -> str:
     return hashlib.sha256(json.dumps(numbers.tolist()).encode()).hexdigest()[:16]
-
-
-def _name(model: Any) -> str:
-    """The model's folder or its class."""
-    from ..hidden.layers import find_decoder
-
-    causal: Any = find_decoder(model).causal
-    return Path(str(getattr(causal.config, "_name_or_path", "") or "")).name or type(causal).__name__

@@ -152,7 +152,13 @@ class Calibration:
 
     def cells(self, bold: str = "**{}**") -> list[list[str]]:
         """The lines of the slice; that of the choice in bold."""
-        return [[bold.format(c) if self.is_chosen(row) else c for c in row_cells(row)] for row in self.slice()]
+        lines = []
+        for row in self.slice():
+            name = f"{row.layer}{'' if row.qualifies else ' †'}"
+            sizes = f"{row.clusters:,}", f"{row.singletons:.1%}", f"{row.median_size:.1f}"
+            line = [name, *sizes, f"{row.accuracy:.3f} ± {row.stderr:.3f}"]
+            lines.append([bold.format(cell) for cell in line] if self.is_chosen(row) else line)
+        return lines
 
     def _whole(self) -> tuple[list[str], list[list[str]]]:
         epsilons = sorted({row.epsilon for row in self.scan})
@@ -169,13 +175,6 @@ class Calibration:
 
 
 HEADINGS = ["layer", "clusters", "singletons", "median size", "probe accuracy"]
-
-
-def row_cells(row: Scanned) -> list[str]:
-    """One line of the slice."""
-    mark = "" if row.qualifies else " †"
-    sizes = f"{row.clusters:,}", f"{row.singletons:.1%}", f"{row.median_size:.1f}"
-    return [f"{row.layer}{mark}", *sizes, f"{row.accuracy:.3f} ± {row.stderr:.3f}"]
 
 
 def layer_value(layer: Layer) -> int | str:

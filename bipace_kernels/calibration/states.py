@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..hidden._prompts import Prompts, budget_of, prompts_of
+from ..hidden._prompts import Prompts, prompts_of
 from ..hidden.extract import extract_layers
 from ..hidden.layers import Decoder, Layer, find_decoder
 from ..inputs import checks
@@ -65,8 +65,8 @@ def _row(prompt: Any, i: int, tokenizer: Any) -> list[int]:
                 "tokenizer.chat_template."
             )
         text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
-    found: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
-    return found
+    tokens: list[int] = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+    return tokens
 
 
 def stem_of(layer: Layer, pooling: str) -> str:
@@ -88,7 +88,8 @@ class States:
         self._done: dict[str, int] = {}  # stem -> number of distinct prompts with rows, the longest first
         self._kept: dict[str, Any] = {}  # stem -> [N, D] float32
         if folder is not None:
-            self._identity = {"format": FORMAT, "model": _model_hash(find_decoder(model)), "prompts": _ids_hash(rows)}
+            ids = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+            self._identity = {"format": FORMAT, "model": _model_hash(find_decoder(model)), "prompts": ids}
             self._open(folder, restart)
 
     def load(self, pair: Pair) -> Tensor:
@@ -98,29 +99,26 @@ class States:
             return torch.from_numpy(np.load(self.folder / f"{stem}.npy"))
         return torch.from_numpy(self._kept[stem])
 
-    def compute(self, pairs: Sequence[Pair], token_budget: int | None, progress: bool | None) -> None:
+    def compute(self, pairs: Sequence[Pair], budget: int, progress: bool | None) -> None:
         """Computes the missing states with shared forwards; saves after each forward."""
         done = min(self._done.get(stem_of(*pair), 0) for pair in pairs)
         self.reused = int((self.prompts.of_state < done).sum())
-        budget = budget_of(token_budget, find_decoder(self.model).device)
         with progress_bar(progress, "hidden states", self.n_distinct, done) as bar:
             for batch in _batches(self.prompts.tokens, done, budget):
                 missing = [pair for pair in pairs if self._done.get(stem_of(*pair), 0) < batch.stop]
                 layers: list[Any] = list(dict.fromkeys(layer for layer, _ in missing))
                 poolings = list(dict.fromkeys(how for _, how in missing))
                 prompts = self.prompts.tokens[batch.start : batch.stop]
-                found = extract_layers(
+                states = extract_layers(
                     self.model, prompts, None, layers, pooling=poolings, token_budget=budget, progress=False
                 )
-                self._keep(batch, {pair: found[pair] for pair in missing})
+                self._keep(batch, {pair: states[pair] for pair in missing})
                 bar.update(len(batch))
 
     def remembered(self, pair: Pair, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """Measurements on this pair's states under the same settings."""
-        if self.folder is None:
-            return None
-        found = _read_json(self.folder / f"{stem_of(*pair)}.json")
-        measured: dict[str, Any] | None = found["measured"] if found.get("settings") == settings else None
+        saved = {} if self.folder is None else _read_json(self.folder / f"{stem_of(*pair)}.json")
+        measured: dict[str, Any] | None = saved["measured"] if saved.get("settings") == settings else None
         return measured
 
     def remember(self, pair: Pair, settings: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
@@ -133,22 +131,22 @@ class States:
         if restart:
             for file in [manifest, *folder.glob("block_*.npy"), *folder.glob("block_*.json")]:
                 file.unlink(missing_ok=True)
-        found = _read_json(manifest)
-        for name in ("format", "model", "prompts") if found else ():
-            if found.get(name) != self._identity[name]:
+        saved = _read_json(manifest)
+        for name in self._identity if saved else ():
+            if saved.get(name) != self._identity[name]:
                 what = {"format": "in another format", "model": "of another model"}.get(name, "of other prompts")
                 raise ValueError(
                     f"out must be a folder of this model and these prompts, but {folder} holds states {what}; take "
                     "another folder, or restart=True (--restart) to recompute them."
                 )
-        done = found.get("done", {})
-        self._done = {stem: int(n) for stem, n in done.items() if (folder / f"{stem}.npy").is_file()}
+        done = saved.get("done", {}).items()
+        self._done = {stem: int(n) for stem, n in done if (folder / f"{stem}.npy").is_file()}
         _write_json(manifest, {**self._identity, "done": self._done})
 
-    def _keep(self, batch: range, found: Mapping[Pair, Tensor]) -> None:
+    def _keep(self, batch: range, by_pair: Mapping[Pair, Tensor]) -> None:
         number = self.prompts.of_state.numpy()
         rows = np.flatnonzero((number >= batch.start) & (number < batch.stop))
-        for (layer, pooling), states in found.items():
+        for (layer, pooling), states in by_pair.items():
             stem = stem_of(layer, pooling)
             values = states.float().cpu().numpy()[number[rows] - batch.start]
             if not np.isfinite(values).all():
@@ -205,10 +203,6 @@ def _batches(tokens: Sequence[Tensor], done: int, budget: int) -> Iterable[range
         done = stop
 
 
-def _ids_hash(rows: list[list[int]]) -> str:
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
 def _model_hash(decoder: Decoder) -> str:
     """Hash of the configuration and of each parameter's name, shape, dtype and exact sum of its bits as integers."""
     config = decoder.causal.config.to_dict()  # type: ignore[operator, union-attr]
@@ -224,8 +218,8 @@ def _model_hash(decoder: Decoder) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     """{} if the file is missing or incomplete."""
     with contextlib.suppress(FileNotFoundError, ValueError):
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
     return {}
 
 

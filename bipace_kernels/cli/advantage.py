@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -24,6 +24,8 @@ from ._console import CliError, grid, notes, plain, progress, stage, stdout
 from .outcomes import format_r2
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     import bipace_kernels as bk
 
 BRANCHES = tuple(branch.name.lower() for branch in Branch)
@@ -44,14 +46,12 @@ def make_config(preset: str, changes: dict[str, Any], *, ngrams: bool, gigpo_mod
     given = {name: value for name, value in changes.items() if value is not None}
     given |= {name: None for name, row in SETTINGS.items() if row.off and given.get(name) == 0}
     choices = {"mode": gigpo_mode, "value": given.get("value")}  # on which other fields of the preset depend
-    try:
+    with refused():
         config = PRESETS[preset](**{k: v for k, v in choices.items() if k in takes and v is not None})
         config = replace(config, **given)
         if ngrams and config.has_epsilon and "epsilon" not in given:
             config = replace(config, epsilon=EMBEDDERS["ngram"].epsilon)
         return config
-    except (TypeError, ValueError) as error:
-        raise CliError(message_of(error)) from None
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -66,24 +66,10 @@ def run(given: Mapping[str, Any]) -> None:
     _check_options(config, changes, columns, state, options)
     output.check_table_path(options.out, [*options.rollouts, *([options.fingerprint] if options.fingerprint else [])])
     with notes(), progress() as bar:
-        task = stage(bar, "reading", rollouts.total_bytes(options.rollouts))
-        records = rollouts.read(
-            options.rollouts,
-            columns,
-            needed=[*(["action"] if config.needs_keys else []), *(["fingerprint"] if columns.fingerprint else [])],
-            wanted=[
-                "valid",
-                *(["action"] if config.has_clusters or config.reads_keys else []),
-                *(["truncated"] if config.needs_truncated else []),
-            ],
-            merge_files=options.merge_files,
-            duplicates=config.duplicates,
-            allow_nonfinite=config.on_invalid == "singleton",
-            longest_line=options.longest_line,
-            advance=lambda n: bar.advance(task, n),
-        )
-        if options.fingerprint is not None:
-            records.fingerprint = states.load_fingerprints(options.fingerprint, len(records))
+        wanted = ["valid"]
+        wanted += ["action"] if config.has_clusters or config.reads_keys else []
+        wanted += ["truncated"] if config.needs_truncated else []
+        records = read_records(options, columns, config, bar, ["action"] if config.needs_keys else [], wanted)
         stage(bar, "computing advantages")
         result = estimate(records, config, state, options)
         summary = summarise(records, result)
@@ -91,6 +77,32 @@ def run(given: Mapping[str, Any]) -> None:
     with output.writing(options.out), files.atomic_file(Path(options.out)) as temporary:
         output.write_table(temporary, table(records, result), metadata(records, config, state, options))
     _print_summary(records, config, summary, value_r2, options)
+
+
+def read_records(
+    options: SimpleNamespace,
+    columns: rollouts.Columns,
+    config: bk.Config,
+    bar: Progress,
+    needed: Sequence[str],
+    wanted: Sequence[str],
+) -> rollouts.Rollouts:
+    """The records of the files, with their fingerprints if they are given."""
+    task = stage(bar, "reading", rollouts.total_bytes(options.rollouts))
+    records = rollouts.read(
+        options.rollouts,
+        columns,
+        needed=[*needed, *(["fingerprint"] if columns.fingerprint else [])],
+        wanted=wanted,
+        merge_files=options.merge_files,
+        duplicates=config.duplicates,
+        allow_nonfinite=config.on_invalid == "singleton",
+        longest_line=options.longest_line,
+        advance=lambda n: bar.advance(task, n),
+    )
+    if options.fingerprint is not None:
+        records.fingerprint = states.load_fingerprints(options.fingerprint, len(records))
+    return records
 
 
 def _check_options(
@@ -139,10 +151,8 @@ def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State,
     elif config.needs_observation:
         column = states.observations if PARTITIONS[config.partition].by_code else states.texts
         arguments["observation"] = column(records, state)
-    try:
+    with refused(records):
         return bk.advantage(config=config, **arguments)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise CliError(message_of(error, records)) from None
 
 
 def check_sources(action_mode: str, fingerprint: str | None, columns: rollouts.Columns) -> None:
@@ -158,27 +168,26 @@ def shared_arguments(records: rollouts.Rollouts, action_mode: str, backend: str,
     import bipace_kernels as bk
 
     valid = None if records.valid is None else np.array(records.valid, bool)
-    try:
-        layout = bk.layout(records.group, records.trajectory, np.array(records.step, np.int64), valid)
-    except (TypeError, ValueError) as error:
-        raise CliError(message_of(error, records)) from None
-    shared: dict[str, Any] = {
-        "rewards": np.array(records.reward, np.float64), "layout": layout, "backend": backend, "num_threads": threads,
-    }  # fmt: skip
+    shared: dict[str, Any] = {"rewards": np.array(records.reward, np.float64)}
+    shared |= {"backend": backend, "num_threads": threads}
+    with refused(records):
+        shared["layout"] = bk.layout(records.group, records.trajectory, np.array(records.step, np.int64), valid)
     if records.action is not None:
-        shared["action_key"], shared["action_parsed"] = states.action_keys(records.action, action_mode)
+        with refused(records, "action keys"):
+            shared["action_key"], shared["action_parsed"] = bk.action_keys(records.action, mode=action_mode)
     if records.truncated is not None:
         shared["truncated"] = np.array(records.truncated, bool)
     return shared
 
 
 @contextmanager
-def refused(records: rollouts.Rollouts, what: str) -> Iterator[None]:
-    """Turns the package's errors into CliError, with `what` was computed as prefix."""
+def refused(records: rollouts.Rollouts | None = None, what: str = "") -> Iterator[None]:
+    """Turns the package's errors into CliError, after `what` was computed."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError) as error:
-        raise CliError(f"{what}: {message_of(error, records)}") from None
+        message = message_of(error, records)
+        raise CliError(f"{what}: {message}" if what else message) from None
 
 
 def option(name: str, *values: object) -> str:

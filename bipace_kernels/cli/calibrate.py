@@ -70,27 +70,25 @@ class Prompts:
 
 def read_prompts(path: str, options: SimpleNamespace) -> Prompts:
     """Prompts, labels and groups of a .jsonl or .jsonl.gz file; CliError names the line and the field."""
-    found = Prompts([], [], [] if options.group is not None else None)
+    read = Prompts([], [], [] if options.group is not None else None)
     if not Path(path).is_file():
         raise CliError(f"{path} is not a file; give a .jsonl or .jsonl.gz file with one prompt per line.")
     for line, record in json_lines(path, longest_line=options.longest_line):
-        _take(found, record, f"{path}, line {line}", options)
-    if not found.prompts:
+        where = f"{path}, line {line}"
+        prompt = _field(record, options.prompt_column, "--prompt-column", where)
+        if not isinstance(prompt, (str, list)) or not prompt:
+            raise CliError(
+                f'{where}, field "{options.prompt_column}": expected a text, chat messages or token ids, got '
+                f"{json.dumps(prompt)[:40]}."
+            )
+        as_chat = options.chat and isinstance(prompt, str)
+        read.prompts.append([{"role": "user", "content": prompt}] if as_chat else prompt)
+        read.labels.append(_id(record, options.label, "--label", where))
+        if read.groups is not None:
+            read.groups.append(_id(record, options.group, "--group", where))
+    if not read.prompts:
         raise CliError(f"{path} holds no prompts; give a file with one JSON object per line.")
-    return found
-
-
-def _take(found: Prompts, record: dict[str, Any], where: str, options: SimpleNamespace) -> None:
-    prompt = _field(record, options.prompt_column, "--prompt-column", where)
-    if not isinstance(prompt, (str, list)) or not prompt:
-        raise CliError(
-            f'{where}, field "{options.prompt_column}": expected a text, chat messages or token ids, got '
-            f"{json.dumps(prompt)[:40]}."
-        )
-    found.prompts.append([{"role": "user", "content": prompt}] if options.chat and isinstance(prompt, str) else prompt)
-    found.labels.append(_id(record, options.label, "--label", where))
-    if found.groups is not None and options.group is not None:
-        found.groups.append(_id(record, options.group, "--group", where))
+    return read
 
 
 def _field(record: dict[str, Any], name: str, option: str, where: str) -> Any:
@@ -158,31 +156,31 @@ def _layers(text: str | None) -> Any:
 # ---- output
 
 
-def _write(found: Any, options: SimpleNamespace) -> None:
+def _write(result: Any, options: SimpleNamespace) -> None:
     from . import figures
 
     with files.atomic_folder(Path(options.out)) as folder:
-        (folder / "calibration.md").write_text(found.markdown("calibration.png"), encoding="utf-8")
-        text = json.dumps({"label": options.label, **found.as_json()}, indent=1, ensure_ascii=False, allow_nan=False)
+        (folder / "calibration.md").write_text(result.markdown("calibration.png"), encoding="utf-8")
+        text = json.dumps({"label": options.label, **result.as_json()}, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / "calibration.json").write_text(text + "\n", encoding="utf-8")
-        figures.heat_map(folder / "calibration.png", found)
-        if found.choice is not None:
-            (folder / "calibration.yaml").write_text(found.yaml(), encoding="utf-8")
-    if found.choice is None:  # one of an earlier run would contradict this run
+        figures.heat_map(folder / "calibration.png", result)
+        if result.choice is not None:
+            (folder / "calibration.yaml").write_text(result.yaml(), encoding="utf-8")
+    if result.choice is None:  # one of an earlier run would contradict this run
         (Path(options.out) / "calibration.yaml").unlink(missing_ok=True)
 
 
-def _show(found: Any, options: SimpleNamespace) -> None:
+def _show(result: Any, options: SimpleNamespace) -> None:
     console = stdout()
-    rows: Sequence[Any] = found.slice()
-    title = f"{found.model}: {found.n_prompts:,} prompts, pooling {rows[0].pooling}, ε = {rows[0].epsilon:g}"
-    console.print(grid(HEADINGS, found.cells("[bold]{}[/]"), title))
-    if found.choice is not None:
-        c = found.choice
-        plain(console, f"chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}\n{found.reason}")
-    if found.reused:
-        plain(console, f"resumed an earlier run with the states of {found.reused:,} of {found.n_prompts:,} prompts")
-    times = ", ".join(f"{name} {number(seconds, '.1f')} s" for name, seconds in found.seconds.items())
+    rows: Sequence[Any] = result.slice()
+    title = f"{result.model}: {result.n_prompts:,} prompts, pooling {rows[0].pooling}, ε = {rows[0].epsilon:g}"
+    console.print(grid(HEADINGS, result.cells("[bold]{}[/]"), title))
+    if result.choice is not None:
+        c = result.choice
+        plain(console, f"chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}\n{result.reason}")
+    if result.reused:
+        plain(console, f"resumed an earlier run with the states of {result.reused:,} of {result.n_prompts:,} prompts")
+    times = ", ".join(f"{name} {number(seconds, '.1f')} s" for name, seconds in result.seconds.items())
     plain(console, f"time: {times}")
-    for suffix in ("md", "json", "png", *(["yaml"] if found.choice is not None else [])):
+    for suffix in ("md", "json", "png", *(["yaml"] if result.choice is not None else [])):
         plain(console, str(Path(options.out) / f"calibration.{suffix}"))

@@ -181,20 +181,20 @@ def _title(figure: Figure, text: str) -> None:
     figure.suptitle(_short(text, 110), x=0.01, ha="left", fontsize=12, fontweight="bold")
 
 
-def heat_map(path: Path, found: Calibration) -> None:
+def heat_map(path: Path, result: Calibration) -> None:
     """A panel per pooling, a row per layer: the probe's accuracy, next to clusters and singletons of each ε."""
-    layers = list(dict.fromkeys(row.layer for row in found.scan))
-    epsilons = sorted({row.epsilon for row in found.scan})
-    poolings = list(dict.fromkeys(row.pooling for row in found.scan))
+    layers = list(dict.fromkeys(row.layer for row in result.scan))
+    epsilons = sorted({row.epsilon for row in result.scan})
+    poolings = list(dict.fromkeys(row.pooling for row in result.scan))
     n, e = len(layers), len(epsilons)
     figure, axes = _figure(2.3 + len(poolings) * (1.1 + 0.85 * e), 1.9 + 0.36 * n, 1, len(poolings), sharey=True)
-    values = [row.accuracy for row in found.scan]
+    values = [row.accuracy for row in result.scan]
     low, high = min(values), max(values)
     scale = Normalize(low, high if high > low else low + 1e-3)
-    count_scale = LogNorm(1, max(2, *(row.clusters for row in found.scan)))
+    count_scale = LogNorm(1, max(2, *(row.clusters for row in result.scan)))
     blues, greys = colormaps["Blues"], colormaps["Oranges"]
     panels = dict(zip(poolings, axes[0], strict=True))
-    for row in found.scan:
+    for row in result.scan:
         axis, y, x = panels[row.pooling], layers.index(row.layer), epsilons.index(row.epsilon)
         if x == 0:
             _cell(axis, 0, y, blues(0.1 + 0.75 * scale(row.accuracy)), f"{row.accuracy:.3f}", bold=True)
@@ -210,12 +210,12 @@ def heat_map(path: Path, found: Calibration) -> None:
         axis.grid(False)
         axis.tick_params(length=0)
         axis.spines[["left", "bottom"]].set_visible(False)
-    chosen = found.choice
+    chosen = result.choice
     if chosen is not None:
         corner = (-0.5, layers.index(chosen.layer) - 0.5)
         frame = Rectangle(corner, e + 1.15, 1, fill=False, edgecolor=BLACK, linewidth=2, zorder=5)
         panels[chosen.pooling].add_patch(frame)
-    probe = f"probe accuracy: darker is better, {low:.3f} to {high:.3f} (most frequent label: {found.majority:.3f})"
+    probe = f"probe accuracy: darker is better, {low:.3f} to {high:.3f} (most frequent label: {result.majority:.3f})"
     handles = [
         Patch(facecolor=blues(0.7), label=probe),
         Patch(facecolor=greys(0.4), label="clusters · share of singleton clusters: darker is more clusters"),
@@ -224,7 +224,7 @@ def heat_map(path: Path, found: Calibration) -> None:
     if chosen is not None:
         label = f"chosen: {chosen.layer}, {POOLINGS[chosen.pooling]}, ε = {chosen.epsilon:.4g}"
         handles.append(Patch(facecolor="white", edgecolor=BLACK, linewidth=2, label=label))
-    _title(figure, f"Calibration: {found.model}")
+    _title(figure, f"Calibration: {result.model}")
     figure.legend(handles=handles, loc="outside lower left", ncols=1, frameon=False, fontsize=9)
     png.save(figure, path)
 

@@ -52,11 +52,11 @@ def gather() -> dict[str, Any]:
 
 def run(given: Mapping[str, Any]) -> None:
     """The whole command, on its options by name."""
-    found = gather()
+    facts = gather()
     if given["as_json"]:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(facts, indent=1))
         return
-    _print(found)
+    _print(facts)
 
 
 def _version(name: str) -> str | None:
@@ -87,13 +87,13 @@ def _instruction_set() -> str:
         return "none: the compiled kernels are not installed"
 
 
-def _print(found: dict[str, Any]) -> None:
-    cpu, cuda = found["cpu"], found["cuda"]
+def _print(facts: dict[str, Any]) -> None:
+    cpu, cuda = facts["cpu"], facts["cuda"]
     places = (("cpu", "the CPU"), ("cuda", "a GPU"))
-    auto = {where: found["auto"][kind] for kind, where in places}
+    auto = {where: facts["auto"][kind] for kind, where in places}
     rows = [
-        ("Python", f"{found['python']} on {found['platform']}"),
-        *((name, version or "not installed") for name, version in found["packages"].items()),
+        ("Python", f"{facts['python']} on {facts['platform']}"),
+        *((name, version or "not installed") for name, version in facts["packages"].items()),
         ("CPU", f"{cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable"),
         ("instruction set in use", cpu["instruction_set"]),
         ("threads", str(cpu["threads"])),
@@ -103,13 +103,13 @@ def _print(found: dict[str, Any]) -> None:
             (f"tensors on {where} take", taken["backend"] or f"no backend ({taken['reason']})")
             for where, taken in auto.items()
         ),
-        *found["environment"].items(),
+        *facts["environment"].items(),
     ]
     console = stdout()
-    console.print(grid(("", ""), rows, f"bipace-kernels {found['bipace_kernels']}", numbers=False))
+    console.print(grid(("", ""), rows, f"bipace-kernels {facts['bipace_kernels']}", numbers=False))
     backends = [
         (name, "yes" if status["available"] else "no", status["reason"], status["detail"])
-        for name, status in found["backends"].items()
+        for name, status in facts["backends"].items()
     ]
     headings = ("backend", "available", "why not", "versions and devices")
     console.print(grid(headings, backends, "Backends", numbers=False))

@@ -128,12 +128,13 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
     Numbers have four digits.  `spread` is the estimators' disagreement: the largest minus the smallest A/rms(A), each
     rms over the part.  `neighbours` are the records of the same prompt group with the largest kernel k of "gae".
     """
-    has_actions = all(part.records.action is not None for part in parts)
+    records = [part.records for part in parts]
+    has_actions = all(r.action is not None for r in records)
     rows = _estimators(parts[0], options, has_actions)
     texts: dict[str, int] = {}
     groups: list[dict[str, Any]] = []
     paths: list[dict[str, Any]] = []
-    trained = all(_is_recorded(part.records) for part in parts)
+    trained = all(r.trained_advantage is not None and r.trained_cluster is not None for r in records)
     shown = [{"key": row.key, "label": row.label, "meaning": row.meaning, "partition": row.partition} for row in rows]
     if trained:
         shown.append({"key": TRAINED, "label": "as trained", "meaning": "what the trainer used", "partition": TRAINED})
@@ -157,11 +158,9 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
 
 def _columns(keys: Sequence[str]) -> dict[str, Any]:
     """Empty columns of all parts, an entry per record; those of estimators and partitions by their keys."""
-    plain = (
-        "group rollout step line observation action reward returns value episode spread same_action neighbours kernel"
-    )
+    plain = "group rollout step line observation action reward returns value episode spread same_action"
     partitions = ["exact", "history", "cosine", *([TRAINED] if TRAINED in keys else [])]
-    columns: dict[str, Any] = {name: [] for name in plain.split()}
+    columns: dict[str, Any] = {name: [] for name in (*plain.split(), "neighbours", "kernel")}
     columns |= {name: {key: [] for key in keys} for name in ("advantage", "scaled", "branch")}
     return {**columns, "cluster": {key: [] for key in partitions}}
 
@@ -169,30 +168,17 @@ def _columns(keys: Sequence[str]) -> dict[str, Any]:
 def _estimators(part: Part, options: SimpleNamespace, has_actions: bool) -> list[Row]:
     shared = {"gamma": options.gamma, "duplicates": options.duplicates, "on_invalid": options.on_invalid}
     depth, config = options.history_length, bk.Config
-    similar, all_histories = (
-        "similar observations",
-        f"equal histories of up to {options.history_length + 1} observations",
-    )
+    similar, histories = "similar observations", f"equal histories of up to {depth + 1} observations"
+    own = f"the action's mean R against that of {similar}"
     rows = [
         Row("grpo", "GRPO", "the rollout's total against its prompt group's", "", config.grpo(**shared)),
         Row("gigpo", "GiGPO", "R against equal observations", "exact", config.gigpo(**shared)),
-        Row("hgpo", "HGPO", f"R against {all_histories}", "history", config.hgpo(depth, **shared)),
+        Row("hgpo", "HGPO", f"R against {histories}", "history", config.hgpo(depth, **shared)),
         Row("bigpo", "BiGPO", f"R against {similar}", "cosine", config.bigpo(part.epsilon, **shared)),
-        Row(
-            "bipace",
-            "BiPACE",
-            f"the action's mean R against that of {similar}",
-            "cosine",
-            config.bipace(part.epsilon, **shared),
-        ),
+        Row("bipace", "BiPACE", own, "cosine", config.bipace(part.epsilon, **shared)),
         Row("gae", "GAE", "GAE(λ) over a value estimated from the batch by a kernel", "kernel", config.gae(**shared)),
     ]
     return [row for row in rows if has_actions or row.config.estimator not in PACE_ESTIMATORS]
-
-
-def _is_recorded(records: rollouts.Rollouts) -> bool:
-    """Whether a trainer recorded its own advantages and clusters."""
-    return records.trained_advantage is not None and records.trained_cluster is not None
 
 
 def _partitions(parts: Sequence[Part], options: SimpleNamespace, trained: bool) -> list[dict[str, str]]:
@@ -217,7 +203,8 @@ def _add(
 ) -> None:
     """Appends a part's records, groups and rollouts."""
     records = part.records
-    results = _results(part, options, estimators)
+    shared = shared_arguments(records, options.action_mode, options.backend, options.threads)
+    results = _results(part, shared, estimators)
     order = _order(records, options.duplicates == "once")
     first, first_group = len(columns["group"]), len(groups)
     place = np.full(len(records), -1)
@@ -256,26 +243,25 @@ def _add(
     advantages = {row.key: results[row.key].advantage[order].double().numpy() for row in estimators}
     if TRAINED in columns["advantage"]:
         advantages[TRAINED] = np.array(records.trained_advantage, np.float64)[order]
-        columns["cluster"][TRAINED] += _renumbered(
-            np.array(records.trained_cluster)[order], columns["cluster"][TRAINED]
-        )
-    scaled = {key: found / (_rms(found) or 1.0) for key, found in advantages.items()}
-    for key, found in advantages.items():
-        columns["advantage"][key] += _floats(found)
+        trained = np.array(records.trained_cluster)[order]
+        columns["cluster"][TRAINED] += _renumbered(trained, columns["cluster"][TRAINED])
+    scaled = {key: values / (_rms(values) or 1.0) for key, values in advantages.items()}
+    for key, values in advantages.items():
+        columns["advantage"][key] += _floats(values)
         columns["scaled"][key] += _floats(scaled[key])
         columns["branch"][key] += results[key].branch[order].tolist() if key in results else [0] * len(order)
     several = np.stack(list(scaled.values()))
     columns["spread"] += _floats(several.max(axis=0) - several.min(axis=0))
     for name, of in (("exact", "gigpo"), ("history", "hgpo"), ("cosine", "bigpo")):
         columns["cluster"][name] += _renumbered(results[of].cluster[order].numpy(), columns["cluster"][name])
-    columns["same_action"] += _renumbered(_action_numbers(part, options)[order], columns["same_action"])
+    actions = np.unique(shared.get("action_key", np.zeros(len(records))), return_inverse=True)[1].reshape(-1)
+    columns["same_action"] += _renumbered(actions[order], columns["same_action"])
     near, kernel = _neighbours(part, order, next(row.config for row in estimators if row.key == "gae"))
     columns["neighbours"] += [place[rows].tolist() for rows in near]
     columns["kernel"] += [_floats(row) for row in kernel]
 
 
-def _results(part: Part, options: SimpleNamespace, estimators: Sequence[Row]) -> dict[str, Any]:
-    shared = shared_arguments(part.records, options.action_mode, options.backend, options.threads)
+def _results(part: Part, shared: dict[str, Any], estimators: Sequence[Row]) -> dict[str, Any]:
     results = {}
     for row in estimators:
         states: dict[str, Any] = {}
@@ -312,20 +298,11 @@ def _finish(groups: Sequence[dict[str, Any]], first: int, paths: Sequence[dict[s
         if fine:
             totals.setdefault(path["group"], []).append(total)
     for number, group in enumerate(groups, first):
-        found = totals.get(number, [])
+        own_totals = totals.get(number, [])
         flags = [path["success"] for path in paths if path["group"] == number and path["success"] is not None]
         group["success"] = _short(sum(flags) / len(flags)) if flags else None
-        group["mean"] = _short(float(np.mean(found))) if found else None
-        group["std"] = _short(float(np.std(found))) if found else None
-
-
-def _action_numbers(part: Part, options: SimpleNamespace) -> Ints:
-    """[N] numbers that are equal for equal actions of the file, as the estimators count them."""
-    if part.records.action is None:
-        return np.zeros(len(part.records), np.int64)
-    key = shared_arguments(part.records, options.action_mode, options.backend, options.threads)["action_key"]
-    number: Ints = np.unique(np.asarray(key), return_inverse=True)[1].reshape(-1)
-    return number
+        group["mean"] = _short(float(np.mean(own_totals))) if own_totals else None
+        group["std"] = _short(float(np.std(own_totals))) if own_totals else None
 
 
 def _neighbours(part: Part, order: Ints, config: bk.Config) -> tuple[list[Ints], list[Any]]:

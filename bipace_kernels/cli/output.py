@@ -62,7 +62,11 @@ def write_table(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -
     """
     name = path.name.lower()
     if name.endswith(PARQUET_SUFFIXES):
-        _write_parquet(path, columns, metadata)
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        parquet = pa.table(columns).replace_schema_metadata({"bipace": json.dumps(metadata, sort_keys=True)})
+        pq.write_table(parquet, path, compression="zstd")
         return
     rows = zip(*map(_plain, columns.values()), strict=True)
     with contextlib.ExitStack() as stack:
@@ -79,20 +83,8 @@ def write_table(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -
             text.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _write_parquet(path: Path, columns: dict[str, Any], metadata: dict[str, Any]) -> None:
-    optional.need("pyarrow", "a Parquet file")
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    table = pa.table(columns)
-    table = table.replace_schema_metadata({"bipace": json.dumps(metadata, sort_keys=True)})
-    pq.write_table(table, path, compression="zstd")
-
-
 def _plain(values: Any) -> list[Any]:
     """Python values; a float32 as the shortest decimal that rounds to it."""
-    if isinstance(values, np.ndarray):
-        if values.dtype == np.float32:
-            return [float(str(value)) for value in values]
-        return list(values.tolist())
-    return list(values)
+    if isinstance(values, np.ndarray) and values.dtype == np.float32:
+        return [float(str(value)) for value in values]
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)

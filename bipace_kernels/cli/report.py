@@ -24,7 +24,7 @@ from ..settings import EPSILON
 from ..support import files, optional
 from . import output, rollouts, states
 from ._console import CliError, grid, notes, plain, progress, stage, stdout
-from .advantage import check_sources, message_of, refused, shared_arguments
+from .advantage import check_sources, read_records, refused, shared_arguments
 from .outcomes import BAND, CURVE, EMBEDDED, PARTITIONS, TERMINAL, Outcome, format_r2, table_rows
 
 if TYPE_CHECKING:
@@ -56,26 +56,14 @@ def run(given: Mapping[str, Any]) -> None:
     check_sources(options.action_mode, options.fingerprint, columns)
     if options.similar is False and options.similarity != bk.Config.similarity:
         raise CliError("--similarity has no effect with --no-similar; leave one of them out.")
-    _base_config(options, actions=True)
+    config = _base_config(options, actions=True)
     output.check_folder(options.out, "--out")
     optional.need("matplotlib", "bipace report")
     if options.html:
         optional.need("jinja2", "bipace report --html")
     with notes(), progress() as bar:
-        task = stage(bar, "reading", rollouts.total_bytes(options.rollouts))
-        records = rollouts.read(
-            options.rollouts,
-            columns,
-            needed=["fingerprint"] if columns.fingerprint else [],
-            wanted=["action", "valid", "success", *(RECORDED if options.html else [])],
-            merge_files=options.merge_files,
-            duplicates=options.duplicates,
-            allow_nonfinite=options.on_invalid == "singleton",
-            longest_line=options.longest_line,
-            advance=lambda n: bar.advance(task, n),
-        )
-        if options.fingerprint is not None:
-            records.fingerprint = states.load_fingerprints(options.fingerprint, len(records))
+        wanted = ["action", "valid", "success", *(RECORDED if options.html else [])]
+        records = read_records(options, columns, config, bar, [], wanted)
         sections = _sections(records)
         if options.sentence is not None:
             _encode(sections, options.sentence, bar)
@@ -164,9 +152,8 @@ def _compare(
     section.table.append(outcome("exact", "exact (GiGPO)", {"partition": "exact"}, observation=seen))
     history = {"partition": "history", "history_length": depth}
     section.table.append(outcome("history", f"history {depth}, deepest level", history, observation=seen))
-    section.table.append(
-        outcome("hgpo", f"HGPO, all levels to {depth}", {**history, "estimator": "hgpo"}, observation=seen)
-    )
+    hgpo = {**history, "estimator": "hgpo"}
+    section.table.append(outcome("hgpo", f"HGPO, all levels to {depth}", hgpo, observation=seen))
     if _runs_similar(records, options):
         longest = max(bk.Config.longest_text, *map(len, records.observation))
         similar = {"partition": "similar", "similarity": options.similarity, "longest_text": longest}
@@ -203,12 +190,12 @@ def _compare(
 
 def _fingerprints(section: Section, observations: list[str], options: SimpleNamespace) -> dict[str, torch.Tensor]:
     """[N, D] by embedder: always identity and n-grams; a sentence encoder's and hidden states if given."""
-    found = {"identity": Identity().embed(observations), "ngram": Ngram().embed(observations)}
+    rows = {"identity": Identity().embed(observations), "ngram": Ngram().embed(observations)}
     if section.sentence is not None:
-        found["sentence"] = section.sentence
+        rows["sentence"] = section.sentence
     if section.records.fingerprint is not None:
-        found["actor_hidden"] = torch.as_tensor(states.hidden_states(section.records, options.on_invalid))
-    return found
+        rows["actor_hidden"] = torch.as_tensor(states.hidden_states(section.records, options.on_invalid))
+    return rows
 
 
 def _choose(row: EmbedderRow, fingerprint: torch.Tensor, layout: Any, options: SimpleNamespace) -> bk.EpsilonChoice:
@@ -243,12 +230,9 @@ def _encode(sections: Sequence[Section], model: str, bar: Progress) -> None:
 def _base_config(options: SimpleNamespace, *, actions: bool) -> bk.Config:
     """Fields shared by the configurations of all partitions."""
     estimator = "q_style" if actions else "mean"
-    try:
-        return bk.Config(
-            estimator=estimator, gamma=options.gamma, duplicates=options.duplicates, on_invalid=options.on_invalid
-        )
-    except ValueError as error:
-        raise CliError(message_of(error)) from None
+    same = {name: getattr(options, name) for name in ("gamma", "duplicates", "on_invalid")}
+    with refused():
+        return bk.Config(estimator=estimator, **same)
 
 
 def _runs_similar(records: rollouts.Rollouts, options: SimpleNamespace, *, cheap: int = CHEAP_SIMILAR) -> bool:
@@ -264,15 +248,14 @@ def _runs_similar(records: rollouts.Rollouts, options: SimpleNamespace, *, cheap
 def _draw(section: Section, options: SimpleNamespace, folder: Path) -> None:
     from . import figures
 
-    start = f"{section.slug}_"
-    figures.step_shares(folder / f"{start}steps.png", section.name, section.table)
+    figures.step_shares(folder / f"{section.slug}_steps.png", section.name, section.table)
     curves = {
         "state: the observation": section.curves["observation"],
         f"state: the last {options.history_length + 1} observations": section.curves["history"],
     }
     levels = [outcome for outcome in section.table if outcome.key in ("exact", "history")]
-    figures.epsilon_curve(folder / f"{start}epsilon.png", section.name, curves, levels, options.epsilon)
-    figures.embedders(folder / f"{start}embedders.png", section.name, section.compared, BAND)
+    figures.epsilon_curve(folder / f"{section.slug}_epsilon.png", section.name, curves, levels, options.epsilon)
+    figures.embedders(folder / f"{section.slug}_embedders.png", section.name, section.compared, BAND)
 
 
 # ---- writing
@@ -306,7 +289,7 @@ def _json(sections: Sequence[Section], options: SimpleNamespace) -> str:
                 "partitions": {outcome.key: outcome.as_json() for outcome in section.table},
                 "epsilon_curve": {name: [o.as_json() for o in curve] for name, curve in section.curves.items()},
                 "embedders": {o.key: o.as_json() for o in section.compared},
-                "values": {name: asdict(found) for name, found in section.values.items()},
+                "values": {name: asdict(value_r2) for name, value_r2 in section.values.items()},
             }
             for section in sections
         ],
@@ -370,7 +353,7 @@ VALUES = ("kernel over", "value R²")
 
 
 def _value_rows(section: Section) -> list[list[str]]:
-    return [[label, format_r2(found)] for label, found in section.values.items()]
+    return [[label, format_r2(value_r2)] for label, value_r2 in section.values.items()]
 
 
 def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
@@ -389,9 +372,9 @@ def _explanation(compared: Sequence[Outcome], sentence: str | None) -> str:
 
 def _verdict(section: Section) -> str:
     """One sentence: which states predict the returns of other rollouts best."""
-    found = {outcome.label: outcome.value_r2 for outcome in section.table}
-    found |= {f"GAE's kernel over {name}": value_r2 for name, value_r2 in section.values.items()}
-    known = [(label, of.r2, of.stderr) for label, of in found.items() if of.r2 is not None]
+    by_label = {outcome.label: outcome.value_r2 for outcome in section.table}
+    by_label |= {f"GAE's kernel over {name}": value_r2 for name, value_r2 in section.values.items()}
+    known = [(label, of.r2, of.stderr) for label, of in by_label.items() if of.r2 is not None]
     if not known:
         return f"{section.name}: returns do not differ within prompt groups, so there is no credit to divide."
     label, best, error = max(known, key=lambda row: row[1])

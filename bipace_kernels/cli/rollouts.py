@@ -12,6 +12,7 @@ import json
 import math
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from gzip import BadGzipFile, GzipFile
@@ -175,7 +176,7 @@ def read(
     optional = (*needed, *(name for name in wanted if name not in needed))
     for name in optional:
         setattr(rollouts, name, [])
-    found: set[str] = set()
+    seen: set[str] = set()
     for index, path in enumerate(paths):
         parser = _Parser(rollouts, index, path, columns, needed, optional, allow_nonfinite)
         if parser.is_parquet:
@@ -187,7 +188,7 @@ def read(
                 parser.add(record, line)
         source = Source(path, _sha256(path), parser.records, parser.unit)
         rollouts.sources.append(source)
-        found |= parser.found
+        seen |= parser.seen
         if source.records == 0:
             raise CliError(f"{path} holds no records; give a file with one step record per {source.unit}.")
         for name in optional:
@@ -195,7 +196,7 @@ def read(
                 setattr(rollouts, name, None)
         optional = tuple(name for name in optional if name in parser.present)
     for name in wanted:
-        if name not in found and getattr(columns, name) != getattr(Columns(), name):
+        if name not in seen and getattr(columns, name) != getattr(Columns(), name):
             raise CliError(
                 f'No record of {", ".join(paths)} has the field "{getattr(columns, name)}" that --{name}-column names.'
             )
@@ -212,10 +213,9 @@ def total_bytes(paths: Sequence[str]) -> int:
 def _check_paths(paths: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for path in paths:
-        if not os.path.exists(path):
-            raise CliError(f"{path} does not exist; give the path of a .jsonl, .jsonl.gz or .parquet file.")
         if not os.path.isfile(path):
-            raise CliError(f"{path} is not a file; give the path of a .jsonl, .jsonl.gz or .parquet file.")
+            fact = "is not a file" if os.path.exists(path) else "does not exist"
+            raise CliError(f"{path} {fact}; give the path of a .jsonl, .jsonl.gz or .parquet file.")
         name = path.lower()
         if name.removesuffix(".gz").endswith(".json"):
             raise CliError(f"{path} is a .json file; write one record per line, and name it .jsonl.")
@@ -236,7 +236,7 @@ CHECKS = {
     **dict.fromkeys(("observation", "action"), "text"),
     **dict.fromkeys(("reward", "trained_advantage"), "reward"),
     **dict.fromkeys(("valid", "success", "truncated"), "flag"),
-    **{"step": "step", "trained_cluster": "label", "fingerprint": "vector"},
+    **{"step": "step", "trained_cluster": "step", "fingerprint": "vector"},
 }
 # A log may mark only its padding, or only what was cut off: a record without the field is valid, and was not.
 DEFAULTS = {"valid": True, "truncated": False}
@@ -253,7 +253,7 @@ class _Parser:
     needed: Sequence[str]
     optional: Sequence[str]
     allow_nonfinite: bool
-    found: set[str] = field(default_factory=set)  # in at least one record
+    seen: set[str] = field(default_factory=set)  # in at least one record
     records: int = 0
     id_types: dict[str, type] = field(default_factory=dict)
     fields: list[tuple[str, str, Callable[[str, Any], Any]]] = field(default_factory=list)
@@ -280,7 +280,7 @@ class _Parser:
                 getattr(rollouts, name).append(DEFAULTS[name])
                 continue
             value = record[column]
-            self.found.add(name)
+            self.seen.add(name)
             try:
                 value = check(name, value)
             except _Wrong as wrong:
@@ -318,13 +318,11 @@ class _Parser:
             raise _Wrong("an integer of 64 bits", value)
         return value
 
-    def _step(self, name: str, value: Any, low: int = 0) -> int:
+    def _step(self, name: str, value: Any) -> int:
+        low = -1 if name == "trained_cluster" else 0
         if type(value) is not int or value < low:
             raise _Wrong(f"an integer of at least {low}".replace("-", "−"), value)
         return self._int64(value)
-
-    def _label(self, name: str, value: Any) -> int:
-        return self._step(name, value, -1)
 
     def _text(self, name: str, value: Any) -> str:
         if type(value) is not str:
@@ -431,11 +429,7 @@ class _Repeated(ValueError):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _Repeated(key)
-            seen.add(key)
+        raise _Repeated(next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1))
     return made
 
 
@@ -542,17 +536,12 @@ def _add_batches(parser: _Parser, file: Any, advance: Advance | None) -> None:
     size = os.path.getsize(parser.path)
     stored = file.schema_arrow.names
     columns = list(dict.fromkeys(column for _, column, _ in parser.fields if column in stored))
-    row = 0
-    shown = 0
     for batch in file.iter_batches(batch_size=4096, columns=columns):
         values = [_values(parser.path, column, batch.column(column)) for column in columns]
         for record in zip(*values, strict=True):
-            row += 1
-            parser.add(dict(zip(columns, record, strict=True)), row)
+            parser.add(dict(zip(columns, record, strict=True)), parser.records + 1)
         if advance is not None:
-            share = size * row // max(1, file.metadata.num_rows)
-            advance(share - shown)
-            shown = share
+            advance(size * batch.num_rows // max(1, file.metadata.num_rows))
 
 
 def _values(path: str, name: str, column: Any) -> list[Any]:

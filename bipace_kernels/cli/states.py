@@ -7,7 +7,6 @@ is needed (n-grams, "similar") they are joined, oldest first, by the ASCII recor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from tokenize import TokenError
 from typing import Any
@@ -43,15 +42,11 @@ class State:
 
 def observations(rollouts: Rollouts, state: State) -> list[Any]:
     """[N] the states as keys: strings, or tuples of strings, equal where the states are equal."""
-    if state.depth == 0:
-        return list(rollouts.observation)
-    return _histories(rollouts, state.depth)
+    return _histories(rollouts, state.depth) if state.depth else list(rollouts.observation)
 
 
 def texts(rollouts: Rollouts, state: State) -> list[str]:
     """[N] the states as texts."""
-    if state.depth == 0:
-        return list(rollouts.observation)
     return [SEPARATOR.join(history) for history in _histories(rollouts, state.depth)]
 
 
@@ -95,16 +90,15 @@ def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
 
 
 def hidden_states(rollouts: Rollouts, on_invalid: str) -> npt.NDArray[Any]:
-    """[N, D] float16 or float32 fingerprints of the records; CliError for a bad row under on_invalid="raise"."""
-    found = np.asarray(rollouts.fingerprint)
-    found = found if found.dtype in (np.float16, np.float32) else found.astype(np.float32)
-    if on_invalid == "raise":
-        check_fingerprints(rollouts, found)
-    return found
+    """[N, D] float16 or float32 fingerprints of the records.
 
-
-def check_fingerprints(rollouts: Rollouts, fingerprint: npt.NDArray[Any]) -> None:
-    """CliError with file and line for a row that is not finite or has zero norm."""
+    Under on_invalid="raise" CliError with file and line for a row that is not finite or has zero norm.
+    """
+    fingerprint = np.asarray(rollouts.fingerprint)
+    if fingerprint.dtype not in (np.float16, np.float32):
+        fingerprint = fingerprint.astype(np.float32)
+    if on_invalid != "raise":
+        return fingerprint
     finite = np.logical_and.reduce(np.isfinite(fingerprint.astype(np.float32, copy=False)), axis=1)
     good = finite & (np.count_nonzero(fingerprint, axis=1) > 0)
     for row in np.flatnonzero(~good).tolist():
@@ -114,13 +108,4 @@ def check_fingerprints(rollouts: Rollouts, fingerprint: npt.NDArray[Any]) -> Non
                 f"{rollouts.where(row)}: its fingerprint (row {row}) has {fact}; correct it, or set such rows aside "
                 "with --on-invalid singleton."
             )
-
-
-def action_keys(actions: Sequence[str], mode: str) -> tuple[Any, Any]:
-    """Keys [N] int64 and parsed [N] bool of `bipace_kernels.action_keys`."""
-    import bipace_kernels as bk
-
-    try:
-        return bk.action_keys(list(actions), mode=mode)
-    except (TypeError, ValueError) as error:
-        raise CliError(f"action keys: {error}") from None
+    return fingerprint

@@ -41,9 +41,7 @@ def action_clusters(
                          then actions are clustered only among those of one state, in row order
     epsilon              cosine distance, 0 or in [1e-4, 1]; 0 gives equal keys to rows that are equal as given (−0.0
                          equals 0.0, and a row of zeros is an action like others)
-    trajectory           [N] trajectory id or None (the records of a group in row order)
-    step                 [N] int or None, order inside the trajectory
-    layout               instead of group, trajectory and step; with it nothing synchronizes with a GPU
+    trajectory, step, layout   as in `cluster()`
     on_invalid           bad rows (not finite; with ε > 0 also zero): "raise", or "singleton": a key of its own for each
     backend              "auto" | "reference" | "cpu" | "triton" | "cuda"; by name it never falls back
     check                "auto" | "now": under "raise", rows on a GPU raise only with "now", which synchronizes; with

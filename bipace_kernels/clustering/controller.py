@@ -132,12 +132,15 @@ class EpsilonController:
         reward = self._check_returns(returns, rows.layout, trajectory, layout)
         grid, here = self._grid()
         self._updates += 1
-        points = self._look(rows, grid, reward)
+        points = self._sweep(rows, grid, reward)
         if points[here].sizes.clusters == 0:
             self.reason = f"kept {self.epsilon:.4g}: no row of the batch has a usable fingerprint"
             return self.epsilon
         chosen, self.reason = self._choose(points, here)
-        self._settle(points[chosen])
+        point = points[chosen]
+        self._settled = self._inside(point.sizes.median) or self._holds(point.sizes.median)
+        self._moves += point.epsilon != self.epsilon
+        self.epsilon, self._sizes, self._r2 = point.epsilon, point.sizes, point.r2
         return self.epsilon
 
     def _check_returns(self, returns: Any, lay: Layout, trajectory: Any, layout: Layout | None) -> Tensor | None:
@@ -166,7 +169,7 @@ class EpsilonController:
         grid = sorted({self.epsilon, *(min(max(epsilon, low), high) for epsilon in around)})
         return grid, grid.index(self.epsilon)
 
-    def _look(self, rows: Fingerprints, grid: list[float], reward: Tensor | None) -> list[_Point]:
+    def _sweep(self, rows: Fingerprints, grid: list[float], reward: Tensor | None) -> list[_Point]:
         """The clusters of the batch under each ε of the grid."""
         usable = rows.row_states() == 0
         labels = rows.sweep(grid, usable).masked_fill_(~usable, -1)
@@ -205,7 +208,7 @@ class EpsilonController:
             verb = "kept" if best == here else f"moved {points[here].epsilon:.4g} to"
             return best, f"{verb} {points[best].epsilon:.4g}: {fact}"
 
-        if low <= size <= high:
+        if self._inside(size):
             return take(here, fact.format("inside"))
         if self._holds(size):
             return take(here, f"{fact.format('outside')} by less than the slack")
@@ -213,7 +216,7 @@ class EpsilonController:
         ahead = range(here + 1, len(points)) if below else range(here - 1, -1, -1)
         if not ahead:
             return take(here, f"{fact}, and ε is at its bound")
-        inside = [i for i in ahead if low <= points[i].sizes.median <= high]
+        inside = [i for i in ahead if self._inside(points[i].sizes.median)]
         if inside:
             centre = math.log(low * high) / 2
             best = min(inside, key=lambda i: (abs(math.log(points[i].sizes.median) - centre), abs(i - here)))
@@ -227,7 +230,7 @@ class EpsilonController:
         """The point of the best value R² among those with a median in the band; None where there is none."""
         low, high = self.band
         known = {i: point.r2 for i, point in enumerate(points) if point.r2 is not None}
-        inside = [i for i in known if low <= points[i].sizes.median <= high]
+        inside = [i for i in known if self._inside(points[i].sizes.median)]
         now = points[here]
         stays = here in known and (here in inside or self._holds(now.sizes.median))
         if not inside and not stays:
@@ -241,6 +244,10 @@ class EpsilonController:
             f"the band [{low:g}, {high:g}], with median cluster size {points[best].sizes.median:g}"
         )
 
+    def _inside(self, size: float) -> bool:
+        """Whether a median is in the band."""
+        return self.band[0] <= size <= self.band[1]
+
     def _holds(self, size: float) -> bool:
         """Whether a settled ε stays at this median."""
         low, high = self.band
@@ -251,13 +258,6 @@ class EpsilonController:
         low, high = self.band
         return max(math.log(low / size), math.log(size / high), 0.0)
 
-    def _settle(self, point: _Point) -> None:
-        """Takes a point."""
-        low, high = self.band
-        self._settled = low <= point.sizes.median <= high or self._holds(point.sizes.median)
-        self._moves += point.epsilon != self.epsilon
-        self.epsilon, self._sizes, self._r2 = point.epsilon, point.sizes, point.r2
-
     # ---- metrics and state ---------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
@@ -266,15 +266,15 @@ class EpsilonController:
         "bipace/epsilon", "bipace/epsilon_moves" (how many so far), "bipace/median_cluster_size",
         "bipace/singleton_cluster_fraction"; under objective "value_r2" also "bipace/value_r2" (0 where undefined).
         """
-        found = {
+        values = {
             "epsilon": self.epsilon,
             "epsilon_moves": float(self._moves),
             "median_cluster_size": self._sizes.median,
             "singleton_cluster_fraction": self._sizes.singletons,
         }
         if self.objective == "value_r2":
-            found["value_r2"] = 0.0 if self._r2 is None else self._r2
-        return {f"bipace/{name}": value for name, value in found.items()}
+            values["value_r2"] = 0.0 if self._r2 is None else self._r2
+        return {f"bipace/{name}": value for name, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that updates change, as plain JSON values; settings are given to the constructor."""

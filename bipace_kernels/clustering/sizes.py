@@ -26,7 +26,10 @@ def measure_sizes(labels: Tensor) -> list[Sizes]:
     """
     if labels.is_cpu:
         return [_of(np.bincount(row[row >= 0])) for row in labels.numpy()]
-    return _from_table(size_table(labels))
+    return [  # one synchronizing copy from the device
+        Sizes((low + high) / 2, single / count, count) if count else Sizes(0.0, 0.0, 0)
+        for low, high, single, count in size_table(labels).tolist()
+    ]
 
 
 def _of(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Sizes:
@@ -58,11 +61,3 @@ def _counts(values: Tensor, n: int) -> Tensor:
     # Flat: torch.use_deterministic_algorithms() may refuse sums into rows on a GPU, but accepts this.
     out.view(-1).scatter_add_(0, place.view(-1), torch.ones_like(place).view(-1))
     return out
-
-
-def _from_table(table: Tensor) -> list[Sizes]:
-    """The table's numbers: one synchronizing copy from the device."""
-    return [
-        Sizes((low + high) / 2, single / count, count) if count else Sizes(0.0, 0.0, 0)
-        for low, high, single, count in table.tolist()
-    ]

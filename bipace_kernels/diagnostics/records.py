@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -14,31 +14,19 @@ from ..inputs.layout import Layout
 from ..inputs.transfer import to_host
 from ..inputs.values import check_fingerprint, raise_copies, raise_episode_return, raise_spoilt
 
+if TYPE_CHECKING:
+    from ..result import AdvantageResult
+
 Tensor = torch.Tensor
-
-
-class ResultRows(Protocol):
-    """The fields of a result that records are made from, each by row."""
-
-    @property
-    def advantage(self) -> Tensor: ...
-    @property
-    def returns(self) -> Tensor: ...
-    @property
-    def cluster(self) -> Tensor: ...
-    @property
-    def branch(self) -> Tensor: ...
-    @property
-    def value(self) -> Tensor | None: ...
 
 
 class RecordSource(Protocol):
     """Gives the records of a result; synchronizes with a GPU."""
 
-    def read(self, rows: ResultRows) -> Records:
+    def read(self, rows: AdvantageResult) -> Records:
         """The records on the CPU.  Raises like check()."""
 
-    def check(self, rows: ResultRows) -> None:
+    def check(self, rows: AdvantageResult) -> None:
         """Raises the error of a deferred value check."""
 
 
@@ -64,10 +52,10 @@ class Records:
         alone = 0 if self.usable is None else int((~self.usable).sum())
         return self.n_checked - self.layout.n_records + alone
 
-    def read(self, rows: ResultRows) -> Records:
+    def read(self, rows: AdvantageResult) -> Records:
         return self
 
-    def check(self, rows: ResultRows) -> None:
+    def check(self, rows: AdvantageResult) -> None:
         """Nothing is left to check."""
 
     def with_bad_states(self, bad: Tensor) -> Records:
@@ -88,9 +76,7 @@ class Unread:
     episode_return: Tensor | None
     action_key: Tensor | None  # [N] int64
     action_parsed: Tensor | None  # [N] bool
-    state: (
-        Tensor | None
-    )  # [M] uint8 of the fingerprints: 0 fine, 1 not finite, 2 zero; None: all fine, or there are none
+    state: Tensor | None  # [M] uint8 of the fingerprints: 0 fine, 1 not finite, 2 zero; None: all fine, or no such
     episode_differs: Tensor | None  # [M] bool: not the episode return of its trajectory's first record
     copy_differs: Tensor | None  # [records of everyone] bool: not the reward of the step that it copies
     late: tuple[LateCheck, ...]
@@ -99,12 +85,12 @@ class Unread:
     raw: Tensor | None = None  # [M] float64 A_S before step_norm, of the same
     source: Tensor | None = None  # [N] int64 record of `value` and `raw` whose results each row gets; −1: none
 
-    def read(self, rows: ResultRows) -> Records:
+    def read(self, rows: AdvantageResult) -> Records:
         lay = self.layout
+        columns = (rows.cluster, rows.branch, rows.returns, rows.advantage, rows.value)
         cluster, branch, returns, advantage, value, key, parsed, *flags = to_host(
-            (rows.cluster, rows.branch, rows.returns, rows.advantage, rows.value, self.action_key, self.action_parsed,
-             *self._flags())
-        )  # fmt: skip
+            (*columns, self.action_key, self.action_parsed, *self._flags())
+        )
         self._raise(cluster, flags)
         state: Tensor | None = flags[0]
         keep = cluster.index_select(0, lay.order) >= 0  # records that are set aside are in no cluster
@@ -124,7 +110,7 @@ class Unread:
             value=None if value is None else value.index_select(0, at),
         )
 
-    def check(self, rows: ResultRows) -> None:
+    def check(self, rows: AdvantageResult) -> None:
         if not self.checked:
             cluster, *flags = to_host((rows.cluster, *self._flags()))
             self._raise(cluster, flags)
@@ -139,9 +125,8 @@ class Unread:
     def _raise(self, cluster: Tensor, flags: list[Tensor | None]) -> None:
         if not self.checked:
             lay = self.layout
-            self._raise_found(
-                cluster.index_select(0, lay.order.index_select(0, lay.trajectory_offsets[:-1])) < 0, flags
-            )
+            first = lay.order.index_select(0, lay.trajectory_offsets[:-1])
+            self._raise_found(cluster.index_select(0, first) < 0, flags)
 
     def _raise_found(self, spoilt: Tensor, flags: list[Tensor | None]) -> None:
         """Raises for flags on the CPU, in one order on every device."""

@@ -21,7 +21,7 @@ class Consumer:
 
     def __init__(self, positions: Any, cu_seqlens: Any) -> None:
         self._given = positions_of(positions)
-        self._cu_given = None if cu_seqlens is None else _cu_seqlens(cu_seqlens)
+        self._cu_given = _cu_seqlens(cu_seqlens)
         self.restart()
 
     def restart(self) -> None:
@@ -33,8 +33,7 @@ class Consumer:
         self._outside: Tensor | None = None
 
     def expect(self, positions: Any, cu_seqlens: Any) -> None:
-        wanted = None if positions is None else positions_of(positions)
-        self._expected = (wanted, None if cu_seqlens is None else _cu_seqlens(cu_seqlens))
+        self._expected = (None if positions is None else positions_of(positions), _cu_seqlens(cu_seqlens))
 
     def row_index(self) -> Tensor:
         return torch.cat(self._row_index) if self._row_index else torch.empty(0, dtype=torch.int64)
@@ -102,14 +101,12 @@ class Consumer:
         if self._cu is not None:
             cu, self._cu = self._cu, None
             return cu
-        own = given.get("cu_seq_lens_q")
-        if own is not None and n_batch == 1:
-            return _cu_seqlens(own)
-        if self._cu_given is not None:
+        own = _cu_seqlens(given.get("cu_seq_lens_q")) if n_batch == 1 else None
+        if own is None and self._cu_given is not None:
             raise ValueError(
                 "cu_seqlens was for one forward, but another one ran; call expect(cu_seqlens=...) before each."
             )
-        return None
+        return own
 
     def _take(self, n_rows: int) -> Positions | int | str:
         if not isinstance(self._given, Positions):
@@ -153,7 +150,9 @@ def hidden_of(output: Any) -> Tensor:
     return hidden
 
 
-def _cu_seqlens(value: Any) -> Tensor:
+def _cu_seqlens(value: Any) -> Tensor | None:
+    if value is None:
+        return None
     cu = checks.integer_vector(value, "cu_seqlens", checks.length(value, "cu_seqlens"))
     if len(cu) < 2:
         raise ValueError(f"cu_seqlens must have shape [R+1] with R ≥ 1, got [{len(cu)}]; it begins with 0.")
@@ -164,14 +163,10 @@ def _rows_of(
     cu: Tensor | None, mask: Any, n_batch: int, width: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Columns [R], first token [R] and attended tokens [R, T] (None: all) of each row."""
-    if cu is not None:
-        lengths = cu.to(device).diff()
-        return lengths, torch.zeros_like(lengths), None
-    lengths = torch.full((n_batch,), width, device=device)
-    if isinstance(mask, Tensor) and mask.ndim == 2:
-        alive = mask != 0
-        return lengths, alive.to(torch.int8).argmax(1) if width else torch.zeros_like(lengths), alive
-    return lengths, torch.zeros_like(lengths), None
+    lengths = torch.full((n_batch,), width, device=device) if cu is None else cu.to(device).diff()
+    alive = mask != 0 if cu is None and isinstance(mask, Tensor) and mask.ndim == 2 else None
+    start = torch.zeros_like(lengths) if alive is None or not width else alive.to(torch.int8).argmax(1)
+    return lengths, start, alive
 
 
 def _spans(
@@ -184,11 +179,10 @@ def _spans(
         row, column = own.to(device), positions.column.to(device)
     else:
         own, row = torch.arange(n_rows), torch.arange(n_rows, device=device)
-        if positions == "last":
-            column = lengths - 1 if alive is None else last_tokens(alive)
-        else:
-            assert isinstance(positions, int)
+        if isinstance(positions, int):
             column = lengths + positions if positions < 0 else torch.full_like(lengths, positions)
+        else:  # "last"
+            column = lengths - 1 if alive is None else last_tokens(alive)
     inside = (column >= 0) & (column < lengths[row])
     if alive is not None and alive.shape[1]:
         inside &= alive[row, column.clamp(0, alive.shape[1] - 1)]

@@ -201,16 +201,16 @@ def scores_of(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
 
 
 def _position_embeddings(given: dict[str, Any], block: nn.Module, attention: nn.Module) -> tuple[Tensor, Tensor]:
-    found = given.get("position_embeddings")
-    if found is None:  # Gemma 3 before transformers 5 passes two
+    tables = given.get("position_embeddings")
+    if tables is None:  # Gemma 3 before transformers 5 passes two
         sliding = getattr(attention, "is_sliding", False)
-        found = given.get("position_embeddings_local" if sliding else "position_embeddings_global")
-    if found is None:
+        tables = given.get("position_embeddings_local" if sliding else "position_embeddings_global")
+    if tables is None:
         raise TypeError(
             f"pooling 'attention' needs the block's position_embeddings, but {type(block).__name__} was called with "
             f"{', '.join(given)}; use pooling='last' or 'mean'."
         )
-    cos, sin = found
+    cos, sin = tables
     return cos, sin
 
 

@@ -89,7 +89,7 @@ def prompts_of(
     n_ids   size of the model's embedding.  Ids are already on the CPU, where equal prompts are found, so checking them
             does not synchronize; on a GPU an id that is too high would kill the process
     """
-    if _is_ragged(input_ids):
+    if isinstance(input_ids, (list, tuple)) and not any(isinstance(row, numbers.Number) for row in input_ids):
         rows = _ragged(input_ids, attention_mask)
         first, widths = [0] * len(rows), [len(row) for row in rows]
     else:
@@ -104,14 +104,14 @@ def prompts_of(
             of_state += [(-1, 0)] * len(columns)
             continue
         row = row[: max(columns) + 1]
-        found = number.setdefault(row.numpy().tobytes(), len(distinct))
-        if found == len(distinct):
+        prompt = number.setdefault(row.numpy().tobytes(), len(distinct))
+        if prompt == len(distinct):
             if n_ids is not None:
                 _check_ids(row, n_ids, f"{name}[{i}]")
             distinct.append(row)
             wanted.append(set())
-        wanted[found].update(columns)
-        of_state += [(found, column) for column in columns]
+        wanted[prompt].update(columns)
+        of_state += [(prompt, column) for column in columns]
     order = sorted(range(len(distinct)), key=lambda i: -len(distinct[i]))
     states = [(i, column) for i in order for column in sorted(wanted[i])]
     place = {state: k for k, state in enumerate(states)}
@@ -175,11 +175,6 @@ def _check_ids(row: Tensor, n_ids: int, name: str) -> None:
             f"{name} must hold token ids from 0 to {n_ids - 1}, the range of the model's embedding, got "
             f"{int(outside[0])}; use the model's own tokenizer, and mask padding out."
         )
-
-
-def _is_ragged(input_ids: Any) -> bool:
-    flat = isinstance(input_ids, (list, tuple)) and any(isinstance(row, numbers.Number) for row in input_ids)
-    return isinstance(input_ids, (list, tuple)) and not flat
 
 
 def _ragged(input_ids: Sequence[Any], attention_mask: Any) -> list[Tensor]:

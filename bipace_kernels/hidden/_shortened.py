@@ -29,10 +29,10 @@ class FirstBlocks(nn.ModuleList):
 
     @classmethod
     def of(cls, blocks: nn.ModuleList, n_blocks: int) -> FirstBlocks:
-        found = cls()
-        found._modules.update(blocks._modules)
-        found.n_blocks = n_blocks
-        return found
+        first = cls()
+        first._modules.update(blocks._modules)
+        first.n_blocks = n_blocks
+        return first
 
     def _seen(self) -> list[Any]:
         return list(self._modules.values())[: self.n_blocks]
@@ -44,8 +44,8 @@ class FirstBlocks(nn.ModuleList):
         return iter(self._seen())
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._seen()[index]
-        return nn.ModuleList(found) if isinstance(index, slice) else found
+        blocks = self._seen()[index]
+        return nn.ModuleList(blocks) if isinstance(index, slice) else blocks
 
 
 class Skipped(nn.Module):
@@ -91,9 +91,8 @@ def shortened(decoder: Decoder, n_blocks: int, *, norm: bool) -> Iterator[nn.Mod
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether a forward is a collective: every rank must run the same number."""
-    for module in model.modules():
-        if any(base.__name__ in _SHARDED for base in type(module).__mro__):
-            return True
+    if any(base.__name__ in _SHARDED for module in model.modules() for base in type(module).__mro__):
+        return True
     return any(hasattr(p, "ds_id") for p in model.parameters())
 
 
@@ -102,10 +101,8 @@ def no_gradients(model: nn.Module) -> AbstractContextManager[Any]:
 
     These are gathered shards, and tables of rotary embeddings that grow with the input.
     """
-    growing = any(
-        "dynamic" in str(module.__dict__.get("rope_type")) or "longrope" in str(module.__dict__.get("rope_type"))
-        for module in model.modules()
-    )
+    types = [str(module.__dict__.get("rope_type")) for module in model.modules()]
+    growing = any("dynamic" in kind or "longrope" in kind for kind in types)
     return torch.no_grad() if growing or is_sharded(model) else torch.inference_mode()
 
 

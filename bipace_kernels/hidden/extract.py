@@ -12,7 +12,7 @@ import torch
 from ..support.progress import progress_bar
 from . import _shortened
 from ._prompts import Batch, Prompts, budget_of, packed_batch, padded_batch, prompts_of
-from .layers import Decoder, Layer, attention_of
+from .layers import Decoder, Layer, attention_of, text_config
 from .positions import Positions
 from .tap import Tap, tap
 
@@ -67,11 +67,22 @@ def extract(
     """
     if not isinstance(pooling, str):
         raise TypeError(f"pooling must be one of 'last', 'mean', 'attention', got {pooling!r}; see extract_layers().")
-    found = extract_layers(
-        model, input_ids, attention_mask, [layer], positions=positions, pooling=pooling, normalize=normalize,
-        dtype=dtype, token_budget=token_budget, packed=packed, progress=progress, group=group, backend=backend,
-    )  # fmt: skip
-    return next(iter(found.values()))
+    rows = extract_layers(
+        model,
+        input_ids,
+        attention_mask,
+        [layer],
+        positions=positions,
+        pooling=pooling,
+        normalize=normalize,
+        dtype=dtype,
+        token_budget=token_budget,
+        packed=packed,
+        progress=progress,
+        group=group,
+        backend=backend,
+    )
+    return next(iter(rows.values()))
 
 
 def extract_layers(
@@ -92,19 +103,10 @@ def extract_layers(
 ) -> dict[tuple[Layer, str], Tensor]:
     """extract() for several layers and poolings with the same forwards: {(Layer, pooling): [n, D]}.
 
-    model           as in extract(), like all arguments except layers and pooling
-    input_ids       [B, T] int, or a list of token ids per row
-    attention_mask  [B, T] bool or 0 and 1; None: every column is a token
     layers          indices into hidden_states or "block 16"; forwards stop after the last of them
-    positions       "last", or columns of input_ids
     pooling         one or several of "last", "mean", "attention"
-    normalize       rows of unit length
-    dtype           of the rows; None: that of the hidden states
-    token_budget    tokens of one forward, including padding; None: 512 on the CPU, 16,384 elsewhere
-    packed          prompts one after the other in [1, nnz]; None: if the model's attention separates them at no cost
-    progress        a bar on stderr; None: if stderr is a terminal and there are several forwards
-    group           process group of a sharded model; None: the default one
-    backend         deprecated, without effect
+
+    The other arguments are those of extract().
     """
     tapped = tap(model, layers=layers, pooling=pooling, normalize=normalize, dtype=dtype, backend=backend)
     decoder = tapped._decoder
@@ -148,7 +150,7 @@ def _rows(tapped: Tap, key: tuple[Layer, str], prompts: Prompts) -> Tensor:
         decoder = tapped._decoder
         kinds = (p.dtype for p in decoder.base.parameters() if p.is_floating_point())
         dtype = tapped._dtype or next(kinds, torch.float32)
-        shape = (len(prompts.of_state), decoder.text_config.hidden_size)
+        shape = (len(prompts.of_state), text_config(decoder.causal).hidden_size)
         return torch.zeros(shape, dtype=dtype, device=decoder.device)
     rows = tapped.rows(*key)
     of_state = prompts.of_state.to(rows.device)

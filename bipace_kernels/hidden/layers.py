@@ -88,8 +88,8 @@ class Decoder:
 
     @property
     def blocks(self) -> nn.ModuleList:
-        found: nn.ModuleList = self.base._modules[self.list_name]  # type: ignore[assignment]
-        return found
+        blocks: nn.ModuleList = self.base._modules[self.list_name]  # type: ignore[assignment]
+        return blocks
 
     @property
     def device(self) -> torch.device:
@@ -97,14 +97,10 @@ class Decoder:
         return next(iter(self._embedding.parameters()), next(self.base.parameters())).device
 
     @property
-    def text_config(self) -> Any:
-        return text_config(self.causal)
-
-    @property
     def n_ids(self) -> int | None:
         """Number of token ids in the embedding; None if unknown."""
-        found = getattr(self._embedding, "num_embeddings", None)
-        return found if isinstance(found, int) else None
+        n_ids = getattr(self._embedding, "num_embeddings", None)
+        return n_ids if isinstance(n_ids, int) else None
 
     @property
     def _embedding(self) -> nn.Module:
@@ -112,13 +108,13 @@ class Decoder:
 
     @property
     def norm(self) -> nn.Module:
-        found = None if self.norm_name is None else self.base._modules[self.norm_name]
-        if found is None:
+        norm = None if self.norm_name is None else self.base._modules[self.norm_name]
+        if norm is None:
             raise ValueError(
                 f"the final norm was not found: {type(self.base).__name__} has none of {', '.join(_NORM)}; use a layer "
                 "before it, such as −8."
             )
-        return found
+        return norm
 
 
 def find_decoder(model: Any) -> Decoder:
@@ -171,11 +167,11 @@ def _hugging_face_model(model: nn.Module) -> nn.Module:
 def _check_prompt_learning(model: nn.Module) -> None:
     """Raises ValueError if PEFT puts virtual tokens before the prompt, which the caller's columns do not count."""
     for module in model.modules():
-        found = getattr(module, "active_peft_config", None) if hasattr(type(module), "active_peft_config") else None
-        if found is not None and found.is_prompt_learning:
+        adapter = getattr(module, "active_peft_config", None) if hasattr(type(module), "active_peft_config") else None
+        if adapter is not None and adapter.is_prompt_learning:
             raise ValueError(
-                f"model must not add tokens, but its PEFT adapter {type(found).__name__} puts "
-                f"{found.num_virtual_tokens} virtual ones before the prompt, which shifts every position; "
+                f"model must not add tokens, but its PEFT adapter {type(adapter).__name__} puts "
+                f"{adapter.num_virtual_tokens} virtual ones before the prompt, which shifts every position; "
                 "use an adapter of weights, such as LoRA, or model.get_base_model() for states without the virtual "
                 "tokens."
             )

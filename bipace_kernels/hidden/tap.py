@@ -158,15 +158,15 @@ class Tap:
         names = ", ".join(map(str, self.layers))
         if layer is None and len(self.layers) > 1:
             raise ValueError(f"layer must name one of the tapped layers: {names}.")
-        found = self.layers[0] if layer is None else layer_of(layer, len(self._decoder.blocks))
-        if found not in self.layers:
-            raise ValueError(f"layer must be one of the tapped layers, {names}, got {found}.")
+        item = self.layers[0] if layer is None else layer_of(layer, len(self._decoder.blocks))
+        if item not in self.layers:
+            raise ValueError(f"layer must be one of the tapped layers, {names}, got {item}.")
         if pooling is None and len(self._poolings) > 1:
             raise ValueError(f"pooling must name one of {', '.join(self._poolings)}.")
         chosen = self._poolings[0] if pooling is None else pooling
         if chosen not in self._poolings:
             raise ValueError(f"pooling must be one of {', '.join(self._poolings)}, got {pooling!r}.")
-        return found, chosen
+        return item, chosen
 
     # ------------------------------------------------------------------------------------------------------- hooks
 
@@ -240,10 +240,10 @@ def expect(
         own = tapped.rows()
         if group is None:
             return own
-        found = own.new_zeros(len(mine), own.shape[1])
-        found[mine.to(own.device)] = own
-        dist.all_reduce(found, group=group)
-        return found
+        rows = own.new_zeros(len(mine), own.shape[1])
+        rows[mine.to(own.device)] = own
+        dist.all_reduce(rows, group=group)
+        return rows
 
     return states
 

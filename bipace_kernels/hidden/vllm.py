@@ -377,7 +377,7 @@ def _n_blocks(model: Any) -> int:
             "num_hidden_layers of its configuration."
         )
     config = json.loads(path.read_text())
-    found = config.get("text_config", config).get("num_hidden_layers")
-    if not isinstance(found, int):
+    n_blocks = config.get("text_config", config).get("num_hidden_layers")
+    if not isinstance(n_blocks, int):
         raise ValueError(f"{path} has no num_hidden_layers; pass the number of blocks as model.")
-    return found
+    return n_blocks

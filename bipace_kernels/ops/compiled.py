@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..config import Config
-from ..diagnostics.records import Records, ResultRows, Unread
+from ..diagnostics.records import Records, Unread
 from ..inputs.checks import LateCheck, type_name
 from ..inputs.columns import check_config, check_inputs, check_present
 from ..inputs.layout import Layout
@@ -82,11 +82,11 @@ class CompiledRecords:
     flags: Tensor  # [FLAGS, N] uint8, by row
     late: Tensor  # [LATE] bool
 
-    def read(self, rows: ResultRows) -> Records:
+    def read(self, rows: AdvantageResult) -> Records:
         """The records on the CPU; waits for the device.  Raises like check()."""
         return self._unread().read(rows)
 
-    def check(self, rows: ResultRows) -> None:
+    def check(self, rows: AdvantageResult) -> None:
         """Raises the error of a deferred value check; synchronizes."""
         self._unread().check(rows)
 

@@ -54,6 +54,8 @@ def test_documented_signatures_equal_the_code(name):
         parts.append(p.name + ("" if p.default is p.empty else f"={p.default!r}"))
     assert re.sub(r"\s+", " ", call[1]) == ", ".join(parts)
     text = inspect.getdoc(getattr(bk.hidden, name))
+    if named := re.search(r"The other arguments are those of (\w+)\(\)", text):
+        text += f"\n{inspect.getdoc(getattr(bk.hidden, named[1]))}"
     for parameter in inspect.signature(getattr(bk.hidden, name)).parameters:
         assert re.search(rf"^{parameter}\s{{2,}}", text, re.MULTILINE), parameter
 
