@@ -6,8 +6,8 @@
 
 advantage() checks shapes and types, run() chooses a backend, chain() is the arrows: everything between `layout` and the
 result is in processing order, and each arrow is a stage (backends/contract.py) of the backend.  Partition and step term
-are rows of two tables (estimators/rows.py).  Bad rows stay in place behind masks.  On the CPU chain() raises their errors
-before anything is clustered; on a GPU nothing synchronizes, and errors are raised when the result is read.
+are rows of two tables (estimators/rows.py).  Bad rows stay in place behind masks.  On the CPU chain() raises their
+errors before anything is clustered; on a GPU nothing synchronizes, and errors are raised when the result is read.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ def advantage(
     step             [N] int ≥ 0   step number inside the trajectory; None: the row order is the time order
     returns          [N] real   discounted return-to-go; None: from rewards and config.gamma
     episode_return   [N] real   return of the record's trajectory, one value per trajectory; None: the sum of rewards
-    fingerprint      [N, D] float32 | bfloat16 | float16 (float64 is rounded), any length     partition "cosine", value "kernel"
+    fingerprint      [N, D] float32 | bfloat16 | float16 (float64 is rounded), any length; partition "cosine",
+                     value "kernel"
     observation      [N] str | bytes | any hashable | integers      partitions "exact", "history", "similar" (str)
     action_key       [N] int   equal for equal actions              estimators "diff_peer", "q_style"; "gae" if given
     action_parsed    [N] bool   feeds the metric action_parse_rate; estimator "gae" averages only where it is True
     valid            [N] bool   False rows (padding) are ignored: advantages 0, cluster −1
-    truncated        [N] bool   estimator "gae": True on the last step of a trajectory that was cut off there; V̂ of that step
-                     then replaces the missing future.  Ignored on other steps, and under duplicates="once" on all copies
-                     but the first; None: no trajectory was cut off
+    truncated        [N] bool   estimator "gae": True on the last step of a trajectory that was cut off there; V̂ of
+                     that step then replaces the missing future.  Ignored on other steps, and under duplicates="once" on
+                     all copies but the first; None: no trajectory was cut off
     memory           a `ValueMemory`, which share="memory" reads and then adds this batch to; None: no memory
     layout           a `Layout` of these ids; group, trajectory and step are then None
     config           `Config`; None: Config.bipace()
@@ -86,9 +87,9 @@ def advantage(
     check            "auto" | "now": on CPU tensors values are always checked at the call
     num_threads      threads of the cpu backend; None: torch.get_num_threads().  The result is the same at any count.
 
-    Tensors, NumPy arrays, lists and arrays of other libraries by DLPack or the CUDA array interface may be mixed; tensors
-    must share a device.  Results are tensors, or arrays of another library if the fingerprint (without one: rewards,
-    then returns) is such an array and the library has from_dlpack, like CuPy and JAX.  Arguments that the
+    Tensors, NumPy arrays, lists and arrays of other libraries by DLPack or the CUDA array interface may be mixed;
+    tensors must share a device.  Results are tensors, or arrays of another library if the fingerprint (without one:
+    rewards, then returns) is such an array and the library has from_dlpack, like CuPy and JAX.  Arguments that the
     configuration does not use are checked for length and otherwise ignored.  The caller's tensors are never changed.
     Returns an `AdvantageResult` in the caller's row order.  Same input, same bits, at any thread count; a prompt group
     gives the same bits by itself as inside any batch, except where estimator "gae" reads or divides over the batch.
@@ -221,7 +222,7 @@ def _bad_records(x: Inputs, everyone: Layout, lay: Records) -> tuple[Tensor | No
 
 
 def _returns(backend: Backend, x: Inputs, lay: Records, bad: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """[M] return-to-go of each record and [T] return of each trajectory, float32, rounded once; [T] bool: invalid ones."""
+    """[M] float32 return-to-go of records, [T] float32 return of trajectories, rounded once; [T] bool: invalid ones."""
     stage, gamma = backend.returns, float(x.config.gamma)
     rewards = None if x.rewards is None else x.rewards.index_select(0, lay.order)
     if rewards is not None and x.returns is None and x.episode_return is None:
@@ -241,7 +242,7 @@ def _returns(backend: Backend, x: Inputs, lay: Records, bad: Tensor | None) -> t
 
 
 def _state(backend: Backend, x: Inputs, records: Records) -> Tensor | None:
-    """[M] uint8 of the fingerprints, as in Unread; on a GPU the cosine partition is yet to write it, which saves a pass."""
+    """[M] uint8 of the fingerprints, as in Unread; on a GPU the cosine partition writes it, which saves a pass."""
     if x.fingerprint is None:
         return None
     if backend.deferred and x.config.has_epsilon:

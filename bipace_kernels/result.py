@@ -21,8 +21,8 @@ ROWS = ("advantage", "step_advantage", "episode_advantage", "returns", "value", 
 class AdvantageResult:
     """Advantages in the caller's row order.  Padding and rows set aside hold 0, cluster −1, branch SINGLETON.
 
-    The tensors are on the arguments' device.  On a GPU, metrics(), value_r2() and check() read them and the flags of bad
-    values at the time of the call, and synchronize; nothing else does.
+    The tensors are on the arguments' device.  On a GPU, metrics(), value_r2() and check() read them and the flags of
+    bad values at the time of the call, and synchronize; nothing else does.
 
     advantage           [N] float32   A, what the trainer multiplies with the log-probabilities' gradient
     step_advantage      [N] float32   A_S (hgpo: the aggregate, equal to advantage)
@@ -81,8 +81,8 @@ class AdvantageResult:
     def check(self) -> None:
         """Raises the error of a deferred value check: the ValueError that the same values raise at the call on the CPU.
 
-        On CPU tensors values are checked at the call, and this does nothing.  Under on_invalid="singleton" values that are
-        not finite are not an error; contradictions (copies of a step, episode returns of one trajectory) still are.
+        On CPU tensors values are checked at the call, and this does nothing.  Under on_invalid="singleton" values that
+        are not finite are not an error; contradictions (copies of a step, episode returns of one trajectory) still are.
         """
         self.records.check(self.tensors or self)
 

@@ -6,8 +6,8 @@ A stage is a Protocol here and a module of the same name in each backend's packa
 
 Shapes are in the letters of schema.py: M records in processing order, N rows of the caller, T trajectories, G prompt
 groups.  A stage only computes and does not check: for values outside these bounds the result is undefined, and no stage
-copies a tensor from a GPU to the host.  `advantage()` passes valid values; the torch ops (ops/registry.py), which anyone may
-call, check theirs first.  Same input, same bits.
+copies a tensor from a GPU to the host.  `advantage()` passes valid values; the torch ops (ops/registry.py), which
+anyone may call, check theirs first.  Same input, same bits.
 
 Masks: stages on a GPU give 0 for records that are not taken, and labels −1; the backends on the CPU never get such
 records.  `records.usable` is read by every stage that reads fingerprints.
@@ -133,7 +133,7 @@ class Values(Protocol):
         self, records: Records, returns: Tensor, depth_labels: Tensor, episode_advantage: Tensor, step_norm: str,
         delta: float, alpha: float, base_group: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """[M] float32 HGPO's aggregate, [M] int64 each record's deepest depth with peers (0: none), and [M] uint8 its branch.
+        """[M] float32 HGPO's aggregate, [M] int64 deepest depth with peers (0: none) and [M] uint8 branch.
 
         depth_labels        [H, M] int64 of cluster_history
         episode_advantage   [M] float32
@@ -158,20 +158,20 @@ class Critic(Protocol):
         self, records: Records, fingerprint: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel,
         products: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """[M] float64.  Share "group": V̂ = μ_p + C (C + ρ I)⁻¹ (R − μ_p) over the usable records of each group; "batch":
-        V̂ = C (C + ρ I)⁻¹ R over those of all groups.  μ_p for records that are not usable.
+        """[M] float64.  Share "group": V̂ = μ_p + C (C + ρ I)⁻¹ (R − μ_p) over the usable records of each group;
+        "batch": V̂ = C (C + ρ I)⁻¹ R over those of all groups.  μ_p for records that are not usable.
 
-        K_ij = exp((c_ij − 1)/ℓ − (t_i − t_j)²/(2 θ²)), c the cosine of the fingerprints scaled to unit length, minus the
-        mean of the usable ones of the group or the batch; t is records.time.  Rows within a squared distance of 1e-5 of that
-        mean have c = 1 among themselves and 0 with others; equal rows have c = 1.
-        Blocks are the groups' usable records; those of a group with n > 2,048 are cut into ⌈n / 1,024⌉ equal runs.  C is K
-        inside a block, under share "batch" K + s; between blocks K_im (K_mm + 10⁻³ I)⁻¹ K_mj over the landmarks: those given, or
-        under share "group" ⌊k n / m⌋ of the group's n usable records, m = min(n, 128).  Memory
+        K_ij = exp((c_ij − 1)/ℓ − (t_i − t_j)²/(2 θ²)), c the cosine of the fingerprints scaled to unit length, minus
+        the mean of the usable ones of the group or the batch; t is records.time.  Rows within a squared distance of
+        1e-5 of that mean have c = 1 among themselves and 0 with others; equal rows have c = 1.
+        Blocks are the groups' usable records; those of a group with n > 2,048 are cut into ⌈n / 1,024⌉ equal runs.  C
+        is K inside a block, under share "batch" K + s; between blocks K_im (K_mm + 10⁻³ I)⁻¹ K_mj over the landmarks:
+        those given, or under share "group" ⌊k n / m⌋ of the group's n usable records, m = min(n, 128).  Memory
         O(n m) plus the longest block's square.
 
         landmarks   [L] int64 distinct usable records, or −1; of share "batch" only.  None: the first 128 records
-        products    [P] float64, Σ n (n + 1) / 2 over the groups of up to 2,048 records: what a backend may leave there for
-                    same_action_advantage
+        products    [P] float64, Σ n (n + 1) / 2 over the groups of up to 2,048 records: what a backend may leave there
+                    for same_action_advantage
         """
 
     def gae_advantage(
@@ -183,10 +183,10 @@ class Critic(Protocol):
         gamma: float,
         gae_lambda: float,
     ) -> Tensor:
-        """[M] float64 A_S(t) = δ_t + (γλ)^Δt A_S(t + Δt),  δ_t = r_t + γ^Δt V̂(t + Δt) − V̂(t), V̂ = 0 after the last step.
+        """[M] float64 A_S(t) = δ_t + (γλ)^Δt A_S(t + Δt),  δ_t = r_t + γ^Δt V̂(t + Δt) − V̂(t), V̂ = 0 after the end.
 
-        After a step that was cut off its own V̂ is used, one step later.  Records of equal step number are one step: the
-        step before uses the means of their V̂ and A_S.
+        After a step that was cut off its own V̂ is used, one step later.  Records of equal step number are one step:
+        the step before uses the means of their V̂ and A_S.
 
         rewards, value   [M] float64
         truncated        [M] bool or None   read on the last step of each trajectory: True if it was cut off there
@@ -199,10 +199,10 @@ class Critic(Protocol):
         """[M] float64 K_a (K_a + η I)⁻¹ A_S over the usable records of each group: an average over near states with the
         same action.
 
-        K_a is K of kernel_values under share "group" where the action keys are equal, and 0 elsewhere; also 0 between the
-        blocks of a group with more than 2,048 usable records, and for actions that were not recognized: their keys are
-        equal where the responses begin alike, whatever was done.  A_S / (1 + η) for these and for records that are not
-        usable, as for one with nothing near.
+        K_a is K of kernel_values under share "group" where the action keys are equal, and 0 elsewhere; also 0 between
+        the blocks of a group with more than 2,048 usable records, and for actions that were not recognized: their keys
+        are equal where the responses begin alike, whatever was done.  A_S / (1 + η) for these and for records that are
+        not usable, as for one with nothing near.
 
         advantage    [M] float64
         action_key   [M] int64
@@ -252,11 +252,11 @@ class ActionKeys(Protocol):
         n: int,
         longest_row: int,  # L, or the length of the longest row
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """[R] int64 keys, [R] bool whether each row parsed, and [1] int64 the lowest flat position of a valid id outside the
-        table (−1: none).
+        """[R] int64 keys, [R] bool whether each row parsed, and [1] int64 the lowest flat position of a valid id
+        outside the table (−1: none).
 
-        The position is row · L + column, or the index in the flat ids.  A row with such an id is not parsed and gets its
-        first_n key; on the CPU no row's key is then computed.
+        The position is row · L + column, or the index in the flat ids.  A row with such an id is not parsed and gets
+        its first_n key; on the CPU no row's key is then computed.
         """
 
 

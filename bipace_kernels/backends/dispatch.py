@@ -87,7 +87,7 @@ class BackendStatus:
     available    whether it runs here at all
     reason       why not; empty where available
     taken_for    devices of tensors, "cpu" and "cuda", for which backend="auto" chooses it (BIPACE_BACKEND included)
-    stages       the stages that its own kernels run; other stages of the call run in the package that `package_of` names
+    stages       the stages that its own kernels run; others run in the package that `package_of` names
     detail       versions and devices, if any
     """
 
@@ -225,8 +225,8 @@ def _why_not_on(name: str, kind: str) -> str:
         return "it computes on a GPU; move the tensors with .cuda(), or leave backend='auto'"
     if kind == "cpu" and name == "triton" and not triton_loader.interpreted():
         return (
-            "it computes on a GPU; move the tensors with .cuda(), leave backend='auto', or set TRITON_INTERPRET=1 before "
-            "Triton is imported to run its kernels in Triton's interpreter (slow)"
+            "it computes on a GPU; move the tensors with .cuda(), leave backend='auto', or set TRITON_INTERPRET=1 "
+            "before Triton is imported to run its kernels in Triton's interpreter (slow)"
         )
     return ""
 

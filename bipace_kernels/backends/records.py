@@ -19,8 +19,8 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class Records:
     """The records of a batch in processing order: their places, sizes and masks, with the tensors on one device.
 
-    Made by `Layout.on()`; the chain adds the masks.  Sizes are plain ints, so reading them does not synchronize.  A stage
-    reads only what its docstring names, so the others may be left out.
+    Made by `Layout.on()`; the chain adds the masks.  Sizes are plain ints, so reading them does not synchronize.  A
+    stage reads only what its docstring names, so the others may be left out.
 
     device                 where the tensors are
     n_rows                 N, rows that the caller passes
@@ -33,16 +33,16 @@ class Records:
     group_offsets          [G+1] int64   records of group g are group_offsets[g] : group_offsets[g+1]
     trajectory_offsets     [T+1] int64   likewise of trajectories
     group_trajectories     [G+1] int64   trajectories of group g
-    source                 [N] int64   record whose results each row gets: its own, or that of the step it copies; −1: none
+    source                 [N] int64   record whose results each row gets: its own, or that of its step; −1: none
     step                   [M] int64 or None   rising in a trajectory; None: neighbours are one step apart
     first                  [M] int64 or None   the first record with the same ids; None without duplicates
     valid                  [N] bool or None
     usable                 [M] bool or None   False where the fingerprint has no direction: a cluster of its own
-    taken                  [M] bool or None   False for records set aside.  Only on a GPU, like the next: on the CPU they are
-                           removed before the stages run
+    taken                  [M] bool or None   False for records set aside.  Only on a GPU, like the next: on the CPU
+                           they are removed before the stages run
     spoilt                 [T] bool or None   the trajectories of these records
-    state                  [M] uint8 or None   only on a GPU: where given, cluster_cosine writes there what scan_rows finds, which
-                           then decides who is usable, so the rows are read once less
+    state                  [M] uint8 or None   only on a GPU: where given, cluster_cosine writes there what scan_rows
+                           finds, which then decides who is usable, so the rows are read once less
     """
 
     device: torch.device

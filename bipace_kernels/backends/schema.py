@@ -24,8 +24,8 @@ class Branch(IntEnum):
 
 #: Estimators that stages.Values.step_advantage computes; their places are the kernels' codes (csrc/cpu/values.h).
 KERNELS = ("mean", "diff_peer", "q_style")
-#: τ, of the two decisions of greedy clustering: cosines of count vectors and of repeated rows often equal 1 − ε or each other
-#: exactly, and rounding must not decide.  kBand of csrc/common/greedy.h.
+#: τ, of the two decisions of greedy clustering: cosines of count vectors and of repeated rows often equal 1 − ε or each
+#: other exactly, and rounding must not decide.  kBand of csrc/common/greedy.h.
 BAND = 1e-5
 # Of the stage critic; csrc/cpu/critic.h and critic.cpp.
 LONGEST = 2048  # usable records of a group that is one block

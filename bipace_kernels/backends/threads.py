@@ -28,7 +28,7 @@ def checked(num_threads: Any) -> int | None:
 
 @contextlib.contextmanager
 def using(num_threads: Any) -> Iterator[None]:
-    """Sets the count for all native calls inside; None keeps the outer one.  ValueError for a bad BIPACE_NUM_THREADS."""
+    """The count of all native calls inside; None keeps the outer one.  ValueError for a bad BIPACE_NUM_THREADS."""
     token = _chosen.set(checked(num_threads) or count())
     try:
         yield
@@ -37,5 +37,5 @@ def using(num_threads: Any) -> Iterator[None]:
 
 
 def count() -> int:
-    """Threads of the next native call: using()'s, then BIPACE_NUM_THREADS, then torch.get_num_threads(); at most the cores."""
+    """Threads of the next native call: using()'s, BIPACE_NUM_THREADS, or torch.get_num_threads(); at most the cores."""
     return min(_chosen.get() or env.num_threads() or torch.get_num_threads(), _MOST)

@@ -5,8 +5,9 @@
                                           labels ──► every rank gets those of all rows
                       advantage() of the whole batch with these labels, on every rank; each keeps its own rows
 
-Clusters never cross prompt groups and take nearly all of the time, so the clustering is what is distributed.  The rest is
-the same call as in one process, on the same columns, which gives equal bits, metrics and errors.  docs/distributed.md
+Clusters never cross prompt groups and take nearly all of the time, so the clustering is what is distributed.  The rest
+is the same call as in one process, on the same columns, which gives equal bits, metrics and errors
+(docs/distributed.md).
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def advantage(
     process_group    of torch.distributed; None: the default group.  All of its ranks make this call, with the same
                      configuration and the same arguments; a rank may have no rows (N = 0)
     check            "auto" | "now": no difference here, values are always checked at the call
-    memory           a `ValueMemory` of share="memory"; only rank 0's is read and holds the records, the others stay empty
+    memory           a `ValueMemory` of share="memory"; only rank 0's holds the records, the others stay empty
     rewards, step, returns, episode_return, fingerprint, observation, action_key, action_parsed, valid, truncated,
     config, backend, num_threads      as in `bipace_kernels.advantage()`
 
@@ -93,8 +94,8 @@ def advantage(
     every rank, 8 bytes each.  Rank 0 owns all groups where values are shared between them (share "batch" and "memory").
     Nothing that another rank sent is unpickled: so ids and observations must be of types that compare as text
     (docs/distributed.md); TypeError names any other.
-    ValueError and TypeError are raised on all ranks: for an argument, naming the rank; for values, with rows counted over
-    the ranks.  RuntimeError where a rank has exited, or does not make this call within the group's timeout.
+    ValueError and TypeError are raised on all ranks: for an argument, naming the rank; for values, with rows counted
+    over the ranks.  RuntimeError where a rank has exited, or does not make this call within the group's timeout.
     """
     given = {
         "group": group, "trajectory": trajectory, "rewards": rewards, "step": step, "returns": returns,
@@ -147,8 +148,8 @@ def cluster(
     backend, num_threads   as in `bipace_kernels.cluster()`
 
     For trainers with a single controller: the workers cluster where the fingerprints are, and the controller calls
-    `bipace_kernels.advantage(observation=labels)` under partition="exact".  That gives the same bits as partition="cosine"
-    on the fingerprints; docs/distributed.md lists the requirements.
+    `bipace_kernels.advantage(observation=labels)` under partition="exact".  That gives the same bits as
+    partition="cosine" on the fingerprints; docs/distributed.md lists the requirements.
     Returns [N] int64, dense over the batch of all ranks, numbered by first appearance in processing order.
     Errors are those of `advantage()`.
     """
@@ -174,15 +175,15 @@ def plan_owners(held: Any, cost: Any = None) -> Tensor:
     held   [R, G] int   records of group g that rank r holds
     cost   [G] real ≥ 0 or None   cost of the group for its owner; None: its records squared, as clustering grows
 
-    In order of size, largest first, each group goes to the rank that holds most of it among those whose load stays within
-    1.25 times the mean (or the cost of the largest group, if that is more); if there is none, to the rank with the least
-    load.  So whole groups stay where they are unless the load would be unbalanced.
+    In order of size, largest first, each group goes to the rank that holds most of it among those whose load stays
+    within 1.25 times the mean (or the cost of the largest group, if that is more); if there is none, to the rank with
+    the least load.  So whole groups stay where they are unless the load would be unbalanced.
     Returns [G] int64, on the CPU.  It depends only on the arguments: all ranks get the same plan.
     """
     table = checks.to_tensor(held, "held", "counts of shape [R, G]").cpu()
     if table.ndim != 2 or table.shape[0] == 0 or table.dtype.is_floating_point or (table < 0).any():
         raise ValueError(
-            f"held must be counts of shape [R, G] with R ≥ 1, got {table.dtype} {list(table.shape)}; one row for each rank."
+            f"held must be counts of shape [R, G] with R ≥ 1, got {table.dtype} {list(table.shape)}; one row per rank."
         )
     counts = table.to(torch.int64).numpy()
     n_ranks, n_groups = counts.shape
@@ -249,8 +250,8 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
     threads.checked(num_threads)
     if callable(cfg.estimator) and given["fingerprint"] is not None and not cfg.needs_fingerprint:
         raise ValueError(
-            f"fingerprint must be None with an estimator function and partition={cfg.partition!r}: fingerprints do not travel to "
-            "every rank, so the function could not read them; leave it out."
+            f"fingerprint must be None with an estimator function and partition={cfg.partition!r}: fingerprints do not "
+            "travel to every rank, so the function could not read them; leave it out."
         )
     columns = check_columns(given, None, cfg, where, None)
     fingerprint = columns.pop("fingerprint")
@@ -301,7 +302,7 @@ def _first_of_each(items: Any, number: Tensor) -> list[Any]:
 
 
 def _check_observation(observation: Any, n: int, taken: Tensor, cfg: Config) -> tuple[str, Tensor, list[bytes]]:
-    """The kind of the observations, [n] int64 their numbers, and the distinct ones as bytes that are equal where they are.
+    """The kind of the observations, [n] int64 their numbers, and the distinct ones as bytes, equal where they are.
 
     Integers of an array or tensor are used as numbers directly; texts of partition "similar" are their UTF-8.
     """
@@ -391,8 +392,9 @@ class _NoFingerprints(StepRecords):
     def __getattribute__(self, name: str) -> Any:
         if name == "fingerprint":
             raise ValueError(
-                "an estimator function cannot read records.fingerprint in bipace_kernels.distributed, since fingerprints do not "
-                "travel to every rank; use records.cluster, or gather the rows and call bipace_kernels.advantage()."
+                "an estimator function cannot read records.fingerprint in bipace_kernels.distributed, since "
+                "fingerprints do not travel to every rank; use records.cluster, or gather the rows and call "
+                "bipace_kernels.advantage()."
             )
         return super().__getattribute__(name)
 
@@ -516,8 +518,8 @@ def _labels(
 ) -> tuple[Tensor, Tensor | None, str | None]:  # fmt: skip
     """The owners' results for their groups.
 
-    [1, N] int64   equal inside a group where records share a cluster (partitions "exact" and "history": an observation);
-                   of value="kernel" [2, N], the bits of V̂ and of A_S before step_norm, float64
+    [1, N] int64   equal inside a group where records share a cluster (partitions "exact" and "history": an
+                   observation); of value="kernel" [2, N], the bits of V̂ and of A_S before step_norm, float64
     [N] uint8      state of the fingerprints; None: all fine
     the first owner's error, on all ranks, or None
     """
@@ -551,8 +553,8 @@ def _labels(
 
 
 def _cluster(
-    columns: dict[str, Tensor], cfg: Config, backend: str, fingerprint: Tensor | None, objects: list[bytes], which: Ints,
-    where: torch.device, num_threads: int | None, memory: ValueMemory | None,
+    columns: dict[str, Tensor], cfg: Config, backend: str, fingerprint: Tensor | None, objects: list[bytes],
+    which: Ints, where: torch.device, num_threads: int | None, memory: ValueMemory | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """[m, 1] or [m, 2] of `_labels()` for the records this rank owns, and the states [m] of their fingerprints."""
     state = torch.zeros(which.size, dtype=torch.int64)
@@ -593,7 +595,7 @@ def _makes_values(cfg: Config) -> bool:
 def _move_fingerprints(
     ranks: Ranks, plan: _Plan, rows: Ints, head: _Head, own: _Own, where: torch.device
 ) -> Tensor | None:
-    """[m, D] fingerprints of the records this rank owns, in the order of its `rows`; None where the partition has none."""
+    """[m, D] fingerprints of the records this rank owns, in the order of `rows`; None where the partition has none."""
     if "fingerprint" not in head.kinds:
         return None
     mine, matrix = plan.of(ranks.rank), own.fingerprint
@@ -612,13 +614,13 @@ def _move_fingerprints(
 def _move_objects(
     ranks: Ranks, plan: _Plan, rows: Ints, columns: dict[str, Tensor], own: _Own
 ) -> tuple[list[bytes], Ints]:
-    """Distinct observations of the records this rank owns, from each rank that has some, and the index of each record's."""
+    """Distinct observations of the records this rank owns, from each rank that has some, and each record's index."""
     if "observation" not in columns:
         return [], np.zeros(rows.size, dtype=np.int64)
     code = columns["observation"].numpy()
     mine = plan.of(ranks.rank)
     begin = sum(plan.counts[: ranks.rank])
-    # Pairs (other rank, number of the object there), sorted: sender and receiver derive the same list without a message.
+    # Pairs (other rank, number of the object there), sorted: both sides derive the same list without a message.
     own_code = code[begin : begin + mine.size]
     pairs = np.unique(np.stack([mine, own_code], axis=1)[mine >= 0], axis=0)
     wanted, which = np.unique(np.stack([plan.rank[rows], code[rows]], axis=1), axis=0, return_inverse=True)

@@ -17,7 +17,7 @@ _KINDS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": Valu
 
 
 class Ranks:
-    """The ranks of a process group, seen from one of them.  Every method is a collective: all ranks call it, in one order.
+    """The ranks of a process group, seen from one of them.  Every method is a collective: all ranks call it in order.
 
     rank     this rank's number in the group
     size     the number of ranks
@@ -39,7 +39,7 @@ class Ranks:
             )
 
     def device(self, where: torch.device) -> torch.device:
-        """The device on which the group's backend takes tensors of `where`.  gloo's all_to_all only supports the CPU."""
+        """The device where the group's backend takes tensors of `where`.  gloo's all_to_all only supports the CPU."""
         pairs = (pair.partition(":") for pair in str(dist.get_backend_config(self.group)).split(","))
         backends = {kind: name for kind, _, name in pairs}
         if where.type in backends and (where.type == "cpu" or backends[where.type] != "gloo"):
@@ -55,7 +55,7 @@ class Ranks:
         return [part.numpy().tobytes().decode("utf-8", "surrogatepass") for part in parts]
 
     def agree(self, prepare: Callable[[], T], head: Callable[[T], Any]) -> tuple[T, list[Any]]:
-        """The result of `prepare` here, and the heads of its results on all ranks.  If it fails on one, all raise its error.
+        """The result of `prepare` here, and the heads of its results on all ranks.  Its error on one is raised on all.
 
         A head is what JSON holds: a pickle would let a rank run code on the others.
         """

@@ -72,7 +72,7 @@ def _history(batch: Batch) -> Tensor:
 
 
 def _similar(batch: Batch) -> Tensor:
-    """difflib compares Python texts on the host, where records set aside must not seed clusters: synchronizes with a GPU."""
+    """On the host, as difflib compares texts; records set aside must not seed clusters.  Synchronizes with a GPU."""
     cfg, lay, taken = batch.config, batch.layout, batch.records.taken
     keep: Tensor | None = None if taken is None else taken.cpu()
     if keep is not None:

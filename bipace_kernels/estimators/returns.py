@@ -38,11 +38,11 @@ def discounted_returns(
     gamma        γ in [0, 1]
     step         [N] int or None; None: the row order is the time order
     layout       instead of trajectory and step; with it nothing synchronizes with a GPU
-    check        "auto" | "now": bad values raise on the CPU and, with "now", on a GPU, which synchronizes; with "auto" the
-                 trajectories that hold them get 0 there
-    Returns [N] float32 on the rewards' device: computed in float64, rounded once.  Rows that repeat a step get its return,
-    and its reward counts once.  ValueError for non-finite rewards, returns beyond ±1e37, and copies of a step that
-    disagree.
+    check        "auto" | "now": bad values raise on the CPU and, with "now", on a GPU, which synchronizes; with "auto"
+                 the trajectories that hold them get 0 there
+    Returns [N] float32 on the rewards' device: computed in float64, rounded once.  Rows that repeat a step get its
+    return, and its reward counts once.  ValueError for non-finite rewards, returns beyond ±1e37, and copies of a step
+    that disagree.
     """
     Config(gamma=gamma)  # checks the range and names the field
     dispatch.check_name(backend)

@@ -1,7 +1,7 @@
 """Step terms of a batch: a function for each row of ESTIMATORS and VALUES (rows.py).
 
-A new estimator is a row there, a function here, and its kernel in each backend (docs/development.md walks through one).  A
-user's own estimator needs none of that: `Config(estimator=function)`, see `StepRecords`.
+A new estimator is a row there, a function here, and its kernel in each backend (docs/development.md walks through one).
+A user's own estimator needs none of that: `Config(estimator=function)`, see `StepRecords`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _kernel(cfg: Config, noise: float) -> Kernel:
 
 
 def _room_for_products(batch: Batch) -> Tensor | None:
-    """Where the CPU's kernels keep the products of rows from V̂ for the averages; None if nobody needs them or they are too many."""
+    """Where the CPU's kernels keep the products of rows from V̂ for the averages; None if unneeded or too many."""
     if batch.backend.deferred or not _averages(batch) or batch.memory is not None:
         return None
     lengths = batch.layout.group_offsets.diff()
@@ -160,7 +160,7 @@ def _inside(batch: Batch) -> Tensor:
 
 
 def _inside_groups(batch: Batch) -> Tensor | None:
-    """[M] bool or None, all: usable, and with values of the group in one of two or more trajectories; one has only its mean."""
+    """[M] bool or None, all: usable and, under share="group", of a group of several trajectories (one: only a mean)."""
     records = batch.records
     if batch.config.share != "group":
         return records.usable
@@ -234,16 +234,16 @@ def _checked(found: Any, records: StepRecords, name: str) -> Tensor:
         raise TypeError(f"estimator {name} must return a tensor [M] like records.returns, got {type(found).__name__}.")
     if found.shape != like.shape or found.device != like.device or not found.dtype.is_floating_point:
         raise ValueError(
-            f"estimator {name} must return float values of shape {list(like.shape)} on {like.device}, one for each record, "
-            f"got {found.dtype} {list(found.shape)} on {found.device}."
+            f"estimator {name} must return float values of shape {list(like.shape)} on {like.device}, one for each "
+            f"record, got {found.dtype} {list(found.shape)} on {found.device}."
         )
     rounded = found.detach().to(torch.float32)
     bad = torch.nonzero(~rounded.isfinite()).flatten()
     if bad.numel():
         at = int(bad[0])
         raise ValueError(
-            f"estimator {name} must return values that are finite in float32, got {float(found[at]):g} for record {at} and "
-            f"{bad.numel()} such values in all; check its divisions."
+            f"estimator {name} must return values that are finite in float32, got {float(found[at]):g} for record {at} "
+            f"and {bad.numel()} such values in all; check its divisions."
         )
     return rounded
 

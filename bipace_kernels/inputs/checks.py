@@ -129,8 +129,8 @@ def check_unmasked(value: Any, name: str) -> None:
     arrays = value if isinstance(value, (list, tuple)) else [value]
     if any(issubclass(t, np.ma.MaskedArray) for t in set(map(type, arrays))) and any(map(np.ma.is_masked, arrays)):
         raise TypeError(
-            f"{name} must not be a masked array: the values under its mask would be read; leave those rows out, or mark them "
-            "by valid."
+            f"{name} must not be a masked array: the values under its mask would be read; leave those rows out, or "
+            "mark them by valid."
         )
 
 

@@ -44,7 +44,7 @@ class Inputs:
 def check_inputs(
     given: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, *, deferred: bool
 ) -> tuple[Inputs, Layout]:
-    """Inputs of the given arguments, and the layout of all records; host data goes to the device that the tensors share.
+    """Inputs of the given arguments, and the layout of all records; host data goes to the tensors' device.
 
     deferred   values are not read: checks of them go into `late`
     """
@@ -128,8 +128,8 @@ def check_memory(memory: object, config: Config) -> None:
         raise TypeError(f"memory must be a bipace_kernels.ValueMemory, got {checks.type_name(memory)}.")
     if memory is not None and not config.needs_memory:
         raise ValueError(
-            f"memory must be None with estimator={config.estimator_name!r}, value={config.value!r} and share={config.share!r}, "
-            "which do not read it; use Config.gae(share='memory')."
+            f"memory must be None with estimator={config.estimator_name!r}, value={config.value!r} and "
+            f"share={config.share!r}, which do not read it; use Config.gae(share='memory')."
         )
 
 
@@ -166,7 +166,7 @@ def check_present(given: dict[str, Any], cfg: Config, layout: Layout | None) -> 
 
 
 def _keys(action_key: Any, cfg: Config, n: int) -> Tensor | None:
-    """[N] int64 keys; where the estimator does not use them they only serve the metrics, and anything else is ignored."""
+    """[N] int64 keys; where the estimator does not use them, they only serve the metrics, and others are ignored."""
     if action_key is None:
         return None
     if cfg.reads_keys or not isinstance(cfg.estimator, str):

@@ -94,7 +94,7 @@ class Layout(Handled):
         return source
 
     def on(self, device: torch.device | str) -> Records:
-        """Its records on a device.  The first call copies the tensors, without synchronizing; later calls return the same."""
+        """Its records on a device.  The first call copies the tensors, without synchronizing; later ones do not."""
         device = torch.device(device)
         if str(device) == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
@@ -234,8 +234,8 @@ def _check_one_group(g: Any, t: Any, rows: Any) -> None:
     if twice.size:
         one, other = starts[by_id[twice[0]]], starts[by_id[twice[0] + 1]]
         raise InputError(
-            "{} must belong to one group, but {} hold one trajectory id in two groups ({} such ids); make ids unique with "
-            "bipace_kernels.trajectory_ids(group, rollout).",
+            "{} must belong to one group, but {} hold one trajectory id in two groups ({} such ids); make ids unique "
+            "with bipace_kernels.trajectory_ids(group, rollout).",
             Named("trajectory"),
             Rows([int(rows[one]), int(rows[other])]),
             twice.size,
@@ -300,8 +300,8 @@ def trajectory_ids(group: Any, rollout: Any) -> Tensor:
 
     group     [N] prompt-group id
     rollout   [N] id of the rollout, unique inside its group only
-    Integer ids are numbered in their numeric order by (group, rollout), any others by first appearance.  Ids on a GPU are
-    sorted on the host, which synchronizes once; the result is on the GPU.
+    Integer ids are numbered in their numeric order by (group, rollout), any others by first appearance.  Ids on a GPU
+    are sorted on the host, which synchronizes once; the result is on the GPU.
     """
     device, *columns = interop.tensors(group=group, rollout=rollout)
     dispatch.check_device(device)

@@ -1,7 +1,7 @@
 """Checks of values: masks of bad values, on any device, and the errors that name them, on the host.
 
-On the CPU chain() reads the masks before anything is clustered.  On a GPU they are not read, since that would synchronize:
-they stay with the result, and `AdvantageResult.check()` and `metrics()` raise the same errors.
+On the CPU chain() reads the masks before anything is clustered.  On a GPU they are not read, since that would
+synchronize: they stay with the result, and `AdvantageResult.check()` and `metrics()` raise the same errors.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def raise_duplicates(lay: Layout) -> None:
     at = int(torch.nonzero(lay.first != torch.arange(lay.n_records))[0])
     row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
     raise InputError(
-        "{} must be unique inside a trajectory, but {} share group, trajectory and step ({} such rows); set {} to count "
-        "copies once, or 'count' to count each.",
+        "{} must be unique inside a trajectory, but {} share group, trajectory and step ({} such rows); set {} to "
+        "count copies once, or 'count' to count each.",
         Named("step"),
         Rows([other, row]),
         lay.n_duplicates,
@@ -71,7 +71,7 @@ def raise_copies(lay: Layout, reward: Tensor, differ: Tensor) -> None:
 
 
 def raise_episode_return(lay: Layout, episode_return: Tensor, differ: Tensor) -> None:
-    """Raises ValueError for the first record of a mask [M] whose episode return is not that of its trajectory's first."""
+    """Raises ValueError for the first record of a mask [M]: its episode return is not that of its trajectory."""
     at = int(torch.nonzero(differ)[0])
     trajectory = int(lay.trajectory_of_record()[at])
     row, first = int(lay.order[at]), int(lay.order[lay.trajectory_offsets[trajectory]])

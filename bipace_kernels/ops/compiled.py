@@ -45,14 +45,14 @@ def advantage(
     # A Config made outside is passed by its handle, so another ε does not recompile; one made inside is a constant.
     if not handle and not isinstance(cfg.estimator, str):
         raise ValueError(
-            f"config with estimator={cfg.estimator_name} must be made outside of the compiled function: a graph holds no "
-            "function."
+            f"config with estimator={cfg.estimator_name} must be made outside of the compiled function: a graph "
+            "holds no function."
         )
     spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
     results = torch.ops.bipace.advantage(
         given["rewards"], given["returns"], given["episode_return"], given["fingerprint"], given["observation"],
-        given["action_key"], given["action_parsed"], given["valid"], given["truncated"], layout=handle_of(layout), config=handle,
-        fields=spelled, backend=backend, check=check, num_threads=num_threads or 0,
+        given["action_key"], given["action_parsed"], given["valid"], given["truncated"], layout=handle_of(layout),
+        config=handle, fields=spelled, backend=backend, check=check, num_threads=num_threads or 0,
     )  # fmt: skip
     *rows, flags, late = results
     total, step, episode, returns, cluster, branch, value = rows

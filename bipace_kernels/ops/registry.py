@@ -1,7 +1,7 @@
 """torch.ops.bipace: the main stages, and the whole chain, as ops that torch.compile sees as opaque.
 
-The compiler cannot change an opaque op, so compiled code gives the same bits.  An op checks its arguments, makes `Records`
-of them and runs the same stage as `advantage()`.  Calls that are not compiled do not use the ops.
+The compiler cannot change an opaque op, so compiled code gives the same bits.  An op checks its arguments, makes
+`Records` of them and runs the same stage as `advantage()`.  Calls that are not compiled do not use the ops.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _FINGERPRINT = "N D"
 _SIZES = {"n_groups": "G", "n_records": "M", "n_trajectories": "T"}
 #: Offsets rise from 0 to the size of a letter; places lie from a lowest one to below it.
 OFFSETS = {
-    "trajectory_offsets": "M", "group_offsets": "M", "group_trajectories": "T", "row_offsets": "E", "table_offsets": "B",
+    "trajectory_offsets": "M", "group_offsets": "M", "group_trajectories": "T", "row_offsets": "E",
+    "table_offsets": "B",
 }  # fmt: skip
 PLACES = {"order": ("N", 0), "labels": ("M", -1), "depth_labels": ("M", -1), "landmarks": ("M", -1)}
 _NUMBERS = {
@@ -227,8 +228,8 @@ def _check_places(columns: dict[str, Any], sizes: dict[str, int]) -> None:
             if values[0] != 0 or values[-1] != end or (values[1:] < values[:-1]).any():
                 ends = values.tolist() if values.size <= 6 else [*values[:3].tolist(), "…", *values[-2:].tolist()]
                 raise ValueError(
-                    f"{name} must increase from 0 to {letter} = {end}, got [{', '.join(map(str, ends))}]; take it from one "
-                    "layout with the others."
+                    f"{name} must increase from 0 to {letter} = {end}, got [{', '.join(map(str, ends))}]; take it "
+                    "from one layout with the others."
                 )
     for name, (letter, lowest) in PLACES.items():
         if columns.get(name) is not None and columns[name].numel():
@@ -323,12 +324,13 @@ def _hash_token_ids(columns: dict[str, Any], device: torch.device) -> Any:
     if not chosen.deferred and int(outside) >= 0:
         at = int(outside)
         raise ValueError(
-            f"ids must be in the table, got {int(columns['ids'].flatten()[at])} at flat position {at}; mask padding out."
+            f"ids must be in the table, got {int(columns['ids'].flatten()[at])} at flat position {at}; mask padding "
+            "out."
         )
     return keys, parsed, outside
 
 
-# ------------------------------------------------------------------------------------------------------- the whole chain
+# -------------------------------------------------------------------------------------------------- the whole chain
 
 _CHAIN_TENSORS = (
     "rewards", "returns", "episode_return", "fingerprint", "observation", "action_key", "action_parsed", "valid",
@@ -362,8 +364,8 @@ def _advantage(
         flags, late = compiled.flags_of(result)
     value = torch.zeros_like(result.advantage) if result.value is None else result.value
     return (
-        result.advantage, result.step_advantage, result.episode_advantage, result.returns, result.cluster, result.branch,
-        value, flags, late,
+        result.advantage, result.step_advantage, result.episode_advantage, result.returns, result.cluster,
+        result.branch, value, flags, late,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Partition "similar" in C++: difflib's decisions at any thread count, skipping pairs that cannot reach the threshold."""
+"""Partition "similar" in C++: difflib's decisions at any thread count; pairs that cannot be similar are skipped."""
 
 from __future__ import annotations
 
