@@ -203,7 +203,7 @@ def test_errors_of_the_package_name_file_line_and_option(tmp_path: Path) -> None
     path, out = write(tmp_path / "a.jsonl", [rows[0], *rows[1:]]), tmp_path / "out.parquet"
     for command in (["advantage", path, "--out", out], ["report", path, "--out", tmp_path / "report"]):
         message = fail(*command, "--gamma", 1)
-        assert f"{path}, line 2 and {path}, line 3 do not" in message and "rows 1" not in message
+        assert f"got other sums at {path}, line 2 and {path}, line 3;" in message and "rows 1" not in message
         assert "set --on-invalid singleton to set" in message and "Config(" not in message
     assert run("advantage", path, "--out", out, "--on-invalid", "singleton").exit_code == 0
     huge = write(tmp_path / "b.jsonl", [rows[0], record(0, 1, "a", "x", 1e300)])
