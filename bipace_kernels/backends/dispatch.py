@@ -123,7 +123,8 @@ def backends() -> Backends:
         reason = _why_not(name)
         kinds = tuple(kind for kind, choice in taken.items() if choice == name)
         own = tuple(stage for stage in STAGES if package_of(name, stage) == name)
-        found[name] = BackendStatus(name, not reason, reason, kinds, own, _detail(name))
+        detail = {"triton": triton_loader.detail, "cuda": cuda_loader.detail}.get(name, str)()
+        found[name] = BackendStatus(name, not reason, reason, kinds, own, detail)
     return found
 
 
@@ -208,13 +209,6 @@ def _why_not(name: str) -> str:
         triton = triton_loader.reason()
         return cuda_loader.reason() or (triton and f"Triton runs all stages except {', '.join(_CUDA)}, and {triton}")
     return ""
-
-
-def _detail(name: str) -> str:
-    """Versions and devices, of the backends that have any."""
-    if name == "triton":
-        return triton_loader.detail()
-    return cuda_loader.detail() if name == "cuda" else ""
 
 
 def _why_not_on(name: str, kind: str) -> str:

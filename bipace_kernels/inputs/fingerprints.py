@@ -57,10 +57,9 @@ class Fingerprints:
 
     def sweep(self, epsilons: Sequence[float], usable: Tensor | None) -> Tensor:
         """[E, M] int64 clusters under each ε."""
+        records = replace(self._records, usable=usable)
         with _threads.using(self.threads):
-            return self.backend.clusters.cluster_sweep(
-                replace(self._records, usable=usable), self.matrix, list(epsilons)
-            )
+            return self.backend.clusters.cluster_sweep(records, self.matrix, list(epsilons))
 
     def to_rows(self, labels: Tensor) -> Tensor:
         """[..., M] of records -> [..., N] of the caller's rows, −1 for padding."""

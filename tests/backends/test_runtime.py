@@ -19,8 +19,9 @@ from batches import CONFIGS, make_batch
 from paths import HELPERS, ROOT
 
 import bipace_kernels as bk
-from bipace_kernels.backends import cpu, cuda, cuda_loader, dispatch, native_loader, triton_loader
+from bipace_kernels.backends import cuda, cuda_loader, dispatch, native_loader, triton_loader
 from bipace_kernels.backends import threads as _threads
+from bipace_kernels.backends.cpu import similar
 from bipace_kernels.inputs.ids import number_objects
 
 BATCH = make_batch(2, groups=8)
@@ -286,7 +287,7 @@ def test_ctrl_c_ends_a_long_call(threads):
     texts = ["".join(map(chr, rng.integers(300, 450, 80_000))) for _ in range(2)]
     texts, offsets = texts * threads, torch.arange(0, 2 * threads + 1, 2)
     with alarms(3) as called, pytest.raises(KeyboardInterrupt), _threads.using(threads):
-        cpu.similar.cluster_similar(texts, offsets, 0.3)
+        similar.cluster_similar(texts, offsets, 0.3)
     assert len(called) >= 3
     assert bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments()).metrics() == WANT.metrics()
 
