@@ -70,13 +70,7 @@ def test_tags(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_match_falls_back_to_the_first_n_key(backend: str) -> None:
-    texts = [
-        "<action>never closed",
-        "<Action>a</Action>",
-        "</action>a<action>",
-        "<action >a</action>",
-        "<action>a</action",
-    ]
+    texts = ["<action>unclosed", "<Action>a</Action>", "</action>a<action>", "<action >a</action>", "<action>a</action"]
     want = [key(text.encode()[:64], 3) for text in texts]
     assert keys_of(texts, backend=backend) == (want, [False] * len(texts))
     rows = [spelt(text) for text in texts]
@@ -467,13 +461,7 @@ def test_bad_arguments_are_named(responses: Any, options: dict[str, Any], error:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_of_any_mixture_of_integers(backend: str) -> None:
     want = keys_of([[3, 4, 5]] * 5, mode="first_n", backend=backend)
-    rows = [
-        [3, np.int16(4), 5],
-        (3, 4, 5),
-        torch.tensor([3, 4, 5]),
-        np.array([3, 4, 5], np.uint64),
-        [np.int64(3), 4, 5],
-    ]
+    rows = [[3, np.int16(4), 5], (3, 4, 5), torch.tensor([3, 4, 5]), np.uint64([3, 4, 5]), [np.int64(3), 4, 5]]
     assert keys_of(rows, mode="first_n", backend=backend) == want
     assert keys_of(rows[2:4] * 2 + rows[2:3], mode="first_n", backend=backend) == want
     extremes = [[-(2**63), 2**63 - 1]]

@@ -1,7 +1,5 @@
 """Action keys from vectors on a device: the keys that the reference has, without waiting, and advantages by them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -180,15 +180,7 @@ def test_long_tokens_long_bodies_and_blank_stretches(device, mode):
     parts = [b" " * 700 * longer, b"Long" * 400 * longer, b"<action>", b"</action>", b"a", b"\n", b""]
     rng = random.Random(8)
     rows = [[rng.randrange(7) for _ in range(rng.randrange(14))] for _ in range(12)]
-    rows += [
-        [2, 0, 4, 0, 3],
-        [2, 0, 0, 3],
-        [2, 1, 1, 3, 1],
-        [0, 2, *[5] * 50, 4, *[5] * 50, 3],
-        [0],
-        [0, 4, 0],
-        [6, 6],
-    ]
+    rows += [[2, 0, 4, 0, 3], [2, 0, 0, 3], [2, 1, 1, 3, 1], [0, 2, *[5] * 50, 4, *[5] * 50, 3], [0], [0, 4, 0], [6, 6]]
     ids, mask = padded(rows)
     table = table_of(parts)
     want = wanted(ids, mask=mask, mode=mode, token_bytes=table)

@@ -42,11 +42,6 @@ SIMILAR: list[stages.Similar] = [reference_similar, cpu_similar]
 VALUES: list[stages.Values] = [reference_values, cpu_values, triton_values, cuda_values]
 CRITIC: list[stages.Critic] = [reference_critic, cpu_critic, triton_critic]
 COMBINE: list[stages.Combine] = [reference_combine, triton_combine]
-ACTION_KEYS: list[stages.ActionKeys] = [
-    reference_action_keys,
-    cpu_action_keys,
-    triton_action_keys,
-    cuda_action_keys,
-]
+ACTION_KEYS: list[stages.ActionKeys] = [reference_action_keys, cpu_action_keys, triton_action_keys, cuda_action_keys]
 NGRAMS: list[stages.Ngrams] = [reference_ngrams, cpu_ngrams]
 TEXTS: list[stages.Texts] = [reference_action_keys, cpu_action_keys]

@@ -173,17 +173,8 @@ def multiplied_together(emulator, dtype, fault=0):
     generator = torch.Generator().manual_seed(2)
     x, y = (torch.randn(n, 64, generator=generator).to(dtype) for n in (64, 128))
     out = torch.zeros(64, 128)
-    run(
-        emulator,
-        "multiply_together",
-        N,
-        x=x,
-        y=y,
-        out=out,
-        bf16=dtype == torch.bfloat16,
-        fault=fault,
-        bytes_shared=192 * 128,
-    )
+    bf16 = dtype == torch.bfloat16
+    run(emulator, "multiply_together", N, x=x, y=y, out=out, bf16=bf16, fault=fault, bytes_shared=192 * 128)
     return out, 2 * (x.double() @ y.double().T)
 
 

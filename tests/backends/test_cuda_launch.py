@@ -1,7 +1,5 @@
 """Launches of the compiled CUDA kernels go to the GPU of the tensors, whichever one torch or the runtime inside has current."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Whether CUDA kernels run here: every reason is one sentence, and the kernels' architectures are compared."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Kernels compiled by CuPy: what CuPy and NVRTC are asked for, as a stand-in for both writes it down; on a GPU they themselves."""
 
-from __future__ import annotations
-
 import re
 import struct
 from contextlib import nullcontext

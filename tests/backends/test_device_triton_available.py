@@ -1,7 +1,5 @@
 """The Triton backend is there, and says so."""
 
-from __future__ import annotations
-
 import bipace_kernels as bk
 
 

@@ -29,14 +29,8 @@ WANT = bk.advantage(config=CONFIGS["bipace"], **BATCH.arguments())
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **env},
-        timeout=120,
-        check=False,
-    )
+    how = {"capture_output": True, "text": True, "timeout": 120, "check": False}
+    return subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, **how)
 
 
 def test_backends_say_why_not():
@@ -360,11 +354,8 @@ def test_ctrl_c_ends_the_numbering_of_many(values):
 def test_ctrl_c_ends_the_encoding_of_many_texts():
     """Before the last one, which is none."""
     n = 1 << 20
-    texts, keys, parsed = (
-        (*("é" * 40,) * (n - 1), 5),
-        torch.zeros(n, dtype=torch.int64),
-        torch.zeros(n, dtype=torch.bool),
-    )
+    keys, parsed = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool)
+    texts = (*("é" * 40,) * (n - 1), 5)
     with pytest.raises(KeyboardInterrupt), alarms(1):
         native_loader.load().text_keys(texts, n, 2, keys.data_ptr(), parsed.data_ptr(), 1)
 

@@ -4,8 +4,6 @@ A driver that stands in for an sm_90 takes the launches; nothing is computed. So
 host code chooses at run time is compiled as it is chosen, and what `main_path()` says of a module can be compared.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What can be read off the source of the Triton backend: fusion stated, nothing waits for the device, no kernel forgotten."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from pathlib import Path

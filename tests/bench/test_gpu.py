@@ -1,7 +1,5 @@
 """The GPU benchmarks as far as no GPU is needed: pages, targets, logs, the micro-kernel (also on one)."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.util
@@ -56,18 +54,9 @@ def test_what_the_micro_kernel_must_compute():
 def test_micro_kernel_compiles_and_spills_nothing(arch, tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on the PATH")
-    argv = [
-        "nvcc",
-        "-std=c++17",
-        "-O3",
-        f"-arch=sm_{arch}",
-        "-cubin",
-        "-Xptxas",
-        "-v",
-        "-o",
-        str(tmp_path / "chain.cubin"),
-    ]
-    done = subprocess.run([*argv, str(chain.SOURCE)], capture_output=True, text=True, check=False)
+    flags = f"-std=c++17 -O3 -arch=sm_{arch} -cubin -Xptxas -v".split()
+    argv = ["nvcc", *flags, "-o", str(tmp_path / "chain.cubin"), str(chain.SOURCE)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("0 bytes stack frame, 0 bytes spill stores") == len(chain.variants())
 

@@ -1,7 +1,5 @@
 """The benchmark of taps and early exit: a tiny model goes through it, and both ways see the same states."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -20,15 +20,13 @@ import bipace_kernels as bk
 from bench import truth, truth_batches, truth_sets
 
 COMMITTED = sorted(truth_sets.FOLDER.glob("*.npz"))
+COLUMNS = ("batch", "group", "trajectory", "step", "reward", "value_a", "value_b", "observation", "action")
 
 
 def small_set(path: Path, *, groups=4, rollouts=4, seed=0, role="hold", gradients=False):
     """A chain of six states with a coin at every step; values are known in closed form, and written into both halves."""
     rng = random.Random(seed)
-    columns = {
-        name: []
-        for name in ("batch", "group", "trajectory", "step", "reward", "value_a", "value_b", "observation", "action")
-    }
+    columns = {name: [] for name in COLUMNS}
     hidden = []
     for group in range(groups):
         for rollout in range(rollouts):
@@ -36,17 +34,8 @@ def small_set(path: Path, *, groups=4, rollouts=4, seed=0, role="hold", gradient
             for t in range(6):
                 right = rng.random() < 0.6
                 value = 0.9 ** (3 - place)
-                row = (
-                    0,
-                    group,
-                    group * rollouts + rollout,
-                    t,
-                    float(right and place == 2),
-                    value,
-                    value,
-                    f"room {place}",
-                    "right" if right else "wait",
-                )
+                ids, reward = (0, group, group * rollouts + rollout, t), float(right and place == 2)
+                row = (*ids, reward, value, value, f"room {place}", "right" if right else "wait")
                 for name, cell in zip(columns, row, strict=True):
                     columns[name].append(cell)
                 hidden.append(np.eye(4)[place] + 3.0)
@@ -253,19 +242,8 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
     ]
     assert {of_own.split("|", 2)[2]} == {line.split("|", 2)[2] for line in others}
     with pytest.raises(ValueError, match=r"must give \[N\]"):
-        truth.main(
-            [
-                *words[:2],
-                "--estimator",
-                f"{__name__}:wrong_length",
-                "--only",
-                "GRPO",
-                "--rollouts",
-                "2",
-                "--processes",
-                "1",
-            ]
-        )
+        short = ["--only", "GRPO", "--rollouts", "2", "--processes", "1"]
+        truth.main([*words[:2], "--estimator", f"{__name__}:wrong_length", *short])
 
 
 def test_a_memory_holds_the_batch_before(tmp_path):

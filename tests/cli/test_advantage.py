@@ -420,15 +420,8 @@ def test_columns_and_files(tmp_path: Path) -> None:
     rows = [{names[name]: value for name, value in row.items()} for row in GOLDEN]
     one, two, out = write(tmp_path / "1.jsonl", rows), write(tmp_path / "2.jsonl", rows), tmp_path / "out.parquet"
     flags: list[Any] = []
-    for name, flag in (
-        ("q", "task"),
-        ("r", "rollout"),
-        ("s", "step"),
-        ("o", "observation"),
-        ("w", "reward"),
-        ("a", "action"),
-    ):
-        flags += [f"--{flag}-column", name]
+    for name, column in names.items():
+        flags += [f"--{name.removesuffix('_id')}-column", column]
     assert run("advantage", one, two, "--out", out, "--partition", "exact", *flags).exit_code == 0
     assert table(out)["cluster"] == [0, 1, 0, 2, 0, 1, 3, 4, 3, 5, 3, 4]  # each file has its own groups
     assert run("advantage", one, two, "--out", out, "--partition", "exact", "--merge-files", *flags).exit_code == 0

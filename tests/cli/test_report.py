@@ -71,10 +71,8 @@ def test_json_is_a_direct_computation(made: tuple[Path, str], games: Path) -> No
     seen = observations(games)
     assert section["records"] == len(seen) and section["groups"] == 4 and section["trajectories"] == 32
     records = rollouts.read([str(games)])
-    ngrams = {
-        "observation": bk.ngram_fingerprint(seen),
-        "history": bk.ngram_fingerprint(states.texts(records, states.State(2))),
-    }
+    histories = states.texts(records, states.State(2))
+    ngrams = {"observation": bk.ngram_fingerprint(seen), "history": bk.ngram_fingerprint(histories)}
     q_style = {"estimator": "q_style"}
     expected = {
         "exact": direct(games, bk.Config(partition="exact", **q_style), observation=seen),

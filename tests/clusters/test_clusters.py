@@ -193,11 +193,8 @@ def test_products_that_end_early(windows: bool, isa: str):
         k, l = rng.integers(0, poles, 2)
         side = rng.standard_normal(dim) / np.sqrt(dim)
         near = pole[k] + 0.9 * side  # joins pole k at ε = 0.3 and pulls its centroid towards `side`
-        rows += [
-            near,
-            0.55 * pole[k] + 0.85 * side + 0.2 * pole[l],
-            pole[k] + 0.3 * rng.standard_normal(dim) / np.sqrt(dim),
-        ]
+        rows += [near, 0.55 * pole[k] + 0.85 * side + 0.2 * pole[l]]
+        rows.append(pole[k] + 0.3 * rng.standard_normal(dim) / np.sqrt(dim))
     x = np.array(rows)
     if windows:
         start = rng.integers(0, dim, len(x))

@@ -3,8 +3,6 @@
 BIPACE_CERTIFICATE_RECORDS says how many; 12,800 take about half a minute in the emulator, whose approximations have errors.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The Gram matrix of the CUDA kernels, by warps and by groups of four: within rounding of the exact one, whatever the shape."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

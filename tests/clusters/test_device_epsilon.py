@@ -1,7 +1,5 @@
 """Many ε at once on a device: the clusters of each, the search, and the ε that follows the policy, as the reference has them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ε as a vector, ε by search, ε that follows the policy."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from pathlib import Path
@@ -25,19 +23,13 @@ EPSILONS = [0.1, 0.0, 0.35, 1.0]
 
 
 @pytest.mark.parametrize(
-    "vector",
-    [
-        EPSILONS,
-        tuple(EPSILONS),
-        np.array(EPSILONS),
-        torch.tensor(EPSILONS, dtype=torch.float64),
-        torch.tensor(EPSILONS),
-    ],
+    "kind",
+    [list, tuple, np.array, torch.DoubleTensor, torch.FloatTensor],
     ids=["list", "tuple", "array", "float64", "float32"],
 )
-def test_a_vector_gives_a_row_for_each(backend, vector):
+def test_a_vector_gives_a_row_for_each(backend, kind):
     x, group = spread_out()
-    found = bk.cluster(x, group, vector, backend=backend)
+    found = bk.cluster(x, group, kind(EPSILONS), backend=backend)
     assert found.shape == (4, len(x))
     for epsilon, labels in zip(EPSILONS, found, strict=True):
         assert torch.equal(labels, bk.cluster(x, group, epsilon, backend=backend))

@@ -1,7 +1,5 @@
 """An ε that follows the policy: the rule on batches whose cluster sizes are known, and on a drift."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

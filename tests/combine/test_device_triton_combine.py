@@ -1,7 +1,5 @@
 """The total in the caller's row order: rounding, saturation, w = 0, rows without a record."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Critic-free GAE: the theorems of docs/gae.md, every backend of the CPU against the formulas, edges and errors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

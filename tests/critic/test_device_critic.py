@@ -1,7 +1,5 @@
 """Values and GAE(λ) where the tensors are, against the reference."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The code of docs/other_trainers.md on made-up batches, with stand-ins of its trainers' modules."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """What the pages for developers name is there: paths, commands, stages, folders."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """n-gram fingerprints of device tensors: computed on the host, and where the caller wants them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from ragged import BACKEND, nothing_waits

@@ -1,7 +1,5 @@
 """The episode term: every scope, norm and rule for a lone trajectory, with invalid trajectories."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The CPU's episode term against the reference, also for trajectories that have no records."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Generated TextCraft tasks: solvable, different, reproducible, and none in both halves of a split."""
 
-from __future__ import annotations
-
 import pytest
 from environment import TextCraft, all_recipes, published
 from generate import all_goals, depths, generate, recipe_lines, split_goals

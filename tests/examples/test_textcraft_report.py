@@ -120,10 +120,7 @@ def test_a_lower_rate_undoes_what_was_chosen_at_the_former_one(tmp_path):
     run.folder.mkdir(parents=True)
     run.write({"method": "gae", "settings": run.settings.as_json(), "updates": [{"train": 0.7}] * 20, "checks": []})
     campaign.choose("gae", settings, tmp_path, tuned)
-    assert json.loads(tuned.read_text())["gae"] == {
-        "learning_rate": 1.5e-4,
-        "scores": {"0.00015": 0.7, "0.0003": 0.5},
-    }
+    assert json.loads(tuned.read_text())["gae"] == {"learning_rate": 1.5e-4, "scores": {"0.00015": 0.7, "0.0003": 0.5}}
 
 
 def test_an_oracle_stands_beside_the_runs_of_its_seed_after_as_many_updates(tmp_path):

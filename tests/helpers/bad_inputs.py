@@ -1,7 +1,5 @@
 """Arguments of bk.advantage() that it must refuse, with the error and its words."""
 
-from __future__ import annotations
-
 import math
 import warnings
 
@@ -134,10 +132,6 @@ BAD = {
     ],
     "layout": [
         ("layout", TypeError, "layout must come from bipace_kernels.layout"),
-        (
-            bk.layout(BATCH.group, BATCH.trajectory, BATCH.step),
-            ValueError,
-            "group must be None where a layout is given",
-        ),
+        (bk.layout(BATCH.group, BATCH.trajectory, BATCH.step), ValueError, "group must be None where a layout is"),
     ],
 }

@@ -165,9 +165,5 @@ def check_instruction_sets(labels: Callable[..., torch.Tensor]) -> None:
 def in_process(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Python code in a separate process, which can import this module."""
     path = os.pathsep.join([str(ROOT), str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-c", code, *args],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, **env},
-    )
+    env = {**os.environ, "PYTHONPATH": path, **env}
+    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, env=env)

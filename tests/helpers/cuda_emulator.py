@@ -22,15 +22,7 @@ from bipace_kernels.backends.records import Records
 ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "tests/native/emulator"
 SCHEDULES = {"forward": 0, "reverse": 1, "random": 2}
-FLAGS = [
-    "-std=c++17",
-    "-g",
-    "-fPIC",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-DBIPACE_EMULATOR",
-    "-Wno-unknown-pragmas",
-]
+FLAGS = ["-std=c++17", "-g", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wno-unknown-pragmas"]
 
 
 class EmulatorError(RuntimeError):
@@ -38,12 +30,7 @@ class EmulatorError(RuntimeError):
 
 
 def build(
-    sources: Sequence[Path],
-    out: Path,
-    *,
-    sanitize: bool = False,
-    races: bool = False,
-    includes: Path = ROOT / "csrc",
+    sources: Sequence[Path], out: Path, *, sanitize: bool = False, races: bool = False, includes: Path = ROOT / "csrc"
 ) -> Path:
     """A shared library of these kernels and the emulator's scheduler; objects newer than their sources are kept.
 
@@ -53,16 +40,12 @@ def build(
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise EmulatorError("the emulator needs g++ or clang++, and there is neither")
-    flags = [*FLAGS, "-O1" if sanitize or races else "-O2", f"-I{includes}", f"-I{EMULATOR}"]
+    flags = [*FLAGS, "-DBIPACE_EMULATOR", "-O1" if sanitize or races else "-O2", f"-I{includes}", f"-I{EMULATOR}"]
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"] if sanitize else []
     # The scheduler itself is not looked at, and has the functions that the kernels then call.
     of_kernels, of_scheduler = ([], []) if not races else (["-fsanitize=thread"], ["-D__SANITIZE_THREAD__"])
     out.mkdir(parents=True, exist_ok=True)
-    headers = [
-        *includes.glob("common/*.h"),
-        *includes.glob("cuda/*.h"),
-        *EMULATOR.glob("*.h"),
-    ]
+    headers = [*includes.glob("common/*.h"), *includes.glob("cuda/*.h"), *EMULATOR.glob("*.h")]
     newest = max(path.stat().st_mtime for path in headers)
     objects = []
     for source in [EMULATOR / "emulator.cpp", *sources]:
@@ -148,15 +131,7 @@ class Emulator:
         return "sm_90a" if self.groups else "sm_80"
 
     def launch(
-        self,
-        kernel: str,
-        grid_x: int,
-        grid_y: int,
-        threads: int,
-        shared: int,
-        words: bytes,
-        gpu: int = 0,
-        stream: int = 0,
+        self, kernel: str, grid_x: int, grid_y: int, threads: int, shared: int, words: bytes, *_gpu: int
     ) -> None:
         error = ctypes.create_string_buffer(1000)
         if self.library.bipace_emulator_launch(

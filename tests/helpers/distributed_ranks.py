@@ -129,15 +129,8 @@ def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Co
     order = np.concatenate(parts).astype(np.int64)
     ends = np.cumsum([len(part) for part in parts])
     whole = {name: take(value, order) for name, value in given.items()}
-    return (
-        whole,
-        [np.arange(end - len(part), end) for end, part in zip(ends, parts, strict=True)],
-        bk_replace(config, changes),
-    )
-
-
-def bk_replace(config: bk.Config, changes: dict[str, Any]) -> bk.Config:
-    return bk.Config(**{**{f: getattr(config, f) for f in config.__dataclass_fields__}, **changes})
+    own = [np.arange(end - len(part), end) for end, part in zip(ends, parts, strict=True)]
+    return whole, own, replace(config, **changes)
 
 
 def mixed(code: int) -> Any:
@@ -172,7 +165,7 @@ def check_advantage(group: Any, seed: int) -> str:
     mine = {name: take(value, parts[rank]) for name, value in whole.items()}
     one = ours = None
     if config.estimator == "gae" and config.share == "batch" and seed % 2:
-        config = bk_replace(config, {"share": "memory"})
+        config = replace(config, share="memory")
     if config.needs_memory:
         one, ours = bk.ValueMemory(40), bk.ValueMemory(40)
         outcome(lambda: bk.advantage(**whole, config=config, memory=one))

@@ -1,7 +1,5 @@
 """A library of arrays that knows DLPack and nothing else."""
 
-from __future__ import annotations
-
 import torch
 
 

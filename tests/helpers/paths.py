@@ -1,7 +1,5 @@
 """Folders of the checkout, for tests that read its files or start programs on its helpers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 HELPERS = Path(__file__).resolve().parent

@@ -70,12 +70,8 @@ def tables() -> dict[str, str]:
 def written(page: str) -> str:
     """The page with its tables anew."""
     made = tables()
-    return re.sub(
-        r"(<!-- table: (\S+) -->\n).*?(?=\n<!-- end -->)",
-        lambda found: found[1] + made[found[2]],
-        page,
-        flags=re.DOTALL,
-    )
+    table_of_page = r"(?s)(<!-- table: (\S+) -->\n).*?(?=\n<!-- end -->)"
+    return re.sub(table_of_page, lambda found: found[1] + made[found[2]], page)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Stands in for a sentence encoder of sentence_transformers."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -123,10 +123,8 @@ def rollout(seed: int, tokenizer: Any, groups: int = 3, size: int = 4, longest: 
         "prompts": ids[:, :width].clone(), "responses": ids[:, width:].clone(),
     }  # fmt: skip
     kinds = {
+        **dict.fromkeys(("episode_rewards", "episode_lengths", "tool_callings"), np.float32),
         "is_action_valid": bool,
-        "episode_rewards": np.float32,
-        "episode_lengths": np.float32,
-        "tool_callings": np.float32,
     }
     fields = {k: np.array(v, dtype=kinds.get(k, object)) for k, v in rows.items()}
     return DataProto.from_dict(tensors=tensors, non_tensors=fields)

@@ -7,8 +7,6 @@ several turns, in one row or in a row per step; and the rows that reach the upda
 verl's own registries.  The folder is $VERL_ON_CPU_FOLDER.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

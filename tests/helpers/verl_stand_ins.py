@@ -1,7 +1,5 @@
 """verl's configuration, a tokenizer, a tiny model and verl's FSDP engine around it, for the tests of its adapter."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -1,7 +1,5 @@
 """calibrate(): states as extract() gives them, the paper's rule, and a folder that is resumed."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

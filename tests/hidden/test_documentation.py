@@ -1,7 +1,5 @@
 """docs/hidden_states.md and docs/api.md: the code runs, the signatures are the code's, every name is explained."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

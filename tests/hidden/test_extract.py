@@ -1,7 +1,5 @@
 """Early exit: the states that Hugging Face's own hidden_states hold, out of a forward that ends after the wanted block."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import random
@@ -153,14 +151,8 @@ def test_several_positions_of_a_row(family, side):
 def test_positions_in_every_form():
     model, (ids, mask) = tm.make(), tm.prompts()
     want = bk.hidden.extract(model, ids, mask)
-    for same in (
-        -1,
-        16,
-        [16] * 5,
-        torch.full((5,), 16),
-        [[16]] * 5,
-        bk.hidden.turn_positions(torch.ones(5, 3).int(), 17),
-    ):
+    turns = bk.hidden.turn_positions(torch.ones(5, 3).int(), 17)
+    for same in (-1, 16, [16] * 5, torch.full((5,), 16), [[16]] * 5, turns):
         assert torch.equal(bk.hidden.extract(model, ids, mask, positions=same), want)
     assert bk.hidden.extract(model, ids, mask, positions=[[]] * 5).shape == (0, 48)
     mask[2] = 0
@@ -191,11 +183,8 @@ def test_rows_without_a_token_are_zeros():
     rows = bk.hidden.extract(model, ids, mask)
     assert torch.equal(rows[2], torch.zeros(48))
     assert distance(rows[[0, 1, 3, 4]], wanted(model, ids, mask)[[0, 1, 3, 4]]) < 1e-5
-    for none in (
-        bk.hidden.extract(model, ids, 0 * mask),
-        bk.hidden.extract(model, [[], []]),
-        bk.hidden.extract(model, []),
-    ):
+    for prompts in ((ids, 0 * mask), ([[], []],), ([],)):
+        none = bk.hidden.extract(model, *prompts)
         assert none.shape[1] == 48 and not none.any()
     assert bk.hidden.extract(model, ids[:0], mask[:0]).shape == (0, 48)
 
@@ -348,13 +337,7 @@ def test_rotary_tables_that_grow_stay_usable_for_training():
 def marks(model):
     """Everything about the modules that extract() could leave changed, by identity and in order."""
     return [
-        (
-            id(m),
-            m.training,
-            [(n, id(c)) for n, c in m._modules.items()],
-            len(m._forward_hooks),
-            len(m._forward_pre_hooks),
-        )
+        (id(m), m.training, list(m._modules.items()), len(m._forward_hooks), len(m._forward_pre_hooks))
         for m in model.modules()
     ]
 

@@ -1,7 +1,5 @@
 """Ulysses: ranks that each see a slice of one packed row, and all of its states on every rank."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

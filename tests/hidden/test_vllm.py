@@ -308,11 +308,7 @@ def test_hostile_headers_are_refused(tmp_path, change):
     ("stored", "prompt", "message"),
     [
         (states(4, 2), range(4), "0.safetensors holds 2 layers, but 1 are expected: the engine was started with other"),
-        (
-            states(3),
-            range(4),
-            "holds states of 3 tokens and 4 token ids, for a prompt of 4; .*enable_prefix_caching=False",
-        ),
+        (states(3), range(4), "states of 3 tokens and 4 token ids, for a prompt of 4; .*enable_prefix_caching=False"),
         (states(4), range(5), "holds states of 4 tokens and 4 token ids, for a prompt of 5"),
         (states(4), (0, 1, 2, 9), "0.safetensors holds other tokens than the prompt of its output"),
         (states(4)[:, 0], range(4), r"must be a safetensors file with hidden_states \[tokens, layers, D\]"),
@@ -344,12 +340,7 @@ def test_other_files_and_widths_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("outputs", "lengths", "kind", "message"),
     [
-        (
-            [{"kv_transfer_params": None}],
-            None,
-            ValueError,
-            r"outputs\[0\] must have kv_transfer_params .*got None in dict",
-        ),
+        ([{"kv_transfer_params": None}], None, ValueError, r"outputs\[0\] must have kv_transfer_params .*None in dict"),
         ([object()], None, ValueError, "start the engine with engine_arguments"),
         ([], None, TypeError, "outputs must be a list of at least one finished request"),
         ("0.safetensors", None, TypeError, "put a single one into a list, and use follow"),

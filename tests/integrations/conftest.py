@@ -1,7 +1,5 @@
 """What tests of several trainers start from."""
 
-from __future__ import annotations
-
 import os
 import re
 

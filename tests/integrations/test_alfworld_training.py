@@ -109,11 +109,8 @@ def test_a_broken_game_is_skipped_and_named_and_a_list_of_games_decides_the_spli
     assert sum(len(tasks_of(tmp_path / "own", side)) for side in ("train", "test")) == 3
     assert not list((tmp_path / "own").glob("put-knife*"))
     named = tmp_path / "games.json"
-    sides = {
-        "train": ["put-apple-shelf/a", "put-knife-shelf/a"],
-        "test": ["put-mug-desk/a"],
-        "not used": ["put-mug-bed/a"],
-    }
+    sides = {"train": ["put-apple-shelf/a", "put-knife-shelf/a"], "test": ["put-mug-desk/a"], "not used": []}
+    sides["not used"].append("put-mug-bed/a")
     named.write_text(json.dumps(sides))
     assert prepare(tmp_path / "raw", tmp_path / "named", print, named) == [broken]
     for side, name in (("train", "put-apple-shelf.a.json.gz"), ("test", "put-mug-desk.a.json.gz")):

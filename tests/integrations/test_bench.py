@@ -1,7 +1,5 @@
 """`python -m bench trainer_steps` runs with the real trainers. No timing decides."""
 
-from __future__ import annotations
-
 import json
 import math
 

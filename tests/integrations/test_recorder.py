@@ -23,11 +23,8 @@ from verl_stand_ins import Words, of
 import bipace_kernels as bk
 from bipace_kernels.cli import inspector
 
-IDS = {
-    "group": torch.tensor([0, 0, 0, 1, 1]),
-    "trajectory": torch.tensor([0, 0, 1, 2, 3]),
-    "step": torch.tensor([0, 1, 0, 0, 0]),
-}
+IDS = {"group": [0, 0, 0, 1, 1], "trajectory": [0, 0, 1, 2, 3], "step": [0, 1, 0, 0, 0]}
+IDS = {name: torch.tensor(column) for name, column in IDS.items()}
 RECORDS = {**IDS, "rewards": torch.tensor([0.0, 1.0, 0.5, 0.0, 1.0])}
 OBSERVATIONS, ACTIONS = ["room", "hall", "room", "</script>", "roof"], ["go", "take", "wait", "<b>", ""]
 

@@ -1,7 +1,5 @@
 """What the adapters share: keys of turns, entries per turn, functions that give way."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import warnings
@@ -285,11 +283,12 @@ def test_an_embedder_has_its_own_epsilon_where_none_is_set(settings, epsilon, mo
 def test_settings_of_gae_are_those_of_its_configuration():
     """What each value needs; and no ε, neither in the configuration nor chosen nor logged."""
     own = {"on_invalid": "singleton", "duplicates": "once"}
+    neither = (False, False)
     for value, needs in (
         (None, (True, False)),
         ("kernel", (True, False)),
         ("cluster", (False, True)),
-        ("group", (False,) * 2),
+        ("group", neither),
     ):
         settings = Settings.of({"method": "gae", "value": value, "epsilon": "auto"})
         assert (settings.config().needs_fingerprint, settings.config().needs_observation) == needs

@@ -1,7 +1,5 @@
 """Continuations for the truth of a model's states: the fast way is the model's own forward, and plays as the example does."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

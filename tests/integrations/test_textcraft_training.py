@@ -1,7 +1,5 @@
 """The TextCraft example with the real trainer: rollouts are the policy's own, and a run comes back from its JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -255,11 +253,8 @@ def test_a_warm_start_goes_on_after_the_lesson_that_it_finished(tokenizer, split
     drawn[:] = [None] * 33
     model, history = lessons_of()
     assert drawn[33:] == [True] * 32
-    assert [(row["lesson"], row["update"]) for row in history] == [
-        ("own commands", 1),
-        ("own commands", 2),
-        ("all commands", 1),
-    ]
+    assert [row["lesson"] for row in history] == ["own commands", "own commands", "all commands"]
+    assert [row["update"] for row in history] == [1, 2, 1]
     assert all(p.dtype == torch.float32 and torch.equal(p, p.bfloat16().float()) for p in model.parameters())
 
 

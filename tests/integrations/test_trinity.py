@@ -43,10 +43,8 @@ def experiences(seed: int = 0, **left_out: bool) -> list[Experience]:
             rewards = [float(rng.randint(0, 2)) for _ in calls]
             for step, reward in zip(calls, rewards, strict=True):
                 state = f"room {rng.randint(0, 1)}"
-                prompt, answer = (
-                    TOKENIZER(f"task {task}: {state}")["input_ids"],
-                    TOKENIZER(rng.choice(ACTIONS))["input_ids"],
-                )
+                prompt = TOKENIZER(f"task {task}: {state}")["input_ids"]
+                answer = TOKENIZER(rng.choice(ACTIONS))["input_ids"]
                 info = {"step_reward": reward, "observation": state, "env_state_hash": f"{task} {state}"}
                 found.append(
                     Experience(
@@ -278,10 +276,7 @@ def test_a_hash_of_an_experience_of_several_turns_is_no_observation(recwarn):
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        (
-            {"tokenizer": None},
-            r"advantage_fn_args\.tokenizer must be given, got None: set it to \$\{model\.model_path\}",
-        ),
+        ({"tokenizer": None}, r"\.tokenizer must be given, got None: set it to \$\{model\.model_path\}"),
         ({"omega": 1.0}, r"advantage_fn_args\.omega is not a setting of BiPACE; the settings are method"),
         ({"method": "ppo"}, r"advantage_fn_args\.method must be one of grpo"),
         ({"embedder": "actor_hidden"}, "embedder=actor_hidden has no hidden states: Trinity-RFT computes advantages"),

@@ -1,7 +1,5 @@
 """BiPACE in TRL on two processes (gloo): prompt groups that lie on both of them, and the advantages of one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -45,16 +43,11 @@ def ranks(tmp_path_factory):
 
 def run(folder, ways, **more):
     paths = os.pathsep.join([str(Path(bk.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        "TRL_EXPERIMENTAL_SILENCE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": paths,
-    }
+    environment = {"OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(HELPERS / "trl_ranks.py"),
          str(folder), json.dumps(ways)],
-        env={**os.environ, **environment, **more}, capture_output=True, text=True, timeout=220, check=False,
+        env={**os.environ, **environment, "PYTHONPATH": paths, **more}, capture_output=True, text=True, timeout=220, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]

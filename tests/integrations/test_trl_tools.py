@@ -121,12 +121,8 @@ class Shrinking(Walk):
 
 @pytest.mark.parametrize("on_invalid", ["singleton", "raise"])
 def test_a_log_that_fits_no_turns_sets_its_row_aside(tmp_path, records, on_invalid):
-    scripts = [
-        [NORTH, SOUTH, answer("done")],
-        [NORTH, answer("done")],
-        [NORTH, NORTH, answer("so")],
-        [NORTH, answer("so")],
-    ]
+    done, so = answer("done"), answer("so")
+    scripts = [[NORTH, SOUTH, done], [NORTH, done], [NORTH, NORTH, so], [NORTH, so]]
     options = {"environment": Shrinking, "bipace_embedder": "ngram", "bipace_on_invalid": on_invalid}
     if on_invalid == "raise":
         with pytest.raises(ValueError, match="step_rewards of row 0 does not match its 3 turns: entries were removed"):
@@ -209,18 +205,13 @@ def test_keys_of_tool_calls_are_name_and_arguments_in_order(tmp_path, records):
     found = [of_row(given, "action_key", row) for row in range(4)]
     wanted = key(json.dumps(["go", {"direction": "north", "steps": 2}], separators=(",", ":")))
     assert found[0] == found[1] == [wanted, key("done")]
-    assert found[2] == [
-        key('["go",{"direction":"north","steps":3}]'),
-        int(bk.action_keys(["<action>wait</action>"])[0]),
-    ]
+    tag = int(bk.action_keys(["<action>wait</action>"])[0])
+    assert found[2] == [key('["go",{"direction":"north","steps":3}]'), tag]
     assert given["action_parsed"].all()
     metrics = trainer._metrics["train"]
     shares = {name: metrics[f"bipace/action_key/{name}"] for name in ("tool_call", "action_tag", "text")}
-    assert shares == {
-        "tool_call": [pytest.approx(3 / 7)],
-        "action_tag": [pytest.approx(1 / 7)],
-        "text": [pytest.approx(3 / 7)],
-    }
+    wanted = {"tool_call": 3 / 7, "action_tag": 1 / 7, "text": 3 / 7}
+    assert shares == {name: [pytest.approx(share)] for name, share in wanted.items()}
 
 
 def test_actions_that_cannot_be_told_apart_are_warned_of(tmp_path):

@@ -1,7 +1,5 @@
 """BiPACE in TRL: real updates, and the advantages of each batch against bk.advantage() on its records, bit for bit."""
 
-from __future__ import annotations
-
 import json
 import logging
 from functools import partial
@@ -494,35 +492,15 @@ def test_epsilon_follows_and_a_run_that_resumes_has_the_bits_of_the_one_that_wen
 def test_a_command_line_and_a_yaml_file(tmp_path):
     parser = HfArgumentParser(BiPACEGRPOConfig)
     line = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
-    (args,) = parser.parse_args_into_dataclasses(
-        [
-            *line,
-            "--bipace_method",
-            "bigpo",
-            "--bipace_epsilon",
-            "auto",
-            "--bipace_layer",
-            "-12",
-            "--bipace_step_norm",
-            "std",
-        ]
-    )
+    words = "--bipace_method bigpo --bipace_epsilon auto --bipace_layer -12 --bipace_step_norm std"
+    (args,) = parser.parse_args_into_dataclasses([*line, *words.split()])
     assert args.settings == Settings(method="bigpo", epsilon="auto", layer=-12, step_norm="std")
     (args,) = parser.parse_args_into_dataclasses([*line, "--bipace_epsilon", "0.2", "--bipace_layer", "block 3"])
     assert args.settings == Settings(epsilon=0.2, layer="block 3")
     (args,) = parser.parse_args_into_dataclasses(line)
     assert args.settings == Settings()
-    gae = [
-        "--bipace_method",
-        "gae",
-        "--bipace_value",
-        "kernel",
-        "--bipace_kernel_time",
-        "0",
-        "--bipace_gae_lambda",
-        "0.9",
-    ]
-    (args,) = parser.parse_args_into_dataclasses([*line, *gae, "--bipace_step_norm", "group"])
+    words = "--bipace_method gae --bipace_value kernel --bipace_kernel_time 0 --bipace_gae_lambda 0.9 --bipace_step_norm group"
+    (args,) = parser.parse_args_into_dataclasses([*line, *words.split()])
     assert args.settings == Settings(method="gae", value="kernel", kernel_time=0.0, gae_lambda=0.9, step_norm="group")
     file = tmp_path / "run.yaml"
     file.write_text(
@@ -541,18 +519,12 @@ def config(**options):
     ("options", "message"),
     [
         ({"bipace_method": "ppo"}, "bipace_method must be one of grpo, gigpo"),
-        (
-            {"bipace_epsilon": "wide"},
-            r"bipace_epsilon must be a number 0 or in \[1e-4, 1\], 'auto' or 'follow', got 'wide'",
-        ),
+        ({"bipace_epsilon": "wide"}, r"bipace_epsilon must be a number 0 or .*, 'auto' or 'follow', got 'wide'"),
         ({"bipace_epsilon": 3.0}, "epsilon"),
         ({"bipace_gamma": 2.0}, "gamma"),
         ({"bipace_embedder": "bert"}, "bipace_embedder must be one of auto"),
         ({"scale_rewards": "batch"}, "scale_rewards='batch' has no counterpart"),
-        (
-            {"scale_rewards": "batch", "bipace_method": "gae", "bipace_episode_weight": 1.0},
-            "scale_rewards='batch' has no",
-        ),
+        ({"scale_rewards": "batch", "bipace_method": "gae", "bipace_episode_weight": 1.0}, "='batch' has no"),
         (
             {"bipace_memory_rows": 5},
             "bipace_memory_rows has no effect with these settings of method bipace; leave it out, or set method to gae and share",
@@ -561,10 +533,7 @@ def config(**options):
             {"bipace_gae_lambda": 0.5},
             "bipace_gae_lambda has no effect with these settings of method bipace; leave it out, or set method to gae",
         ),
-        (
-            {"bipace_method": "gae", "bipace_kernel_time": -1.0},
-            "bipace_kernel_time must be a number finite and above 0",
-        ),
+        ({"bipace_method": "gae", "bipace_kernel_time": -1.0}, "bipace_kernel_time must be a number finite"),
         ({"num_generations": 1}, "GRPO requires at least 2 generations"),
     ],
 )

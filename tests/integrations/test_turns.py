@@ -1,7 +1,5 @@
 """Turns: what a mask says, against a loop over its tokens."""
 
-from __future__ import annotations
-
 import torch
 from bipace_kernels.integrations._turns import Turns
 from hypothesis import given

@@ -1,7 +1,5 @@
 """verl with BiPACE: its plugin, its configuration, and the v0 driver's compute_advantage() on a DataProto."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
@@ -110,12 +108,8 @@ def test_the_paper_s_runs_are_configurations(name):
     settings = settings_of(cfg.algorithm)
     assert (cfg.actor_rollout_ref.rollout.n, settings.layer, settings.epsilon) == PAPER[name]
     assert cfg.algorithm.adv_estimator == "bipace"
-    assert (settings.method, settings.estimator, settings.gamma, settings.step_weight) == (
-        "bipace",
-        "q_style",
-        0.95,
-        1.0,
-    )
+    assert (settings.method, settings.estimator) == ("bipace", "q_style")
+    assert (settings.gamma, settings.step_weight) == (0.95, 1.0)
     assert (settings.embedder, settings.action_key_mode, settings.n_action_tokens) == ("actor_hidden", "action_tag", 8)
 
 
@@ -127,15 +121,8 @@ def test_two_pluses_set_a_key_with_and_without_a_configuration(before):
 
 @pytest.mark.slow
 def test_configuration_on_the_command_line(installed):
-    arguments = [
-        SEARCH,
-        "+bipace=webshop_1_5b",
-        "+algorithm.bipace.step_norm=std",
-        "--cfg",
-        "job",
-        "-p",
-        "algorithm.bipace",
-    ]
+    changes = [SEARCH, "+bipace=webshop_1_5b", "+algorithm.bipace.step_norm=std"]
+    arguments = [*changes, "--cfg", "job", "-p", "algorithm.bipace"]
     out = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *arguments], env=installed, capture_output=True, text=True,
         timeout=120, check=True,

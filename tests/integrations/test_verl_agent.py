@@ -186,18 +186,15 @@ def test_off_means_that_nothing_is_touched(tmp_path, tokenizer):
     config = config_of(tmp_path)
     assert Settings.of(config) is None
     trainer = trainer_of(config, tokenizer, rollout(0, tokenizer))
+
+    def functions():
+        return ray_trainer.compute_advantage, ray_trainer.core_gigpo.compute_step_discounted_returns
+
     seen, fit = [], ray_trainer.RayPPOTrainer.fit
     trainer.actor_rollout_wg.update_actor = lambda batch: (
-        seen.append(
-            (
-                ray_trainer.compute_advantage,
-                ray_trainer.core_gigpo.compute_step_discounted_returns,
-                list(batch.batch.keys()),
-            )
-        )
-        or DataProto(meta_info={"metrics": {}})
+        seen.append((*functions(), list(batch.batch.keys()))) or DataProto(meta_info={"metrics": {}})
     )
-    before = ray_trainer.compute_advantage, ray_trainer.core_gigpo.compute_step_discounted_returns
+    before = functions()
     attach(type(trainer), Settings.of(config))
     assert type(trainer).fit is fit
     trainer.fit()
@@ -476,16 +473,9 @@ def test_hidden_states_that_are_missing_or_of_another_batch(ready):
 
 @pytest.mark.parametrize("cause", ["actor_rollout_ref.actor.use_invalid_action_penalty", "algorithm.use_kl_in_reward"])
 def test_base_group_needs_one_score_per_trajectory(tmp_path, cause):
-    one = {
-        "actor_rollout_ref.actor.use_invalid_action_penalty": False,
-        "algorithm.use_kl_in_reward": False,
-        cause: True,
-    }
-    overrides = [
-        "algorithm.gigpo.bisim_grouping=True",
-        "algorithm.hgpo.base_group=True",
-        *(f"{k}={v}" for k, v in one.items()),
-    ]
+    causes = {"actor_rollout_ref.actor.use_invalid_action_penalty": False, "algorithm.use_kl_in_reward": False}
+    overrides = ["algorithm.gigpo.bisim_grouping=True", "algorithm.hgpo.base_group=True"]
+    overrides += [f"{k}={v}" for k, v in {**causes, cause: True}.items()]
     with pytest.raises(ValueError, match=r"base_group=True needs one score .*use_invalid_action_penalty=False"):
         Settings.of(config_of(tmp_path, *overrides, hgpo=True))
 

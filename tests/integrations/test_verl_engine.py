@@ -4,8 +4,6 @@ The engine is verl's own class from forward_backward_batch() on; building it nee
 the model is not sharded (bipace_kernels.hidden has its own tests of FSDP).
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import nullcontext
 

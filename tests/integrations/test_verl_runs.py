@@ -4,8 +4,6 @@ Real: Ray, TransferQueue, data loader, agent loop workers, reward loop, replay b
 log-probs, PPO loss), synchronisation of weights, metrics.  verl_on_cpu.py has what is not.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

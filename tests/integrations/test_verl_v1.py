@@ -5,8 +5,6 @@ its FSDP engine from forward_backward_batch() on, and its PPO loss.  Stand-ins: 
 put them), the worker group (it calls the engine in this process), the sampler.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

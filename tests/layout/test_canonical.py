@@ -1,7 +1,5 @@
 """Values as text for other ranks: equal exactly where Python's equality, which numbers them, says so."""
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections import namedtuple

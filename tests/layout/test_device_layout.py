@@ -1,7 +1,5 @@
 """Layouts of ids on a GPU, and of host ids for tensors on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from batches import make_batch

@@ -1,7 +1,5 @@
 """Layouts: processing order, offsets, identity."""
 
-from __future__ import annotations
-
 import pickle
 import uuid
 

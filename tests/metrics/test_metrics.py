@@ -1,7 +1,5 @@
 """Metrics, value R², the choice of ε: definitions restated naively."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

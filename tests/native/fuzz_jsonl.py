@@ -29,62 +29,16 @@ from bipace_kernels.cli.rollouts import Columns, Rollouts, read
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "data"
 FIELDS = ("task_id", "rollout", "step", "observation", "reward", "action", "valid", "success", "fingerprint", "extra")
+NUMBERS = "NaN Infinity -Infinity null true false 0.5 -1 3 -0.0 1e999 9223372036854775808 -9223372036854775809"
 FRAGMENTS = (
-    *(
-        "NaN",
-        "Infinity",
-        "-Infinity",
-        "null",
-        "true",
-        "false",
-        "0.5",
-        "-1",
-        "3",
-        "-0.0",
-        "1e999",
-        "1" * 400,
-        "9" * 5000,
-    ),
-    *(
-        "9223372036854775808",
-        "-9223372036854775809",
-        '"3"',
-        '""',
-        '"\\ud800"',
-        '"\\u0000"',
-        '"\\ud83d\\ude00"',
-        '"',
-        "\\",
-    ),
-    *(
-        "[]",
-        "{}",
-        "[1, 2]",
-        '[1, "a"]',
-        "[NaN, 1]",
-        "[1e999]",
-        "[" + "9" * 400 + "]",
-        "[1.0, 1" + "0" * 400 + "]",
-        "[1e300, -0.0, 1]",
-        '{"a": {"a": 1}}',
-        '{"\\ud800": 1}',
-    ),
+    *NUMBERS.split(),
+    *("1" * 400, "9" * 5000, "[" + "9" * 400 + "]", "[1.0, 1" + "0" * 400 + "]"),
+    *('"3"', '""', '"\\ud800"', '"\\u0000"', '"\\ud83d\\ude00"', '"', "\\"),
+    *("[]", "{}", "[1, 2]", '[1, "a"]', "[NaN, 1]", "[1e999]", "[1e300, -0.0, 1]", '{"a": {"a": 1}}', '{"\\ud800": 1}'),
     *("[" * 3000, "[" * 200_000, '{"a":' * 3000, ",", ":", "}", "\x00", "\ufeff", "\u2028"),
 )
-RAW = (
-    b"\xff",
-    b"\xc3",
-    b"\xed\xa0\x80",
-    b"\xef\xbb\xbf",
-    b"\x1f\x8b",
-    b"\r",
-    b"\n",
-    b"\r\n",
-    b"\x00",
-    b"\xff\xfe",
-    b"  ",
-    b"\x0c",
-)
+HEXADECIMAL = "ff c3 eda080 efbbbf 1f8b 0d 0a 0d0a 00 fffe 2020 0c"
+RAW = [bytes.fromhex(word) for word in HEXADECIMAL.split()]
 
 
 def real_lines() -> list[bytes]:

@@ -1,7 +1,5 @@
 """Partitions by observations and histories against the reference: ragged, long, repeated steps, records set aside."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -22,16 +22,8 @@ TOOLS = ("cmake", "ninja")
 
 def build(folder: Path, path: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": path, "BIPACE_BUILD_DIR": str(folder / "build"), "BIPACE_CUDA": "0"}
-    command = [
-        sys.executable,
-        "setup.py",
-        "-q",
-        "build_ext",
-        "--build-lib",
-        str(folder / "lib"),
-        "--build-temp",
-        str(folder),
-    ]
+    folders = ["--build-lib", str(folder / "lib"), "--build-temp", str(folder)]
+    command = [sys.executable, "setup.py", "-q", "build_ext", *folders]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 

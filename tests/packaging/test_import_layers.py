@@ -17,17 +17,8 @@ ALLOWED = {
     "triton": SHARED | {"backends.triton_loader"},
     "cuda": SHARED | {"backends.cuda_loader", "backends.triton", "support.files"},
 }
-OPTIONAL = {
-    "typer",
-    "rich",
-    "pyarrow",
-    "matplotlib",
-    "jinja2",
-    "sklearn",
-    "transformers",
-    "sentence_transformers",
-    "threadpoolctl",
-}
+OPTIONAL = {"typer", "rich", "pyarrow", "matplotlib", "jinja2", "sklearn", "threadpoolctl"}
+OPTIONAL |= {"transformers", "sentence_transformers"}
 
 
 def imported(path: Path, *, of_module_only: bool = False) -> set[str]:

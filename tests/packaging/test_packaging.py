@@ -265,10 +265,7 @@ main(sys.argv[1:])
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.json", "bench.md", "bench.png"}
     assert "bipace_kernels" in bipace("info", "--json").stdout
     done = bipace("bench", "gpu")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: bench gpu needs a checkout of the repository\n",
-    )
+    assert (done.returncode, done.stderr) == (2, "error: bench gpu needs a checkout of the repository\n")
     assert "there is no" in bipace("bench", "drift").stderr, "its sample of rollouts stays in the repository"
 
 

@@ -1,7 +1,5 @@
 """The runner of the checks: what it makes of logs and exit statuses, and its last line."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 

@@ -1,7 +1,5 @@
 """when_imported(): calls once after another package imports its own module, never before."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

@@ -3,8 +3,6 @@
 The stages are stand-ins (stand_ins.py): those of the cpu backend, so all must be equal to the bit.
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 from dataclasses import replace
@@ -94,11 +92,7 @@ def test_given_returns_and_no_rows(name):
     for changes in (
         {"returns": returns},
         {"episode_return": episode},
-        {
-            "returns": returns,
-            "episode_return": episode,
-            "rewards": BATCH.rewards if config.estimator == "gae" else None,
-        },
+        {"returns": returns, "episode_return": episode, **({} if config.estimator == "gae" else {"rewards": None})},
     ):
         assert_same(*both(config, **changes))
         for argument in ("returns", "episode_return"):

@@ -1,7 +1,5 @@
 """Config: presets, ranges, pairs that make no sense."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """advantage() with its kernels where the tensors are, against the reference; graphs, streams and waiting on a real GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -8,8 +8,6 @@ record   rollout  step  observation  action  reward   R      cluster (exact)
 4        1        1     b            z       0        0      b
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -111,13 +109,9 @@ def test_hgpo_with_base_group(backend):
 
 def test_history(backend):
     """The last two observations: (a), (a, b), (b, c), (a), (a, b)."""
-    result = run(bk.Config(partition="history", estimator="mean", history_length=1), backend)
-    assert result.cluster.tolist() == [0, 1, 2, 0, 1]
-    result = run(
-        bk.Config(partition="history", estimator="mean", history_length=1),
-        backend,
-        observation=["a", "b", "b", "b", "b"],
-    )
+    config = bk.Config(partition="history", estimator="mean", history_length=1)
+    assert run(config, backend).cluster.tolist() == [0, 1, 2, 0, 1]
+    result = run(config, backend, observation=list("abbbb"))
     assert result.cluster.tolist() == [0, 1, 2, 3, 2]  # (a), (a, b), (b, b), (b), (b, b)
 
 
@@ -131,11 +125,8 @@ def test_greedy_clusters_in_the_plane(backend):
     assert bk.cluster(x[[1, 0, 2]], [0] * 3, epsilon, backend=backend).tolist() == [0, 0, 1]
     assert bk.cluster(x[[1, 2, 0]], [0] * 3, epsilon, backend=backend).tolist() == [0, 0, 1]
     # The length of a row says nothing.
-    assert bk.cluster(x * torch.tensor([[1.0], [1e-20], [3e20]]), [0] * 3, epsilon, backend=backend).tolist() == [
-        0,
-        0,
-        1,
-    ]
+    lengths = torch.tensor([[1.0], [1e-20], [3e20]])
+    assert bk.cluster(x * lengths, [0] * 3, epsilon, backend=backend).tolist() == [0, 0, 1]
 
 
 def test_the_oldest_of_equally_near_clusters_wins(backend):

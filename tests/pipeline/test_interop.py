@@ -1,7 +1,5 @@
 """Arrays of other libraries go into bk.advantage() without a copy, and results come back as what came in."""
 
-from __future__ import annotations
-
 import operator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pickles of an earlier version load: they name modules that have moved, and hold no attribute that came later."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

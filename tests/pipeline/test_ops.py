@@ -1,7 +1,5 @@
 """torch.ops.bipace: opcheck, the same values as the stages, errors; torch.compile gives the same bits."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math
@@ -217,17 +215,12 @@ def test_without_fullgraph_lists_and_ids_still_work():
 
 WRONG = [
     ("cluster_cosine", {"order": lambda t: t.int()}, TypeError, "order must be torch.int64, got torch.int32"),
-    (
-        "cluster_cosine",
-        {"group_offsets": lambda t: t[:-1]},
-        ValueError,
-        r"group_offsets must have shape \[G\+1\] with G",
-    ),
+    ("cluster_cosine", {"group_offsets": lambda t: t[:-1]}, ValueError, r"group_offsets must have shape \[G\+1\] with"),
     (
         "cluster_cosine",
         {"taken": lambda t: t[:-1]},
         ValueError,
-        r"taken must have shape \[M\] with M = .* as order has it",
+        r"taken must have shape \[M\] with M = .* as order has",
     ),
     ("cluster_cosine", {"fingerprint": lambda t: t.double()}, TypeError, "fingerprint must be .* got torch.float64"),
     ("step_advantage", {"labels": lambda t: t[None]}, ValueError, r"labels must have shape \[M\], got"),

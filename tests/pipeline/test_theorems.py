@@ -1,7 +1,5 @@
 """What must hold whatever the data: the paper's identities and the project's promises, over the whole pipeline."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

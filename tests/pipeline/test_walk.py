@@ -1,7 +1,5 @@
 """The walk of one call: through how many of the package's functions and modules advantage() goes on the CPU."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

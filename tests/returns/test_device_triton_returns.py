@@ -1,7 +1,5 @@
 """Discounted returns, trajectory returns and invalid trajectories against the CPU and the reference."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
