@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import pickle
 import random
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from action_texts import GOLDEN_IDS, MODES, TABLE, key, spelt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import slow
-from ragged import BACKEND, room, sentinels
+from ragged import BACKEND, nothing_waits, room, sentinels
 from ragged import stage as stage_of
 
 import bipace_kernels as bk
@@ -227,15 +225,9 @@ def test_every_dtype_and_stride(device, mode):
     for kind in kinds:
         assert ours(kind, device, **options) == want
     for kind in kinds[:6]:  # on the CPU the public function converts them
-        keys, parsed, _ = stage.hash_token_ids(
-            kind,
-            None,
-            torch.ones(kind.shape, dtype=torch.int16, device=device),
-            *TABLE.on(device),
-            mode=mode,
-            n=8,
-            longest_row=kind.shape[1],
-        )
+        mask = torch.ones(kind.shape, dtype=torch.int16, device=device)
+        how = {"mode": mode, "n": 8, "longest_row": kind.shape[1]}
+        keys, parsed, _ = stage.hash_token_ids(kind, None, mask, *TABLE.on(device), **how)
         assert (keys.tolist(), parsed.tolist()) == want
 
 
@@ -318,24 +310,11 @@ def test_outside_is_the_lowest_flat_position(device):
     assert flat[1].tolist() == [True, False, False]
 
 
-@contextlib.contextmanager
-def no_waiting(device: torch.device) -> Iterator[None]:
-    """On a GPU an error for every operation that would wait for it."""
-    if device.type != "cuda":
-        yield
-        return
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_nobody_waits_for_the_device(device):
     there = MATRIX.to(device)
     mask = torch.ones_like(there)
     rows = list(there)
-    with no_waiting(device):
+    with nothing_waits(device):
         for mode in MODES:
             for responses, valid in ((there, mask), (rows, list(mask)), (MATRIX.numpy(), mask)):
                 options = {"mode": mode, "mask": valid, "token_bytes": TABLE}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from bipace_kernels.backends import schema
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
+CSRC = ROOT / "csrc"
 CONSTANTS = [
     ("common/greedy.h", "kBand", schema.BAND),
     ("cpu/critic.h", "kLongestBlock", schema.LONGEST),

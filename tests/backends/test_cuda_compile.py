@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import benchmarks
 import pytest
 from nvrtc import Nvrtc, nvrtc
+from paths import ROOT
 
 from bipace_kernels.backends.cuda import _cupy, _launch
 
-resources = importlib.import_module(
-    "bipace_kernels.bench.cuda_resources"
-    if importlib.util.find_spec("bipace_kernels.bench")
-    else "bench.cuda_resources"
-)
-cuobjdump = importlib.import_module(resources.__name__.replace("cuda_resources", "resources")).cuobjdump
-ROOT = Path(__file__).resolve().parents[2]
+resources, cuobjdump = benchmarks.module("cuda_resources"), benchmarks.module("resources").cuobjdump
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 needs_nvcc = pytest.mark.skipif(
     NVCC is None, reason="needs nvcc, which is neither on the PATH nor in /usr/local/cuda/bin"

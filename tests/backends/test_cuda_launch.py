@@ -7,15 +7,14 @@ import re
 import shutil
 import struct
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from paths import ROOT
 
 from bipace_kernels.backends.cuda import _launch
 
-ROOT = Path(__file__).resolve().parents[2]
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
 

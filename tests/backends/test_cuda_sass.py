@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import shutil
 from pathlib import Path
 
+import benchmarks
 import pytest
 from nvrtc import Nvrtc, nvrtc
 
 from bipace_kernels.backends.cuda import _cupy, _launch
 
-sass = importlib.import_module(
-    "bipace_kernels.bench.sass" if importlib.util.find_spec("bipace_kernels.bench") else "bench.sass"
-)
+sass = benchmarks.module("sass")
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 MOST = 90  # instructions of a decision that joins one of at most 128 clusters
 

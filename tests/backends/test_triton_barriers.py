@@ -7,21 +7,11 @@ thread meets its own elements, which is so where both are tensors of one shape.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 from dataclasses import dataclass, field
 
 import pytest
-
-triton = pytest.importorskip("triton")
-
-resources = importlib.import_module(
-    "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
-)
-
-if triton.knobs.runtime.interpret:
-    pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled", allow_module_level=True)
+from compiled_triton import resources
 
 LAUNCHES = [launch for launch in resources.launches() if launch.runs_on(90)]
 WITH_BARRIERS = ("_scan_groups", "key_kernel")

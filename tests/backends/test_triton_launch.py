@@ -10,18 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from compiled_triton import resources
 
-triton = pytest.importorskip("triton")
-
-import bipace_kernels as bk  # noqa: E402
-from bipace_kernels.backends import triton_loader  # noqa: E402
-
-resources = importlib.import_module(
-    "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
-)
-
-if triton.knobs.runtime.interpret:
-    pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled", allow_module_level=True)
+import bipace_kernels as bk
+from bipace_kernels.backends import triton_loader
 
 ARCH = 90
 

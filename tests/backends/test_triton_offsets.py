@@ -11,16 +11,7 @@ import importlib.util
 import re
 
 import pytest
-
-triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
-
-resources = importlib.import_module(
-    "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
-)
-
-if triton.knobs.runtime.interpret:
-    pytest.skip("TRITON_INTERPRET=1: kernels are interpreted, not compiled", allow_module_level=True)
+from compiled_triton import resources, tl, triton
 
 LAUNCHES = [launch for launch in resources.launches() if launch.runs_on(90)]
 STRIDED = [

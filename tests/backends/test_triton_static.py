@@ -2,11 +2,11 @@
 
 import ast
 import importlib
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-PACKAGE = Path(__file__).resolve().parents[2] / "bipace_kernels" / "backends" / "triton"
+PACKAGE = ROOT / "bipace_kernels" / "backends" / "triton"
 FILES = sorted(PACKAGE.glob("*.py"))
 TREES = {path.stem: ast.parse(path.read_text()) for path in FILES}
 

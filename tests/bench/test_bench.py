@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 import torch
+from benchmarks import PACKAGE, module
 
 import bipace_kernels as bk
 
-# Installed it is bipace_kernels.bench, in a checkout the top-level folder `bench`.
-PACKAGE = "bipace_kernels.bench" if importlib.util.find_spec("bipace_kernels.bench") else "bench"
 pytest.importorskip(PACKAGE)
-run = importlib.import_module(f"{PACKAGE}.__main__")
-competitors = importlib.import_module(f"{PACKAGE}.competitors")
-measure = importlib.import_module(f"{PACKAGE}.measure")
-memory = importlib.import_module(f"{PACKAGE}.memory")
-roofline = importlib.import_module(f"{PACKAGE}.roofline")
-stages = importlib.import_module(f"{PACKAGE}.stages")
-workloads = importlib.import_module(f"{PACKAGE}.workloads")
+run, competitors, measure, memory, roofline, stages, workloads = map(
+    module, ("__main__", "competitors", "measure", "memory", "roofline", "stages", "workloads")
+)
 
 TINY = workloads.TINY
-
-ROW = {
-    "stage": str, "workload": str, "side": str, "shape": str, "dtype": str, "kind": str,
-    "median_ms": (float, type(None)),
-    "iqr_ms": (float, type(None)), "cpu_ms": (float, type(None)), "rounds": int, "bytes": int, "flop": int,
-    "gb_s": (float, type(None)),
-    "copy_percent": (float, type(None)), "gflop_s": (float, type(None)), "gemm_percent": (float, type(None)),
-    "ratio": (float, type(None)), "agreement": str, "note": str,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +54,9 @@ def test_json_schema(everything: tuple[Path, dict[str, Any]]) -> None:
         assert found["machine"][name]
     assert all(value > 0 for value in found["ceilings"].values())
     for row in found["rows"]:
-        assert row.keys() == ROW.keys()
-        for name, kind in ROW.items():
+        kinds = get_type_hints(stages.Row)
+        assert row.keys() == kinds.keys()
+        for name, kind in kinds.items():
             assert isinstance(row[name], kind), (name, row)
         if row["kind"] == "not available":
             assert row["note"] and row["median_ms"] is None

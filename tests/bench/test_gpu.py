@@ -1,8 +1,6 @@
 """The GPU benchmarks as far as no GPU is needed: pages, targets, logs, the micro-kernel (also on one)."""
 
 import dataclasses
-import importlib
-import importlib.util
 import json
 import os
 import re
@@ -13,18 +11,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from benchmarks import PACKAGE, module
 from paths import HELPERS, ROOT
 
-PACKAGE = "bipace_kernels.bench" if importlib.util.find_spec("bipace_kernels.bench") else "bench"
 pytest.importorskip(f"{PACKAGE}.gpu", reason="a wheel has no GPU benchmarks")
-chain = importlib.import_module(f"{PACKAGE}.chain")
-cases = importlib.import_module(f"{PACKAGE}.gpu_cases")
-checks = importlib.import_module(f"{PACKAGE}.gpu_checks")
-gpu = importlib.import_module(f"{PACKAGE}.gpu")
-measure = importlib.import_module(f"{PACKAGE}.gpu_measure")
-report = importlib.import_module(f"{PACKAGE}.gpu_report")
-rows = importlib.import_module(f"{PACKAGE}.gpu_rows")
-stages = importlib.import_module(f"{PACKAGE}.stages")
+chain, cases, checks, gpu, measure, report, rows, stages = map(
+    module, ("chain", "gpu_cases", "gpu_checks", "gpu", "gpu_measure", "gpu_report", "gpu_rows", "stages")
+)
 
 SCRIPT = ROOT / "bench" / "gpu.sh"
 TESTS = HELPERS.parent
@@ -86,7 +79,7 @@ def test_every_variant_of_the_micro_kernel_on_the_gpu():
 
 
 def _part(name="short", *measured, status="done"):
-    about = importlib.import_module(f"{PACKAGE}.measure").machine(2, "2")
+    about = module("measure").machine(2, "2")
     device = {**measure.gpu(), "name": "a GPU", "capability": "9.0"}
     part = rows.Part(name, about, device, "2026-01-01 00:00 UTC", status=status)
     bench = rows.Bench(part, measure.DryClock(), CEILINGS, {20: 100.0}, seconds=100, save=lambda: None, say=print)
@@ -304,7 +297,7 @@ def test_tests_on_a_gpu_need_only_pytest():
 
 
 def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch):
-    smoke = importlib.import_module(f"{PACKAGE}.gpu_smoke")
+    smoke = module("gpu_smoke")
     monkeypatch.setattr(smoke, "absent", lambda backend: f"no {backend}")
     for should in (False, True):
         monkeypatch.setattr(smoke, "expected", lambda _, should=should: should)
@@ -314,7 +307,7 @@ def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch):
 @pytest.mark.parametrize("name", ["gpu", "resources"])
 def test_both_programs_answer_help(name, capsys):
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module(f"{PACKAGE}.__main__").main([name, "--help"])
+        module("__main__").main([name, "--help"])
     assert ended.value.code == 0
     assert f"bench {name}" in capsys.readouterr().out
 

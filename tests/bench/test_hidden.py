@@ -1,18 +1,16 @@
 """The benchmark of taps and early exit: a tiny model goes through it, and both ways see the same states."""
 
-import importlib
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
+from benchmarks import module
+from paths import ROOT
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PACKAGE = "bipace_kernels.bench" if importlib.util.find_spec("bipace_kernels.bench") else "bench"
-hidden = importlib.import_module(f"{PACKAGE}.hidden")
-SAMPLE = Path(__file__).resolve().parents[2] / "examples/data/alfworld_scripted.jsonl.gz"
+hidden = module("hidden")
+SAMPLE = ROOT / "examples/data/alfworld_scripted.jsonl.gz"
 
 
 @pytest.mark.slow

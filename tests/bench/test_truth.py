@@ -99,25 +99,7 @@ def test_what_is_written_is_read(tmp_path):
     part = found.select(found.group == 1)
     assert set(part.group) == {1} and part.observation[0] == "room 0" and len(part.hidden[3]) == len(part)
     with pytest.raises(ValueError, match="sorted by group"):
-        truth_sets.write(
-            tmp_path / "x.npz",
-            {},
-            {
-                name: [1, 0]
-                for name in (
-                    "batch",
-                    "group",
-                    "trajectory",
-                    "step",
-                    "reward",
-                    "value_a",
-                    "value_b",
-                    "observation",
-                    "action",
-                )
-            },
-            {},
-        )
+        truth_sets.write(tmp_path / "x.npz", {}, {name: [1, 0] for name in COLUMNS}, {})
 
 
 @pytest.mark.parametrize("rollouts", [1, 2, 4, 8])
@@ -203,21 +185,8 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
     small_set(tmp_path / "coin_hold.npz")
     small_set(tmp_path / "coin_choose.npz", role="choose", seed=1)
     own = f"{__name__}:every_record"
-    words = [
-        "--folder",
-        str(tmp_path),
-        "--estimator",
-        own,
-        "--rollouts",
-        "2",
-        "4",
-        "--only",
-        "GRPO",
-        "--processes",
-        "1",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    words = ["--folder", str(tmp_path), "--estimator", own, "--rollouts", "2", "4", "--only", "GRPO"]
+    words += ["--processes", "1", "--out", str(tmp_path / "out")]
     assert truth.main(words) == 0
     page = capsys.readouterr().out
     assert "coin_hold" in page and "coin_choose" not in page
@@ -241,8 +210,8 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
         :2
     ]
     assert {of_own.split("|", 2)[2]} == {line.split("|", 2)[2] for line in others}
+    short = ["--only", "GRPO", "--rollouts", "2", "--processes", "1"]
     with pytest.raises(ValueError, match=r"must give \[N\]"):
-        short = ["--only", "GRPO", "--rollouts", "2", "--processes", "1"]
         truth.main([*words[:2], "--estimator", f"{__name__}:wrong_length", *short])
 
 

@@ -18,8 +18,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from bipace_cli.commands import app
-from cli_runs import GOLDEN, direct, fail, observations, record, run, write
+from cli_runs import GOLDEN, PRESETS, direct, fail, observations, record, run, write
 from marks import slow
+from paths import ROOT
 from typer.testing import CliRunner
 
 import bipace_kernels as bk
@@ -30,7 +31,6 @@ from bipace_kernels.settings import settings_of
 from bipace_kernels.support import files
 from bipace_kernels.support.errors import InputError, Named, Rows
 
-ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = [
     "file", "line", "task_id", "rollout", "step", "cluster", "branch", "return", "episode_advantage", "step_advantage",
     "advantage",
@@ -111,16 +111,6 @@ def test_the_same_run_gives_the_same_bytes(golden: Path, tmp_path: Path, suffix:
         bytes_of.append(out.read_bytes())
         time.sleep(0.01)
     assert bytes_of[0] == bytes_of[1]
-
-
-PRESETS = {
-    "grpo": bk.Config.grpo(),
-    "gigpo": bk.Config.gigpo(),
-    "hgpo": bk.Config.hgpo(),
-    "bigpo": bk.Config.bigpo(0.25),
-    "bipace": bk.Config.bipace(0.25),
-    "gae": bk.Config.gae(),
-}
 
 
 @pytest.mark.parametrize("preset", advantage.PRESETS)
@@ -261,22 +251,19 @@ def test_every_field_of_the_configuration_has_an_option(golden: Path, tmp_path: 
     assert run("advantage", golden, "--out", out, "--preset", "hgpo", "--no-base-group").exit_code == 0
 
 
-@pytest.mark.parametrize("value", ["group", "cluster", "kernel"])
-def test_gae_has_a_column_of_values(golden: Path, tmp_path: Path, value: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "flag", "choice"),
+    [("gae", "--value", value) for value in ("group", "cluster", "kernel")]
+    + [("gigpo", "--gigpo-mode", mode) for mode in ("mean_norm", "mean_std_norm")],
+)
+def test_a_preset_s_own_choice(golden: Path, tmp_path: Path, preset: str, flag: str, choice: str) -> None:
+    """The configuration has it; of gae the values are a column."""
     out = tmp_path / "out.parquet"
-    assert run("advantage", golden, "--out", out, "--preset", "gae", "--value", value).exit_code == 0
+    assert run("advantage", golden, "--out", out, "--preset", preset, flag, choice).exit_code == 0
     config = json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
-    assert config == dataclasses.asdict(bk.Config.gae(value))
+    assert config == dataclasses.asdict(getattr(bk.Config, preset)(choice))
     read = table(out)
-    assert len(read["value"]) == len(read["advantage"]) and any(read["advantage"])
-
-
-@pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
-def test_gigpo_mode(golden: Path, tmp_path: Path, mode: str) -> None:
-    out = tmp_path / "out.parquet"
-    assert run("advantage", golden, "--out", out, "--preset", "gigpo", "--gigpo-mode", mode).exit_code == 0
-    config = json.loads(pq.read_schema(out).metadata[b"bipace"])["config"]
-    assert config == dataclasses.asdict(bk.Config.gigpo(mode))
+    assert any(read["advantage"]) and len(read.get("value", [])) == (preset == "gae") * len(read["advantage"])
 
 
 def test_help_names_every_choice() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from cli_runs import direct, fail, observations, record, run, write
+from tiny_encoder import Encoder
 
 import bipace_kernels as bk
 from bipace_kernels.cli import figures
@@ -20,19 +20,6 @@ from bipace_kernels.features import embedders
 PLAIN = ("--epsilons", "0.25", "--no-similar")
 
 
-class Letters:
-    """An encoder: counts of 64 characters in a text."""
-
-    device = torch.device("cpu")
-
-    def eval(self) -> Letters:
-        return self
-
-    def encode(self, texts, *, batch_size=32, convert_to_tensor, show_progress_bar):
-        rows = [np.bincount(np.frombuffer(f"{text} ".encode(), np.uint8) % 64, minlength=64) for text in texts]
-        return torch.tensor(np.array(rows), dtype=torch.float32)
-
-
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the figure of the embedders gets; nothing is drawn."""
@@ -40,7 +27,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for name in ("step_shares", "epsilon_curve"):
         monkeypatch.setattr(figures, name, lambda *_: None)
     monkeypatch.setattr(figures, "embedders", lambda path, *rest: given.append(rest))
-    monkeypatch.setattr(embedders, "_load", lambda model, device: Letters())
+    monkeypatch.setattr(embedders, "_load", lambda model, device: Encoder())
     return given
 
 
@@ -55,7 +42,7 @@ def test_each_at_its_own_epsilon(games: Path, tmp_path: Path, drawn: list[Any]) 
     found = section["embedders"]
     fingerprints = {
         "identity": embedders.Identity().embed(seen), "ngram": bk.ngram_fingerprint(seen),
-        "sentence": embedders.Sentence(Letters()).embed(seen), "actor_hidden": hidden,
+        "sentence": embedders.Sentence(Encoder()).embed(seen), "actor_hidden": hidden,
     }  # fmt: skip
     assert list(found) == list(fingerprints)
     lay = direct(games, bk.Config(partition="exact", estimator="q_style"), observation=seen)._records().layout

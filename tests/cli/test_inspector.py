@@ -14,20 +14,12 @@ import numpy as np
 import pytest
 import torch
 from browsers import chromium
-from cli_runs import GOLDEN, direct, fail, observations, record, run, write
+from cli_runs import GOLDEN, PRESETS, direct, fail, observations, record, run, write
 
 import bipace_kernels as bk
 from bipace_kernels.cli import figures, inspector, rollouts
 
 MARKUP = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'> & \u2028"
-PRESETS = {
-    "grpo": bk.Config.grpo(),
-    "gigpo": bk.Config.gigpo(),
-    "hgpo": bk.Config.hgpo(2),
-    "bigpo": bk.Config.bigpo(0.25),
-    "bipace": bk.Config.bipace(0.25),
-    "gae": bk.Config.gae(),
-}
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 from bipace_cli import commands
 from bipace_cli.commands import app
 from marks import slow
+from paths import ROOT
 from typer.testing import CliRunner
 
 import bipace_kernels as bk
@@ -22,8 +22,6 @@ from bipace_kernels.config import PRESETS
 from bipace_kernels.estimators.rows import ESTIMATORS, PARTITIONS, VALUES
 from bipace_kernels.features.embedders import EMBEDDERS
 from bipace_kernels.settings import settings_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_help_and_version() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from certificate import BAND, Centroids, margins, replay, unit_rows
+from certificate import BAND, direction, margins, replay
 from clustering import DTYPES, EPSILONS, TOLERANCE, mixture, offsets_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import slow, slow_case_interpreted, slow_interpreted
-from ragged import BACKEND, ON_CPU, same_bits, sentinels, stage
+from ragged import BACKEND, ON_CPU, nothing_waits, same_bits, sentinels, stage
 from sized import Sized
 
 import bipace_kernels as bk
@@ -30,7 +30,6 @@ else:
 OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever the backend: its own run tests it")
 
 
 def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, order=None, **how):
@@ -170,10 +169,7 @@ def test_similarities_within_three_millionths(device, n):
     x = (rng.uniform(0.5, 1.5, dim) * rng.uniform(0.5, 2, (n, 1)) + 0.1 * rng.standard_normal((n, dim))).astype(
         np.float32
     )
-    centroid = Centroids(dim)
-    for i, row in enumerate(unit_rows(x)):
-        centroid.join(0, row) if i else centroid.seed(row)
-    c = centroid.room[0] / np.linalg.norm(centroid.room[0])
+    c = direction(x)
     probes = []
     for shift in (-3e-6, 3e-6):  # the first begins a cluster and so leaves that of the others as it is
         side = rng.standard_normal(dim)
@@ -434,12 +430,9 @@ def test_never_waits_for_the_device():
     device = torch.device("cuda")
     x, order = mixture(16, 300, 64, 9).to(device, torch.bfloat16), torch.arange(300, device=device)
     offsets = offsets_of([20, 280]).to(device)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits(device):
         clusters.cluster_sweep(x, order, offsets, None, [0.0, 0.1, 0.2], n_groups=2, longest_group=280, taken=None)
         clusters.scan_rows(x, order)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # ---- any batch -------------------------------------------------------------------------------------------------------

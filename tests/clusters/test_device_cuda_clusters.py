@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from certificate import margins, replay
-from clustering import mixture
+from clustering import groups_of, mixture
 from marks import slow
 from ragged import sentinels, stage
 
@@ -19,17 +19,8 @@ SIZES = [40, 300, 3, 257, 128]
 def sweep(device, x, sizes, epsilons=EPSILONS, **limits):
     order, offsets = torch.arange(len(x), device=device), torch.tensor([0, *np.cumsum(sizes)], device=device)
     with sentinels():
-        found = clusters.cluster_sweep(
-            x.to(device),
-            order,
-            offsets,
-            None,
-            epsilons,
-            n_groups=len(sizes),
-            longest_group=max(sizes),
-            taken=None,
-            limits=clusters.Limits(**limits),
-        )
+        how = {**groups_of(sizes), "taken": None, "limits": clusters.Limits(**limits)}
+        found = clusters.cluster_sweep(x.to(device), order, offsets, None, epsilons, **how)
     return found.cpu()
 
 

@@ -47,16 +47,8 @@ def test_clusters(columns: bool, device: torch.device):
     found = []
     for values in (x.to(device), far(x, device, columns=columns)):
         state = clusters.scan_rows(values, order.to(device))
-        labels = clusters.cluster_sweep(
-            values,
-            order.to(device),
-            offsets.to(device),
-            None,
-            EPSILONS,
-            n_groups=2,
-            longest_group=max(sizes),
-            taken=None,
-        )
+        there, how = (values, order.to(device), offsets.to(device)), {"n_groups": 2, "longest_group": max(sizes)}
+        labels = clusters.cluster_sweep(*there, None, EPSILONS, **how, taken=None)
         found.append((state.cpu(), labels.cpu()))
     for near, apart in zip(*found, strict=True):
         assert torch.equal(near, apart)

@@ -2,7 +2,6 @@
 
 import importlib
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +9,13 @@ import torch
 from batches import spread_out
 from hypothesis import given
 from hypothesis import strategies as st
+from paths import ROOT
 
 import bipace_kernels as bk
 from bipace_kernels.cli import rollouts, states
 from bipace_kernels.clustering import sizes as _sizes
 
-SAMPLE = Path(__file__).resolve().parents[2] / "examples/data/webshop_llm.jsonl.gz"
+SAMPLE = ROOT / "examples/data/webshop_llm.jsonl.gz"
 EPSILONS = [0.1, 0.0, 0.35, 1.0]
 
 

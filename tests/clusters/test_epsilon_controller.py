@@ -1,22 +1,20 @@
 """An ε that follows the policy: the rule on batches whose cluster sizes are known, and on a drift."""
 
-import importlib
-import importlib.util
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from batches import spread_out
+from benchmarks import module
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import ROOT
 
 import bipace_kernels as bk
 
-PACKAGE = "bipace_kernels.bench" if importlib.util.find_spec("bipace_kernels.bench") else "bench"
-drift = importlib.import_module(f"{PACKAGE}.drift")
+drift = module("drift")
 
 
 def apart(*sizes):
@@ -254,14 +252,8 @@ def test_value_r2_takes_the_better_of_two_partitions(fine):
             assert "is within 0.01 of the best in the band" in controller.reason
         else:
             assert "is the best in the band [4, 8], with median cluster size" in controller.reason
-        result = bk.advantage(
-            group,
-            trajectory,
-            returns=returns,
-            episode_return=np.zeros(len(x)),
-            fingerprint=x,
-            config=bk.Config.bigpo(end),
-        )
+        known = {"returns": returns, "episode_return": np.zeros(len(x)), "fingerprint": x}
+        result = bk.advantage(group, trajectory, **known, config=bk.Config.bigpo(end))
         assert controller.metrics()["bipace/value_r2"] == pytest.approx(result.value_r2().r2, abs=1e-12)
         assert bk.EpsilonController(start).update(x, group, **given_all) == start, "both medians are inside"
         stubborn = bk.EpsilonController(start, objective="value_r2", gain=10)
@@ -298,13 +290,8 @@ def test_value_r2_leaves_out_rows_with_bad_returns():
     labels = bk.cluster(x, group, end, trajectory=trajectory)[keep]
     from bipace_kernels.diagnostics.value_r2 import value_r2
 
-    want = value_r2(
-        torch.tensor(returns[keep], dtype=torch.float32),
-        labels,
-        torch.tensor(trajectory[keep]),
-        torch.tensor(group[keep]),
-        8,
-    )
+    kept = torch.tensor(returns[keep], dtype=torch.float32)
+    want = value_r2(kept, labels, torch.tensor(trajectory[keep]), torch.tensor(group[keep]), 8)
     assert controller.metrics()["bipace/value_r2"] == pytest.approx(want.r2, abs=1e-12)
 
 
@@ -455,7 +442,7 @@ def test_holds_sizes_and_singletons_where_a_fixed_epsilon_lets_go():
 
 @pytest.mark.slow
 def test_the_program_writes_what_it_shows(tmp_path, capsys):
-    sample = Path(__file__).resolve().parents[2] / "examples/data/webshop_llm.jsonl.gz"
+    sample = ROOT / "examples/data/webshop_llm.jsonl.gz"
     assert drift.main(["--steps", "2", "--rollouts", str(sample), "--out", str(tmp_path)]) == 0
     document = json.loads((tmp_path / "drift.json").read_text())
     assert (tmp_path / "drift.md").read_text().strip() in capsys.readouterr().out

@@ -212,22 +212,6 @@ def test_its_advantage_takes_the_arguments_of_advantage():
     assert own == alone
 
 
-@pytest.mark.parametrize("name", bk.distributed.__all__)
-def test_documented_signatures_equal_the_code(name):
-    call = re.search(rf"```python\s+bk\.distributed\.{name}\((.*?)\)\s+```", API, re.DOTALL)
-    assert call, f"no signature of {name} in docs/api.md"
-    parts, star = [], False
-    for p in inspect.signature(getattr(bk.distributed, name)).parameters.values():
-        if p.kind is p.KEYWORD_ONLY and not star:
-            parts.append("*")
-            star = True
-        parts.append(p.name + ("" if p.default is p.empty else f"={p.default!r}"))
-    assert re.sub(r"\s+", " ", call[1]) == ", ".join(parts)
-    text = inspect.getdoc(getattr(bk.distributed, name))
-    for parameter in inspect.signature(getattr(bk.distributed, name)).parameters:
-        assert re.search(rf"\b{parameter}\b", text), parameter
-
-
 def test_it_is_imported_when_asked_for_and_the_pages_code_runs(tmp_path):
     """As the only rank of a group."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import committed_figures
 import pytest
+from paths import ROOT
 
 Image = pytest.importorskip("PIL.Image", reason="reading figures needs Pillow, which comes with matplotlib")
 pytest.importorskip("matplotlib", reason="drawing figures needs matplotlib, which is not installed")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 NUMBER = re.compile(r"[-−]?\d[\d,]*(?:\.\d+)?")

@@ -3,18 +3,18 @@
 import os
 import re
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from paths import ROOT
 from trained_tokenizers import byte_level
 from transformers import PreTrainedTokenizerFast
 
 import bipace_kernels as bk
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/other_trainers.md").read_text()
+PAGE = (ROOT / "docs/other_trainers.md").read_text()
 ACTIONS = ("go to the apple", "open drawer 2", "take a red mug")
 
 

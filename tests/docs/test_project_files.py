@@ -1,11 +1,9 @@
 """What the pages for developers name is there: paths, commands, stages, folders."""
 
 import re
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from paths import ROOT
 
 
 @pytest.mark.parametrize("page", ["docs/development.md", "CONTRIBUTING.md", ".github/pull_request_template.md"])

@@ -8,14 +8,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
+from paths import ROOT
 
 import bipace_kernels as bk
 
-ROOT = Path(__file__).resolve().parents[2]
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
 

@@ -174,7 +174,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(ImportError, match=r'not installed: pip install "bipace-kernels\[sentence\]"'):
         Sentence("somewhere")
-    metadata = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    metadata = (ROOT / "pyproject.toml").read_text()
     assert '\nsentence = ["sentence-transformers' in metadata
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from pathlib import Path
 
 import pytest
 from environment import Recipes, Task, TextCraft, all_recipes, published
+from paths import ROOT
 from planner import plan, stray
 
-RECORDED = Path(__file__).resolve().parents[2] / "examples/data/textcraft_scripted.jsonl.gz"
+RECORDED = ROOT / "examples/data/textcraft_scripted.jsonl.gz"
 
 
 def holding(goal: str, lines: list[str], **held: int) -> TextCraft:

@@ -14,16 +14,9 @@ report = pytest.importorskip("report", reason="the report draws with matplotlib"
 def a_run(method: str, seed: int, tests: list[float], group: int = 8) -> dict:
     settings = Settings().changed(updates=10 * len(tests), group=group).as_json()
     updates = [{"update": i + 1, "train": 0.5} for i in range(10 * len(tests))]
-    seconds = {"rollouts": 1.0, "scoring": 1.0, "checks": 1.0, "cpu": 60.0, "wall": 10.0}
     checks = [{"update": 10 * (i + 1), "test": value} for i, value in enumerate(tests)]
-    return {
-        "method": method,
-        "seed": seed,
-        "settings": settings,
-        "updates": updates,
-        "checks": checks,
-        "seconds": seconds,
-    }
+    run = {"method": method, "seed": seed, "settings": settings, "updates": updates, "checks": checks}
+    return {**run, "seconds": {"rollouts": 1.0, "scoring": 1.0, "checks": 1.0, "cpu": 60.0, "wall": 10.0}}
 
 
 def test_area_and_levels_of_straight_lines():

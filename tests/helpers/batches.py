@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 import bipace_kernels as bk
 
@@ -57,15 +58,8 @@ class Batch:
     def take(self, rows: Any) -> Batch:
         """Some rows, in the order given."""
         rows = np.asarray(rows, dtype=np.int64)
-        return Batch(
-            self.group[rows],
-            self.trajectory[rows],
-            self.step[rows],
-            self.rewards[rows],
-            self.fingerprint[rows],
-            [self.observation[i] for i in rows],
-            self.action_key[rows],
-        )
+        columns = {name: column[rows] for name, column in self.__dict__.items() if name != "observation"}
+        return Batch(**columns, observation=[self.observation[i] for i in rows])
 
 
 def make_batch(
@@ -93,6 +87,16 @@ def make_batch(
         observation=[words[s % len(words)] + "!" * int(rng.integers(0, 2)) for s in state],
         action_key=rng.integers(-3, 3, n) * 2**40,
     )
+
+
+def assert_same(got: Any, want: Any, *, metrics: bool = True) -> None:
+    """Two results of advantage(), bit for bit."""
+    for name in OUTPUTS:
+        assert torch.equal(getattr(got, name), getattr(want, name)), name
+        assert getattr(got, name).dtype == getattr(want, name).dtype
+    if metrics:
+        assert got.metrics() == want.metrics()
+        assert got.value_r2() == want.value_r2()
 
 
 def spread_out(seed: int = 0, n: int = 240, dim: int = 24) -> tuple[Any, Any]:

@@ -51,6 +51,14 @@ class Centroids:
         return abs(length - SMALLEST)
 
 
+def direction(x: Floats) -> Floats:
+    """[D] of unit length: where the centroid of a cluster of all these rows points."""
+    centroid = Centroids(x.shape[1])
+    for i, row in enumerate(unit_rows(x)):
+        centroid.join(0, row) if i else centroid.seed(row)
+    return np.asarray(centroid.room[0] / np.linalg.norm(centroid.room[0]))
+
+
 @dataclass(frozen=True)
 class Decision:
     record: int

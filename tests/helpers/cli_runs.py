@@ -46,23 +46,27 @@ GOLDEN = [
 ]
 
 
+#: What the program makes of a preset with n-grams.
+PRESETS = {
+    "grpo": bk.Config.grpo(),
+    "gigpo": bk.Config.gigpo(),
+    "hgpo": bk.Config.hgpo(),
+    "bigpo": bk.Config.bigpo(0.25),
+    "bipace": bk.Config.bipace(0.25),
+    "gae": bk.Config.gae(),
+}
+
+
 def direct(path: Path, config: bk.Config, **arguments: Any) -> Any:
     """The same records through the package's functions."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     group = [row["task_id"] for row in rows]
     numbers = {task: number for number, task in enumerate(dict.fromkeys(group))}
     keys, parsed = bk.action_keys([row["action"] for row in rows], mode="text")
-    return bk.advantage(
-        [numbers[task] for task in group],
-        bk.trajectory_ids([numbers[task] for task in group], [row["rollout"] for row in rows]),
-        [row["reward"] for row in rows],
-        step=[row["step"] for row in rows],
-        action_key=keys,
-        action_parsed=parsed,
-        truncated=[row.get("truncated", False) for row in rows],
-        config=config,
-        **arguments,
-    )
+    ids = [numbers[task] for task in group]
+    trajectory, rewards = bk.trajectory_ids(ids, [row["rollout"] for row in rows]), [row["reward"] for row in rows]
+    arguments |= {"step": [row["step"] for row in rows], "truncated": [row.get("truncated", False) for row in rows]}
+    return bk.advantage(ids, trajectory, rewards, action_key=keys, action_parsed=parsed, config=config, **arguments)
 
 
 def observations(path: Path) -> list[str]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,36 +67,26 @@ def bit_case(dim: int = 300) -> tuple[torch.Tensor, list[int]]:
     return torch.from_numpy(x + 1e-4 * rng.standard_normal(x.shape).astype(np.float32)), sizes
 
 
-def cosine(
-    x: torch.Tensor,
-    sizes: list[int] | None = None,
-    epsilon: float = 0.10,
-    *,
-    usable: torch.Tensor | None = None,
-    order: torch.Tensor | None = None,
-    num_threads: int = 2,
-) -> torch.Tensor:
-    """Labels [M] by the compiled kernels."""
-    order = torch.arange(x.shape[0]) if order is None else order
-    sizes = [order.shape[0]] if sizes is None else sizes
-    with threads.using(num_threads):
-        return cpu.cluster_cosine(x, order, offsets_of(sizes), usable, epsilon, **groups_of(sizes), taken=None)
+def cosine(x: torch.Tensor, sizes: list[int] | None = None, epsilon: float = 0.10, **how: Any) -> torch.Tensor:
+    """Labels [M] by the compiled kernels.
+
+    how   usable, order: columns of the records; num_threads: 2
+    """
+    return _labels(cpu.cluster_cosine, x, sizes, epsilon, **how)
 
 
-def sweep(
-    x: torch.Tensor,
-    sizes: list[int] | None = None,
-    epsilons: list[float] = EPSILONS,
-    *,
-    usable: torch.Tensor | None = None,
-    order: torch.Tensor | None = None,
-    num_threads: int = 2,
-) -> torch.Tensor:
+def sweep(x: torch.Tensor, sizes: list[int] | None = None, epsilons: Any = EPSILONS, **how: Any) -> torch.Tensor:
     """Labels [E, M] by the compiled kernels."""
+    return _labels(cpu.cluster_sweep, x, sizes, epsilons, **how)
+
+
+def _labels(
+    stage: Any, x: Any, sizes: Any, epsilon: Any, usable: Any = None, order: Any = None, num_threads: int = 2
+) -> Any:
     order = torch.arange(x.shape[0]) if order is None else order
     sizes = [order.shape[0]] if sizes is None else sizes
     with threads.using(num_threads):
-        return cpu.cluster_sweep(x, order, offsets_of(sizes), usable, epsilons, **groups_of(sizes), taken=None)
+        return stage(x, order, offsets_of(sizes), usable, epsilon, **groups_of(sizes), taken=None)
 
 
 def check_partition(x: torch.Tensor, sizes: list[int], epsilon: float, labels: torch.Tensor) -> bool:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from paths import ROOT
+
 sys.path[:0] = [str(ROOT), str(ROOT / "examples/textcraft")]
 
 

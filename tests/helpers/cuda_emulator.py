@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paths import ROOT
 from stand_ins import Watched
 
 from bipace_kernels.backends import dispatch
 from bipace_kernels.backends.cuda import _launch
 from bipace_kernels.backends.records import Records
 
-ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "tests/native/emulator"
 SCHEDULES = {"forward": 0, "reverse": 1, "random": 2}
 FLAGS = ["-std=c++17", "-g", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wno-unknown-pragmas"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from paths import ROOT
+
 FRAGMENT = "<!-- fragment -->"
 
 
@@ -17,6 +19,17 @@ class Block:
     language: str
     code: str
     fragment: bool
+
+
+def signature(function: Any) -> str:
+    """Its arguments with their defaults, as a page writes a call."""
+    parts, keywords = [], False
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not keywords:
+            parts.append("*")
+            keywords = True
+        parts.append(p.name + ("" if p.default is p.empty else f"={p.default!r}"))
+    return ", ".join(parts)
 
 
 def blocks(page: str, *languages: str) -> list[Block]:

@@ -1,10 +1,12 @@
-"""Pooling as defined: one state after the other in float64, by loops that read like the definition."""
+"""Pooling as defined: one state after the other in float64, by loops that read like the definition; and what memory it takes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Tensor = torch.Tensor
 
@@ -50,3 +52,18 @@ def _weights(attention: Any, i: int, b: int, begin: int, end: int) -> Tensor:
     if attention.softcap:
         score = attention.softcap * torch.tanh(score / attention.softcap)
     return score.softmax(1).mean(0)
+
+
+class Made(TorchDispatchMode):
+    """Bytes of each tensor that an operation makes, whether it is kept or not; views make none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        made = [t.untyped_storage() for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        self.bytes += [storage.nbytes() for storage in made if storage.data_ptr() not in given]
+        return out

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from bipace_kernels.integrations._settings import OwnFields
 from bipace_kernels.integrations._settings import Settings as OfTrainers
 from bipace_kernels.integrations.verl_agent.settings import OF_GAE
 from bipace_kernels.integrations.verl_agent.settings import Settings as OfVerlAgent
+from paths import ROOT
 
 import bipace_kernels as bk
 from bipace_kernels.settings import Setting, settings_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
+PAGE = ROOT / "docs/settings.md"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -1,15 +1,17 @@
 """Stands in for a sentence encoder of sentence_transformers."""
 
+import numpy as np
 import torch
 
 
 class Encoder:
-    """A sentence encoder: two features of a text."""
+    """A sentence encoder: counts of 64 characters in a text."""
 
     device = torch.device("cpu")
 
     def eval(self):
         return self
 
-    def encode(self, texts, **_):
-        return torch.tensor([[len(text) + 1.0, float(text.count("a"))] for text in texts])
+    def encode(self, texts, *, batch_size=32, convert_to_tensor, show_progress_bar):
+        rows = [np.bincount(np.frombuffer(f"{text} ".encode(), np.uint8) % 64, minlength=64) for text in texts]
+        return torch.tensor(np.array(rows), dtype=torch.float32)

@@ -80,3 +80,18 @@ def hidden_states(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> tuple[to
         ids, attention_mask=mask, position_ids=position_ids(mask), output_hidden_states=True, use_cache=False
     ).hidden_states
     return states
+
+
+def last_states(model: Any, ids: torch.Tensor, mask: torch.Tensor, layer: int = -8) -> torch.Tensor:
+    """[B, D] of these at the last token of each row."""
+    last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
+    return hidden_states(model, ids, mask)[layer][torch.arange(len(ids)), last]
+
+
+def compile_blocks(model: Any, how: str) -> None:
+    """The blocks "in place", where hooks come after; or "replaced" by compiled modules."""
+    for i, block in enumerate(model.model.layers):
+        if how == "in place":
+            block.compile(backend="eager")
+        else:
+            model.model.layers[i] = torch.compile(block, backend="eager")

@@ -122,21 +122,15 @@ class Fixed:
 
 def test_the_papers_scan_gives_the_papers_layer():
     scanned = rows_of(PAPER)
-    choice, reason = module._choose(scanned, Fixed(), [0] * 40, 5, "auto", band=(4, 8), bounds=(0.02, 0.4))
+    how = (Fixed(), [0] * 40, 5, "auto")
+    limits = {"band": (4, 8), "bounds": (0.02, 0.4)}
+    choice, reason = module._choose(scanned, *how, **limits)
     assert calibration.layer_value(choice.layer) == -12
     assert "block 27 before the final norm (not in hidden_states), last, has 0.812 but no such ε" in reason
-    free, _ = module._choose(
-        rows_of([(*row[:1], 5, *row[2:]) for row in PAPER]),
-        Fixed(),
-        [0] * 40,
-        5,
-        "auto",
-        band=(4, 8),
-        bounds=(0.02, 0.4),
-    )
+    free, _ = module._choose(rows_of([(*row[:1], 5, *row[2:]) for row in PAPER]), *how, **limits)
     assert calibration.layer_value(free.layer) == "block 27"
     tied = rows_of([(*row[:4], 0.8) for row in PAPER if row[0] in (16, 20)])
-    assert module._choose(tied, Fixed(), [0] * 40, 5, "auto", band=(4, 8), bounds=(0.02, 0.4))[0].layer.block == 16
+    assert module._choose(tied, *how, **limits)[0].layer.block == 16
 
 
 def test_all_alone_or_one_giant_does_not_qualify():

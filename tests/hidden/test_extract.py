@@ -20,10 +20,6 @@ needs_packing = pytest.mark.skipif(
 )
 
 
-def wanted(model, ids, mask, layer=LAYER):
-    return tm.hidden_states(model, ids, mask)[layer][torch.arange(len(ids)), bk.hidden.last_tokens(mask)]
-
-
 def distance(one, other):
     return (tm.unit(one) - tm.unit(other)).norm(dim=1).max()
 
@@ -69,7 +65,7 @@ def called():
 def test_every_family(family, side):
     model, (ids, mask) = tm.make(family), tm.prompts(7, side=side)
     for layer in (LAYER, -1):
-        want = wanted(model, ids, mask, layer)
+        want = tm.last_states(model, ids, mask, layer)
         for packed in (None, True) if PACKS else (None,):
             rows = bk.hidden.extract(model, ids, mask, layer, token_budget=40, packed=packed)
             assert distance(rows, want) < 1e-5, (layer, packed)
@@ -100,8 +96,8 @@ def test_dtypes_and_kinds_of_attention(attention, dtype):
     other = torch.zeros_like(ids), torch.zeros_like(mask)
     for i, n in enumerate(mask.sum(1).tolist()):
         other[0][i, :n], other[1][i, :n] = ids[i, -n:], 1
-    want = wanted(model, ids, mask)
-    own = distance(want, wanted(model, *other))
+    want = tm.last_states(model, ids, mask)
+    own = distance(want, tm.last_states(model, *other))
     assert distance(rows, want) < max(1e-5, 2 * own)
     assert bk.hidden.extract(model, ids, mask, dtype=torch.float32).dtype == torch.float32
 
@@ -117,7 +113,7 @@ def test_ids_come_in_every_form():
     for rows in (ragged, [r.tolist() for r in ragged], [r.numpy() for r in ragged]):
         assert torch.equal(bk.hidden.extract(model, rows), want)
     full = tm.prompts(3, 5)[0]
-    assert distance(bk.hidden.extract(model, full), wanted(model, full, torch.ones_like(full))) < 1e-5
+    assert distance(bk.hidden.extract(model, full), tm.last_states(model, full, torch.ones_like(full))) < 1e-5
 
 
 # --------------------------------------------------------------------------------------------------- several positions
@@ -182,7 +178,7 @@ def test_rows_without_a_token_are_zeros():
     mask[2] = 0
     rows = bk.hidden.extract(model, ids, mask)
     assert torch.equal(rows[2], torch.zeros(48))
-    assert distance(rows[[0, 1, 3, 4]], wanted(model, ids, mask)[[0, 1, 3, 4]]) < 1e-5
+    assert distance(rows[[0, 1, 3, 4]], tm.last_states(model, ids, mask)[[0, 1, 3, 4]]) < 1e-5
     for prompts in ((ids, 0 * mask), ([[], []],), ([],)):
         none = bk.hidden.extract(model, *prompts)
         assert none.shape[1] == 48 and not none.any()
@@ -230,7 +226,7 @@ def test_micro_batches_hold_the_budget_and_sort_by_length(called):
     assert sum(r for r, _ in calls.tokens) == len(lengths)
     assert [t for _, t in calls.tokens] == sorted((t for _, t in calls.tokens), reverse=True)
     assert sum(r * t for r, t in calls.tokens) < 1.1 * sum(lengths)
-    assert distance(rows, wanted(model, ids, mask)) < 1e-5
+    assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
     calls.tokens.clear()
     bk.hidden.extract(model, ids, mask, token_budget=1)
     assert calls.tokens == [(1, n) for n in lengths]
@@ -267,16 +263,16 @@ def test_rows_of_other_lengths_need_no_mask():
     )
     rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
     assert masks == [None]
-    assert distance(rows, wanted(model, ids, mask)) < 1e-5
+    assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
 
 
 def test_attention_that_looks_ahead_keeps_its_mask():
     model, (ids, mask) = tm.make("Gemma3", sliding_window=256), tm.prompts(6)
     model.config.use_bidirectional_attention = True
     rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
-    assert distance(rows, wanted(model, ids, mask)) < 1e-5
+    assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
     model.config.use_bidirectional_attention = False
-    assert distance(rows, wanted(model, ids, mask)) > 1e-2, "or it looked at nothing ahead"
+    assert distance(rows, tm.last_states(model, ids, mask)) > 1e-2, "or it looked at nothing ahead"
 
 
 @needs_packing
@@ -286,7 +282,7 @@ def test_packed_rows_have_no_padding(called):
     rows = bk.hidden.extract(model, ids, mask, token_budget=50, packed=True)
     assert all(r == 1 and t <= 50 for r, t in calls.tokens)
     assert sum(t for _, t in calls.tokens) == sum(len(p) for p in prompts_of(ids, mask).tokens)
-    assert distance(rows, wanted(model, ids, mask)) < 1e-5
+    assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
 
 
 def test_flash_attention_packs_and_others_pad():
@@ -346,7 +342,7 @@ def marks(model):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_the_model_is_left_as_it_was_found_even_when_interrupted(where, error):
     model, (ids, mask) = tm.make(), tm.prompts()
-    want = wanted(model, ids, mask)
+    want = tm.last_states(model, ids, mask)
     states = model(ids, attention_mask=mask, position_ids=tm.position_ids(mask)).logits
     model.model.layers[5].train()
 
@@ -379,7 +375,7 @@ def test_peft():
     before = marks(model)
     rows = bk.hidden.extract(model, ids, mask)
     assert marks(model) == before
-    assert distance(rows, wanted(model, ids, mask)) < 1e-5
+    assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
     with model.disable_adapter():
         assert distance(bk.hidden.extract(model, ids, mask), rows) > 1e-3
 
@@ -388,19 +384,15 @@ def test_peft():
 def test_compiled_blocks(how):
     torch._dynamo.reset()
     model, (ids, mask) = tm.make(), tm.prompts()
-    want = wanted(model, ids, mask)
-    for i, block in enumerate(model.model.layers):
-        if how == "in place":
-            block.compile(backend="eager")
-        else:
-            model.model.layers[i] = torch.compile(block, backend="eager")
+    want = tm.last_states(model, ids, mask)
+    tm.compile_blocks(model, how)
     assert distance(bk.hidden.extract(model, ids, mask, token_budget=40), want) < 1e-5
     torch._dynamo.reset()
 
 
 def test_checkpointing_wrappers():
     model, (ids, mask) = tm.make(), tm.prompts()
-    want = wanted(model, ids, mask)
+    want = tm.last_states(model, ids, mask)
     model.gradient_checkpointing_enable()
     model.train()
     assert distance(bk.hidden.extract(model, ids, mask), want) < 1e-5
@@ -492,7 +484,7 @@ def test_a_cpu_takes_few_tokens_at_a_time_and_a_gpu_many(called, packed):
     calls = called(model)
     rows = bk.hidden.extract(model, prompts, packed=packed)
     assert [r * t for r, t in calls.tokens] == [500, 500, 200]
-    assert distance(rows, wanted(model, prompts, torch.ones_like(prompts))) < 1e-5
+    assert distance(rows, tm.last_states(model, prompts, torch.ones_like(prompts))) < 1e-5
     assert budget_of(None, torch.device("cuda")) == 16_384
     calls.tokens.clear()
     bk.hidden.extract(model, prompts, packed=packed, token_budget=budget_of(None, torch.device("cuda")))

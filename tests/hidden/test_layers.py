@@ -78,14 +78,8 @@ def test_text_blocks_are_told_from_a_vision_tower_as_deep():
     import transformers
 
     text = transformers.Qwen2Config(**{k: v for k, v in tm.COMMON.items() if k != "attn_implementation"})
-    vision = transformers.CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=tm.N_BLOCKS,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
-    )
+    blocks = {"num_hidden_layers": tm.N_BLOCKS, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64}
+    vision = transformers.CLIPVisionConfig(**blocks, image_size=16, patch_size=8)
     config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=99)
     model = transformers.LlavaForConditionalGeneration(config)
     assert type(find_decoder(model).base).__name__ == "Qwen2Model"

@@ -11,8 +11,7 @@ import pytest
 import tiny_models as tm
 import torch
 from marks import slow
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from pooling_definition import Made
 
 import bipace_kernels as bk
 
@@ -21,11 +20,6 @@ LAYER = -8
 
 def forward(model, ids, mask, **more):
     return model(ids, attention_mask=mask, position_ids=tm.position_ids(mask), use_cache=False, **more)
-
-
-def wanted(model, ids, mask, layer=LAYER):
-    """Hugging Face's own hidden states at the last token of each row."""
-    return tm.hidden_states(model, ids, mask)[layer][torch.arange(len(ids)), bk.hidden.last_tokens(mask)]
 
 
 # ------------------------------------------------------------------------------------------------- equal to hidden_states
@@ -40,13 +34,13 @@ def test_padded_rows_of_every_family(family, side):
     with bk.hidden.tap(model, layers=layers) as tapped, torch.no_grad():
         forward(model, ids, mask)
     for layer in layers:
-        assert torch.equal(tapped.rows(layer), wanted(model, ids, mask, layer))
+        assert torch.equal(tapped.rows(layer), tm.last_states(model, ids, mask, layer))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rows_have_the_models_dtype_and_are_rounded_once(dtype):
     model, (ids, mask) = tm.make(dtype=dtype), tm.prompts()
-    want = wanted(model, ids, mask)
+    want = tm.last_states(model, ids, mask)
     for normalize in (False, True):
         for out in (None, torch.float32):
             with bk.hidden.tap(model, LAYER, normalize=normalize, dtype=out) as tapped, torch.no_grad():
@@ -84,7 +78,7 @@ def test_packed_and_padded_states_are_the_same_state():
     flat, position, cu = tm.packed(ids, mask)
     with bk.hidden.tap(model, LAYER, cu_seqlens=cu) as tapped, torch.no_grad():
         model(flat, position_ids=position, use_cache=False)
-    assert (tm.unit(tapped.rows()) - tm.unit(wanted(model, ids, mask))).norm(dim=1).max() < 1e-5
+    assert (tm.unit(tapped.rows()) - tm.unit(tm.last_states(model, ids, mask))).norm(dim=1).max() < 1e-5
 
 
 def test_varlen_arguments_of_the_forward_itself_are_understood():
@@ -109,7 +103,7 @@ def test_the_token_before_each_turn():
     assert tapped.row_index().tolist() == [0, 0, 0, 1, 3, 3]
     for row, state, column in zip(tapped.row_index().tolist(), tapped.rows(), turns.column.tolist(), strict=True):
         upto = slice(0, column + 1)
-        alone = wanted(model, ids[row : row + 1, upto], mask[row : row + 1, upto])
+        alone = tm.last_states(model, ids[row : row + 1, upto], mask[row : row + 1, upto])
         assert (tm.unit(state[None]) - tm.unit(alone)).norm() < 1e-5
 
 
@@ -149,7 +143,7 @@ def test_a_row_of_padding_gives_zeros():
 def test_micro_batches_accumulate_in_order():
     model, (ids, mask) = tm.make(), tm.prompts(7)
     columns = bk.hidden.last_tokens(mask)
-    want = wanted(model, ids, mask)
+    want = tm.last_states(model, ids, mask)
     several = bk.hidden.Positions(columns.repeat_interleave(2), torch.arange(0, 15, 2))
     for positions, times in (("last", 1), (columns, 1), (several, 2)):
         with bk.hidden.tap(model, LAYER, positions=positions) as tapped, torch.no_grad():
@@ -183,7 +177,7 @@ def test_switched_off_it_lets_forwards_pass():
         model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
         tapped.enabled = True
         forward(model, ids, mask)
-    assert torch.equal(tapped.rows(), wanted(model, ids, mask))
+    assert torch.equal(tapped.rows(), tm.last_states(model, ids, mask))
 
 
 def test_entered_again_it_begins_anew():
@@ -201,8 +195,8 @@ def test_two_taps_at_once():
     model, (ids, mask) = tm.make(), tm.prompts()
     with bk.hidden.tap(model, -8) as one, bk.hidden.tap(model, -3, positions=[16] * 5) as two, torch.no_grad():
         forward(model, ids, mask)
-    assert torch.equal(one.rows(), wanted(model, ids, mask, -8))
-    assert torch.equal(two.rows(), wanted(model, ids, mask, -3))
+    assert torch.equal(one.rows(), tm.last_states(model, ids, mask, -8))
+    assert torch.equal(two.rows(), tm.last_states(model, ids, mask, -3))
 
 
 # ------------------------------------------------------------------------------------------- nothing changed, nothing kept
@@ -228,7 +222,7 @@ def test_outputs_and_gradients_are_bit_equal_with_and_without():
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_does_not_add_rows_twice(reentrant):
     model, (ids, mask) = tm.make(), tm.prompts()
-    want = wanted(model, ids, mask)
+    want = tm.last_states(model, ids, mask)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     model.enable_input_require_grads()
     model.train()
@@ -257,22 +251,6 @@ def test_only_the_rows_are_kept():
         assert tapped.rows(None, pooling).untyped_storage().nbytes() == 5 * 48 * 4
 
 
-class Allocated(TorchDispatchMode):
-    """Bytes of all memory that operations make, whether they keep it or not; views make none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in given:
-                self.bytes += t.untyped_storage().nbytes()
-        return out
-
-
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_larger_than_the_rows_is_ever_made(dtype, normalize):
@@ -281,13 +259,13 @@ def test_nothing_larger_than_the_rows_is_ever_made(dtype, normalize):
     ids, mask = tm.prompts(8, 12)
     made = []
     for on in (False, True):
-        with Allocated() as count, bk.hidden.tap(model, -2, normalize=normalize) as tapped, torch.no_grad():
+        with Made() as count, bk.hidden.tap(model, -2, normalize=normalize) as tapped, torch.no_grad():
             tapped.enabled = on
             for i in (0, 4):
                 forward(model, ids[i : i + 4], mask[i : i + 4])
             if on:
                 rows = tapped.rows()
-        made.append(count.bytes)
+        made.append(sum(count.bytes))
     small = 4096  # indices of the rows
     size = rows.element_size()
     assert made[1] - made[0] <= rows.numel() * (3 * size + 8 if normalize else 2 * size) + small
@@ -306,8 +284,7 @@ def test_rows_of_an_inference_forward_are_plain_tensors():
 def test_the_model_is_left_as_it_was_found_whatever_happens(how):
     model, (ids, mask) = tm.make(), tm.prompts()
     if how == "compiled in place":
-        for block in model.model.layers:
-            block.compile(backend="eager")
+        tm.compile_blocks(model, "in place")
     marks = lambda: [(len(m._forward_hooks), len(m._forward_pre_hooks), m._compiled_call_impl) for m in model.modules()]  # noqa: E731
     before = marks()
 
@@ -333,12 +310,8 @@ def test_compiled_blocks(how):
     """Compiled before the tap comes, which is when a block would not notice a hook."""
     torch._dynamo.reset()
     model, (ids, mask) = tm.make(), tm.prompts()
-    want = wanted(model, ids, mask)
-    for i, block in enumerate(model.model.layers):
-        if how == "in place":
-            block.compile(backend="eager")
-        else:
-            model.model.layers[i] = torch.compile(block, backend="eager")
+    want = tm.last_states(model, ids, mask)
+    tm.compile_blocks(model, how)
     with torch.no_grad():
         forward(model, ids, mask)
         for pooling in ("last", "attention"):
@@ -360,7 +333,7 @@ def test_peft():
     model.eval()
     with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped, torch.no_grad():
         forward(model, ids, mask)
-    assert torch.equal(tapped.rows(None, "last"), wanted(model, ids, mask))
+    assert torch.equal(tapped.rows(None, "last"), tm.last_states(model, ids, mask))
     with model.disable_adapter(), bk.hidden.tap(model, LAYER) as bare, torch.no_grad():
         forward(model, ids, mask)
     assert not torch.allclose(bare.rows(), tapped.rows(None, "last"))
@@ -370,7 +343,7 @@ def test_checkpoint_wrapper():
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     model, (ids, mask) = tm.make(), tm.prompts()
-    want = wanted(model, ids, mask)
+    want = tm.last_states(model, ids, mask)
     for i, block in enumerate(model.model.layers):
         model.model.layers[i] = checkpoint_wrapper(block)
     model.train()

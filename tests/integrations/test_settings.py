@@ -11,10 +11,10 @@ from pathlib import Path
 import settings_page
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations.verl_agent.settings import keys
+from paths import ROOT
 
 from bipace_kernels.settings import ABSENT, Fields, settings_of
 
-ROOT = Path(__file__).resolve().parents[2]
 FIELD = """    luck_noise: float = setting(
         0.25, "share of later luck in the noise of returns", NOT_NEGATIVE, "β", read_by=_KERNEL
     )

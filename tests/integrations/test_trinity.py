@@ -46,16 +46,9 @@ def experiences(seed: int = 0, **left_out: bool) -> list[Experience]:
                 prompt = TOKENIZER(f"task {task}: {state}")["input_ids"]
                 answer = TOKENIZER(rng.choice(ACTIONS))["input_ids"]
                 info = {"step_reward": reward, "observation": state, "env_state_hash": f"{task} {state}"}
-                found.append(
-                    Experience(
-                        eid=EID(batch=1, task=task, run=run, step=step),
-                        tokens=prompt + answer,
-                        prompt_length=len(prompt),
-                        logprobs=[0.0] * len(answer),
-                        reward=sum(rewards),
-                        info={k: v for k, v in info.items() if k not in left_out},
-                    )
-                )
+                eid, kept = EID(batch=1, task=task, run=run, step=step), {k: info[k] for k in info.keys() - left_out}
+                of_tokens = {"tokens": prompt + answer, "prompt_length": len(prompt), "logprobs": [0.0] * len(answer)}
+                found.append(Experience(eid=eid, **of_tokens, reward=sum(rewards), info=kept))
     # The calls of a step keep their order.
     order = sorted(range(len(found)), key=lambda i: (found[i].eid.step, rng.random()))
     return [found[i] for i in sorted(order, key=lambda i: (found[i].eid.run, found[i].eid.step))]

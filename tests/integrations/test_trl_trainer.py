@@ -520,15 +520,8 @@ def config(**options):
     [
         ({"bipace_method": "ppo"}, "bipace_method must be one of grpo, gigpo"),
         ({"bipace_epsilon": "wide"}, r"bipace_epsilon must be a number 0 or .*, 'auto' or 'follow', got 'wide'"),
-        ({"bipace_epsilon": 3.0}, "epsilon"),
-        ({"bipace_gamma": 2.0}, "gamma"),
-        ({"bipace_embedder": "bert"}, "bipace_embedder must be one of auto"),
         ({"scale_rewards": "batch"}, "scale_rewards='batch' has no counterpart"),
         ({"scale_rewards": "batch", "bipace_method": "gae", "bipace_episode_weight": 1.0}, "='batch' has no"),
-        (
-            {"bipace_memory_rows": 5},
-            "bipace_memory_rows has no effect with these settings of method bipace; leave it out, or set method to gae and share",
-        ),
         (
             {"bipace_gae_lambda": 0.5},
             "bipace_gae_lambda has no effect with these settings of method bipace; leave it out, or set method to gae",

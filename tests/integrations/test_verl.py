@@ -424,20 +424,13 @@ def test_a_row_per_step_shuffled_with_padding_and_copies(advantages):
     settings = {"embedder": "identity", "epsilon": 0.0}
     keys, _ = bk.action_keys([f"<action>{c}</action>" for c in "xyyyx"])
     states = bk.embedders.Identity().embed(["s0", "s1", "s0", "s1", "s2"])
-    result = bk.advantage(
-        [0] * 5,
-        [0, 0, 1, 1, 1],
-        [0, 1.0, 0, 0, 0],
-        step=STEP,
-        fingerprint=states,
-        action_key=keys,
-        config=bk.Config.bipace(0.0),
-    )
+    records = ([0] * 5, [0, 0, 1, 1, 1], [0, 1.0, 0, 0, 0])
+    result = bk.advantage(*records, step=STEP, fingerprint=states, action_key=keys, config=bk.Config.bipace(0.0))
     for order in ([0, 1, 2, 3, 4], [3, 0, 4, 1, 2]):
         data, back = by_steps(order)
         got, _ = advantages(of(**settings), data)
         assert torch.equal(got[back][:, 0], result.advantage)
-    gae = bk.advantage([0] * 5, [0, 0, 1, 1, 1], [0, 1.0, 0, 0, 0], step=STEP, config=bk.Config.gae("group"))
+    gae = bk.advantage(*records, step=STEP, config=bk.Config.gae("group"))
     data, back = by_steps([3, 0, 4, 1, 2, 3, 0])
     assert torch.equal(advantages(of(method="gae", value="group"), data)[0][[1, 3, 4, 0, 2], 0], gae.advantage)
     # Copies of rows, as from a trainer that fills up its batch, count once; rows of padding count nowhere.

@@ -214,13 +214,8 @@ def test_pace_over_n_grams_is_the_estimator_s_on_the_same_records(ready, tokeniz
     )  # fmt: skip
     batch = ready(1, settings, penalty=0.0)
     group, trajectory, step = batch.batch[IDS].unbind(1)
-    keys, parsed = bk.action_keys(
-        batch.batch["responses"],
-        mask=batch.batch["response_mask"],
-        mode=key_mode,
-        n=3,
-        token_bytes=bk.token_bytes(tokenizer),
-    )
+    how = {"mask": batch.batch["response_mask"], "mode": key_mode, "n": 3, "token_bytes": bk.token_bytes(tokenizer)}
+    keys, parsed = bk.action_keys(batch.batch["responses"], **how)
     wanted = bk.advantage(
         group, trajectory, None, step=step, returns=batch.batch["step_rewards"],
         episode_return=batch.batch["token_level_rewards"].sum(-1), action_key=keys,

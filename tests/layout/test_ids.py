@@ -57,21 +57,12 @@ def test_texts_of_every_width() -> None:
     assert codes([("a\U0001f600")[:1], "a", ("a\u0141")[:1]]) == [0, 0, 0]
 
 
+OBJECTS = st.text(max_size=3) | st.binary(max_size=3) | st.integers(-3, 3) | st.booleans() | st.none()
+OBJECTS |= st.floats(-2, 2, width=16) | st.tuples(st.integers(0, 1), st.text(max_size=1))
+
+
 @settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.one_of(
-            st.text(max_size=3),
-            st.binary(max_size=3),
-            st.integers(-3, 3),
-            st.booleans(),
-            st.none(),
-            st.floats(-2, 2, width=16),
-            st.tuples(st.integers(0, 1), st.text(max_size=1)),
-        ),
-        max_size=40,
-    )
-)
+@given(st.lists(OBJECTS, max_size=40))
 def test_equals_a_dict(values: list[Any]) -> None:
     assert number_objects(values).tolist() == expected(values)
 

@@ -31,17 +31,9 @@ def test_labels_are_those_of_the_reference(lengths: list[int], name: str) -> Non
     cuts = np.unique(rng.integers(0, n + 1, n // 4))
     trajectories = torch.from_numpy(np.unique(np.concatenate([groups.numpy(), cuts])))
     step = torch.from_numpy(np.repeat(np.arange(n), rng.integers(1, 3, n))[:n].copy())  # some are recorded twice
-    records = Records(
-        torch.device("cpu"),
-        n,
-        n,
-        len(lengths),
-        trajectories.numel() - 1,
-        max(lengths, default=0),
-        group_offsets=groups,
-        trajectory_offsets=trajectories,
-        step=step,
-    )
+    counts = (n, n, len(lengths), trajectories.numel() - 1, max(lengths, default=0))
+    columns = {"group_offsets": groups, "trajectory_offsets": trajectories, "step": step}
+    records = Records(torch.device("cpu"), *counts, **columns)
     native, wanted = ((b.cluster_exact(records, codes), b.cluster_history(records, codes, 3)) for b in OBSERVATIONS)
     assert torch.equal(native[0], wanted[0])
     assert torch.equal(native[1], wanted[1])

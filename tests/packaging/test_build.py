@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("cmake", "ninja")
 
 

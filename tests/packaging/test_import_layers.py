@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "bipace_kernels"
 BACKENDS = PACKAGE / "backends"
 SHARED = {"backends.schema", "backends.records", "backends.threads"}

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from marks import slow
+from paths import ROOT
 
 import bipace_kernels as bk
 from bipace_kernels.support import optional
 
-ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples/data/textcraft_scripted.jsonl.gz"
 EVERYTHING = (
     "typer", "click", "rich", "pyarrow", "matplotlib", "PIL", "sklearn", "scipy", "threadpoolctl", "pandas",

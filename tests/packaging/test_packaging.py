@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import re
 import shutil
@@ -12,22 +10,17 @@ import sys
 import zipfile
 from pathlib import Path
 
+import benchmarks
 import pytest
+from paths import ROOT, copy_tracked
 
-resources = importlib.import_module(
-    "bipace_kernels.bench.resources" if importlib.util.find_spec("bipace_kernels.bench") else "bench.resources"
-)
-ROOT = Path(__file__).resolve().parents[2]
+resources = benchmarks.module("resources")
 
 
 def build_wheel(folder: Path, **environment: str) -> Path:
     """`pip wheel .` from a copy of what git tracks, in isolation: the build sees neither torch nor this folder."""
     source, out = folder / "source", folder / "wheel"
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    for name in filter(None, tracked.split("\0")):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, source / name)
+    copy_tracked(source)
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(out), str(source)],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONNOUSERSITE": "1", **environment},
@@ -138,10 +131,19 @@ def test_a_wheel_with_cuda_kernels(cuda_wheel, tmp_path):
     assert set(re.findall(r"\.(?:sm|compute)_(\d+\w?)\.ptx", archs.stdout)) == {"120"}
 
 
+def from_wheel(wheel: Path, folder: Path, code: str) -> str:
+    """What Python code prints that sees the wheel's files alone, and no other program."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    env = {"PATH": "", "PYTHONPATH": str(folder), "HOME": str(folder)}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_a_wheel_with_cuda_kernels_serves_where_no_driver_is(cuda_wheel, tmp_path):
-    with zipfile.ZipFile(cuda_wheel) as archive:
-        archive.extractall(tmp_path)
     code = """
 import sys, bipace_kernels as bk
 assert "bipace_kernels._cuda" not in sys.modules
@@ -160,11 +162,7 @@ if _cuda.versions()[0] == 0:
     else:
         raise AssertionError("it ran")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={"PATH": "", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    from_wheel(cuda_wheel, tmp_path, code)
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake, which is not on the PATH here")
@@ -224,8 +222,6 @@ include({ROOT / "cmake/cuda.cmake"})
 
 @pytest.mark.slow
 def test_wheel_works_without_compiler_or_sources(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
     code = """
 import bipace_kernels as bk, bipace_kernels.integrations, bipace_kernels.bench
 assert bk.backends()["cpu"].available, bk.backends()["cpu"]
@@ -234,12 +230,7 @@ r = bk.advantage([0] * 4, [0, 0, 1, 1], rewards, observation=list("abab"), confi
 assert r.cluster.tolist() == [0, 1, 0, 1]
 print(bk.__file__)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={"PATH": "", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().startswith(str(tmp_path))
+    assert from_wheel(wheel, tmp_path, code).strip().startswith(str(tmp_path))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from bad_inputs import BAD, BATCH, N
-from batches import CONFIGS, OUTPUTS
+from batches import CONFIGS, assert_same
 
 import bipace_kernels as bk
 
@@ -24,15 +24,6 @@ def both(config, **arguments):
     """The result on the CPU, and that with deferred checks."""
     given = BATCH.arguments(**arguments)
     return bk.advantage(config=config, backend="cpu", **given), bk.advantage(config=config, backend="triton", **given)
-
-
-def assert_same(host, device, *, metrics=True):
-    for name in OUTPUTS:
-        assert torch.equal(getattr(device, name), getattr(host, name)), name
-        assert getattr(device, name).dtype == getattr(host, name).dtype
-    if metrics:
-        assert device.metrics() == host.metrics()
-        assert device.value_r2() == host.value_r2()
 
 
 def bad_values(kind):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import CONFIGS, OUTPUTS, make_batch
+from batches import CONFIGS, assert_same, make_batch
 from marks import slow
 from op_cases import OPS, op_cases
 
@@ -53,15 +53,6 @@ def given_of(batch, device="cpu", **changes):
 
 def layout_of(batch, **changes):
     return bk.layout(batch.group, batch.trajectory, batch.step, **changes)
-
-
-def assert_same(got, want):
-    for name in OUTPUTS:
-        assert torch.equal(getattr(got, name), getattr(want, name)), name
-        assert getattr(got, name).dtype == getattr(want, name).dtype
-    assert got.metrics() == want.metrics()
-    assert got.value_r2() == want.value_r2()
-    got.check()
 
 
 def call(given, layout, config):
@@ -216,12 +207,7 @@ def test_without_fullgraph_lists_and_ids_still_work():
 WRONG = [
     ("cluster_cosine", {"order": lambda t: t.int()}, TypeError, "order must be torch.int64, got torch.int32"),
     ("cluster_cosine", {"group_offsets": lambda t: t[:-1]}, ValueError, r"group_offsets must have shape \[G\+1\] with"),
-    (
-        "cluster_cosine",
-        {"taken": lambda t: t[:-1]},
-        ValueError,
-        r"taken must have shape \[M\] with M = .* as order has",
-    ),
+    ("cluster_cosine", {"taken": lambda t: t[:-1]}, ValueError, r"taken must have shape \[M\] with M = .* as order"),
     ("cluster_cosine", {"fingerprint": lambda t: t.double()}, TypeError, "fingerprint must be .* got torch.float64"),
     ("step_advantage", {"labels": lambda t: t[None]}, ValueError, r"labels must have shape \[M\], got"),
     ("hgpo_advantage", {"depth_labels": lambda t: t[:, 1:]}, ValueError, "depth_labels must have shape"),
@@ -249,12 +235,7 @@ WRONG = [
     ("hash_token_ids", {"mode": lambda t: "tag"}, ValueError, "mode must be one of"),
     ("hash_token_ids", {"mode": lambda t: "text"}, ValueError, "table_offsets and table_bytes must be given"),
     ("hash_token_ids", {"ids": lambda t: t.float()}, TypeError, "ids must be of an integer dtype, got torch.float32"),
-    (
-        "hash_token_ids",
-        {"ids": lambda t: t[0]},
-        ValueError,
-        r"ids must be \[N, T\], or \[E\] with row_offsets, got \[4\]",
-    ),
+    ("hash_token_ids", {"ids": lambda t: t[0]}, ValueError, r"ids must be \[N, T\], or .* row_offsets, got \[4\]"),
     ("hash_token_ids", {"longest_row": lambda t: 3}, ValueError, "longest_row must be T = 4, got 3"),
     ("hash_token_ids", {"valid": lambda t: torch.ones(3, 3)}, ValueError, "valid must have the shape of ids"),
     ("hash_token_ids", {"valid": lambda t: torch.ones(3, 4)}, TypeError, "valid must be bool or integers"),

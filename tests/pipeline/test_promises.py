@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from batches import CONFIGS, OUTPUTS, make_batch
-from paths import HELPERS, ROOT
+from paths import HELPERS, ROOT, copy_tracked
 
 import bipace_kernels as bk
 
@@ -113,11 +113,7 @@ def test_advantage_gives_the_same_bits_a_thousand_times():
 def test_editable_install(tmp_path):
     """`pip install -e` maps integrations/ and bench/ below the package and leaks neither as a top-level name."""
     copy, venv, elsewhere = tmp_path / "copy", tmp_path / "venv", tmp_path / "elsewhere"
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    for name in filter(None, tracked.split("\0")):
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
+    copy_tracked(copy)
     elsewhere.mkdir()
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, capture_output=True)
     interpreter = str(venv / "bin" / "python")

@@ -90,14 +90,11 @@ def test_shuffled_rows_change_only_the_row_order(name, backend):
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_order_keeping_relabelling_changes_nothing(name, backend):
     batch = make_batch(5)
-    other = run(
-        batch,
-        CONFIGS[name],
-        backend,
-        group=[f"group-{'abcdefgh'[g]}" for g in batch.group],
-        trajectory=[f"00000000-0000-{t:012d}" for t in batch.trajectory],
-        action_key=batch.action_key * 7 + 1,
-    )
+    ids = {
+        "group": [f"group-{'abcdefgh'[g]}" for g in batch.group],
+        "trajectory": [f"00000000-0000-{t:012d}" for t in batch.trajectory],
+    }
+    other = run(batch, CONFIGS[name], backend, **ids, action_key=batch.action_key * 7 + 1)
     assert_same(other, run(batch, CONFIGS[name], backend))
 
 
@@ -124,17 +121,10 @@ def test_equal_returns_give_exactly_zero(backend):
     """Float32 sums would make R − mean ≠ 0 here and σ + δ would blow it up."""
     n = 30
     returns = np.full(n, 0.1, dtype=np.float32)
+    ids, states = (np.zeros(n, dtype=np.int64), np.arange(n) // 3), {"observation": ["same"] * n}
+    given = {**states, "returns": returns, "episode_return": returns, "action_key": np.arange(n) % 2}
     for name in ("gigpo_mean_std_norm", "bipace_exact", "hgpo_all"):
-        result = bk.advantage(
-            np.zeros(n, dtype=np.int64),
-            np.arange(n) // 3,
-            returns=returns,
-            episode_return=returns,
-            observation=["same"] * n,
-            action_key=np.arange(n) % 2,
-            config=CONFIGS[name],
-            backend=backend,
-        )
+        result = bk.advantage(*ids, **given, config=CONFIGS[name], backend=backend)
         assert torch.equal(result.advantage, torch.zeros(n))
 
 
