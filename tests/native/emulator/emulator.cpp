@@ -392,13 +392,13 @@ void show_copies() {
 
 namespace {
 
-// Element e of row r of the matrix that a descriptor names, by the PTX manual: bits 0 to 13 hold the address, 32 to 45 the
-// distance between eights of rows, both without their last four bits; 62 and 63 the exchange, 1 for that of 128 bytes, which
-// is one of bits of the address.
+// Element e of row r of the matrix that a descriptor names, by the PTX manual: bits 0 to 13 hold the address, 32 to 45
+// the distance between eights of rows, both without their last four bits; 62 and 63 the exchange, 1 for that of 128
+// bytes, which is one of bits of the address.
 const unsigned char* element(uint64_t matrix, int r, int e) {
   const uint64_t begin = (matrix & 0x3FFF) << 4, eights = (matrix >> 32 & 0x3FFF) << 4;
-  const uint64_t at = begin + static_cast<uint64_t>(r) / 8 * eights + static_cast<uint64_t>(r) % 8 * 128 +
-                      static_cast<uint64_t>(e) * 2;
+  const uint64_t at =
+      begin + static_cast<uint64_t>(r) / 8 * eights + static_cast<uint64_t>(r) % 8 * 128 + static_cast<uint64_t>(e) * 2;
   return place().shared + (at ^ (at >> 3 & 0x70));
 }
 
@@ -427,7 +427,8 @@ void start_product(float* sums, uint64_t a, uint64_t b, bool add, bool bf16) {
   if (!self.begun) fail("products that have not begun");
   if (*self.hidden) fail("tensor cores do not see what was copied");
   for (const uint64_t matrix : {a, b}) {
-    if (matrix >> 62 != 1 || (matrix >> 49 & 7)) fail("rows of multiply_group are not exchanged as those of 128 bytes are");
+    if (matrix >> 62 != 1 || (matrix >> 49 & 7))
+      fail("rows of multiply_group are not exchanged as those of 128 bytes are");
     // Eight rows lie in a multiple of 1,024, whole; sixteen elements of them are not split.
     const uint64_t begin = (matrix & 0x3FFF) << 4;
     if (begin % 32 || begin & 0x380) fail("an operand of multiply_group is not aligned");

@@ -1,7 +1,6 @@
 // Kernels with a fault each, which the emulator has to find, and the same without it.
-#include "planted.h"
-
 #include "cuda/intrinsics.h"
+#include "planted.h"
 
 namespace bipace {
 
