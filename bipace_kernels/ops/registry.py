@@ -27,7 +27,7 @@ from . import compiled
 Tensor = torch.Tensor
 
 _F32, _F64, _I64, _U8, _BOOL = torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool
-#: Shape in the letters of schema.py and dtype of each tensor argument but token ids and fingerprints, whatever the op.
+#: Shape in the letters of `Records` and dtype of each tensor argument but token ids and fingerprints, whatever the op.
 TENSORS: dict[str, tuple[str, torch.dtype]] = {
     "rewards": ("M", _F64), "value": ("M", _F64), "returns": ("M", _F32), "episode_advantage": ("M", _F32),
     "step": ("M", _I64), "time": ("M", _I64), "order": ("M", _I64), "labels": ("M", _I64), "action_key": ("M", _I64),

@@ -37,6 +37,7 @@ def find(handle: int) -> Any:
     found = _alive.get(handle)
     if found is None:
         raise RuntimeError(
-            f"no object has the handle {handle} any more; keep references to the Layout and the Config while they are used."
+            f"no object has the handle {handle} any more; keep references to the Layout and the Config while "
+            "they are used."
         )
     return found

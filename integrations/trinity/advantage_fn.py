@@ -107,8 +107,8 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
 def with_hashes(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[Mapping[str, Any]]:
     """With `observation` from `env_state_hash`, which Trinity's own workflows give, where there is no text.
 
-    counts   turns of each experience: one hash of several turns says nothing of the later ones, so then all observations
-             are the texts before the turns, with one warning
+    counts   turns of each experience: one hash of several turns says nothing of the later ones, so then all
+             observations are the texts before the turns, with one warning
     """
     hashes = [info.get("env_state_hash") if info.get("observation") is None else None for info in infos]
     if any(h is not None and n > 1 and not isinstance(h, (list, tuple)) for h, n in zip(hashes, counts, strict=True)):

@@ -51,7 +51,8 @@ class Trainer(estimator.TrainerMixin):
     """Mixin before a PPOTrainer."""
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        run, request = super()._compute_old_log_prob, {} if self.bipace is None else self.bipace.request  # type: ignore[misc]
+        run = super()._compute_old_log_prob  # type: ignore[misc]
+        request = {} if self.bipace is None else self.bipace.request
         if not request:
             return run(batch, metrics)
         batch.extra_info[NAME] = request

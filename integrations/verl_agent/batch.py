@@ -115,7 +115,8 @@ def over_trajectories(ids: torch.Tensor, score: torch.Tensor, config: Config) ->
     """[N] float64 A_ep of each row: its score against one of each trajectory of its group, that of its first step.
 
     verl-agent's episode_norm_reward() with compute_mean_std_cross_steps=False: (score − mean) / (σ + 1e-6), or
-    undivided, and the score itself in a group of one trajectory.  0 where the score is NaN, and such a trajectory does not count.
+    undivided, and the score itself in a group of one trajectory.  0 where the score is NaN; such a trajectory does not
+    count.
     """
     found = torch.zeros(len(score), dtype=torch.float64, device=score.device)
     fine, order = ~score.isnan(), np.lexsort(ids.cpu().numpy().T[[2, 1]])

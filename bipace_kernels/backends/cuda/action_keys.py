@@ -46,7 +46,8 @@ def hash_token_ids(
         "action_keys", -(-n_rows // rows), _THREADS, device=ids.device, shared=rows * _RING,
         ids=ids, valid=valid, row_offsets=row_offsets, table_offsets=table_offsets, table_bytes=table_bytes,
         may_open=may_open, keys=keys, parsed=parsed, outside=outside, n_rows=n_rows,
-        n_columns=0 if flat else ids.shape[1], vocabulary=0 if table_offsets is None else table_offsets.numel() - 1, n=n,
+        n_columns=0 if flat else ids.shape[1], n=n,
+        vocabulary=0 if table_offsets is None else table_offsets.numel() - 1,
         id_row_stride=id_row_stride, id_column_stride=ids.stride(-1), valid_row_stride=valid_row_stride,
         valid_column_stride=mask.stride(-1), id_bytes=ids.itemsize, id_signed=ids.dtype.is_signed,
         valid_bytes=mask.itemsize, mode=_MODES[mode],
@@ -59,7 +60,7 @@ _FOUND: MutableMapping[torch.Tensor, tuple[Any, torch.Tensor]] = WeakTensorKeyDi
 
 
 def _tokens_with_a_tag(table_offsets: torch.Tensor, table_bytes: torch.Tensor) -> torch.Tensor:
-    """[V] bool: whether a token holds a byte that tags begin with.  Most hold none: no need to spell them to find a tag.
+    """[V] bool: whether a token holds a byte that tags begin with.  Most hold none: a tag is found without them.
 
     A table serves all calls of a run (`TokenBytes.on()` keeps it), so the result is kept as long as its tensor, for the
     stream that computed it.  Inference tensors do not count their changes, so nothing is kept of them.

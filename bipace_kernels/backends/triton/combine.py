@@ -33,7 +33,8 @@ def combine(
         with device_guard(source):
             _combine[(ceil_div(n_rows, LANES),)](
                 episode, terms.step_term, returns, terms.labels, terms.branch, source, records.taken, *floats, cluster,
-                kind, float(of_step), float(of_episode), n_rows, TOTAL_IS_STEP=weights is None, **_CONSTANTS, **_OPTIONS,
+                kind, float(of_step), float(of_episode), n_rows, TOTAL_IS_STEP=weights is None,
+                **_CONSTANTS, **_OPTIONS,
             )  # fmt: skip
     advantage, step_out, episode_out, returns_out = floats
     return advantage, step_out, episode_out, returns_out, cluster, kind
