@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from batches import sizes_of
 from marks import slow, slow_interpreted
 from ragged import BACKEND, nothing_waits, stage, states
 
@@ -136,4 +137,4 @@ def test_sizes_are_counted_where_the_labels_are(device):
             table = _sizes.size_table(there)
     finally:
         torch.use_deterministic_algorithms(before)
-    assert _sizes._from_table(table) == want == _sizes.measure_sizes(there)
+    assert sizes_of(table) == want == _sizes.measure_sizes(there)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from batches import spread_out
+from batches import sizes_of, spread_out
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
@@ -127,7 +127,7 @@ def test_sizes_are_measured_alike_on_both_sides(labels):
     """What a GPU counts equals NumPy's medians and shares."""
     tensor = torch.tensor(labels, dtype=torch.int64)
     measured = _sizes.measure_sizes(tensor)
-    assert _sizes._from_table(_sizes.size_table(tensor)) == measured
+    assert sizes_of(_sizes.size_table(tensor)) == measured
     for row, found in zip(labels, measured, strict=True):
         sizes = [row.count(c) for c in set(row) - {-1}]
         assert found.clusters == len(sizes)
