@@ -203,39 +203,21 @@ class Fields:
     )
     shrinkage: float = setting(3.0, "κ, by which GAE's means of clusters shrink", NOT_NEGATIVE, "κ", read_by=_CLUSTER)
     kernel_width: float = setting(
-        0.6, "width ℓ of GAE's kernel exp((cos − 1)/ℓ) of centred fingerprints", WIDTH, "ℓ", read_by=_KERNEL
+        0.5, "width ℓ of GAE's kernel exp((cos − 1)/ℓ) of centred fingerprints", WIDTH, "ℓ", read_by=_KERNEL
     )
     kernel_time: float | None = setting(
-        6.0, "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time", ABOVE_ZERO, "θ", read_by=_KERNEL, off=True
+        8.0, "θ of GAE's kernel in steps: exp(−Δt²/(2θ²)); off: no time", ABOVE_ZERO, "θ", read_by=_KERNEL, off=True
     )
     kernel_noise: float = setting(
-        1.25, "variance ρ of returns about GAE's value, in units of the kernel's", NOISE, "ρ", read_by=_KERNEL
+        2.0, "variance ρ of returns about GAE's value, in units of the kernel's", NOISE, "ρ", read_by=_KERNEL
     )
     kernel_same: float = setting(
-        0.0, "covariance s of one prompt group's records, shares batch and memory", SAME, "S", read_by=_SHARED
+        0.3, "covariance s of one prompt group's records, shares batch and memory", SAME, "S", read_by=_SHARED
     )
     action_noise: float | None = setting(
-        0.4, "η of GAE's averages over equal actions in near states; off: none", NOISE, "η", read_by=_KERNEL, off=True
+        0.3, "η of GAE's averages over equal actions in near states; off: none", NOISE, "η", read_by=_KERNEL, off=True
     )
     gae_lambda: float = setting(0.5, "λ of GAE", GAMMA, "λ", read_by=_GAE)
     longest_text: int = setting(
         32_768, "most characters of a text that similar compares", 1, "N", read_by=_SIMILAR, trainer=ABSENT
-    )
-    luck_noise: float = setting(
-        0.04,
-        "variance β that each step adds to the returns of its trajectory up to it, in units of GAE's kernel",
-        SAME,
-        "β",
-        read_by=_KERNEL,
-    )
-    kernel_directions: int | None = setting(
-        64,
-        "half-whitened coordinates of fingerprints in GAE's kernel, at most 128; off: fingerprints as they are",
-        1,
-        "D",
-        read_by=_KERNEL,
-        off=True,
-    )
-    kernel_inside: float = setting(
-        0.8, "weight of a second kernel inside prompt groups, for shares batch and memory", SAME, "W", read_by=_SHARED
     )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..backends.schema import JITTER, Kernel
+from ..backends.schema import JITTER
 from ..config import Config
 from ..estimators.landmarks import choose_landmarks
-from ..estimators.table import kernel_of, kernel_rows
 from ..inputs import checks, interop
 from ..result import AdvantageResult
 from .value_r2 import ValueR2, judged, mean_of_others
@@ -24,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -> ValueR2:
     """`ValueR2` of the values that Config.gae() gives each trajectory's records without their returns.
 
-        R̂_T = prior + y_T − [(C + N)⁻¹]_TT⁻¹ [(C + N)⁻¹ y]_T        (y = R − prior; docs/gae.md)
+        R̂_T = prior + y_T − [(C + ρ I)⁻¹]_TT⁻¹ [(C + ρ I)⁻¹ y]_T        (y = R − prior; docs/gae.md)
 
     is the posterior mean of trajectory T's records given all others, exactly; prior is the mean of the group's other
     trajectories with share="group", else 0.  A record without a usable fingerprint is predicted by R̄.
@@ -35,7 +33,8 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
 
     On the host, in float64: time grows with records · (longest group)².  ValueError for another configuration.
     """
-    from ..backends.reference import critic
+    from ..backends.reference.clusters import unit_vector
+    from ..backends.reference.critic import cut, spaced
 
     if not isinstance(config, Config) or config.estimator != "gae" or config.value != "kernel":
         raise ValueError("config must be a Config.gae() with value='kernel'; other values have result.value_r2().")
@@ -48,50 +47,51 @@ def kernel_value_r2(result: AdvantageResult, fingerprint: Any, config: Config) -
     taken, base = mean_of_others(r, group, trajectory)
     rows = x[lay.order]
     usable = (rows.isfinite().all(dim=1) & (rows != 0).any(dim=1)).numpy()
-    alone, kernel = config.share == "group", kernel_of(config, config.kernel_noise)
-    landmarks = None
-    if not alone:
-        landmarks = choose_landmarks(x, lay.order, lay.time(), torch.from_numpy(usable))
-    z = kernel_rows(critic, config, replace(lay.on(x.device), usable=torch.from_numpy(usable)), x, landmarks).numpy()
     inside = [np.flatnonzero(usable & (group == g)) for g in range(lay.n_groups)]
+    alone = config.share == "group"
     if alone:
         inside = [part[taken[part]] for part in inside]
     prediction, covered = base.copy(), np.zeros(len(r), bool)
-    whole = np.concatenate([np.zeros(0, np.int64), *inside])
-    for part, groups in [(p, [p]) for p in inside] if alone else [(whole, inside)]:
+    for part, blocks in (
+        [(p, [p]) for p in inside] if alone else [(np.concatenate([np.zeros(0, np.int64), *inside]), inside)]
+    ):
         if len(part):
+            z = np.stack([unit_vector(rows[i]) for i in part.tolist()])
             prior = base[part] if alone else np.zeros(len(part))
-            at = critic.spaced(len(part))
-            if landmarks is not None:
-                at = np.searchsorted(part, landmarks[landmarks >= 0].numpy())
+            if alone:
+                at = spaced(len(part))
+            else:
+                chosen = choose_landmarks(x, lay.order, lay.time(), torch.from_numpy(usable))
+                at = np.searchsorted(part, chosen[chosen >= 0].numpy())
             prediction[part] = _left_out(
-                z[part], time[part], r[part], prior, trajectory[part], [len(group) for group in groups], at, kernel
+                z - z.mean(axis=0), time[part], r[part], prior, trajectory[part], cut(blocks), at, config
             )
             covered[part] = True
     return judged(r, prediction, base, taken, covered & taken, group, lay.n_groups)
 
 
 def _left_out(
-    x: Floats, time: Floats, r: Floats, prior: Floats, trajectory: Ints, groups: list[int], at: Ints, kernel: Kernel
+    z: Floats, time: Floats, r: Floats, prior: Floats, trajectory: Ints, blocks: list[slice], at: Ints, config: Config
 ) -> Floats:
-    """[n] R̂ of each trajectory given the others; `prior` [n] is one number per trajectory, `at` [m] landmarks."""
-    from ..backends.reference.critic import cut, in_block, kernel_matrix
+    """[n] R̂ of each trajectory given the others; `prior` [n] is one number for each trajectory, `at` [m] the landmarks."""
+    from ..backends.reference.critic import kernel_matrix
 
-    z = x if kernel.whitened else x - x.mean(axis=0)
+    horizon, noise = float(config.kernel_time or 0.0), config.kernel_noise
+    same = 0.0 if config.share == "group" else config.kernel_same
 
     def k(a: Any, b: Any) -> Floats:
-        return kernel_matrix(z[a], z[b], time[a], time[b], kernel.width, kernel.horizon)
+        return kernel_matrix(z[a], z[b], time[a], time[b], config.kernel_width, horizon)
 
-    n, blocks = len(r), cut(groups, kernel)
+    n = len(r)
     if len(blocks) == 1:
         at = at[:0]
     factor = np.linalg.cholesky(k(at, at) + JITTER * np.eye(len(at)))
     across = np.linalg.solve(factor, k(at, slice(None))).T if len(at) else np.zeros((n, 0))  # U
     inverses, solved, of = [], np.zeros((n, len(at))), np.zeros((n, 2))
     y = np.stack([r, np.ones(n)], axis=1)
-    for block in blocks:  # (D + N)⁻¹, and it times U, R and ones
-        u, (c, noise) = across[block], in_block(k(block, block), x, time, trajectory, groups, block, kernel)
-        inverses.append(np.linalg.inv(c + noise - u @ u.T))
+    for block in blocks:  # (D + ρ I)⁻¹, and it times U, R and ones
+        u = across[block]
+        inverses.append(np.linalg.inv(k(block, block) + same + noise * np.eye(len(u)) - u @ u.T))
         solved[block], of[block] = inverses[-1] @ u, inverses[-1] @ y[block]
     inner = np.eye(len(at)) + across.T @ solved
     of -= solved @ np.linalg.solve(inner, across.T @ of)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ..backends.contract import FINGERPRINT_DTYPES
-from ..backends.records import Records, runs
 
 Tensor = torch.Tensor
 
@@ -24,7 +23,6 @@ class Readings:
     time          [K] int64   step numbers
     usable        [K] bool
     groups        records of each prompt group
-    trajectories  records of each trajectory
     """
 
     fingerprint: Tensor
@@ -32,30 +30,20 @@ class Readings:
     time: Tensor
     usable: Tensor
     groups: tuple[int, ...]
-    trajectories: tuple[int, ...]
-
-    def __setstate__(self, state: dict[str, Any]) -> None:  # pickles of the first form lack trajectories
-        self.__dict__.update({"trajectories": (1,) * sum(state["groups"]), **state})
 
     def last(self, rows: int) -> Readings:
         """At most the last `rows` records, copied."""
         begin = max(sum(self.groups) - rows, 0)
         if not begin:
             return self
+        kept, left = [], sum(self.groups) - begin
+        for size in reversed(self.groups):
+            if left > 0:
+                kept.append(min(size, left))
+            left -= size
         return Readings(
             self.fingerprint[begin:].clone(), self.returns[begin:].clone(), self.time[begin:].clone(),
-            self.usable[begin:].clone(), _last(self.groups, rows), _last(self.trajectories, rows),
-        )  # fmt: skip
-
-    def records(self) -> Records:
-        """These records as the stages of the critic take them."""
-        device, n = self.returns.device, sum(self.groups)
-        groups, trajectories = (torch.tensor([0, *sizes]).cumsum(0) for sizes in (self.groups, self.trajectories))
-        return Records(
-            device=device, n_records=n, n_groups=len(self.groups), n_trajectories=len(self.trajectories),
-            longest_group=max(self.groups, default=0), order=torch.arange(n, device=device), step=self.time,
-            usable=self.usable, group_offsets=groups.to(device), trajectory_offsets=trajectories.to(device),
-            _trajectory_of_record=runs(trajectories).to(device),
+            self.usable[begin:].clone(), tuple(reversed(kept)),
         )  # fmt: skip
 
     def then(self, later: Readings) -> Readings:
@@ -68,18 +56,8 @@ class Readings:
 
         return Readings(
             both(self.fingerprint, later.fingerprint), both(self.returns, later.returns), both(self.time, later.time),
-            both(self.usable, later.usable), self.groups + later.groups, self.trajectories + later.trajectories,
+            both(self.usable, later.usable), self.groups + later.groups,
         )  # fmt: skip
-
-
-def _last(sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """Sizes of the parts that the last `rows` records are in."""
-    kept, left = [], rows
-    for size in reversed(sizes):
-        if left > 0:
-            kept.append(min(size, left))
-        left -= size
-    return tuple(reversed(kept))
 
 
 class ValueMemory:
@@ -111,13 +89,10 @@ class ValueMemory:
             return {}
         held = self._held
         tensors = {name: getattr(held, name).cpu().clone() for name in ("fingerprint", "returns", "time", "usable")}
-        return {**tensors, "groups": list(held.groups), "trajectories": list(held.trajectories)}
+        return {**tensors, "groups": list(held.groups)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the last max_rows records of another memory; ValueError if `state` is not from state_dict().
-
-        A state of an earlier version, without ends of trajectories, is loaded as trajectories of one record each.
-        """
+        """Loads the last max_rows records of another memory; ValueError if `state` is not from state_dict()."""
         if not state:
             self._held = None
             return
@@ -128,16 +103,6 @@ class ValueMemory:
         groups = state.get("groups")
         if not isinstance(groups, (list, tuple)) or not all(type(n) is int and n >= 0 for n in groups):
             raise ValueError(f"state must come from ValueMemory.state_dict(): groups must be sizes, got {groups!r}.")
-        trajectories = state.get("trajectories", [1] * sum(groups))
-        if not isinstance(trajectories, (list, tuple)) or not all(type(n) is int and n >= 0 for n in trajectories):
-            raise ValueError(
-                f"state must come from ValueMemory.state_dict(): trajectories must be sizes, got {trajectories!r}."
-            )
-        if sum(trajectories) != sum(groups):
-            raise ValueError(
-                f"state must come from ValueMemory.state_dict(): trajectories must be of {sum(groups)} records like groups, "
-                f"got {sum(trajectories)}."
-            )
         for name, (ndim, dtypes) in wanted.items():
             x = state.get(name)
             if not isinstance(x, Tensor) or x.ndim != ndim or x.dtype not in dtypes or x.shape[0] != sum(groups):
@@ -146,7 +111,7 @@ class ValueMemory:
                     f"state must come from ValueMemory.state_dict(): {name} must be a tensor of {sum(groups)} records, got {got}."
                 )
         fingerprint, returns, time, usable = (state[name].clone() for name in wanted)
-        found = Readings(fingerprint, returns, time, usable, tuple(groups), tuple(trajectories))
+        found = Readings(fingerprint, returns, time, usable, tuple(groups))
         self._held = found.last(self.max_rows)
 
     def before(self, now: Readings) -> Readings:

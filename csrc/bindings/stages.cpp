@@ -20,19 +20,18 @@ void bind_stages(py::module_& m) {
   m.def("step_advantage", bound(&step_advantage), release);
   m.def("hgpo_advantage", bound(&hgpo_advantage), release);
   m.def("cluster_values", bound(&cluster_values), release);
-  m.def("unit_rows", bound(&unit_rows), release);
-  m.def("whitened_rows", bound(&whitened_rows), release);
   m.def(
       "kernel_values",
-      [](Address rows, int64_t dim, Address returns, Address time, Address group_offsets, int64_t n_groups,
-         Address trajectory_offsets, Address usable, Address landmarks, int64_t n_landmarks, int share, bool centred,
-         double width, double horizon, double noise, double same, double inside, double luck, double gamma,
-         Address value, int threads) {
-        kernel_values(pointer<const float>(rows), dim, pointer<const float>(returns), pointer<const int64_t>(time),
-                      pointer<const int64_t>(group_offsets), n_groups, pointer<const int64_t>(trajectory_offsets),
-                      pointer<const uint8_t>(usable), pointer<const int64_t>(landmarks), n_landmarks,
-                      static_cast<Share>(share), centred,
-                      ValueKernel{width, horizon, noise, same, inside, luck, gamma}, pointer<double>(value), threads);
+      [](Address data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, Address order,
+         Address returns, Address time, Address group_offsets, int64_t n_groups, Address usable, Address landmarks,
+         int64_t n_landmarks, int share, double width, double horizon, double noise, double same, Address value,
+         Address products, int threads) {
+        const Rows rows{data.memory, static_cast<DType>(dtype), row_stride, column_stride, dim};
+        kernel_values(rows, pointer<const int64_t>(order), pointer<const float>(returns), pointer<const int64_t>(time),
+                      pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable),
+                      pointer<const int64_t>(landmarks), n_landmarks, static_cast<Share>(share),
+                      ValueKernel{width, horizon, noise, same}, pointer<double>(value), pointer<double>(products),
+                      threads);
       },
       release);
   m.def("gae_advantage", bound(&gae_advantage), release);

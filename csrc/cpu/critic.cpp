@@ -1,8 +1,11 @@
-// Method of kernel_values: rows minus a mean in float64, rounded to float32 once; products of those in bundles (gram.h;
-// a Gram matrix of the original rows, centred afterwards, would put the rounding of cosines near 0.99 into every
-// entry); K in float64.  With L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D with a
-// block-diagonal D, and the noise is block-diagonal too.  So a block only needs its own D + noise, (C + noise)^-1
-// follows by Sherman, Morrison and Woodbury, and blocks are processed in parallel.
+// Method of kernel_values: rows at unit length, minus the mean of their group in float64, rounded to float32 once;
+// products of those in bundles (gram.h; a Gram matrix of the original rows, centred afterwards, would put the rounding
+// of cosines near 0.99 into every entry); K in float64.  Rows about the batch's mean are z + d, d the difference of the
+// two means, and their products z_i z_j + (z_i d + z_j d + d d), so that the z_i z_j serve same_action_advantage too;
+// where a row is so near the batch's mean that these cancel, its block is centred about that mean instead.  With
+// L L^T = K_mm + jitter of the landmarks and U = K_im L^-T, C is U U^T + D with a block-diagonal D.  So a block only
+// needs its own D + noise, (C + noise)^-1 follows by Sherman, Morrison and Woodbury, and blocks are processed in
+// parallel.
 #include "cpu/critic.h"
 
 #include <algorithm>
@@ -20,11 +23,11 @@
 namespace bipace {
 namespace {
 
-constexpr double kFlat = 1e-5;      // up to this centred squared length a row counts as the mean
-constexpr double kJitter = 1e-3;    // on the diagonal of the landmarks' matrix, which equal rows make singular
-constexpr double kSmallest = 1e-6;  // of the first eigenvalue: directions beyond are rounding
-constexpr double kTiny = 1e-6;      // of max |R|: a root mean square up to this is rounding
-constexpr int64_t kRuns = 64;       // of blocks, whose sums are added in order
+constexpr double kFlat = 1e-5;     // up to this centred squared length a row counts as the mean
+constexpr double kJitter = 1e-3;   // on the diagonal of the landmarks' matrix, which equal rows make singular
+constexpr double kCancels = 16.0;  // squared distance between the means, as a multiple of a row's from the batch's
+constexpr double kTiny = 1e-6;     // of max |R|: a root mean square up to this is rounding
+constexpr int64_t kRuns = 64;      // of blocks, whose sums are added in order
 
 // In processing order; exact if all values are equal.
 double mean_of(const float* values, int64_t n) {
@@ -42,8 +45,29 @@ double mean_of(const float* values, int64_t n) {
 
 // A usable record.
 struct Member {
-  int64_t at;          // which record
-  int64_t trajectory;  // only known where luck is not 0
+  ScaledRow row;
+  int64_t at;         // which record
+  double reciprocal;  // 1 / norm
+};
+
+// Where the products of a group's rows are kept: the upper triangle over its n records from `begin` on, row by row.
+struct Products {
+  double* data = nullptr;  // null: nowhere
+  int64_t begin = 0, n = 0;
+
+  static int64_t size(int64_t n) { return n * (n + 1) / 2; }
+  // Of record i with record j is at [j], i <= j.
+  double* row(int64_t i) const {
+    const int64_t k = i - begin;
+    return data + k * (2 * n - k - 1) / 2 - begin;
+  }
+};
+
+constexpr double kUnusable = -1.0;  // as the product of a record's row with itself
+
+struct Group {
+  std::vector<double> mean;  // [D] of its members' rows at unit length
+  Products products;
 };
 
 struct Block {
@@ -54,8 +78,8 @@ struct Block {
 // Usable records of a group, or of the batch.
 struct Members {
   std::vector<Member> list;
-  std::vector<std::vector<double>> means;  // [D] of each group's rows
-  std::vector<double> mean;                // [D] that is taken from the rows for K
+  std::vector<Group> groups;
+  std::vector<double> mean;  // [D] of the batch; empty: the group's is used
   std::vector<Block> blocks;
   std::vector<int64_t> landmarks;  // members that carry the kernel between blocks
 
@@ -66,7 +90,7 @@ struct Members {
 // Centred rows and their steps.
 struct Centred {
   Bundles rows;
-  std::vector<double> time;
+  std::vector<int64_t> time;
   std::vector<double> square, reciprocal;  // |x|^2 and 1 / |x|, once their own products are known
 
   int64_t size() const { return static_cast<int64_t>(time.size()); }
@@ -78,78 +102,95 @@ void add_diagonal(Symmetric& matrix, int64_t n, double added) {
 
 // Scratch of one thread.
 struct Scratch {
+  std::vector<float> row;
   Centred block;
-  Symmetric matrix, inside;
-  std::vector<double> transposed, columns;
-  std::vector<double> decay, later;  // of luck()
+  std::vector<float> shift;  // [D] from the mean of the block's group to the batch's
+  Symmetric matrix;
+  std::vector<double> transposed, columns, shifts;
 };
 
 struct Work {
-  const float* rows;
-  int64_t dim;
+  const Rows& rows;
   const int64_t* time;
-  const int64_t* trajectory_offsets;
-  bool centred;
   ValueKernel kernel;
   const DotKernels& dot;
 
   // K of row i of a and the rows of b from `first` on, in place of their products.
   void entries(const Centred& a, int64_t i, const Centred& b, int64_t first, double* row) const {
-    const size_t own = static_cast<size_t>(i);
-    const KernelRow of{a.square[own], a.reciprocal[own],  a.time[own],
-                       kFlat,         1.0 / kernel.width, kernel.horizon > 0.0 ? 1.0 / kernel.horizon : 0.0};
-    dot.exponents(of, b.square.data() + first, b.reciprocal.data() + first, b.time.data() + first, b.size() - first,
-                  row + first);
+    const double square = a.square[static_cast<size_t>(i)], reciprocal = a.reciprocal[static_cast<size_t>(i)];
+    const double rate = 1.0 / kernel.width;
+    const bool flat = square <= kFlat;
+    for (int64_t j = first; j < b.size(); ++j) {
+      const double other = b.square[static_cast<size_t>(j)], product = row[j];
+      double cosine = std::min(1.0, product * reciprocal * b.reciprocal[static_cast<size_t>(j)]);
+      if (2.0 * product >= square + other) cosine = 1.0;  // equal rows
+      if (flat || other <= kFlat) cosine = flat && other <= kFlat ? 1.0 : 0.0;
+      row[j] = (cosine - 1.0) * rate;
+    }
+    if (kernel.horizon > 0.0) {
+      const int64_t own = a.time[static_cast<size_t>(i)];
+      for (int64_t j = first; j < b.size(); ++j) {
+        const double between = static_cast<double>(steps_between(b.time[static_cast<size_t>(j)], own));
+        const double steps = between / kernel.horizon;
+        row[j] -= steps * steps / 2.0;
+      }
+    }
     dot.exponential(row + first, b.size() - first);
   }
 
   // The usable records of [begin, begin + length), and their blocks.
-  Members gather(const uint8_t* usable, int64_t begin, int64_t length) const {
+  Members gather(const int64_t* order, const uint8_t* usable, int64_t begin, int64_t length, Scratch& scratch) const {
     Members found;
-    std::vector<double> mean(static_cast<size_t>(dim), 0.0);
-    int64_t trajectory = 0;
-    if (trajectory_offsets) {
-      while (trajectory_offsets[trajectory + 1] <= begin) ++trajectory;
-    }
+    std::vector<double> mean(static_cast<size_t>(rows.dim), 0.0);
+    scratch.row.resize(static_cast<size_t>(rows.dim));
     for (int64_t i = begin; i < begin + length; ++i) {
-      while (trajectory_offsets && trajectory_offsets[trajectory + 1] <= i) ++trajectory;
-      if ((usable && !usable[i]) || std::isnan(rows[i * dim])) continue;
-      found.list.push_back({i, trajectory});
-      dot.add_scaled(rows + i * dim, 1.0, dim, mean.data());
+      if (usable && !usable[i]) continue;
+      ScaledRow row{order[i], 1.0f};
+      const double reciprocal = measure(rows, dot, row);
+      if (reciprocal == 0.0) continue;
+      found.list.push_back({row, i, reciprocal});
+      dot.add_scaled(read_panel(rows, dot, row, 0, rows.dim, scratch.row.data()), reciprocal, rows.dim, mean.data());
     }
-    const int64_t n = found.size(), longest = centred ? kCutBlock : kLongestBlock;
-    const int64_t runs = n <= longest ? (n ? 1 : 0) : (n + kCutBlock - 1) / kCutBlock;
+    const int64_t n = found.size(), runs = n <= kLongestBlock ? (n ? 1 : 0) : (n + kCutBlock - 1) / kCutBlock;
     for (double& m : mean) m /= static_cast<double>(std::max<int64_t>(n, 1));
-    found.means.push_back(std::move(mean));
+    found.groups.push_back({std::move(mean), {}});
     for (int64_t k = 0; k < runs; ++k) found.blocks.push_back({k * n / runs, (k + 1) * n / runs - k * n / runs, 0});
     const int64_t m = runs > 1 ? kLandmarks : 0;
     for (int64_t k = 0; k < m; ++k) found.landmarks.push_back(k * n / m);
     return found;
   }
 
-  // The rows of which(0) ... which(n - 1) minus the mean.
+  // The rows of which(0) ... which(n - 1) at unit length, minus the mean.
   template <typename Which>
-  void centre(const std::vector<double>& mean, int64_t n, const Which& which, Centred& out) const {
-    out.rows.resize(n, dim);
-    out.time.resize(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i) out.time[static_cast<size_t>(i)] = static_cast<double>(time[which(i).at]);
+  void centre(const std::vector<double>& mean, int64_t n, const Which& which, Scratch& scratch, Centred& out) const {
+    out.rows.resize(n, rows.dim);
+    take_steps(n, which, out);
+    scratch.row.resize(static_cast<size_t>(kPanel * kBundle));
     for (int64_t bundle = 0; bundle < out.rows.count(); ++bundle) {
       const int64_t first = bundle * kBundle, height = std::min<int64_t>(kBundle, n - first);
-      const float* row[kBundle];
-      double one[kBundle];
-      std::fill(one, one + kBundle, 1.0);
-      for (int64_t i = 0; i < height; ++i) row[i] = rows + which(first + i).at * dim;
-      dot.centre(row, one, height, mean.data(), dim, out.rows.at(bundle, 0));
+      const float* panel[kBundle];
+      double reciprocal[kBundle];
+      for (int64_t i = 0; i < height; ++i) reciprocal[i] = which(first + i).reciprocal;
+      for (int64_t from = 0; from < rows.dim; from += kPanel) {
+        const int64_t len = std::min(kPanel, rows.dim - from);
+        for (int64_t i = 0; i < height; ++i) {
+          float* const buffer = scratch.row.data() + i * kPanel;
+          panel[i] = read_panel(rows, dot, which(first + i).row, from, len, buffer);
+        }
+        dot.centre(panel, reciprocal, height, mean.data() + from, len, out.rows.at(bundle, from));
+      }
     }
   }
 
-  // K of which(0) ... which(n - 1) about the mean, in the upper triangle of `matrix`; `block` gets their rows.
   template <typename Which>
-  void make_kernel(const std::vector<double>& mean, int64_t n, const Which& which, Centred& block,
-                   Symmetric& matrix) const {
-    centre(mean, n, which, block);
-    matrix.reset(n);
-    multiply(dot, block.rows, block.rows, matrix.data.data(), matrix.stride);
+  void take_steps(int64_t n, const Which& which, Centred& out) const {
+    out.time.resize(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) out.time[static_cast<size_t>(i)] = time[which(i).at];
+  }
+
+  // K + same of a block in the upper triangle of `matrix`, in place of the products, with the squares of its rows.
+  void to_kernel(Centred& block, double same, Symmetric& matrix) const {
+    const int64_t n = block.size();
     block.square.resize(static_cast<size_t>(n));
     block.reciprocal.resize(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) {
@@ -160,57 +201,80 @@ struct Work {
       double* const row = matrix.row(i);
       entries(block, i, block, i + 1, row);
       row[i] = 1.0;
+      for (int64_t j = i; j < n; ++j) row[j] += same;
     }
   }
 
-  // Calls add(i, j, luck (L L^T)_ij) for the pairs i <= j of a block in one trajectory: gamma^(t_j - t_i) times the sum
-  // over its records k in the block from step t_j on of gamma^(2 (t_k - t_j)).
-  template <typename Add>
-  void for_luck(const Members& members, const Block& block, Scratch& scratch, const Add& add) const {
-    if (kernel.luck == 0.0) return;
-    const Member* const of = &members[block.first];
-    std::vector<double>&decay = scratch.decay, &later = scratch.later;
-    decay.assign(static_cast<size_t>(block.size), 0.0);  // gamma^(steps since the record before), 0 for a first one
-    later.assign(static_cast<size_t>(block.size), 1.0);
-    for (int64_t j = 1; j < block.size; ++j) {
-      if (of[j].trajectory != of[j - 1].trajectory) continue;
-      decay[static_cast<size_t>(j)] =
-          std::pow(kernel.gamma, static_cast<double>(steps_between(time[of[j - 1].at], time[of[j].at])));
-    }
-    for (size_t j = later.size() - 1; j > 0; --j) later[j - 1] += decay[j] * decay[j] * later[j];
-    for (int64_t j = 1; j < block.size; ++j) {
-      if (of[j].trajectory == of[j - 1].trajectory && time[of[j].at] == time[of[j - 1].at]) {
-        later[static_cast<size_t>(j)] = later[static_cast<size_t>(j - 1)];
-      }
-    }
-    for (int64_t i = 0; i < block.size; ++i) {
-      double power = kernel.luck;
-      for (int64_t j = i; j < block.size && of[j].trajectory == of[i].trajectory; ++j) {
-        if (j > i) power *= decay[static_cast<size_t>(j)];
-        add(i, j, power * later[static_cast<size_t>(j)]);
-      }
+  // Products of the rows of which(0) ... which(n - 1) about the mean, in the scratch's matrix.
+  template <typename Which>
+  void multiply_block(const std::vector<double>& mean, int64_t n, const Which& which, Scratch& scratch) const {
+    centre(mean, n, which, scratch, scratch.block);
+    scratch.matrix.reset(n);
+    multiply(dot, scratch.block.rows, scratch.block.rows, scratch.matrix.data.data(), scratch.matrix.stride);
+  }
+
+  // The same about the group's mean, from where they were kept.
+  template <typename Which>
+  void read_block(const Products& from, int64_t n, const Which& which, Scratch& scratch) const {
+    take_steps(n, which, scratch.block);
+    scratch.matrix.reset(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const double* const row = from.row(which(i).at);
+      for (int64_t j = i; j < n; ++j) scratch.matrix.row(i)[j] = row[which(j).at];
     }
   }
 
-  // C + luck L L^T + noise of a block in the scratch's matrix, and its rows in the scratch.
-  void covariance(const Members& members, const Block& block, double same, double inside, Scratch& scratch) const {
+  // The products of a whole block, kept where the group keeps them; then the landmarks' and its own are moved to the
+  // batch's mean.
+  void multiply_block(const Members& members, const Block& block, Scratch& scratch) const {
+    const Group& group = members.groups[block.group];
     const auto which = [&](int64_t i) -> const Member& { return members[block.first + i]; };
-    if (inside > 0.0) {
-      make_kernel(members.means[block.group], block.size, which, scratch.block, scratch.inside);
+    multiply_block(group.mean, block.size, which, scratch);
+    for (int64_t i = 0; group.products.data && i < block.size; ++i) {
+      double* const keep = group.products.row(which(i).at);
+      for (int64_t j = i; j < block.size; ++j) keep[which(j).at] = scratch.matrix.row(i)[j];
     }
-    make_kernel(members.mean, block.size, which, scratch.block, scratch.matrix);
+    if (members.mean.empty()) return;
+    scratch.shift.resize(static_cast<size_t>(rows.dim));
+    double square = 0.0;
+    for (size_t e = 0; e < scratch.shift.size(); ++e) {
+      scratch.shift[e] = static_cast<float>(group.mean[e] - members.mean[e]);
+      square += static_cast<double>(scratch.shift[e]) * static_cast<double>(scratch.shift[e]);
+    }
+    std::vector<double>& shifts = scratch.shifts;
+    multiply(dot, scratch.block.rows, scratch.shift, shifts);
+    for (double& shift : shifts) shift += square / 2.0;
+    for (int64_t i = 0; i < block.size; ++i) {
+      const double about_batch = scratch.matrix.row(i)[i] + 2.0 * shifts[static_cast<size_t>(i)];
+      if (square <= kCancels * about_batch) continue;
+      multiply_block(members.mean, block.size, which, scratch);
+      std::fill(scratch.shift.begin(), scratch.shift.end(), 0.0f);
+      return;
+    }
     for (int64_t i = 0; i < block.size; ++i) {
       double* const row = scratch.matrix.row(i);
-      for (int64_t j = i; j < block.size; ++j) row[j] += same;
-      for (int64_t j = i; inside > 0.0 && j < block.size; ++j) row[j] += inside * scratch.inside.row(i)[j];
+      const double own = shifts[static_cast<size_t>(i)];
+      for (int64_t j = i; j < block.size; ++j) row[j] += own + shifts[static_cast<size_t>(j)];
     }
-    for_luck(members, block, scratch, [&](int64_t i, int64_t j, double value) { scratch.matrix.row(i)[j] += value; });
-    add_diagonal(scratch.matrix, block.size, kernel.noise);
   }
 
-  // x = matrix^-1 y of n rows, for the scratch's matrix, which is factorised in place.
+  // K of the landmarks and the block in the scratch, into whole bundles of zeros at `out`.
+  void between(const Members& members, const Centred& landmarks, Scratch& scratch, double* out, int64_t stride) const {
+    multiply(dot, landmarks.rows, scratch.block.rows, out, stride);
+    std::vector<double>& shifts = scratch.shifts;
+    shifts.assign(static_cast<size_t>(landmarks.size()), 0.0);
+    if (!members.mean.empty()) multiply(dot, landmarks.rows, scratch.shift, shifts);
+    for (int64_t k = 0; k < landmarks.size(); ++k) {
+      double* const row = out + k * stride;
+      for (int64_t i = 0; i < scratch.block.size(); ++i) row[i] += shifts[static_cast<size_t>(k)];
+      entries(landmarks, k, scratch.block, 0, row);
+    }
+  }
+
+  // x = (matrix + noise I)^-1 y of n rows, in the scratch.
   template <typename Right>
   const double* solve_block(int64_t n, Scratch& scratch, const Right& y) const {
+    add_diagonal(scratch.matrix, n, kernel.noise);
     factorise(dot, scratch.matrix);
     std::vector<double>& x = scratch.columns;
     x.assign(static_cast<size_t>(scratch.matrix.n), 0.0);
@@ -225,34 +289,29 @@ struct Values {
   const Work& work;
   const float* returns;
   bool from_mean;
-  double same, inside;
+  double same;
   double* value;
 
   void run(const Members& members, int n_threads, std::vector<Scratch>& scratch) const {
-    if (members.blocks.size() > 1) return run_blocks(members, n_threads, scratch);
-    const Block& block = members.blocks[0];
-    work.covariance(members, block, same, inside, scratch[0]);
-    const auto y = [&](int64_t i) { return difference(members[i].at); };
-    set(members, block, work.solve_block(members.size(), scratch[0], y), scratch[0]);
+    if (members.blocks.size() == 1) return run_whole(members, scratch[0]);
+    run_blocks(members, n_threads, scratch);
   }
 
  private:
   double prior(int64_t record) const { return from_mean ? value[record] : 0.0; }
   double difference(int64_t record) const { return static_cast<double>(returns[record]) - prior(record); }
 
-  // value = prior + C x = prior + y - (luck L L^T + noise) x of the members of a block, x = (C + luck L L^T + noise)^-1
-  // y.
-  void set(const Members& members, const Block& block, const double* x, Scratch& scratch) const {
-    std::vector<double> rest(static_cast<size_t>(block.size));
-    for (int64_t i = 0; i < block.size; ++i) rest[static_cast<size_t>(i)] = work.kernel.noise * x[i];
-    work.for_luck(members, block, scratch, [&](int64_t i, int64_t j, double luck) {
-      rest[static_cast<size_t>(i)] += luck * x[j];
-      if (j > i) rest[static_cast<size_t>(j)] += luck * x[i];
-    });
-    for (int64_t i = 0; i < block.size; ++i) {
-      const int64_t record = members[block.first + i].at;
-      value[record] = prior(record) + difference(record) - rest[static_cast<size_t>(i)];
-    }
+  // value = prior + C (C + noise)^-1 y = prior + y - noise x.
+  void set(int64_t record, double x) const {
+    value[record] = prior(record) + difference(record) - work.kernel.noise * x;
+  }
+
+  // C is K + same.
+  void run_whole(const Members& members, Scratch& scratch) const {
+    work.multiply_block(members, members.blocks[0], scratch);
+    work.to_kernel(scratch.block, same, scratch.matrix);
+    const double* x = work.solve_block(members.size(), scratch, [&](int64_t i) { return difference(members[i].at); });
+    for (int64_t i = 0; i < members.size(); ++i) set(members[i].at, x[i]);
   }
 
   void run_blocks(const Members& members, int n_threads, std::vector<Scratch>& scratch) const {
@@ -260,11 +319,14 @@ struct Values {
     const int64_t n = members.size(), m = static_cast<int64_t>(members.landmarks.size());
     const int64_t wide = Symmetric::padded(m);
     Centred landmarks;
+    work.centre(
+        members.mean.empty() ? members.groups[0].mean : members.mean, m,
+        [&](int64_t k) -> const Member& { return members[members.landmarks[static_cast<size_t>(k)]]; }, scratch[0],
+        landmarks);
     Symmetric among;
-    const auto landmark = [&](int64_t k) -> const Member& {
-      return members[members.landmarks[static_cast<size_t>(k)]];
-    };
-    work.make_kernel(members.mean, m, landmark, landmarks, among);
+    among.reset(m);
+    multiply(dot, landmarks.rows, landmarks.rows, among.data.data(), among.stride);
+    work.to_kernel(landmarks, 0.0, among);
     add_diagonal(among, m, kJitter);
     factorise(dot, among);
 
@@ -283,11 +345,12 @@ struct Values {
       for (int64_t b = r * n_blocks / runs; b < (r + 1) * n_blocks / runs; ++b) {
         const Block& block = members.blocks[static_cast<size_t>(b)];
         const int64_t first = block.first, size = block.size, tall = Symmetric::padded(size);
-        work.covariance(members, block, same, inside, own);
+        work.multiply_block(members, block, own);
+        work.to_kernel(own.block, same, own.matrix);
+        add_diagonal(own.matrix, size, work.kernel.noise);
         own.transposed.assign(static_cast<size_t>(wide * tall), 0.0);  // U^T
         double* u = own.transposed.data();
-        multiply(dot, landmarks.rows, own.block.rows, u, tall);
-        for (int64_t k = 0; k < m; ++k) work.entries(landmarks, k, own.block, 0, u + k * tall);
+        work.between(members, landmarks, own, u, tall);
         solve_forward(dot, among, u, tall, tall);
         add_square(dot, own.matrix, u, tall, wide, -1.0);
         factorise(dot, own.matrix);
@@ -312,71 +375,36 @@ struct Values {
     Symmetric inner;
     inner.n = inner.stride = wide;
     inner.data.assign(static_cast<size_t>(wide * wide), 0.0);
-    std::vector<double> weight(static_cast<size_t>(wide), 0.0), x(static_cast<size_t>(n));
+    std::vector<double> weight(static_cast<size_t>(wide), 0.0);
     for (const Symmetric& sum : sums) {
       for (int64_t i = 0; i < wide; ++i) {
         for (int64_t j = i; j < wide; ++j) inner.row(i)[j] += sum.row(i)[j];
         weight[static_cast<size_t>(i)] += sum.row(i)[wide];
       }
     }
-    add_diagonal(inner, wide, 1.0);
+    for (int64_t i = 0; i < wide; ++i) inner.row(i)[i] += 1.0;
     factorise(dot, inner);
     solve(inner, weight.data());
     for (int64_t i = 0; i < n; ++i) {
-      const double* of = solved.data() + i * (wide + 1);
-      x[static_cast<size_t>(i)] = of[wide];
-      for (int64_t k = 0; k < wide; ++k) x[static_cast<size_t>(i)] -= of[k] * weight[static_cast<size_t>(k)];
+      const double* x = solved.data() + i * (wide + 1);
+      double rest = x[wide];
+      for (int64_t k = 0; k < wide; ++k) rest -= x[k] * weight[static_cast<size_t>(k)];
+      set(members[i].at, rest);
     }
-    for (const Block& block : members.blocks) set(members, block, x.data() + block.first, scratch[0]);
   }
 };
 
-// ---- coordinates ---------------------------------------------------------------------------------------------------
-
-constexpr int64_t kTaskRows = 64;
-
-// The leading directions of the covariance of m rows, each divided by the fourth root of its eigenvalue relative to the
-// first one, in bundles.
-Bundles leading_directions(const DotKernels& dot, const float* rows, int64_t dim, const int64_t* landmarks, int64_t m,
-                           int64_t most) {
-  const int64_t wide = Symmetric::padded(m);
-  std::vector<double> centred(static_cast<size_t>(dim * wide), 0.0);
-  for (int64_t e = 0; e < dim; ++e) {
-    double* const row = centred.data() + e * wide;
-    double mean = 0.0;
-    for (int64_t k = 0; k < m; ++k) mean += row[k] = static_cast<double>(rows[landmarks[k] * dim + e]);
-    for (int64_t k = 0; k < m; ++k) row[k] -= mean / static_cast<double>(m);
+// Of each group; `data` holds the products of all pairs, group after group, or is null.  None for a group that may be
+// cut.
+std::vector<Products> products_of(double* data, const int64_t* group_offsets, int64_t n_groups) {
+  std::vector<Products> found(static_cast<size_t>(n_groups));
+  for (int64_t g = 0; data && g < n_groups; ++g) {
+    const int64_t n = group_offsets[g + 1] - group_offsets[g];
+    if (n > kLongestBlock) continue;
+    found[static_cast<size_t>(g)] = {data, group_offsets[g], n};
+    data += Products::size(n);
   }
-  Symmetric square;
-  square.n = square.stride = wide;
-  square.data.assign(static_cast<size_t>(wide * wide), 0.0);
-  add_square(dot, square, centred.data(), wide, dim, 1.0);
-  for (int64_t i = 0; i < wide; ++i) {
-    for (int64_t j = 0; j < i; ++j) square.row(i)[j] = square.row(j)[i];
-  }
-  const std::vector<double> values = eigenvectors(dot, square);
-  std::vector<std::vector<double>> directions;
-  for (int64_t j = 0; j < std::min(most, m) && values[static_cast<size_t>(j)] > kSmallest * values[0]; ++j) {
-    const double value = values[static_cast<size_t>(j)], scale = std::pow(values[0] / value, 0.25) / std::sqrt(value);
-    const double* const vector = square.row(j);
-    double mean = 0.0;
-    for (int64_t k = 0; k < m; ++k) mean += vector[k] / static_cast<double>(m);
-    std::vector<double> sum(static_cast<size_t>(dim), 0.0);
-    for (int64_t k = 0; k < m; ++k) {
-      dot.add_scaled(rows + landmarks[k] * dim, scale * (vector[k] - mean), dim, sum.data());
-    }
-    directions.push_back(std::move(sum));
-  }
-  Bundles out;
-  out.resize(static_cast<int64_t>(directions.size()), dim);
-  std::fill(out.data.begin(), out.data.end(), 0.0f);
-  for (int64_t j = 0; j < out.n; ++j) {
-    for (int64_t e = 0; e < dim; ++e) {
-      out.at(j / kBundle, e)[j % kBundle] =
-          static_cast<float>(directions[static_cast<size_t>(j)][static_cast<size_t>(e)]);
-    }
-  }
-  return out;
+  return found;
 }
 
 }  // namespace
@@ -404,79 +432,14 @@ void cluster_values(const float* returns, const int64_t* labels, const int64_t* 
   });
 }
 
-void unit_rows(const Rows& rows, const int64_t* order, int64_t n_records, const uint8_t* usable, const float* signs,
-               int64_t width, float* out, int n_threads) {
-  const DotKernels& dot = dot_kernels();
-  parallel_for((n_records + kTaskRows - 1) / kTaskRows, n_threads, [&](int64_t task, int) {
-    const DefaultFloats floats_mode;
-    std::vector<float> buffer(static_cast<size_t>(width));
-    std::vector<double> sum(static_cast<size_t>(width));
-    for (int64_t i = task * kTaskRows; i < std::min(n_records, (task + 1) * kTaskRows); ++i) {
-      ScaledRow row{order[i], 1.0f};
-      const double reciprocal = usable && !usable[i] ? 0.0 : measure(rows, dot, row);
-      float* const to = out + i * width;
-      if (reciprocal == 0.0) {
-        std::fill(to, to + width, std::numeric_limits<float>::quiet_NaN());
-        continue;
-      }
-      std::fill(sum.begin(), sum.end(), 0.0);
-      for (int64_t from = 0; from < rows.dim; from += width) {
-        const int64_t len = std::min(width, rows.dim - from);
-        dot.add_signed(read_panel(rows, dot, row, from, len, buffer.data()), signs + from, len, sum.data());
-      }
-      for (int64_t e = 0; e < width; ++e) to[e] = static_cast<float>(reciprocal * sum[static_cast<size_t>(e)]);
-    }
-  });
-}
-
-void whitened_rows(const float* rows, int64_t n_records, int64_t dim, const int64_t* landmarks, int64_t n_landmarks,
-                   int64_t directions, float* out, int n_threads) {
-  const DefaultFloats floats_mode;
-  const DotKernels& dot = dot_kernels();
-  const Bundles basis = leading_directions(dot, rows, dim, landmarks, n_landmarks, directions);
-  const int64_t tasks = (n_records + kTaskRows - 1) / kTaskRows, stride = basis.count() * kBundle;
-  std::vector<double> z(static_cast<size_t>(tasks * kTaskRows * stride), 0.0);
-  std::vector<double> sums(static_cast<size_t>(tasks * (stride + 1)), 0.0);  // of a task; the last: of how many rows
-  const std::vector<double> nothing(static_cast<size_t>(dim), 0.0), one(kBundle, 1.0);
-  parallel_for(tasks, n_threads, [&](int64_t task, int) {
-    const DefaultFloats own_mode;
-    const int64_t first = task * kTaskRows, n = std::min(kTaskRows, n_records - first);
-    Bundles own;
-    own.resize(n, dim);
-    for (int64_t i = 0; i < n; i += kBundle) {
-      const float* row[kBundle];
-      const int64_t height = std::min<int64_t>(kBundle, n - i);
-      for (int64_t k = 0; k < height; ++k) row[k] = rows + (first + i + k) * dim;
-      dot.centre(row, one.data(), height, nothing.data(), dim, own.at(i / kBundle, 0));
-    }
-    multiply(dot, own, basis, z.data() + first * stride, stride);
-    double* const sum = sums.data() + task * (stride + 1);
-    for (int64_t i = first; i < first + n; ++i) {
-      if (std::isnan(rows[i * dim])) continue;
-      for (int64_t j = 0; j < basis.n; ++j) sum[j] += z[static_cast<size_t>(i * stride + j)];
-      sum[stride] += 1.0;
-    }
-  });
-  std::vector<double> mean(static_cast<size_t>(stride + 1), 0.0);
-  for (int64_t k = 0; k < static_cast<int64_t>(sums.size()); ++k) {
-    mean[static_cast<size_t>(k % (stride + 1))] += sums[static_cast<size_t>(k)];
-  }
-  for (int64_t i = 0; i < n_records; ++i) {
-    std::fill(out + i * directions, out + (i + 1) * directions, std::isnan(rows[i * dim]) ? rows[i * dim] : 0.0f);
-    for (int64_t j = 0; j < basis.n; ++j) {
-      const double of_mean = mean[static_cast<size_t>(j)] / std::max(mean[static_cast<size_t>(stride)], 1.0);
-      out[i * directions + j] = static_cast<float>(z[static_cast<size_t>(i * stride + j)] - of_mean);
-    }
-  }
-}
-
-void kernel_values(const float* rows, int64_t dim, const float* returns, const int64_t* time,
-                   const int64_t* group_offsets, int64_t n_groups, const int64_t* trajectory_offsets,
-                   const uint8_t* usable, const int64_t* landmarks, int64_t n_landmarks, Share share, bool centred,
-                   ValueKernel kernel, double* value, int n_threads) {
-  const Work work{rows, dim, time, kernel.luck > 0.0 ? trajectory_offsets : nullptr, centred, kernel, dot_kernels()};
+void kernel_values(const Rows& rows, const int64_t* order, const float* returns, const int64_t* time,
+                   const int64_t* group_offsets, int64_t n_groups, const uint8_t* usable, const int64_t* landmarks,
+                   int64_t n_landmarks, Share share, ValueKernel kernel, double* value, double* products,
+                   int n_threads) {
+  const Work work{rows, time, kernel, dot_kernels()};
   const size_t workers = static_cast<size_t>(std::max(n_threads, 1));
   std::vector<std::vector<Scratch>> scratch(workers);
+  const std::vector<Products> kept = products_of(products, group_offsets, n_groups);
   std::vector<Members> members(share == Share::kBatch ? static_cast<size_t>(n_groups) : 0);
   parallel_for(n_groups, n_threads, [&](int64_t g, int worker) {
     const DefaultFloats floats_mode;
@@ -485,30 +448,29 @@ void kernel_values(const float* rows, int64_t dim, const float* returns, const i
     const int64_t begin = group_offsets[g], n = group_offsets[g + 1] - begin;
     if (n == 0) return;
     std::fill(value + begin, value + begin + n, mean_of(returns + begin, n));
-    Members found = work.gather(usable, begin, n);
+    Members found = work.gather(order, usable, begin, n, own[0]);
+    const Products& keep = found.groups[0].products = kept[static_cast<size_t>(g)];
+    for (int64_t i = begin; keep.data && i < begin + n; ++i) keep.row(i)[i] = kUnusable;
     if (share == Share::kBatch) {
       members[static_cast<size_t>(g)] = std::move(found);
     } else if (found.size()) {
-      found.mean = found.means[0];
-      Values{work, returns, true, 0.0, 0.0, value}.run(found, 1, own);
+      Values{work, returns, true, 0.0, value}.run(found, 1, own);
     }
   });
   if (share != Share::kBatch) return;
 
   const DefaultFloats floats_mode;
   Members all;
-  all.mean.assign(static_cast<size_t>(dim), 0.0);
+  all.mean.assign(static_cast<size_t>(rows.dim), 0.0);
   for (Members& part : members) {
     if (!part.size()) continue;
-    std::vector<double>& mean = part.means[0];
-    for (size_t e = 0; !centred && e < mean.size(); ++e) {
-      all.mean[e] += static_cast<double>(part.size()) * mean[e];
-    }
+    const std::vector<double>& mean = part.groups[0].mean;
+    for (size_t e = 0; e < mean.size(); ++e) all.mean[e] += static_cast<double>(part.size()) * mean[e];
     for (const Block& block : part.blocks) {
-      all.blocks.push_back({all.size() + block.first, block.size, all.means.size()});
+      all.blocks.push_back({all.size() + block.first, block.size, all.groups.size()});
     }
     all.list.insert(all.list.end(), part.list.begin(), part.list.end());
-    all.means.push_back(std::move(mean));
+    all.groups.push_back(std::move(part.groups[0]));
     part = Members();
   }
   if (!all.size()) return;
@@ -523,7 +485,7 @@ void kernel_values(const float* rows, int64_t dim, const float* returns, const i
     if (found != all.list.end() && found->at == landmarks[k]) all.landmarks.push_back(found - all.list.begin());
   }
   std::vector<Scratch> each(workers);
-  Values{work, returns, false, kernel.same, kernel.inside, value}.run(all, n_threads, each);
+  Values{work, returns, false, kernel.same, value}.run(all, n_threads, each);
 }
 
 void gae_advantage(const double* rewards, const double* value, const int64_t* step, const int64_t* trajectory_offsets,
@@ -561,21 +523,28 @@ void gae_advantage(const double* rewards, const double* value, const int64_t* st
   });
 }
 
-void same_action_advantage(const float* rows, int64_t dim, const double* advantage, const int64_t* time,
+void same_action_advantage(const Rows& rows, const int64_t* order, const double* advantage, const int64_t* time,
                            const int64_t* action_key, const int64_t* group_offsets, int64_t n_groups,
-                           const uint8_t* usable, const uint8_t* parsed, bool centred, double width, double horizon,
-                           double noise, double* out, int n_threads) {
-  const ValueKernel kernel{width, horizon, noise, 0.0, 0.0, 0.0, 0.0};
-  const Work work{rows, dim, time, nullptr, centred, kernel, dot_kernels()};
-  const std::vector<double> nothing(static_cast<size_t>(dim), 0.0);
+                           const uint8_t* usable, const uint8_t* parsed, double width, double horizon, double noise,
+                           double* products, double* out, int n_threads) {
+  const Work work{rows, time, ValueKernel{width, horizon, noise, 0.0}, dot_kernels()};
   std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
+  const std::vector<Products> kept = products_of(products, group_offsets, n_groups);
   parallel_for(n_groups, n_threads, [&](int64_t g, int worker) {
     const DefaultFloats floats_mode;
     Scratch& own = scratch[static_cast<size_t>(worker)];
     const int64_t begin = group_offsets[g], n = group_offsets[g + 1] - begin;
     for (int64_t i = begin; i < begin + n; ++i) out[i] = advantage[i] / (1.0 + noise);
-    const Members members = work.gather(usable, begin, n);
-    const std::vector<double>& mean = centred ? nothing : members.means[0];
+    const Products& from = kept[static_cast<size_t>(g)];
+    Members members;
+    if (from.data) {
+      for (int64_t i = begin; i < begin + n; ++i) {
+        if (from.row(i)[i] != kUnusable) members.list.push_back({{order[i], 1.0f}, i, 1.0});
+      }
+      members.blocks.push_back({0, members.size(), 0});
+    } else {
+      members = work.gather(order, usable, begin, n, own);
+    }
     std::vector<int64_t> sorted;  // members of a block whose action is known, by action
     const auto key = [&](int64_t member) { return action_key[members[member].at]; };
     for (const Block& block : members.blocks) {
@@ -589,8 +558,12 @@ void same_action_advantage(const float* rows, int64_t dim, const double* advanta
         const int64_t size = last - first;
         const auto which = [&](int64_t i) -> const Member& { return members[first[i]]; };
         if (size > 1) {
-          work.make_kernel(mean, size, which, own.block, own.matrix);
-          add_diagonal(own.matrix, size, noise);
+          if (from.data) {
+            work.read_block(from, size, which, own);
+          } else {
+            work.multiply_block(members.groups[0].mean, size, which, own);
+          }
+          work.to_kernel(own.block, 0.0, own.matrix);
           const double* x = work.solve_block(size, own, [&](int64_t i) { return advantage[which(i).at]; });
           for (int64_t i = 0; i < size; ++i) out[which(i).at] = advantage[which(i).at] - noise * x[i];
         }

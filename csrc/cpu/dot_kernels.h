@@ -85,45 +85,22 @@ void bundles(const float* a, const float* b, int64_t depth, double* out, int64_t
   if constexpr (Simd::kStrips == 3) bundle_strip<2>(a, b, depth, out, stride);
 }
 
+void bundle_vector(const float* a, const float* x, int64_t depth, double* out) {
+  constexpr int64_t kTogether = 4;  // independent sums: their multiply-adds need not wait for each other
+  Simd sum[kTogether] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
+  for (int64_t k = 0; k < depth; ++k) {
+    Simd& own = sum[k % kTogether];
+    own = Simd::multiply_add(x[k], Simd::load(a + k * kBundle), own);
+  }
+  for (const Simd& own : sum) Simd::add_to(own, out);
+}
+
 void follow(const float* gram, double change, double weight, int64_t n, double* similar) {
   for (int64_t e = 0; e < n; ++e) similar[e] += change * similar[e] + weight * static_cast<double>(gram[e]);
 }
 
 void add_scaled(const float* x, double scale, int64_t len, double* sum) {
   for (int64_t e = 0; e < len; ++e) sum[e] += scale * static_cast<double>(x[e]);
-}
-
-void add_signed(const float* x, const float* sign, int64_t len, double* sum) {
-  for (int64_t e = 0; e < len; ++e) sum[e] += static_cast<double>(sign[e] * x[e]);
-}
-
-void exponents(const KernelRow& row, const double* square, const double* reciprocal, const double* time, int64_t n,
-               double* product) {
-  const bool flat = row.square <= row.flat;
-  for (int64_t j = 0; j < n; ++j) {
-    double cosine = product[j] * row.reciprocal * reciprocal[j];
-    cosine = 2.0 * product[j] >= row.square + square[j] || cosine > 1.0 ? 1.0 : cosine;  // equal rows
-    const bool other = square[j] <= row.flat;
-    cosine = flat | other ? (flat & other ? 1.0 : 0.0) : cosine;
-    const double steps = (time[j] - row.time) * row.inverse;
-    product[j] = (cosine - 1.0) * row.rate - steps * steps * 0.5;
-  }
-}
-
-double product(const double* x, const double* y, int64_t n) {
-  double sum[8] = {};
-  for (int64_t e = 0; e < n; e += 8) {
-    for (int l = 0; l < 8; ++l) sum[l] += x[e + l] * y[e + l];
-  }
-  return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
-}
-
-void rotate(double cosine, double sine, int64_t n, double* x, double* y) {
-  for (int64_t e = 0; e < n; ++e) {
-    const double before = x[e];
-    x[e] = cosine * before - sine * y[e];
-    y[e] = sine * before + cosine * y[e];
-  }
 }
 
 // to[l][i] = from[i][l] of four by four.
@@ -267,16 +244,15 @@ void convert(const void* source, DType dtype, int64_t len, float factor, float* 
 
 constexpr DotKernels kernels_of(const char* name) {
   return {
-      name,         {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
-      fold,         outer,
-      subtract,     divide,
-      product,      rotate,
-      bundles,      add_scaled,
-      add_signed,   centre,
-      largest,      first_at_least,
-      follow,       exponents,
-      exponential,  convert,
-      largest_bits, hash,
+      name,       {{tile<4, 1>, tile<4, 2>, tile<4, 3>}, {tile<8, 1>, tile<8, 2>, tile<8, 3>}},
+      fold,       outer,
+      subtract,   divide,
+      bundles,    bundle_vector,
+      add_scaled, centre,
+      largest,    first_at_least,
+      follow,     exponential,
+      convert,    largest_bits,
+      hash,
   };
 }
 

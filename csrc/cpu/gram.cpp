@@ -79,4 +79,14 @@ void multiply(const DotKernels& dot, const Bundles& a, const Bundles& b, double*
   }
 }
 
+void multiply(const DotKernels& dot, const Bundles& a, const std::vector<float>& x, std::vector<double>& out) {
+  out.assign(static_cast<size_t>(a.count() * kBundle), 0.0);
+  for (int64_t i = 0; i < a.count(); ++i) {
+    for (int64_t e = 0; e < a.dim; e += kBundleDepth) {
+      const int64_t depth = std::min(kBundleDepth, a.dim - e);
+      dot.bundle_vector(a.at(i, e), x.data() + e, depth, out.data() + i * kBundle);
+    }
+  }
+}
+
 }  // namespace bipace

@@ -39,4 +39,9 @@ struct Bundles {
 // order, are summed in float64.
 void multiply(const DotKernels& dot, const Bundles& a, const Bundles& b, double* out, int64_t stride);
 
+// out[i] = a_i . x, for whole bundles of rows; as exact as multiply.
+void multiply(const DotKernels& dot, const Bundles& a,
+              const std::vector<float>& x,  // [a.dim]
+              std::vector<double>& out);
+
 }  // namespace bipace

@@ -17,7 +17,6 @@ CONSTANTS = [
     ("cpu/critic.h", "kLandmarks", schema.LANDMARKS),
     ("cpu/critic.cpp", "kFlat", schema.FLAT),
     ("cpu/critic.cpp", "kJitter", schema.JITTER),
-    ("cpu/critic.cpp", "kSmallest", schema.SMALLEST),
     ("cpu/critic.cpp", "kTiny", schema.TINY),
 ]
 

@@ -71,8 +71,6 @@ class Sized:
         found = getattr(self._module, name)
         if name not in POSITIONAL:
             return found
-        if name in ("kernel_values", "same_action_advantage"):
-            found = _of_fingerprints(self._module, name)
         return _flat(name, found, on_host=self._module.__name__.split(".")[-2] in ("reference", "cpu"))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -80,21 +78,6 @@ class Sized:
 
     def __delattr__(self, name: str) -> None:
         delattr(self._module, name)
-
-
-def _of_fingerprints(module: ModuleType, name: str) -> Callable[..., Any]:
-    """A stage of the critic on the rows that it makes of fingerprints."""
-
-    @functools.wraps(getattr(module, name))
-    def run(records: Records, fingerprint: Any, kernel: Kernel, landmarks: Any = None, **rest: Any) -> Any:
-        rows = module.unit_rows(records, fingerprint, 512 if kernel.whitened else 0)
-        if kernel.whitened:
-            rows = module.whitened_rows(records, rows, landmarks, 64)
-        if name == "kernel_values":
-            rest["landmarks"] = landmarks
-        return getattr(module, name)(records, rows=rows, kernel=kernel, **rest)
-
-    return run
 
 
 def _flat(name: str, function: Callable[..., Any], *, on_host: bool) -> Callable[..., Any]:

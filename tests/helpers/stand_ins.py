@@ -40,7 +40,7 @@ class Watched(dispatch.Backend):
         host = dispatch.choose("cpu")
         for stage in ("returns", "episode", "clusters", "observations", "values", "critic", "combine"):
             module = getattr(host, stage)
-            names = [name for name in (*POSITIONAL, "unit_rows", "whitened_rows") if hasattr(module, name)]
+            names = [name for name in POSITIONAL if hasattr(module, name)]
             setattr(self, stage, SimpleNamespace(**{name: self._watched(getattr(module, name)) for name in names}))
 
     def _watched(self, function):
@@ -75,11 +75,6 @@ class Watched(dispatch.Backend):
             records = replace(records, usable=records.state == 0)
         if name == "scan_rows":
             records = replace(records, taken=None)
-        if name in ("unit_rows", "whitened_rows"):  # a row of each record, NaN for those that are not usable
-            usable = records.usable if records.taken is None else records.usable & records.taken
-            return function(replace(records, usable=usable, taken=None, spoilt=None), **columns)
-        if "rows" in columns and records.taken is not None:
-            columns["rows"] = columns["rows"][records.taken]
         return without_masks(function, replace(records, spoilt=None), columns, BY_RECORD)
 
     @contextlib.contextmanager

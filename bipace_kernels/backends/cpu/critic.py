@@ -7,7 +7,7 @@ import torch
 from .. import threads
 from ..native_loader import load
 from ..records import Records
-from ..schema import Kernel, signs
+from ..schema import Kernel
 from .clusters import address, address_of_rows, groups
 
 Tensor = torch.Tensor
@@ -24,37 +24,21 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
     return value
 
 
-def unit_rows(records: Records, fingerprint: Tensor, width: int) -> Tensor:
-    dim = fingerprint.shape[1]
-    folded = min(width or dim, dim)
-    rows, sign = torch.empty((records.n_records, folded)), signs(dim, folded)
-    load().unit_rows(
-        *address_of_rows(records, fingerprint), records.n_records, address(records.usable), sign.data_ptr(), folded,
-        rows.data_ptr(), threads.count(),
-    )  # fmt: skip
-    return rows
-
-
-def whitened_rows(records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:
-    out, chosen = torch.empty((records.n_records, directions)), landmarks[landmarks >= 0]
-    load().whitened_rows(
-        rows.data_ptr(), *rows.shape, chosen.data_ptr(), chosen.shape[0], directions, out.data_ptr(), threads.count()
-    )
-    return out
-
-
-def kernel_values(records: Records, rows: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel) -> Tensor:
-    """Under share "group" a group's bits only depend on its own rows and the instruction set.  MemoryError if scratch
-    cannot be allocated: a thread holds n (4 D + 16 n + 2,200) bytes for a block of n records, the call 1,100 per record.
+def kernel_values(
+    records: Records, fingerprint: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel,
+    products: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Under share "group" a group's bits only depend on its own rows, D, dtype and instruction set.  MemoryError if scratch
+    cannot be allocated: a thread holds n (4 D + 8 n + 2,200) bytes for a block of n records, the call 1,100 bytes per record and,
+    under share "batch", 8 D per group.
     """
     value = torch.empty(returns.shape[0], dtype=torch.float64)
     chosen = None if landmarks is None else landmarks[landmarks >= 0]
     load().kernel_values(
-        rows.data_ptr(), rows.shape[1], returns.data_ptr(), records.time.data_ptr(), *groups(records),
-        records.trajectory_offsets.data_ptr(), address(records.usable), address(chosen),
-        0 if chosen is None else chosen.shape[0], _SHARES.index(kernel.share), kernel.whitened, kernel.width,
-        kernel.horizon, kernel.noise, kernel.same, kernel.inside, kernel.luck, kernel.gamma, value.data_ptr(),
-        threads.count(),
+        *address_of_rows(records, fingerprint), returns.data_ptr(), records.time.data_ptr(), *groups(records),
+        address(records.usable), address(chosen), 0 if chosen is None else chosen.shape[0],
+        _SHARES.index(kernel.share), kernel.width, kernel.horizon, kernel.noise, kernel.same, value.data_ptr(),
+        address(products), threads.count(),
     )  # fmt: skip
     return value
 
@@ -71,14 +55,15 @@ def gae_advantage(
 
 
 def same_action_advantage(
-    records: Records, rows: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None, kernel: Kernel
-) -> Tensor:
+    records: Records, fingerprint: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None,
+    kernel: Kernel, products: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Bits of a group as those of kernel_values; MemoryError likewise, of a set of n records with equal actions."""
     out = torch.empty(advantage.shape[0], dtype=torch.float64)
     load().same_action_advantage(
-        rows.data_ptr(), rows.shape[1], advantage.data_ptr(), records.time.data_ptr(), action_key.data_ptr(),
-        *groups(records), address(records.usable), address(parsed), kernel.whitened, kernel.width, kernel.horizon,
-        kernel.noise, out.data_ptr(), threads.count(),
+        *address_of_rows(records, fingerprint), advantage.data_ptr(), records.time.data_ptr(), action_key.data_ptr(),
+        *groups(records), address(records.usable), address(parsed), kernel.width, kernel.horizon, kernel.noise,
+        address(products), out.data_ptr(), threads.count(),
     )  # fmt: skip
     return out
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..records import Records
-from ..schema import BLOCK, FLAT, JITTER, LANDMARKS, LONGEST, SMALLEST, TINY, Kernel, signs
+from ..schema import BLOCK, FLAT, JITTER, LANDMARKS, LONGEST, TINY, Kernel
 from .clusters import unit_vector
 
 Tensor = torch.Tensor
@@ -35,102 +35,55 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
     return torch.from_numpy(out)
 
 
-def unit_rows(records: Records, fingerprint: Tensor, width: int) -> Tensor:
-    """In float64, not rounded."""
-    dim = fingerprint.shape[1]
-    folded = min(width or dim, dim)
-    sign = signs(dim, folded).to(torch.float64).numpy()
-    x = np.full((records.n_records, folded), np.nan)
-    for i, row in enumerate(records.order.tolist()):
-        of = fingerprint[row]
-        if (records.usable is None or records.usable[i]) and of.isfinite().all() and (of != 0).any():
-            padded = np.zeros(-(-dim // folded) * folded)
-            padded[:dim] = sign * unit_vector(of)
-            x[i] = padded.reshape(-1, folded).sum(axis=0)
-    return torch.from_numpy(x)
-
-
-def whitened_rows(records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:
-    """In float64, not rounded."""
-    x = rows.numpy()
-    y = x[landmarks[landmarks >= 0].numpy()]
-    out = np.where(np.isnan(x[:, :1]), np.nan, np.zeros((len(x), directions)))
-    if not len(y):
-        return torch.from_numpy(out)
-    y = y - y.mean(axis=0)
-    values, vectors = np.linalg.eigh(y @ y.T)
-    values, vectors = values[::-1][:directions], vectors[:, ::-1][:, :directions]
-    kept = values > SMALLEST * values[0]
-    values, vectors = values[kept], vectors[:, kept]
-    z = x @ (y.T @ (vectors * values**-0.75 * values[:1] ** 0.25))
-    out[:, : len(values)] = z - np.nanmean(z, axis=0)
-    return torch.from_numpy(out)
-
-
-def kernel_values(records: Records, rows: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel) -> Tensor:
-    r, t, x = returns.to(torch.float64).numpy(), records.time.to(torch.float64).numpy(), rows.to(torch.float64).numpy()
-    trajectory = records.trajectory_of_record.numpy() if kernel.luck else np.zeros(len(r), np.int64)
+def kernel_values(
+    records: Records, fingerprint: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel,
+    products: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    r, t = returns.to(torch.float64).numpy(), records.time.to(torch.float64).numpy()
     groups = [np.arange(begin, end) for begin, end in pairwise(records.group_offsets.tolist())]
     value = np.zeros(len(r))
     for group in groups:
         value[group] = _mean(r[group])
-    inside = [_usable(records, x, group) for group in groups]
+    inside = [_usable(records, group) for group in groups]
     whole = np.concatenate(inside) if inside else np.zeros(0, np.int64)
     in_groups = kernel.share == "group"
-    for part, of_part in [(p, [p]) for p in inside] if in_groups else [(whole, inside)]:
+    for part, blocks in [(p, [p]) for p in inside] if in_groups else [(whole, inside)]:
         if not len(part):
             continue
+        z = _centred(records, fingerprint, part)
         prior = value[part] if in_groups else np.zeros(len(part))
+        k = kernel_matrix(z, z, t[part], t[part], kernel.width, kernel.horizon)
         at = spaced(len(part)) if in_groups else _places(landmarks, part)
-        sizes = [len(group) for group in of_part]
-        c, noise = covariances(x[part], t[part], trajectory[part], sizes, at, kernel)
-        difference = r[part] - prior
-        value[part] = prior + difference - noise @ np.linalg.solve(c + noise, difference)
+        same = 0.0 if in_groups else kernel.same
+        value[part] = _posterior(k, r[part], prior, cut(blocks), at, kernel.noise, same)
     return torch.from_numpy(value)
 
 
-def _usable(records: Records, x: Floats, group: Ints) -> Ints:
-    """The records of a group that enter the kernel."""
-    usable = ~np.isnan(x[group, 0])
-    inside: Ints = group[usable if records.usable is None else usable & records.usable.numpy()[group]]
-    return inside
+def _usable(records: Records, group: Ints) -> Ints:
+    return group if records.usable is None else group[records.usable.numpy()[group]]
 
 
-def covariances(
-    x: Floats, t: Floats, trajectory: Ints, groups: list[int], at: Ints, kernel: Kernel
-) -> tuple[Floats, Floats]:
-    """[n, n] C of the values and N of the noise: C is exact inside the blocks, and K by landmarks `at` between them."""
-    z = x if kernel.whitened else x - x.mean(axis=0)
-    k = kernel_matrix(z, z, t, t, kernel.width, kernel.horizon)
-    blocks, c, noise = cut(groups, kernel), k, np.zeros_like(k)
-    if len(blocks) > 1:
-        c = k[:, at] @ np.linalg.solve(k[np.ix_(at, at)] + JITTER * np.eye(len(at)), k[at])
-    for block in blocks:
-        c[block, block], noise[block, block] = in_block(k[block, block], x, t, trajectory, groups, block, kernel)
-    return c, noise
+def _centred(records: Records, fingerprint: Tensor, part: Ints) -> Floats:
+    """[n, D] rows of some records at unit length, minus their mean."""
+    z = np.stack([unit_vector(fingerprint[records.order[i]]) for i in part.tolist()])
+    centred: Floats = z - z.mean(axis=0)
+    return centred
 
 
-def in_block(
-    k: Floats, x: Floats, t: Floats, trajectory: Ints, groups: list[int], block: slice, kernel: Kernel
-) -> tuple[Floats, Floats]:
-    """C and N of a block, given its K."""
-    c = k
-    if kernel.share == "batch":
-        c = c + kernel.same
-        if kernel.inside:
-            ends = np.cumsum(groups)
-            group = int(np.searchsorted(ends, block.start, side="right"))
-            y = x[block] - x[ends[group] - groups[group] : ends[group]].mean(axis=0)
-            c = c + kernel.inside * kernel_matrix(y, y, t[block], t[block], kernel.width, kernel.horizon)
-    return c, kernel.noise * np.eye(len(k)) + luck(t[block], trajectory[block], kernel)
-
-
-def luck(t: Floats, trajectory: Ints, kernel: Kernel) -> Floats:
-    """β L Lᵀ, L_ij = γ^(t_j − t_i) from a record to itself and the later ones of its trajectory."""
-    later = t - t[:, None]
-    towards = np.where((trajectory[:, None] == trajectory) & (later >= 0), kernel.gamma ** np.maximum(later, 0.0), 0.0)
-    both: Floats = kernel.luck * (towards @ towards.T)
-    return both
+def _posterior(
+    kernel: Floats, y: Floats, prior: Floats, blocks: list[slice], at: Ints, noise: float, same: float
+) -> Floats:
+    """prior + C (C + ρ I)⁻¹ (y − prior): C is K + s inside the blocks, and K by landmarks between them."""
+    n = len(y)
+    if len(blocks) == 1:
+        c = kernel + same
+    else:
+        c = kernel[:, at] @ np.linalg.solve(kernel[np.ix_(at, at)] + JITTER * np.eye(len(at)), kernel[at])
+        for block in blocks:
+            c[block, block] = kernel[block, block] + same
+    difference = y - prior
+    out: Floats = prior + difference - noise * np.linalg.solve(c + noise * np.eye(n), difference)
+    return out
 
 
 def spaced(n: int) -> Ints:
@@ -148,15 +101,16 @@ def _places(landmarks: Tensor | None, part: Ints) -> Ints:
     return places
 
 
-def cut(groups: list[int], kernel: Kernel) -> list[slice]:
+def cut(groups: list[Ints]) -> list[slice]:
     """Blocks of the groups' usable records, one after the other: a group, or equal runs of a longer one."""
-    blocks, begin = [], 0
-    for n in groups:
-        runs = 1 if n <= (BLOCK if kernel.whitened else LONGEST) else -(-n // BLOCK)
+    found, begin = [], 0
+    for group in groups:
+        n = len(group)
+        runs = 1 if n <= LONGEST else -(-n // BLOCK)
         ends = [begin + k * n // runs for k in range(runs + 1)]
-        blocks += [slice(first, last) for first, last in pairwise(ends) if last > first]
+        found += [slice(first, last) for first, last in pairwise(ends) if last > first]
         begin += n
-    return blocks
+    return found
 
 
 def gae_advantage(
@@ -189,21 +143,21 @@ def gae_advantage(
 
 
 def same_action_advantage(
-    records: Records, rows: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None, kernel: Kernel
-) -> Tensor:
+    records: Records, fingerprint: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None,
+    kernel: Kernel, products: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     a, t, keys = advantage.numpy(), records.time.to(torch.float64).numpy(), action_key.numpy()
-    x = rows.to(torch.float64).numpy()
     known = np.ones(len(a), np.bool_) if parsed is None else parsed.numpy()
     out: Floats = a / (1 + kernel.noise)  # of a record with nothing near
     for begin, end in pairwise(records.group_offsets.tolist()):
-        inside = _usable(records, x, np.arange(begin, end))
+        inside = _usable(records, np.arange(begin, end))
         if not len(inside):
             continue
-        z = x[inside] if kernel.whitened else x[inside] - x[inside].mean(axis=0)
-        for block in cut([len(inside)], kernel):
+        z = _centred(records, fingerprint, inside)
+        for block in cut([inside]):
             with_action = known[inside[block]]
-            part, y = inside[block][with_action], z[block][with_action]
-            k = kernel_matrix(y, y, t[part], t[part], kernel.width, kernel.horizon)
+            part, x = inside[block][with_action], z[block][with_action]
+            k = kernel_matrix(x, x, t[part], t[part], kernel.width, kernel.horizon)
             k = k * (keys[part][:, None] == keys[part])
             out[part] = a[part] - kernel.noise * np.linalg.solve(k + kernel.noise * np.eye(len(part)), a[part])
     return torch.from_numpy(out)

@@ -1,20 +1,19 @@
 """A value of each record's state, and GAE(λ) over it, on the fingerprints' device, without synchronizing.
 
-    rows to unit length, folded ─► coordinates in the landmarks' directions (torch's float64 products, a Jacobi
-    kernel), or minus the mean of their group or batch ─► Gram matrix of every block (gram.py) ─► K, float64 ─►
-    torch.linalg's Cholesky, all blocks padded to one multiple of 128; between blocks landmarks, in torch's float64
+    rows to unit length, minus the mean of their group or batch (float64) ─► Gram matrix of every block (gram.py) ─► K, float64
+    ─► torch.linalg's Cholesky, all blocks padded to one multiple of 128; between blocks landmarks, in torch's float64
     products ─► V̂ ─► a lane walks each trajectory backwards ─► the same K, where actions are equal, averages A_S
 
 The padding depends on the longest group, and libraries choose their kernels by it: a group's values in another batch
-agree within 2e-5, not bit for bit.  The host does not know which groups are longer than a block: if one may be, all
-groups use landmarks, one after the other under share "group".
+agree within 2e-5, not bit for bit.  The host does not know which groups have more than 2,048 usable records: if one may
+have, all groups use landmarks, one after the other under share "group".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,9 +22,8 @@ import triton.language as tl
 
 from .. import schema
 from ..records import Records
-from ..schema import BLOCK, JITTER, LANDMARKS, LONGEST, SMALLEST, TINY, Kernel
-from . import gram
-from . import rows as scanned
+from ..schema import BLOCK, JITTER, LANDMARKS, LONGEST, TINY, Kernel
+from . import gram, rows
 from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
@@ -37,10 +35,8 @@ LANES = 32  # trajectories of a program
 _TILE = 32  # side of a square of K; records that a program of a group looks at together are 128
 _RECORDS = 128
 _CENTRE = {"ROWS": 8, "COLUMNS": 128}
-_SWEEPS = 30  # at most, of rotations; it takes about eight
 _OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 _LANE_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
-_JACOBI_OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
 _FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
 
 
@@ -56,69 +52,26 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
     return value
 
 
-def unit_rows(records: Records, fingerprint: Tensor, width: int) -> Tensor:
-    m, dim, device = records.n_records, fingerprint.shape[1], records.device
-    folded = min(width or dim, dim)
-    kind = torch.empty(m, dtype=torch.uint8, device=device)
-    scale = torch.empty(m, dtype=torch.float32, device=device)
-    out = torch.empty((m, folded), dtype=torch.float32, device=device)
-    if m:
-        scanned.look(fingerprint, records.order, kind=kind, scale=scale, usable=records.usable, taken=records.taken)
-        with device_guard(out):
-            _unit_rows[(m,)](
-                fingerprint, records.order, scale, kind, out, dim, folded, *fingerprint.stride(), FOLDS=folded < dim,
-                USABLE=scanned.USABLE, COLUMNS=512, **_OPTIONS,
-            )  # fmt: skip
-    return out
-
-
-def whitened_rows(records: Records, rows: Tensor, landmarks: Tensor, directions: int) -> Tensor:
-    live = (landmarks >= 0)[:, None]
-    y = torch.where(live, rows.index_select(0, landmarks.clamp(min=0)).double(), 0.0)
-    y = torch.where(live, y - y.sum(0) / live.sum().clamp(min=1), 0.0)
-    vectors, values = _eigenvectors(y @ y.mT)
-    order = values.argsort(descending=True)[:directions]
-    values, vectors = values[order], vectors[order]
-    kept = values > SMALLEST * values[:1]
-    scale = torch.where(kept, values.clamp(min=1e-300) ** -0.75 * values[:1] ** 0.25, 0.0)
-    usable = ~rows[:, :1].isnan()
-    z = torch.where(usable, rows, 0.0).double() @ (y.mT @ (vectors * scale[:, None]).mT)
-    mean = z.sum(0) / usable.sum().clamp(min=1)
-    out = torch.where(usable, z - mean, float("nan")).float()
-    return torch.nn.functional.pad(out, (0, directions - out.shape[1]))
-
-
-def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit eigenvectors as rows, and eigenvalues, of a symmetric positive semidefinite matrix, in no order."""
-    n = matrix.shape[0]
-    side = max(triton.next_power_of_2(n), 16)
-    turned = torch.nn.functional.pad(matrix, (0, side - n, 0, side - n)).contiguous()
-    with device_guard(turned):
-        _jacobi[(1,)](turned, SIDE=side, SWEEPS=_SWEEPS, **_JACOBI_OPTIONS)
-    values = turned.square().sum(1).sqrt()
-    return (turned / torch.where(values > 0, values, 1.0)[:, None])[:, :n], values
-
-
-def kernel_values(records: Records, rows: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel) -> Tensor:
+def kernel_values(
+    records: Records, fingerprint: Tensor, returns: Tensor, landmarks: Tensor | None, kernel: Kernel,
+    products: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     value = cluster_values(records, returns, None, 0.0)
     m, device, share = records.n_records, records.device, kernel.share
     if not m:
         return value
-    inside, place, record = _compact(records, rows)
+    inside, place, record, scale = _compact(records, fingerprint)
     offsets = place[records.group_offsets]
     prior = value if share == "group" else torch.zeros_like(value)
     with_mean = offsets if share == "group" else torch.stack([offsets[0], offsets[-1]])
-    has_inside = share == "batch" and kernel.inside > 0
     among = _Kernel(
-        rows[record] if kernel.whitened else _centre(rows, record, with_mean),
-        _centre(rows, record, offsets) if has_inside else None, records.time[record].contiguous(),
-        (returns.to(torch.float64) - prior)[record],
-        kernel if share == "batch" else replace(kernel, same=0.0, inside=0.0),
-        trajectory=records.trajectory_of_record[record].contiguous() if kernel.luck > 0 else None,
+        _centre(fingerprint, records.order[record].contiguous(), scale, with_mean, with_mean.shape[0] - 1),
+        records.time[record].contiguous(), (returns.to(torch.float64) - prior)[record], float(kernel.width),
+        float(kernel.horizon), float(kernel.noise), float(kernel.same) if share == "batch" else 0.0,
     )  # fmt: skip
-    longest_group, limit = records.longest_group, BLOCK if kernel.whitened else LONGEST
-    runs = 1 if longest_group <= limit else ceil_div(longest_group, BLOCK)
-    blocks, longest = _blocks(offsets, runs, limit), min(longest_group, limit)
+    longest_group = records.longest_group
+    runs = 1 if longest_group <= LONGEST else ceil_div(longest_group, BLOCK)
+    blocks, longest = _blocks(offsets, runs), min(longest_group, LONGEST)
     if share == "group" and runs == 1:
         gain = among.gain(blocks, longest)
     elif share == "batch":
@@ -158,22 +111,23 @@ def gae_advantage(
 
 
 def same_action_advantage(
-    records: Records, rows: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None, kernel: Kernel
-) -> Tensor:
+    records: Records, fingerprint: Tensor, advantage: Tensor, action_key: Tensor, parsed: Tensor | None,
+    kernel: Kernel, products: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     m, taken = records.n_records, records.taken
     if not m:
         return torch.empty_like(advantage)
-    inside, place, record = _compact(records, rows)
+    inside, place, record, scale = _compact(records, fingerprint)
     offsets = place[records.group_offsets]
     known = torch.ones_like(inside) if parsed is None else parsed
     among = _Kernel(
-        rows[record] if kernel.whitened else _centre(rows, record, offsets), None, records.time[record].contiguous(),
-        advantage[record], replace(kernel, same=0.0, inside=0.0, luck=0.0), key=action_key[record].contiguous(),
-        known=known[record].contiguous(),
+        _centre(fingerprint, records.order[record].contiguous(), scale, offsets, records.n_groups),
+        records.time[record].contiguous(), advantage[record], float(kernel.width), float(kernel.horizon),
+        float(kernel.noise), 0.0, action_key[record].contiguous(), known[record].contiguous(),
     )  # fmt: skip
-    longest, limit = records.longest_group, BLOCK if kernel.whitened else LONGEST
-    runs = 1 if longest <= limit else ceil_div(longest, BLOCK)
-    averaged = among.gain(_blocks(offsets, runs, limit), min(longest, limit))[place[:-1].clamp(max=m - 1)]
+    longest = records.longest_group
+    runs = 1 if longest <= LONGEST else ceil_div(longest, BLOCK)
+    averaged = among.gain(_blocks(offsets, runs), min(longest, LONGEST))[place[:-1].clamp(max=m - 1)]
     out = torch.where(inside, averaged, advantage / (1.0 + float(kernel.noise)))
     return out if taken is None else torch.where(taken, out, 0.0)
 
@@ -216,39 +170,46 @@ def _means_of(records: Records, returns: Tensor) -> Tensor:
     return mean
 
 
-def _compact(records: Records, unit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _compact(records: Records, fingerprint: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The records that take part, compacted.
 
     inside   [M] bool
     place    [M+1] int64 where a record is among them; the last: how many there are
     record   [M] int64 which they are; entries after the last are copies of record 0, which may be a bad one
+    scale    [M] float32 factors of their rows
     """
     m, device = records.n_records, records.device
-    inside = ~unit[:, 0].isnan()
-    for mask in (records.usable, records.taken):
-        inside = inside if mask is None else inside & mask
+    kind = torch.empty(m, dtype=torch.uint8, device=device)
+    scale = torch.empty(m, dtype=torch.float32, device=device)
+    rows.look(fingerprint, records.order, kind=kind, scale=scale, usable=records.usable, taken=records.taken)
+    inside = kind == rows.USABLE
     place = torch.zeros(m + 1, dtype=torch.int64, device=device)
     place[1:] = inside.cumsum(0)
     record = torch.zeros(m + 1, dtype=torch.int64, device=device)
     record.scatter_(0, torch.where(inside, place[:-1], m), torch.arange(m, device=device))
-    return inside, place, record[:-1]
+    return inside, place, record[:-1], scale[record[:-1]].contiguous()
 
 
-def _centre(unit: Tensor, record: Tensor, offsets: Tensor) -> Tensor:
-    """[M, D] float32 rows minus the mean of their group, in float64, rounded once."""
-    dim, n_groups = unit.shape[1], offsets.shape[0] - 1
-    z = torch.zeros_like(unit)
-    with device_guard(z):
-        _centred[(ceil_div(dim, _CENTRE["COLUMNS"]), n_groups)](unit, record, offsets, z, dim, **_CENTRE, **_OPTIONS)
+def _centre(fingerprint: Tensor, row: Tensor, scale: Tensor, offsets: Tensor, n_groups: int) -> Tensor:
+    """[M, D] float32 rows at unit length minus their group's mean, both in float64, rounded once."""
+    m, dim = row.shape[0], fingerprint.shape[1]
+    reciprocal = torch.empty(m, dtype=torch.float64, device=row.device)
+    z = torch.zeros((m, dim), dtype=torch.float32, device=row.device)
+    strides = (fingerprint.stride(0), fingerprint.stride(1))
+    with device_guard(row):
+        _lengths[(m,)](fingerprint, row, scale, reciprocal, dim, *strides, COLUMNS=1024, **_OPTIONS)
+        _centred[(ceil_div(dim, _CENTRE["COLUMNS"]), n_groups)](
+            fingerprint, row, reciprocal, offsets, z, dim, *strides, **_CENTRE, **_OPTIONS
+        )
     return z
 
 
-def _blocks(offsets: Tensor, runs: int, limit: int) -> Tensor:
-    """[G * runs + 1] int64 where blocks begin: a group is one, a long one ⌈n / BLOCK⌉; the others are empty."""
+def _blocks(offsets: Tensor, runs: int) -> Tensor:
+    """[G * runs + 1] int64 where blocks begin: a group is one, a longer one than LONGEST ⌈n / BLOCK⌉; the others are empty."""
     if runs == 1:
         return offsets
     n = offsets.diff()[:, None]
-    cuts = torch.where(n <= limit, 1, (n + BLOCK - 1) // BLOCK)
+    cuts = torch.where(n <= LONGEST, 1, (n + BLOCK - 1) // BLOCK)
     k = torch.arange(runs, device=offsets.device)
     return torch.cat([(offsets[:-1, None] + torch.minimum(k, cuts) * n // cuts).flatten(), offsets[-1:]])
 
@@ -257,12 +218,13 @@ def _blocks(offsets: Tensor, runs: int, limit: int) -> Tensor:
 class _Kernel:
     """The records that take part, and their kernel."""
 
-    z: Tensor  # [M, D] float32, centred
-    inside: Tensor | None  # [M, D] float32 minus the group's mean, for the kernel inside groups; None: there is none
+    z: Tensor  # [M, D] float32
     time: Tensor  # [M] int64
     y: Tensor  # [M] float64
-    kernel: Kernel
-    trajectory: Tensor | None = None  # [M] int64, where luck counts
+    width: float
+    horizon: float
+    noise: float
+    same: float
     key: Tensor | None = None  # [M] int64 actions: K is 0 between records of different ones; None: it is not
     known: Tensor | None = None  # [M] bool, with keys: whether the action is known; K is 0 between others
 
@@ -287,7 +249,7 @@ class _Kernel:
         return out[:-1]
 
     def gain(self, blocks: Tensor, longest: int, across: Tensor | None = None) -> Tensor:
-        """[M] float64 C (C + N)⁻¹ y of the records of the blocks; 0 elsewhere.
+        """[M] float64 C (C + ρ I)⁻¹ y of the records of the blocks; 0 elsewhere.
 
         across   U of `to_landmarks`: C = U Uᵀ + D with a block-diagonal D; None: C = D
         """
@@ -295,12 +257,14 @@ class _Kernel:
         wide = 0 if across is None else across.shape[1]
         side = max(ceil_div(longest, gram.UNIT), 1) * gram.UNIT
         inner = torch.zeros(wide, wide + 1, dtype=torch.float64, device=device)
-        solved = torch.zeros(m + 1, wide + 1, dtype=torch.float64, device=device)  # (D + N)⁻¹ [U, y]
+        solved = torch.zeros(m + 1, wide + 1, dtype=torch.float64, device=device)  # (D + ρ I)⁻¹ [U, y]
         at_once = min(n_blocks, max(1, ROOM // (side * max(side, wide))))
         for first in range(0, n_blocks, at_once):
             offsets = blocks[first : first + at_once + 1]
             matrix = self._matrices(offsets, side)
-            place, live = self._places(offsets, side)
+            place = offsets[:-1, None] + torch.arange(side, device=device)
+            live = place < offsets[1:, None]
+            place = place.clamp(max=m - 1)
             # Not a product: y may be infinite at a place that is not live, and infinity times 0 is NaN.
             right = torch.where(live, self.y[place], 0.0)[..., None]
             if across is not None:
@@ -316,64 +280,29 @@ class _Kernel:
             eye = torch.eye(wide, dtype=torch.float64, device=device)
             weight = torch.cholesky_solve(inner[:, -1:], torch.linalg.cholesky_ex(inner[:, :-1] + eye).L)
             rest = rest - (solved[:-1, :-1] @ weight)[:, 0]
-        noise = self.kernel.noise * rest
-        for first in range(0, n_blocks if self.trajectory is not None else 0, at_once):
-            offsets = blocks[first : first + at_once + 1]
-            place, live = self._places(offsets, side)
-            towards = self._towards(offsets, side)
-            x = torch.where(live, rest[place], 0.0)[..., None]
-            luck = torch.zeros(m + 1, dtype=torch.float64, device=device)
-            luck[torch.where(live, place, m)] = (towards @ (towards.mT @ x))[..., 0]
-            noise = noise + self.kernel.luck * luck[:-1]
         every = torch.arange(m, device=device)
-        return torch.where((every >= blocks[0]) & (every < blocks[-1]), self.y - noise, 0.0)
-
-    def _places(self, offsets: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """[blocks, side] int64 records of the blocks, and whether there are such."""
-        place = offsets[:-1, None] + torch.arange(side, device=offsets.device)
-        return place.clamp(max=self.z.shape[0] - 1), place < offsets[1:, None]
-
-    def _towards(self, offsets: Tensor, side: int) -> Tensor:
-        """[blocks, side, side] float64 L of the noise: γ^(t_j − t_i) from a record to later ones of its trajectory."""
-        n_blocks, gamma = offsets.shape[0] - 1, float(self.kernel.gamma)
-        out = torch.empty((n_blocks, side, side), dtype=torch.float64, device=self.z.device)
-        with device_guard(out):
-            _later[(side // _TILE, side // _TILE, n_blocks)](
-                self.time, self.trajectory, offsets, out, side, _log(gamma), TILE=_TILE, **_OPTIONS
-            )
-        return out
+        return torch.where((every >= blocks[0]) & (every < blocks[-1]), self.y - self.noise * rest, 0.0)
 
     def _matrices(self, offsets: Tensor, side: int) -> Tensor:
-        """[blocks, side, side] float64 C + N of each block, padded with the identity."""
-        n_blocks, device, kernel = offsets.shape[0] - 1, self.z.device, self.kernel
+        """[blocks, side, side] float64 K + s + ρ I of each block, padded with the identity."""
+        n_blocks, device = offsets.shape[0] - 1, self.z.device
+        every = torch.arange(self.z.shape[0], device=device)
+        one = torch.ones(self.z.shape[0], dtype=torch.float32, device=device)
+        products = torch.empty((n_blocks, side, side), dtype=torch.float32, device=device)
+        reciprocal = torch.empty((n_blocks, side), dtype=torch.float32, device=device)
         matrix = torch.empty((n_blocks, side, side), dtype=torch.float64, device=device)
         with device_guard(self.z):
-            products = [self._products(z, offsets, side) for z in (self.z, self.inside)]
+            gram.multiply_groups(self.z, every, offsets, one, products, reciprocal, first_group=0)
             _matrix[(side // _TILE, side // _TILE, n_blocks)](
-                *products, self.time, self.key, self.known, offsets, matrix, side, float(kernel.width),
-                float(kernel.horizon), float(kernel.noise), float(kernel.same), float(kernel.inside),
-                HAS_INSIDE=self.inside is not None, HAS_KEY=self.key is not None, TILE=_TILE, **_OPTIONS,
+                products, self.time, self.key, self.known, offsets, matrix, side, self.width, self.horizon, self.noise, self.same,
+                HAS_KEY=self.key is not None, TILE=_TILE, **_OPTIONS,
             )  # fmt: skip
-        if self.trajectory is None:
-            return matrix
-        towards = self._towards(offsets, side)
-        return torch.baddbmm(matrix, towards, towards.mT, alpha=float(kernel.luck))
-
-    def _products(self, z: Tensor | None, offsets: Tensor, side: int) -> Tensor | None:
-        """[blocks, side, side] float32 products of rows i ≤ j of each block."""
-        if z is None:
-            return None
-        every, n_blocks = torch.arange(z.shape[0], device=z.device), offsets.shape[0] - 1
-        one = torch.ones(z.shape[0], dtype=torch.float32, device=z.device)
-        products = torch.empty((n_blocks, side, side), dtype=torch.float32, device=z.device)
-        reciprocal = torch.empty((n_blocks, side), dtype=torch.float32, device=z.device)
-        gram.multiply_groups(z, every, offsets, one, products, reciprocal, first_group=0)
-        return products
+        return matrix
 
     def entries(self, i: Tensor, j: Tensor) -> Tensor:
         """[n, m] float64 kernel of the records i [n] and j [m]."""
         x, z = self.z[i].double(), self.z[j].double()
-        return _entries(x, z, self.time[i], self.time[j], self.kernel.width, self.kernel.horizon)
+        return _entries(x, z, self.time[i], self.time[j], self.width, self.horizon)
 
 
 def _entries(x: Tensor, z: Tensor, t: Tensor, u: Tensor, width: float, horizon: float) -> Tensor:
@@ -467,87 +396,37 @@ def _cluster_values(
 
 
 @triton.jit
-def _unit_rows(
+def _lengths(
     x,  # [N, D]
-    order,  # [M] int64
+    row,  # [M] int64
     scale,  # [M] float32
-    kind,  # [M] uint8
-    out,  # [M, width] float32, written: NaN for a row that is not usable
+    reciprocal,  # [M] float64, written: scale / ‖x · scale‖
     dim,
-    width,
     row_stride,
     column_stride,
-    FOLDS: tl.constexpr,
-    USABLE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
     factor = tl.load(scale + i).to(tl.float64)
-    here = x + tl.load(order + i) * row_stride
+    here = x + tl.load(row + i) * row_stride
     total = tl.zeros((COLUMNS,), tl.float64)
     for start in range(0, dim, COLUMNS):
         e = start + tl.arange(0, COLUMNS)
         value = tl.load(here + e.to(tl.int64) * column_stride, mask=e < dim, other=0.0).to(tl.float64) * factor
         total += value * value
-    reciprocal = factor / tl.sqrt(tl.sum(total, axis=0))
-    usable = tl.load(kind + i) == USABLE
-    for begin in range(0, width, COLUMNS):
-        j = begin + tl.arange(0, COLUMNS)
-        total = tl.zeros((COLUMNS,), tl.float64)
-        for start in range(0, dim, width):
-            e = start + j
-            mask = (e < dim) & (j < width)
-            value = tl.load(here + e.to(tl.int64) * column_stride, mask=mask, other=0.0).to(tl.float64)
-            if FOLDS:  # schema.signs
-                mixed = (e.to(tl.int64) * 0x9E3779B1) & 0xFFFFFFFF
-                mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
-                value = tl.where((mixed >> 31) != 0, -value, value)
-            total += value
-        row = tl.where(usable, total * reciprocal, float("nan"))
-        tl.store(out + i * width + j, row.to(tl.float32), mask=j < width)
-
-
-@triton.jit
-def _jacobi(
-    a,  # [SIDE, SIDE] float64, symmetric and positive semidefinite; written: eigenvalue times eigenvector, row by row
-    SIDE: tl.constexpr,
-    SWEEPS: tl.constexpr,
-):
-    """Rotations of disjoint pairs of rows, until all are orthogonal; a sweep of SIDE − 1 rounds meets every pair once."""
-    PAIRS: tl.constexpr = min(SIDE // 2, 8)  # at a time: no register spills
-    column = tl.arange(0, SIDE)[None, :]
-    left = SWEEPS
-    while left > 0:
-        turned = 0
-        for r in range(0, SIDE - 1):
-            for begin in range(0, SIDE // 2, PAIRS):
-                k = begin + tl.arange(0, PAIRS)
-                p = tl.where(k == 0, SIDE - 1, (r + k) % (SIDE - 1))[:, None] * SIDE + column
-                q = tl.where(k == 0, r, (r - k + SIDE - 1) % (SIDE - 1))[:, None] * SIDE + column
-                x = tl.load(a + p)
-                y = tl.load(a + q)
-                own, other, between = tl.sum(x * x, axis=1), tl.sum(y * y, axis=1), tl.sum(x * y, axis=1)
-                turns = tl.abs(between) > 1e-13 * tl.sqrt(own * other)
-                ratio = (other - own) / (2.0 * tl.where(turns, between, 1.0))
-                tangent = tl.where(ratio < 0.0, -1.0, 1.0) / (tl.abs(ratio) + tl.sqrt(1.0 + ratio * ratio))
-                tangent = tl.where(turns, tangent, 0.0)
-                cosine = (1.0 / tl.sqrt(1.0 + tangent * tangent))[:, None]
-                sine = cosine * tangent[:, None]
-                tl.debug_barrier()  # all rows are read
-                tl.store(a + p, cosine * x - sine * y)
-                tl.store(a + q, sine * x + cosine * y)
-                turned += tl.sum(turns.to(tl.int32), axis=0)
-            tl.debug_barrier()
-        left = tl.where(turned > 0, left - 1, 0)
+    tl.store(reciprocal + i, factor / tl.sqrt(tl.sum(total, axis=0)))
 
 
 @triton.jit
 def _centred(
-    x,  # [M, D] float32
-    record,  # [M] int64
+    x,  # [N, D]
+    row,  # [M] int64
+    reciprocal,  # [M] float64
     offsets,  # [G+1] int64
     z,  # [M, D] float32, written
     dim,
+    row_stride,
+    column_stride,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -556,78 +435,38 @@ def _centred(
     e = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float64)
     for start in range(begin, end, ROWS):
-        total += _wide(x, record, start, end, e, dim, ROWS)
+        total += _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROWS)
     mean = tl.sum(total, axis=0) / tl.maximum(end - begin, 1).to(tl.float64)
     for start in range(begin, end, ROWS):
-        row = _wide(x, record, start, end, e, dim, ROWS)
+        unit = _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROWS)
         i = start + tl.arange(0, ROWS)
         mask = (i < end)[:, None] & (e < dim)[None, :]
-        tl.store(z + i[:, None] * dim + e[None, :], (row - mean[None, :]).to(tl.float32), mask=mask)
+        tl.store(z + i[:, None] * dim + e[None, :], (unit - mean[None, :]).to(tl.float32), mask=mask)
 
 
 @triton.jit
-def _wide(x, record, start, end, e, dim, ROWS: tl.constexpr):
-    """Columns e of the rows start … start + ROWS − 1, float64; 0 beyond the group."""
+def _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROWS: tl.constexpr):
+    """Columns e of the rows start … start + ROWS − 1 at unit length, float64; 0 beyond the group."""
     i = start + tl.arange(0, ROWS)
-    at = tl.load(record + i, mask=i < end, other=0) * dim
+    at = tl.load(row + i, mask=i < end, other=0) * row_stride
     mask = (i < end)[:, None] & (e < dim)[None, :]
-    return tl.load(x + at[:, None] + e[None, :], mask=mask, other=0.0).to(tl.float64)
-
-
-@triton.jit
-def _later(
-    time,  # [M] int64
-    trajectory,  # [M] int64
-    offsets,  # [blocks + 1] int64
-    out,  # [blocks, side, side] float64, written
-    side,
-    log_gamma: tl.float64,
-    TILE: tl.constexpr,
-):
-    block = tl.program_id(2).to(tl.int64)
-    begin, end = _group(offsets, block)
-    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    j = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    live_i, live_j = i < end - begin, j < end - begin
-    steps = (
-        tl.load(time + begin + j, mask=live_j, other=0)[None, :]
-        - tl.load(time + begin + i, mask=live_i, other=0)[:, None]
-    )
-    own = tl.load(trajectory + begin + i, mask=live_i, other=-1)[:, None]
-    there = (own == tl.load(trajectory + begin + j, mask=live_j, other=-2)[None, :]) & (steps >= 0)
-    power = tl.where(steps > 0, tl.exp(tl.maximum(steps, 1).to(tl.float64) * log_gamma), 1.0)
-    at = block * side * side + i[:, None].to(tl.int64) * side + j[None, :]
-    tl.store(out + at, tl.where(there, power, 0.0))
-
-
-@triton.jit
-def _cosine(base, low, high, i, j, side, live, live_i, live_j):
-    """Cosines of a tile of a Gram matrix."""
-    product = tl.load(base + low * side + high, mask=live, other=0.0).to(tl.float64)
-    square_i = tl.load(base + i * side + i, mask=live_i, other=1.0).to(tl.float64)[:, None]
-    square_j = tl.load(base + j * side + j, mask=live_j, other=1.0).to(tl.float64)[None, :]
-    flat_i, flat_j = square_i <= FLAT, square_j <= FLAT
-    length = tl.sqrt(tl.where(flat_i, 1.0, square_i) * tl.where(flat_j, 1.0, square_j))
-    cosine = tl.where(2.0 * product >= square_i + square_j, 1.0, tl.minimum(product / length, 1.0))
-    return tl.where(flat_i | flat_j, tl.where(flat_i & flat_j, 1.0, 0.0), cosine)
+    value = tl.load(x + at[:, None] + (e * column_stride)[None, :], mask=mask, other=0.0).to(tl.float64)
+    return value * tl.load(reciprocal + i, mask=i < end, other=0.0)[:, None]
 
 
 @triton.jit
 def _matrix(
     products,  # [blocks, side, side] float32, i ≤ j
-    products_inside,  # the same of rows minus their group's mean, or None
     time,  # [M] int64
     key,  # [M] int64
     known,  # [M] bool
     offsets,  # [blocks + 1] int64
-    matrix,  # [blocks, side, side] float64, written: C + ρ I; the identity for what is no record
+    matrix,  # [blocks, side, side] float64, written: K + s + ρ I; the identity for what is no record
     side,
     width: tl.float64,
     horizon: tl.float64,
     noise: tl.float64,
     common: tl.float64,  # s
-    weight: tl.float64,  # of the kernel inside groups
-    HAS_INSIDE: tl.constexpr,
     HAS_KEY: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -638,20 +477,23 @@ def _matrix(
     j = tl.program_id(1) * TILE + tl.arange(0, TILE)
     live_i, live_j = i < n, j < n
     live = live_i[:, None] & live_j[None, :]
+    base = products + group * side * side
     low, high = tl.minimum(i[:, None], j[None, :]), tl.maximum(i[:, None], j[None, :])
-    base = group * side * side
-    exponent = (_cosine(products + base, low, high, i, j, side, live, live_i, live_j) - 1.0) / width
-    closeness = tl.zeros((TILE, TILE), tl.float64)
+    product = tl.load(base + low * side + high, mask=live, other=0.0).to(tl.float64)
+    square_i = tl.load(base + i * side + i, mask=live_i, other=1.0).to(tl.float64)[:, None]
+    square_j = tl.load(base + j * side + j, mask=live_j, other=1.0).to(tl.float64)[None, :]
+    flat_i, flat_j = square_i <= FLAT, square_j <= FLAT
+    length = tl.sqrt(tl.where(flat_i, 1.0, square_i) * tl.where(flat_j, 1.0, square_j))
+    cosine = tl.where(2.0 * product >= square_i + square_j, 1.0, tl.minimum(product / length, 1.0))
+    cosine = tl.where(flat_i | flat_j, tl.where(flat_i & flat_j, 1.0, 0.0), cosine)
+    exponent = (cosine - 1.0) / width
     if horizon > 0.0:
         now = tl.load(time + begin + i, mask=live_i, other=0)
         then = tl.load(time + begin + j, mask=live_j, other=0)
         steps = (now[:, None] - then[None, :]).to(tl.float64) / horizon
-        closeness = steps * steps / 2.0
+        exponent -= steps * steps / 2.0
     same = i[:, None] == j[None, :]
-    found = tl.exp(exponent - closeness)
-    if HAS_INSIDE:
-        inside = (_cosine(products_inside + base, low, high, i, j, side, live, live_i, live_j) - 1.0) / width
-        found += weight * tl.exp(inside - closeness)
+    found = tl.exp(exponent)
     if HAS_KEY:
         action_i = tl.load(key + begin + i, mask=live_i, other=0)
         action_j = tl.load(key + begin + j, mask=live_j, other=0)
@@ -659,7 +501,7 @@ def _matrix(
         known_j = tl.load(known + begin + j, mask=live_j, other=0) != 0
         equal = (action_i[:, None] == action_j[None, :]) & known_i[:, None] & known_j[None, :]
         found = tl.where(equal, found, 0.0)
-    found = tl.where(live, tl.where(same, 1.0 + weight + noise, found) + common, tl.where(same, 1.0, 0.0))
+    found = tl.where(live, tl.where(same, 1.0 + noise, found) + common, tl.where(same, 1.0, 0.0))
     tl.store(matrix + group * side * side + i[:, None] * side + j[None, :], found)
 
 
@@ -806,28 +648,29 @@ def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str,
     yield _means, {"returns": "*fp32", **ids, "mean": "*fp64"}, masked, _OPTIONS
     clusters = {"returns": "*fp32", "labels": "*i64", **ids, "mean": "*fp64", "value": "*fp64", "shrinkage": "fp64"}
     yield _cluster_values, clusters, {"HAS_LABELS": True, **masked}, _OPTIONS
-    sizes = {"dim": "i32", "width": "i32", "row_stride": "i32"}
-    unit = {"x": "*bf16", "order": "*i64", "scale": "*fp32", "kind": "*u8", "out": "*fp32", **sizes}
-    yield _unit_rows, unit, {"column_stride": 1, "FOLDS": True, "USABLE": scanned.USABLE, "COLUMNS": 512}, _OPTIONS
-    yield _jacobi, {"a": "*fp64"}, {"SIDE": LANDMARKS, "SWEEPS": _SWEEPS}, _JACOBI_OPTIONS
-    centred = {"x": "*fp32", "record": "*i64", "offsets": "*i64", "z": "*fp32", "dim": "i32"}
-    yield _centred, centred, _CENTRE, _OPTIONS
-    later = {
-        "time": "*i64",
-        "trajectory": "*i64",
-        "offsets": "*i64",
-        "out": "*fp64",
-        "side": "i32",
-        "log_gamma": "fp64",
-    }
-    yield _later, later, {"TILE": _TILE}, _OPTIONS
-    numbers = dict.fromkeys(("width", "horizon", "noise", "common", "weight"), "fp64")
+    matrix = {"x": "*bf16", "row": "*i64"}
+    strides = {"dim": "i32", "row_stride": "i32"}
+    yield (
+        _lengths,
+        {**matrix, "scale": "*fp32", "reciprocal": "*fp64", **strides},
+        {"column_stride": 1, "COLUMNS": 1024},
+        _OPTIONS,
+    )
+    centred = {**matrix, "reciprocal": "*fp64", "offsets": "*i64", "z": "*fp32", **strides}
+    yield _centred, centred, {"column_stride": 1, **_CENTRE}, _OPTIONS
+    numbers = {"width": "fp64", "horizon": "fp64", "noise": "fp64", "common": "fp64"}
     tiles = {
-        "products": "*fp32", "products_inside": "*fp32", "time": "*i64", "key": "*i64", "known": "*u1",
-        "offsets": "*i64", "matrix": "*fp64", "side": "i32", **numbers,
-    }  # fmt: skip
+        "products": "*fp32",
+        "time": "*i64",
+        "key": "*i64",
+        "known": "*u1",
+        "offsets": "*i64",
+        "matrix": "*fp64",
+        "side": "i32",
+        **numbers,
+    }
     for has_key in (False, True):
-        yield _matrix, tiles, {"HAS_INSIDE": not has_key, "HAS_KEY": has_key, "TILE": _TILE}, _OPTIONS
+        yield _matrix, tiles, {"HAS_KEY": has_key, "TILE": _TILE}, _OPTIONS
     yield (
         _recursion,
         {
