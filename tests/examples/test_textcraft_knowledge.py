@@ -7,13 +7,15 @@ from pathlib import Path
 
 import baselines
 import campaign
-import comparison
 import numpy as np
 import pytest
 from settings import Settings
-from train_knowledge import COMPARISON
 
 import bipace_kernels as bk
+
+pytest.importorskip("typer", reason="the program of the comparison needs typer, which is not installed")
+import comparison
+from train_knowledge import COMPARISON
 
 RESULTS = Path(__file__).resolve().parents[2] / "examples/textcraft/results"
 

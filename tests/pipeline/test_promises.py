@@ -271,7 +271,7 @@ def work():
 worker = threading.Thread(target=work, daemon=True)  # a failure below must end the process
 worker.start()
 forks = during = 0
-while during < 10 and forks < 80:
+while during < 10 and forks < 400:
     while inside:
         time.sleep(0.0002)
     while not inside:
