@@ -241,9 +241,8 @@ BIPACE_DEVICE void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool a
 namespace bipace {
 namespace gpu {
 
-// 16 elements of rows of 128 bytes in shared memory, as tensor cores of 9.0 are told of them (the PTX manual's matrix
-// descriptor): eight rows to a multiple of 1,024 bytes, and within a row the 16-byte pieces of row r exchanged by r
-// % 8.
+// The matrix descriptor (PTX manual) of 16 elements of rows of 128 bytes in shared memory, for tensor cores of 9.0:
+// eight rows to a multiple of 1,024 bytes, and within a row the 16-byte pieces of row r exchanged by r % 8.
 BIPACE_DEVICE uint64_t described(const void* rows) {
   constexpr uint64_t kSwizzle128 = 1ull << 62, kEightRows = 1024ull >> 4 << 32, kUnused = 1ull << 16;
   return kSwizzle128 | kEightRows | kUnused | (shared_address(rows) & 0x3FFFFu) >> 4;

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -460,9 +459,9 @@ def test_millions_of_fields_are_refused_unread(tmp_path: Path, monkeypatch: pyte
     n = 3_000_000
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"{" + b",".join(b'"k%d":0' % i for i in range(n)) + b"}\n")
-    began = time.process_time()
-    assert error_of(str(path)) == f"{path}, line 1: expected one record, got more than 100,000 fields."
-    assert time.process_time() - began < 0.3
+    with monkeypatch.context() as unread:
+        unread.setattr(rollouts.json, "loads", lambda *_, **__: pytest.fail("the line was parsed"))
+        assert error_of(str(path)) == f"{path}, line 1: expected one record, got more than 100,000 fields."
     escaped = write(tmp_path / "b.jsonl", record(observation=json.dumps(dict.fromkeys(map(str, range(110_000)), 0))))
     assert len(rollouts.read([escaped])) == 1  # a text
     wide = tmp_path / "a.parquet"
@@ -476,7 +475,5 @@ def test_headers_of_fingerprints(tmp_path: Path, shape: str) -> None:
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}\n".encode()
     path = tmp_path / "a.npy"
     path.write_bytes(b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header)
-    began = time.process_time()
     with pytest.raises(CliError, match=r"a\.npy cannot be read as a \.npy file"):
         states.load_fingerprints(str(path), 2)
-    assert time.process_time() - began < 0.3
