@@ -10,6 +10,7 @@ share no gradient: the head learns from detached states.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -35,7 +36,7 @@ class Credit(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Rival:
+class Rival(ABC):
     """Batches as arrays, GAE over `value()` of them."""
 
     reads_states = False
@@ -62,15 +63,16 @@ class Rival:
         )
         return [part.tolist() for part in np.split(advantage, np.cumsum(lengths)[:-1])]
 
+    @abstractmethod
     def value(
         self, states: Any, returns: baselines.Floats, group: baselines.Integers, step: baselines.Integers, update: int
     ) -> baselines.Floats:
-        raise NotImplementedError
+        """[N] V̂ of the states before the commands."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  most rivals keep nothing
         pass
 
 

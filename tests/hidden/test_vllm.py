@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -294,10 +293,10 @@ def test_hostile_headers_are_refused(tmp_path, change):
     header = "{" + ", ".join(f'"{name}": {text}' for name, text in {**GOOD, **change}.items()) + "}"
     path = tmp_path / "0.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(64))
-    began = time.process_time()
     with pytest.raises(ValueError, match="must be a safetensors file with hidden_states") as caught:
         Extraction(9, tmp_path, timeout_s=0).read([path])
-    assert time.process_time() - began < 0.3
+    unread = len(header) > bk.hidden.vllm.LONGEST_HEADER  # parsing millions of dimensions would take a minute
+    assert (f"a header of {len(header)} bytes" in str(caught.value)) == unread
     assert len(str(caught.value)) < 1000
     path.write_bytes((1 << 62).to_bytes(8, "little") + bytes(64))
     with pytest.raises(ValueError, match="a header of 4611686018427387904 bytes"):
