@@ -25,10 +25,7 @@ from .stages import number_agreement, partition_agreement
 GROUPS = ((1,), (3, 2), (7, 1, 12, 5), (30, 41))  # records of each trajectory, by prompt group
 LONGER = ((40, 60, 50), (1,), (129, 12))  # several tiles of a Gram matrix
 # With LARGE_DIM: stages of a tile that come round again, a dozen panels of a scan.
-LARGE = (
-    (100, 100, 100, 100),
-    (60, 40),
-)
+LARGE = ((100, 100, 100, 100), (60, 40))
 LARGE_DIM = 512
 # An image may lack what the CPU's kernels are built with.
 HOST = "cpu" if bk.backends()["cpu"].available else "reference"

@@ -249,10 +249,7 @@ class Bench:
 
 
 def _sides(model: Any, ids: Tensor, mask: Tensor) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    return (
-        lambda: bk.hidden.extract(model, ids, mask, layer=LAYER, progress=False),
-        lambda: picked(model, ids, mask),
-    )
+    return (lambda: bk.hidden.extract(model, ids, mask, layer=LAYER, progress=False), lambda: picked(model, ids, mask))
 
 
 def _memory(ours: Callable[[], Any], theirs: Callable[[], Any]) -> str:

@@ -109,10 +109,7 @@ def check_fingerprint(lay: Layout, state: Tensor, cure: str = FINGERPRINT_CURE, 
     state   [M] uint8   0 fine, 1 not finite, 2 zero
     cure    of the message, with {} for Config(on_invalid='singleton')
     """
-    for code, fact in (
-        (1, "non-finite values (beyond ±3.4e38 counts as one)"),
-        (2, "zeros, which have no direction,"),
-    ):
+    for code, fact in ((1, "non-finite values (beyond ±3.4e38 counts as one)"), (2, "zeros, which have no direction,")):
         rows = torch.zeros(lay.n_rows, dtype=torch.bool)
         rows[lay.order[state == code]] = True
         if bool(rows.any()):

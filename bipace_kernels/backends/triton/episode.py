@@ -102,15 +102,7 @@ def _tile(episode_return, trajectory_offsets, spoilt, t, inside, OVER_STEPS: tl.
 
 
 @triton.jit
-def _load(
-    episode_return,
-    trajectory_offsets,
-    spoilt,
-    start,
-    end,
-    OVER_STEPS: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
+def _load(episode_return, trajectory_offsets, spoilt, start, end, OVER_STEPS: tl.constexpr, UNROLL: tl.constexpr):
     """Returns and weights of the next trajectories: all loads before any sum, so that they overlap."""
     value, weight = (), ()
     for u in tl.static_range(UNROLL):

@@ -247,15 +247,7 @@ def _against_peers(
 
 @triton.jit
 def _load(
-    returns,
-    labels,
-    action_key,
-    order,
-    start,
-    high,
-    KEYS: tl.constexpr,
-    SORTED: tl.constexpr,
-    UNROLL: tl.constexpr,
+    returns, labels, action_key, order, start, high, KEYS: tl.constexpr, SORTED: tl.constexpr, UNROLL: tl.constexpr
 ):
     """Labels, returns and keys of the next places: all loads before any sum, so that they overlap."""
     theirs, their_return, their_key = (), (), ()
