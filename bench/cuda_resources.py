@@ -6,13 +6,10 @@ registers, stack, spills and static shared memory of each kernel.  Dynamic share
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from pathlib import Path
 from bipace_kernels.backends.cuda._cupy import target
 from bipace_kernels.backends.cuda._launch import SOURCES, flags
 
+from . import report
 from .resources import SHARED_LIMIT
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'\n(.*?)Used (\d+) registers([^\n]*)", re.DOTALL)
@@ -74,24 +72,18 @@ def nvcc() -> str:
 
 def compile_source(source: Path, arch: int, more: Sequence[str] = ()) -> list[Kernel]:
     """Compiles a source for sm_<arch> and reads what its kernels need.  RuntimeError with the compiler's words."""
-    command = [
-        nvcc(),
-        *flags(),
-        *more,
-        f"-I{SOURCES}",
-        "-Xptxas",
-        "-v",
-        "--cubin",
-        "-arch",
-        target(divmod(arch, 10)),
-        "-o",
-        "/dev/null",
-        str(source),
-    ]
+    said = to_cubin(source, divmod(arch, 10), Path("/dev/null"), ["-Xptxas", "-v", *more])
+    return parse(source.name, said)
+
+
+def to_cubin(source: Path, capability: tuple[int, int], out: Path, more: Sequence[str] = ()) -> str:
+    """Compiles a source with the flags of the build; what nvcc says.  RuntimeError with its words where it fails."""
+    options = [*flags(), *more, f"-I{SOURCES}", "--cubin", "-arch", target(capability), "-o", str(out)]
+    command = [nvcc(), *options, str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-3000:]}")
-    return parse(source.name, done.stderr)
+    return done.stderr
 
 
 def compile_all(archs: Iterable[int], jobs: int) -> list[Kernel]:
@@ -101,47 +93,34 @@ def compile_all(archs: Iterable[int], jobs: int) -> list[Kernel]:
         return [kernel for found in pool.map(lambda target: compile_source(*target), targets) for kernel in found]
 
 
-_HEADER = ("source", "kernel", "sm", "registers", "stack", "spill stores", "spill loads", "static shared", "serialized")
+_COLUMNS: report.Columns = {
+    "source": "{source}", "kernel": "`{kernel}`", "sm": "{arch}", "registers": "{registers}", "stack": "{stack}",
+    "spill stores": "{spill_stores}", "spill loads": "{spill_loads}", "static shared": "{shared}",
+    "serialized": lambda row: "yes" if row["serialized"] else "no",
+}  # fmt: skip
 
 
 def as_markdown(rows: Sequence[Kernel], version: str) -> str:
-    lines = [
-        "# Resources of the CUDA kernels",
-        "",
-        f"Written by `python -m bench cuda_resources`: {version}, no GPU took part. Registers, stack and spills are per thread,",
-        "static shared memory per block, in bytes.",
-        "",
+    return report.page(
+        "Resources of the CUDA kernels",
+        f"Written by `python -m bench cuda_resources`: {version}, no GPU took part. Registers, stack and spills are per "
+        "thread, static shared memory per block, in bytes.",
         f"{len(rows)} compiled kernels, {sum(kernel.spills for kernel in rows)} with spills.",
-        "",
-        "| " + " | ".join(_HEADER) + " |",
-        "|" + " --- |" * len(_HEADER),
-    ]
-    for kernel in rows:
-        source, name, *sizes = dataclasses.astuple(kernel)
-        lines.append("| " + " | ".join([source, f"`{name}`", *map(str, sizes)]) + " |")
-    return "\n".join([*lines, ""])
+        report.table(_COLUMNS, map(dataclasses.asdict, rows)),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compiles everything, prints the table, writes the files; exit status 1 where something spills or serializes."""
-    parser = argparse.ArgumentParser(
-        prog="bench cuda_resources",
-        description="Registers, spills and shared memory of every CUDA kernel; needs nvcc, no GPU.",
-    )
+    parser = report.parser("cuda_resources", "Registers, spills and shared memory of every CUDA kernel; needs nvcc, no GPU.",
+                           writes="cuda_resources.json and cuda_resources.md")  # fmt: skip
     parser.add_argument("--arch", type=int, nargs="+", choices=sorted(SHARED_LIMIT), default=sorted(SHARED_LIMIT),
                         metavar="SM", help="default: those of a release")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="parallel compilers (default 2)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write cuda_resources.json and cuda_resources.md there")
     arguments = parser.parse_args(argv)
     said = subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
     version = "nvcc " + re.findall(r"release [\d.]+, V([\d.]+)", said)[0]
     rows = compile_all(arguments.arch, arguments.jobs)
-    page = as_markdown(rows, version)
-    sys.stdout.write(page)
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        document = {"schema": 1, "compiler": version, "rows": [dataclasses.asdict(kernel) for kernel in rows]}
-        (arguments.out / "cuda_resources.json").write_text(json.dumps(document, indent=1) + "\n")
-        (arguments.out / "cuda_resources.md").write_text(page)
-        sys.stdout.write(f"wrote {arguments.out}/cuda_resources.json and .md\n")
+    document = {"schema": 1, "compiler": version, "rows": [dataclasses.asdict(kernel) for kernel in rows]}
+    report.publish("cuda_resources", document, as_markdown(rows, version), arguments.out)
     return int(any(kernel.spills or kernel.serialized for kernel in rows))

@@ -18,6 +18,7 @@ import gc
 import importlib
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -169,29 +170,27 @@ def high_water(run: Callable[[], Any]) -> int:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or the call would be served from memory that counts as present already
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM := VmRSS
-    before = _status_kb("VmRSS")
+    before = _in_proc("self/status", "VmRSS")
     result = run()
-    high = _status_kb("VmHWM")
+    high = _in_proc("self/status", "VmHWM")
     del result
-    return max(high - before, 0) * 1024
+    return max(high - before, 0)
 
 
-def _status_kb(field_name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field_name + ":"):
-            return int(line.split()[1])
-    raise RuntimeError(f"/proc/self/status has no {field_name}")
+def _in_proc(file: str, name: str) -> int:
+    """Bytes of an entry of a file of /proc that has kilobytes."""
+    for line in Path("/proc", file).read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/{file} has no {name}")
 
 
 def available_memory() -> int:
     """Bytes that can be used without swapping; 8 GiB where the system does not say."""
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        return _in_proc("meminfo", "MemAvailable")
     except FileNotFoundError:
-        pass
-    return 8 << 30
+        return 8 << 30
 
 
 # ----------------------------------------------------------------------------------------------------------- machine
@@ -231,16 +230,9 @@ def now() -> str:
 
 def _cpu_model() -> str:
     info = Path("/proc/cpuinfo")
-    model, flags = platform.processor() or platform.machine(), ""
-    if info.exists():
-        for line in info.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                model = value.strip()
-            elif name.strip() == "flags":
-                flags = value
-                break
-    best = next((isa for isa in ("avx512f", "avx2") if f" {isa} " in f" {flags} "), "")
+    said = dict(re.findall(r"^(\w[\w ]*?)\s*: (.*)$", info.read_text(), re.MULTILINE)) if info.exists() else {}
+    model = said.get("model name") or platform.processor() or platform.machine()
+    best = next((isa for isa in ("avx512f", "avx2") if isa in said.get("flags", "").split()), "")
     return f"{model} ({best})" if best else model
 
 

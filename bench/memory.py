@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+import bipace_kernels as bk
 
 from . import workloads as w
 from .measure import high_water
@@ -71,23 +74,14 @@ def measure(case: Case, *, quick: bool, threads: int) -> Peak:
 
 def _main(argv: list[str]) -> int:
     name, effort, threads = argv
-    quick = effort == "quick"
-    case = next(c for c in cases(quick=quick) if c.name == name)
+    case = next(c for c in cases(quick=effort == "quick") if c.name == name)
     torch.set_num_threads(int(threads))
     warm, _ = _prepare(Case("warm-up", w.TINY, case.dtype, case.call))
     warm()  # imports, thread pool, allocator arenas: paid once per process, not per call
     run, bytes_ = _prepare(case)
-    clusters = 0
-
-    def once() -> Any:
-        nonlocal clusters
-        result = run()
-        label = result if isinstance(result, torch.Tensor) else result.cluster
-        clusters = len(label.unique())
-        return result
-
     peak = high_water(run)
-    once()
+    result = run()
+    clusters = len((result if isinstance(result, torch.Tensor) else result.cluster).unique())
     dim = case.shape.dim if case.call != "gigpo" else 0
     allowed = bytes_ // 2 + 4 * clusters * dim + ALLOWED_EXTRA
     found = Peak(case.name, case.shape.text(), str(case.dtype).removeprefix("torch."), peak, allowed, clusters)
@@ -97,31 +91,20 @@ def _main(argv: list[str]) -> int:
 
 def _prepare(case: Case) -> tuple[Callable[[], Any], int]:
     """The call, ready to run, and the bytes of its fingerprints."""
-    import bipace_kernels as bk
+    from .stages import Hidden, Observed
 
-    batch = w.steps(case.shape)
-    ids: tuple[Any, ...] = (batch.group, batch.trajectory, batch.rewards, batch.step, batch.action_key)
-    group, trajectory, rewards, step, key = (torch.from_numpy(x) for x in ids)
     if case.call == "gigpo":
-        texts = w.fresh(w.observations(batch))
-        config = bk.Config.gigpo()
-        return lambda: bk.advantage(group, trajectory, rewards, step=step, observation=texts, config=config), 0
-    fingerprint = w.fingerprints(batch, dtype=case.dtype)
-    size = fingerprint.numel() * fingerprint.element_size()
-    if case.call == "cluster":
-        return lambda: bk.cluster(fingerprint, group, w.EPSILON, trajectory=trajectory, step=step), size
+        seen = Observed(case.shape)
+        return functools.partial(seen.ours(bk.Config.gigpo()), seen.with_integers()), 0
+    x = Hidden(case.shape, case.dtype)
     if case.shuffled:
-        order = torch.randperm(len(group), generator=torch.Generator().manual_seed(5))
-        group, trajectory, rewards, step, key = (x[order] for x in (group, trajectory, rewards, step, key))
-        fingerprint = fingerprint[order]
-    config = bk.Config.bipace(epsilon=w.EPSILON)
-
-    def call() -> Any:
-        return bk.advantage(
-            group, trajectory, rewards, step=step, fingerprint=fingerprint, action_key=key, config=config
-        )
-
-    return call, size
+        order = torch.randperm(case.shape.records, generator=torch.Generator().manual_seed(5))
+        x.ids = {name: ids[order] for name, ids in x.ids.items()}
+        x.rewards, x.action_key, x.fingerprint = x.rewards[order], x.action_key[order], x.fingerprint[order]
+    size = x.fingerprint.numel() * x.fingerprint.element_size()
+    if case.call == "cluster":
+        return lambda: bk.cluster(x.fingerprint, epsilon=w.EPSILON, **x.ids), size
+    return x.advantage, size
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,14 +23,19 @@ SAMPLE = Path(__file__).resolve().parent.parent / "examples/data/alfworld_script
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
-def table(columns: Columns, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table whose rows are the texts of its cells."""
+    return table({head: operator.itemgetter(i) for i, head in enumerate(heads)}, rows)
+
+
+def table(columns: Columns, rows: Iterable[Any]) -> list[str]:
     """Lines of a Markdown table that is aligned as text too; a column is a format string or a function of a row."""
     cells = [
         [(c.format_map(row) if isinstance(c, str) else c(row)).replace("|", "\\|") for c in columns.values()]
         for row in rows
     ]
     by_column = list(zip(columns, *cells, strict=True))
-    right = [all(text[:1] in "0123456789+-≥≤" for text in texts[1:]) for texts in by_column]
+    right = [all(text[:1] in "0123456789+-–<>≥≤" for text in texts[1:]) for texts in by_column]
     width = [max(3, *map(len, texts)) for texts in by_column[:-1]] + [3]  # the last column is often long: not padded
 
     def line(texts: Sequence[str]) -> str:
@@ -131,7 +137,8 @@ def publish(name: str, document: Mapping[str, Any], text: str, folder: Path | No
 def write(folder: Path, name: str, document: Mapping[str, Any], text: str) -> list[Path]:
     """name.json and name.md; a kill leaves the previous ones."""
     with files.atomic_folder(folder) as made:
-        (made / f"{name}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        rows = json.dumps(document, ensure_ascii=False).replace("}, {", "},\n{")  # a line each, for diffs
+        (made / f"{name}.json").write_text(rows + "\n", encoding="utf-8")
         (made / f"{name}.md").write_text(text, encoding="utf-8")
     return [folder / f"{name}.json", folder / f"{name}.md"]
 

@@ -8,21 +8,20 @@ dynamic shared memory from Triton. A stack or local memory means that registers 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import importlib
-import json
 import pkgutil
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from . import report
 
 # Shared memory that one program may ask for, in bytes (CUDA C++ Programming Guide, compute capabilities).
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
@@ -92,20 +91,11 @@ def launches() -> list[Launch]:
 def compile_ahead(launch: Launch, arch: int) -> Usage:
     """Compiles for sm_<arch> and reads the resources."""
     compiled = build(launch, arch)
-    sizes = read(compiled.asm["cubin"])
+    sizes, made = read(compiled.asm["cubin"]), compiled.metadata
     return Usage(
-        module=launch.module,
-        kernel=launch.name,
-        variant=launch.variant,
-        arch=arch,
-        warps=int(compiled.metadata.num_warps),
-        stages=int(compiled.metadata.num_stages),
-        registers=sizes["REG"],
-        stack=sizes["STACK"],
-        local=sizes["LOCAL"],
-        shared=int(compiled.metadata.shared),
-        limit=SHARED_LIMIT[arch],
-    )
+        launch.module, launch.name, launch.variant, arch, int(made.num_warps), int(made.num_stages),
+        sizes["REG"], sizes["STACK"], sizes["LOCAL"], int(made.shared), SHARED_LIMIT[arch],
+    )  # fmt: skip
 
 
 def build(launch: Launch, arch: int) -> Any:
@@ -143,55 +133,32 @@ def cuobjdump() -> str:
     return str(own)
 
 
-# ------------------------------------------------------------------------------------------------------------- report
-
-_HEADER = ("module", "kernel", "sm", "warps", "stages", "registers", "stack", "local", "shared", "of", "configuration")
-
-
-def write(folder: Path, usages: Iterable[Usage], *, version: str) -> list[Path]:
-    """resources.json and resources.md, both naming the Triton that compiled."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = list(usages)
-    document, page = folder / "resources.json", folder / "resources.md"
-    found = {"schema": 1, "triton": version, "rows": [dataclasses.asdict(u) for u in rows]}
-    document.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    page.write_text(as_markdown(rows, version=version))
-    return [document, page]
+_COLUMNS: report.Columns = {
+    "module": "{module}", "kernel": "`{kernel}`", "sm": "{arch}", "warps": "{warps}", "stages": "{stages}",
+    "registers": "{registers}", "stack": "{stack}", "local": "{local}", "shared": "{shared}", "of": "{limit}",
+    "configuration": "{variant}",
+}  # fmt: skip
 
 
 def as_markdown(rows: Sequence[Usage], *, version: str) -> str:
-    spilled = sum(u.spills for u in rows)
-    lines = [
-        "# Resources of the Triton kernels",
-        "",
-        f"Written by `python -m bench resources`: Triton {version}, compiled ahead, no GPU took part. Registers, stack and",
+    return report.page(
+        "Resources of the Triton kernels",
+        f"Written by `python -m bench resources`: Triton {version}, compiled ahead, no GPU took part. Registers, stack and "
         "local memory are per thread, shared memory per program, in bytes. A stack or local memory means spilled registers.",
-        "",
-        f"{len(rows)} compiled configurations, {spilled} with spills.",
-        "",
-        "| " + " | ".join(_HEADER) + " |",
-        "|" + " --- |" * len(_HEADER),
-    ]
-    for u in rows:
-        cells = (u.module, f"`{u.kernel}`", u.arch, u.warps, u.stages, u.registers, u.stack, u.local, u.shared, u.limit,
-                 u.variant.replace("|", "\\|"))  # fmt: skip
-        lines.append("| " + " | ".join(str(c) for c in cells) + " |")
-    return "\n".join([*lines, ""])
+        f"{len(rows)} compiled configurations, {sum(u.spills for u in rows)} with spills.",
+        report.table(_COLUMNS, map(dataclasses.asdict, rows)),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compiles everything, prints the table, writes the files; exit status 1 where something spills."""
-    parser = argparse.ArgumentParser(
-        prog="bench resources", description="Registers, spills and shared memory of every Triton kernel; needs no GPU."
-    )
+    parser = report.parser("resources", "Registers, spills and shared memory of every Triton kernel; needs no GPU.",
+                           writes="resources.json and resources.md")  # fmt: skip
     parser.add_argument("--arch", type=int, nargs="+", choices=sorted(SHARED_LIMIT), default=list(ARCHITECTURES),
                         metavar="SM", help=f"of {', '.join(map(str, SHARED_LIMIT))} (default: 80 90 100)")  # fmt: skip
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write resources.json and resources.md there")
     arguments = parser.parse_args(argv)
     version = str(importlib.import_module("triton").__version__)
     rows = [compile_ahead(launch, arch) for launch in launches() for arch in arguments.arch if launch.runs_on(arch)]
-    sys.stdout.write(as_markdown(rows, version=version))
-    if arguments.out is not None:
-        for path in write(arguments.out, rows, version=version):
-            sys.stdout.write(f"wrote {path}\n")
+    document = {"schema": 1, "triton": version, "rows": [dataclasses.asdict(u) for u in rows]}
+    report.publish("resources", document, as_markdown(rows, version=version), arguments.out)
     return int(any(u.spills or u.shared > u.limit for u in rows))

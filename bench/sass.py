@@ -21,31 +21,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bipace_kernels.backends.cuda._cupy import target
-from bipace_kernels.backends.cuda._launch import SOURCES, flags
+from bipace_kernels.backends.cuda._launch import SOURCES
 
-from .cuda_resources import nvcc
+from .cuda_resources import to_cubin
 from .resources import cuobjdump
 
 CLOCK_GHZ = 1.98  # of an H100's multiprocessors at most
 # Cycles until a result that a scoreboard watches is there.
 LATENCY = {
     "LDG": 270,  # from the L2 cache, where the Gram matrix has just been written
-    "LD": 270,
-    "LDC": 40,
-    "LDS": 29,
-    "SHFL": 24,
-    "REDUX": 28,
-    "MUFU": 22,
-    "FLO": 14,
-    "POPC": 14,
-    "BREV": 14,
-    "I2F": 14,
-    "F2I": 14,
-    "I2FP": 8,
-    "R2UR": 12,
-    "S2R": 24,
-}
+    "LD": 270, "LDC": 40, "LDS": 29, "SHFL": 24, "REDUX": 28, "MUFU": 22, "FLO": 14, "POPC": 14, "BREV": 14, "I2F": 14,
+    "F2I": 14, "I2FP": 8, "R2UR": 12, "S2R": 24,
+}  # fmt: skip
 OTHER = 16  # of any other instruction with a scoreboard: stores until their operands are read, moves between kinds of registers
 GLOBAL = ("LDG", "LD")  # LD: the address may be anywhere
 
@@ -105,17 +92,8 @@ def parse(text: str) -> dict[str, list[Instruction]]:
             at, guard, instruction, rest, _ = match.groups()
             high = int(second[1], 16)
             stall, wrote, read, waits = (high >> 41) & 15, (high >> 46) & 7, (high >> 49) & 7, (high >> 52) & 63
-            found[name].append(
-                Instruction(
-                    int(at, 16),
-                    guard or "",
-                    instruction,
-                    rest,
-                    stall,
-                    tuple(b for b in (wrote, read) if b < 6),
-                    tuple(b for b in range(6) if waits >> b & 1),
-                )
-            )
+            sets, waited = tuple(b for b in (wrote, read) if b < 6), tuple(b for b in range(6) if waits >> b & 1)
+            found[name].append(Instruction(int(at, 16), guard or "", instruction, rest, stall, sets, waited))
     if not found:
         raise ValueError(f"no machine code in what cuobjdump says: {text[:300]!r}")
     return found
@@ -246,20 +224,13 @@ def decision_loop(instructions: Sequence[Instruction]) -> tuple[Loop, Turn]:
     return loop, Turn(way, cycles(way), cycles(way, latency=False), waited_loads(way))
 
 
-def compile_scan(out: Path) -> Path:
-    """csrc/cuda/clusters.cu for sm_90a, with the flags of the build."""
-    cubin = out / "clusters.cubin"
-    source = SOURCES / "cuda/clusters.cu"
-    command = [nvcc(), *flags(), f"-I{SOURCES}", "--cubin", "-arch", target((9, 0)), "-o", str(cubin), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-3000:]}")
-    return cubin
-
-
-def read(cubin: Path, kernel: str = "scan_groups") -> list[Instruction]:
-    """A kernel's instructions."""
-    done = subprocess.run([cuobjdump(), "--dump-sass", str(cubin)], capture_output=True, text=True, check=True)
+def read(cubin: Path | None = None, kernel: str = "scan_groups") -> list[Instruction]:
+    """A kernel's instructions; without a file csrc/cuda/clusters.cu is compiled for sm_90a."""
+    with tempfile.TemporaryDirectory() as folder:
+        if cubin is None:
+            cubin = Path(folder) / "clusters.cubin"
+            to_cubin(SOURCES / "cuda/clusters.cu", (9, 0), cubin)
+        done = subprocess.run([cuobjdump(), "--dump-sass", str(cubin)], capture_output=True, text=True, check=True)
     return parse(done.stdout)[kernel]
 
 
@@ -273,8 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernel", default="scan_groups", help="default: scan_groups")
     parser.add_argument("--list", action="store_true", help="print the turn's instructions")
     arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        instructions = read(arguments.cubin or compile_scan(Path(folder)), arguments.kernel)
+    instructions = read(arguments.cubin, arguments.kernel)
     loop, turn = decision_loop(instructions)
     for one in turn.instructions if arguments.list else ():
         sets, waits = ("".join(map(str, some)) for some in (one.sets, one.waits))

@@ -6,8 +6,8 @@ Needs the committed files of bench/truth and nothing else: no environment, no mo
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
-import json
 import os
 import sys
 import time
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import report
 from .truth_sets import FOLDER, read
 
 Floats = NDArray[np.float64]
@@ -239,8 +240,8 @@ def measure(path: Path, estimators: Sequence[Estimator], sizes: Sequence[int]) -
 
     found = read(path)
     whole = batches(found)
-    halves = [np.concatenate([b.halves[k] for b in whole]) for k in (0, 1)]
-    half = float(Sums.make(halves[0], halves[1], np.concatenate([b.group for b in whole])).r())
+    first, second = (np.concatenate(halves) for halves in zip(*(b.halves for b in whole), strict=True))
+    half = float(Sums.make(first, second, np.concatenate([b.group for b in whole])).r())
     trajectories = sum(len(np.unique(b.trajectory)) for b in whole)
     out = Found(
         found.meta, sum(map(len, whole)), sum(len(np.unique(b.group)) for b in whole), trajectories,
@@ -380,72 +381,59 @@ def shown(found: tuple[float, Floats] | None) -> str:
     return f"{found[0]:.3f} ({low:.2f} to {high:.2f})"
 
 
+_SETS: report.Columns = {
+    "set": "{name}", "policy": "{policy}", "records": "{records:,}", "groups": "{groups}", "rollouts": "{per_group}",
+    "solved": "{success:.0%}", "continuations": "{continuations}", "reliability of A*": "{reliability:.2f}",
+}  # fmt: skip
+
+
 def as_markdown(sets: list[Found], seconds: float, command: str) -> str:
     from .measure import machine  # imports torch, which --help does not need
 
-    summary = Summary(sets)
-    on, cpu = machine(1, ""), sum(found.cpu_seconds for found in sets)
-    lines = [
-        "# True advantages: how near each estimator comes", "",
-        f"`{command}`: {cpu:.0f} s of CPU time, {seconds:.0f} s in all.",
-        "{cpu}, {cores} cores, torch {torch}, commit {commit}.".format_map(on),
-        "", ABOUT, "", "## Sets", "",
-        "| set | policy | records | groups | rollouts | solved | continuations | reliability of A* |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]  # fmt: skip
-    for found in sets:
-        meta = found.meta
-        lines.append(
-            f"| {found.name} | {meta['policy']} | {found.records:,} | {found.groups} | {found.trajectories // found.groups} | "
-            f"{found.success:.0%} | {meta['continuations']} | {found.reliability:.2f} |"
-        )
-    families = families_of(sets)
+    summary, families = Summary(sets), families_of(sets)
     order = list(dict.fromkeys(name for found in sets for name, _ in found.sums))
+    cpu = sum(found.cpu_seconds for found in sets)
+    on = "{cpu}, {cores} cores, torch {torch}, commit {commit}.".format_map(machine(1, ""))
+    rows = [{**found.meta, **vars(found), "per_group": found.trajectories // found.groups} for found in sets]
+    parts = [f"`{command}`: {cpu:.0f} s of CPU time, {seconds:.0f} s in all.\n{on}", ABOUT]
+    parts += ["## Sets", report.table(_SETS, rows)]
+    heads = ["estimator", *(f"{family}, {what}" for what in ("r", "corrected", "rollouts") for family in families)]
     for size in SIZES:
-        rows = []
+        cells = []
         for name in order:
-            cells = [summary.over(names, name, size) for names in families.values()]
-            if any(cell is not None for cell in cells):
-                tail = []
-                for names in families.values():
-                    corrected = summary.over(names, name, size, corrected=True)
-                    tail.append("–" if corrected is None else f"{corrected[0]:.3f}")
-                equal = [summary.equivalent(names, name, size) for names in families.values()]
-                rows.append([name, *map(shown, cells), *tail, *equal])
-        if rows:
-            heads = [f"{family}, r" for family in families] + [f"{family}, corrected" for family in families]
-            heads += [f"{family}, rollouts" for family in families]
-            lines += ["", f"## {size} rollouts a prompt, means over the sets of a kind", "",
-                      "| estimator | " + " | ".join(heads) + " |",
-                      "| --- |" + " ---: |" * len(heads)]  # fmt: skip
-            lines += ["| " + " | ".join(row) + " |" for row in rows]
-    lines += ["", "## Every set at 8 rollouts a prompt", "", "| estimator | " + " | ".join(found.name for found in sets) + " |",
-              "| --- |" + " ---: |" * len(sets)]  # fmt: skip
-    for name in order:
-        cells = [shown(summary.over([found.name], name, 8)) for found in sets]
-        if any(cell != "–" for cell in cells):
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines + gradient_table(summary)) + "\n"
+            measured = [summary.over(names, name, size) for names in families.values()]
+            if any(measured):
+                corrected = (summary.over(names, name, size, corrected=True) for names in families.values())
+                equal = (summary.equivalent(names, name, size) for names in families.values())
+                means = ("–" if mean is None else f"{mean[0]:.3f}" for mean in corrected)
+                cells.append([name, *map(shown, measured), *means, *equal])
+        if cells:
+            parts += [f"## {size} rollouts a prompt, means over the sets of a kind", report.grid(heads, cells)]
+    at_8 = [[name, *(shown(summary.over([found.name], name, 8)) for found in sets)] for name in order]
+    at_8 = [row for row in at_8 if set(row[1:]) != {"–"}]
+    parts += ["## Every set at 8 rollouts a prompt", report.grid(["estimator", *(found.name for found in sets)], at_8)]
+    return report.page("True advantages: how near each estimator comes", *parts, *gradient_table(summary))
 
 
-def gradient_table(summary: Summary) -> list[str]:
+def gradient_table(summary: Summary) -> list[str | list[str]]:
     """Cosines of policy gradients at 8 rollouts a prompt, by set; nothing where no set has gradients."""
     sets = [found for found in summary.sets if found.gradients]
     if not sets:
         return []
-    lines = [
-        "", "## Policy gradient at 8 rollouts a prompt", "",
-        "Cosine between the batch's Σ A ∇ log π(command) under the estimate and under A*. Its reliability, from the two halves "
-        "of the continuations: " + ", ".join(f"{found.gradient_reliability:.2f} ({found.name})" for found in sets) + ". "
-        "A bootstrap draw repeats prompts and lacks others, so intervals extend further below the estimate than above it.", "",
-        "| estimator | mean | " + " | ".join(found.name for found in sets) + " |", "| --- |" + " ---: |" * (1 + len(sets)),
-    ]  # fmt: skip
+    rows = []
     for name in dict.fromkeys(name for found in sets for name, size in found.gradients if size == 8):
         cells = [summary.cosine(found, name, 8) for found in sets]
         there = [cell for cell in cells if cell is not None]
         mean = (float(np.mean([value for value, _ in there])), np.mean([draws for _, draws in there], axis=0))
-        lines.append("| " + " | ".join([name, shown(mean), *map(shown, cells)]) + " |")
-    return lines
+        rows.append([name, shown(mean), *map(shown, cells)])
+    reliability = ", ".join(f"{found.gradient_reliability:.2f} ({found.name})" for found in sets)
+    return [
+        "## Policy gradient at 8 rollouts a prompt",
+        "Cosine between the batch's Σ A ∇ log π(command) under the estimate and under A*. Its reliability, from the two halves "
+        f"of the continuations: {reliability}. "
+        "A bootstrap draw repeats prompts and lacks others, so intervals extend further below the estimate than above it.",
+        report.grid(["estimator", "mean", *(found.name for found in sets)], rows),
+    ]
 
 
 def families_of(sets: list[Found]) -> dict[str, list[str]]:
@@ -559,36 +547,25 @@ def draw(sets: list[Found], path: Path, own: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints the tables, writes truth.md, truth.json and truth.png."""
-    parser = argparse.ArgumentParser(
-        prog="bench truth", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--estimator", action="append", default=[], metavar="MODULE:NAME",
-                        help="your own: a bipace_kernels.Config, or a function that takes a Batch (bench.truth_batches) and "
-                        "gives [N] advantages; may be repeated")  # fmt: skip
-    parser.add_argument(
-        "--role", default="hold", choices=("choose", "hold", "all"), help="which sets (default: %(default)s)"
-    )
-    parser.add_argument("--sets", default="", metavar="TEXT", help="only sets whose name contains this")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains this, and BiPACE")
-    parser.add_argument(
-        "--rollouts",
-        type=int,
-        nargs="*",
-        default=list(SIZES),
-        choices=SIZES,
-        metavar="G",
-        help="(default: %(default)s)",
-    )
-    parser.add_argument("--settings", action="store_true", help="also other settings of the kernel")
-    parser.add_argument(
-        "--sentence", action="store_true", help="also fingerprints of a sentence encoder; half a minute more per set"
-    )
-    parser.add_argument(
-        "--tried", action="store_true", help="also ideas that were not implemented (bench/truth_tried.py)"
-    )
+    parser = report.parser("truth", ABOUT, writes="truth.md, truth.json and truth.png")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    option = functools.partial(parser.add_argument, metavar="TEXT", default="")
+    option("--estimator", action="append", default=[], metavar="MODULE:NAME",
+           help="your own: a bipace_kernels.Config, or a function that takes a Batch (bench.truth_batches) and gives [N] "
+           "advantages; may be repeated")  # fmt: skip
+    option("--role", default="hold", choices=("choose", "hold", "all"), metavar=None,
+           help="which sets (default: %(default)s)")  # fmt: skip
+    option("--sets", help="only sets whose name contains this")
+    option("--only", help="only rows whose name contains this, and BiPACE")
+    option("--rollouts", type=int, nargs="*", default=list(SIZES), choices=SIZES, metavar="G", help="(%(default)s)")
+    for name, what in (
+        ("settings", "other settings of the kernel"),
+        ("sentence", "fingerprints of a sentence encoder; half a minute more per set"),
+        ("tried", "ideas that were not implemented (bench/truth_tried.py)"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true", help=f"also {what}")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the sets are")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="(default: %(default)s)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write truth.md, truth.json and truth.png there")
     arguments = parser.parse_args(argv)
     from .truth_batches import encoder_missing
 
@@ -608,13 +585,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sets = run(work, max(1, arguments.processes))
     seconds = time.perf_counter() - begun
     command = " ".join(["python -m bench truth", *(sys.argv[2:] if argv is None else argv)])
-    page = as_markdown(sets, seconds, command)
-    sys.stdout.write(page)
+    report.publish("truth", as_json(sets, seconds, command), as_markdown(sets, seconds, command), arguments.out)
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "truth.md").write_text(page, encoding="utf-8")
-        document = json.dumps(as_json(sets, seconds, command), ensure_ascii=False)
-        (arguments.out / "truth.json").write_text(document.replace("}, {", "},\n{") + "\n", encoding="utf-8")
         draw(sets, arguments.out / "truth.png", arguments.estimator)
     return 0
 

@@ -21,6 +21,7 @@ A batch < 0 has no truth (values 0): it is what the updates before saw, -1 the l
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,29 +69,29 @@ class TruthSet:
         )  # fmt: skip
 
 
+_DTYPES = {
+    "batch": np.int16, "group": np.int32, "trajectory": np.int32, "step": np.int16, "reward": np.float32,
+    "value_a": np.float32, "value_b": np.float32, "observation": np.int32, "action": np.int32,
+}  # fmt: skip
+
+
 def write(
-    path: Path, meta: dict[str, Any], columns: dict[str, list[Any]], hidden: dict[int, NDArray[np.float16]],
+    path: Path, meta: dict[str, Any], rows: Sequence[Sequence[Any]], hidden: dict[int, NDArray[np.float16]],
     gradient: Floats | None = None,
 ) -> None:  # fmt: skip
-    """Rows must stand sorted by group, trajectory, step; ValueError otherwise."""
+    """Rows (batch, group, trajectory, step, reward, value_a, value_b, observation, action), sorted by group, trajectory,
+    step; ValueError otherwise."""
+    columns: dict[str, Any] = dict(zip(_DTYPES, zip(*rows, strict=True), strict=True))
     order = np.lexsort((columns["step"], columns["trajectory"], columns["group"]))
     if not np.array_equal(order, np.arange(len(order))):
         raise ValueError("the rows of a truth set must be sorted by group, trajectory and step.")
     texts: dict[str, int] = {}
-    for text in [*columns["observation"], *columns["action"]]:
-        texts.setdefault(text, len(texts))
+    for name in ("observation", "action"):
+        columns[name] = [texts.setdefault(text, len(texts)) for text in columns[name]]
     arrays = {
         "meta": _bytes(meta),
         "texts": _bytes(list(texts)),
-        "batch": np.array(columns["batch"], np.int16),
-        "group": np.array(columns["group"], np.int32),
-        "trajectory": np.array(columns["trajectory"], np.int32),
-        "step": np.array(columns["step"], np.int16),
-        "reward": np.array(columns["reward"], np.float32),
-        "value_a": np.array(columns["value_a"], np.float32),
-        "value_b": np.array(columns["value_b"], np.float32),
-        "observation": np.array([texts[text] for text in columns["observation"]], np.int32),
-        "action": np.array([texts[text] for text in columns["action"]], np.int32),
+        **{name: np.array(columns[name], dtype) for name, dtype in _DTYPES.items()},
         **{f"hidden_{k}": states.astype(np.float16) for k, states in hidden.items()},
         **({} if gradient is None else {"gradient": gradient.astype(np.float16)}),
     }

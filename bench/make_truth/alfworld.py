@@ -9,6 +9,7 @@ between records that agree in all three.
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 from pathlib import Path
@@ -17,35 +18,22 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..truth_sets import FOLDER, write
+from ..truth_sets import write
+from . import example
 
-EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "alfworld"
-
-NOISES = (0.2, 0.4)
+NAME, NOISES = "alfworld_", (20, 40)  # random commands, per cent
 ROLES = {"choose": 1, "hold": 2}  # and their seeds
 GAMMA, GAMES, ROLLOUTS, HORIZON = 0.95, 24, 8, 30
 
 
-def example() -> None:
-    """Makes the modules of the example importable: they import each other by their bare names."""
-    if str(EXAMPLE) not in sys.path:
-        sys.path.insert(0, str(EXAMPLE))
-
-
-def make(noise: float, role: str, continuations: int, games: Path, again: bool) -> None:
-    path = FOLDER / f"alfworld_{round(100 * noise)}_{role}.npz"
-    if path.exists() and not again:
-        print(f"{path} is there already", file=sys.stderr)
-        return
-    example()
+def make(path: Path, percent: int, role: str, arguments: argparse.Namespace) -> None:
+    noise, continuations, games = percent / 100, arguments.continuations, arguments.games
+    example("alfworld")
     from alfworld_game import Game
     from searcher import Memory, Searcher
 
     seed = ROLES[role] * 1000 + round(1000 * noise)
-    columns: dict[str, list[Any]] = {
-        name: [] for name in
-        ("batch", "group", "trajectory", "step", "reward", "value_a", "value_b", "observation", "action")
-    }  # fmt: skip
+    rows: list[tuple[Any, ...]] = []
     chosen = choose(games)[role]
     half = continuations // 2
     for group, file in enumerate(tqdm(chosen, desc=path.stem)):
@@ -76,20 +64,19 @@ def make(noise: float, role: str, continuations: int, games: Path, again: bool) 
                     known[state] = float(np.mean(found[:half])), float(np.mean(found[half:]))
                 command = policy.act(memory, node.commands, rng)
                 node, answer = game.step(node, command)
-                row = (0, group, group * ROLLOUTS + rollout, t, float(node.won), *known[state], observed, command)
-                for name, cell in zip(columns, row, strict=True):
-                    columns[name].append(cell)
+                reward = float(node.won)
+                rows.append((0, group, group * ROLLOUTS + rollout, t, reward, *known[state], observed, command))
                 if node.won:
                     break
                 memory, observed = policy.remember(memory, command, answer), answer
     meta = {
         "name": path.stem, "environment": "ALFWorld, real games", "role": role, "gamma": GAMMA,
-        "policy": f"scripted searcher with {noise:.0%} random admissible commands", "horizon": HORIZON,
+        "policy": f"scripted searcher with {percent}% random admissible commands", "horizon": HORIZON,
         "continuations": continuations, "rollouts": ROLLOUTS, "seed": seed,
         "made_by": f"python -m bench.make_truth alfworld --continuations {continuations} --games FOLDER",
         "tasks": [str(file.parent.relative_to(games)) for file in chosen],
     }  # fmt: skip
-    write(path, meta, columns, {})
+    write(path, meta, rows, {})
 
 
 def choose(games: Path) -> dict[str, list[Path]]:
@@ -110,7 +97,7 @@ def choose(games: Path) -> dict[str, list[Path]]:
 
 def check(games: Path, steps: int = 25) -> int:
     """Compares TextWorld's own engine with this one in every game of the sets; returns the number of differences."""
-    example()
+    example("alfworld")
     from alfworld_game import compare
 
     found = 0

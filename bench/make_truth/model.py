@@ -6,6 +6,7 @@ some updates; `make` needs torch and transformers only.  `along` does both for a
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import sys
@@ -17,10 +18,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..truth_sets import FOLDER, write
-from .textcraft import EXAMPLE, GAMMA, HORIZON, LAYERS, MOST_COMMANDS, POLICY, PROMPT_TOKENS, ROLES, example
+from ..truth_sets import write
+from . import EXAMPLES, example
+from .textcraft import GAMMA, HORIZON, LAYERS, MOST_COMMANDS, POLICY, PROMPT_TOKENS, ROLES
 
-UPDATES = (30, 60, 0)  # in the order of making
+NAME, UPDATES = "textcraft_model", (30, 60, 0)  # in the order of making
 ALONG = (10, 20, 40)  # of a run of the example
 EARLIER = 2  # updates before, whose batches may serve as memory
 METHOD, SEED, BATCH = "bipace", 0, 64
@@ -54,7 +56,7 @@ class Played:
 
 def train(out: Path) -> None:
     """Weights after the updates that `make` needs, as out/update<k>.pt, by the trainer of examples/textcraft."""
-    example()
+    example("textcraft")
     import trainer
     from environment import TextCraft
     from model import load
@@ -81,13 +83,10 @@ def keeper(out: Path, wanted: Collection[int]) -> Callable[[int, Any], None]:
     return keep
 
 
-def make(update: int, role: str, continuations: int, out: Path, again: bool) -> None:
+def make(path: Path, update: int, role: str, arguments: argparse.Namespace) -> None:
     """One of the committed sets."""
-    path = FOLDER / f"textcraft_model{update}_{role}.npz"
-    if path.exists() and not again:
-        print(f"{path} is there already", file=sys.stderr)
-        return
-    example()
+    continuations, out = arguments.continuations, arguments.out
+    example("textcraft")
     from model import load
 
     trained, _ = split(load(POLICY)[1])
@@ -110,14 +109,14 @@ def make(update: int, role: str, continuations: int, out: Path, again: bool) -> 
 
 def along(run: Path, continuations: int, out: Path) -> None:
     """Sets of the policies after ALONG updates of a finished run of the example, into `out`; the training is repeated first."""
-    example()
+    example("textcraft")
     import trainer
     from environment import TextCraft
     from model import load_split
     from settings import Settings
 
     before = json.loads(run.read_text(encoding="utf-8"))
-    method, seed, start = before["method"], before["seed"], EXAMPLE / "warm_start"
+    method, seed, start = before["method"], before["seed"], EXAMPLES / "textcraft/warm_start"
     tasks = load_split(start / "tasks.json.gz")
     weights = out / f"{run.stem}-weights"
     if not (weights / f"update{max(ALONG)}.pt").exists():
@@ -155,10 +154,7 @@ def _make(
 
     torch.set_num_threads(1)
     model, tokenizer = load(start)
-    columns: dict[str, list[Any]] = {
-        name: [] for name in
-        ("batch", "group", "trajectory", "step", "reward", "value_a", "value_b", "observation", "action")
-    }  # fmt: skip
+    rows: list[list[Any]] = []
     states: dict[int, list[Any]] = {layer: [] for layer in LAYERS}
     unknown: dict[tuple[int, ...], tuple[State, list[int]]] = {}  # distinct pasts, and the rows that have them
     gradients: list[Any] = []
@@ -168,17 +164,14 @@ def _make(
             model.load_state_dict(torch.load(batch.weights, weights_only=True))
         envs = [TextCraft(task) for task in batch.tasks for _ in range(ROLLOUTS)]
         episodes: Any = play(model, tokenizer, envs, horizon=HORIZON, seed=batch.seed)
-        begin = columns["group"][-1] + 1 if columns["group"] else 0
-        trajectory = columns["trajectory"][-1] + 1 if columns["trajectory"] else 0
+        begin, trajectory = (rows[-1][1] + 1, rows[-1][2] + 1) if rows else (0, 0)
         for number, episode in enumerate(episodes):
             found = states_of(episode, HORIZON)
             for t, state in enumerate(found):
                 if batch.number >= 0:
-                    unknown.setdefault(state.ids, (state, []))[1].append(len(columns["group"]))
-                row = (batch.number, begin + number // ROLLOUTS, trajectory + number, t, episode.rewards[t], 0.0, 0.0,
-                       episode.observations[t], episode.commands[t])  # fmt: skip
-                for name, cell in zip(columns, row, strict=True):
-                    columns[name].append(cell)
+                    unknown.setdefault(state.ids, (state, []))[1].append(len(rows))
+                ids_of_row = batch.number, begin + number // ROLLOUTS, trajectory + number, t
+                rows.append([*ids_of_row, episode.rewards[t], 0.0, 0.0, episode.observations[t], episode.commands[t]])
             if batch.number >= 0:  # only the first one
                 gradients.append(_gradients(model, episode))
             with torch.inference_mode():
@@ -207,16 +200,16 @@ def _make(
             file.flush()
     for (_, rows_of), values in zip(pasts, known, strict=True):
         for row in rows_of:
-            columns["value_a"][row], columns["value_b"][row] = values
+            rows[row][5:7] = values
     for batch in batches[1:]:
         add(batch)
-    gradient = np.zeros((len(columns["group"]), DIRECTIONS + SKETCH))
+    gradient = np.zeros((len(rows), DIRECTIONS + SKETCH))
     gradient[: len(coordinates), : coordinates.shape[1]] = coordinates
     meta |= {
         "gamma": GAMMA, "horizon": HORIZON, "continuations": continuations, "rollouts": ROLLOUTS, "seed": seed,
         "hidden": "the policy's own", "gradient_share": round(share, 4), "tasks": [task.task_id for task in batches[0].tasks],
     }  # fmt: skip
-    write(path, meta, columns, {layer: np.concatenate(rows) for layer, rows in states.items()}, gradient)
+    write(path, meta, rows, {layer: np.concatenate(found) for layer, found in states.items()}, gradient)
 
 
 def _gradients(model: Any, episode: Any) -> Any:

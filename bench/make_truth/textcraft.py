@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from ..truth_sets import FOLDER, write
+from ..truth_sets import write
+from . import example
 
-EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "textcraft"
-NOISES = (0.3, 0.5, 0.65)
+NAME, NOISES = "textcraft_planner", (30, 50, 65)  # stray commands, per cent
 ROLES = {"choose": 1, "hold": 2}  # and their seeds
 GAMMA, PROMPTS, ROLLOUTS, BATCHES = 0.95, 16, 16, 2
 POLICY = Path(__file__).resolve().parent / "policy"  # a model that imitated the planner on the published tasks
@@ -22,18 +22,9 @@ LAYERS = (2, 3)  # of hidden_states; 3 is what the example trains with (layer -2
 TEST_GOALS = 140  # goals of the hold sets
 
 
-def example() -> None:
-    """Makes the modules of the example importable: they import each other by their bare names."""
-    if str(EXAMPLE) not in sys.path:
-        sys.path.insert(0, str(EXAMPLE))
-
-
-def make(noise: float, role: str, continuations: int, again: bool) -> None:
-    path = FOLDER / f"textcraft_planner{round(100 * noise)}_{role}.npz"
-    if path.exists() and not again:
-        print(f"{path} is there already", file=sys.stderr)
-        return
-    example()
+def make(path: Path, percent: int, role: str, arguments: argparse.Namespace) -> None:
+    noise, continuations = percent / 100, arguments.continuations
+    example("textcraft")
     import torch
     from environment import TextCraft
     from generate import generate, split_goals
@@ -66,10 +57,7 @@ def make(noise: float, role: str, continuations: int, again: bool) -> None:
 
     goals = split_goals(TEST_GOALS, seed=0)[role == "hold"]
     tasks = generate(BATCHES * PROMPTS, seed=seed, goals=goals, most_commands=MOST_COMMANDS, fits=fits)
-    columns: dict[str, list[Any]] = {
-        name: [] for name in
-        ("batch", "group", "trajectory", "step", "reward", "value_a", "value_b", "observation", "action")
-    }  # fmt: skip
+    rows: list[tuple[Any, ...]] = []
     states: dict[int, list[Any]] = {layer: [] for layer in LAYERS}
     for group, task in enumerate(tqdm(tasks, desc=path.stem)):
         known: dict[Any, tuple[float, float]] = {}  # the planner is Markov in the inventory and the steps left
@@ -85,9 +73,8 @@ def make(noise: float, role: str, continuations: int, again: bool) -> None:
                 places.append(len(ids) - 1)
                 ids += tokenizer(OPEN + command + CLOSE).input_ids
                 answer, reward, done = env.step(command)
-                row = (group // PROMPTS, group, group * ROLLOUTS + rollout, t, reward, *known[state], observed, command)
-                for name, cell in zip(columns, row, strict=True):
-                    columns[name].append(cell)
+                ids_of_row = (group // PROMPTS, group, group * ROLLOUTS + rollout, t)
+                rows.append((*ids_of_row, reward, *known[state], observed, command))
                 observed = answer
                 if done:
                     break
@@ -98,9 +85,9 @@ def make(noise: float, role: str, continuations: int, again: bool) -> None:
                 states[layer].append(found[layer][0, places].numpy())
     meta = {
         "name": path.stem, "environment": "TextCraft, generated tasks", "role": role, "gamma": GAMMA,
-        "policy": f"planner with {noise:.0%} stray commands", "horizon": HORIZON, "continuations": continuations,
+        "policy": f"planner with {percent}% stray commands", "horizon": HORIZON, "continuations": continuations,
         "rollouts": ROLLOUTS, "seed": seed, "hidden": "bench/make_truth/policy",
         "made_by": f"python -m bench.make_truth textcraft --continuations {continuations}",
         "tasks": [[task.goal, list(task.commands)] for task in tasks],
     }  # fmt: skip
-    write(path, meta, columns, {layer: np.concatenate(rows) for layer, rows in states.items()})
+    write(path, meta, rows, {layer: np.concatenate(found) for layer, found in states.items()})

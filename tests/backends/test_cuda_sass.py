@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import benchmarks
 import pytest
@@ -62,20 +61,19 @@ def test_words_that_are_not_machine_code():
 @pytest.fixture(scope="module", params=["nvcc", "NVRTC"])
 def scan(request, tmp_path_factory):
     """The scan's instructions for sm_90a."""
-    folder = tmp_path_factory.mktemp("sass")
+    cubin = None
     if request.param == "nvcc":
         if NVCC is None:
             pytest.skip("needs nvcc, which is neither on the PATH nor in /usr/local/cuda/bin")
-        cubin = sass.compile_scan(folder)
     else:
         library = nvrtc()
         if library is None:
             pytest.skip("needs NVRTC, which is neither in a CUDA toolkit here nor installed (nvidia-cuda-nvrtc)")
-        cubin = folder / "nvrtc.cubin"
+        cubin = tmp_path_factory.mktemp("sass") / "nvrtc.cubin"
         code = _cupy.compile_source(Nvrtc(library), _launch.SOURCES / "cuda/clusters.cu", _cupy.target((9, 0)))
         cubin.write_bytes(code)
     try:
-        return sass.read(Path(cubin))
+        return sass.read(cubin)
     except FileNotFoundError as error:
         pytest.skip(str(error))
 
