@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from datetime import datetime
 from decimal import Decimal
-from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..backends import native_loader
 from ..support.warnings import warn_once
 from . import checks
 from .canonical import array_key, canonical, check_bytes, tensor_bytes
 
-_ROWS_AT_A_TIME = 1024  # signals are handled in between
 _MOST_OF_ONE_HASH = 64  # as of tuples of six numbers that are -1 or -2, whose hashes are equal
 _INT64 = np.iinfo(np.int64)
 # NaN and NaT (also pandas', a subclass of datetime) equal no id.
@@ -145,12 +144,22 @@ def _holds_nan(value: Any) -> bool:
 
 def _number_list(values: Sequence[Any], name: str) -> Tensor:
     held = tuple(values)  # __hash__ and __eq__, or another thread, may change a list
+    types = set(map(type, held))
+    if types == {np.ndarray} and len({(value.dtype, value.shape) for value in held}) == 1:
+        return _number_array_rows(np.stack(held), name)
+    keys = held
+    if any(issubclass(t, (np.ndarray, Tensor)) for t in types):
+        keys = tuple(
+            array_key(value, f"{name}[{row}]") if isinstance(value, (np.ndarray, Tensor)) else value
+            for row, value in enumerate(held)
+        )
     try:
-        return _number(lambda begin, end: held[begin:end], len(held), name)
+        codes = _number(keys)
+        return _number_list(_keyed(held, name), name) if codes is None else codes
     except TypeError as error:
-        for row, value in enumerate(held):
+        for row, value in enumerate(keys):
             try:
-                isinstance(value, (np.ndarray, Tensor)) or hash(value)
+                hash(value)
             except TypeError:
                 raise TypeError(
                     f"{name}[{row}] must be hashable, got {type(value).__name__}; convert it to a tuple or to text "
@@ -161,13 +170,15 @@ def _number_list(values: Sequence[Any], name: str) -> Tensor:
 
 def _number_array_rows(array: np.ndarray[Any, Any], name: str) -> Tensor:
     check_bytes(array.dtype, name)
-    n = array.shape[0]
+    n, codes = array.shape[0], torch.zeros(array.shape[0], dtype=torch.int64)
     if array.size == 0:
-        return torch.zeros(n, dtype=torch.int64)
+        return codes
     rows = np.ascontiguousarray(array).reshape(n, -1)
-    rows = rows.view(f"V{rows.shape[1] * rows.itemsize}").reshape(n)
-    step = min(_ROWS_AT_A_TIME, 1 + (1 << 24) // rows.itemsize)
-    return _number(lambda begin, end: rows[begin:end].tolist(), n, name, step)  # as bytes
+    width = rows.shape[1] * rows.itemsize
+    native = None if native_loader.reason() else native_loader.load()
+    if native and native.number_rows(rows.ctypes.data, n, width, secrets.randbits(64), _MOST_OF_ONE_HASH, codes):
+        return codes
+    return _number_list(rows.view(f"V{width}").reshape(n).tolist(), name)  # as bytes
 
 
 def _number_tensor_rows(values: Tensor, name: str) -> Tensor:
@@ -176,34 +187,29 @@ def _number_tensor_rows(values: Tensor, name: str) -> Tensor:
     return _number_array_rows(flat.numpy().reshape(n, flat.numel() // n if n else 0), name).to(values.device)
 
 
-def _number(read: Callable[[int, int], Sequence[Any]], n: int, name: str, step: int = _ROWS_AT_A_TIME) -> Tensor:
-    """Numbers of n values by first appearance, by a dict; read(begin, end) gives some of the values.
+def _number(values: tuple[Any, ...]) -> Tensor | None:
+    """Numbers of the values by first appearance, by hash and equality as in a dict; None where many have one hash.
 
-    A dict compares values of one hash with each other: hashes of numbers, and of tuples of them, can be chosen equal,
-    and those of texts too by someone who knows PYTHONHASHSEED.  Where many are equal, hashes of the values' canonical
-    text, with a random key, replace them.
+    Values of one hash are compared with each other: hashes of numbers, and of tuples of them, can be chosen equal, and
+    those of texts too by someone who knows PYTHONHASHSEED.
     """
-    codes = np.empty(n, dtype=np.int64)
-    numbers: defaultdict[Any, int] = defaultdict(count().__next__)
+    codes = torch.empty(len(values), dtype=torch.int64)
+    if not native_loader.reason():
+        few = native_loader.load().number_objects(values, secrets.randbits(64), _MOST_OF_ONE_HASH, codes)
+        return codes if few else None
+    numbers: dict[Any, int] = {}
     of_one_hash: Counter[int] = Counter()
-    for begin in range(0, n, step):
-        before, end = len(numbers), min(begin + step, n)
-        keys = read(begin, end)
-        if any(issubclass(t, (np.ndarray, Tensor)) for t in set(map(type, keys))):
-            keys = [
-                array_key(value, f"{name}[{row}]") if isinstance(value, (np.ndarray, Tensor)) else value
-                for row, value in enumerate(keys, begin)
-            ]
-        codes[begin:end] = np.fromiter(map(numbers.__getitem__, keys), np.int64, end - begin)
-        hashes = list(map(hash, islice(reversed(numbers), len(numbers) - before)))  # of the new keys
-        of_one_hash.update(hashes)
-        if max(map(of_one_hash.__getitem__, hashes), default=0) > _MOST_OF_ONE_HASH:
-            return _number(_keyed(read, name), n, name, step)
-    return torch.from_numpy(codes)
+    for row, value in enumerate(values):
+        if value not in numbers:
+            of_one_hash[hash(value)] += 1
+            if of_one_hash[hash(value)] > _MOST_OF_ONE_HASH:
+                return None
+        codes[row] = numbers.setdefault(value, len(numbers))
+    return codes
 
 
-def _keyed(read: Callable[[int, int], Sequence[Any]], name: str) -> Callable[[int, int], list[bytes]]:
-    """Hashes with a random key in place of the values, equal exactly where the values are."""
+def _keyed(values: tuple[Any, ...], name: str) -> tuple[bytes, ...]:
+    """Hashes of the values' canonical text with a random key, equal exactly where the values are."""
     secret = secrets.token_bytes(16)
 
     def keyed(value: Any) -> bytes:
@@ -216,7 +222,7 @@ def _keyed(read: Callable[[int, int], Sequence[Any]], name: str) -> Callable[[in
             ) from error
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32, key=secret).digest()
 
-    return lambda begin, end: list(map(keyed, read(begin, end)))
+    return tuple(map(keyed, values))
 
 
 def _as_array(values: Any) -> np.ndarray[Any, Any] | None:

@@ -1,17 +1,16 @@
 #include "cpu/action_keys.h"
 
-#include <optional>
-#include <tuple>
+#include <cstring>
 
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
 #include "bindings/texts.h"
 #include "common/xxh64.h"
+#include "cpu/greedy.h"
+#include "cpu/interrupt.h"
 
 namespace bipace {
 namespace {
-
-using Array = std::tuple<Address, int, std::vector<int64_t>>;  // address, bytes an item, strides in items
 
 bool table_holds(const TokenTable& table, int64_t byte_count) {
   bool holds = table.offsets[0] == 0 && table.offsets[table.size] == byte_count;
@@ -19,25 +18,22 @@ bool table_holds(const TokenTable& table, int64_t byte_count) {
   return holds;
 }
 
-// None, or (row, column, id) of the first valid token id outside the table.
-py::object token_keys(const Array& ids, const std::optional<Array>& mask, Address row_offsets, int64_t n_rows,
-                      int64_t n_columns, Address table_offsets, Address table_bytes,
-                      std::pair<int64_t, int64_t> table_sizes, int mode, int64_t n, Address keys, Address parsed,
-                      int n_threads) {
-  const auto& [id_address, id_bytes, id_strides] = ids;
+// The flat position of the first valid token id outside the table; -1: there is none.
+int64_t token_keys(const py::object& ids, const py::object& mask, Address row_offsets, int64_t n_rows,
+                   Address table_offsets, Address table_bytes, std::pair<int64_t, int64_t> table_sizes, int mode,
+                   int64_t n, Address keys, Address parsed, int n_threads) {
+  const auto read = [&](const py::object& tensor, const void*& data, int& bytes, int64_t& row_stride, int64_t& stride) {
+    data = pointer<const void>(tensor.cast<Address>());
+    bytes = tensor.attr("element_size")().cast<int>();
+    const py::tuple strides = tensor.attr("stride")();
+    if (!row_offsets.memory) row_stride = strides[0].cast<int64_t>(), stride = strides[1].cast<int64_t>();
+  };
   TokenRows rows{};
-  rows.ids = pointer<const void>(id_address);
-  rows.id_bytes = id_bytes;
   rows.row_offsets = pointer<const int64_t>(row_offsets);
   rows.n_rows = n_rows;
-  rows.n_columns = n_columns;
-  if (!rows.row_offsets) rows.id_row_stride = id_strides.at(0), rows.id_column_stride = id_strides.at(1);
-  if (mask) {
-    const auto& [mask_address, mask_bytes, mask_strides] = *mask;
-    rows.mask = pointer<const void>(mask_address);
-    rows.mask_bytes = mask_bytes;
-    if (!rows.row_offsets) rows.mask_row_stride = mask_strides.at(0), rows.mask_column_stride = mask_strides.at(1);
-  }
+  if (!rows.row_offsets) rows.n_columns = ids.attr("size")(1).cast<int64_t>();
+  read(ids, rows.ids, rows.id_bytes, rows.id_row_stride, rows.id_column_stride);
+  if (!mask.is_none()) read(mask, rows.mask, rows.mask_bytes, rows.mask_row_stride, rows.mask_column_stride);
   const auto [table_size, byte_count] = table_sizes;
   const TokenTable table{pointer<const int64_t>(table_offsets), pointer<const uint8_t>(table_bytes), table_size};
   // The caller can write to the table's tensors after they were checked; wrong offsets would read out of bounds.
@@ -46,14 +42,9 @@ py::object token_keys(const Array& ids, const std::optional<Array>& mask, Addres
         "token_bytes no longer rises from 0 to its number of bytes: its tensors were changed; make it "
         "again by bk.token_bytes(tokenizer).");
   }
-  TokenOutside outside;
-  {
-    const GilReleased release;
-    outside = hash_token_rows(rows, table, static_cast<KeyMode>(mode), n, pointer<int64_t>(keys),
-                              pointer<uint8_t>(parsed), n_threads);
-  }
-  if (outside.row < 0) return py::none();
-  return py::make_tuple(outside.row, outside.column, outside.id);
+  const GilReleased release;
+  return hash_token_rows(rows, table, static_cast<KeyMode>(mode), n, pointer<int64_t>(keys), pointer<uint8_t>(parsed),
+                         n_threads);
 }
 
 Py_ssize_t row_length(PyObject* row) {
@@ -96,6 +87,39 @@ py::object flatten_rows(const py::tuple& rows, int64_t n_rows, Address row_offse
   return py::none();
 }
 
+// Numbers of objects by first appearance, by Python's hash and equality as of the keys of a dict.  False where one has
+// the hash of `most` different ones: it would be compared with all of them.
+bool number_objects(const py::tuple& items, uint64_t seed, int64_t most, Address codes) {
+  PyObject* const* objects = PySequence_Fast_ITEMS(items.ptr());
+  const auto hash = [&](int64_t i) {
+    if (i % kObjectsBetweenPolls == 0) check_signals();
+    const Py_hash_t own = PyObject_Hash(objects[i]);
+    if (own == -1) throw py::error_already_set();
+    return xxh64(reinterpret_cast<const uint8_t*>(&own), sizeof own, seed);  // nobody knows its place in the table
+  };
+  const auto equal = [&](int64_t first, int64_t i) {
+    const int same = PyObject_RichCompareBool(objects[first], objects[i], Py_EQ);
+    if (same < 0) throw py::error_already_set();
+    return same == 1;
+  };
+  return number_equal(PyTuple_GET_SIZE(items.ptr()), most, hash, equal, pointer<int64_t>(codes)) >= 0;
+}
+
+// The same of rows [n, width] of bytes.
+bool number_rows(Address rows, int64_t n, int64_t width, uint64_t seed, int64_t most, Address codes) {
+  const GilReleased release;
+  const uint8_t* bytes = pointer<const uint8_t>(rows);
+  int64_t read = 0;
+  const auto hash = [&](int64_t i) {
+    if ((read += width) > (1 << 20)) read = 0, poll_interrupt();
+    return xxh64(bytes + i * width, width, seed);
+  };
+  const auto equal = [&](int64_t first, int64_t i) {
+    return std::memcmp(bytes + first * width, bytes + i * width, static_cast<size_t>(width)) == 0;
+  };
+  return number_equal(n, most, hash, equal, pointer<int64_t>(codes)) >= 0;
+}
+
 void text_keys(const py::tuple& items, int64_t n, int mode, Address keys, Address parsed, int n_threads) {
   check_count(items, n);
   const Texts texts(items);
@@ -110,6 +134,8 @@ void bind_action_keys(py::module_& m) {
   m.def("token_keys", &token_keys);
   m.def("text_keys", &text_keys);
   m.def("flatten_rows", &flatten_rows);
+  m.def("number_objects", &number_objects);
+  m.def("number_rows", &number_rows);
   m.def("xxh64", [](const py::bytes& data, uint64_t seed) {
     const std::string_view view(data);
     return xxh64(reinterpret_cast<const uint8_t*>(view.data()), static_cast<int64_t>(view.size()), seed);

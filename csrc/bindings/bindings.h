@@ -1,5 +1,5 @@
-// Registration of native functions.  Arguments are addresses, numbers and plain Python objects; no header of torch is
-// included, so the module does not depend on one.
+// Registration of native functions.  Arguments are tensors, of which Python's methods are called, numbers and plain
+// Python objects; no header of torch is included, so the module does not depend on one.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,7 +15,7 @@ namespace bipace {
 
 namespace py = pybind11;
 
-// The memory of an argument: an integer, an object with data_ptr() (a tensor), or None for a null pointer.
+// The memory of an argument: a tensor, an address, or None for a null pointer.
 struct Address {
   void* memory;
 };
@@ -27,7 +27,7 @@ T* pointer(Address address) {
 
 // The arguments of native functions as Python passes them: pointers as Address, enums as int, the others as they are.
 template <typename T, typename Python>
-T native(Python value) {
+T native(const Python& value) {
   if constexpr (std::is_pointer_v<T>) {
     return static_cast<T>(value.memory);
   } else {
@@ -41,15 +41,6 @@ using PythonOf = std::conditional_t<std::is_pointer_v<T>, Address, std::conditio
 template <typename Result, typename... Arguments>
 auto bound(Result (*function)(Arguments...)) {
   return [function](PythonOf<Arguments>... values) { return function(native<Arguments>(values)...); };
-}
-// With rows of fingerprints first: their address, dtype, strides in elements, and D.
-template <typename... Arguments>
-auto bound(void (*function)(const Rows&, Arguments...)) {
-  return [function](Address data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim,
-                    PythonOf<Arguments>... values) {
-    const Rows rows{data.memory, static_cast<DType>(dtype), row_stride, column_stride, dim};
-    function(rows, native<Arguments>(values)...);
-  };
 }
 
 // Python sequences are passed as exact tuples of the expected length: no other code can change a tuple while it is
@@ -77,14 +68,35 @@ namespace pybind11::detail {
 
 template <>
 struct type_caster<bipace::Address> {
-  PYBIND11_TYPE_CASTER(bipace::Address, const_name("address"));
+  PYBIND11_TYPE_CASTER(bipace::Address, const_name("tensor"));
   bool load(handle source, bool) {
     object number = reinterpret_borrow<object>(source);
-    if (source.is_none()) number = int_(0);
-    if (hasattr(source, "data_ptr")) number = source.attr("data_ptr")();
+    if (source.is_none()) {
+      number = int_(0);
+    } else if (!PyLong_Check(source.ptr()) && hasattr(source, "data_ptr")) {
+      number = source.attr("data_ptr")();
+    }
     if (!PyLong_Check(number.ptr())) return false;
     value.memory = PyLong_AsVoidPtr(number.ptr());
     return value.memory != nullptr || !PyErr_Occurred() || (PyErr_Clear(), false);
+  }
+};
+
+// A tensor [N, D] of float32, bfloat16 or float16.
+template <>
+struct type_caster<bipace::Rows> {
+  PYBIND11_TYPE_CASTER(bipace::Rows, const_name("matrix"));
+  bool load(handle source, bool) {
+    const std::string dtype = str(source.attr("dtype"));
+    const tuple stride = source.attr("stride")();
+    value.data = PyLong_AsVoidPtr(object(source.attr("data_ptr")()).ptr());
+    value.dtype = dtype == "torch.float32"    ? bipace::DType::kFloat32
+                  : dtype == "torch.bfloat16" ? bipace::DType::kBfloat16
+                                              : bipace::DType::kFloat16;
+    value.row_stride = stride[0].cast<int64_t>();
+    value.column_stride = stride[1].cast<int64_t>();
+    value.dim = source.attr("size")(1).cast<int64_t>();
+    return true;
   }
 };
 

@@ -22,11 +22,9 @@ void bind_stages(py::module_& m) {
   m.def("cluster_values", bound(&cluster_values), release);
   m.def(
       "kernel_values",
-      [](Address data, int dtype, int64_t row_stride, int64_t column_stride, int64_t dim, Address order,
-         Address returns, Address time, Address group_offsets, int64_t n_groups, Address usable, Address landmarks,
-         int64_t n_landmarks, int share, double width, double horizon, double noise, double same, Address value,
-         Address products, int threads) {
-        const Rows rows{data.memory, static_cast<DType>(dtype), row_stride, column_stride, dim};
+      [](const Rows& rows, Address order, Address returns, Address time, Address group_offsets, int64_t n_groups,
+         Address usable, Address landmarks, int64_t n_landmarks, int share, double width, double horizon, double noise,
+         double same, Address value, Address products, int threads) {
         kernel_values(rows, pointer<const int64_t>(order), pointer<const float>(returns), pointer<const int64_t>(time),
                       pointer<const int64_t>(group_offsets), n_groups, pointer<const uint8_t>(usable),
                       pointer<const int64_t>(landmarks), n_landmarks, static_cast<Share>(share),

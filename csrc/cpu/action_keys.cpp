@@ -230,8 +230,8 @@ bool hash_row(const TokenRows& rows, int64_t index, const TokenTable& table, int
 
 }  // namespace
 
-TokenOutside hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode mode, int64_t n, int64_t* keys,
-                             uint8_t* parsed, int n_threads) {
+int64_t hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode mode, int64_t n, int64_t* keys,
+                        uint8_t* parsed, int n_threads) {
   std::vector<uint8_t> bad(static_cast<size_t>(rows.n_rows), 0);
   std::vector<Scratch> scratch(static_cast<size_t>(std::max(n_threads, 1)));
   int64_t longest = 0;
@@ -246,16 +246,12 @@ TokenOutside hash_token_rows(const TokenRows& rows, const TokenTable& table, Key
           !hash_row(rows, r, table, longest, mode, n, keys + r, parsed + r, scratch[static_cast<size_t>(worker)]);
     }
   });
-  TokenOutside outside;
-  const auto first = std::find(bad.begin(), bad.end(), uint8_t{1});
-  if (first == bad.end()) return outside;
-  outside.row = first - bad.begin();
-  const Row row(rows, outside.row);
-  for (outside.column = 0; outside.column < row.size(); ++outside.column) {
-    const bool valid = row.gather(outside.column, outside.column + 1, &outside.id) == 1;
-    if (valid && (outside.id < 0 || outside.id >= table.size)) break;
-  }
-  return outside;
+  const int64_t index = std::find(bad.begin(), bad.end(), uint8_t{1}) - bad.begin();
+  if (index == rows.n_rows) return -1;
+  const Row row(rows, index);
+  int64_t column = 0, id;
+  while (row.gather(column, column + 1, &id) == 0 || all_inside(&id, 1, table.size)) ++column;
+  return column + (rows.row_offsets ? rows.row_offsets[index] : index * rows.n_columns);
 }
 
 void hash_texts(const uint8_t* const* texts, const int64_t* sizes, int64_t n_rows, KeyMode mode, int64_t* keys,

@@ -31,17 +31,13 @@ struct TokenTable {
   int64_t size;            // V
 };
 
-// A token id with no entry in the table; row = -1: there is none.
-struct TokenOutside {
-  int64_t row = -1, column = -1, id = 0;
-};
-
-// Keys of token rows.  The table is not used in mode kFirstN.  Returns the first valid id (in row order, then
-// column order) outside the table; keys and parsed are then unfinished.
-TokenOutside hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode mode, int64_t n,
-                             int64_t* keys,    // [N]
-                             uint8_t* parsed,  // [N]
-                             int n_threads);
+// Keys of token rows.  The table is not used in mode kFirstN.  Returns the position of the first valid id outside the
+// table, row * T + column or the place in flat rows, and -1 where there is none; keys and parsed are unfinished
+// otherwise.
+int64_t hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode mode, int64_t n,
+                        int64_t* keys,    // [N]
+                        uint8_t* parsed,  // [N]
+                        int n_threads);
 
 // Keys of byte strings (UTF-8 text).
 void hash_texts(const uint8_t* const* texts,  // [N] start of each text

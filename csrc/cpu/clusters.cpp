@@ -510,32 +510,16 @@ class GroupClusters {
 
 int64_t cluster_equal(const Rows& rows, const DotKernels& dot, const int64_t* order, const uint8_t* usable, int64_t n,
                       int64_t* labels) {
-  struct Slot {
-    uint64_t hash;
-    int64_t record;  // first of its cluster; -1: free
-  };
-  size_t size = 16;
-  while (size < 2 * static_cast<size_t>(n)) size *= 2;
-  std::vector<Slot> table(size, Slot{0, -1});
-  int64_t count = 0;
+  std::vector<int64_t> chosen, numbers(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
-    if (usable && !usable[i]) {
-      labels[i] = count++;
-      continue;
-    }
-    const uint64_t hash = hash_row(rows, dot, order[i]);
-    size_t at = static_cast<size_t>(hash) & (size - 1);
-    while (table[at].record >= 0 && !(table[at].hash == hash && equal_rows(rows, order[table[at].record], order[i]))) {
-      at = (at + 1) & (size - 1);
-    }
-    if (table[at].record < 0) {
-      table[at] = {hash, i};
-      labels[i] = count++;
-    } else {
-      labels[i] = labels[table[at].record];
-    }
+    labels[i] = -1;
+    if (!usable || usable[i]) chosen.push_back(i);
   }
-  return count;
+  const int64_t count = number_equal(
+      static_cast<int64_t>(chosen.size()), n, [&](int64_t i) { return hash_row(rows, dot, order[chosen[i]]); },
+      [&](int64_t i, int64_t j) { return equal_rows(rows, order[chosen[i]], order[chosen[j]]); }, numbers.data());
+  for (size_t i = 0; i < chosen.size(); ++i) labels[chosen[i]] = numbers[i];
+  return number_labels(n, count, labels);
 }
 
 // Number of the longest groups that are processed one after another with all threads, before the others run with one

@@ -15,6 +15,39 @@ inline bool readable_in_place(double square) { return square >= 1e-23 && square 
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+// Numbers of items by first appearance, equal for equal items; returns how many there are, or -1 as soon as an item has
+// the hash of `most` different ones.
+template <typename Hash, typename Equal>
+int64_t number_equal(int64_t n, int64_t most, const Hash& hash,
+                     const Equal& equal,  // (earlier item, item), of one hash
+                     int64_t* numbers) {  // [n]
+  struct Slot {
+    uint64_t hash;
+    int64_t item;  // first of its number; -1: free
+  };
+  size_t size = 16;
+  while (size < 2 * static_cast<size_t>(n)) size *= 2;
+  std::vector<Slot> table(size, Slot{0, -1});
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t own = hash(i);
+    int64_t different = 0;
+    size_t at = static_cast<size_t>(own) & (size - 1);
+    for (; table[at].item >= 0; at = (at + 1) & (size - 1)) {
+      if (table[at].hash != own) continue;
+      if (equal(table[at].item, i)) break;
+      if (++different == most) return -1;
+    }
+    if (table[at].item < 0) {
+      table[at] = {own, i};
+      numbers[i] = count++;
+    } else {
+      numbers[i] = numbers[table[at].item];
+    }
+  }
+  return count;
+}
+
 // Renumbers a group's labels by first appearance; returns how many there are.  They number the clusters by seed, and
 // records of -1, clusters of their own, come in between.
 inline int64_t number_labels(int64_t n, int64_t n_clusters,

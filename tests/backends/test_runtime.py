@@ -342,7 +342,7 @@ def test_ctrl_c_ends_a_loop_over_many(prepare, n):
 
 
 @pytest.mark.parametrize(
-    "values", [("text", b"text") * (1 << 22), (1,) * (1 << 23), np.zeros((1 << 14, 1 << 16), np.uint8)]
+    "values", [("text", b"text") * (1 << 22), (1,) * (1 << 23), np.zeros((1 << 15, 1 << 16), np.uint8)]
 )
 def test_ctrl_c_ends_the_numbering_of_many(values):
     """The handler runs between two parts: signals that come before the end would count once, after it."""

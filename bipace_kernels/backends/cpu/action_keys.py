@@ -9,14 +9,9 @@ from typing import Any
 import torch
 
 from .. import native_loader, threads
-from .clusters import address
 
 LARGEST_TABLE = sys.maxsize  # bytes
 _MODES = {"first_n": 0, "action_tag": 1, "text": 2}
-
-
-def _array(tensor: torch.Tensor) -> tuple[int, int, list[int]]:
-    return tensor.data_ptr(), tensor.element_size(), list(tensor.stride())
 
 
 def flatten_rows(
@@ -24,7 +19,7 @@ def flatten_rows(
 ) -> tuple[torch.Tensor, tuple[int, int] | None]:
     flat = torch.empty(int(row_offsets[-1]), dtype=torch.int64)
     n = row_offsets.numel() - 1
-    return flat, native_loader.load().flatten_rows(tuple(rows), n, row_offsets.data_ptr(), flat.data_ptr(), bools)
+    return flat, native_loader.load().flatten_rows(tuple(rows), n, row_offsets, flat, bools)
 
 
 def hash_token_ids(
@@ -39,23 +34,18 @@ def hash_token_ids(
     longest_row: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ids, valid = _native(ids), None if valid is None else _native(valid)
-    rows, columns = ids.shape if row_offsets is None else (row_offsets.numel() - 1, 0)
+    rows = ids.shape[0] if row_offsets is None else row_offsets.numel() - 1
     keys, parsed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
     sizes = (0, 0)
     if table_offsets is not None and table_bytes is not None:
         sizes = (table_offsets.numel() - 1, table_bytes.numel())
     outside = native_loader.load().token_keys(
-        _array(ids), None if valid is None else _array(valid), address(row_offsets),
-        rows, columns, address(table_offsets), address(table_bytes), sizes, _MODES[mode], n, keys.data_ptr(),
-        parsed.data_ptr(), threads.count(),
-    )  # fmt: skip
-    position = -1
-    if outside is not None:
-        row, column, _ = outside
+        ids, valid, row_offsets, rows, table_offsets, table_bytes, sizes, _MODES[mode], n, keys, parsed, threads.count()
+    )
+    if outside >= 0:
         keys.zero_()
         parsed.zero_()
-        position = column + (row * columns if row_offsets is None else int(row_offsets[row]))
-    return keys, parsed, torch.tensor([position])
+    return keys, parsed, torch.tensor([outside])
 
 
 def _native(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,5 +56,5 @@ def _native(tensor: torch.Tensor) -> torch.Tensor:
 def hash_texts(texts: Sequence[str], *, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
     texts, n = tuple(texts), len(texts)
     keys, parsed = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.bool)
-    native_loader.load().text_keys(texts, n, _MODES[mode], keys.data_ptr(), parsed.data_ptr(), threads.count())
+    native_loader.load().text_keys(texts, n, _MODES[mode], keys, parsed, threads.count())
     return keys, parsed

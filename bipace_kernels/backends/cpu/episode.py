@@ -14,9 +14,9 @@ Tensor = torch.Tensor
 def episode_advantage(
     records: Records, episode_return: Tensor, scope: str, norm: str, lone: str, delta: float
 ) -> Tensor:
-    out = torch.empty(records.n_records, dtype=torch.float32)
+    r, out = records, torch.empty(records.n_records, dtype=torch.float32)
+    options = scope == "step", norm == "std", lone == "raw"
     load().episode_advantage(
-        episode_return.data_ptr(), records.trajectory_offsets.data_ptr(), records.group_trajectories.data_ptr(),
-        records.n_groups, scope == "step", norm == "std", lone == "raw", delta, out.data_ptr(), threads.count(),
-    )  # fmt: skip
+        episode_return, r.trajectory_offsets, r.group_trajectories, r.n_groups, *options, delta, out, threads.count()
+    )
     return out

@@ -6,21 +6,19 @@ import torch
 
 from ..native_loader import load
 from ..records import Records
-from .clusters import address, groups
 
 Tensor = torch.Tensor
 
 
 def cluster_exact(records: Records, codes: Tensor) -> Tensor:
     labels = torch.empty(codes.shape[0], dtype=torch.int64)
-    load().cluster_exact(codes.data_ptr(), *groups(records), labels.data_ptr())
+    load().cluster_exact(codes, records.group_offsets, records.n_groups, labels)
     return labels
 
 
 def cluster_history(records: Records, codes: Tensor, depth: int) -> Tensor:
-    labels = torch.empty((depth, codes.shape[0]), dtype=torch.int64)
+    r, labels = records, torch.empty((depth, codes.shape[0]), dtype=torch.int64)
     load().cluster_history(
-        codes.data_ptr(), address(records.step), records.trajectory_offsets.data_ptr(), records.n_trajectories,
-        *groups(records), depth, labels.data_ptr(),
-    )  # fmt: skip
+        codes, r.step, r.trajectory_offsets, r.n_trajectories, r.group_offsets, r.n_groups, depth, labels
+    )
     return labels

@@ -8,24 +8,19 @@ from .. import threads
 from ..native_loader import load
 from ..records import Records
 from ..schema import LIMIT
-from .clusters import address
 
 Tensor = torch.Tensor
 
 
 def discounted_returns(records: Records, rewards: Tensor, gamma: float) -> Tensor:
-    out = torch.empty(rewards.shape[0], dtype=torch.float32)
-    load().discounted_returns(
-        rewards.data_ptr(), address(records.step), records.trajectory_offsets.data_ptr(), records.n_trajectories, gamma,
-        out.data_ptr(), threads.count(),
-    )  # fmt: skip
+    r, out = records, torch.empty(rewards.shape[0], dtype=torch.float32)
+    load().discounted_returns(rewards, r.step, r.trajectory_offsets, r.n_trajectories, gamma, out, threads.count())
     return out
 
 
 def trajectory_returns(records: Records, rewards: Tensor) -> Tensor:
-    n, out = records.n_trajectories, torch.empty(records.n_trajectories, dtype=torch.float32)
-    offsets = records.trajectory_offsets.data_ptr()
-    load().trajectory_returns(rewards.data_ptr(), address(records.step), offsets, n, out.data_ptr(), threads.count())
+    r, out = records, torch.empty(records.n_trajectories, dtype=torch.float32)
+    load().trajectory_returns(rewards, r.step, r.trajectory_offsets, r.n_trajectories, out, threads.count())
     return out
 
 

@@ -8,7 +8,6 @@ from .. import threads
 from ..native_loader import load
 from ..records import Records
 from ..schema import KERNELS
-from .clusters import address
 
 Tensor = torch.Tensor
 
@@ -19,10 +18,9 @@ def step_advantage(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     m = returns.shape[0]
     step, branch = torch.zeros(m, dtype=torch.float32), torch.zeros(m, dtype=torch.uint8)  # where a label is −1
-    load().step_advantage(
-        returns.data_ptr(), labels.data_ptr(), m, int(labels.max()) + 1 if m else 0, address(action_key),
-        KERNELS.index(estimator), step_norm == "std", delta, step.data_ptr(), branch.data_ptr(), threads.count(),
-    )  # fmt: skip
+    clusters, code = int(labels.max()) + 1 if m else 0, KERNELS.index(estimator)
+    divide, count = step_norm == "std", threads.count()
+    load().step_advantage(returns, labels, m, clusters, action_key, code, divide, delta, step, branch, count)
     return step, branch
 
 
@@ -31,10 +29,10 @@ def hgpo_advantage(
     alpha: float, base_group: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     depth, m = depth_labels.shape
-    advantage, branch = torch.empty(m, dtype=torch.float32), torch.empty(m, dtype=torch.uint8)
-    deepest = torch.empty(m, dtype=torch.int64)
+    out = [torch.empty(m, dtype=dtype) for dtype in (torch.float32, torch.int64, torch.uint8)]
     load().hgpo_advantage(
-        returns.data_ptr(), depth_labels.data_ptr(), depth, m, episode_advantage.data_ptr(), step_norm == "std", delta,
-        alpha, base_group, advantage.data_ptr(), deepest.data_ptr(), branch.data_ptr(), threads.count(),
+        returns, depth_labels, depth, m, episode_advantage, step_norm == "std", delta, alpha, base_group, *out,
+        threads.count(),
     )  # fmt: skip
+    advantage, deepest, branch = out
     return advantage, deepest, branch
