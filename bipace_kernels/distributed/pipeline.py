@@ -1,7 +1,7 @@
 """advantage() and cluster() over the ranks of torch.distributed; imported at first use.
 
     rows of a rank ─► ids, rewards, keys, … ──────► every rank gets those of all rows: 8 bytes each
-                      fingerprints or observations ► the rank that owns the prompt group, once; it makes the clusters
+                      fingerprints, texts ──────────► the rank that owns the prompt group, once; it makes the clusters
                                           labels ──► every rank gets those of all rows
                       advantage() of the whole batch with these labels, on every rank; each keeps its own rows
 
@@ -13,6 +13,8 @@ is the same call as in one process, on the same columns, which gives equal bits,
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -26,7 +28,6 @@ from ..backends.contract import FINGERPRINT_DTYPES
 from ..config import Config
 from ..diagnostics.records import Records, Unread
 from ..estimators.memory import ValueMemory
-from ..estimators.rows import PARTITIONS
 from ..estimators.table import StepRecords
 from ..inputs import checks, interop
 from ..inputs.canonical import canonical
@@ -85,13 +86,12 @@ def advantage(
                      configuration and the same arguments; a rank may have no rows (N = 0)
     check            "auto" | "now": no difference here, values are always checked at the call
     memory           a `ValueMemory` of share="memory"; only rank 0's holds the records, the others stay empty
-    rewards, step, returns, episode_return, fingerprint, observation, action_key, action_parsed, valid, truncated,
-    config, backend, num_threads      as in `bipace_kernels.advantage()`
+    The other arguments are those of `bipace_kernels.advantage()`.
 
     Bit-equal to one process on the concatenated rows, for every split, on ranks with one kind of device and instruction
     set.  Clusters are numbered over the batch; metrics() and value_r2() are the batch's, equal on all ranks.
-    A fingerprint goes to the rank that owns its group, once and in its own dtype; all other values of a row go to
-    every rank, 8 bytes each.  Rank 0 owns all groups where values are shared between them (share "batch" and "memory").
+    A fingerprint, or a text of partition "similar", goes to the rank that owns its group, once; all other values of a
+    row go to every rank, 8 bytes each.  Rank 0 owns all groups where values are shared between them (share "batch" and "memory").
     Nothing that another rank sent is unpickled: so ids and observations must be of types that compare as text
     (docs/distributed.md); TypeError names any other.
     ValueError and TypeError are raised on all ranks: for an argument, naming the rank; for values, with rows counted
@@ -105,13 +105,11 @@ def advantage(
 
     def prepare() -> _Own:
         check_check(check)
-        cfg = check_config(config)
-        check_memory(memory, cfg)
-        return _check_own(given, cfg, backend, num_threads)
+        return _check_own(given, config, backend, num_threads, memory)
 
     held = None if memory is None else memory.state()
     try:
-        result = _run(process_group, prepare, num_threads, memory)
+        result = _run(process_group, prepare)
     except BaseException:
         if memory is not None:
             memory.restore(held)  # its owner read bad rows before the other ranks knew of them
@@ -136,16 +134,12 @@ def cluster(
 ) -> Tensor:
     """`bipace_kernels.cluster()` on the rows of all ranks in rank order; each rank gets the labels of its own rows.
 
-    fingerprint      [N, D] float32 | bfloat16 | float16 of this rank's rows, any length
-    group            [N] prompt-group id
-    epsilon          cosine distance, 0 or in [1e-4, 1]
     process_group    of torch.distributed; None: the default group
-    trajectory       [N] trajectory id or None (the records of a group in row order, over the ranks)
-    step             [N] int or None, order inside the trajectory
     valid            [N] bool or None: False rows (padding) are ignored and get −1
     duplicates       rows with equal (group, trajectory, step): "count" each, count them "once", or "raise"
     on_invalid       rows that are zero or not finite: "raise", or "singleton" gives each a cluster of its own
-    backend, num_threads   as in `bipace_kernels.cluster()`
+    fingerprint [N, D], group [N], epsilon (one number), trajectory [N], step [N], backend, num_threads
+                     as in `bipace_kernels.cluster()`
 
     For trainers with a single controller: the workers cluster where the fingerprints are, and the controller calls
     `bipace_kernels.advantage(observation=labels)` under partition="exact".  That gives the same bits as
@@ -166,7 +160,7 @@ def cluster(
         }  # fmt: skip
         return _check_own(given, config, backend, num_threads)
 
-    return _run(process_group, prepare, num_threads).cluster
+    return _run(process_group, prepare).cluster
 
 
 def plan_owners(held: Any, cost: Any = None) -> Tensor:
@@ -219,7 +213,7 @@ class _Head:
 
     n: int
     n_taken: int
-    ids: dict[str, list[str]]  # distinct ids that are not integers, as canonical(), by argument
+    values: dict[str, list[str]]  # distinct ids and observations that are not integers, as text, by argument
     config: dict[str, Any]  # the fields of Config; a function by its name
     backend: str
     device: str
@@ -231,18 +225,24 @@ class _Head:
 
 @dataclass(frozen=True)
 class _Own:
-    """The rows of this rank, checked for everything but values."""
+    """The rows of this rank, checked for everything but values, and the options of the call."""
 
     head: _Head
     config: Config
     where: torch.device
     columns: dict[str, Tensor]  # [n] int64 | float64 | bool on the CPU
     fingerprint: Tensor | None  # [n, D]
-    objects: list[bytes]  # distinct observations; columns["observation"] says which
+    texts: list[bytes]  # [n] observations of partition "similar"; columns["observation"] holds their lengths
+    num_threads: int | None
+    memory: ValueMemory | None
 
 
-def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None) -> _Own:
+def _check_own(
+    given: Given, config: Config | None, backend: str, num_threads: int | None, memory: ValueMemory | None = None
+) -> _Own:
     """The rows of this rank.  Bad arguments fail here, before the other ranks wait for data."""
+    cfg = check_config(config)
+    check_memory(memory, cfg)
     dispatch.check_name(backend)
     given = interop.all_to_torch(given)
     where = checks.one_device(given)
@@ -258,33 +258,38 @@ def _check_own(given: Given, cfg: Config, backend: str, num_threads: int | None)
     n = checks.length(given["group"], "group")
     if given["step"] is not None:
         columns["step"] = checks.integer_vector(given["step"], "step", n)
-    columns["valid"] = torch.ones(n, dtype=torch.bool)
-    if given["valid"] is not None:
-        columns["valid"] = checks.bool_vector(given["valid"], "valid", n)
-    on_host = dict(zip(columns, to_host(list(columns.values())), strict=True))
-    rows: dict[str, Tensor] = {name: value for name, value in on_host.items() if value is not None}
+    valid = given["valid"]
+    columns["valid"] = torch.ones(n, dtype=torch.bool) if valid is None else checks.bool_vector(valid, "valid", n)
+    present = {name: column for name, column in columns.items() if column is not None}
+    rows: dict[str, Tensor] = dict(zip(present, to_host(list(present.values())), strict=True))
     taken = torch.nonzero(rows["valid"]).flatten()
 
-    kinds, ids = {}, {}
+    kinds: dict[str, str] = {}
+    values: dict[str, list[str]] = {}
+    texts: list[bytes] = []
     for name in ("group", "trajectory"):
-        here = checks.take_rows(as_sequence(to_host([given[name]])[0], name), taken)
-        number, numeric = ids_to_int(here, name)
+        ids = checks.take_rows(as_sequence(to_host([given[name]])[0], name), taken)
+        number, numeric = ids_to_int(ids, name)
         kinds[name] = "integers" if numeric else "other ids"
         if not numeric:
-            ids[name] = [canonical(item, name) for item in _first_of_each(here, number)]
+            values[name] = [canonical(value, name) for value in _first_of_each(ids, number)]
         rows[name] = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)
-    objects: list[bytes] = []
-    if PARTITIONS[cfg.partition].argument == "observation":
-        kinds["observation"], rows["observation"], objects = _check_observation(given["observation"], n, taken, cfg)
+    if cfg.needs_observation:
+        items = as_sequence(to_host([given["observation"]])[0], "observation")
+        if cfg.partition_row.by_code:
+            kinds["observation"], rows["observation"], values["observation"] = _observation_codes(items, n, taken)
+        else:
+            kinds["observation"] = "a list"
+            texts = _observation_texts(items, n, taken, cfg.longest_text)
+            rows["observation"] = torch.tensor([len(text) for text in texts], dtype=torch.int64)
+    width, dtype = 0, None
     if fingerprint is not None:
-        kinds["fingerprint"] = f"[N, {fingerprint.shape[1]}] {fingerprint.dtype}"
-    head = _Head(
-        n=n, n_taken=taken.numel(), ids=ids, config=_plain_fields(cfg), backend=backend, device=where.type,
-        arguments=sorted(rows), kinds=kinds, width=0 if fingerprint is None else fingerprint.shape[1],
-        dtype=None if fingerprint is None or (n == 0 and isinstance(given["fingerprint"], (list, tuple)))
-        else str(fingerprint.dtype),
-    )  # fmt: skip
-    return _Own(head, cfg, where, rows, fingerprint, objects)
+        width = fingerprint.shape[1]
+        kinds["fingerprint"] = f"[N, {width}] {fingerprint.dtype}"
+        if n or not isinstance(given["fingerprint"], (list, tuple)):
+            dtype = str(fingerprint.dtype)
+    head = _Head(n, taken.numel(), values, _plain_fields(cfg), backend, where.type, sorted(rows), kinds, width, dtype)
+    return _Own(head, cfg, where, rows, fingerprint, texts, num_threads, memory)
 
 
 def _plain_fields(cfg: Config) -> dict[str, Any]:
@@ -301,80 +306,71 @@ def _first_of_each(items: Any, number: Tensor) -> list[Any]:
     return list(chosen.tolist() if isinstance(chosen, (np.ndarray, Tensor)) else chosen)
 
 
-def _check_observation(observation: Any, n: int, taken: Tensor, cfg: Config) -> tuple[str, Tensor, list[bytes]]:
-    """The kind of the observations, [n] int64 their numbers, and the distinct ones as bytes, equal where they are.
+def _observation_codes(items: Any, n: int, taken: Tensor) -> tuple[str, Tensor, list[str]]:
+    """The kind of the observations, their codes [n] int64, and a hash of the observation of each code.
 
-    Integers of an array or tensor are used as numbers directly; texts of partition "similar" are their UTF-8.
+    Integers of an array or tensor are codes already, the same on all ranks, and have no hashes.
     """
-    items = as_sequence(to_host([observation])[0], "observation")
     array = isinstance(items, (np.ndarray, Tensor))
     integers = is_integer(items) if isinstance(items, Tensor) else array and items.dtype.kind in "iub"
-    if integers and items.ndim == 1 and PARTITIONS[cfg.partition].by_code:
+    if integers and items.ndim == 1:
         return "integers", number_objects(items), []
     here = checks.take_rows(items, taken)
-    if isinstance(here, np.ndarray) and here.dtype.hasobject:
-        here, array = elements(here), False
-    kind = "a list"
-    if not PARTITIONS[cfg.partition].by_code:
-        for row, text in zip(taken.tolist(), here.tolist() if array else here, strict=True):
-            check_text(text, row, cfg.longest_text)
-    elif isinstance(here, Tensor) or (array and here.dtype.kind not in "OUS") or (array and here.ndim > 1):
-        kind = f"an array [N, {', '.join(map(str, here.shape[1:]))}] of {here.dtype}"
+    if isinstance(here, np.ndarray) and (here.dtype.hasobject or (here.dtype.kind in "US" and here.ndim == 1)):
+        here = elements(here)
     number = number_objects(here)
-    if kind != "a list":
-        distinct = _rows_as_bytes(here, number)
-    elif PARTITIONS[cfg.partition].by_code:
-        distinct = [canonical(item, "observation").encode(*_UTF8) for item in _first_of_each(here, number)]
+    if isinstance(here, (np.ndarray, Tensor)):
+        kind = f"an array [N, {', '.join(map(str, here.shape[1:]))}] of {here.dtype}"
+        here = [here[i : i + 1] for i in range(len(here))]  # which canonical() compares by bytes, as codes do
     else:
-        distinct = [text.encode(*_UTF8) for text in _first_of_each(here, number)]
-    code = torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number)
-    return kind, code, distinct
+        kind = "a list"
+    distinct = [canonical(value, "observation").encode(*_UTF8) for value in _first_of_each(here, number)]
+    hashes = [hashlib.blake2b(text, digest_size=32).hexdigest() for text in distinct]
+    return kind, torch.zeros(n, dtype=torch.int64).index_copy_(0, taken, number), hashes
 
 
-def _rows_as_bytes(rows: Any, number: Tensor) -> list[bytes]:
-    """The rows of an array or tensor at the first appearances of the numbers 0, 1, …, as bytes."""
-    _, first = np.unique(number.numpy(), return_index=True)
-    if isinstance(rows, Tensor):
-        rows = rows.detach().unsqueeze(-1).flatten(1).contiguous().view(torch.uint8).numpy()
-    return [rows[i].tobytes() for i in first]
+def _observation_texts(items: Any, n: int, taken: Tensor, longest: int) -> list[bytes]:
+    """[n] the observations as UTF-8; of padding empty."""
+    here = checks.take_rows(items, taken)
+    texts = [b""] * n
+    for row, text in zip(
+        taken.tolist(), here.tolist() if isinstance(here, (np.ndarray, Tensor)) else here, strict=True
+    ):
+        check_text(text, row, longest)
+        texts[row] = text.encode(*_UTF8)
+    return texts
 
 
 # ------------------------------------------------------------------------------------------------------- all of them
 
 
-def _run(
-    process_group: Any, prepare: Callable[[], _Own], num_threads: int | None, memory: ValueMemory | None = None
-) -> AdvantageResult:
+def _run(process_group: Any, prepare: Callable[[], _Own]) -> AdvantageResult:
     ranks = Ranks(process_group)
     own, notes = ranks.agree(prepare, lambda own: asdict(own.head))
     heads = [_Head(**note) for note in notes]
     head, cfg = _common(heads), own.config
-    where = own.where if own.where.type == head.device else torch.device(head.device)  # of a rank without records
+    if own.where.type != head.device:  # of a rank without records
+        own = replace(own, where=torch.device(head.device))
     counts = [h.n for h in heads]
     columns = _gather(ranks, own, heads, head)
-    row = PARTITIONS[cfg.partition]
     # Partitions that every rank computes itself, from the codes of all rows.
-    of_codes = row.by_code or row.argument is None
+    of_codes = cfg.partition_row.by_code or not cfg.has_clusters
     state: Tensor | None = None
     failed: str | None = None
-    if cfg.needs_fingerprint or head.kinds.get("observation", "integers") != "integers":
-        plan = _Plan.make(
-            columns, counts, quadratic=cfg.needs_fingerprint or not of_codes,
-            together=_makes_values(cfg) and cfg.share != "group",
-        )  # fmt: skip
-        found, state, failed = _labels(ranks, plan, columns, head, own, where, num_threads, memory)
+    if cfg.needs_fingerprint or not of_codes:
+        plan = _Plan.make(ranks, columns, counts, together=_makes_values(cfg) and cfg.share != "group")
+        labels, state, failed = _labels(ranks, plan, columns, head, own)
         if _makes_values(cfg):
-            columns["value"], columns["raw_advantage"] = found.view(torch.float64)
+            columns["value"], columns["raw_advantage"] = labels.view(torch.float64)
         else:
-            columns["observation"] = found[0]
+            columns["observation"] = labels[0]
     if bool(columns["valid"].all()):
         del columns["valid"]
     last = cfg if of_codes else replace(cfg, partition="exact")
     if callable(cfg.estimator):
         last = replace(last, estimator=_with_config(cfg, hidden="fingerprint" in head.kinds))
-    given = {name: to_device(value, where, name) for name, value in columns.items()}
     try:
-        result = run({**dict.fromkeys(_ARGUMENTS), **given}, None, last, head.backend, "now", num_threads)
+        result = _result(columns, last, own)
         records = _records(result, cfg, state)
     except (ValueError, TypeError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
@@ -384,6 +380,15 @@ def _run(
     begin = sum(counts[: ranks.rank])
     mine = slice(begin, begin + counts[ranks.rank])
     return result._with_rows(lambda rows: rows[mine].clone(), records=records)
+
+
+def _result(
+    columns: dict[str, Tensor], config: Config, own: _Own, memory: ValueMemory | None = None, **moved: Any
+) -> AdvantageResult:
+    """advantage() of columns [N], which are on the CPU, and of what was moved from other ranks."""
+    given = {name: to_device(column, own.where, name) for name, column in columns.items()}
+    arguments = {**dict.fromkeys(_ARGUMENTS), **given, **moved}
+    return run(arguments, None, config, own.head.backend, "now", own.num_threads, memory)
 
 
 class _NoFingerprints(StepRecords):
@@ -405,9 +410,8 @@ def _with_config(cfg: Config, *, hidden: bool) -> Callable[[StepRecords], Tensor
 
     @functools.wraps(function)
     def call(records: StepRecords) -> Tensor:
-        columns = {field.name: getattr(records, field.name) for field in fields(StepRecords)}
         kind = _NoFingerprints if hidden else StepRecords
-        return function(kind(**{**columns, "config": cfg}))  # type: ignore[no-any-return]
+        return function(kind(**{**vars(records), "config": cfg}))  # type: ignore[no-any-return]
 
     return call
 
@@ -446,25 +450,23 @@ def _common(heads: Sequence[_Head]) -> _Head:
 def _gather(ranks: Ranks, own: _Own, heads: Sequence[_Head], head: _Head) -> dict[str, Tensor]:
     """The columns [N] of all ranks' rows in rank order, on the CPU."""
     mine = dict(own.columns)
-    for name in ("group", "trajectory"):
-        if head.kinds[name] != "integers":
-            # Numbered by first appearance over the ranks; each rank's numbers point into its own distinct ids.
-            lists = [h.ids.get(name, []) for h in heads]
-            number = number_objects([item for items in lists for item in items], name)
-            begin = sum(map(len, lists[: ranks.rank]))
-            if lists[ranks.rank]:
-                mine[name] = number[begin + mine[name]]
+    for name in head.values:
+        # Numbered by first appearance over the ranks; each rank's numbers point into its own distinct values.
+        lists = [h.values.get(name, []) for h in heads]
+        number = number_objects([value for values in lists for value in values], name)
+        if lists[ranks.rank]:
+            mine[name] = number[sum(map(len, lists[: ranks.rank])) + mine[name]]
     nothing = torch.zeros(own.head.n, dtype=torch.int64)  # of a rank without records
     bits = [mine.get(name, nothing) for name in head.arguments]
     bits = [column.view(torch.int64) if column.dtype == torch.float64 else column.to(torch.int64) for column in bits]
     gathered = ranks.rows(torch.stack(bits, dim=1), [h.n for h in heads])
-    return {name: _from_int64(name, gathered[:, k].contiguous()) for k, name in enumerate(head.arguments)}
-
-
-def _from_int64(name: str, bits: Tensor) -> Tensor:
-    if name in _REAL:
-        return bits.view(torch.float64)
-    return bits.to(torch.bool) if name in _BOOL else bits
+    columns = {name: gathered[:, k].contiguous() for k, name in enumerate(head.arguments)}
+    for name, column in columns.items():
+        if name in _REAL:
+            columns[name] = column.view(torch.float64)
+        elif name in _BOOL:
+            columns[name] = column.to(torch.bool)
+    return columns
 
 
 def _records(result: AdvantageResult, cfg: Config, state: Tensor | None) -> Records:
@@ -484,57 +486,61 @@ def _records(result: AdvantageResult, cfg: Config, state: Tensor | None) -> Reco
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where each rank's rows go; the same on every rank."""
+    """Where the rows of the batch go, seen from one rank."""
 
-    counts: list[int]  # rows of each rank
     rank: Ints  # [N] that holds the row
     owner: Ints  # [N] of the row's group; −1 for padding
+    begin: int  # the first row of this rank
+    held: Ints  # rows of this rank that take part, by owner
+    owned: Ints  # rows that this rank owns
 
     @staticmethod
-    def make(columns: dict[str, Tensor], counts: list[int], *, quadratic: bool, together: bool) -> _Plan:
-        rank = np.repeat(np.arange(len(counts)), counts)
+    def make(ranks: Ranks, columns: dict[str, Tensor], counts: list[int], *, together: bool) -> _Plan:
+        rank = np.repeat(np.arange(ranks.size), counts)
         valid = columns["valid"].numpy()
         ids, group = np.unique(columns["group"].numpy()[valid], return_inverse=True)
-        held = np.bincount(rank[valid] * ids.size + group, minlength=len(counts) * ids.size)
-        held = held.reshape(len(counts), ids.size)
+        held = np.bincount(rank[valid] * ids.size + group, minlength=ranks.size * ids.size)
         owner = np.full(rank.size, -1)
-        owner[valid] = 0 if together else plan_owners(held, None if quadratic else held.sum(axis=0)).numpy()[group]
-        return _Plan(counts, rank, owner)
+        owner[valid] = 0 if together else plan_owners(held.reshape(ranks.size, ids.size)).numpy()[group]
+        mine = np.flatnonzero((rank == ranks.rank) & valid)
+        mine = mine[np.argsort(owner[mine], kind="stable")]
+        return _Plan(rank, owner, sum(counts[: ranks.rank]), mine, np.flatnonzero(owner == ranks.rank))
 
-    def of(self, rank: int) -> Ints:
-        """Owners of the rows of one rank."""
-        begin = sum(self.counts[:rank])
-        return self.owner[begin : begin + self.counts[rank]]
+    def exchange(self, ranks: Ranks, data: Tensor, sizes: Ints | None = None) -> Tensor:
+        """The data of the rows `owned`, given those of the rows `held`.
 
-    @property
-    def at_home(self) -> bool:
-        """Whether every rank owns all groups of its rows."""
-        return bool(((self.owner == self.rank) | (self.owner < 0)).all())
+        sizes   [N] rows of `data` for each row of the batch; None: one
+        """
+        if bool(((self.owner == self.rank) | (self.owner < 0)).all()):
+            return data  # every rank owns all groups of its rows
+        send, receive = (
+            np.bincount(other[rows], None if sizes is None else sizes[rows], ranks.size).astype(np.int64).tolist()
+            for other, rows in ((self.owner, self.held), (self.rank, self.owned))
+        )
+        return ranks.exchange(data, send, receive)
 
 
 def _labels(
-    ranks: Ranks, plan: _Plan, columns: dict[str, Tensor], head: _Head, own: _Own, where: torch.device,
-    num_threads: int | None, memory: ValueMemory | None,
-) -> tuple[Tensor, Tensor | None, str | None]:  # fmt: skip
+    ranks: Ranks, plan: _Plan, columns: dict[str, Tensor], head: _Head, own: _Own
+) -> tuple[Tensor, Tensor | None, str | None]:
     """The owners' results for their groups.
 
-    [1, N] int64   equal inside a group where records share a cluster (partitions "exact" and "history": an
-                   observation); of value="kernel" [2, N], the bits of V̂ and of A_S before step_norm, float64
+    [1, N] int64   equal inside a group where records share a cluster; of value="kernel" [2, N], the bits of V̂ and of
+                   A_S before step_norm, float64
     [N] uint8      state of the fingerprints; None: all fine
     the first owner's error, on all ranks, or None
     """
-    rows = np.flatnonzero(plan.owner == ranks.rank)
-    fingerprint = _move_fingerprints(ranks, plan, rows, head, own, where)
-    objects, which = _move_objects(ranks, plan, rows, columns, own)
+    if "fingerprint" in head.kinds:
+        moved: dict[str, Any] = {"fingerprint": _move_fingerprints(ranks, plan, head, own)}
+    else:
+        moved = {"observation": _move_texts(ranks, plan, columns["observation"].numpy(), own)}
     wide = 2 if _makes_values(own.config) else 1
-    reply = torch.zeros(rows.size, wide + 1, dtype=torch.int64)
+    reply = torch.zeros(plan.owned.size, wide + 1, dtype=torch.int64)
     failed: Exception | None = None
     try:
-        part = {name: column[rows] for name, column in columns.items() if name != "valid"}
-        if rows.size:
-            reply[:, :wide], reply[:, wide] = _cluster(
-                part, own.config, head.backend, fingerprint, objects, which, where, num_threads, memory
-            )
+        part = {name: column[plan.owned] for name, column in columns.items() if name not in ("valid", *moved)}
+        if plan.owned.size:
+            reply[:, :wide], reply[:, wide] = _cluster(part, own, moved)
     except Exception as error:  # of any kind: the other ranks wait for an answer
         failed = error
         reply[:, wide] = _FAILED
@@ -552,39 +558,28 @@ def _labels(
     return labels, state.to(torch.uint8), note
 
 
-def _cluster(
-    columns: dict[str, Tensor], cfg: Config, backend: str, fingerprint: Tensor | None, objects: list[bytes],
-    which: Ints, where: torch.device, num_threads: int | None, memory: ValueMemory | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _cluster(columns: dict[str, Tensor], own: _Own, moved: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """[m, 1] or [m, 2] of `_labels()` for the records this rank owns, and the states [m] of their fingerprints."""
-    state = torch.zeros(which.size, dtype=torch.int64)
-    if PARTITIONS[cfg.partition].by_code:
-        return number_objects(objects)[which][:, None], state
-    texts = [item.decode(*_UTF8) for item in objects]
     # Records that advantage() sets aside, and copies of a step, must not seed clusters here either.
-    cfg = replace(cfg, on_invalid="singleton")
+    cfg = replace(own.config, on_invalid="singleton")
     if not _makes_values(cfg):
         cfg = replace(cfg, estimator="mean", step_norm="none")
-    given: Given = {name: to_device(value, where, name) for name, value in columns.items()}
-    given["observation"] = [texts[i] for i in which] if texts else None
-    result = run(
-        {**dict.fromkeys(_ARGUMENTS), **given, "fingerprint": fingerprint}, None, cfg, backend, "now", num_threads,
-        memory,
-    )  # fmt: skip
+    result = _result(columns, cfg, own, own.memory, **moved)
     records = result._records()
-    if fingerprint is not None and records.usable is not None:
+    state = torch.zeros(len(columns["group"]), dtype=torch.int64)
+    if "fingerprint" in moved and records.usable is not None:
         bad = records.layout.order[~records.usable]
-        finite = fingerprint[bad.to(where)].isfinite().all(dim=1).cpu()
+        finite = moved["fingerprint"][bad.to(own.where)].isfinite().all(dim=1).cpu()
         state[bad] = torch.where(finite, 2, 1)
     if not _makes_values(cfg):
         return result.cluster.cpu()[:, None], state
-    assert isinstance(result.records, Unread) and result.records.value is not None and result.records.raw is not None
-    source = result.records.source
-    assert source is not None
-    if not result.records.value.numel():
-        return torch.zeros(source.shape[0], 2, dtype=torch.int64), state
-    both = torch.stack([result.records.value, result.records.raw], dim=1)[source.clamp(min=0)]
-    return both.masked_fill(source[:, None] < 0, 0.0).cpu().view(torch.int64), state
+    unread = result.records
+    assert isinstance(unread, Unread) and unread.value is not None and unread.raw is not None
+    assert unread.source is not None
+    if not unread.value.numel():
+        return torch.zeros(unread.source.shape[0], 2, dtype=torch.int64), state
+    both = torch.stack([unread.value, unread.raw], dim=1)[unread.source.clamp(min=0)]
+    return both.masked_fill(unread.source[:, None] < 0, 0.0).cpu().view(torch.int64), state
 
 
 def _makes_values(cfg: Config) -> bool:
@@ -592,46 +587,20 @@ def _makes_values(cfg: Config) -> bool:
     return cfg.needs_fingerprint and not cfg.has_clusters
 
 
-def _move_fingerprints(
-    ranks: Ranks, plan: _Plan, rows: Ints, head: _Head, own: _Own, where: torch.device
-) -> Tensor | None:
-    """[m, D] fingerprints of the records this rank owns, in the order of `rows`; None where the partition has none."""
-    if "fingerprint" not in head.kinds:
-        return None
-    mine, matrix = plan.of(ranks.rank), own.fingerprint
-    if not own.head.n_taken or matrix is None:  # a rank without records may hold [0, anything]
-        matrix = torch.zeros(0, head.width, dtype=_DTYPES[str(head.dtype)], device=where)
-        order = np.zeros(0, dtype=np.int64)
-    else:
-        order = np.argsort(mine, kind="stable")[int((mine < 0).sum()) :]
-    if plan.at_home:
-        return matrix if order.size == matrix.shape[0] else matrix[torch.from_numpy(order).to(where)]
-    send = np.bincount(mine[mine >= 0], minlength=ranks.size).tolist()
-    receive = np.bincount(plan.rank[rows], minlength=ranks.size).tolist()
-    return ranks.exchange(matrix[torch.from_numpy(order).to(where)], send, receive)
+def _move_fingerprints(ranks: Ranks, plan: _Plan, head: _Head, own: _Own) -> Tensor:
+    """[m, D] fingerprints of the records this rank owns."""
+    matrix, rows = own.fingerprint, torch.from_numpy(plan.held - plan.begin)
+    if matrix is None or not len(rows):  # a rank without records may hold [0, anything]
+        matrix = torch.zeros(0, head.width, dtype=_DTYPES[str(head.dtype)], device=own.where)
+    elif not torch.equal(rows, torch.arange(matrix.shape[0])):
+        matrix = matrix[rows.to(own.where)]
+    return plan.exchange(ranks, matrix)
 
 
-def _move_objects(
-    ranks: Ranks, plan: _Plan, rows: Ints, columns: dict[str, Tensor], own: _Own
-) -> tuple[list[bytes], Ints]:
-    """Distinct observations of the records this rank owns, from each rank that has some, and each record's index."""
-    if "observation" not in columns:
-        return [], np.zeros(rows.size, dtype=np.int64)
-    code = columns["observation"].numpy()
-    mine = plan.of(ranks.rank)
-    begin = sum(plan.counts[: ranks.rank])
-    # Pairs (other rank, number of the object there), sorted: both sides derive the same list without a message.
-    own_code = code[begin : begin + mine.size]
-    pairs = np.unique(np.stack([mine, own_code], axis=1)[mine >= 0], axis=0)
-    wanted, which = np.unique(np.stack([plan.rank[rows], code[rows]], axis=1), axis=0, return_inverse=True)
-    send = np.bincount(pairs[:, 0], minlength=ranks.size)
-    receive = np.bincount(wanted[:, 0], minlength=ranks.size)
-    items = [own.objects[i] for i in pairs[:, 1]]
-    length = np.array([len(item) for item in items], dtype=np.int64)
-    lengths = ranks.exchange(torch.from_numpy(length).reshape(-1, 1), send.tolist(), receive.tolist()).flatten().numpy()
-    data = torch.from_numpy(np.frombuffer(b"".join(items), np.uint8).copy()).reshape(-1, 1)
-    to_each = np.bincount(pairs[:, 0], weights=length, minlength=ranks.size).astype(np.int64).tolist()
-    from_each = np.bincount(wanted[:, 0], weights=lengths, minlength=ranks.size).astype(np.int64).tolist()
-    blob = ranks.exchange(data, to_each, from_each).numpy().tobytes()
-    ends = np.cumsum(lengths).tolist()
-    return [blob[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)], which.reshape(-1)
+def _move_texts(ranks: Ranks, plan: _Plan, lengths: Ints, own: _Own) -> list[str]:
+    """[m] observations of the records this rank owns; lengths [N]: of those of the batch, in bytes."""
+    joined = b"".join(own.texts[row - plan.begin] for row in plan.held)
+    data = torch.from_numpy(np.frombuffer(joined, np.uint8).copy()).reshape(-1, 1)
+    received = plan.exchange(ranks, data, lengths).numpy().tobytes()
+    ends = np.cumsum(lengths[plan.owned]).tolist()
+    return [received[begin:end].decode(*_UTF8) for begin, end in itertools.pairwise([0, *ends])]
