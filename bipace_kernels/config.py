@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -15,7 +15,6 @@ from .settings import Fields, settings_of
 from .support.errors import InputError, Named
 from .support.handles import Handled
 
-T = TypeVar("T")
 PACE_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "action_key" in row.needs)
 
 
@@ -31,26 +30,27 @@ def check_fields(given: Any, where: str = "") -> None:
             raise InputError("{} must be {}, got {!r}.", Named(where + name), row.wanted, value)
 
 
-class derived(Generic[T]):
-    """A property that is computed once; while torch.compile traces, which cannot keep it, at each reading."""
+class Derived:
+    """What the fields of a configuration mean: found once, when it is made, and neither compared nor pickled."""
 
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self.compute, self.__doc__ = compute, compute.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, config: Any, owner: type | None = None) -> T:
-        if config is None:
-            return self  # type: ignore[return-value]  # of the class, for help()
-        value = self.compute(config)
-        if not torch.compiler.is_compiling():
-            config.__dict__[self.name] = value
-        return value
+    partition_row: Partition
+    estimator_row: Estimator
+    estimator_name: str  # also of a function
+    value_row: StateValue | None  # None: the estimator has no value
+    needs: tuple[str, ...]  # arguments of advantage() that the estimator reads in addition to its partition's
+    needs_keys: bool  # the estimator compares actions
+    averages_actions: bool  # A_S is averaged over near states with the same action, where action keys are given
+    reads_keys: bool  # action keys change the result: they are needed, or averaged over if given
+    needs_fingerprint: bool  # the partition or the estimator reads fingerprints
+    needs_observation: bool  # the partition compares observations
+    needs_truncated: bool  # the estimator has a value with which to continue a trajectory that was cut off
+    needs_memory: bool  # values are also estimated from the records of earlier batches
+    has_clusters: bool  # the partition compares records
+    has_epsilon: bool  # the partition reads ε
 
 
 @dataclass(frozen=True)
-class Config(Handled, Fields):
+class Config(Handled, Fields, Derived):
     """What `advantage()` computes.  Every field is checked when the object is made: ValueError names the field.
 
     docs/estimator.md and docs/gae.md define the formulas, docs/settings.md lists the values that each field accepts.
@@ -61,13 +61,13 @@ class Config(Handled, Fields):
 
     def __post_init__(self) -> None:
         if torch.compiler.is_compiling():
-            return  # made inside a compiled function: checked when the op recreates it
+            return self._derive()  # made inside a compiled function: checked when the op recreates it
         self._register()
         check_fields(self)
         for name in ("history_length", "longest_text"):
             object.__setattr__(self, name, int(getattr(self, name)))
-        self._pairs()
         self._derive()
+        self._pairs()
 
     def _pairs(self) -> None:
         """Raises InputError for fields that contradict each other."""
@@ -76,34 +76,43 @@ class Config(Handled, Fields):
         none = Named("partition", ("none",))
         if self.partition not in row.partitions:
             if row.partitions == ("none",):
-                raise InputError(
-                    "{} has no use under {}; use {}, or keep the partition as a diagnostic with {} and {}.",
-                    partition,
-                    own,
-                    none,
-                    Named("estimator", ("mean",)),
-                    Named("step_weight", (0,)),
-                )
+                text = "{} has no use under {}; use {}, or keep the partition as a diagnostic with {} and {}."
+                raise InputError(text, partition, own, none, Named("estimator", ("mean",)), Named("step_weight", (0,)))
             one = Named("partition", row.partitions) if len(row.partitions) == 1 else "a partition"
             raise InputError("{} needs {}, got {}.", own, one, partition)
         if value is not None and value.has_clusters != self.has_clusters:
             wanted = "a partition" if value.has_clusters else none
             raise InputError("{} of {} needs {}, got {!r}.", Named("value", (self.value,)), own, wanted, self.partition)
         if self.step_norm not in row.step_norms:
+            norm, norms = Named("step_norm", (self.step_norm,)), " or ".join(map(repr, row.step_norms))
             able = " or ".join(repr(each.name) for each in ESTIMATORS.values() if self.step_norm in each.step_norms)
-            raise InputError(
-                "{} goes with estimator {}, got {}; use {}.",
-                Named("step_norm", (self.step_norm,)),
-                able,
-                own,
-                " or ".join(map(repr, row.step_norms)),
-            )
-
-    # What the fields mean is found once, when the object is made; it is neither compared nor pickled.
+            raise InputError("{} goes with estimator {}, got {}; use {}.", norm, able, own, norms)
 
     def _derive(self) -> None:
-        for name in _DERIVED:
-            getattr(self, name)
+        partition, own = PARTITIONS[self.partition], self.estimator
+        estimator = ESTIMATORS[own] if isinstance(own, str) else FUNCTION
+        value = VALUES[self.value] if estimator.has_value else None
+        needs = estimator.needs + (value.needs if value else ())
+        needs_keys, of_fingerprints = "action_key" in estimator.needs, "fingerprint" in needs
+        averages_actions = self.action_noise is not None and of_fingerprints
+        derived = {
+            "partition_row": partition,
+            "estimator_row": estimator,
+            "estimator_name": own if isinstance(own, str) else str(getattr(own, "__qualname__", own)),
+            "value_row": value,
+            "needs": needs,
+            "needs_keys": needs_keys,
+            "averages_actions": averages_actions,
+            "reads_keys": needs_keys or averages_actions,
+            "needs_fingerprint": of_fingerprints or partition.argument == "fingerprint",
+            "needs_observation": partition.argument == "observation",
+            "needs_truncated": value is not None,
+            "needs_memory": of_fingerprints and self.share == "memory",
+            "has_clusters": partition.has_clusters,
+            "has_epsilon": partition.argument == "fingerprint",
+        }
+        for name, meaning in derived.items():
+            object.__setattr__(self, name, meaning)
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -111,77 +120,6 @@ class Config(Handled, Fields):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._derive()
-
-    @derived
-    def partition_row(self) -> Partition:
-        """The partition's row of the table."""
-        return PARTITIONS[self.partition]
-
-    @derived
-    def estimator_row(self) -> Estimator:
-        """The estimator's row of the table."""
-        return ESTIMATORS[self.estimator] if isinstance(self.estimator, str) else FUNCTION
-
-    @derived
-    def value_row(self) -> StateValue | None:
-        """The row of its value; None if the estimator has none."""
-        return VALUES[self.value] if self.estimator_row.has_value else None
-
-    @derived
-    def estimator_name(self) -> str:
-        """The estimator's name, also of a function."""
-        own = self.estimator
-        return own if isinstance(own, str) else str(getattr(own, "__qualname__", own))
-
-    @derived
-    def needs(self) -> tuple[str, ...]:
-        """Arguments of advantage() that the estimator reads in addition to its partition's."""
-        return self.estimator_row.needs + (self.value_row.needs if self.value_row else ())
-
-    @derived
-    def needs_keys(self) -> bool:
-        """Whether the estimator compares actions."""
-        return "action_key" in self.estimator_row.needs
-
-    @derived
-    def averages_actions(self) -> bool:
-        """Whether A_S is averaged over near states with the same action, where action keys are given."""
-        return self.action_noise is not None and "fingerprint" in self.needs
-
-    @derived
-    def reads_keys(self) -> bool:
-        """Whether action keys change the result: the estimator needs them, or averages over equal ones if given."""
-        return self.needs_keys or self.averages_actions
-
-    @derived
-    def needs_fingerprint(self) -> bool:
-        """Whether the partition or the estimator reads fingerprints."""
-        return self.partition_row.argument == "fingerprint" or "fingerprint" in self.needs
-
-    @derived
-    def needs_observation(self) -> bool:
-        """Whether the partition compares observations."""
-        return self.partition_row.argument == "observation"
-
-    @derived
-    def needs_truncated(self) -> bool:
-        """Whether the estimator has a value with which to continue a trajectory that was cut off."""
-        return self.value_row is not None
-
-    @derived
-    def needs_memory(self) -> bool:
-        """Whether values are also estimated from the records of earlier batches."""
-        return "fingerprint" in self.needs and self.share == "memory"
-
-    @derived
-    def has_clusters(self) -> bool:
-        """Whether the partition compares records."""
-        return self.partition_row.has_clusters
-
-    @derived
-    def has_epsilon(self) -> bool:
-        """Whether the partition reads ε."""
-        return self.partition_row.argument == "fingerprint"
 
     @classmethod
     def _of(cls, given: dict[str, Any]) -> Config:
@@ -260,5 +198,4 @@ Config.__doc__ = (
     + "\n"
     + "".join(f"\n    {name:<19}  {row.help}" for name, row in settings_of(Config).items())
 )
-_DERIVED = tuple(name for name, value in vars(Config).items() if isinstance(value, derived))
 PRESETS: dict[str, Callable[..., Config]] = {name: getattr(Config, name) for name in PRESET_NAMES}

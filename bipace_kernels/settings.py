@@ -31,24 +31,15 @@ Accepts = Range | tuple[str, ...] | int | type[bool]
 
 @dataclass(frozen=True)
 class Setting:
-    """What the table holds on a field, beside its name and default.
+    """What the table holds on a field, beside its name and default."""
 
-    help      what it does, in one line
-    accepts   a range of numbers, words, the least int, bool, or a form
-    symbol    stands for its value in help texts
-    also      words that are accepted beside numbers
-    read_by   configurations that read it, as alternatives {field of Config: words}; empty: all do
-    off       None turns it off, as 0 does where None means that nothing was given
-    trainer   its default in trainers; None: the preset's value; ABSENT: they do not have it
-    """
-
-    help: str
-    accepts: Accepts
-    symbol: str = "NAME"
-    also: tuple[str, ...] = ()
-    read_by: tuple[Mapping[str, tuple[str, ...]], ...] = ()
-    off: bool = False
-    trainer: Any = None
+    help: str  # what it does, in one line
+    accepts: Accepts  # a range of numbers, words, the least int, bool, or a form
+    symbol: str = "NAME"  # stands for its value in help texts
+    also: tuple[str, ...] = ()  # words that are accepted beside numbers
+    read_by: tuple[Mapping[str, tuple[str, ...]], ...] = ()  # alternatives {field of Config: words}; empty: always read
+    off: bool = False  # None turns it off, as 0 does where None means that nothing was given
+    trainer: Any = None  # its default in trainers; None: the preset's value; ABSENT: they do not have it
 
     @property
     def kind(self) -> Any:

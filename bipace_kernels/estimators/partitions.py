@@ -1,8 +1,7 @@
-"""Clusters of a batch by its partition: a function for each row of PARTITIONS (rows.py)."""
+"""Clusters of a batch by its partition, a row of PARTITIONS (rows.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,25 +20,16 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """The records of a call, after returns, episode term and the check of the fingerprints.
-
-    backend    the backend whose modules run the stages
-    config     of the call
-    inputs     the arguments that the configuration uses, by row
-    layout     the records that count, on the CPU; records: the same on the tensors' device, with the masks
-    returns    [M] float32   R, discounted return-to-go
-    episode    [M] float32   A_ep
-    memory     of share="memory", or None
-    """
+    """The records of a call, after returns, episode term and the check of the fingerprints."""
 
     backend: Backend
     config: Config
-    inputs: Inputs
-    layout: Layout
-    records: Records
-    returns: Tensor
-    episode: Tensor
-    memory: ValueMemory | None = None
+    inputs: Inputs  # the arguments that the configuration uses, by row
+    layout: Layout  # the records that count, on the CPU
+    records: Records  # the same on the tensors' device, with the masks
+    returns: Tensor  # [M] float32 R, discounted return-to-go
+    episode: Tensor  # [M] float32 A_ep
+    memory: ValueMemory | None = None  # of share="memory"
 
     def by_record(self, column: Tensor) -> Tensor:
         """[N, …] of rows -> [M, …] of records."""
@@ -52,23 +42,21 @@ class Batch:
 
 def labels_of(batch: Batch) -> Tensor:
     """[M] int64 clusters by the configuration's partition."""
-    return _LABELS[batch.config.partition](batch)
-
-
-def _none(batch: Batch) -> Tensor:
-    taken = batch.records.taken
-    if taken is None:
-        return torch.arange(batch.records.n_records, device=batch.returns.device)
-    return torch.where(taken, taken.cumsum(0) - 1, -1)
-
-
-def _exact(batch: Batch) -> Tensor:
-    return batch.backend.observations.cluster_exact(batch.records, _codes(batch))
-
-
-def _history(batch: Batch) -> Tensor:
-    depths = histories(batch)
-    return cluster_histories(batch, depths, (depths >= 0).sum(dim=0))
+    cfg, records = batch.config, batch.records
+    match cfg.partition:
+        case "exact":
+            return batch.backend.observations.cluster_exact(records, _codes(batch))
+        case "history":
+            depths = histories(batch)
+            return cluster_histories(batch, depths, (depths >= 0).sum(dim=0))
+        case "similar":
+            return _similar(batch)
+        case "cosine":
+            assert batch.inputs.fingerprint is not None
+            return batch.backend.clusters.cluster_cosine(records, batch.inputs.fingerprint, float(cfg.epsilon))
+    if records.taken is None:  # "none": every record by itself
+        return torch.arange(records.n_records, device=records.device)
+    return torch.where(records.taken, records.taken.cumsum(0) - 1, -1)
 
 
 def _similar(batch: Batch) -> Tensor:
@@ -82,11 +70,6 @@ def _similar(batch: Batch) -> Tensor:
     if keep is not None:
         labels = torch.full((batch.layout.n_records,), -1).masked_scatter_(keep, labels)
     return to_device(labels, batch.returns.device, "observation")
-
-
-def _cosine(batch: Batch) -> Tensor:
-    assert batch.inputs.fingerprint is not None
-    return batch.backend.clusters.cluster_cosine(batch.records, batch.inputs.fingerprint, float(batch.config.epsilon))
 
 
 def histories(batch: Batch) -> Tensor:
@@ -115,8 +98,3 @@ def _codes(batch: Batch) -> Tensor:
     """[M] int64, equal where the observations are equal."""
     assert batch.inputs.codes is not None
     return batch.by_record(batch.inputs.codes)
-
-
-_LABELS: dict[str, Callable[[Batch], Tensor]] = {
-    "none": _none, "exact": _exact, "history": _history, "similar": _similar, "cosine": _cosine,
-}  # fmt: skip

@@ -11,20 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Partition:
-    """A way to cluster the steps of a prompt group.
+    """A way to cluster the steps of a prompt group."""
 
-    name       as in Config.partition
-    meaning    description in one line
-    argument   of advantage() that it reads, or None
-    by_code    it compares codes of observations, which are made before anything is computed
-    greedy     clusters depend on the order of rollouts
-    """
-
-    name: str
-    meaning: str
-    argument: str | None = None
-    by_code: bool = False
-    greedy: bool = False
+    name: str  # as in Config.partition
+    argument: str | None = None  # of advantage() that it reads
+    by_code: bool = False  # it compares codes of observations, which are made before anything is computed
+    greedy: bool = False  # clusters depend on the order of rollouts
 
     @property
     def has_clusters(self) -> bool:
@@ -35,89 +27,56 @@ class Partition:
 PARTITIONS: dict[str, Partition] = {
     row.name: row
     for row in (
-        Partition("none", "every step by itself"),
-        Partition("exact", "equal observations", "observation", by_code=True),
-        Partition("history", "equal last observations", "observation", by_code=True),
-        Partition("similar", "similar texts (difflib's ratio)", "observation", greedy=True),
-        Partition("cosine", "cosine distance of fingerprints", "fingerprint", greedy=True),
+        Partition("none"),
+        Partition("exact", "observation", by_code=True),
+        Partition("history", "observation", by_code=True),
+        Partition("similar", "observation", greedy=True),
+        Partition("cosine", "fingerprint", greedy=True),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """A step estimator.
+    """A step estimator."""
 
-    name         as in Config.estimator
-    meaning      description in one line
-    partitions   allowed partitions
-    needs        arguments of advantage() that it reads in addition to its partition's (see Config.needs)
-    step_norms   allowed values of Config.step_norm
-    whole        its step term is the total, instead of A = A_ep + w · A_S
-    pace         meaning of Branch.PACE
-    has_value    it computes V̂ of each record by a row of VALUES, and reads `truncated`
-    """
-
-    name: str
-    meaning: str
+    name: str  # as in Config.estimator
     partitions: tuple[str, ...] = tuple(name for name in PARTITIONS if name != "none")
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # arguments of advantage() that it reads in addition to its partition's
     step_norms: tuple[str, ...] = ("none",)
-    whole: bool = False
-    pace: str = "compared with its peers"
-    has_value: bool = False
+    whole: bool = False  # its step term is the total, instead of A = A_ep + w · A_S
+    has_value: bool = False  # it computes V̂ of each record by a row of VALUES, and reads `truncated`
 
 
+_EVERY = tuple(PARTITIONS)
 ESTIMATORS: dict[str, Estimator] = {
     row.name: row
     for row in (
-        Estimator("none", "no step term", partitions=("none",)),
-        Estimator("mean", "R − mean of the cluster", step_norms=("none", "std"), pace="R − mean of its cluster"),
-        Estimator(
-            "diff_peer", "R − mean of the cluster's other actions", needs=("action_key",),
-            pace="R − mean of the records with another action",
-        ),
-        Estimator(
-            "q_style", "mean of the same action − mean of the cluster", needs=("action_key",),
-            pace="its action has two or more records in the cluster",
-        ),
-        Estimator(
-            "hgpo", "R − mean at every depth of the history, weighted", partitions=("history",),
-            step_norms=("none", "std"), whole=True, pace="it has peers at some depth",
-        ),
-        Estimator(
-            "gae", "GAE(λ) over a value estimated from the batch", partitions=tuple(PARTITIONS), needs=("rewards",),
-            step_norms=("none", "batch", "group"), pace="its value is shared with its cluster", has_value=True,
-        ),
+        Estimator("none", ("none",)),
+        Estimator("mean", step_norms=("none", "std")),
+        Estimator("diff_peer", needs=("action_key",)),
+        Estimator("q_style", needs=("action_key",)),
+        Estimator("hgpo", ("history",), step_norms=("none", "std"), whole=True),
+        Estimator("gae", _EVERY, needs=("rewards",), step_norms=("none", "batch", "group"), has_value=True),
     )
-}  # fmt: skip
-#: Of Config(estimator=function).
-FUNCTION = Estimator(
-    "function", "a function of the records", partitions=tuple(PARTITIONS), pace="every record that takes part"
-)
+}
+FUNCTION = Estimator("function", _EVERY)  # of Config(estimator=function)
 
 
 @dataclass(frozen=True)
 class StateValue:
-    """A value of a record's state, of estimator "gae".
+    """A value of a record's state, of estimator "gae"."""
 
-    name          as in Config.value
-    meaning       description in one line
-    has_clusters  its records are those of a cluster, by the configuration's partition
-    needs         arguments of advantage() that it reads
-    """
-
-    name: str
-    meaning: str
-    has_clusters: bool = False
-    needs: tuple[str, ...] = ()
+    name: str  # as in Config.value
+    has_clusters: bool = False  # its records are those of a cluster, by the configuration's partition
+    needs: tuple[str, ...] = ()  # arguments of advantage() that it reads
 
 
 VALUES: dict[str, StateValue] = {
     row.name: row
     for row in (
-        StateValue("group", "mean of the prompt group"),
-        StateValue("cluster", "means of clusters, shrunk towards the prompt group's", has_clusters=True),
-        StateValue("kernel", "Gaussian process over the fingerprints", needs=("fingerprint",)),
+        StateValue("group"),
+        StateValue("cluster", has_clusters=True),
+        StateValue("kernel", needs=("fingerprint",)),
     )
-}  # fmt: skip
+}

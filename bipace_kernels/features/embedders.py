@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from ..inputs import checks
+from ..inputs.ids import number_objects
 from ..support import optional
 from ..support.progress import progress_bar
 from .ngrams import ngram_fingerprint
@@ -31,26 +32,14 @@ Progress = bool | Callable[[int], None]
 
 @dataclass(frozen=True)
 class EmbedderRow:
-    """Description of an embedder for configurations, adapters, the command line and the documentation.
+    """Description of an embedder for configurations, adapters, the command line and the documentation."""
 
-    name           in a configuration; "NAME:MODEL" where it takes a model
-    label          in tables and figures
-    states         what it embeds: "hidden states" or "texts"
-    fingerprints   description of the fingerprints
-    epsilon        its default ε: each embedder has its own geometry
-    make           makes the embedder from the MODEL of the configuration ("" where it takes none)
-    takes_model    whether a configuration must name a model
-    fixed          only equal states share a cluster, so no other ε is set or chosen
-    """
-
-    name: str
-    label: str
-    states: str
-    fingerprints: str
-    epsilon: float
-    make: Callable[[str], Embedder]
-    takes_model: bool = False
-    fixed: bool = False
+    name: str  # in a configuration; "NAME:MODEL" where it takes a model
+    label: str  # in tables and figures
+    epsilon: float  # its default ε: each embedder has its own geometry
+    make: Callable[[str], Embedder]  # from the MODEL of the configuration ("" where it takes none)
+    takes_model: bool = False  # whether a configuration must name a model
+    fixed: bool = False  # only equal states share a cluster, so no other ε is set or chosen
 
     @property
     def written(self) -> str:
@@ -61,15 +50,12 @@ class EmbedderRow:
 EMBEDDERS = {
     row.name: row
     for row in (
-        EmbedderRow("actor_hidden", "hidden states", "hidden states", "as they are", 0.10, lambda _: ActorHidden()),
-        EmbedderRow("ngram", "n-grams", "texts", "counts of hashed byte n-grams", 0.25, lambda _: Ngram()),
-        EmbedderRow("identity", "identity", "texts", "codes of the texts", 0.0, lambda _: Identity(), fixed=True),
-        EmbedderRow(
-            "sentence", "sentence encoder", "texts", "unit vectors of a frozen sentence encoder", 0.20,
-            lambda model: Sentence(model), takes_model=True,
-        ),
+        EmbedderRow("actor_hidden", "hidden states", 0.10, lambda _: ActorHidden()),
+        EmbedderRow("ngram", "n-grams", 0.25, lambda _: Ngram()),
+        EmbedderRow("identity", "identity", 0.0, lambda _: Identity(), fixed=True),
+        EmbedderRow("sentence", "sentence encoder", 0.20, lambda model: Sentence(model), takes_model=True),
     )
-}  # fmt: skip
+}
 
 
 def find(text: Any) -> tuple[EmbedderRow, str]:
@@ -259,13 +245,10 @@ def _distinct(states: Any, kinds: tuple[type, ...]) -> tuple[list[Any], Tensor]:
         raise TypeError(
             f"states must be a list of {wish}, got {checks.type_name(states)}; put a single one into a list."
         )
-    seen: dict[Any, int] = {}
-    number = np.empty(len(states), np.int64)
     for i, text in enumerate(states):
         if not isinstance(text, kinds):
             raise TypeError(f"states must all be {wish}, got {checks.type_name(text)} at index {i}; render it first.")
-        number[i] = seen.setdefault(text, len(seen))
-    return list(seen), torch.from_numpy(number)
+    return list(dict.fromkeys(states)), number_objects(states, "states")
 
 
 def _are_prompts(states: Any) -> bool:
