@@ -151,11 +151,7 @@ def chain(backend: Backend, x: Inputs, everyone: Layout, memory: ValueMemory | N
     bad, episode_differs, copy_differs = _bad_records(x, everyone, records)
     step_return, trajectory_return, spoilt = _returns(backend, x, records, bad)
     state = _state(backend, x, records)
-    unread = Unread(
-        everyone=everyone, layout=layout, config=cfg, rewards=x.rewards, returns=x.returns,
-        episode_return=x.episode_return, action_key=x.action_key, action_parsed=x.action_parsed, state=state,
-        episode_differs=episode_differs, copy_differs=copy_differs, late=tuple(x.late), checked=not backend.deferred,
-    )  # fmt: skip
+    unread = Unread(everyone, layout, x.kept(), state, episode_differs, copy_differs, checked=not backend.deferred)
     if backend.deferred:
         taken = spoilt.index_select(0, records.trajectory_of_record).logical_not_()
         usable = None if state is None or cfg.has_epsilon else state == 0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..config import Config
 from ..inputs import checks
-from ..inputs.checks import LateCheck
+from ..inputs.columns import Inputs
 from ..inputs.layout import Layout
 from ..inputs.transfer import to_host
 from ..inputs.values import check_fingerprint, raise_copies, raise_episode_return, raise_spoilt
@@ -70,16 +69,10 @@ class Unread:
 
     everyone: Layout  # all records, including copies of a step
     layout: Layout  # those that count
-    config: Config
-    rewards: Tensor | None  # [N] float64, as given; likewise the next two: an error names their values
-    returns: Tensor | None
-    episode_return: Tensor | None
-    action_key: Tensor | None  # [N] int64
-    action_parsed: Tensor | None  # [N] bool
+    inputs: Inputs  # of errors and metrics: without fingerprints and observations
     state: Tensor | None  # [M] uint8 of the fingerprints: 0 fine, 1 not finite, 2 zero; None: all fine, or no such
     episode_differs: Tensor | None  # [M] bool: not the episode return of its trajectory's first record
     copy_differs: Tensor | None  # [records of everyone] bool: not the reward of the step that it copies
-    late: tuple[LateCheck, ...]
     checked: bool = False  # at the call
     value: Tensor | None = None  # [M] float64 V̂, of estimators that have one
     raw: Tensor | None = None  # [M] float64 A_S before step_norm, of the same
@@ -87,27 +80,20 @@ class Unread:
 
     def read(self, rows: AdvantageResult) -> Records:
         lay = self.layout
-        columns = (rows.cluster, rows.branch, rows.returns, rows.advantage, rows.value)
-        cluster, branch, returns, advantage, value, key, parsed, *flags = to_host(
-            (*columns, self.action_key, self.action_parsed, *self._flags())
-        )
+        names = ("labels", "branch", "returns", "advantage", "value", "action_key", "action_parsed")
+        results = (rows.cluster, rows.branch, rows.returns, rows.advantage, rows.value)
+        read = to_host((*results, self.inputs.action_key, self.inputs.action_parsed, *self._flags()))
+        columns, flags = dict(zip(names, read, strict=False)), read[len(names) :]
+        cluster = columns["labels"]
         self._raise(cluster, flags)
         state: Tensor | None = flags[0]
         keep = cluster.index_select(0, lay.order) >= 0  # records that are set aside are in no cluster
         part = lay if bool(keep.all()) else lay.restrict(keep)
         at = part.order  # column[at] would enter torch's thread pool
+        by_record: dict[str, Any] = {name: None if x is None else x.index_select(0, at) for name, x in columns.items()}
+        usable = None if state is None else state.masked_select(keep) == 0
         return Records(
-            layout=part,
-            returns=returns.index_select(0, at),
-            labels=cluster.index_select(0, at),
-            branch=branch.index_select(0, at),
-            advantage=advantage.index_select(0, at),
-            action_key=None if key is None else key.index_select(0, at),
-            action_parsed=None if parsed is None else parsed.index_select(0, at),
-            n_checked=lay.n_records,
-            usable=None if state is None else state.masked_select(keep) == 0,
-            partition=self.config.partition,
-            value=None if value is None else value.index_select(0, at),
+            part, n_checked=lay.n_records, usable=usable, partition=self.inputs.config.partition, **by_record
         )
 
     def check(self, rows: AdvantageResult) -> None:
@@ -120,7 +106,7 @@ class Unread:
         self._raise_found(spoilt, list(self._flags()))
 
     def _flags(self) -> tuple[Tensor | None, ...]:
-        return self.state, self.episode_differs, self.copy_differs, *(check.failed for check in self.late)
+        return self.state, self.episode_differs, self.copy_differs, *(check.failed for check in self.inputs.late)
 
     def _raise(self, cluster: Tensor, flags: list[Tensor | None]) -> None:
         if not self.checked:
@@ -130,19 +116,19 @@ class Unread:
 
     def _raise_found(self, spoilt: Tensor, flags: list[Tensor | None]) -> None:
         """Raises for flags on the CPU, in one order on every device."""
+        x = self.inputs
         state, episode_differs, copy_differs, *late = flags
-        for check, failed in zip(self.late, late, strict=True):
+        for check, failed in zip(x.late, late, strict=True):
             assert failed is not None
             checks.unless(failed, check.error, check.text, None)
         if copy_differs is not None and bool(copy_differs.any()):
-            raise_copies(self.everyone, to_host([self.rewards])[0], copy_differs)
+            raise_copies(self.everyone, to_host([x.rewards])[0], copy_differs)
         if episode_differs is not None and bool(episode_differs.any()):
-            raise_episode_return(self.layout, to_host([self.episode_return])[0], episode_differs)
-        if self.config.on_invalid == "raise":
+            raise_episode_return(self.layout, to_host([x.episode_return])[0], episode_differs)
+        if x.config.on_invalid == "raise":
             if bool(spoilt.any()):
-                unread = self.returns is not None and self.episode_return is not None
-                unread &= "rewards" not in self.config.needs
-                read = [None if unread else self.rewards, self.returns, self.episode_return]
+                unused = x.returns is not None and x.episode_return is not None and "rewards" not in x.config.needs
+                read = [None if unused else x.rewards, x.returns, x.episode_return]
                 raise_spoilt(self.everyone, spoilt, *to_host(read))
             if state is not None:
                 check_fingerprint(self.layout, state)

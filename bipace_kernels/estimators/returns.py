@@ -15,7 +15,7 @@ from ..inputs.columns import check_check
 from ..inputs.layout import Layout, check_layout
 from ..inputs.layout import layout as make_layout
 from ..inputs.transfer import to_device, to_host
-from ..inputs.values import check_copies, unlike_first
+from ..inputs.values import raise_copies, unlike_first
 
 Tensor = torch.Tensor
 
@@ -65,8 +65,10 @@ def discounted_returns(
     returns = torch.zeros(lay.n_rows, dtype=torch.float32, device=device).index_copy_(0, on.order, of_records)
     if check == "now" or not chosen.deferred:
         rewards_here, returns_here = to_host([by_row, returns])
-        check_copies(lay, rewards_here)
-        checks.check_finite(rewards_here.index_select(0, lay.order), "rewards", lay.order)
+        of_steps = rewards_here.index_select(0, lay.order)
+        if lay.first is not None and bool((differ := unlike_first(of_steps, of_steps[lay.first])).any()):
+            raise_copies(lay, rewards_here, differ)
+        checks.check_finite(of_steps, "rewards", lay.order)
         checks.check_finite(returns_here, "returns (sums of rewards)", None)
         return returns
     bad = out_of_range(reward)

@@ -136,8 +136,7 @@ def check_unmasked(value: Any, name: str) -> None:
 
 def check_vector(tensor: Tensor, name: str, n: int, like: str = "group") -> Tensor:
     if tensor.ndim != 1:
-        shape = list(tensor.shape)
-        raise ValueError(f"{name} must have shape [N] = [{n}], got {shape}; give one value per row.")
+        raise ValueError(f"{name} must have shape [N] = [{n}], got {list(tensor.shape)}; give one value per row.")
     if tensor.shape[0] != n:
         raise ValueError(f"{name} must have shape [N] = [{n}] like {like}, got [{tensor.shape[0]}].")
     return tensor
@@ -188,11 +187,9 @@ def fingerprint_matrix(value: Any, n: int, name: str = "fingerprint") -> Tensor:
     tensor = to_tensor(value, name, wish)
     if tensor.ndim != 2 and n == 0 and tensor.numel() == 0:
         tensor = tensor.reshape(0, 1).to(torch.float32)
-    if tensor.ndim != 2:
+    if tensor.ndim != 2 or tensor.shape[0] != n:
         cure = "; flatten the steps of all trajectories into rows" if tensor.ndim == 3 else ""
-        raise ValueError(f"{name} must have shape [N, D] with N = {n}, got {list(tensor.shape)}{cure}.")
-    if tensor.shape[0] != n:
-        raise ValueError(f"{name} must have shape [N, D] with N = {n} like group, got {list(tensor.shape)}.")
+        raise ValueError(f"{name} must have shape [N, D] with N = {n} like group, got {list(tensor.shape)}{cure}.")
     if tensor.shape[1] == 0:
         raise ValueError(f"{name} must have at least one feature, got shape {list(tensor.shape)}.")
     if tensor.dtype == torch.float64 or (
@@ -233,12 +230,10 @@ def one_device(arguments: dict[str, Any]) -> torch.device:
     """The device that all tensors share; the CPU if there are no tensors."""
     found: dict[torch.device, str] = {}
     for name, value in arguments.items():
-        if isinstance(value, torch.Tensor):
-            found.setdefault(value.device, name)
-        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
-            for item in value:
-                if isinstance(item, torch.Tensor):
-                    found.setdefault(item.device, name)
+        several = isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor)
+        for item in value if several else [value]:
+            if isinstance(item, torch.Tensor):
+                found.setdefault(item.device, name)
     if len(found) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in found.items())
         raise ValueError(f"all tensors must be on one device, got {places}; move them with .to(device).")

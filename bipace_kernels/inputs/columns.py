@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ class Inputs:
     raw_advantage: Tensor | None  # [N] float64 A_S before step_norm
     late: list[LateCheck]  # checks of masks that would have synchronized
 
+    def kept(self) -> Inputs:
+        """Without what only the stages read, so that a result does not keep it alive."""
+        return replace(self, fingerprint=None, codes=None, observation=None, truncated=None)
+
 
 def check_inputs(
     given: dict[str, Any], layout: Layout | None, config: Config, device: torch.device, *, deferred: bool
@@ -76,10 +80,6 @@ def check_columns(
         if value is not None and name != "group":
             checks.check_length(value, name, n)
 
-    def real(name: str) -> Tensor | None:
-        value = given[name]
-        return None if value is None else checks.real_vector(value, name, n)
-
     function = not isinstance(config.estimator, str)  # a user's own estimator, which may read any column
     reads_fingerprint = config.needs_fingerprint or (function and given["fingerprint"] is not None)
     reads_fingerprint &= given.get("value") is None
@@ -90,10 +90,11 @@ def check_columns(
         parsed = checks.bool_vector(parsed, "action_parsed", n, late)
         if config.reads_keys and late is None and n and not bool(parsed.any()):  # not read on a GPU
             warn_of_unparsed(0.0, stacklevel=5)
+    real = {name: given[name] for name in ("rewards", "returns", "episode_return")}
+    if unused:
+        real["rewards"] = None
     columns = {
-        "rewards": None if unused else real("rewards"),
-        "returns": real("returns"),
-        "episode_return": real("episode_return"),
+        **{name: None if value is None else checks.real_vector(value, name, n) for name, value in real.items()},
         "action_key": _keys(given["action_key"], config, n),
         "action_parsed": parsed,
         "truncated": None if truncated is None else checks.bool_vector(truncated, "truncated", n, late),

@@ -24,18 +24,12 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Rows to be clustered, with one backend's stages for them.
-
-    backend     the backend whose stages run
-    layout      groups and order of the rows; its own tensors are on the CPU
-    matrix      [N, D] float32 | bfloat16 | float16, on the stages' device
-    threads     of the cpu backend
-    """
+    """Rows to be clustered, with one backend's stages for them."""
 
     backend: Backend
     layout: Layout
-    matrix: Tensor
-    threads: int | None
+    matrix: Tensor  # [N, D] float32 | bfloat16 | float16, on the stages' device
+    threads: int | None  # of the cpu backend
 
     def row_states(self) -> Tensor:
         """[M] uint8: 0 fine, 1 not finite, 2 zero."""

@@ -101,22 +101,19 @@ class Layout(Handled):
         made: tuple[Records, transfer.Copied | None] | None = self._kept.get(device)
         if made is None:
             dispatch.check_device(device)
-            made = self._kept[device] = self._placed(device)
+            sizes = {name: getattr(self, name) for name in _SIZES}
+            tensors = {name: getattr(self, name) for name in _TENSORS} | {"source": self.source()}
+            if device.type != "cpu":
+                tensors["_trajectory_of_record"] = self.trajectory_of_record()
+                present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+                moved = transfer.to_device_together(list(present.values()), device, "layout")
+                tensors |= zip(present, moved, strict=True)
+            records = Records(device=device, **sizes, **tensors)
+            made = self._kept[device] = records, transfer.Copied.to(device)
         records, copied = made
         if copied is not None:
             copied.wait(records.order)
         return records
-
-    def _placed(self, device: torch.device) -> tuple[Records, transfer.Copied | None]:
-        """Its copy on a device: one transfer, from pinned memory.  On the CPU the tensors are its own."""
-        on_cpu = device.type == "cpu"
-        tensors = {name: getattr(self, name) for name in _TENSORS} | {"source": self.source()}
-        if not on_cpu:
-            tensors["_trajectory_of_record"] = self.trajectory_of_record()
-            present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-            tensors |= zip(present, transfer.to_device_together(list(present.values()), device, "layout"), strict=True)
-        sizes = {name: getattr(self, name) for name in _SIZES}
-        return Records(device=device, **sizes, **tensors), None if on_cpu else transfer.Copied.to(device)
 
     def once(self) -> Layout:
         """The layout in which copies of a step (rows with equal group, trajectory and step) count once.
@@ -167,10 +164,23 @@ def layout(group: Any, trajectory: Any, step: Any = None, valid: Any = None) -> 
     step_number = None if step is None else checks.integer_vector(step, "step", n)
     mask = None if valid is None else checks.bool_vector(valid, "valid", n)
     taken = None if mask is None else torch.nonzero(mask).flatten()
-    group_id, trajectory_id = _ids(group, "group", n, taken), _ids(trajectory, "trajectory", n, taken)
+    g, t = _ids(group, "group", n, taken).numpy(), _ids(trajectory, "trajectory", n, taken).numpy()
     if taken is not None and step_number is not None:
         step_number = step_number.index_select(0, taken)
-    made = _build(n, group_id, trajectory_id, step_number, mask, taken)
+    rows = None if taken is None else taken.numpy()
+    s = None if step_number is None else step_number.numpy()
+    if s is not None and s.size and int(s.min()) < 0:
+        at = int(np.flatnonzero(s < 0)[0])
+        row = at if rows is None else int(rows[at])
+        raise ValueError(f"step must be at least 0, got step[{row}] = {int(s[at])}; count steps from 0 (or 1).")
+    permutation = _processing_order(g, t, s)
+    if permutation is not None:
+        g, t, s = g[permutation], t[permutation], None if s is None else s[permutation]
+        rows = permutation if rows is None else rows[permutation]
+    elif rows is None:
+        rows = np.arange(n)
+    _check_one_group(g, t, rows)
+    made = _from_sorted(n, rows, g, t, s, mask)
     if device.type != "cpu":
         made.on(device)  # results are needed there
     return made
@@ -183,27 +193,6 @@ def _ids(values: Any, name: str, n: int, taken: Tensor | None) -> Tensor:
     if taken is None:
         return checks.check_vector(ids_to_int(values, name)[0], name, n)
     return ids_to_int(checks.take_rows(values, taken), name)[0]
-
-
-def _build(
-    n: int, group_id: Tensor, trajectory_id: Tensor, step: Tensor | None, valid: Tensor | None, taken: Tensor | None
-) -> Layout:
-    """The layout of integer ids [M] of the rows taken."""
-    rows = None if taken is None else taken.numpy()
-    g, t = group_id.numpy(), trajectory_id.numpy()
-    s = None if step is None else step.numpy()
-    if s is not None and s.size and int(s.min()) < 0:
-        at = int(np.flatnonzero(s < 0)[0])
-        row = at if rows is None else int(rows[at])
-        raise ValueError(f"step must be at least 0, got step[{row}] = {int(s[at])}; count steps from 0 (or 1).")
-    permutation = _processing_order(g, t, s)
-    if permutation is not None:
-        g, t, s = g[permutation], t[permutation], None if s is None else s[permutation]
-        rows = permutation if rows is None else rows[permutation]
-    elif rows is None:
-        rows = np.arange(n)
-    _check_one_group(g, t, rows)
-    return _from_sorted(n, rows, g, t, s, valid)
 
 
 def _processing_order(g: Any, t: Any, s: Any) -> Any:
@@ -232,14 +221,12 @@ def _check_one_group(g: Any, t: Any, rows: Any) -> None:
     by_id = np.argsort(ids, kind="stable")
     twice = np.flatnonzero(ids[by_id][1:] == ids[by_id][:-1])
     if twice.size:
-        one, other = starts[by_id[twice[0]]], starts[by_id[twice[0] + 1]]
-        raise InputError(
+        two = rows[starts[by_id[twice[0] : twice[0] + 2]]].tolist()
+        text = (
             "{} must belong to one group, but {} hold one trajectory id in two groups ({} such ids); make ids unique "
-            "with bipace_kernels.trajectory_ids(group, rollout).",
-            Named("trajectory"),
-            Rows([int(rows[one]), int(rows[other])]),
-            twice.size,
+            "with bipace_kernels.trajectory_ids(group, rollout)."
         )
+        raise InputError(text, Named("trajectory"), Rows(two), twice.size)
 
 
 def _from_sorted(

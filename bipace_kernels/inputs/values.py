@@ -32,55 +32,42 @@ def unlike_first(values: Tensor, first: Tensor) -> Tensor:
 def raise_duplicates(lay: Layout) -> None:
     """Raises the ValueError that names the first row which repeats a step."""
     assert lay.first is not None
-    at = int(torch.nonzero(lay.first != torch.arange(lay.n_records))[0])
-    row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
-    raise InputError(
+    rows = _copy(lay, lay.first.ne(torch.arange(lay.n_records)))
+    once = Named("duplicates", ("once",), in_config=True)
+    text = (
         "{} must be unique inside a trajectory, but {} share group, trajectory and step ({} such rows); set {} to "
-        "count copies once, or 'count' to count each.",
-        Named("step"),
-        Rows([other, row]),
-        lay.n_duplicates,
-        Named("duplicates", ("once",), in_config=True),
+        "count copies once, or 'count' to count each."
     )
+    raise InputError(text, Named("step"), Rows(rows), lay.n_duplicates, once)
 
 
-def check_copies(lay: Layout, reward: Tensor) -> None:
-    """Raises ValueError if rows of one step hold different finite rewards, since it is not clear which counts.
-
-    reward   [N] float64
-    """
-    if lay.first is None:
-        return
-    ordered = reward.index_select(0, lay.order)
-    differ = unlike_first(ordered, ordered[lay.first])
-    if bool(differ.any()):
-        raise_copies(lay, reward, differ)
+def _copy(lay: Layout, differ: Tensor) -> list[int]:
+    """The rows of the first record in a mask [M] and of the step that it copies, which is first."""
+    assert lay.first is not None
+    at = int(torch.nonzero(differ)[0])
+    return [int(lay.order[lay.first[at]]), int(lay.order[at])]
 
 
 def raise_copies(lay: Layout, reward: Tensor, differ: Tensor) -> None:
     """Raises ValueError for the first record of a mask [M] whose reward is not that of the step it copies."""
-    assert lay.first is not None
-    at = int(torch.nonzero(differ)[0])
-    row, other = int(lay.order[at]), int(lay.order[lay.first[at]])
-    raise InputError(
-        f"{{}} of one step must agree, but {{}} record the same step with {float(reward[other]):g} and "
-        f"{float(reward[row]):g}; copies must be exact; give different steps different numbers.",
-        Named("rewards"),
-        Rows([other, row]),
+    rows = _copy(lay, differ)
+    text = (
+        "{} of one step must agree, but {} record the same step with {:g} and {:g}; copies must be exact; give "
+        "different steps different numbers."
     )
+    raise InputError(text, Named("rewards"), Rows(rows), *reward[rows].tolist())
 
 
 def raise_episode_return(lay: Layout, episode_return: Tensor, differ: Tensor) -> None:
     """Raises ValueError for the first record of a mask [M]: its episode return is not that of its trajectory."""
     at = int(torch.nonzero(differ)[0])
     trajectory = int(lay.trajectory_of_record()[at])
-    row, first = int(lay.order[at]), int(lay.order[lay.trajectory_offsets[trajectory]])
-    raise InputError(
-        f"{{}} must be one value per trajectory, but {{}} of one trajectory hold {float(episode_return[first]):g} and "
-        f"{float(episode_return[row]):g}; repeat R(τ) on each of its rows.",
-        Named("episode_return"),
-        Rows([first, row]),
+    rows = [int(lay.order[lay.trajectory_offsets[trajectory]]), int(lay.order[at])]
+    text = (
+        "{} must be one value per trajectory, but {} of one trajectory hold {:g} and {:g}; repeat R(τ) on each of its "
+        "rows."
     )
+    raise InputError(text, Named("episode_return"), Rows(rows), *episode_return[rows].tolist())
 
 
 def raise_spoilt(

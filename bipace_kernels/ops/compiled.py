@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -97,12 +97,9 @@ class CompiledRecords:
         lay = everyone.once() if self.config.duplicates == "once" else everyone
         state, episode_differs, copy_differs = self.flags
         order, every = lay.on(device).order, everyone.on(device).order
-        return Unread(
-            everyone=everyone, layout=lay, config=self.config, rewards=x.rewards, returns=x.returns,
-            episode_return=x.episode_return, action_key=x.action_key, action_parsed=x.action_parsed, state=state[order],
-            episode_differs=episode_differs[order] != 0, copy_differs=copy_differs[every] != 0,
-            late=tuple(LateCheck(self.late[i], late.error, late.text) for i, late in enumerate(x.late)),
-        )  # fmt: skip
+        late = [LateCheck(self.late[i], late.error, late.text) for i, late in enumerate(x.late)]
+        differs = episode_differs[order] != 0, copy_differs[every] != 0
+        return Unread(everyone, lay, replace(x, late=late), state[order], *differs)
 
 
 def flags_of(result: AdvantageResult) -> tuple[Tensor, Tensor]:
@@ -117,6 +114,6 @@ def flags_of(result: AdvantageResult) -> tuple[Tensor, Tensor]:
         for plane, (flag, rows) in zip(flags, planes, strict=True):
             if flag is not None:
                 plane[rows] = flag.to(torch.uint8)
-        for i, question in enumerate(records.late):
+        for i, question in enumerate(records.inputs.late):
             late[i] = question.failed
     return flags, late
