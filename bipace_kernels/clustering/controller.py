@@ -125,8 +125,8 @@ class EpsilonController:
 
         Rows without a direction (zero, or not finite) and padding count in no size and no R²; rows whose return is not
         finite count in no R².  A batch without usable rows leaves ε unchanged and says so in `reason`.  Other bad
-        input is an error as in `cluster()`.  With a layout it synchronizes with a GPU once, for a few sizes; under
-        "value_r2" the labels of the grid and the returns are copied to the host.
+        input is an error as in `cluster()`.  With a layout it synchronizes with a GPU once, to copy the labels of the
+        grid to the host, and once more for the returns under "value_r2".
         """
         rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
         reward = self._check_returns(returns, rows.layout, trajectory, layout)
@@ -172,16 +172,15 @@ class EpsilonController:
     def _sweep(self, rows: Fingerprints, grid: list[float], reward: Tensor | None) -> list[_Point]:
         """The clusters of the batch under each ε of the grid."""
         usable = rows.row_states() == 0
-        labels = rows.sweep(grid, usable).masked_fill_(~usable, -1)
-        if reward is None:
-            return [_Point(*point) for point in zip(grid, measure_sizes(labels), strict=True)]
-        labels = labels.cpu()
+        labels = rows.sweep(grid, usable).masked_fill_(~usable, -1).cpu()
         lay = rows.layout
         group, trajectory = lay.group_of_record(), lay.trajectory_of_record()
         points = []
         for epsilon, row, sizes in zip(grid, labels, measure_sizes(labels), strict=True):
-            at = torch.nonzero((row >= 0) & (reward.abs() <= LIMIT)).flatten()
-            r2 = value_r2(reward[at], row[at], trajectory[at], group[at], lay.n_groups).r2
+            r2 = None
+            if reward is not None:
+                at = torch.nonzero((row >= 0) & (reward.abs() <= LIMIT)).flatten()
+                r2 = value_r2(reward[at], row[at], trajectory[at], group[at], lay.n_groups).r2
             points.append(_Point(epsilon, sizes, r2))
         return points
 

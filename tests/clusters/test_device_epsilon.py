@@ -5,12 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from batches import sizes_of
 from marks import slow, slow_interpreted
 from ragged import BACKEND, nothing_waits, stage, states
 
 import bipace_kernels as bk
-from bipace_kernels.clustering import sizes as _sizes
 
 clusters = stage("clusters")
 ONE_ORDER = True  # of the emulator's threads: each stage has its own tests under several
@@ -125,16 +123,3 @@ def test_the_controller_goes_as_on_the_reference(device, objective):
         paths.append(path)
     assert paths[0] == paths[1]
     assert len({json.loads(line)["epsilon"] for line in paths[0]}) == 4
-
-
-def test_sizes_are_counted_where_the_labels_are(device):
-    labels = torch.tensor([[0, 1, 1, 2, 2, 2, -1], [-1] * 7, [0, 0, 0, 3, 3, 1, -1]])
-    want = _sizes.measure_sizes(labels)
-    there, before = labels.to(device), torch.are_deterministic_algorithms_enabled()
-    try:
-        torch.use_deterministic_algorithms(True)
-        with nothing_waits(device):
-            table = _sizes.size_table(there)
-    finally:
-        torch.use_deterministic_algorithms(before)
-    assert sizes_of(table) == want == _sizes.measure_sizes(there)

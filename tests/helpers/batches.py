@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 import bipace_kernels as bk
-from bipace_kernels.clustering.sizes import Sizes
 
 #: Every kind of configuration, by name.
 CONFIGS: dict[str, bk.Config] = {
@@ -98,12 +97,6 @@ def assert_same(got: Any, want: Any, *, metrics: bool = True) -> None:
     if metrics:
         assert got.metrics() == want.metrics()
         assert got.value_r2() == want.value_r2()
-
-
-def sizes_of(table: Any) -> list[Sizes]:
-    """What size_table() counted, as measure_sizes() gives it."""
-    rows = table.tolist()
-    return [Sizes((low + high) / 2, single / n, n) if n else Sizes(0.0, 0.0, 0) for low, high, single, n in rows]
 
 
 def spread_out(seed: int = 0, n: int = 240, dim: int = 24) -> tuple[Any, Any]:
