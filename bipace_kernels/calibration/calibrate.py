@@ -138,22 +138,10 @@ def calibrate(
     choice, reason = _choose(scan, states, groups, min_clusters, backend, band=band, bounds=bounds)
     causal: Any = decoder.causal
     name = Path(str(getattr(causal.config, "_name_or_path", "") or "")).name or type(causal).__name__
-    return Calibration(
-        scan,
-        choice,
-        reason,
-        name,
-        n_prompts=len(rows),
-        n_distinct=states.n_distinct,
-        n_groups=len(np.unique(groups.numpy())),
-        n_labels=len(names),
-        majority=int(numbers.bincount().max()) / len(rows),
-        folds=folds,
-        min_clusters=min_clusters,
-        seed=seed,
-        reused=states.reused,
-        seconds=seconds,
-    )
+    counts = len(rows), states.n_distinct, len(np.unique(groups.numpy())), len(names)
+    majority = int(numbers.bincount().max()) / len(rows)
+    rule = folds, min_clusters, seed
+    return Calibration(scan, choice, reason, name, *counts, majority, *rule, reused=states.reused, seconds=seconds)
 
 
 # ---- measuring

@@ -84,18 +84,12 @@ class Calibration:
 
     def as_json(self) -> dict[str, Any]:
         """Everything but times, for json.dump()."""
-        choice = self.choice
-        return {
-            "version": __version__, "model": self.model, "prompts": self.n_prompts, "distinct_prompts": self.n_distinct,
-            "groups": self.n_groups, "labels": self.n_labels, "majority": self.majority, "folds": self.folds,
-            "min_clusters": self.min_clusters, "seed": self.seed, "reason": self.reason,
-            "choice": choice and {
-                **_layer_json(choice.layer), **_plain_fields(choice), "epsilon_probes": list(map(list, choice.probes)),
-            },
-            "scan": [
-                {**_layer_json(row.layer), "block": row.layer.block, **_plain_fields(row)} for row in self.scan
-            ],
-        }  # fmt: skip
+        counts = {name: getattr(self, f"n_{name}") for name in ("prompts", "groups", "labels")}
+        counts["distinct_prompts"] = self.n_distinct
+        same = {name: getattr(self, name) for name in ("majority", "folds", "min_clusters", "seed", "reason")}
+        choice = self.choice and _row_json(self.choice, epsilon_probes=[list(probe) for probe in self.choice.probes])
+        scan = [_row_json(row, block=row.layer.block) for row in self.scan]
+        return {"version": __version__, "model": self.model, **counts, **same, "choice": choice, "scan": scan}
 
     def yaml(self) -> str:
         """The keys layer, pooling and epsilon, for a trainer's configuration.  ValueError where nothing was chosen."""
@@ -111,44 +105,35 @@ class Calibration:
     def markdown(self, image: str | None = None) -> str:
         """The tables; `image` is the heat map's file, if there is one."""
         several = f" in {self.n_groups:,} groups" if self.n_groups > 1 else ", one group"
-        lines = [
+        parts = [
             f"# Calibration of {markdown_text(self.model)}",
-            "",
             f"{self.n_prompts:,} prompts ({self.n_distinct:,} distinct{several}), {self.n_labels} labels; always "
             f"predicting the most frequent one would be right for {self.majority:.1%}. Probe accuracy: a logistic "
             f"regression on standardised states, mean of {self.folds} stratified folds that keep identical prompts "
             "together.",
-            "",
         ]
-        shown = self.slice()
         if self.choice is None:
-            lines += [f"**Nothing chosen:** {self.reason}", ""]
+            parts.append(f"**Nothing chosen:** {self.reason}")
         else:
             c = self.choice
-            lines += [
+            parts.append(
                 f"**Chosen: {c.layer}, pooling {c.pooling}, ε = {c.epsilon:.4g}** ({c.clusters:,} clusters, "
-                f"{c.singletons:.1%} of them singletons, median size {c.median_size:g}).",
-                f"Why: {self.reason}",
-                "",
-            ]
-        lines += [
-            f"## Pooling {shown[0].pooling}, ε = {shown[0].epsilon:g}",
-            "",
-            *markdown_table(HEADINGS, self.cells()),
-            "",
+                f"{c.singletons:.1%} of them singletons, median size {c.median_size:g}).\nWhy: {self.reason}"
+            )
+        shown = self.slice()[0]
+        parts += [
+            f"## Pooling {shown.pooling}, ε = {shown.epsilon:g}",
+            "\n".join(markdown_table(HEADINGS, self.cells())),
         ]
         if image:
-            lines += [f"![Heat map of the scan]({image})", ""]
-        lines += [
+            parts.append(f"![Heat map of the scan]({image})")
+        parts += [
             "## The whole scan",
-            "",
             "In each ε column: clusters · singleton clusters · median size. † does not qualify: fewer than "
             f"{self.min_clusters} clusters, or 95 % of the prompts in the largest cluster, or 95 % in singletons.",
-            "",
-            *markdown_table(*self._whole()),
-            "",
+            "\n".join(markdown_table(*self._whole())),
         ]
-        return "\n".join(lines)
+        return "\n\n".join(parts) + "\n"
 
     def cells(self, bold: str = "**{}**") -> list[list[str]]:
         """The lines of the slice; that of the choice in bold."""
@@ -186,12 +171,9 @@ def layer_value(layer: Layer) -> int | str:
     return layer.block - layer.n_blocks
 
 
-def _layer_json(layer: Layer) -> dict[str, Any]:
-    return {"layer": layer_value(layer), "name": str(layer)}
-
-
-def _plain_fields(row: Scanned | Chosen) -> dict[str, Any]:
-    return {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("layer", "probes")}
+def _row_json(row: Scanned | Chosen, **more: Any) -> dict[str, Any]:
+    plain = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("layer", "probes")}
+    return {"layer": layer_value(row.layer), "name": str(row.layer), **plain, **more}
 
 
 def markdown_text(text: str) -> str:

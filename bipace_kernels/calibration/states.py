@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,9 @@ class States:
         done = min(self._done.get(stem_of(*pair), 0) for pair in pairs)
         self.reused = int((self.prompts.of_state < done).sum())
         with progress_bar(progress, "hidden states", self.n_distinct, done) as bar:
-            for batch in _batches(self.prompts.tokens, done, budget):
+            while done < self.n_distinct:
+                longest = len(self.prompts.tokens[done])  # of the rest, so that a batch is one forward
+                batch = range(done, min(self.n_distinct, done + max(1, budget // longest)))
                 missing = [pair for pair in pairs if self._done.get(stem_of(*pair), 0) < batch.stop]
                 layers: list[Any] = list(dict.fromkeys(layer for layer, _ in missing))
                 poolings = list(dict.fromkeys(how for _, how in missing))
@@ -114,6 +116,7 @@ class States:
                 )
                 self._keep(batch, {pair: states[pair] for pair in missing})
                 bar.update(len(batch))
+                done = batch.stop
 
     def remembered(self, pair: Pair, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """Measurements on this pair's states under the same settings."""
@@ -193,14 +196,6 @@ def _allocate(path: Path) -> None:
         for at in range(len(start), size, 1 << 24):
             file.seek(at)
             file.write(bytes(min(1 << 24, size - at)))
-
-
-def _batches(tokens: Sequence[Tensor], done: int, budget: int) -> Iterable[range]:
-    """Batches of prompts of similar length, the longest first, one batch per forward."""
-    while done < len(tokens):
-        stop = min(len(tokens), done + max(1, budget // len(tokens[done])))
-        yield range(done, stop)
-        done = stop
 
 
 def _model_hash(decoder: Decoder) -> str:

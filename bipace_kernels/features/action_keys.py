@@ -9,7 +9,6 @@ import torch
 
 from ..backends import dispatch, threads
 from ..backends.contract import Texts
-from ..backends.dispatch import Backend
 from ..inputs import checks, transfer
 from .token_bytes import TokenBytes
 
@@ -88,21 +87,23 @@ def action_keys(
         with threads.using(num_threads):
             return host.hash_texts(responses, mode=mode)
 
-    given: dict[str, Any] = {"responses": responses, "mask": mask}
-    if isinstance(responses, tuple):
-        given = {f"responses[{i}]": row for i, row in enumerate(responses)} | {"mask": mask}
-    device = checks.one_device(given)
+    named = {f"responses[{i}]": row for i, row in enumerate(responses)} if isinstance(responses, tuple) else {}
+    device = checks.one_device({**(named or {"responses": responses}), "mask": mask})
     chosen = dispatch.choose(backend, device)
-    row_offsets = valid = None
+    stage = chosen.action_keys
+    offsets = row_offsets = valid = None
     if isinstance(responses, tuple):
         host = dispatch.texts(backend)
         ids, row_offsets = _flatten(responses, "responses", host, device, bools=False)
         if mask is not None:
             valid = _flat_mask(mask, row_offsets, host, device)
+        longest = int(row_offsets.diff().max())
+        offsets = transfer.to_device(row_offsets, device, "responses")
     else:
         ids = _matrix(responses, device)
         if mask is not None:
             valid = _matrix_mask(mask, ids)
+        longest = ids.shape[1]
     if mode == "first_n":
         token_bytes = None
     elif token_bytes is None:
@@ -110,12 +111,18 @@ def action_keys(
             f'token_bytes must be given for token ids in mode "{mode}", got None; make it once by '
             'bk.token_bytes(tokenizer), or use mode "first_n".'
         )
-    table = None if token_bytes is None else token_bytes.on(device)
+    table_offsets, table_bytes = (None, None) if token_bytes is None else token_bytes.on(device)
+    if table_bytes is not None and table_bytes.numel() > stage.LARGEST_TABLE:
+        raise ValueError(
+            f"token_bytes must hold at most {stage.LARGEST_TABLE} bytes in all for a GPU, got {table_bytes.numel()}; "
+            "move the ids with .cpu()."
+        )
+    most = min(int(n), _LARGEST_N)
     with threads.using(num_threads):
-        keys, parsed, first_bad = _hash(chosen, ids, row_offsets, valid, table, mode=mode, n=min(int(n), _LARGEST_N))
-    looks = table is not None and (check == "now" or not chosen.deferred)
-    position = int(first_bad) if looks else -1
-    if position >= 0 and token_bytes is not None:
+        keys, parsed, first_bad = stage.hash_token_ids(
+            ids, offsets, valid, table_offsets, table_bytes, mode=mode, n=most, longest_row=longest
+        )
+    if token_bytes is not None and (check == "now" or not chosen.deferred) and (position := int(first_bad)) >= 0:
         row, column, token = _place(position, ids, row_offsets)
         raise ValueError(
             f"responses must hold token ids from 0 to {token_bytes.vocabulary_size - 1} (vocabulary size "
@@ -123,32 +130,6 @@ def action_keys(
             "token_bytes from the tokenizer that made the ids."
         )
     return keys, parsed
-
-
-def _hash(
-    backend: Backend,
-    ids: torch.Tensor,  # [N, T], or flat [E] with row_offsets
-    row_offsets: torch.Tensor | None,  # [N+1] int64, on the CPU
-    valid: torch.Tensor | None,  # like ids
-    table: tuple[torch.Tensor, torch.Tensor] | None,
-    *,
-    mode: str,
-    n: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """keys [N], parsed [N] and the first id outside the table [1], all on the device of the ids."""
-    stage = backend.action_keys
-    if table is not None and table[1].numel() > stage.LARGEST_TABLE:
-        raise ValueError(
-            f"token_bytes must hold at most {stage.LARGEST_TABLE} bytes in all for a GPU, got {table[1].numel()}; move "
-            "the ids with .cpu()."
-        )
-    table_offsets, table_bytes = table or (None, None)
-    if row_offsets is None:
-        longest, offsets = ids.shape[1], None
-    else:
-        longest = int(row_offsets.diff().max())
-        offsets = transfer.to_device(row_offsets, ids.device, "responses")
-    return stage.hash_token_ids(ids, offsets, valid, table_offsets, table_bytes, mode=mode, n=n, longest_row=longest)
 
 
 def _place(position: int, ids: torch.Tensor, row_offsets: torch.Tensor | None) -> tuple[int, int, int]:
@@ -169,8 +150,9 @@ def _check_texts(texts: list[Any] | tuple[Any, ...]) -> None:
             raise TypeError(f"responses must all be str, got {type(text).__name__} at index {i}; {cure}.")
 
 
-def _integers(values: Any, name: str, wish: str, *, bools: bool = False) -> torch.Tensor:
+def _integers(values: Any, name: str, wish: str = "", *, bools: bool = False) -> torch.Tensor:
     """Integers (or bools) with the caller's strides; on the CPU int32 or int64, a copy where the dtype is another."""
+    wish = wish or ("bool or integers" if bools else "integers")
     if isinstance(values, torch.Tensor) and values.device.type != "cpu" and values.dtype == torch.uint64:
         values = values.view(torch.int64)  # values beyond int64 become negative; checking them would synchronize
     tensor = checks.to_tensor(values, name, wish)
@@ -212,39 +194,25 @@ def _flatten(
                 raise ValueError(f"{name}[{i}] must be one row of integers, got shape {list(row.shape)}; flatten it.")
         elif not isinstance(row, (list, tuple)):
             raise TypeError(f"{name}[{i}] must be a row of integers, got {type(row).__name__}; {name} must be {KINDS}.")
-    lengths = [
-        len(row) for row in rows
-    ]  # what follows is compared with it: a list may change, and a __len__ may be wrong
-    offsets = _offsets(lengths)
+    lengths = [len(row) for row in rows]  # checked below: a list may change, and a __len__ may be wrong
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
     if device.type == "cpu":
         return _flatten_host(dict(enumerate(rows)), offsets, name, host, bools=bools), offsets
     others = {i: row for i, row in enumerate(rows) if not isinstance(row, torch.Tensor)}
-    their_offsets = _offsets([lengths[i] for i in others])
-    moved = transfer.to_device(_flatten_host(others, their_offsets, name, host, bools=bools), device, name)
-    parts, start = {}, 0
-    for i in others:
-        parts[i] = moved[start : start + lengths[i]]
-        start += lengths[i]
-    wish = "bool or integers" if bools else "integers"
-    for i, row in enumerate(rows):
-        if i not in parts:
-            parts[i] = _integers(row, f"{name}[{i}]", wish, bools=bools).to(torch.int64)
-    return torch.cat([parts[i] for i in range(len(rows))]), offsets
-
-
-def _offsets(lengths: list[int]) -> torch.Tensor:
-    """[N+1] int64 offsets of rows of these lengths."""
-    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-    offsets[1:] = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
-    return offsets
+    sizes = [lengths[i] for i in others]
+    flat = _flatten_host(others, torch.tensor([0, *sizes]).cumsum(0), name, host, bools=bools)
+    moved = iter(torch.split(transfer.to_device(flat, device, name), sizes))  # together, in one copy
+    parts = [
+        next(moved) if i in others else _integers(row, f"{name}[{i}]", bools=bools).to(torch.int64)
+        for i, row in enumerate(rows)
+    ]
+    return torch.cat(parts), offsets
 
 
 def _flatten_host(rows: dict[int, Any], offsets: torch.Tensor, name: str, host: Texts, *, bools: bool) -> torch.Tensor:
     """Rows of integers on the host, by number, as flat values [E] int64."""
     if rows and all(isinstance(row, (torch.Tensor, np.ndarray)) for row in rows.values()):
-        wish = "bool or integers" if bools else "integers"
-        tensors = [_integers(row, f"{name}[{i}]", wish, bools=bools) for i, row in rows.items()]
-        flat = torch.cat([tensor.to(torch.int64) for tensor in tensors])
+        flat = torch.cat([_integers(row, f"{name}[{i}]", bools=bools).to(torch.int64) for i, row in rows.items()])
         if flat.numel() != int(offsets[-1]):
             raise ValueError(
                 f"{name} must hold rows as long as their len() says, {int(offsets[-1])} items in all, "

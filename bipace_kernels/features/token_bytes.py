@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +14,6 @@ from ..inputs import transfer
 
 ALL_CHECKED_UP_TO = 1 << 14  # larger tables are checked on every k-th id and on all added tokens
 SEQUENCES, SEQUENCE_LENGTH = 64, 24  # checked in addition to single tokens
-
-
-class _OnDevice(NamedTuple):
-    offsets: torch.Tensor
-    bytes: torch.Tensor
-    copied: transfer.Copied | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +28,9 @@ class TokenBytes:
 
     offsets: torch.Tensor
     bytes: torch.Tensor
-    _kept: dict[torch.device, _OnDevice] = field(default_factory=dict, init=False, repr=False)
+    _kept: dict[torch.device, tuple[list[torch.Tensor], transfer.Copied | None]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         for name, value, dtype in (("offsets", self.offsets, torch.int64), ("bytes", self.bytes, torch.uint8)):
@@ -67,12 +63,12 @@ class TokenBytes:
             return self.offsets, self.bytes
         device = torch.empty(0, device=device).device  # with its number
         if device not in self._kept:
-            offsets, data = transfer.to_device_together([self.offsets, self.bytes], device, "token_bytes")
-            self._kept[device] = _OnDevice(offsets, data, transfer.Copied.to(device))
-        made = self._kept[device]
-        if made.copied is not None:
-            made.copied.wait(made.offsets)
-        return made.offsets, made.bytes
+            moved = transfer.to_device_together([self.offsets, self.bytes], device, "token_bytes")
+            self._kept[device] = moved, transfer.Copied.to(device)
+        (offsets, data), copied = self._kept[device]
+        if copied is not None:
+            copied.wait(offsets)
+        return offsets, data
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
@@ -121,7 +117,8 @@ def token_bytes(tokenizer: Any) -> TokenBytes:
     np.cumsum([len(part) for part in parts], out=offsets[1:])
     data = np.frombuffer(b"".join(parts), np.uint8).copy()
     table = TokenBytes(torch.from_numpy(offsets), torch.from_numpy(data))
-    _verify(backend, parts, sorted(added), strips_space=_strips_space(spec))
+    strips_space = any(step["type"] in ("Metaspace", "Strip") for step in _decoder_steps(spec))
+    _verify(backend, parts, sorted(added), strips_space=strips_space)
     return table
 
 
@@ -199,10 +196,6 @@ def _decoder(spec: dict[str, Any]) -> Callable[[str], bytes]:
         return _utf8(token)
 
     return pieces
-
-
-def _strips_space(spec: dict[str, Any]) -> bool:
-    return any(step["type"] in ("Metaspace", "Strip") for step in _decoder_steps(spec))
 
 
 def _byte_alphabet() -> list[str]:

@@ -80,12 +80,12 @@ class Consumer:
                 f"attention_mask covers {mask.shape[1]} tokens where the forward has {width}: this looks like a "
                 "forward with a cache; set `enabled` of the tap to False while tokens are generated."
             )
-        lengths, start, alive = _rows_of(cu, mask, n_batch, width, tokens.device)
+        n_rows = n_batch if cu is None else len(cu) - 1
         if positions is None:
-            positions = self._take(len(lengths))
+            positions = self._take(n_rows)
         if cu is None and not isinstance(positions, Positions):
             self._check_whole(positions, mask, given.get("position_ids"))
-        spans, row, bad = _spans(positions, lengths, start, alive, None if cu is None else cu.to(tokens.device))
+        spans, row, bad = _spans(positions, tokens, mask, None if cu is None else cu.to(tokens.device))
         self._refuse(
             bad.any(),
             f"positions must be tokens of their rows, but one of row {{}} is outside its {width} columns or on "
@@ -93,7 +93,7 @@ class Consumer:
             lambda: self._rows + int(row[bad][0]),
         )
         self._row_index.append(row + self._rows)
-        self._rows += len(lengths)
+        self._rows += n_rows
         return spans
 
     def _packed(self, given: dict[str, Any], n_batch: int) -> Tensor | None:
@@ -159,21 +159,15 @@ def _cu_seqlens(value: Any) -> Tensor | None:
     return cu
 
 
-def _rows_of(
-    cu: Tensor | None, mask: Any, n_batch: int, width: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Columns [R], first token [R] and attended tokens [R, T] (None: all) of each row."""
-    lengths = torch.full((n_batch,), width, device=device) if cu is None else cu.to(device).diff()
-    alive = mask != 0 if cu is None and isinstance(mask, Tensor) and mask.ndim == 2 else None
-    start = torch.zeros_like(lengths) if alive is None or not width else alive.to(torch.int8).argmax(1)
-    return lengths, start, alive
-
-
 def _spans(
-    positions: Positions | int | str, lengths: Tensor, start: Tensor, alive: Tensor | None, cu: Tensor | None
+    positions: Positions | int | str, tokens: Tensor, mask: Any, cu: Tensor | None
 ) -> tuple[Spans, Tensor, Tensor]:
     """Spans, the row [n] of each on the CPU, and which positions [n] are not tokens of their rows."""
-    device, n_rows = lengths.device, len(lengths)
+    device, (n_batch, width) = tokens.device, tokens.shape[:2]
+    lengths = torch.full((n_batch,), width, device=device) if cu is None else cu.diff()
+    alive = mask != 0 if cu is None and isinstance(mask, Tensor) and mask.ndim == 2 else None  # [R, T]; None: all
+    start = torch.zeros_like(lengths) if alive is None or not width else alive.to(torch.int8).argmax(1)
+    n_rows = len(lengths)
     if isinstance(positions, Positions):
         own = positions.row()
         row, column = own.to(device), positions.column.to(device)

@@ -95,7 +95,7 @@ def prompts_of(
     else:
         rows, first, width = _padded(input_ids, attention_mask)
         widths = [width] * len(rows)
-    number: dict[bytes, int] = {}
+    of_tokens: dict[bytes, int] = {}
     distinct: list[Tensor] = []
     wanted: list[set[int]] = []
     of_state: list[tuple[int, int]] = []
@@ -104,7 +104,7 @@ def prompts_of(
             of_state += [(-1, 0)] * len(columns)
             continue
         row = row[: max(columns) + 1]
-        prompt = number.setdefault(row.numpy().tobytes(), len(distinct))
+        prompt = of_tokens.setdefault(row.numpy().tobytes(), len(distinct))
         if prompt == len(distinct):
             if n_ids is not None:
                 _check_ids(row, n_ids, f"{name}[{i}]")
@@ -115,14 +115,10 @@ def prompts_of(
     order = sorted(range(len(distinct)), key=lambda i: -len(distinct[i]))
     states = [(i, column) for i in order for column in sorted(wanted[i])]
     place = {state: k for k, state in enumerate(states)}
-    return Prompts(
-        [distinct[i] for i in order],
-        Positions(
-            torch.tensor([column for _, column in states], dtype=torch.int64),
-            torch.tensor([0, *itertools.accumulate(len(wanted[i]) for i in order)], dtype=torch.int64),
-        ),
-        torch.tensor([place.get(state, -1) for state in of_state], dtype=torch.int64),
-    )
+    column = torch.tensor([column for _, column in states], dtype=torch.int64)
+    offsets = torch.tensor([0, *itertools.accumulate(len(wanted[i]) for i in order)])
+    number = torch.tensor([place.get(state, -1) for state in of_state], dtype=torch.int64)
+    return Prompts([distinct[i] for i in order], Positions(column, offsets), number)
 
 
 def _columns(positions: Any, rows: list[Tensor], first: list[int], widths: list[int]) -> list[list[int]]:

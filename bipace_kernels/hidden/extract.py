@@ -67,22 +67,10 @@ def extract(
     """
     if not isinstance(pooling, str):
         raise TypeError(f"pooling must be one of 'last', 'mean', 'attention', got {pooling!r}; see extract_layers().")
-    rows = extract_layers(
-        model,
-        input_ids,
-        attention_mask,
-        [layer],
-        positions=positions,
-        pooling=pooling,
-        normalize=normalize,
-        dtype=dtype,
-        token_budget=token_budget,
-        packed=packed,
-        progress=progress,
-        group=group,
-        backend=backend,
-    )
-    return next(iter(rows.values()))
+    rows: dict[str, Any] = {"positions": positions, "pooling": pooling, "normalize": normalize, "dtype": dtype}
+    forwards: dict[str, Any] = {"token_budget": token_budget, "packed": packed, "progress": progress, "group": group}
+    states = extract_layers(model, input_ids, attention_mask, [layer], **rows, **forwards, backend=backend)
+    return next(iter(states.values()))
 
 
 def extract_layers(

@@ -103,13 +103,14 @@ class Layout(Handled):
             dispatch.check_device(device)
             sizes = {name: getattr(self, name) for name in _SIZES}
             tensors = {name: getattr(self, name) for name in _TENSORS} | {"source": self.source()}
+            started = None
             if device.type != "cpu":
                 tensors["_trajectory_of_record"] = self.trajectory_of_record()
                 present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
                 moved = transfer.to_device_together(list(present.values()), device, "layout")
                 tensors |= zip(present, moved, strict=True)
-            records = Records(device=device, **sizes, **tensors)
-            made = self._kept[device] = records, transfer.Copied.to(device)
+                started = transfer.Copied.to(device)
+            made = self._kept[device] = Records(device=device, **sizes, **tensors), started
         records, copied = made
         if copied is not None:
             copied.wait(records.order)
