@@ -12,8 +12,6 @@ from ..inputs.columns import check_check
 from ..inputs.fingerprints import take_fingerprints
 from ..inputs.layout import Layout
 
-NAME = "action_fingerprint"
-
 
 def action_clusters(
     action_fingerprint: Any,
@@ -57,8 +55,9 @@ def action_clusters(
     check_check(check)
     if on_invalid not in ("raise", "singleton"):
         raise ValueError(f'on_invalid must be "raise" or "singleton", got {on_invalid!r}.')
-    rows = take_fingerprints(action_fingerprint, group, trajectory, step, layout, backend, num_threads, NAME)
+    named = {"action_fingerprint": action_fingerprint}
+    rows = take_fingerprints(group, trajectory, step, layout, backend, num_threads, **named)
     if epsilon == 0:  # equality needs no direction: one more equal entry gives each row one
         one = rows.matrix.new_ones(len(rows.matrix), 1)
         rows = replace(rows, matrix=torch.cat([rows.matrix, one], dim=1))
-    return rows.to_rows(rows.labels(float(epsilon), rows.usable(check, on_invalid, NAME)))
+    return rows.to_rows(rows.labels(float(epsilon), rows.usable(check, on_invalid)))

@@ -52,7 +52,7 @@ def cluster(
     """
     epsilons = _epsilons(epsilon)
     check_check(check)
-    rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
+    rows = take_fingerprints(group, trajectory, step, layout, backend, num_threads, fingerprint=fingerprint)
     usable = rows.usable(check)
     if isinstance(epsilons, float):
         return rows.to_rows(rows.labels(epsilons, usable))

@@ -128,7 +128,7 @@ class EpsilonController:
         input is an error as in `cluster()`.  With a layout it synchronizes with a GPU once, to copy the labels of the
         grid to the host, and once more for the returns under "value_r2".
         """
-        rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
+        rows = take_fingerprints(group, trajectory, step, layout, backend, num_threads, fingerprint=fingerprint)
         reward = self._check_returns(returns, rows.layout, trajectory, layout)
         grid, here = self._grid()
         self._updates += 1
@@ -188,13 +188,13 @@ class EpsilonController:
 
     def _choose(self, points: list[_Point], here: int) -> tuple[int, str]:
         """The point to take, and the reason."""
-        if self.objective == "value_r2":
-            best = self._best_r2(points, here)
-            if best is not None:
-                return best
-            chosen, reason = self._by_median(points, here)
-            return chosen, f"{reason}; no ε within one step has its median in the band and a value R²"
-        return self._by_median(points, here)
+        if self.objective == "median":
+            return self._by_median(points, here)
+        best = self._best_r2(points, here)
+        if best is not None:
+            return best
+        chosen, reason = self._by_median(points, here)
+        return chosen, f"{reason}; no ε within one step has its median in the band and a value R²"
 
     def _by_median(self, points: list[_Point], here: int) -> tuple[int, str]:
         """The point of objective "median"."""

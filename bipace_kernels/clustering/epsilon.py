@@ -50,7 +50,7 @@ def choose_epsilon(
     """
     band, bounds = pair(band, "band", 1.0, float("inf")), pair(bounds, "bounds", *RADII)
     probes = checks.integer_at_least(probes, "probes", 1)
-    rows = take_fingerprints(fingerprint, group, trajectory, step, layout, backend, num_threads)
+    rows = take_fingerprints(group, trajectory, step, layout, backend, num_threads, fingerprint=fingerprint)
     if rows.layout.n_records == 0:
         raise ValueError("fingerprint must have at least one row to choose epsilon from, got none.")
     rows.usable("now")

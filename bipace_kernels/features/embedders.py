@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -238,17 +238,8 @@ class Sentence:
 
 def _distinct(states: Any, kinds: tuple[type, ...]) -> tuple[list[Any], Tensor]:
     """The distinct texts by first appearance, and [N] int64 index of each state's text."""
-    if isinstance(states, np.ndarray) and states.ndim == 1:
-        states = states.tolist()
-    wish = " or ".join(kind.__name__ for kind in kinds)
-    if isinstance(states, (str, bytes)) or not isinstance(states, Sequence):
-        raise TypeError(
-            f"states must be a list of {wish}, got {checks.type_name(states)}; put a single one into a list."
-        )
-    for i, text in enumerate(states):
-        if not isinstance(text, kinds):
-            raise TypeError(f"states must all be {wish}, got {checks.type_name(text)} at index {i}; render it first.")
-    return list(dict.fromkeys(states)), number_objects(states, "states")
+    texts = checks.texts(states, "states", kinds)
+    return list(dict.fromkeys(texts)), number_objects(texts, "states")
 
 
 def _are_prompts(states: Any) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..backends import dispatch, threads
-from ..inputs import transfer
+from ..inputs import checks, transfer
 
 
 def ngram_fingerprint(
@@ -41,19 +41,8 @@ def ngram_fingerprint(
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
             raise ValueError(f"{name} must be an int in [1, {most}], got {value!r}.")
     threads.checked(num_threads)
-    if isinstance(texts, np.ndarray) and texts.ndim == 1:
-        texts = texts.tolist()
-    if not isinstance(texts, (list, tuple)):
-        raise TypeError(
-            f"texts must be a list of str or bytes, got {type(texts).__name__}; put a single text into a list."
-        )
-    items = tuple(texts)
+    items = checks.texts(texts, "texts")
     if not set(map(type, items)) <= {str, bytes}:
-        for i, text in enumerate(items):
-            if not isinstance(text, (str, bytes)):
-                raise TypeError(
-                    f"texts must all be str or bytes, got {type(text).__name__} at index {i}; render it first."
-                )
         # The real content of a subclass, whose __len__ and encode() may be wrong.
         items = tuple(str.__str__(text) if isinstance(text, str) else bytes(memoryview(text)) for text in items)
     place = _device(device)

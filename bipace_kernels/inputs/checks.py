@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,6 +215,21 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 64:
         return "an integer of more than 64 bits"
     return type_name(value) if isinstance(value, (torch.Tensor, np.ndarray)) else repr(value)
+
+
+def texts(values: Any, name: str, kinds: tuple[type, ...] = (str, bytes)) -> tuple[Any, ...]:
+    """The items of a sequence of texts, which cannot change any more."""
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        values = values.tolist()
+    wish = " or ".join(kind.__name__ for kind in kinds)
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a list of {wish}, got {type_name(values)}; put a single one into a list.")
+    items = tuple(values)
+    if not set(map(type, items)) <= set(kinds):
+        for i, text in enumerate(items):
+            if not isinstance(text, kinds):
+                raise TypeError(f"{name} must all be {wish}, got {type_name(text)} at index {i}; render it first.")
+    return items
 
 
 def take_rows(values: Any, rows: Tensor) -> Any:

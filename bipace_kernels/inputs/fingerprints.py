@@ -26,6 +26,7 @@ Tensor = torch.Tensor
 class Fingerprints:
     """Rows to be clustered, with one backend's stages for them."""
 
+    name: str  # of the argument, for errors
     backend: Backend
     layout: Layout
     matrix: Tensor  # [N, D] float32 | bfloat16 | float16, on the stages' device
@@ -36,12 +37,14 @@ class Fingerprints:
         with _threads.using(self.threads):
             return self.backend.clusters.scan_rows(self._records, self.matrix)
 
-    def usable(self, check: str, on_invalid: str = "raise", name: str = "fingerprint") -> Tensor | None:
+    def usable(self, check: str, on_invalid: str = "raise") -> Tensor | None:
         """[M] which rows have a direction, None: all.  ValueError for bad rows, if they are read at the call."""
         state = self.row_states()
         if on_invalid == "singleton" or (self.backend.deferred and check == "auto"):
             return state == 0
-        check_fingerprint(self.layout, state.cpu(), "correct them or mask them by valid=False in the layout.", name)
+        check_fingerprint(
+            self.layout, state.cpu(), "correct them or mask them by valid=False in the layout.", self.name
+        )
         return None
 
     def labels(self, epsilon: float, usable: Tensor | None) -> Tensor:
@@ -68,21 +71,21 @@ class Fingerprints:
 
 
 def take_fingerprints(
-    fingerprint: Any, group: Any, trajectory: Any, step: Any, layout: Layout | None, backend: str, num_threads: Any,
-    name: str = "fingerprint",
-) -> Fingerprints:  # fmt: skip
-    """Fingerprints of a call's arguments, checked for everything but values.  name: the argument's name in errors."""
+    group: Any, trajectory: Any, step: Any, layout: Layout | None, backend: str, num_threads: Any, **named: Any
+) -> Fingerprints:
+    """Fingerprints of a call, checked for everything but values.  named: the argument that holds them."""
+    ((name, fingerprint),) = named.items()
     if fingerprint is None:
         example = "hidden states or ngram_fingerprint(texts)" if name == "fingerprint" else "embeddings of the actions"
         raise ValueError(f"{name} is missing; pass [N, D] features, e.g. {example}.")
     dispatch.check_name(backend)
-    columns = {name: fingerprint, "group": group, "trajectory": trajectory, "step": step}
-    device, fingerprint, group, trajectory, step = interop.tensors(**columns)
+    arguments = {**named, "group": group, "trajectory": trajectory, "step": step}
+    device, fingerprint, group, trajectory, step = interop.tensors(**arguments)
     chosen = dispatch.choose(backend, device)
     threads = _threads.checked(num_threads)
     lay = _layout(group, trajectory, step, layout)
     matrix = to_device(checks.fingerprint_matrix(fingerprint, lay.n_rows, name), device, name)
-    return Fingerprints(chosen, lay, matrix, threads)
+    return Fingerprints(name, chosen, lay, matrix, threads)
 
 
 def _layout(group: Any, trajectory: Any, step: Any, layout: Layout | None) -> Layout:
