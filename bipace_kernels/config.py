@@ -183,14 +183,8 @@ class Config(Handled, Fields, Derived):
         """
         row = VALUES.get(str(value))
         partition = "exact" if row is not None and row.has_clusters else "none"
-        given = {
-            "partition": partition,
-            "estimator": "gae",
-            "value": value,
-            "step_norm": "batch",
-            "episode_weight": 0.0,
-        }
-        return cls._of({**given, **changes})
+        defaults = {"partition": partition, "step_norm": "batch", "episode_weight": 0.0}
+        return cls._of({**defaults, "estimator": "gae", "value": value, **changes})
 
 
 Config.__doc__ = (

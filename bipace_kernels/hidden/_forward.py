@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,13 +66,11 @@ class Consumer:
                 raise ValueError(
                     f"cu_seqlens needs packed input [1, nnz], but the forward has {n_batch} rows; leave it out there."
                 )
-            wrong = (cu[0] != 0) | (cu[-1] > width) | (cu.diff() < 0).any()
-            self._refuse(
-                wrong,
-                f"cu_seqlens must begin with 0, never decrease and end within the forward's {width} tokens, got {{}}; "
-                "give the offsets of its sequences.",
-                lambda: cu.tolist()[:9],
-            )
+            if self._is_set((cu[0] != 0) | (cu[-1] > width) | (cu.diff() < 0).any()):
+                raise ValueError(
+                    f"cu_seqlens must begin with 0, never decrease and end within the forward's {width} tokens, got "
+                    f"{cu.tolist()[:9]}; give the offsets of its sequences."
+                )
         mask = given.get("attention_mask")
         if cu is None and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] != width:
             raise ValueError(
@@ -86,12 +83,11 @@ class Consumer:
         if cu is None and not isinstance(positions, Positions):
             self._check_whole(positions, mask, given.get("position_ids"))
         spans, row, bad = _spans(positions, tokens, mask, None if cu is None else cu.to(tokens.device))
-        self._refuse(
-            bad.any(),
-            f"positions must be tokens of their rows, but one of row {{}} is outside its {width} columns or on "
-            "padding; count columns of the tensor that the model sees, padding included.",
-            lambda: self._rows + int(row[bad][0]),
-        )
+        if self._is_set(bad.any()):
+            raise ValueError(
+                f"positions must be tokens of their rows, but one of row {self._rows + int(row[bad][0])} is outside "
+                f"its {width} columns or on padding; count columns of the tensor that the model sees, padding included."
+            )
         self._row_index.append(row + self._rows)
         self._rows += n_rows
         return spans
@@ -126,20 +122,19 @@ class Consumer:
             raise ValueError(
                 "positions 'last' needs an attention_mask of shape [B, T] in the forward; give the columns."
             )
-        if mask is None and isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[0] == 1:
-            self._refuse(
-                (ids[0, 1:] <= ids[0, :-1]).any(),
-                "positions {} on packed input needs cu_seqlens: the forward's position_ids restart inside the row; "
-                "give tap() or expect() the offsets of its sequences.",
-                lambda: repr(positions),
+        one_row = mask is None and isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[0] == 1
+        if one_row and self._is_set((ids[0, 1:] <= ids[0, :-1]).any()):
+            raise ValueError(
+                f"positions {positions!r} on packed input needs cu_seqlens: the forward's position_ids restart inside "
+                "the row; give tap() or expect() the offsets of its sequences."
             )
 
-    def _refuse(self, wrong: Tensor, text: str, fact: Callable[[], Any]) -> None:
-        """Raises ValueError at once on the CPU; on a device sets a flag, which rows() reads."""
-        if wrong.device.type != "cpu":
-            self._outside = wrong if self._outside is None else self._outside | wrong
-        elif bool(wrong):
-            raise ValueError(text.format(fact()))
+    def _is_set(self, wrong: Tensor) -> bool:
+        """The flag of an error, on the CPU; one on a device is kept for rows() to read."""
+        if wrong.device.type == "cpu":
+            return bool(wrong)
+        self._outside = wrong if self._outside is None else self._outside | wrong
+        return False
 
 
 def hidden_of(output: Any) -> Tensor:

@@ -112,12 +112,27 @@ class Extraction:
         """
         if len(self.layers) > 1:
             raise ValueError(f"read() returns one layer, but there are {len(self.layers)}; use read_layers().")
-        return self._read(outputs, prompt_lengths)[:, 0]
+        return self.read_layers(outputs, prompt_lengths)[self.layers[0]]
 
     def read_layers(self, outputs: Sequence[Any], prompt_lengths: Any = None) -> dict[Layer, Tensor]:
         """read() for all layers of the same files: {Layer: [B, D]}."""
-        rows = self._read(outputs, prompt_lengths)
-        return {layer: rows[:, i].contiguous() for i, layer in enumerate(self.layers)}
+        requests = _requests(outputs, prompt_lengths)
+        rows: dict[_Request, Tensor] = {}
+        for request in dict.fromkeys(requests):
+            self._check_inside(request.path)
+            self._wait(request.path)
+            rows[request] = self._row(request)
+            width, first = rows[request].shape[1], rows[requests[0]].shape[1]
+            if width != first:
+                raise ValueError(
+                    f"{request.path} has states of width {width}, {requests[0].path} of {first}: they are from "
+                    "different models; give each engine its own folder."
+                )
+        for path in [] if self.keep else [path for request in rows for path in _siblings(request)]:
+            with contextlib.suppress(TimeoutError):  # a sample that was never written: there is nothing to remove
+                self._wait(path)
+                self._remove(path)
+        return {layer: torch.stack([rows[request][i] for request in requests]) for i, layer in enumerate(self.layers)}
 
     def follow(self, count: int | None = None) -> Iterator[tuple[str, Tensor]]:
         """Request ids (file names) and their rows [layers, D], as the files of the folder become complete.
@@ -151,27 +166,6 @@ class Extraction:
             time.sleep(POLL_S)
 
     # ------------------------------------------------------------------------------------------------------- inside
-
-    def _read(self, outputs: Sequence[Any], prompt_lengths: Any) -> Tensor:  # [B, layers, D]
-        requests = _requests(outputs, prompt_lengths)
-        rows: dict[_Request, Tensor] = {}
-        for request in requests:
-            if request in rows:
-                continue
-            self._check_inside(request.path)
-            self._wait(request.path)
-            rows[request] = self._row(request)
-            width, first = rows[request].shape[1], rows[requests[0]].shape[1]
-            if width != first:
-                raise ValueError(
-                    f"{request.path} has states of width {width}, {requests[0].path} of {first}: they are from "
-                    "different models; give each engine its own folder."
-                )
-        for path in [] if self.keep else [path for request in rows for path in _siblings(request)]:
-            with contextlib.suppress(TimeoutError):  # a sample that was never written: there is nothing to remove
-                self._wait(path)
-                self._remove(path)
-        return torch.stack([rows[request] for request in requests])
 
     def _wait(self, path: Path) -> None:
         deadline = time.monotonic() + self.timeout_s
