@@ -1,9 +1,9 @@
 """GPU resources of the Triton kernels, from the compiled code; needs no GPU (`python -m bench resources`).
 
-Every module of `bipace_kernels.backends.triton` with kernels has `main_path()`: (kernel, signature, constexprs, options)
-of each configuration that a usual call launches, and the architectures where not all of them launch it. Each is compiled
-ahead to machine code; registers, stack and local memory come from `cuobjdump -res-usage` (the toolkit's or Triton's own),
-dynamic shared memory from Triton. A stack or local memory means that registers were spilled to device memory.
+The stages of `bipace_kernels.backends.triton` are called as usual, and Triton is stopped where it would compile for the
+launch. Each configuration found so is compiled ahead to machine code; registers, stack and local memory come from
+`cuobjdump -res-usage` (the toolkit's or Triton's own), dynamic shared memory from Triton. A stack or local memory means
+that registers were spilled to device memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -20,6 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch
+
+import bipace_kernels as bk
 
 from . import report
 
@@ -77,15 +81,90 @@ class Usage:
         return self.stack > 0 or self.local > 0
 
 
+class StandIn:
+    """As much of a Triton driver as it takes to compile for a launch, for an sm_90."""
+
+    def get_current_device(self) -> str:
+        return "stand-in"  # compiled kernels are kept per device: these must not be taken for a real one's
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+
+
 def launches() -> list[Launch]:
-    """Every configuration that the modules of backends.triton name as their main path."""
-    package = importlib.import_module("bipace_kernels.backends.triton")
-    found = []
-    for info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{package.__name__}.{info.name}")
-        if hasattr(module, "main_path"):
-            found += [Launch(info.name, *entry) for entry in module.main_path()]
-    return found
+    """Every configuration that usual calls of the stages launch, each once."""
+    jit = importlib.import_module("triton.runtime.jit")
+    driver = importlib.import_module("triton.runtime.driver").driver
+    knobs = importlib.import_module("triton").knobs.runtime
+    large = importlib.import_module("bipace_kernels.backends.triton.gram").LARGE
+    found: dict[str, Launch] = {}
+    options: dict[str, Any] = {}
+    run = jit.JITFunction.run
+
+    def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        options.clear()
+        options.update({name: value for name, value in kwargs.items() if name not in self.arg_names})
+        run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    def compile_for_it(*, fn: Any, compile: Mapping[str, Any], **rest: Any) -> bool:
+        kernel = fn.jit_function
+        constexprs = {kernel.arg_names[place[0]]: value for place, value in compile["constants"].items()}
+        archs = (90, 100) if constexprs.get("BLOCK_K") == large["BLOCK_K"] else ARCHITECTURES
+        module = kernel.__module__.rpartition(".")[2]
+        one = Launch(module, kernel, dict(compile["signature"]), constexprs, dict(options), archs)
+        found.setdefault(f"{one.name}: {one.variant}", one)
+        return True  # and nothing is compiled
+
+    with (
+        mock.patch.object(jit.JITFunction, "run", launch),
+        mock.patch.object(knobs, "jit_cache_hook", compile_for_it),
+        mock.patch.object(driver, "_active", StandIn()),
+    ):
+        _call_stages()
+    critic = importlib.import_module("bipace_kernels.backends.triton.critic")
+    return [*found.values(), *(Launch("critic", *entry) for entry in critic.main_path())]
+
+
+def _call_stages() -> None:
+    """Usual calls of the stages, on CPU tensors that pass for a GPU's; no value is read."""
+    keys, clusters, combine, episode, gram, numbering, returns, values = (
+        importlib.import_module(f"bipace_kernels.backends.triton.{name}")
+        for name in ["action_keys", "clusters", "combine", "episode", "gram", "numbering", "returns", "values"]
+    )
+    n = 2 * 4 * 100
+    rows, floats, codes = torch.arange(n), torch.zeros(n), torch.zeros(n, dtype=torch.int64)
+    true = torch.ones(n, dtype=torch.bool)
+    usual = bk.layout(rows // 400, rows // 100, rows % 100).on(torch.device("cpu"))
+    masked = dataclasses.replace(usual, usable=true, taken=true, spoilt=true[: usual.n_trajectories])
+
+    states = torch.empty(n, 3584, dtype=torch.bfloat16)
+    for x, tile in ((states, gram.LARGE), (states, gram.SMALL), (states.half(), gram.LARGE), (states.float(), None)):
+        clusters.cluster_sweep(masked, x, [0.1], clusters.Cut(tile=tile))
+    clusters.cluster_sweep(masked, states, [0.0, 0.1, 0.2])
+    clusters.scan_rows(masked, states)
+    numbering.dense_labels(torch.arange(numbering.FEW + 1))
+
+    returns.all_returns(usual, floats.double(), true, 0.95)
+    returns.discounted_returns(usual, floats.double(), 0.95)
+    returns.trajectory_returns(usual, floats.double())
+    for scope in ("trajectory", "step"):
+        episode.episode_advantage(masked, floats[: usual.n_trajectories], scope, "std", "zero", 1e-6)
+    for records in (usual, dataclasses.replace(usual, longest_group=values.SORT_FROM + 1)):
+        for estimator, norm in (("mean", "none"), ("mean", "std"), ("q_style", "none"), ("diff_peer", "none")):
+            values.step_advantage(records, floats, codes, codes, estimator, norm, 1e-6)
+    values.hgpo_advantage(usual, floats, codes.expand(3, n).clone(), floats, "none", 1e-6, 1.0, True)
+    terms = importlib.import_module("bipace_kernels.backends.schema").Terms(codes, floats, codes.to(torch.uint8))
+    combine.combine(masked, floats, floats, terms, (1.0, 0.5))
+
+    table = torch.arange(257), torch.arange(256, dtype=torch.uint8)
+    ids = torch.zeros(2, 200, dtype=torch.int64)
+    for mode in ("first_n", "action_tag", "text"):
+        how = {"mode": mode, "n": 8, "longest_row": 200, "cut": keys.CUT}
+        keys.hash_token_ids(ids, None, ids > 0, *table, **how)
+        keys.hash_token_ids(ids.view(-1), torch.tensor([0, 200, 400]), ids.view(-1), *table, **how)
 
 
 def compile_ahead(launch: Launch, arch: int) -> Usage:

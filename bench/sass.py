@@ -1,7 +1,8 @@
 """What the chain of the CUDA scan costs, read off its machine code (`python -m bench sass`); no GPU takes part.
 
-One decision waits for the one before, so a group takes its records times one turn of the decision loop of csrc/cuda/scan.h.  The
-loop is found in what nvcc makes for sm_90a: the smallest one with a reciprocal square root, which a join needs.
+One decision waits for the one before, so a group takes its records times one turn of the decision loop of
+csrc/cuda/clusters.cu.  The loop is found in what nvcc makes for sm_90a: the smallest one with a reciprocal square root,
+which a join needs.
 Counted is a turn that joins.  In each instruction the compiler has written how long the next one waits, which of six scoreboards it
 sets, and which it waits for: a model of cycles follows, of one warp by itself, with the latencies below.  They are published
 measurements of an H100 by others; the model has not been calibrated on a GPU and is good for comparing one version with another.

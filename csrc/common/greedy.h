@@ -1,5 +1,5 @@
 // The two decisions of the greedy clustering and the update of similarities by a join, shared by all backends (the CUDA
-// scan takes the hardware's own root and divisions: join_quickly in cuda/scan.h).
+// scan takes the hardware's own root and divisions: join_quickly in cuda/clusters.cu).
 #pragma once
 
 #include "common/hd.h"

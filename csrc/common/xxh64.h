@@ -6,6 +6,9 @@
 
 namespace bipace {
 
+// Seeds of action keys: they keep the kinds of key apart, so that equal bytes under different meanings differ.
+constexpr uint64_t kSeedFirstN = 1, kSeedActionTag = 2, kSeedTextPrefix = 3, kSeedText = 4;
+
 constexpr uint64_t kXxhPrime1 = 0x9E3779B185EBCA87ull;
 constexpr uint64_t kXxhPrime2 = 0xC2B2AE3D27D4EB4Full;
 constexpr uint64_t kXxhPrime3 = 0x165667B19E3779F9ull;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "common/action_keys.h"
+#include "common/xxh64.h"
 
 namespace bipace {
 

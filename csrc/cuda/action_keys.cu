@@ -7,7 +7,6 @@
 //   find   start and end of the body of the first <action>…</action>, without the white space at its ends; up to the
 //          tag, tokens without a < are not spelt, 32 at a time
 //   hash   its bytes, lowered; or the first n valid ids if there is no such body
-#include "common/action_keys.h"
 #include "common/xxh64.h"
 #include "cuda/arguments.h"
 #include "cuda/intrinsics.h"

@@ -46,7 +46,7 @@ POINTER(order, const int64_t)     // [M] the row of each record
 INTEGER(dim)                      // D
 INTEGER(row_stride)
 INTEGER(column_stride)
-INTEGER(dtype)                    // Dtype of elements.h
+INTEGER(dtype)                    // Dtype of gram.cu
 POINTER(begins, const int64_t)    // [slots] first record of each group
 POINTER(ends, const int64_t)      // [slots]
 INTEGER(long_group)               // groups of this length or more are not for this launch

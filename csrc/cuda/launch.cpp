@@ -20,10 +20,9 @@ const Kernel*& head() {
 constexpr int64_t kSharedWithoutAsking = 48 * 1024;
 
 std::string described(const Kernel& kernel, const Shape& shape) {
-  std::string text = std::string("CUDA kernel ") + kernel.name + " of " + std::to_string(shape.grid_x) + " × " +
-                     std::to_string(shape.grid_y) + " blocks of " + std::to_string(shape.threads) + " threads, " +
-                     std::to_string(shape.shared) + " bytes of shared memory";
-  return text;
+  return std::string("CUDA kernel ") + kernel.name + " of " + std::to_string(shape.grid_x) + " × " +
+         std::to_string(shape.grid_y) + " blocks of " + std::to_string(shape.threads) + " threads, " +
+         std::to_string(shape.shared) + " bytes of shared memory";
 }
 
 // Errors of work that ran: they persist in the context, and every later call returns them.

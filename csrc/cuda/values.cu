@@ -5,8 +5,9 @@
 // hashing or atomics, and without contributions from other clusters.  In long groups the records are first sorted by
 // label (stably, so that the order of the sums stays the same) and a block only walks over its own clusters.
 #include "common/hgpo.h"
+#include "common/mean.h"
 #include "cuda/arguments.h"
-#include "cuda/estimators.h"
+#include "cuda/intrinsics.h"
 
 namespace bipace {
 namespace {
@@ -115,33 +116,58 @@ struct Walk {
   }
 };
 
-template <typename Sums>
+BIPACE_DEVICE double mean_of(double total, int64_t n) { return total / static_cast<double>(n > 1 ? n : 1); }
+
+// q_style: the mean of the records with the same action (`alike`) against the cluster's.  diff_peer: the record against
+// the mean of those with another action.  Where there are none, the record itself apart: against all others.
+template <bool alike>
 BIPACE_DEVICE void step_of_actions(const StepTermArgs& a) {
   const Walk walk(a);
-  Sums sums{walk.label == kNobody ? 0 : a.action_key[walk.record]};
-  walk.over(
-      [&](int64_t place, bool same, double value, int64_t key) { sums.add(same, place == walk.place, value, key); });
-  walk.write(sums.n, sums.term(walk.value), sums.branch());
+  const int64_t own_key = walk.label == kNobody ? 0 : a.action_key[walk.record];
+  int32_t n = 0, n_chosen = 0;
+  double total = 0.0, chosen = 0.0, rest = 0.0;
+  walk.over([&](int64_t place, bool same, double value, int64_t key) {
+    const bool take = same && (key == own_key) == alike;
+    n += same;
+    n_chosen += take;
+    total += same ? value : 0.0;
+    chosen += take ? value : 0.0;
+    rest += same && place != walk.place ? value : 0.0;
+  });
+  const bool has_peers = n_chosen > (alike ? 1 : 0);
+  const float term = alike && has_peers
+                         ? centred(static_cast<float>(mean_of(chosen, n_chosen)), mean_of(total, n))
+                         : centred(walk.value, has_peers ? mean_of(chosen, n_chosen) : mean_of(rest, n - 1));
+  walk.write(n, term, has_peers ? kPace : kLeaveOneOut);
 }
 
 }  // namespace
 
+// The record against its cluster's mean, optionally divided by σ + δ: a second walk, of squares.
 BIPACE_KERNEL(step_mean, StepTermArgs, kThreads) {
   const Walk walk(a);
-  Mean sums;
-  walk.over([&](int64_t, bool same, double value, int64_t) { sums.add(same, value); });
-  float term = sums.term(walk.value);
+  int32_t n = 0;
+  double total = 0.0, squares = 0.0;
+  walk.over([&](int64_t, bool same, double value, int64_t) {
+    n += same;
+    total += same ? value : 0.0;
+  });
+  const double mean = mean_of(total, n);
+  float term = centred(walk.value, mean);
   if (a.divide) {
-    const double mean = sums.mean();
-    walk.over([&](int64_t, bool same, double value, int64_t) { sums.add_square(same, value, mean); });
-    term = sums.scaled_term(walk.value, a.delta, a.unbiased);
+    walk.over([&](int64_t, bool same, double value, int64_t) {
+      const double difference = value - mean;
+      squares += same ? difference * difference : 0.0;
+    });
+    // If all returns are equal, R − mean is exactly 0, and rounding of σ has no effect.
+    term = scaled(term, sqrt(mean_of(squares, a.unbiased ? n - 1 : n)), a.delta);
   }
-  walk.write(sums.n, term, kPace);
+  walk.write(n, term, kPace);
 }
 
-BIPACE_KERNEL(step_diff_peer, StepTermArgs, kThreads) { step_of_actions<DiffPeer>(a); }
+BIPACE_KERNEL(step_diff_peer, StepTermArgs, kThreads) { step_of_actions<false>(a); }
 
-BIPACE_KERNEL(step_q_style, StepTermArgs, kThreads) { step_of_actions<QStyle>(a); }
+BIPACE_KERNEL(step_q_style, StepTermArgs, kThreads) { step_of_actions<true>(a); }
 
 BIPACE_KERNEL(aggregate_depths, AggregateDepthsArgs, kThreads) {
   const int64_t i = gpu::block() * kThreads + gpu::thread();

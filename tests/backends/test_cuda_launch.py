@@ -143,14 +143,12 @@ def test_a_launch_packs_its_arguments_by_name(launched):
     [
         ({"shortest": ...}, r"find_long_groups: missing arguments \['shortest'\], unknown ones \[\]"),
         ({"shortest": ..., "longest": 5}, r"missing arguments \['shortest'\], unknown ones \['longest'\]"),
-        ({"n_groups": 2.0}, "n_groups must be int64_t, got 2.0"),
-        ({"n_groups": None}, "n_groups must be int64_t, got None"),
-        ({"begins": 0}, "begins must be a tensor or None, got 0"),
+        ({"n_groups": 2.0}, r"find_long_groups: .*\('n_groups', 'INTEGER'\): 2\.0"),
+        ({"n_groups": None}, r"find_long_groups: .*\('n_groups', 'INTEGER'\): None"),
+        ({"begins": 0}, r"find_long_groups: .*\('begins', 'POINTER'\): 0"),
     ],
 )
 def test_wrong_arguments_are_named_and_nothing_is_launched(changed, said, launched):
     with pytest.raises(TypeError, match=said):
         _launch.launch("find_long_groups", 1, 256, device=torch.device("cpu"), **places(**changed))
-    with pytest.raises(RuntimeError, match=r"no CUDA kernel is named nobody; there are .*step_mean"):
-        _launch.launch("nobody", 1, 32, device=torch.device("cpu"))
     assert launched == []

@@ -8,7 +8,7 @@ import torch
 
 import bipace_kernels as bk
 from bipace_kernels.backends import cuda_loader, native_loader
-from bipace_kernels.backends.cuda import _launch
+from bipace_kernels.backends.cuda import _launch, gram
 
 BUILT = "sm_80 sm_90 sm_120 compute_120"
 
@@ -132,8 +132,8 @@ def test_the_detail_names_architectures_and_drivers(fresh, monkeypatch):
     ],
 )
 def test_groups_of_warps_are_for_code_that_has_them(built, capability, has, monkeypatch):
-    _launch._capability.cache_clear()
+    gram._capability.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(_launch, "stand_in", SimpleNamespace(built=built))
-    assert _launch.warpgroups(torch.device("cuda", 0)) == has
-    _launch._capability.cache_clear()
+    assert gram.warpgroups(torch.device("cuda", 0)) == has
+    gram._capability.cache_clear()

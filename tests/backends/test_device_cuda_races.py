@@ -129,8 +129,8 @@ def keys(emulator, monkeypatch):
 
 
 WAYS: dict[str, list[Callable]] = {
-    "scan.h": [few, far, chunks, many],
-    "gram.h": [tall, half, single, extreme],
+    "clusters.cu": [few, far, chunks, many],
+    "gram.cu": [tall, half, single, extreme],
     "values.cu": [pairs],
     "action_keys.cu": [keys],
 }
@@ -183,11 +183,11 @@ def line_of(file: str, function: str, text: str, which: int = 0) -> int:
 @pytest.mark.parametrize(
     ("file", "function", "text", "which", "said"),
     [
-        pytest.param("scan.h", "join_few", "sync_warp", 0, "a race", id="before S is written"),
-        pytest.param("scan.h", "join_few", "sync_warp", 1, "a race", id="before S is read"),
-        pytest.param("scan.h", "decide_group", "sync_block", 2, "a race", id="before decisions are looked at"),
-        pytest.param("scan.h", "apply_all", "copy_wait", 0, "a race|another", id="before rows of G are there"),
-        pytest.param("gram.h", "multiply_by_groups", "sync_block", 0, "a race|before it", id="a stage that is loaded anew"),
+        pytest.param("clusters.cu", "join_few", "sync_warp", 0, "a race", id="before S is written"),
+        pytest.param("clusters.cu", "join_few", "sync_warp", 1, "a race", id="before S is read"),
+        pytest.param("clusters.cu", "decide_group", "sync_block", 2, "a race", id="before decisions are looked at"),
+        pytest.param("clusters.cu", "apply_all", "copy_wait", 0, "a race|another", id="before rows of G are there"),
+        pytest.param("gram.cu", "multiply_by_groups", "sync_block", 0, "a race|before it", id="a stage that is loaded anew"),
     ],
 )  # fmt: skip
 def test_a_planted_fault_is_caught(emulator, file, function, text, which, said):
@@ -201,12 +201,12 @@ def test_rows_that_are_not_aligned_are_no_vectors(tmp_path, emulator, monkeypatc
         target = tmp_path / "csrc" / source.relative_to(_launch.SOURCES)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(source.read_text())
-    elements = tmp_path / "csrc/cuda/elements.h"
-    text = elements.read_text()
+    source = tmp_path / "csrc/cuda/gram.cu"
+    text = source.read_text()
     broken = re.sub(r"return a\.column_stride == 1 && [^;]*;", "return true;", text)
     assert broken != text
-    elements.write_text(broken)
-    faulty = Emulator.load(build([tmp_path / "csrc/cuda/gram.cu"], tmp_path / "out", includes=tmp_path / "csrc"))
+    source.write_text(broken)
+    faulty = Emulator.load(build([source], tmp_path / "out", includes=tmp_path / "csrc"))
 
     def multiply(dim: int) -> None:
         products, ones = torch.empty(1, 128, 128), torch.ones(9)

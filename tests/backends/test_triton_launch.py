@@ -1,7 +1,7 @@
 """What a GPU would be asked to run: every launch of the public calls, compiled just as the launch itself would have it.
 
 A driver that stands in for an sm_90 takes the launches; nothing is computed. So a size, a stride or an option that the
-host code chooses at run time is compiled as it is chosen, and what `main_path()` says of a module can be compared.
+host code chooses at run time is compiled as it is chosen.
 """
 
 import importlib
@@ -16,22 +16,7 @@ import bipace_kernels as bk
 from bipace_kernels.backends import triton_loader
 
 ARCH = 90
-
-
-class _Driver:
-    """As much of a driver as compiling for a launch asks for."""
-
-    def get_current_device(self):
-        return "stand-in"  # compiled kernels are kept per device: these must not be taken for a real one's
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", ARCH, 32)
-
-    def get_active_torch_device(self):
-        return torch.device("cpu")
+NAMED = {launch.name for launch in resources.launches()}
 
 
 @pytest.fixture
@@ -48,7 +33,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(jit.JITFunction, "run", record)
     monkeypatch.setattr(triton_loader, "reason", lambda: "")
     monkeypatch.setattr(triton_loader, "interpreted", lambda: True)
-    monkeypatch.setattr(driver, "_active", _Driver())
+    monkeypatch.setattr(driver, "_active", resources.StandIn())
     return found
 
 
@@ -64,9 +49,8 @@ def _batch(groups=2, rollouts=4, steps=100, dim=3584, dtype=torch.bfloat16):
 
 def _check(launched):
     assert launched, "nothing was launched"
-    named = {(launch.name) for launch in resources.launches()}
     for name, kernel, options in launched:
-        assert name in named, f"{name} is launched, but in no main_path()"
+        assert name in NAMED, f"{name} is launched here, but not by resources.launches()"
         assert isinstance(options.get("enable_fp_fusion"), bool), name
         sizes = resources.read(kernel.asm["cubin"])
         assert (sizes["STACK"], sizes["LOCAL"]) == (0, 0), f"{name} spills: {sizes}"
@@ -77,11 +61,13 @@ def test_stages_without_fingerprints(launched):
     """Called as the pipeline calls them; the stages need nothing of each other's values."""
     x = _batch()
     lay = x.layout.on(torch.device("cpu"))
-    kernels = importlib.import_module("bipace_kernels.backends.triton")
-    kernels.returns.all_returns(lay, x.rewards.double(), None, 0.95)
-    kernels.returns.discounted_returns(lay, x.rewards.double(), 0.95)
-    kernels.returns.trajectory_returns(lay, x.rewards.double())
-    kernels.values.step_advantage(lay, x.rewards, x.codes, x.key, "q_style", "none", 1e-6)
+    returns, values = (
+        importlib.import_module(f"bipace_kernels.backends.triton.{name}") for name in ("returns", "values")
+    )
+    returns.all_returns(lay, x.rewards.double(), None, 0.95)
+    returns.discounted_returns(lay, x.rewards.double(), 0.95)
+    returns.trajectory_returns(lay, x.rewards.double())
+    values.step_advantage(lay, x.rewards, x.codes, x.key, "q_style", "none", 1e-6)
     assert [name for name, *_ in launched] == ["_returns"] * 3 + ["_step"]
     _check(launched)
 

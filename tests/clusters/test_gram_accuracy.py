@@ -3,7 +3,7 @@
 A tensor core adds sixteen products to a sum at once and cuts each off some bits below the last one of the largest.  One bit
 is the fewest that others have measured on a GPU of compute capability 8.0 or newer (an A100; two on an H100).  Even so a float32
 sum of all D elements would be far off.  The kernels begin a new sum every `kSum` stages of `kDepth` elements, and add those
-with rounding (csrc/cuda/gram.h).  With no bit at all, as on a V100, for which there are no kernels, the worst of 24 batches
+with rounding (csrc/cuda/gram.cu).  With no bit at all, as on a V100, for which there are no kernels, the worst of 24 batches
 of 3,584 elements was off by 2.5e-6, and sums of 64 elements would have held.
 """
 
@@ -22,7 +22,7 @@ LIMIT = 2e-6  # of a cosine, by the definition
 
 
 def constant(name: str) -> int:
-    found = re.search(rf"\b{name} = (\d+)", (_launch.SOURCES / "cuda/gram.h").read_text())
+    found = re.search(rf"\b{name} = (\d+)", (_launch.SOURCES / "cuda/gram.cu").read_text())
     assert found is not None, name
     return int(found[1])
 

@@ -24,7 +24,6 @@ Word = Tensor | int | float | None
 SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 WARP = 32
 _FORMATS = {"POINTER": "q", "INTEGER": "q", "REAL": "d"}
-_WANTED = {"POINTER": "a tensor or None", "INTEGER": "int64_t", "REAL": "double"}
 
 
 @dataclass(frozen=True)
@@ -106,16 +105,6 @@ def _of_this_installation() -> Provider:
     raise RuntimeError(f"{why}, and there is no CuPy to compile them")
 
 
-def warpgroups(device: torch.device) -> bool:
-    """Whether the kernels' code for this GPU has BIPACE_WARPGROUPS (csrc/cuda/intrinsics.h)."""
-    return "sm_90a" in provider().built.split() and (device.type != "cuda" or _capability(device) == (9, 0))
-
-
-@functools.cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
 def shared_memory(device: torch.device) -> int:
     """Bytes that a block may ask for."""
     return provider().shared_memory(_index(device))
@@ -141,14 +130,10 @@ def launch(
     """Launches on the tensors' device and its current stream; an empty grid launches nothing.
 
     threads, shared  of a block: a multiple of 32, and bytes
-    arguments        the fields of the kernel's struct.  TypeError names one that is missing, unknown or of another
-                     kind.
+    arguments        the fields of the kernel's struct.  TypeError where one is missing, unknown or of another kind.
     """
     x, y = grid if isinstance(grid, tuple) else (grid, 1)
-    known = kernels().get(kernel)
-    if known is None:
-        raise RuntimeError(f"no CUDA kernel is named {kernel}; there are {', '.join(sorted(kernels()))}.")
-    words = pack(kernel, known, arguments)
+    words = pack(kernel, kernels()[kernel], arguments)
     if not (x and y):
         return
     index = _index(device)
@@ -170,14 +155,5 @@ def pack(name: str, kernel: Kernel, arguments: Mapping[str, Word]) -> bytes:
         for i in kernel.pointers:
             words[i] = 0 if words[i] is None else words[i].data_ptr()
         return kernel.form.pack(*words)
-    except (AttributeError, struct.error):
-        raise TypeError(f"CUDA kernel {name}: {_wrong(fields, arguments)}.") from None
-
-
-def _wrong(fields: Mapping[str, str], arguments: Mapping[str, Word]) -> str:
-    """What is wrong with the first argument of another kind than its field."""
-    fits = {"POINTER": (Tensor, type(None)), "INTEGER": (int,), "REAL": (int, float)}
-    for field, kind in fields.items():
-        if not isinstance(arguments[field], fits[kind]):
-            return f"{field} must be {_WANTED[kind]}, got {arguments[field]!r}"
-    return "a value does not fit its field"
+    except (AttributeError, struct.error) as error:
+        raise TypeError(f"CUDA kernel {name}: {error}, in {dict(zip(fields.items(), words, strict=True))}.") from None

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
 
-from . import _launch
-from ._launch import launch
+from ._launch import launch, provider
 
 Tensor = torch.Tensor
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # csrc/cuda/elements.h
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # csrc/cuda/gram.cu
 UNIT = 128  # sides of matrices are multiples of it, and columns of a tile
 #: Whether groups of four warps feed the tensor cores of GPUs that have it so (9.0); the bits may differ.
 WARPGROUPS = True
 
 
 class Tile(NamedTuple):
-    """A kernel's tile, as in csrc/cuda/gram.h."""
+    """A kernel's tile, as in csrc/cuda/gram.cu."""
 
     kernel: str
     rows: int
@@ -48,8 +48,15 @@ def tile_for(fingerprint: Tensor) -> Tile:
 
 
 def warpgroups(device: torch.device) -> bool:
-    """Whether groups of four warps feed the tensor cores."""
-    return WARPGROUPS and _launch.warpgroups(device)
+    """Whether the kernels' code for this GPU has BIPACE_WARPGROUPS (csrc/cuda/intrinsics.h), and it is used."""
+    if not WARPGROUPS or "sm_90a" not in provider().built.split():
+        return False
+    return device.type != "cuda" or _capability(device) == (9, 0)
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 class Groups(NamedTuple):

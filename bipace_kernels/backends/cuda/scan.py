@@ -1,4 +1,4 @@
-"""Decisions of groups in order, from their Gram matrices: the launch of csrc/cuda/scan.h, and its scratch."""
+"""Decisions of groups in order, from their Gram matrices: the launch of csrc/cuda/clusters.cu, and its scratch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 
 PANEL = 32
 _THREADS = 512
-# Of csrc/cuda/scan.h: bytes that stand before S in shared memory, and the least capacity with room for decide_few.
+# Of csrc/cuda/clusters.cu: bytes that stand before S in shared memory, and the least capacity with room for decide_few.
 _BEFORE, _FEW = 38_416, 209
 #: Values of scratch for a record under one ε: S of two panels where it does not fit into shared memory, and decisions.
 SCRATCH = 2 * PANEL + 6

@@ -11,16 +11,14 @@ which stays in the L1 cache.  A row is read up to three times:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from .. import triton_loader
-from ._launch import TYPES, ceil_div, device_guard
+from ._launch import ceil_div, device_guard
 
 FIRST_N, ACTION_TAG, TEXT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _MODES = {"first_n": 0, "action_tag": 1, "text": 2}
@@ -53,14 +51,7 @@ class Cut:
     columns: int = 4  # bytes of a token
     look: int = 128  # bytes of text
     capacity: int = 2048  # bytes of a ring
-    programs: int = (
-        8192  # at most: more than can run at once on any GPU; each loops over further rows.  16 MiB of rings
-    )
-
-    def constants(self) -> dict[str, int]:
-        return {
-            "ROWS": self.rows, "TILE": self.tile, "COLUMNS": self.columns, "LOOK": self.look, "CAPACITY": self.capacity,
-        }  # fmt: skip
+    programs: int = 8192  # at most, each loops over further rows: more than any GPU runs at once; 16 MiB of rings
 
 
 CUT = Cut()
@@ -169,20 +160,17 @@ def xxh_finish(ring, a, b, c, d, absorbed, size, SEED: tl.constexpr, CAPACITY: t
 
 @triton.jit
 def _load_tokens(
-    ids,  # [ROWS] pointers to the first id of each row
-    valid,  # [ROWS] pointers to the first mask entry of each row
-    id_stride,
-    valid_stride,
+    tokens,  # [ROWS] pointers to the first id of each row, to its first mask entry (or None), and the strides of both
     column,  # [ROWS] int64 first column of the tile
     size,  # [ROWS] int64 columns of the row
-    HAS_VALID: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Ids [ROWS, TILE] int64 and which of them are valid tokens."""
+    ids, valid, id_stride, valid_stride = tokens
     columns = column[:, None] + tl.arange(0, TILE)[None, :]
     is_valid = columns < size[:, None]
     token = tl.load(ids[:, None] + columns * id_stride, mask=is_valid, other=0).to(tl.int64)
-    if HAS_VALID:
+    if valid is not None:
         is_valid &= tl.load(valid[:, None] + columns * valid_stride, mask=is_valid, other=0) != 0
     return token, is_valid
 
@@ -280,10 +268,17 @@ def _look(
 
 @triton.jit
 def _find(
-    ids, valid, id_stride, valid_stride, size, table_offsets, table_bytes, ring,
-    TAG: tl.constexpr, HAS_VALID: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr, LOOK: tl.constexpr,
+    tokens,  # as in _load_tokens
+    size,
+    table_offsets,
+    table_bytes,
+    ring,  # [ROWS] pointers to bytes
+    TAG: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LOOK: tl.constexpr,
     CAPACITY: tl.constexpr,
-):  # fmt: skip
+):
     """The body's text [head, tail) without white space at its ends, and a tile that starts at or before it.
 
     Returns found [ROWS] bool, head, tail (equal where it is empty), and the tile's column and text position.
@@ -297,7 +292,7 @@ def _find(
         body = zero
     while tl.max(tl.where(close == NOWHERE, size - column, 0)) > 0:
         todo = tl.where(close == NOWHERE, size, 0)
-        token, is_valid = _load_tokens(ids, valid, id_stride, valid_stride, column, todo, HAS_VALID, TILE)
+        token, is_valid = _load_tokens(tokens, column, todo, TILE)
         source, start, end = _spell(token, is_valid, table_offsets)
         stop = tl.max(end, 1)
         unopened = body >= NOWHERE
@@ -324,17 +319,28 @@ def _find(
 
 @triton.jit
 def _hash_text(
-    ids, valid, id_stride, valid_stride, size, table_offsets, table_bytes, ring, head, tail, column, position,
-    SEED: tl.constexpr, HAS_VALID: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
+    tokens,  # as in _load_tokens
+    size,
+    table_offsets,
+    table_bytes,
+    ring,  # [ROWS] pointers to bytes
+    head,  # as the rest by _find
+    tail,
+    column,
+    position,
+    SEED: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
     CAPACITY: tl.constexpr,
-):  # fmt: skip
-    """[ROWS] uint64 hashes of the text [head, tail), A–Z lowered; column and position as by _find."""
+):
+    """[ROWS] uint64 hashes of the text [head, tail), A–Z lowered."""
     words = ring.to(tl.pointer_type(tl.uint64))
     a, b, c, d = xxh_begin(SEED, ROWS)
     absorbed = tl.zeros_like(size)
     while tl.max(tail - position) > 0:
         todo = tl.where(position < tail, size, 0)
-        token, is_valid = _load_tokens(ids, valid, id_stride, valid_stride, column, todo, HAS_VALID, TILE)
+        token, is_valid = _load_tokens(tokens, column, todo, TILE)
         source, start, end = _spell(token, is_valid, table_offsets)
         length = tl.max(end, 1)
         low = tl.minimum(tl.maximum(head - position, 0), length).to(tl.int32)
@@ -357,17 +363,14 @@ def _hash_text(
 
 
 @triton.jit
-def _hash_first_ids(
-    ids, valid, id_stride, valid_stride, size, n, ring,
-    HAS_VALID: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, CAPACITY: tl.constexpr,
-):  # fmt: skip
+def _hash_first_ids(tokens, size, n, ring, ROWS: tl.constexpr, TILE: tl.constexpr, CAPACITY: tl.constexpr):
     """[ROWS] uint64 hashes of the first n valid ids of each row as little-endian int64."""
     words = ring.to(tl.pointer_type(tl.uint64))
     a, b, c, d = xxh_begin(SEED_FIRST_N, ROWS)
     column, taken, absorbed = tl.zeros_like(size), tl.zeros_like(size), tl.zeros_like(size)
     while tl.max(tl.where(taken < n, size - column, 0)) > 0:
         todo = tl.where(taken < n, size, 0)
-        token, is_valid = _load_tokens(ids, valid, id_stride, valid_stride, column, todo, HAS_VALID, TILE)
+        token, is_valid = _load_tokens(tokens, column, todo, TILE)
         count = is_valid.to(tl.int64)
         rank = taken[:, None] + tl.cumsum(count, 1) - 1
         tl.store(words[:, None] + (rank & (CAPACITY // 8 - 1)), token.to(tl.uint64), mask=is_valid & (rank < n))
@@ -384,9 +387,9 @@ def _hash_first_ids(
 @triton.jit(do_not_specialize=["n_rows", "n_columns", "longest_row", "vocabulary", "n"])
 def key_kernel(
     ids,  # any integer dtype: [N, T], or flat with row_offsets
-    valid,  # like ids, non-zero = valid; any pointer without HAS_VALID
-    row_offsets,  # [N+1] int64; any pointer without FLAT
-    table_offsets,  # [V+1] int64; any pointer for FIRST_N, as table_bytes
+    valid,  # like ids, non-zero = valid; None: all are
+    row_offsets,  # [N+1] int64, or None
+    table_offsets,  # [V+1] int64; None for FIRST_N, as table_bytes
     table_bytes,  # uint8
     rings,  # scratch: int64, CAPACITY bytes for each row in flight
     keys,  # [N] int64
@@ -402,8 +405,6 @@ def key_kernel(
     valid_row_stride,
     valid_column_stride,
     MODE: tl.constexpr,
-    FLAT: tl.constexpr,
-    HAS_VALID: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -415,14 +416,19 @@ def key_kernel(
     for block in range(program, tl.cdiv(n_rows, ROWS), tl.num_programs(0)):
         row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)
         is_row = row < n_rows
-        if FLAT:
+        if row_offsets is not None:
             place = tl.load(row_offsets + row, mask=is_row, other=0)
             size = tl.load(row_offsets + row + 1, mask=is_row, other=0) - place
-            id_row, valid_row = ids + place * id_column_stride, valid + place * valid_column_stride
+            id_row, valid_row = ids + place * id_column_stride, valid
+            if valid is not None:
+                valid_row = valid + place * valid_column_stride
         else:
             place = row * n_columns
             size = tl.where(is_row, tl.cast(n_columns, tl.int64), 0)
-            id_row, valid_row = ids + row * id_row_stride, valid + row * valid_row_stride
+            id_row, valid_row = ids + row * id_row_stride, valid
+            if valid is not None:
+                valid_row = valid + row * valid_row_stride
+        tokens = (id_row, valid_row, id_column_stride, valid_column_stride)
 
         found = row < 0
         key = tl.zeros_like(row).to(tl.uint64)
@@ -430,9 +436,7 @@ def key_kernel(
             bad = tl.zeros_like(row) + NOWHERE  # lowest column of an id outside the table
             for begin in range(0, longest_row, 4 * TILE):
                 column = tl.zeros_like(row) + begin
-                token, is_valid = _load_tokens(
-                    id_row, valid_row, id_column_stride, valid_column_stride, column, size, HAS_VALID, 4 * TILE
-                )
+                token, is_valid = _load_tokens(tokens, column, size, 4 * TILE)
                 columns = column[:, None] + tl.arange(0, 4 * TILE)[None, :]
                 is_bad = is_valid & ((token < 0) | (token >= vocabulary))
                 bad = tl.minimum(bad, tl.min(tl.where(is_bad, columns, NOWHERE), 1))
@@ -442,20 +446,15 @@ def key_kernel(
 
             sound = tl.where(bad < NOWHERE, 0, size)
             found, head, tail, column, position = _find(
-                id_row, valid_row, id_column_stride, valid_column_stride, sound, table_offsets, table_bytes, ring,
-                MODE == ACTION_TAG, HAS_VALID, TILE, COLUMNS, LOOK, CAPACITY,
-            )  # fmt: skip
+                tokens, sound, table_offsets, table_bytes, ring, MODE == ACTION_TAG, TILE, COLUMNS, LOOK, CAPACITY
+            )
             key = _hash_text(
-                id_row, valid_row, id_column_stride, valid_column_stride, sound, table_offsets, table_bytes, ring,
-                head, tail, column, position, SEED_ACTION_TAG if MODE == ACTION_TAG else SEED_TEXT,
-                HAS_VALID, ROWS, TILE, COLUMNS, CAPACITY,
+                tokens, sound, table_offsets, table_bytes, ring, head, tail, column, position,
+                SEED_ACTION_TAG if MODE == ACTION_TAG else SEED_TEXT, ROWS, TILE, COLUMNS, CAPACITY,
             )  # fmt: skip
         # Text of only white space has the key of zero bytes, and is not parsed.
         by_ids = bad < NOWHERE if MODE == TEXT else ~found
-        first = _hash_first_ids(
-            id_row, valid_row, id_column_stride, valid_column_stride, tl.where(by_ids, size, 0), n, ring,
-            HAS_VALID, ROWS, TILE, CAPACITY,
-        )  # fmt: skip
+        first = _hash_first_ids(tokens, tl.where(by_ids, size, 0), n, ring, ROWS, TILE, CAPACITY)
         key = tl.where(by_ids, first, key)
         tl.store(keys + row, key.to(tl.int64, bitcast=True), mask=is_row)
         tl.store(parsed + row, found, mask=is_row)
@@ -488,22 +487,13 @@ def hash_token_ids(
         cut = replace(CUT, rows=min(INTERPRETED_ROWS, triton.next_power_of_2(n_rows))) if many else CUT
     programs = min(ceil_div(n_rows, cut.rows), cut.programs)
     rings = torch.empty(programs * cut.rows * cut.capacity // 8, dtype=torch.int64, device=ids.device)
-    offsets = keys if table_offsets is None else table_offsets
-    data = parsed if table_bytes is None else table_bytes
     mask = ids if valid is None else valid
     with device_guard(ids):
         key_kernel[(programs,)](
-            ids, mask, row_offsets if flat else keys, offsets, data, rings, keys, parsed, outside,
-            n_rows, 0 if flat else ids.shape[1], longest_row, offsets.numel() - 1, n,
+            ids, valid, row_offsets, table_offsets, table_bytes, rings, keys, parsed, outside, n_rows,
+            0 if flat else ids.shape[1], longest_row, 0 if table_offsets is None else table_offsets.numel() - 1, n,
             0 if flat else ids.stride(0), ids.stride(-1), 0 if flat else mask.stride(0), mask.stride(-1),
-            MODE=_MODES[mode], FLAT=flat, HAS_VALID=valid is not None, **cut.constants(), **_OPTIONS,
+            MODE=_MODES[mode], ROWS=cut.rows, TILE=cut.tile, COLUMNS=cut.columns, LOOK=cut.look,
+            CAPACITY=cut.capacity, **_OPTIONS,
         )  # fmt: skip
     return keys, parsed, outside
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, types, constexprs, options) as launched for int64 ids: [N, T] with a bool mask, and flat rows."""
-    for mode, flat in ((0, False), (1, False), (2, False), (0, True), (1, True), (2, True)):
-        strides = {"id_column_stride": 1, "valid_column_stride": 1}
-        constants = {**strides, "MODE": mode, "FLAT": flat, "HAS_VALID": True, **CUT.constants()}
-        yield key_kernel, {**TYPES, "valid": "*i64"} if flat else TYPES, constants, _OPTIONS

@@ -34,7 +34,7 @@ class Cut:
     """How the work is split among launches and programs."""
 
     room: int = ROOM
-    tile: gram.Tile | None = None  # of the Gram matrices; None: by dtype and GPU
+    tile: dict[str, int] | None = None  # of the Gram matrices; None: by dtype and GPU
     scan: dict[str, int] = field(default_factory=lambda: scan.TILE)  # tiles of the scan
 
 
@@ -105,7 +105,11 @@ def _decide(records: Records, rows: Rows, lowest: list[float], first: Tensor, *,
             f"a prompt group must have at most {LONGEST} records for Triton's clusters, got {longest}; use "
             "backend='cuda' or move the tensors with .cpu()."
         )
-    side, chunk, sweep = _chunks(longest, n_groups, len(lowest), cut.room)
+    # As many groups and ε at a time as there is room for, at least one matrix.
+    side = max(ceil_div(longest, gram.UNIT), 1) * gram.UNIT
+    matrices = max(cut.room // side**2, 1)
+    sweep = min(len(lowest), matrices)
+    chunk = matrices // sweep
     lowest_of = rows.scale if len(lowest) == 1 else on_device(lowest, device)
     with device_guard(first):
         for group in range(0, n_groups, chunk):
@@ -124,14 +128,6 @@ def _decide(records: Records, rows: Rows, lowest: list[float], first: Tensor, *,
                     records, rows.kind, products, reciprocal, state, first[e : e + sweep], some, lowest_of[e:], group,
                     cut.scan,
                 )  # fmt: skip
-
-
-def _chunks(longest: int, n_groups: int, n_epsilons: int, room: int) -> tuple[int, int, int]:
-    """Side of a Gram matrix, groups per launch, ε per launch, within the memory limit if one matrix fits."""
-    side = max(ceil_div(longest, gram.UNIT), 1) * gram.UNIT
-    matrices = max(room // side**2, 1)
-    sweep = min(n_epsilons, matrices)
-    return side, min(n_groups, max(matrices // sweep, 1)), sweep
 
 
 def on_device(values: Sequence[float], device: torch.device) -> Tensor:

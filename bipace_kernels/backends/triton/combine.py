@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from ..records import Records
 from ..schema import Branch, Terms
-from ._launch import TYPES, ceil_div, device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
 LANES = 256  # rows of a program
-_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
-# As arguments: Triton compares a kernel's global constants with their values at every launch, which takes longer.
+# Constants as arguments: Triton compares a kernel's global ones with their values at every launch, which takes longer.
 _CONSTANTS = {"LARGEST": torch.finfo(torch.float32).max, "SINGLETON": int(Branch.SINGLETON), "LANES": LANES}
+_OPTIONS = {**_CONSTANTS, "num_warps": 4, "enable_fp_fusion": False}
 
 
 def combine(
@@ -31,11 +28,10 @@ def combine(
     of_episode, of_step = weights or (1.0, 1.0)
     if n_rows:
         with device_guard(source):
+            inputs = (episode, terms.step_term, returns, terms.labels, terms.branch, source, records.taken)
             _combine[(ceil_div(n_rows, LANES),)](
-                episode, terms.step_term, returns, terms.labels, terms.branch, source, records.taken, *floats, cluster,
-                kind, float(of_step), float(of_episode), n_rows, TOTAL_IS_STEP=weights is None,
-                **_CONSTANTS, **_OPTIONS,
-            )  # fmt: skip
+                *inputs, *floats, cluster, kind, float(of_step), float(of_episode), n_rows, weights is None, **_OPTIONS
+            )
     advantage, step_out, episode_out, returns_out = floats
     return advantage, step_out, episode_out, returns_out, cluster, kind
 
@@ -84,8 +80,3 @@ def _combine(
     tl.store(returns_out + row, tl.load(returns + record, mask=has, other=0.0), mask=live)
     tl.store(cluster_out + row, tl.load(labels + record, mask=has, other=-1), mask=live)
     tl.store(branch_out + row, tl.load(branch + record, mask=has, other=SINGLETON), mask=live)
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    yield _combine, TYPES, {"TOTAL_IS_STEP": False, **_CONSTANTS}, _OPTIONS

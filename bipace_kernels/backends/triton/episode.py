@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from ..records import Records
-from ._launch import TYPES, device_guard
+from ._launch import device_guard
 
 Tensor = torch.Tensor
 
-UNROLL = 4  # trajectories loaded concurrently; at 8 the predicates no longer fit and spill
-ROWS, COLUMNS = 16, 32  # trajectories × steps written at a time
-_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
+# UNROLL trajectories are loaded concurrently: at 8 the predicates no longer fit and spill.  ROWS × COLUMNS trajectories
+# and steps are written at a time.
+_OPTIONS = {"UNROLL": 4, "ROWS": 16, "COLUMNS": 32, "num_warps": 4, "enable_fp_fusion": False}
 
 
 def episode_advantage(
@@ -25,11 +22,9 @@ def episode_advantage(
     out = torch.empty(records.n_records, dtype=torch.float32, device=episode_return.device)
     if records.n_groups and records.n_records:
         with device_guard(episode_return):
-            _episode[(records.n_groups,)](
-                episode_return, records.trajectory_offsets, records.group_trajectories, records.spoilt, out,
-                float(delta), OVER_STEPS=scope == "step", DIVIDE=norm == "std", LONE_RAW=lone == "raw",
-                UNROLL=UNROLL, ROWS=ROWS, COLUMNS=COLUMNS, **_OPTIONS,
-            )  # fmt: skip
+            tensors = (episode_return, records.trajectory_offsets, records.group_trajectories, records.spoilt, out)
+            rules = {"OVER_STEPS": scope == "step", "DIVIDE": norm == "std", "LONE_RAW": lone == "raw"}
+            _episode[(records.n_groups,)](*tensors, float(delta), **rules, **_OPTIONS)
     return out
 
 
@@ -109,10 +104,3 @@ def _load(episode_return, trajectory_offsets, spoilt, start, end, OVER_STEPS: tl
         v, w = _tile(episode_return, trajectory_offsets, spoilt, start + u, start + u < end, OVER_STEPS)
         value, weight = value + (v,), weight + (w,)
     return value, weight
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    sizes = {"UNROLL": UNROLL, "ROWS": ROWS, "COLUMNS": COLUMNS, "LONE_RAW": False}
-    for over_steps in (False, True):
-        yield _episode, TYPES, {**sizes, "OVER_STEPS": over_steps, "DIVIDE": True}, _OPTIONS

@@ -6,20 +6,17 @@ the search continues after that record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from ..records import Records
-from ._launch import TYPES, ceil_div, device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
-_TILE = {"RECORDS": 16, "OTHERS": 64, "COLUMNS": 64}
-_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
+RECORDS = 16  # of a program
+_OPTIONS = {"RECORDS": RECORDS, "OTHERS": 64, "COLUMNS": 64, "num_warps": 4, "enable_fp_fusion": False}
 
 
 def first_equal(
@@ -31,11 +28,10 @@ def first_equal(
 ) -> None:
     """Writes `first` of every record, in time quadratic in the length of a group and linear in D."""
     with device_guard(first):
-        blocks = ceil_div(records.longest_group, _TILE["RECORDS"])
-        _first_equal[(records.n_groups * blocks,)](
-            fingerprint, records.order, records.group_offsets, kind, row_hash, first, blocks, fingerprint.shape[1],
-            *fingerprint.stride(), **_TILE, **_OPTIONS,
-        )  # fmt: skip
+        blocks = ceil_div(records.longest_group, RECORDS)
+        tensors = (fingerprint, records.order, records.group_offsets, kind, row_hash, first)
+        sizes = (blocks, fingerprint.shape[1], *fingerprint.stride())
+        _first_equal[(records.n_groups * blocks,)](*tensors, *sizes, **_OPTIONS)
 
 
 @triton.jit(do_not_specialize=["blocks"])
@@ -99,8 +95,3 @@ def _next_alike(row_hash, kind, i, own, seen, end, OTHERS: tl.constexpr):
         alike = alike & (j[None, :] < i[:, None]) & (j[None, :] > seen[:, None])
         candidate = tl.minimum(candidate, tl.min(tl.where(alike, j[None, :], i[:, None]), axis=1))
     return candidate
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    yield _first_equal, TYPES, {"column_stride": 1, **_TILE}, _OPTIONS

@@ -9,15 +9,11 @@ The norms are the diagonal, so the remaining bias cancels in the cosine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from ._launch import TYPES, ceil_div
+from ._launch import ceil_div
 
 Tensor = torch.Tensor
 
@@ -28,35 +24,19 @@ UNIT = 128  # the side of a Gram matrix is a multiple of this, which every tile'
 WIDEN = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
-@dataclass(frozen=True)
-class Tile:
-    """Tiling of a Gram matrix; its bits depend on it, so only dtype and GPU choose it."""
-
-    side: int  # rows and columns
-    depth: int  # half the elements of D in one partial sum
-    warps: int
-    stages: int
-
-    def constants(self) -> dict[str, int]:
-        return {"BLOCK": self.side, "BLOCK_K": self.depth}
-
-    def options(self) -> dict[str, Any]:
-        return {"num_warps": self.warps, "num_stages": self.stages}
-
-
+# Tiles of a Gram matrix; its bits depend on them, so only dtype and GPU choose one.
 # 128 × 128 reads each row once per 128 others, which is what the L2 cache of an H100 can feed to its tensor cores; the
 # two accumulators fill 128 of the 255 registers.  Three stages of two steps of 64 take 192 KB of shared memory, which
 # compute capability 9.0 and 10.0 have; elsewhere steps of 32 take 96 KB.
-LARGE = Tile(128, 64, 8, 3)
-SMALL = Tile(128, 32, 8, 3)
+LARGE = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
+SMALL = {"BLOCK": 128, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3}
 # Outside the tensor cores a tile twice as wide would spill its operands.
-FLOAT32 = Tile(64, 16, 4, 3)
+FLOAT32 = {"BLOCK": 64, "BLOCK_K": 16, "num_warps": 4, "num_stages": 3}
 # For GPUs of other vendors: 64 KB of shared memory are common.
-OTHER = Tile(64, 32, 4, 2)
-LARGE_ON, SMALL_ON = (90, 100), (80, 90, 100)  # of the architectures that the tests compile for
+OTHER = {"BLOCK": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
 
 
-def tile_for(fingerprint: Tensor) -> Tile:
+def tile_for(fingerprint: Tensor) -> dict[str, int]:
     """The tile of this dtype on this GPU."""
     if fingerprint.dtype == torch.float32:
         return FLOAT32
@@ -74,7 +54,7 @@ def multiply_groups(
     reciprocal: Tensor,  # [groups, side] float32, written
     *,
     first_group: int,
-    tile: Tile | None = None,  # None: by dtype and GPU
+    tile: dict[str, int] | None = None,  # None: by dtype and GPU
 ) -> None:
     """Gram matrices of some groups."""
     launches = [(False, tile or tile_for(fingerprint))]
@@ -84,18 +64,14 @@ def multiply_groups(
         launches.append((True, FLOAT32 if fingerprint.dtype == torch.float32 else OTHER))
     groups, side = reciprocal.shape
     dim, row_stride, column_stride = fingerprint.shape[1], *fingerprint.stride()
+    aligned = min(row_stride & -row_stride, 16) if row_stride else 16  # the largest power of two up to 16
     for scaled, cut in launches:
-        tiles = ceil_div(side, cut.side)
+        tiles = ceil_div(side, cut["BLOCK"])
         _gram[(tiles * (tiles + 1) // 2, groups)](
             fingerprint, order, group_offsets, scale, gram, reciprocal, side // UNIT, dim, row_stride, column_stride,
-            first_group, SCALED=scaled, ALIGNED=_alignment(row_stride),
-            EVEN=dim % (2 * cut.depth) == 0, UNIT=UNIT, **cut.constants(), **cut.options(), enable_fp_fusion=FUSED,
+            first_group, SCALED=scaled, ALIGNED=aligned, EVEN=dim % (2 * cut["BLOCK_K"]) == 0, UNIT=UNIT, **cut,
+            enable_fp_fusion=FUSED,
         )  # fmt: skip
-
-
-def _alignment(stride: int) -> int:
-    """The largest power of two up to 16 that divides a stride."""
-    return min(stride & -stride, 16) if stride else 16
 
 
 @triton.jit(do_not_specialize=["units", "first_group"])
@@ -115,7 +91,7 @@ def _gram(
     ALIGNED: tl.constexpr,  # values: a power of two that divides row_stride
     EVEN: tl.constexpr,  # 2 · BLOCK_K divides D
     BLOCK: tl.constexpr,  # rows and columns of a tile; divides UNIT
-    BLOCK_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # half the elements of D in one partial sum
     UNIT: tl.constexpr,
 ):
     """One tile of one group's Gram matrix, and on the diagonal the norms."""
@@ -193,13 +169,3 @@ def _dot(a, b, scale_i, scale_j, part, SCALED: tl.constexpr):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, part, input_precision="ieee")
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any], tuple[int, ...]]]:
-    """(kernel, types, constexprs, options, architectures) of each launch on the main path, to compile ahead."""
-    fixed = {"column_stride": 1, "ALIGNED": 16, "EVEN": True, "UNIT": UNIT}
-    tiles = [("*bf16", LARGE, False), ("*fp16", LARGE, False), ("*bf16", SMALL, False), ("*bf16", OTHER, True)]
-    for dtype, tile, scaled in (*tiles, ("*fp32", FLOAT32, False), ("*fp32", FLOAT32, True)):
-        constants = {**fixed, "SCALED": scaled, **tile.constants()}
-        options = {**tile.options(), "enable_fp_fusion": FUSED}
-        yield _gram, {**TYPES, "x": dtype}, constants, options, LARGE_ON if tile is LARGE else SMALL_ON

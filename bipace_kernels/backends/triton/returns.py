@@ -7,22 +7,20 @@ order, so the float32 results are the same, and equal rewards give equal returns
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ..records import Records
+from ..records import Records, out_of_range
 from ..schema import LIMIT
-from ._launch import TYPES, ceil_div, device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
 LANES = 32  # trajectories of a program: one warp, so that many small programs spread over the GPU
 UNROLL = 8  # steps loaded concurrently; a step's arithmetic is short compared with its load
-_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
+_OPTIONS = {"LIMIT": LIMIT, "LANES": LANES, "UNROLL": UNROLL, "num_warps": 1, "enable_fp_fusion": False}
 
 
 def discounted_returns(records: Records, rewards: Tensor, gamma: float) -> Tensor:
@@ -63,29 +61,19 @@ def _walk(
         return
     log_gamma = math.log(gamma) if gamma > 0 else -math.inf
     with device_guard(rewards):
-        _returns[(ceil_div(n, LANES),)](
-            rewards, records.step, bad_record, records.trajectory_offsets, step_return, trajectory_return, spoilt,
-            float(gamma), log_gamma, n, LIMIT=LIMIT, LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
-        )  # fmt: skip
+        masks_and_offsets = (records.step, bad_record, records.trajectory_offsets)
+        outputs = (step_return, trajectory_return, spoilt)
+        _returns[(ceil_div(n, LANES),)](rewards, *masks_and_offsets, *outputs, float(gamma), log_gamma, n, **_OPTIONS)
 
 
 def spoilt_trajectories(
     records: Records, step_return: Tensor, trajectory_return: Tensor, bad_record: Tensor | None
 ) -> Tensor:
-    bad = ~(step_return.abs() <= LIMIT)  # so NaN is beyond it
+    bad = out_of_range(step_return)
     if bad_record is not None:
         bad |= bad_record
     upto = torch.nn.functional.pad(bad.cumsum(0), (1, 0))[records.trajectory_offsets]
-    return (upto[1:] > upto[:-1]) | ~(trajectory_return.abs() <= LIMIT)
-
-
-@triton.jit
-def _lanes(trajectory_offsets, n_trajectories, LANES: tl.constexpr):
-    """Begin, end (both 0 for lanes beyond the last trajectory) and number of the program's trajectories."""
-    t = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
-    begin = tl.load(trajectory_offsets + t, mask=t < n_trajectories, other=0)
-    end = tl.load(trajectory_offsets + t + 1, mask=t < n_trajectories, other=0)
-    return begin, end, t
+    return (upto[1:] > upto[:-1]) | out_of_range(trajectory_return)
 
 
 @triton.jit(do_not_specialize=["n_trajectories"])
@@ -104,7 +92,9 @@ def _returns(
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    begin, end, t = _lanes(trajectory_offsets, n_trajectories, LANES)
+    t = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    begin = tl.load(trajectory_offsets + t, mask=t < n_trajectories, other=0)
+    end = tl.load(trajectory_offsets + t + 1, mask=t < n_trajectories, other=0)
     longest = tl.max(end - begin, axis=0)
     bad = tl.zeros((LANES,), tl.int1)
     if step_return is not None:
@@ -153,11 +143,3 @@ def _returns(
         tl.store(trajectory_return + t, own, mask=t < n_trajectories)
         if spoilt is not None:
             tl.store(spoilt + t, bad | ((tl.abs(own) <= LIMIT) == 0), mask=t < n_trajectories)
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    constants = {"LIMIT": LIMIT, "LANES": LANES, "UNROLL": UNROLL}
-    one = ("bad_record", "spoilt")
-    for absent in ((), (*one, "trajectory_return"), (*one, "step_return")):
-        yield _returns, TYPES, {**constants, **dict.fromkeys(absent)}, _OPTIONS

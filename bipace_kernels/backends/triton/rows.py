@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from ._launch import TYPES, ceil_div, device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
@@ -17,8 +14,8 @@ USABLE, ALONE, NOT_TAKEN = 0, 1, 2  # `kind` of a record
 INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # its bits
 MANTISSA = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10}  # bits of it
 # Eight kilobytes in flight per program, for the memory's bandwidth; with half the warps Triton 3.6 would spill.
-_TILE = {"ROWS": 4, "COLUMNS": 1024}
-_OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
+ROWS = 4
+_OPTIONS = {"ROWS": ROWS, "COLUMNS": 1024, "num_warps": 8, "enable_fp_fusion": False}
 
 
 def look(
@@ -38,11 +35,10 @@ def look(
     if n == 0:
         return
     with device_guard(order):
-        _look[(ceil_div(n, _TILE["ROWS"]),)](
-            fingerprint, order, state, kind, scale, row_hash, usable, taken, n, fingerprint.shape[1],
-            *fingerprint.stride(), INFINITY=INFINITY[fingerprint.dtype], MANTISSA=MANTISSA[fingerprint.dtype],
-            HASH=hash_bits, **_TILE, **_OPTIONS,
-        )  # fmt: skip
+        tensors = (fingerprint, order, state, kind, scale, row_hash, usable, taken)
+        sizes = (n, fingerprint.shape[1], *fingerprint.stride())
+        bits = (INFINITY[fingerprint.dtype], MANTISSA[fingerprint.dtype], hash_bits)
+        _look[(ceil_div(n, ROWS),)](*tensors, *sizes, *bits, **_OPTIONS)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -138,11 +134,3 @@ def _mix(bits, e):
     z = bits.to(tl.int64) * 0x1E3779B97F4A7C15 + (e.to(tl.int64) * 0x3F58476D1CE4E5B9)[None, :]
     z = (z ^ (z >> 29)) * 0x14D049BB133111EB
     return z ^ (z >> 32)
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    bits = {"INFINITY": INFINITY[torch.bfloat16], "MANTISSA": MANTISSA[torch.bfloat16], "HASH": 64}
-    kinds = ("kind", "scale", "usable", "taken")
-    for absent in (("row_hash", *kinds), ("state", "row_hash"), ("state",)):
-        yield _look, TYPES, {"column_stride": 1, **bits, **_TILE, **dict.fromkeys(absent)}, _OPTIONS

@@ -20,8 +20,7 @@ All reductions here are maxima and minima, so the number of warps changes no bit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -29,7 +28,6 @@ import triton.language as tl
 
 from ..records import Records
 from ..schema import BAND
-from ._launch import TYPES
 from .gram import UNIT
 
 Tensor = torch.Tensor
@@ -41,7 +39,7 @@ NOWHERE = tl.constexpr(-1)  # instead of a cluster: the record affects no other
 SEED = tl.constexpr(-1.0)  # d of a record that begins a cluster; no join has it, for a > 0
 
 TILE = {"CLUSTERS": 128, "ROWS": 32, "COLUMNS": 256}  # processed at a time; no decision depends on it
-_OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
+_OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
 
 
 def decide_groups(
@@ -342,10 +340,3 @@ def _scan_groups(
         )  # fmt: skip
         apply_panel(products, state, stride, reciprocal, panel, n, joined, change, weight, COLUMNS, PANEL)
         tl.debug_barrier()
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    for sweep in (False, True):
-        constants = {"SWEEP": sweep, "PANEL": PANEL, "UNIT": UNIT, **TILE}
-        yield _scan_groups, {**TYPES, "state": "*fp32"}, constants, _OPTIONS

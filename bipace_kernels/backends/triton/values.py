@@ -8,7 +8,7 @@ so that the order of the sums stays the same) and a lane only walks over its own
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,77 +17,99 @@ import triton.language as tl
 
 from ..records import Records
 from ..schema import Branch
-from ._launch import TYPES, ceil_div, device_guard
+from ._launch import ceil_div, device_guard
 
 Tensor = torch.Tensor
 
 LANES = 64  # records of a program: at 400 records per group, small programs fill more of the GPU than large ones
 UNROLL = 8  # records loaded concurrently
 AGGREGATE = 128  # records of a program that sums over depths
-SORT_FROM = 4096  # groups longer than this: sorting costs less than walking over other clusters
-_OPTIONS: dict[str, Any] = {"num_warps": 2, "enable_fp_fusion": False}
+SORT_FROM = 4096  # groups longer than this: sorting costs less than walking over other clusters (Triton's kernels)
+_OPTIONS = {"LANES": LANES, "UNROLL": UNROLL, "num_warps": 2, "enable_fp_fusion": False}
 
 _SINGLETON = tl.constexpr(int(Branch.SINGLETON))
 _PACE = tl.constexpr(int(Branch.PACE))
 _LEAVE_ONE_OUT = tl.constexpr(int(Branch.LEAVE_ONE_OUT))
 
 
-def step_advantage(
-    records: Records, returns: Tensor, labels: Tensor, action_key: Tensor | None, estimator: str, step_norm: str,
-    delta: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    divide = step_norm == "std" and estimator == "mean"
-    return _step_rows(records, returns, labels, action_key, estimator, divide=divide, delta=delta, unbiased=True)
+class Values:
+    """Host code of the stage, for any kernels.
 
+    launch_step        launches so many blocks for an estimator, with the arguments of _step by name
+    launch_aggregate   the same for _aggregate; its blocks are for it to count
+    """
 
-def hgpo_advantage(
-    records: Records, returns: Tensor, depth_labels: Tensor, episode_advantage: Tensor, step_norm: str, delta: float,
-    alpha: float, base_group: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    depth, m = depth_labels.shape
-    divide = step_norm == "std"
-    term, company = _step_rows(records, returns, depth_labels, None, "mean", divide=divide, delta=delta, unbiased=False)
-    advantage, branch = torch.empty_like(returns), torch.empty(m, dtype=torch.uint8, device=returns.device)
-    deepest = torch.empty(m, dtype=torch.int64, device=returns.device)
-    if m:
-        with device_guard(returns):
-            _aggregate[(ceil_div(m, AGGREGATE),)](
-                term, company, episode_advantage, advantage, deepest, branch, depth, m, float(delta), float(alpha),
-                BASE_GROUP=base_group, LANES=AGGREGATE, num_warps=4, enable_fp_fusion=False,
+    def __init__(self, launch_step: Callable[..., None], launch_aggregate: Callable[..., None]) -> None:
+        self._launch_step, self._launch_aggregate = launch_step, launch_aggregate
+
+    def step_advantage(
+        self, records: Records, returns: Tensor, labels: Tensor, action_key: Tensor | None, estimator: str,
+        step_norm: str, delta: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        divide = step_norm == "std" and estimator == "mean"
+        return self._step(records, returns, labels, action_key, estimator, divide, delta, unbiased=True)
+
+    def hgpo_advantage(
+        self, records: Records, returns: Tensor, depth_labels: Tensor, episode_advantage: Tensor, step_norm: str,
+        delta: float, alpha: float, base_group: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        depth, m = depth_labels.shape
+        divide = step_norm == "std"
+        term, company = self._step(records, returns, depth_labels, None, "mean", divide, delta, unbiased=False)
+        advantage, branch = torch.empty_like(returns), torch.empty(m, dtype=torch.uint8, device=returns.device)
+        deepest = torch.empty(m, dtype=torch.int64, device=returns.device)
+        if m:
+            self._launch_aggregate(
+                term=term, company=company, episode_advantage=episode_advantage if base_group else None,
+                advantage=advantage, deepest=deepest, branch=branch, depth=depth, m=m, delta=float(delta),
+                alpha=float(alpha),
             )  # fmt: skip
-    return advantage, deepest, branch
+        return advantage, deepest, branch
 
-
-def _step_rows(
-    records: Records,
-    returns: Tensor,  # [M] float32
-    labels: Tensor,  # [M] or [E, M] int64
-    action_key: Tensor | None,  # [M] int64
-    estimator: str,
-    *,
-    divide: bool,
-    delta: float,
-    unbiased: bool,
-) -> tuple[Tensor, Tensor]:
-    """The step term [float32] and branch [uint8] of each record under each row of labels, in the shape of labels."""
-    rows, m = labels.shape if labels.ndim == 2 else (1, labels.shape[0])
-    step = torch.empty(labels.shape, dtype=torch.float32, device=returns.device)
-    branch = torch.empty(labels.shape, dtype=torch.uint8, device=returns.device)
-    if not step.numel():
-        return step, branch
-    order, segments, longest_group = None, records.n_groups, records.longest_group
-    if longest_group > SORT_FROM:
-        labels, order = torch.sort(labels, dim=-1, stable=True)
-        # Sorted records are cut into blocks regardless of groups, since a cluster is in one group anyway.
-        segments, longest_group = 1, m
-    blocks = ceil_div(longest_group, LANES)
-    with device_guard(returns):
-        _step[(rows * segments * blocks,)](
-            returns, labels, action_key, order, records.group_offsets, step, branch, m, segments, blocks, float(delta),
-            ESTIMATOR=estimator, DIVIDE=divide, UNBIASED=unbiased, SORTED=order is not None,
-            LANES=LANES, UNROLL=UNROLL, **_OPTIONS,
+    def _step(
+        self,
+        records: Records,
+        returns: Tensor,  # [M] float32
+        labels: Tensor,  # [M] or [E, M] int64
+        action_key: Tensor | None,  # [M] int64
+        estimator: str,
+        divide: bool,
+        delta: float,
+        *,
+        unbiased: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """The step term [float32] and branch [uint8] of each record under each row of labels, in labels' shape."""
+        rows, m = labels.shape if labels.ndim == 2 else (1, labels.shape[0])
+        step = torch.empty(labels.shape, dtype=torch.float32, device=returns.device)
+        branch = torch.empty(labels.shape, dtype=torch.uint8, device=returns.device)
+        if not step.numel():
+            return step, branch
+        order, segments, longest_group = None, records.n_groups, records.longest_group
+        if longest_group > SORT_FROM:
+            labels, order = torch.sort(labels, dim=-1, stable=True)
+            # Sorted records are cut into blocks regardless of groups, since a cluster is in one group anyway.
+            segments, longest_group = 1, m
+        blocks = ceil_div(longest_group, LANES)
+        self._launch_step(
+            rows * segments * blocks, estimator, returns=returns, labels=labels, action_key=action_key, order=order,
+            group_offsets=records.group_offsets, step=step, branch=branch, m=m, segments=segments, blocks=blocks,
+            delta=float(delta), divide=divide, unbiased=unbiased,
         )  # fmt: skip
-    return step, branch
+        return step, branch
+
+
+def _launch_step(grid: int, estimator: str, *, returns: Tensor, divide: bool, unbiased: bool, **rest: Any) -> None:
+    with device_guard(returns):
+        _step[(grid,)](returns, **rest, ESTIMATOR=estimator, DIVIDE=divide, UNBIASED=unbiased, **_OPTIONS)
+
+
+def _launch_aggregate(*, term: Tensor, m: int, **rest: Any) -> None:
+    with device_guard(term):
+        _aggregate[(ceil_div(m, AGGREGATE),)](term, m=m, **rest, LANES=AGGREGATE, num_warps=4, enable_fp_fusion=False)
+
+
+_stage = Values(_launch_step, _launch_aggregate)
+step_advantage, hgpo_advantage = _stage.step_advantage, _stage.hgpo_advantage
 
 
 @triton.jit(do_not_specialize=["m", "segments", "blocks"])
@@ -95,7 +117,7 @@ def _step(
     returns,  # [M] float32
     labels,  # [E, M] int64, by place
     action_key,  # [M] int64
-    order,  # [E, M] int64: record at each place, where SORTED; else place and record are the same
+    order,  # [E, M] int64: record at each place, where labels are sorted; None: place and record are the same
     group_offsets,  # [G+1] int64
     step,  # [E, M] float32
     branch,  # [E, M] uint8
@@ -106,14 +128,13 @@ def _step(
     ESTIMATOR: tl.constexpr,
     DIVIDE: tl.constexpr,
     UNBIASED: tl.constexpr,
-    SORTED: tl.constexpr,
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
     row = program // blocks // segments * m
     block = program % blocks * LANES
-    if SORTED:
+    if order is not None:
         begin, end = block * 0, block * 0 + m
     else:
         group = program // blocks % segments
@@ -123,18 +144,18 @@ def _step(
     labels += row
     label = tl.load(labels + place, mask=live, other=-2)
     record = place
-    if SORTED:
+    if order is not None:
         order += row
         record = tl.load(order + place, mask=live, other=0)
     value = tl.load(returns + record, mask=live, other=0.0)
 
     # Places [low, high) hold all clusters of the block.
     low, high = begin, tl.where(begin + block < end, end, begin)
-    if SORTED:
+    if order is not None:
         low = _first_place(labels, m, tl.maximum(tl.min(tl.where(live, label, 1 << 62), axis=0), 0))
         high = _first_place(labels, m, tl.max(label, axis=0) + 1)
     if ESTIMATOR == "mean":
-        n, mean, sigma = _moments(returns, labels, order, label, low, high, DIVIDE, UNBIASED, SORTED, LANES, UNROLL)
+        n, mean, sigma = _moments(returns, labels, order, label, low, high, DIVIDE, UNBIASED, LANES, UNROLL)
         term = value - mean.to(tl.float32)
         if DIVIDE:
             term = (term.to(tl.float64) / (sigma + delta)).to(tl.float32)
@@ -142,7 +163,7 @@ def _step(
     else:
         key = tl.load(action_key + record, mask=live, other=0)
         n, term, kind = _against_peers(
-            returns, labels, action_key, order, label, key, value, place, low, high, ESTIMATOR, SORTED, LANES, UNROLL
+            returns, labels, action_key, order, label, key, value, place, low, high, ESTIMATOR, LANES, UNROLL
         )
     alone = (n < 2) | (label < 0)
     tl.store(step + row + record, tl.where(alone, 0.0, term), mask=live)
@@ -171,7 +192,6 @@ def _moments(
     high,
     DIVIDE: tl.constexpr,
     UNBIASED: tl.constexpr,
-    SORTED: tl.constexpr,
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
@@ -182,7 +202,7 @@ def _moments(
     n = tl.zeros((LANES,), tl.int32)
     total = tl.zeros((LANES,), tl.float64)
     for start in range(low, high, UNROLL):
-        theirs, their_return, _ = _load(returns, labels, labels, order, start, high, False, SORTED, UNROLL)
+        theirs, their_return, _ = _load(returns, labels, None, order, start, high, UNROLL)
         for u in tl.static_range(UNROLL):
             same = theirs[u] == label
             n += same.to(tl.int32)
@@ -192,7 +212,7 @@ def _moments(
     if DIVIDE:
         squares = tl.zeros((LANES,), tl.float64)
         for start in range(low, high, UNROLL):
-            theirs, their_return, _ = _load(returns, labels, labels, order, start, high, False, SORTED, UNROLL)
+            theirs, their_return, _ = _load(returns, labels, None, order, start, high, UNROLL)
             for u in tl.static_range(UNROLL):
                 difference = their_return[u].to(tl.float64) - mean
                 squares += tl.where(theirs[u] == label, difference * difference, 0.0)
@@ -214,7 +234,6 @@ def _against_peers(
     low,
     high,
     ESTIMATOR: tl.constexpr,
-    SORTED: tl.constexpr,
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
@@ -223,7 +242,7 @@ def _against_peers(
     total, rest = tl.zeros((LANES,), tl.float64), tl.zeros((LANES,), tl.float64)
     chosen = tl.zeros((LANES,), tl.float64)  # q_style: the same action; diff_peer: other actions
     for start in range(low, high, UNROLL):
-        theirs, their_return, their_key = _load(returns, labels, action_key, order, start, high, True, SORTED, UNROLL)
+        theirs, their_return, their_key = _load(returns, labels, action_key, order, start, high, UNROLL)
         for u in tl.static_range(UNROLL):
             r = their_return[u].to(tl.float64)
             same = theirs[u] == label
@@ -246,17 +265,15 @@ def _against_peers(
 
 
 @triton.jit
-def _load(
-    returns, labels, action_key, order, start, high, KEYS: tl.constexpr, SORTED: tl.constexpr, UNROLL: tl.constexpr
-):
+def _load(returns, labels, action_key, order, start, high, UNROLL: tl.constexpr):
     """Labels, returns and keys of the next places: all loads before any sum, so that they overlap."""
     theirs, their_return, their_key = (), (), ()
     for u in tl.static_range(UNROLL):
         inside = start + u < high
         theirs = theirs + (tl.load(labels + start + u, mask=inside, other=-3),)
-        record = tl.load(order + start + u, mask=inside, other=0) if SORTED else start + u
+        record = tl.load(order + start + u, mask=inside, other=0) if order is not None else start + u
         their_return = their_return + (tl.load(returns + record, mask=inside, other=0.0),)
-        if KEYS:
+        if action_key is not None:
             their_key = their_key + (tl.load(action_key + record, mask=inside, other=0),)
     return theirs, their_return, their_key
 
@@ -265,7 +282,7 @@ def _load(
 def _aggregate(
     term,  # [H, M] float32: the record's advantage at each depth
     company,  # [H, M] uint8: SINGLETON where it has none
-    episode_advantage,  # [M] float32
+    episode_advantage,  # [M] float32, the item of depth 0; None: there is none
     advantage,  # [M] float32
     deepest,  # [M] int64
     branch,  # [M] uint8
@@ -273,7 +290,6 @@ def _aggregate(
     m,
     delta: tl.float64,
     alpha: tl.float64,
-    BASE_GROUP: tl.constexpr,
     LANES: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
@@ -285,19 +301,19 @@ def _aggregate(
             offset = (k - 1) * m.to(tl.int64)
             kind = tl.load(company + offset + i, mask=live, other=_SINGLETON)
             deep = tl.where(kind != _SINGLETON, k, deep)
-        a = _item(term, episode_advantage, i, live, k, m, BASE_GROUP, LANES)
+        a = _item(term, episode_advantage, i, live, k, m, LANES)
         longest = tl.where(a != 0.0, 1.0 + k, longest)
     # w_k = L_k^α / (Σ L^α + δ) with numerator and denominator divided by the largest L^α, to avoid overflow.
     scale = tl.maximum(longest, 1.0)
     total = delta * _power(scale, -alpha)
     shares = tl.zeros((LANES,), tl.float64)
     for k in range(0, depth + 1):
-        a = _item(term, episode_advantage, i, live, k, m, BASE_GROUP, LANES)
+        a = _item(term, episode_advantage, i, live, k, m, LANES)
         shares += tl.where(a != 0.0, _power((1.0 + k) / scale, alpha), 0.0)
     total += shares
     result = tl.zeros((LANES,), tl.float64)
     for k in range(0, depth + 1):
-        a = _item(term, episode_advantage, i, live, k, m, BASE_GROUP, LANES)
+        a = _item(term, episode_advantage, i, live, k, m, LANES)
         result += tl.where(a != 0.0, _power((1.0 + k) / scale, alpha) / total * a, 0.0)
     tl.store(advantage + i, result.to(tl.float32), mask=live)
     tl.store(deepest + i, deep, mask=live)
@@ -305,13 +321,13 @@ def _aggregate(
 
 
 @triton.jit
-def _item(term, episode_advantage, i, live, k, m, BASE_GROUP: tl.constexpr, LANES: tl.constexpr):
-    """[LANES] float64 advantage at depth k; depth 0 is the episode term, where the base group counts."""
+def _item(term, episode_advantage, i, live, k, m, LANES: tl.constexpr):
+    """[LANES] float64 advantage at depth k."""
     if k > 0:
         a = tl.load(term + (k - 1) * m.to(tl.int64) + i, mask=live, other=0.0)
     else:
         a = tl.zeros((LANES,), tl.float32)
-        if BASE_GROUP:
+        if episode_advantage is not None:
             a = tl.load(episode_advantage + i, mask=live, other=0.0)
     return a.to(tl.float64)
 
@@ -320,13 +336,3 @@ def _item(term, episode_advantage, i, live, k, m, BASE_GROUP: tl.constexpr, LANE
 def _power(base, exponent):
     """base^exponent in float64 for base > 0; exactly 1 for base = 1 and for exponent = 0."""
     return tl.exp(exponent * tl.log(base))
-
-
-def main_path() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, types, constexprs, options) of each launch on the main path, for compiling ahead of time."""
-    sizes = {"LANES": LANES, "UNROLL": UNROLL, "UNBIASED": True}
-    for estimator, divide in (("mean", False), ("mean", True), ("q_style", False), ("diff_peer", False)):
-        for in_order in (False, True):
-            constants = {**sizes, "ESTIMATOR": estimator, "DIVIDE": divide, "SORTED": in_order}
-            yield _step, {**TYPES, "step": "*fp32"}, constants, _OPTIONS
-    yield _aggregate, TYPES, {"BASE_GROUP": True, "LANES": AGGREGATE}, {"num_warps": 4, "enable_fp_fusion": False}

@@ -503,11 +503,16 @@ struct Fragments {
   uint32_t a[4], b[2];
 };
 
+}  // namespace
+
 // Row and column of what a lane holds are those of PTX's mma.m16n8k16; sums are plain float32, k in order.
-template <float widen(uint16_t)>
-void multiply(const char* what, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const Lanes<Fragments> all = gather(what, Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
-  const auto half = [](uint32_t pair, int which) { return widen(static_cast<uint16_t>(pair >> (16 * which))); };
+template <bool bf16>
+void multiply_warp(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const Lanes<Fragments> all = gather("multiply_warp", Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const auto half = [](uint32_t pair, int which) {
+    const uint16_t bits = static_cast<uint16_t>(pair >> (16 * which));
+    return bf16 ? bf16_to_float(bits) : f16_to_float(bits);
+  };
   for (int e = 0; e < 4; ++e) {
     const int row = lane() / 4 + 8 * (e / 2), column = 2 * (lane() % 4) + e % 2;
     for (int k = 0; k < 16; ++k) {
@@ -518,14 +523,8 @@ void multiply(const char* what, float (&c)[4], const uint32_t (&a)[4], uint32_t 
   }
 }
 
-}  // namespace
-
-void multiply_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  multiply<bf16_to_float>("multiply_bf16", c, a, b0, b1);
-}
-void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  multiply<f16_to_float>("multiply_f16", c, a, b0, b1);
-}
+template void multiply_warp<true>(float (&)[4], const uint32_t (&)[4], uint32_t, uint32_t);
+template void multiply_warp<false>(float (&)[4], const uint32_t (&)[4], uint32_t, uint32_t);
 
 }  // namespace gpu
 }  // namespace bipace

@@ -211,8 +211,8 @@ void copy_wait(BIPACE_PLACE) {
 }
 
 void load_matrices(uint32_t (&out)[4], const void* row_in_shared);
-void multiply_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-void multiply_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <bool bf16>
+void multiply_warp(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
 // Groups of four warps.  What a product reads must be there when it begins and stay until it is waited for, and until
 // then its sums are NaN.

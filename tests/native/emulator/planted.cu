@@ -86,9 +86,9 @@ BIPACE_KERNEL(multiply_tile, TileArgs, 32) {
   gpu::load_matrices(fb, rows + 256 + (l % 8) * 16 + (l / 8 % 2) * 8);
   float c[4] = {0, 0, 0, 0};
   if (a.bf16) {
-    gpu::multiply_bf16(c, fa, fb[0], fb[1]);
+    gpu::multiply_warp<true>(c, fa, fb[0], fb[1]);
   } else {
-    gpu::multiply_f16(c, fa, fb[0], fb[1]);
+    gpu::multiply_warp<false>(c, fa, fb[0], fb[1]);
   }
   for (int e = 0; e < 4; ++e) a.out[(l / 4 + 8 * (e / 2)) * 8 + 2 * (l % 4) + e % 2] = c[e];
 }
