@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from bipace_kernels.support import optional
 
 from . import report, roofline, stages
-from .measure import Effort, all_cores, machine, threads
+from .measure import Effort, all_cores, threads
 
 PROGRAMS = {
     "gpu": "the Triton and the CUDA backend on this machine's GPU; in a checkout only",
@@ -64,21 +64,18 @@ def _run(words: Sequence[str]) -> int:
     results, calls = stages.Results(), iter(range(1, sys.maxsize))
     progress = Progress(*Progress.get_default_columns()[:2], "{task.completed}/{task.total} {task.description} "
                         "[dim]{task.fields[calls]} calls[/]", console=Console(stderr=True), transient=True)  # fmt: skip
-    with threads(arguments.threads) as note, progress:
-        on = machine(arguments.threads, note)
+    with threads(arguments.threads) as on, progress:
         task = progress.add_task("measuring the machine's ceilings", total=len(chosen), calls=0)
-
-        def say(text: str) -> None:
-            progress.update(task, description=text)
-
         context = stages.Context(
-            quick, arguments.threads, *efforts, results, say, lambda: progress.update(task, calls=next(calls))
-        )
+            quick, arguments.threads, *efforts, results,
+            say=lambda text: progress.update(task, description=text),
+            tick=lambda: progress.update(task, calls=next(calls)),
+        )  # fmt: skip
         ceilings = roofline.measure(quick=quick)
         for name in chosen:
             stages.STAGES[name](context)
             progress.advance(task)
-        say("measuring the machine's ceilings again")
+        context.say("measuring the machine's ceilings again")
         ceilings = roofline.best(ceilings, roofline.measure(quick=quick))
     results.hold_against(ceilings)
     reached = stages.targets(stages.Results() if quick else results)  # tiny sizes say nothing about a promise

@@ -22,15 +22,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+import bipace_kernels as bk
+
 from .measure import blas_threads
-from .workloads import Floats, Ints, Objects
+from .workloads import EPSILON, GAMMA, Floats, Ints, Objects
 
 DELTA = 1e-6
 
 # ------------------------------------------------------------------------------------------------- cosine clustering
 
 
-def numpy_clusters(fingerprint: Floats, offsets: Sequence[int], epsilon: float) -> Ints:
+def numpy_clusters(fingerprint: Floats, offsets: Sequence[int]) -> Ints:
     """The paper's Algorithm 1: one BLAS product of the open centroids with each record, centroids in one buffer.
 
     fingerprint  [N, D] float32, rows of any length, in processing order
@@ -41,21 +43,15 @@ def numpy_clusters(fingerprint: Floats, offsets: Sequence[int], epsilon: float) 
     labels = np.empty(len(fingerprint), np.int64)
     found = 0
     for start, end in pairwise(offsets):
-        found += _numpy_group(fingerprint[start:end], labels[start:end], unit, room, epsilon, first=found)
+        found += _numpy_group(fingerprint[start:end], labels[start:end], unit, room, first=found)
     return labels
 
 
 def numpy_values(
-    fingerprint: Floats,
-    offsets: Sequence[int],
-    returns: Floats,
-    time: Ints,
-    *,
-    width: float,
-    horizon: float,
-    noise: float,
+    fingerprint: Floats, offsets: Sequence[int], returns: Floats, time: Ints, config: bk.Config
 ) -> npt.NDArray[np.float64]:
     """A Gaussian process per group by BLAS and LAPACK: mean + K (K + noise I)⁻¹ (R − mean), products in float32."""
+    width, horizon, noise = config.kernel_width, config.kernel_time or np.inf, config.kernel_noise
     out = np.empty(len(returns))
     for start, end in pairwise(offsets):
         x, r, t = fingerprint[start:end], returns[start:end].astype(np.float64), time[start:end]
@@ -68,7 +64,7 @@ def numpy_values(
     return out
 
 
-def numpy_clusters_pool(fingerprint: Floats, offsets: Sequence[int], epsilon: float, *, threads: int) -> Ints:
+def numpy_clusters_pool(fingerprint: Floats, offsets: Sequence[int], *, threads: int) -> Ints:
     """The same loop with groups distributed over threads (BLAS, single-threaded here, runs without the GIL)."""
     longest = max(b - a for a, b in pairwise(offsets))
     labels = np.empty(len(fingerprint), np.int64)
@@ -79,7 +75,7 @@ def numpy_clusters_pool(fingerprint: Floats, offsets: Sequence[int], epsilon: fl
         if not hasattr(buffers, "unit"):
             buffers.unit = _aligned(longest, fingerprint.shape[1])
             buffers.room = _aligned(longest, fingerprint.shape[1])
-        return _numpy_group(fingerprint[start:end], labels[start:end], buffers.unit, buffers.room, epsilon, first=0)
+        return _numpy_group(fingerprint[start:end], labels[start:end], buffers.unit, buffers.room, first=0)
 
     with blas_threads(1), ThreadPoolExecutor(threads) as pool:
         counts = list(pool.map(group, range(len(offsets) - 1)))
@@ -97,14 +93,14 @@ def _aligned(rows: int, columns: int) -> Floats:
     return bytes_[start : start + 4 * rows * columns].view(np.float32).reshape(rows, columns)
 
 
-def _numpy_group(rows: Floats, labels: Ints, unit: Floats, centroids: Floats, epsilon: float, *, first: int) -> int:
+def _numpy_group(rows: Floats, labels: Ints, unit: Floats, centroids: Floats, *, first: int) -> int:
     """Clusters one group's rows into `labels`, numbered from `first`, by two buffers. Returns their number."""
     norm = np.sqrt(np.einsum("nd,nd->n", rows, rows))
     unit = np.divide(rows, norm[:, None], out=unit[: len(rows)])
     similarity = np.empty(len(centroids), np.float32)
     scaled = np.empty_like(unit[0])
     count = np.zeros(len(centroids), np.int64)
-    limit = np.float32(1.0 - epsilon)
+    limit = np.float32(1.0 - EPSILON)
     found = 0
     for i, x in enumerate(unit):
         best = -1
@@ -126,7 +122,7 @@ def _numpy_group(rows: Floats, labels: Ints, unit: Floats, centroids: Floats, ep
     return found
 
 
-def torch_clusters(fingerprint: torch.Tensor, offsets: Sequence[int], epsilon: float) -> torch.Tensor:
+def torch_clusters(fingerprint: torch.Tensor, offsets: Sequence[int]) -> torch.Tensor:
     """The per-record loop a user would write in torch, on any device, with the centroids of a group in one tensor."""
     labels = torch.empty(len(fingerprint), dtype=torch.int64)
     unit = torch.nn.functional.normalize(fingerprint.float(), dim=1)
@@ -140,7 +136,7 @@ def torch_clusters(fingerprint: torch.Tensor, offsets: Sequence[int], epsilon: f
             best = -1
             if found:
                 value, index = torch.mv(centroids[:found], x).max(dim=0)
-                best = int(index) if float(value) >= 1.0 - epsilon else -1
+                best = int(index) if float(value) >= 1.0 - EPSILON else -1
             if best < 0:
                 best = found
                 centroids[best] = x
@@ -160,13 +156,13 @@ def community_detection() -> Callable[..., Any]:
     return detect
 
 
-def communities(fingerprint: torch.Tensor, offsets: Sequence[int], epsilon: float) -> torch.Tensor:
+def communities(fingerprint: torch.Tensor, offsets: Sequence[int]) -> torch.Tensor:
     """community_detection group by group at threshold 1 − ε; it drops no record when communities of one are allowed."""
     detect = community_detection()
     labels = torch.empty(len(fingerprint), dtype=torch.int64)
     first = 0
     for start, end in pairwise(offsets):
-        for members in detect(fingerprint[start:end], threshold=1.0 - epsilon, min_community_size=1):
+        for members in detect(fingerprint[start:end], threshold=1.0 - EPSILON, min_community_size=1):
             labels[torch.as_tensor(members) + start] = first
             first += 1
     return labels
@@ -182,8 +178,6 @@ def gigpo_pipeline(
     trajectory: Any,  # [N] likewise
     observation: Objects,  # [N] object array of strings
     *,
-    gamma: float,
-    weight: float = 1.0,
     divide: bool = False,
 ) -> torch.Tensor:
     """GiGPO as trainers compute it: a list per group, torch.tensor of it, one np.where per record for the returns.
@@ -191,21 +185,21 @@ def gigpo_pipeline(
     What it computes is `Config.gigpo(mode="mean_std_norm" if divide else "mean_norm")`. The copies over response tokens
     and the prints of the real ones are left out.
     """
-    returns = _returns_by_search(rewards, trajectory, gamma)
+    returns = _returns_by_search(rewards, trajectory)
     episode = _normalise_by_lists(score, group, divide=divide, lone_mean_zero=True)
     state = _name_states(observation, group)
     step = _normalise_by_lists(returns, state, divide=divide, lone_mean_zero=False)
-    return episode + weight * step
+    return episode + step
 
 
-def _returns_by_search(rewards: Floats, trajectory: Any, gamma: float) -> torch.Tensor:
+def _returns_by_search(rewards: Floats, trajectory: Any) -> torch.Tensor:
     by_name: dict[Any, Floats] = {}
     for name in np.unique(trajectory):
         own = rewards[np.where(trajectory == name)[0]]
         out = np.zeros_like(own)
         ahead = 0.0
         for t in range(len(own) - 1, -1, -1):
-            ahead = own[t] + gamma * ahead
+            ahead = own[t] + GAMMA * ahead
             out[t] = ahead
         by_name[name] = out
     all_returns = np.zeros_like(rewards)
@@ -249,25 +243,18 @@ def _normalise_by_lists(values: torch.Tensor, names: Any, *, divide: bool, lone_
 
 
 def bipace_loop(
-    fingerprint: torch.Tensor,
-    offsets: Sequence[int],
-    rewards: Floats,
-    trajectory_length: int,
-    action_key: Ints,
-    *,
-    epsilon: float,
-    gamma: float,
+    fingerprint: torch.Tensor, offsets: Sequence[int], rewards: Floats, trajectory_length: int, action_key: Ints
 ) -> torch.Tensor:
     """BiPACE (q_style, the paper's episode term) by the torch clustering loop and dictionaries of lists.
 
     Rows are in processing order and all trajectories have one length, so returns and episode term are vectorised.
     """
-    label = torch_clusters(fingerprint, offsets, epsilon).tolist()
+    label = torch_clusters(fingerprint, offsets).tolist()
     table = rewards.reshape(-1, trajectory_length).astype(np.float64)
     back = np.zeros_like(table)
     ahead = np.zeros(len(table))
     for t in range(trajectory_length - 1, -1, -1):
-        ahead = table[:, t] + gamma * ahead
+        ahead = table[:, t] + GAMMA * ahead
         back[:, t] = ahead
     value = back.reshape(-1).astype(np.float32).tolist()
     key = action_key.tolist()
@@ -309,8 +296,7 @@ def keys_of_texts(texts: Sequence[str]) -> tuple[list[int], list[bool]]:
 
 def decoded_keys(tokenizer: Any, ids: torch.Tensor, first: int) -> tuple[list[int], list[bool]]:
     """tokenizer.batch_decode + re + hash; rows without a tag get the hash of their first `first` tokens."""
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return _with_first_n(texts, ids, first)
+    return _with_first_n(tokenizer.batch_decode(ids, skip_special_tokens=True), ids, first)
 
 
 def rust_decoded_keys(tokenizer: Any, ids: torch.Tensor, first: int) -> tuple[list[int], list[bool]]:
@@ -357,11 +343,7 @@ def similar_loop_best(texts: Sequence[str], offsets: Sequence[int], threshold: f
         for i in range(start, end):
             for k, matcher in enumerate(matchers):
                 matcher.set_seq1(texts[i])
-                if (
-                    matcher.real_quick_ratio() >= threshold
-                    and matcher.quick_ratio() >= threshold
-                    and matcher.ratio() >= threshold
-                ):
+                if all(r() >= threshold for r in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)):
                     labels[i] = first + k
                     break
             else:

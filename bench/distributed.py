@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 
 import bipace_kernels as bk
 
-from .measure import machine, threads
+from .measure import threads
 from .report import about, page, parser, publish, table
 from .workloads import TINY, TRAINING, Shape, fingerprints, steps
 
@@ -68,14 +68,11 @@ class Bench:
         at = {"whole groups": whole["group"] * size // shape.groups, "straddling": whole["trajectory"] % size}
         order = {name: torch.argsort(of, stable=True) for name, of in at.items()}
         self.whole = {name: {key: value[rows] for key, value in whole.items()} for name, rows in order.items()}
-        mine = {name: torch.nonzero(of[order[name]] == rank).flatten() for name, of in at.items()}
-        self.mine = {name: {key: value[mine[name]] for key, value in self.whole[name].items()} for name in at}
-        self.rows = mine
-        counts = torch.stack(
-            [torch.bincount(at["straddling"][whole["group"] == g], minlength=size) for g in range(shape.groups)]
-        )
-        owner = bk.distributed.plan_owners(counts.T)
-        stays = int(counts[torch.arange(shape.groups), owner].sum())
+        self.rows = {name: torch.nonzero(of[order[name]] == rank).flatten() for name, of in at.items()}
+        self.mine = {name: {key: value[self.rows[name]] for key, value in self.whole[name].items()} for name in at}
+        counts = torch.zeros(size, shape.groups, dtype=torch.int64)  # records of each group on each rank
+        counts.index_put_((at["straddling"], whole["group"]), torch.tensor(1), accumulate=True)
+        stays = int(counts[bk.distributed.plan_owners(counts), torch.arange(shape.groups)].sum())
         self.moved = {"whole groups": 0, "straddling": shape.records - stays}
         self.labels = bk.cluster(
             whole["fingerprint"], whole["group"], CONFIG.epsilon, trajectory=whole["trajectory"], step=whole["step"]
@@ -115,8 +112,7 @@ class Bench:
             "labels known": self.labels_known,
         }
         self._check()
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        cpu_times: dict[str, list[float]] = {name: [] for name in sides}
+        times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in sides}  # of wall clock and CPU
         for round_ in range(rounds + 1):  # the first warms up
             for name, call in sides.items():
                 dist.barrier()
@@ -127,21 +123,14 @@ class Bench:
                 dist.all_reduce(took, dist.ReduceOp.MAX)
                 dist.all_reduce(spent, dist.ReduceOp.SUM)
                 if round_:
-                    times[name].append(float(took) * 1e3)
-                    cpu_times[name].append(float(spent) * 1e3)
+                    times[name][0].append(float(took) * 1e3)
+                    times[name][1].append(float(spent) * 1e3)
         moved = {"to one rank": self.shape.records * (self.size - 1) // self.size}
         moved |= {f"bk.distributed, {name}": rows for name, rows in self.moved.items()}
         mib = self.shape.dim * 2 / 2**20
         return [
-            Row(
-                name,
-                statistics.median(wall),
-                min(wall),
-                statistics.median(cpu_times[name]),
-                rounds,
-                moved.get(name, 0) * mib,
-            )
-            for name, wall in times.items()
+            Row(name, statistics.median(wall), min(wall), statistics.median(cpu), rounds, moved.get(name, 0) * mib)
+            for name, (wall, cpu) in times.items()
         ]
 
     def _check(self) -> None:
@@ -171,8 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=int, default=15, metavar="N", help="calls of each side (%(default)s)")
     arguments = options.parse_args(argv)
     shape, rounds = (TINY, 2) if arguments.quick else (TRAINING[0], arguments.rounds)
-    with tempfile.TemporaryDirectory() as folder, threads(arguments.ranks) as note:
-        on = machine(arguments.ranks, note)
+    with tempfile.TemporaryDirectory() as folder, threads(arguments.ranks) as on:
         mp.spawn(_rank, (arguments.ranks, shape, rounds, folder), nprocs=arguments.ranks)
         rows = json.loads((Path(folder) / "rows.json").read_text())
     columns = {

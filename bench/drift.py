@@ -18,7 +18,7 @@ import bipace_kernels as bk
 from bipace_kernels.diagnostics.value_r2 import value_r2
 from bipace_kernels.support import optional, png
 
-from .measure import machine, threads
+from .measure import threads
 from .report import SAMPLE, about, page, parser, publish, table
 
 Floats = NDArray[np.float64]
@@ -207,8 +207,8 @@ _COLUMNS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs both drifts, shows the table, writes drift.json, drift.md and drift.png."""
-    for package in ("rich", "matplotlib"):
-        optional.need(package, "bench drift")
+    optional.need("rich", "bench drift")
+    optional.need("matplotlib", "bench drift")
     from rich.console import Console
     from rich.progress import track
 
@@ -228,8 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     settings = Simulation(steps=arguments.steps)
     drifts: dict[str, Any] = {}
-    with threads(arguments.threads) as note:
-        on = machine(arguments.threads, note)
+    with threads(arguments.threads) as on:
         for name, batches in (("synthetic", synthetic(settings)), ("recorded", recorded(settings, arguments.rollouts))):
             shown = track(batches, name, settings.steps, transient=True, console=Console(stderr=True))
             drifts[name] = follow(shown)

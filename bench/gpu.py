@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import os
 import sys
 import time
 import traceback
@@ -27,8 +26,8 @@ from . import workloads as w
 from .gpu_cases import BACKENDS, SWEEP, Batch, absent, dry_cuda, expected
 from .gpu_measure import Clock, DryClock, gpu
 from .gpu_report import CLUSTERING, COMMUNITIES, LOOP, WHOLE, by
-from .gpu_rows import EAGER, WALL, Bench, Part
-from .measure import all_cores, machine, now, threads
+from .gpu_rows import EAGER, REPLAY, WALL, Bench, Part
+from .measure import all_cores, now, threads
 from .stages import NUMPY, NUMPY_POOL, OURS
 
 SHORT, LARGE, LONG = w.ON_GPU
@@ -36,7 +35,7 @@ _LONGEST_CHAIN = 2048  # the micro-kernel holds no more values; a chain over mor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the parts one after another, writes gpu.json and gpu.md after every row; 1 where something failed."""
+    """Runs the parts one after another, writes gpu.json and gpu.md after every figure; 1 where something failed."""
     arguments = _parser().parse_args(argv)
     if arguments.targets:
         _tell(*gpu_report.verdicts(gpu_report.load(arguments.out / "gpu.json")))
@@ -49,9 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _tell("not measured: torch sees no GPU here (--dry goes through the motions without one)")
         return 0 if not arguments.parts else 1
     if arguments.dry:
-        os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton so far
         dry_cuda()
-    failed = [name for name in arguments.parts or PARTS if not _run(name, arguments)]
+    if arguments.watched:
+        gpu_checks.watched()
+    failed = [name for name in arguments.parts or DEFAULT if not _run(name, arguments)]
     if failed:
         _tell(f"FAILED: {', '.join(failed)}")
     return int(bool(failed))
@@ -59,24 +59,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: argparse.Namespace) -> bool:
     """One part; results are written to the files immediately."""
-    found, here = gpu_report.load(arguments.out / "gpu.json"), gpu()
+    file, here, began = arguments.out / "gpu.json", gpu(), time.monotonic()
     # A page of another GPU is refused before anything is measured.
-    gpu_report.merged([*found, {"name": "", "gpu": here}])
-    before = [p for p in found if p["name"] != name]
-    began = time.monotonic()
-    with threads(all_cores()) as note:
-        about = machine(all_cores(), note)
+    gpu_report.merged([*gpu_report.load(file), {"name": "", "gpu": here}])
+    with threads(all_cores()) as about:
         about["commit"] = arguments.commit or about["commit"]
         part = Part(name, about, here, now())
 
         def save() -> None:
             part.seconds = time.monotonic() - began
-            gpu_report.write(arguments.out, [*before, dataclasses.asdict(part)])
+            others = [p for p in gpu_report.load(file) if p["name"] != name]  # watched programs write theirs meanwhile
+            gpu_report.write(arguments.out, [*others, dataclasses.asdict(part)])
 
         save()
         try:
             if name in CHECKS:
-                fine = CHECKS[name](part, arguments.out, arguments.seconds, arguments.dry, _tell)
+                fine = CHECKS[name](gpu_checks.Run(part, arguments.out, arguments.seconds, arguments.limit, arguments.dry,
+                                                   save, _tell))  # fmt: skip
             else:
                 fine = _measure(name, part, arguments, save)
         except Exception as error:  # what it found before stays; the parts after it still run
@@ -104,14 +103,11 @@ def _measure(name: str, part: Part, arguments: argparse.Namespace, save: Callabl
 
 def _chain(part: Part, sizes: Sequence[int], *, dry: bool) -> dict[int, float]:
     """Nanoseconds of a dependent step over each K, measured now; empty where that is impossible, with the reason."""
-    if not sizes:
-        return {}
-    if dry:
-        part.chain_note = "no GPU"
-        return {}
     held = sorted({min(k, _LONGEST_CHAIN) for k in sizes})
     try:
-        steps = chain.measure(held)
+        if dry and held:
+            raise chain.NotAvailable("no GPU")
+        steps = chain.measure(held) if held else []
     except chain.NotAvailable as error:
         part.chain_note = str(error)
         return {}
@@ -134,15 +130,11 @@ def _title(shape: w.Shape) -> str:
     return f"{shape.name}, K = {shape.states:,}"
 
 
-def _device(dry: bool) -> torch.device:
-    return torch.device("cpu" if dry else "cuda")
-
-
 def _make(shape: w.Shape, dry: bool) -> Batch:
     gc.collect()  # the batch before is gone, and with it most of the device's memory in use
     if not dry:
         torch.cuda.empty_cache()
-    return Batch(shape, _device(dry), tokens=48 if dry else 512)
+    return Batch(shape, torch.device("cpu" if dry else "cuda"), tokens=48 if dry else 512)
 
 
 def _backends(bench: Bench, at: str) -> Iterator[str]:
@@ -158,6 +150,59 @@ def _backends(bench: Bench, at: str) -> Iterator[str]:
 def ceilings(bench: Bench, dry: bool) -> None:
     """Only what every part measures first: copy, product, empty graph, chain."""
     del bench, dry
+
+
+def first_chain(bench: Bench, dry: bool, backend: str) -> None:
+    """The promised whole chain at 16 × 400, or without keys where there is no tokenizer to make responses with."""
+    x, at = _first(SHORT, dry)
+    gpu_checks.phase("preparing")
+    try:
+        name, call, need, check = WHOLE, x.whole, x.whole_need, x.check_whole
+    except ImportError:
+        name, call, need, check = "BiPACE with given keys", x.with_keys, x.advantage_need, x.check_advantage
+    gpu_checks.phase("running")
+    bench.row(at, by(backend, name), partial(call, backend), need=need, check=check)
+
+
+def first_clustering(bench: Bench, dry: bool, backend: str) -> None:
+    x, at = _first(SHORT, dry)
+    bench.row(at, by(backend, CLUSTERING), partial(gpu_stages.clusters, x, backend), need=x.cluster_need,
+              check=x.check_labels)  # fmt: skip
+
+
+def first_decisions(bench: Bench, dry: bool, backend: str, records: int) -> None:
+    """Only the scan, over one group."""
+    one_group = dataclasses.replace(w.ONE_GROUP, name=f"1x{records}", steps=records // w.ONE_GROUP.rollouts, states=20)
+    x, at = _first(one_group if records > 400 else dataclasses.replace(SHORT, name="1x400", groups=1), dry)
+    name, call, need, check = gpu_stages.decisions(x, backend)
+    row = bench.row(at, by(backend, name), call, need=need, check=check)
+    if row.median_ms:
+        bench.note(f"{row.median_ms * 1e6 / x.shape.records:.0f} ns a record")
+
+
+def first_gae(bench: Bench, dry: bool, backend: str) -> None:
+    """Config.gae() at 16 × 400: replayed, which a call that synchronizes cannot be, and eager."""
+    x, at = _first(SHORT, dry)
+    for how, rounds in ((REPLAY, 100), (EAGER, 30)):
+        bench.row(
+            at, by(backend, "Config.gae()"), partial(x.with_gae, backend), how=how, rounds=rounds, check=x.check_gae
+        )
+
+
+def _first(shape: w.Shape, dry: bool) -> tuple[Batch, str]:
+    gpu_checks.phase("preparing")
+    x = _make(_shapes(shape, dry=dry)[0], dry)
+    gpu_checks.phase("running")
+    return x, _title(x.shape)
+
+
+def first(run: gpu_checks.Run) -> bool:
+    """The figures that a first run is for; a process for each."""
+    fine = True
+    for name in FIRST:
+        argv = ["gpu", name, "--out", str(run.folder), "--seconds", f"{run.limit:g}"]
+        fine &= run.watch(name, [str(__package__), *argv])
+    return fine
 
 
 def batches(bench: Bench, dry: bool, shape: w.Shape) -> None:
@@ -227,8 +272,7 @@ def _say_ratios(bench: Bench) -> None:
     for backend in BACKENDS:
         for what in (CLUSTERING, WHOLE):
             if ours := bench.median(last["workload"], name := by(backend, what)):
-                last["note"] += f"{'; ' * bool(last['note'])}{last['median_ms'] / ours:,.3g}× {name}"
-    bench.save()
+                bench.note(f"{last['median_ms'] / ours:,.3g}× {name}")
 
 
 def sweep(bench: Bench, dry: bool) -> None:
@@ -273,11 +317,23 @@ def others(bench: Bench, dry: bool) -> None:
 def hidden(bench: Bench, dry: bool) -> None:
     """Taps and early exit at Qwen2.5-7B's shape, random weights."""
     try:
-        gpu_hidden.run(bench, _device(dry), dry=dry)
+        gpu_hidden.run(bench, torch.device("cpu" if dry else "cuda"), dry=dry)
     except ImportError as error:
         bench.absent("hidden states", "tap and early exit", str(error))
 
 
+def _of_both(name: str, call: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """A part for each backend: the CUDA kernels' first, as they are the ones that nothing has run yet."""
+    return {f"{name}-cuda": partial(call, backend="cuda"), name: partial(call, backend="triton")}
+
+
+FIRST: dict[str, Callable[[Bench, bool], None]] = {
+    **_of_both("first-clustering", first_clustering),
+    **_of_both("first-decisions-400", partial(first_decisions, records=400)),
+    **_of_both("first-decisions-2048", partial(first_decisions, records=2048)),
+    **_of_both("first-gae", first_gae),
+    **_of_both("first-chain", first_chain),
+}
 PARTS: dict[str, Callable[[Bench, bool], None]] = {
     "ceilings": ceilings,
     "short": partial(batches, shape=SHORT),
@@ -287,15 +343,15 @@ PARTS: dict[str, Callable[[Bench, bool], None]] = {
     "long": partial(batches, shape=LONG),
     "others": others,
     "hidden": hidden,
+    **FIRST,
 }
-CHECKS: dict[str, Callable[[Part, Path, float, bool, Callable[[str], None]], bool]] = {
+DEFAULT = [name for name in PARTS if name not in FIRST]
+CHECKS: dict[str, Callable[[gpu_checks.Run], bool]] = {
     "smoke": gpu_checks.smoke,
+    "first": first,
     "accuracy": gpu_checks.accuracy,
-    **{
-        name + {"triton": "", "cuda": "-cuda"}[backend]: partial(check, backend=backend)
-        for name, check in (("tests", gpu_checks.tests), ("sanitize", gpu_checks.sanitize))
-        for backend in BACKENDS
-    },
+    **_of_both("tests", gpu_checks.tests),
+    **_of_both("sanitize", gpu_checks.sanitize),
 }
 
 
@@ -327,10 +383,13 @@ def _parser() -> argparse.ArgumentParser:
         return text
 
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", type=part, help=f"any of {', '.join(every)} (default: {', '.join(PARTS)})"
+        "parts", nargs="*", metavar="PART", type=part, help=f"any of {', '.join(every)} (default: {', '.join(DEFAULT)})"
     )
     parser.add_argument("--out", type=Path, default=Path("out/gpu"), metavar="DIR", help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for each part (default: 480)")
+    parser.add_argument("--limit", type=float, default=gpu_checks.LIMITS["running"], metavar="S",
+                        help="for each check of smoke and first, without its preparation and compiling (%(default)s)")  # fmt: skip
+    parser.add_argument("--watched", action="store_true", help=gpu_checks.WATCHED)
     parser.add_argument("--commit", default="", metavar="ID", help="of the sources, where this is no checkout")
     parser.add_argument(
         "--dry", action="store_true", help="tiny sizes on the CPU, by interpreter and emulator: measures nothing"

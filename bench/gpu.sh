@@ -3,15 +3,19 @@
 #
 #   bench/gpu.sh OUTDIR [PART ...]
 #
-# A first run is three calls, each under nine minutes, the most telling first; on the same machine or each on another:
-#   plan-1     build smoke accuracy tests-cuda
-#   plan-2     build stages short ncu-cuda ncu
-#   plan-3     build large sanitize-cuda sanitize sweep others hidden tests
+# A first run is three calls, the most telling first; on the same machine or each on another:
+#   plan-1     build smoke first
+#   plan-2     build ncu-cuda sanitize-cuda tests-cuda ncu sanitize accuracy
+#   plan-3     build short stages large sweep others hidden tests
+#
+# plan-1 takes at most eight minutes, the others nine.  A part of a plan may take half of what is left of that, the last all of it.
 #
 # Parts, in this order if none is named:
 #   build      the compiled modules next to the sources, by the machine's own compiler and nvcc: the CPU's, and the CUDA
 #              kernels for this GPU (the Triton kernels are compiled at first use)
-#   smoke      each stage and preset of both backends once against the CPU backend
+#   smoke      one tile of wgmma and of mma with ldmatrix against float64, then each stage and preset of both backends once
+#              against the CPU backend; a process for each, 30 seconds after its imports and without compiling
+#   first      clustering, the whole chain and Config.gae() at 16 × 400, one decision at 400 and 2,048 records; likewise
 #   accuracy   cosines out of the CUDA kernels' Gram matrices against float64, at 16 × 400 × 3,584
 #   tests      every test marked gpu (tests.log)
 #   tests-cuda the tests of stages and chain again, with the CUDA kernels
@@ -27,12 +31,13 @@
 #   ncu        Nsight Compute over one whole chain with Triton (ncu.log); ncu-cuda: with the CUDA kernels
 #
 # Writes gpu.json and gpu.md (with a header of the machine) into OUTDIR after every figure.  Each part is a separate
-# process and ends within nine minutes; the parts of a plan share nine minutes, and parts without time left are named.  The last
-# lines say which targets were met.  `python -m bench gpu --merge A B --out C` merges the folders of several calls.
+# process and ends within nine minutes; parts without time left are named.  The last lines say which targets were met.  `python -m bench gpu --merge A B --out C` merges the folders of several calls.
 #
 #   PYTHON=python3   the interpreter that has torch and Triton
 #   WHEELS=DIR       wheels of missing packages, installed without network and only for this run
 #   COMMIT=ID        of the sources, if this is not a checkout
+#   DRY=1            without a GPU, tiny sizes by interpreter and emulator: measures nothing
+#   LIMIT=30         seconds of each check of smoke and first
 set -euo pipefail
 
 if [ $# -lt 1 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
@@ -47,11 +52,11 @@ shift
 parts=("$@")
 limit=0  # seconds of all parts together; none
 case ${parts[*]:-} in
-  plan-1) parts=(build smoke accuracy tests-cuda) limit=525 ;;
-  plan-2) parts=(build stages short ncu-cuda ncu) limit=525 ;;
-  plan-3) parts=(build large sanitize-cuda sanitize sweep others hidden tests) limit=525 ;;
+  plan-1) parts=(build smoke first) limit=480 ;;
+  plan-2) parts=(build ncu-cuda sanitize-cuda tests-cuda ncu sanitize accuracy) limit=525 ;;
+  plan-3) parts=(build short stages large sweep others hidden tests) limit=525 ;;
 esac
-[ ${#parts[@]} -gt 0 ] || parts=(build smoke accuracy tests tests-cuda ceilings short sweep stages large long
+[ ${#parts[@]} -gt 0 ] || parts=(build smoke first accuracy tests tests-cuda ceilings short sweep stages large long
   others hidden sanitize sanitize-cuda ncu ncu-cuda)
 
 cd "$root"
@@ -71,9 +76,19 @@ export PATH=$PATH:$bin
 options=(--out "$out")
 [ -z "${COMMIT:-}" ] || options+=(--commit "$COMMIT")
 [ -z "${DRY:-}" ] || options+=(--dry)
+[ -z "${LIMIT:-}" ] || options+=(--limit "$LIMIT")
 
 build() {
   # Without nvcc only the CPU module; with it also the kernels for the GPUs here, and one that does not compile is an error.
+  # Nothing is downloaded, with a network or without.
+  local lacking
+  lacking=$("$python" -c 'import importlib.util as u; print(*(n for n in ("pybind11", "setuptools") if not u.find_spec(n)))')
+  command -v cmake >/dev/null || lacking="cmake $lacking"
+  "${CXX:-c++}" --version >/dev/null 2>&1 || g++ --version >/dev/null 2>&1 || lacking="a C++ compiler (g++) $lacking"
+  if [ -n "${lacking% }" ]; then
+    echo "not built, and nothing is downloaded: this machine has no ${lacking% }"
+    return 1
+  fi
   local nvcc=${CUDACXX:-nvcc} cuda=auto
   command -v "$nvcc" >/dev/null || nvcc=/usr/local/cuda/bin/nvcc
   if command -v "$nvcc" >/dev/null; then
@@ -100,10 +115,12 @@ ncu() {
 }
 
 failed=()
-for part in "${parts[@]}"; do
-  began=$SECONDS
-  left=530
-  [ "$limit" = 0 ] || left=$((limit - SECONDS))
+for i in "${!parts[@]}"; do
+  part=${parts[i]} began=$SECONDS left=530
+  if [ "$limit" != 0 ]; then
+    left=$((limit - SECONDS))
+    [ $((i + 1)) = ${#parts[@]} ] || [ "$left" -lt 60 ] || left=$((left / 2))  # so that no part starves those after it
+  fi
   echo "== $part"
   if [ "$left" -lt 30 ]; then
     failed+=("$part (no time was left)")

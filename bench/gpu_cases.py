@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import sys
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -40,7 +41,8 @@ def expected(backend: str) -> bool:
 
 
 def dry_cuda() -> None:
-    """backend="cuda" on CPU tensors by the emulator of the tests: in a checkout, with a compiler."""
+    """Triton by its interpreter, backend="cuda" on CPU tensors by the tests' emulator: in a checkout, with a compiler."""
+    os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton so far
     helpers = Path(__file__).resolve().parent.parent / "tests/helpers"
     if (helpers / "cuda_emulator.py").exists():
         sys.path.insert(0, str(helpers))
@@ -88,10 +90,13 @@ class Batch(Hidden):
         keys, parsed = self.keys(backend)
         return self._advantage(bk.layout(**self.ids), keys, parsed, backend)
 
-    def _advantage(self, layout: Any, keys: Any, parsed: Any, backend: str) -> Any:
+    def with_gae(self, backend: str) -> Any:
+        return self._advantage(self.layout, self.action_key, None, backend, bk.Config.gae())
+
+    def _advantage(self, layout: Any, keys: Any, parsed: Any, backend: str, config: bk.Config | None = None) -> Any:
         return bk.advantage(
             None, None, self.rewards, fingerprint=self.fingerprint, action_key=keys, action_parsed=parsed,
-            layout=layout, config=self.config, backend=backend,
+            layout=layout, config=config or self.config, backend=backend,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------- calls, theirs
@@ -104,11 +109,11 @@ class Batch(Hidden):
     def cpu_cluster(self) -> torch.Tensor:
         return bk.cluster(self.half, None, w.EPSILON, layout=self.layout, backend="cpu", num_threads=self.threads)
 
-    def cpu_advantage(self, keys: torch.Tensor | None = None) -> Any:
+    def cpu_advantage(self, keys: torch.Tensor | None = None, config: bk.Config | None = None) -> Any:
         key = torch.from_numpy(self.steps.action_key) if keys is None else keys
         return bk.advantage(
             None, None, self.steps.rewards, fingerprint=self.half, action_key=key, layout=self.layout,
-            config=self.config, backend="cpu", num_threads=self.threads,
+            config=config or self.config, backend="cpu", num_threads=self.threads,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------- checks
@@ -132,6 +137,10 @@ class Batch(Hidden):
     def check_whole(self, result: Any) -> str:
         """The same, with the keys of the responses."""
         return self._check_result(result, self.on_cpu_whole)
+
+    def check_gae(self, result: Any) -> str:
+        want = self.cpu_advantage(config=bk.Config.gae()).advantage
+        return f"advantages: {number_agreement(result.advantage.cpu(), want)}"
 
     def _check_result(self, result: Any, want: torch.Tensor) -> str:
         numbers = number_agreement(result.advantage.cpu(), want)

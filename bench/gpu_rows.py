@@ -114,6 +114,13 @@ class Bench:
             self.say(traceback.format_exc(limit=-4))
         return self._keep(row)
 
+    def note(self, text: str) -> None:
+        """One more note on the last row."""
+        last = self.part.rows[-1]
+        last["note"] += f"{'; ' * bool(last['note'])}{text}"
+        self.say(f"{last['name']}: {text}")
+        self.save()
+
     def absent(self, workload: str, name: str, why: str) -> None:
         """A row for what was not measured, with the reason."""
         self._keep(GpuRow(workload, name, "not available", "", note=why))

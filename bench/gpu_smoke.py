@@ -1,13 +1,13 @@
 """Each stage and preset of a backend once on a small ragged batch of the current GPU, against the CPU backend.
 
-It is what the sanitizer watches (`--small`), what the profiler counts (`--profile`: one whole chain at 16 × 400), and
-the first thing to run on a new machine. Under TRITON_INTERPRET=1 Triton's runs on CPU tensors.
+It is the first thing to run on a new machine (`bench gpu smoke`: a process for each check), what the sanitizer watches
+(`--small`), and what the profiler counts (`--profile`: one whole chain at 16 × 400).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +18,10 @@ import torch
 
 import bipace_kernels as bk
 
+from . import gpu_stages
 from . import workloads as w
-from .gpu_cases import BACKENDS, Batch, absent, expected
+from .gpu_cases import BACKENDS, Batch, dry_cuda
+from .gpu_checks import WATCHED, watched
 from .stages import number_agreement, partition_agreement
 
 GROUPS = ((1,), (3, 2), (7, 1, 12, 5), (30, 41))  # records of each trajectory, by prompt group
@@ -36,15 +38,7 @@ STATES, DIM = 6, 72
 class Ragged:
     """Small groups of records with planted states, in shuffled row order, on one device; the same on the host."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        backend: str,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        groups: Groups = GROUPS,
-        dim: int = DIM,
-    ) -> None:
+    def __init__(self, device: torch.device, backend: str, *, dtype: torch.dtype, groups: Groups, dim: int) -> None:
         self.device, self.backend = device, backend
         rng = np.random.default_rng(3)
         lengths = [n for group in groups for n in group]
@@ -113,70 +107,72 @@ def _planted(batch: w.Steps, dtype: torch.dtype) -> torch.Tensor:
     return rows.to(dtype)
 
 
-def by_warps(x: Ragged, config: bk.Config) -> str:
-    """Without groups of four warps, as on GPUs whose tensor cores do not support them."""
-    with mock.patch.object(importlib.import_module("bipace_kernels.backends.cuda.gram"), "WARPGROUPS", False):
-        return x.advantages(config)
+def _tile(device: torch.device, warpgroups: bool) -> str:
+    """One tile of the tensor cores against float64: by groups of four warps where the GPU has them, or by single warps."""
+    with mock.patch.object(gpu_stages.module("cuda", "gram"), "WARPGROUPS", warpgroups):
+        worst = gpu_stages.worst_cosine(device, 1, 128, 64)
+    beyond = f", beyond {gpu_stages.COSINE:g}" * (not worst <= gpu_stages.COSINE)
+    return f"largest |cosine − float64| {worst:.2g}{beyond}"
 
 
-def by_memory(x: Ragged) -> str:
-    """Matrices of two sizes and little shared memory: a few clusters fit, one per record does not."""
-    clusters = importlib.import_module("bipace_kernels.backends.cuda.clusters")
-    with mock.patch.object(clusters, "LIMITS", clusters.Limits(middle=100, shared=60_000)):
-        return x.sweep((1e-4, 0.10))
+def checks(device: torch.device, backend: str, *, small: bool = False) -> dict[str, Callable[[], str]]:
+    """{name: a call whose text says what came out}, the most telling first; inputs are made by the call."""
 
+    @functools.cache
+    def ragged(groups: Groups = GROUPS, dim: int = DIM, dtype: torch.dtype = torch.bfloat16) -> Ragged:
+        return Ragged(device, backend, dtype=dtype, groups=groups, dim=dim)
 
-def run(device: torch.device, backends: Sequence[str], *, small: bool = False) -> tuple[list[str], bool]:
-    """One line per check and backend, and whether all is well."""
-    lines, fine = [], True
-    for backend in backends:
-        if why := absent(backend):
-            texts, well = [f"not available: {why}"], not expected(backend)
-        else:
-            texts, well = _run(device, backend, small)
-        lines += [f"{backend}: {line}" for line in texts]
-        fine &= well
-    return lines, fine
+    def of(config: bk.Config, *which: Any) -> Callable[[], str]:
+        return lambda: ragged(*which).advantages(config)
 
+    def by_warps() -> str:
+        with mock.patch.object(gpu_stages.module("cuda", "gram"), "WARPGROUPS", False):
+            return ragged(LONGER).advantages(bk.Config.bipace())
 
-def _run(device: torch.device, backend: str, small: bool) -> tuple[list[str], bool]:
-    x, longer = Ragged(device, backend), Ragged(device, backend, groups=LONGER)
-    checks: list[tuple[str, Callable[[], str]]] = [
-        ("Config.bipace()", lambda: x.advantages(bk.Config.bipace())),
-        ("Config.bipace(estimator='diff_peer')", lambda: x.advantages(bk.Config.bipace(estimator="diff_peer"))),
-        ("Config.bigpo(), ε = 0", lambda: x.advantages(bk.Config.bigpo(epsilon=0.0))),
-        ("Config.gigpo('mean_std_norm')", lambda: x.advantages(bk.Config.gigpo("mean_std_norm"))),
-        ("Config.hgpo()", lambda: x.advantages(bk.Config.hgpo())),
-        ("Config.gae()", lambda: x.advantages(bk.Config.gae())),
-        ("Config.gae(share='group')", lambda: x.advantages(bk.Config.gae(share="group"))),
-        ("a sweep of ε", x.sweep),
-        ("Config.bipace(), longer groups", lambda: longer.advantages(bk.Config.bipace())),
-        ("action_keys", x.keys),
-    ]
-    if backend == "cuda":
-        checks.append(("a sweep of ε, longer groups with S in memory", lambda: by_memory(longer)))
-        checks.append(("Config.bipace(), longer groups, by warps", lambda: by_warps(longer, bk.Config.bipace())))
+    def by_memory() -> str:
+        """Matrices of two sizes and little shared memory: a few clusters fit, one per record does not."""
+        clusters = gpu_stages.module("cuda", "clusters")
+        with mock.patch.object(clusters, "LIMITS", clusters.Limits(middle=100, shared=60_000)):
+            return ragged(LONGER).sweep((1e-4, 0.10))
+
+    make, cuda = bk.Config, backend == "cuda"
+    found: dict[str, Callable[[], str]] = {}
+    if cuda:
+        found["one tile by groups of four warps (wgmma)"] = lambda: _tile(device, True)
+        found["one tile by single warps (mma, ldmatrix)"] = lambda: _tile(device, False)
+    found |= {
+        "Config.bipace()": of(make.bipace()),
+        "Config.bipace(estimator='diff_peer')": of(make.bipace(estimator="diff_peer")),
+        "Config.bigpo(), ε = 0": of(make.bigpo(epsilon=0.0)),
+        "Config.gigpo('mean_std_norm')": of(make.gigpo("mean_std_norm")),
+        "Config.hgpo()": of(make.hgpo()),
+        "Config.gae()": of(make.gae()),
+        "Config.gae(share='group')": of(make.gae(share="group")),
+        "a sweep of ε": lambda: ragged().sweep(),
+        "Config.bipace(), longer groups": of(make.bipace(), LONGER),
+        "action_keys": lambda: ragged().keys(),
+    }
+    if cuda:
+        found["a sweep of ε, longer groups with S in memory"] = by_memory
+        found["Config.bipace(), longer groups, by warps"] = by_warps
     if not small:
-        # Without a GPU that would take minutes.
-        large = Ragged(device, backend, groups=LARGE if device.type == "cuda" else GROUPS[:2], dim=LARGE_DIM)
-        checks += [
-            (f"Config.bipace(), a group of 400, D = {LARGE_DIM}", lambda: large.advantages(bk.Config.bipace())),
-            ("n-gram fingerprints", lambda: ngrams(x)),
-        ]
-        single = Ragged(device, backend, dtype=torch.float32)
-        checks += [
-            ("Config.bipace(), float32 rows", lambda: single.advantages(bk.Config.bipace())),
-            ("Config.grpo()", lambda: x.advantages(bk.Config.grpo())),
-        ]
-    lines, fine = [], True
-    for name, check in checks:
-        try:
-            text = check()
-        except Exception as error:  # the other checks are worth having
-            text = f"FAILED: {type(error).__name__}: {error}"
-        fine &= not any(word in text for word in ("DIFFERENT", "FAILED", "beyond"))
-        lines.append(f"{name}: {text}")
-    return lines, fine
+        large = LARGE if device.type == "cuda" else GROUPS[:2]  # without a GPU those would take minutes
+        found |= {
+            f"Config.bipace(), a group of 400, D = {LARGE_DIM}": of(make.bipace(), large, LARGE_DIM),
+            "n-gram fingerprints": lambda: ngrams(ragged()),
+            "Config.bipace(), float32 rows": of(make.bipace(), GROUPS, DIM, torch.float32),
+            "Config.grpo()": of(make.grpo()),
+        }
+    return found
+
+
+def ask(check: Callable[[], str]) -> tuple[str, bool]:
+    """What a check says, and whether all is well."""
+    try:
+        text = check()
+    except Exception as error:  # the other checks are worth having
+        text = f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    return text, not any(word in text for word in ("DIFFERENT", "FAILED", "beyond"))
 
 
 def profile(backend: str) -> None:
@@ -198,16 +194,27 @@ def profile(backend: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu_smoke", description=str(__doc__).splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="fewer calls: for the sanitizer")
+    parser.add_argument("--backend", choices=BACKENDS, default=BACKENDS[0], help="(default: %(default)s)")
+    parser.add_argument("--check", metavar="NAME", help="only this one")
+    parser.add_argument("--small", action="store_true", help="fewer checks: for the sanitizer")
     parser.add_argument("--profile", action="store_true", help="one whole chain between the profiler's marks")
-    parser.add_argument("--backend", choices=BACKENDS, help="one of them; all of them without, but for the profile")
+    parser.add_argument("--dry", action="store_true", help="on the CPU, by interpreter and emulator")
+    parser.add_argument("--watched", action="store_true", help=WATCHED)
     arguments = parser.parse_args(argv)
     if arguments.profile:
-        profile(arguments.backend or BACKENDS[0])
+        profile(arguments.backend)
         return 0
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    lines, fine = run(device, [arguments.backend] if arguments.backend else BACKENDS, small=arguments.small)
-    sys.stdout.write("\n".join(lines) + "\n")
+    if arguments.dry:
+        dry_cuda()
+    every = checks(torch.device("cpu" if arguments.dry else "cuda"), arguments.backend, small=arguments.small)
+    if arguments.watched:
+        watched()
+    fine = True
+    for name, check in every.items():
+        if arguments.check in (None, name):
+            text, well = ask(check)
+            fine &= well
+            print(text if arguments.check else f"{arguments.backend}: {name}: {text}", flush=True)
     return int(not fine)
 
 

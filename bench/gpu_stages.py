@@ -21,6 +21,7 @@ from .measure import all_cores
 from .roofline import Work
 from .stages import canonical, number_agreement, partition_agreement
 
+COSINE = 2e-6  # how far a cosine may be from float64
 _OF_CUDA = ("action_keys", "clusters", "gram", "scan", "values")
 Case = tuple[str, Callable[[], Any], Work, Callable[[Any], str]]
 

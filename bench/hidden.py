@@ -19,7 +19,7 @@ import torch
 import bipace_kernels as bk
 from bipace_kernels.support import optional
 
-from .measure import Effort, Side, compare, high_water, machine, threads
+from .measure import Effort, Side, compare, high_water, threads
 from .report import SAMPLE, about, page, parser, publish, table
 
 Tensor = torch.Tensor
@@ -290,8 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.error(f"--rollouts: there is no {arguments.rollouts}; pass a .jsonl.gz file of rollouts")
     quick, shape = arguments.quick, TINY if arguments.quick else Shape()
     effort = Effort(rounds=2 if quick else arguments.rounds, seconds=90.0, fewest=3)
-    with threads(arguments.threads) as note, Progress(console=Console(stderr=True), transient=True) as bar:
-        on = machine(arguments.threads, note)
+    with threads(arguments.threads) as on, Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("calls", total=8 * (effort.rounds + 1))
         rows = [asdict(row) for row in Bench(shape, arguments.rollouts, effort, lambda: bar.advance(task)).run()]
     small = " A tiny model: shows that it runs, not how fast; nothing is reached or missed." if quick else ""

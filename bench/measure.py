@@ -123,15 +123,14 @@ def _timed(call: Callable[[Any], Any], inputs: Any) -> tuple[float, float]:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[str]:
-    """Sets `count` threads for torch (and with it the package), and for NumPy's BLAS through threadpoolctl."""
+def threads(count: int) -> Iterator[dict[str, Any]]:
+    """`count` threads for torch (and with it the package), and for NumPy's BLAS through threadpoolctl: the machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         with blas_threads(count) as limited:
-            yield f"torch {count}, NumPy's BLAS " + (
-                str(count) if limited else "as set (threadpoolctl is not installed)"
-            )
+            blas = str(count) if limited else "as set (threadpoolctl is not installed)"
+            yield machine(count, f"torch {count}, NumPy's BLAS {blas}")
     finally:
         torch.set_num_threads(before)
 

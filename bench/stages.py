@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -262,22 +261,20 @@ class Hidden:
         return self.fingerprint.clone()
 
     def numpy(self, _: Any = None) -> Any:
-        return c.numpy_clusters(self.rows, self.offsets, w.EPSILON)
+        return c.numpy_clusters(self.rows, self.offsets)
 
     def numpy_pool(self, _: Any = None) -> Any:
-        return c.numpy_clusters_pool(self.rows, self.offsets, w.EPSILON, threads=self.threads)
+        return c.numpy_clusters_pool(self.rows, self.offsets, threads=self.threads)
 
     def torch_loop(self, _: Any = None) -> torch.Tensor:
-        return c.torch_clusters(self.single, self.offsets, w.EPSILON)
+        return c.torch_clusters(self.single, self.offsets)
 
     def communities(self, _: Any = None) -> torch.Tensor:
-        return c.communities(self.single, self.offsets, w.EPSILON)
+        return c.communities(self.single, self.offsets)
 
     def bipace_loop(self, _: Any = None) -> torch.Tensor:
         b = self.batch
-        return c.bipace_loop(
-            self.fingerprint, self.offsets, b.rewards, b.shape.steps, b.action_key, epsilon=w.EPSILON, gamma=w.GAMMA
-        )
+        return c.bipace_loop(self.fingerprint, self.offsets, b.rewards, b.shape.steps, b.action_key)
 
     def clone_entry(self) -> Entry:
         return Entry("bound", CLONE, self.clone, roofline.clone_work(self.fingerprint), note="lower bound")
@@ -319,9 +316,7 @@ class Observed:
 
     def pipeline(self, *, divide: bool = False) -> Callable[[_Records], torch.Tensor]:
         rewards, score = self.batch.rewards, self.score
-        return lambda x: c.gigpo_pipeline(
-            rewards, score, x.group, x.trajectory, x.objects, gamma=w.GAMMA, divide=divide
-        )
+        return lambda x: c.gigpo_pipeline(rewards, score, x.group, x.trajectory, x.objects, divide=divide)
 
 
 # ------------------------------------------------------------------------------------------------------------ stages
@@ -383,12 +378,11 @@ def advantage(ctx: Context) -> None:
 def critic(ctx: Context) -> None:
     """Config.gae() against BiPACE on the same fingerprints, and against a Gaussian process by BLAS and LAPACK."""
     group, batch = bk.Config.gae(share="group"), bk.Config.gae()
-    options = {"width": group.kernel_width, "horizon": group.kernel_time or math.inf, "noise": group.kernel_noise}
     for shape in ctx.shapes(*w.TRAINING[:2]):
         x = Hidden(shape)
         result = x.gae(group)
-        data = x.rows, x.offsets, result.returns.numpy(), torch.as_tensor(x.ids["step"]).numpy()
-        naive = functools.partial(c.numpy_values, *data, **options)
+        data = x.rows, x.offsets, result.returns.numpy(), x.ids["step"].numpy()
+        naive = functools.partial(c.numpy_values, *data, group)
         same = number_agreement(torch.from_numpy(naive()), result.value.double())
         work = roofline.value_work(x.fingerprint, x.offsets)
         entries = [
@@ -462,23 +456,18 @@ def action_keys(ctx: Context) -> None:
     try:
         batch = w.responses(count, length)
     except ImportError as error:
-        ctx.results.rows.append(
-            Row("action_keys", "token ids", DECODE, shape, "int64", "not available", note=str(error))
-        )
-        return
+        row = Row("action_keys", "token ids", DECODE, shape, "int64", "not available", note=str(error))
+        return ctx.results.rows.append(row)
     table, tokenizer = bk.token_bytes(batch.tokenizer), batch.tokenizer
     texts = tokenizer.batch_decode(batch.ids, skip_special_tokens=True)
 
     def ours(_: Any) -> Any:
         return bk.action_keys(batch.ids, mode="action_tag", mask=batch.mask, token_bytes=table)
 
-    def ours_text(x: list[str]) -> Any:
-        return bk.action_keys(x, mode="action_tag")
-
     def against(name: str, call: Callable[[Any], Any], note: str = "") -> Entry:
         return Entry("competitor", name, call, work, _key_agreement(call(None), from_ids), note)
 
-    again = functools.partial(w.fresh, texts)
+    again, ours_text = functools.partial(w.fresh, texts), functools.partial(bk.action_keys, mode="action_tag")
     from_ids, from_text = ours(None), ours_text(texts)
     parsed, parsed_text = (f"{int(keys[1].sum())} of {count} parsed" for keys in (from_ids, from_text))
     work, text_work = Work(bytes=8 * batch.tokens + 9 * count), roofline.text_work(texts, out_bytes=9 * count)
@@ -666,10 +655,8 @@ def document(
 ) -> dict[str, Any]:
     """What bench.json holds."""
     return {
-        "schema": SCHEMA, "machine": machine, "ceilings": asdict(ceilings),
-        "rows": [asdict(row) for row in results.rows], "scaling": [asdict(p) for p in results.scaling],
-        "growth": growth(results.scaling), "memory": [asdict(m) for m in results.memory],
-        "targets": [t.asdict() for t in reached],
+        "schema": SCHEMA, "machine": machine, "ceilings": asdict(ceilings), **asdict(results),
+        "growth": growth(results.scaling), "targets": [t.asdict() for t in reached],
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import torch
 
 from bipace_kernels import hidden
 
-from .measure import machine, threads
+from .measure import threads
 from .report import about, page, parser, publish, table
 from .trainers import Batch, byte_tokenizer, spelt, verl_sides, versions
 
@@ -79,26 +79,24 @@ class Size:
 def rollout_of(size: Size, tokenizer: Any) -> Any:
     """A rollout_func: thinking and an action in each turn, a short answer in between."""
 
+    def ids_of(text: Any) -> list[int]:
+        return list(tokenizer(text)["input_ids"])
+
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         rng = random.Random(trainer.state.global_step)
-        out: dict[str, list[Any]] = {
-            k: [] for k in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "step_rewards")
-        }
+        columns = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "step_rewards")
+        out: dict[str, list[Any]] = {name: [] for name in columns}
         for prompt in prompts:
             ids: list[int] = []
             mask: list[int] = []
             for _ in range(size.turns):
-                turn = tokenizer(f"so {rng.random():.3f}<action>{rng.choice(['go', 'look', 'wait'])}</action>")[
-                    "input_ids"
-                ]
-                answer = tokenizer(rng.choice([" a door", " a wall"]))["input_ids"]
+                turn = ids_of(f"so {rng.random():.3f}<action>{rng.choice(['go', 'look', 'wait'])}</action>")
+                answer = ids_of(rng.choice([" a door", " a wall"]))
                 ids += turn + answer
                 mask += [1] * len(turn) + [0] * len(answer)
-            out["prompt_ids"].append(tokenizer(prompt)["input_ids"])
-            out["completion_ids"].append(ids)
-            out["logprobs"].append([0.0] * len(ids))
-            out["env_mask"].append(mask)
-            out["step_rewards"].append([float(rng.random() < 0.3) for _ in range(size.turns)])
+            rewards = [float(rng.random() < 0.3) for _ in range(size.turns)]
+            for name, cell in zip(columns, (ids_of(prompt), ids, [0.0] * len(ids), mask, rewards), strict=True):
+                out[name].append(cell)
         return out
 
     return rollout
@@ -296,8 +294,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--pairs", type=int, default=20, metavar="N", help="pairs of steps (%(default)s)")
     arguments = options.parse_args(argv)
     size, pairs = (Size(2, 4, 2, 32), 2) if arguments.quick else (Size(), arguments.pairs)
-    with threads(1) as note:
-        on, of = machine(1, note), versions()
+    with threads(1) as on:
+        of = versions()
         rows = [measure(way, size, pairs) for way in WAYS] + [measure_verl(way, size, pairs) for way in VERL]
     document = {"schema": 1, "machine": on, "versions": of, "size": asdict(size), "rows": [asdict(row) for row in rows]}
     sizes = (

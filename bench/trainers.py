@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
-from .measure import Effort, Side, compare, machine, threads
+from .measure import Effort, Side, compare, threads
 from .report import about, page, parser, publish, shorts, table
 
 Tensor = torch.Tensor
@@ -131,19 +132,15 @@ def verl_sides(
     verl, ray_trainer = importlib.import_module("verl"), importlib.import_module("verl.trainer.ppo.ray_trainer")
     driver = importlib.import_module("bipace_kernels.integrations.verl.driver_v0")
     hydra = importlib.import_module("hydra")
+    words = ["algorithm.adv_estimator=bipace", f"+algorithm.bipace.method={method}"]
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-        n = f"actor_rollout_ref.rollout.n={batch.rollouts}"
-        config = hydra.compose(
-            "ppo_trainer", ["algorithm.adv_estimator=bipace", f"+algorithm.bipace.method={method}", n]
-        )
+        config = hydra.compose("ppo_trainer", [*words, f"actor_rollout_ref.rollout.n={batch.rollouts}"])
     bipace = importlib.import_module("bipace_kernels.integrations.verl.estimator").Bipace(config)
     data = batch.tensors()
     scores = torch.zeros(data["mask"].shape)
     scores[:, -1] = data["reward"]
     attended = torch.ones(batch.rows, data["prompts"].shape[1] + scores.shape[1], dtype=torch.int64)
-    names = (
-        importlib.import_module("numpy").repeat([f"p{i}" for i in range(batch.prompts)], batch.rollouts).astype(object)
-    )
+    names = np.repeat([f"p{i}" for i in range(batch.prompts)], batch.rollouts).astype(object)
 
     def prepare() -> Any:
         tensors = {
@@ -187,8 +184,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=int, default=25, metavar="N", help="calls of each side (%(default)s)")
     arguments = options.parse_args(argv)
     sizes, rounds = (SIZES[:1], 2) if arguments.quick else (SIZES, arguments.rounds)
-    with threads(1) as note:
-        on, of = machine(1, note), versions()
+    with threads(1) as on:
+        of = versions()
         rows = [asdict(row) for batch in sizes for row in measure(batch, Effort(rounds=rounds, seconds=4.0))]
     columns = {
         "batch": "{batch}", "side": "{side}", "median ms": "{median_ms:.3g}", "CPU ms": "{cpu_ms:.3g}",

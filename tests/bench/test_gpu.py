@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -247,7 +249,7 @@ WANTED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["smoke", "tests-cuda", "short", "sweep", "stages", "others", "sanitize-cuda"])
+@pytest.mark.parametrize("name", ["tests-cuda", "short", "sweep", "stages", "others", "sanitize-cuda"])
 def test_a_dry_run_has_rows_of_both_backends(name, tmp_path):
     """By the CUDA emulator and Triton's interpreter: every row is right, or the program would end with 1."""
     argv = [sys.executable, "-m", PACKAGE, "gpu", name, "--dry", "--out", str(tmp_path)]
@@ -296,12 +298,27 @@ def test_tests_on_a_gpu_need_only_pytest():
     )
 
 
-def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch):
-    smoke = module("gpu_smoke")
-    monkeypatch.setattr(smoke, "absent", lambda backend: f"no {backend}")
+def in_the_making(name, folder, seconds=60.0):
+    return checks.Run(rows.Part(name, {}, {}, "2026-01-01 00:00 UTC"), folder, seconds, 1.0, False, lambda: None, print)
+
+
+def test_a_backend_that_should_be_there_and_is_not_is_a_failure(monkeypatch, tmp_path):
+    monkeypatch.setattr(checks, "absent", lambda backend: f"no {backend}")
     for should in (False, True):
-        monkeypatch.setattr(smoke, "expected", lambda _, should=should: should)
-        assert smoke.run(torch.device("cpu"), ["cuda"]) == (["cuda: not available: no cuda"], not should)
+        monkeypatch.setattr(checks, "expected", lambda _, should=should: should)
+        run = in_the_making("smoke", tmp_path)
+        assert checks.smoke(run) is not should
+        assert run.part.lines == ["- cuda: not available: no cuda", "- triton: not available: no triton"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", cases.BACKENDS)
+def test_small_checks_without_a_gpu(backend):
+    """By interpreter and emulator, all of them in one process."""
+    argv = [sys.executable, "-m", f"{PACKAGE}.gpu_smoke", "--dry", "--backend", backend]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == len(module("gpu_smoke").checks(torch.device("cpu"), backend))
 
 
 @pytest.mark.parametrize("name", ["gpu", "resources"])
@@ -322,9 +339,9 @@ FAILED tests/a.py::test_two[a b-1] - assert 0
 ==================== 1 failed, 1 passed, 1 skipped in 3.22s ====================
 """
     assert checks.outcomes(log) == [
-        "- SKIPPED [1] tests/b.py:7: needs two GPUs",
-        "- FAILED tests/a.py::test_two[a b-1] - assert 0",
-        "- 1 failed, 1 passed, 1 skipped in 3.22s",
+        "SKIPPED [1] tests/b.py:7: needs two GPUs",
+        "FAILED tests/a.py::test_two[a b-1] - assert 0",
+        "1 failed, 1 passed, 1 skipped in 3.22s",
     ]
 
 
@@ -336,9 +353,9 @@ def test_what_the_sanitizer_finds(failing, backend, tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "absent", lambda _: "")
     monkeypatch.setattr(checks.shutil, "which", lambda name, path: name)
     monkeypatch.setattr(checks, "run_to_end", lambda argv, *_, **__: ran.append(argv) or 99 * (failing in argv))
-    part = rows.Part("sanitize", {}, {}, "2026-01-01 00:00 UTC")
-    fine = (failing, backend) == ("initcheck", "triton")
-    assert checks.sanitize(part, tmp_path, 60.0, False, lambda _: None, backend) is fine
+    run = in_the_making("sanitize", tmp_path)
+    part, fine = run.part, (failing, backend) == ("initcheck", "triton")
+    assert checks.sanitize(run, backend) is fine
     assert any("no failure" in line for line in part.lines) is fine
     assert [argv[-2:] for argv in ran[1:]] == [["--backend", backend]] * 3  # the first is one line
     assert [line.startswith(f"- {failing}: status 99") for line in part.lines].count(True) == 1
@@ -355,27 +372,171 @@ def test_a_program_that_hangs_is_stopped(tmp_path):
     assert checks.tail(log).endswith("raise SystemExit(3)")
 
 
+# ------------------------------------------------------------------------------------------------- what hangs, and plans
+
+
+def watch(program, folder, **limits):
+    """What checks.watch() says of a program of bash, and the lines that it passed on."""
+    heard, every = [], {"preparing": 60.0, "compiling": 60.0, "running": 60.0, **limits}
+    end = time.monotonic() + every.pop("all", 60.0)
+    said = checks.watch(["bash", "-c", program], folder / "log", heard.append, limits=every, deadline=end)
+    return (*said, heard)
+
+
+@pytest.mark.parametrize("phase", checks.LIMITS)
+def test_a_program_that_hangs_in_a_phase_is_ended_by_its_limit(phase, tmp_path):
+    program = f"echo before; echo '#running'; echo '#{phase}'; echo in it; exec sleep 1000"
+    fine, why, heard = watch(program, tmp_path, **{phase: 0.5})
+    assert not fine and why.startswith(f"STOPPED while {phase}, after ")
+    assert heard == ["before", "in it"]
+
+
+def test_a_phase_has_its_limit_in_all_and_no_other_counts(tmp_path):
+    """Two compilations together are too long; what runs between them has a limit of its own."""
+    twice = "echo '#compiling'; sleep 0.4; echo '#running'; sleep 0.2; echo '#compiling'; sleep 0.4; echo '#running'; echo done"
+    assert watch(twice, tmp_path, running=10.0) == (True, "", ["done"])
+    assert watch(twice, tmp_path, compiling=0.6)[1].startswith("STOPPED while compiling")
+    assert watch("sleep 1000", tmp_path, all=0.3)[1].startswith("STOPPED while preparing")
+
+
+def test_how_a_program_ended_is_one_line(tmp_path):
+    assert watch("echo DIFFERENT; exit 1", tmp_path) == (False, "", ["DIFFERENT"])  # its own line says it
+    assert watch("echo an illegal address >&2; exit 1", tmp_path) == (False, "FAILED: status 1: an illegal address", [])
+    assert watch("echo half; echo core >&2; kill -SEGV $$", tmp_path) == (False, "FAILED: status -11: core", ["half"])
+
+
+@pytest.mark.slow
+def test_compilations_are_said():
+    """Triton's, on a launch that is prepared as on a GPU and not made."""
+    pytest.importorskip("triton")
+    code = f"""
+import tempfile, os
+os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+import bipace_kernels as bk
+from {PACKAGE} import eager, gpu_checks
+eager.stub()
+gpu_checks.watched()
+for _ in range(2):
+    bk.advantage(**eager.batch(), config=bk.Config.bipace(), backend="triton")
+    print("called", flush=True)
+"""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    before, first, second, *_ = done.stdout.split("called\n")
+    said = before.split()
+    assert said[0] == "#running" and said[1:] == ["#compiling", "#running"] * (len(said) // 2) and len(said) > 9
+    assert first == second == ""
+
+
+# A check that hangs, one that dies, and others that are fine at once.
+PROGRAM = """#!/bin/bash
+echo '#running'
+case "$*" in
+  *"--backend cuda --check Config.hgpo()"*) echo $$ > "{folder}/hangs"; exec sleep 1000 ;;
+  *"--check n-gram"* | *first-gae-cuda*) kill -SEGV $$ ;;
+  *) echo fine ;;
+esac
+"""
+# An interpreter that builds nothing, and whose checks are that program.
+INTERPRETER = """#!/bin/bash
+case "$*" in
+  *setup.py*) echo "bipace_kernels: nothing built" ;;
+  "-m bench gpu"*) exec {python} -c '
+import sys
+sys.executable = "{folder}/program"
+from {package} import gpu
+sys.exit(gpu.main(sys.argv[1:]))' "${{@:4}}" ;;
+  *) exec {python} "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def interpreter(tmp_path):
+    for name, text in (("program", PROGRAM), ("python", INTERPRETER)):
+        path = tmp_path / name
+        path.write_text(text.format(folder=tmp_path, python=sys.executable, package=PACKAGE))
+        path.chmod(0o755)
+    return tmp_path / "python"
+
+
+def everything():
+    """The lines of a first run in their order: (part, backend, check)."""
+    smoke = module("gpu_smoke")
+    names = {backend: list(smoke.checks(torch.device("cpu"), backend)) for backend in ("cuda", "triton")}
+    assert next(iter(names["cuda"])).startswith("one tile")
+    return [f"{backend}: {name}" for backend, of in names.items() for name in of], list(gpu.FIRST)
+
+
+@pytest.mark.slow
+def test_a_first_run_without_a_gpu(interpreter, tmp_path):
+    """A check that hangs costs its limit and one line, and one that dies costs one line; the rest goes on, in its order."""
+    done = subprocess.run(
+        ["bash", str(SCRIPT), str(tmp_path / "out"), "plan-1"], capture_output=True, text=True, check=False, timeout=900,
+        env={**os.environ, "PYTHON": str(interpreter), "DRY": "1", "LIMIT": "2"},
+    )  # fmt: skip
+    small, first = everything()
+    want = dict.fromkeys((*small, *first), "fine")
+    want["cuda: Config.hgpo()"] = "STOPPED while running, after 2 s"
+    want |= dict.fromkeys(
+        ["cuda: n-gram fingerprints", "triton: n-gram fingerprints", "first-gae-cuda"], "FAILED: status -11"
+    )
+    found = {part["name"]: part["lines"] for part in report.load(tmp_path / "out/gpu.json")}
+    assert list(found) == ["smoke", "first"], done.stdout + done.stderr
+    for name, lines in (("smoke", small), ("first", first)):
+        assert [line.partition(": $ ")[0] for line in found[name]] == [f"- {line}: {want[line]}" for line in lines]
+    said = done.stdout.splitlines()
+    assert [line for line in said if line.startswith("== ") and line.count(" ") == 1] == [
+        "== build",
+        "== smoke",
+        "== first",
+    ]
+    assert said[-1] == "FAILED: smoke first" and done.returncode == 1
+
+
+@pytest.mark.slow
+def test_a_killed_first_run_has_all_its_lines_on_disk(interpreter, tmp_path):
+    small, _ = everything()
+    before = small[: small.index("cuda: Config.hgpo()")]
+    argv = [str(interpreter), "-m", "bench", "gpu", "smoke", "--dry", "--limit", "900", "--out", str(tmp_path / "out")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert [process.stdout.readline() for _ in before] == [f"{line}: fine\n" for line in before]
+        while not (hangs := tmp_path / "hangs").exists() or not hangs.read_text().strip():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+    (part,) = report.load(tmp_path / "out/gpu.json")
+    assert part["lines"] == [f"- {line}: fine" for line in before] and part["status"] == "running"
+    assert all(line in (tmp_path / "out/gpu.md").read_text() for line in part["lines"])
+    while Path("/proc", hangs.read_text().strip(), "cmdline").exists():  # what hung ends with the one that watched it
+        time.sleep(0.05)
+
+
 def test_script_is_sound():
     assert subprocess.run(["bash", "-n", str(SCRIPT)], check=False).returncode == 0
     done = subprocess.run(["bash", str(SCRIPT), "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    for name in (*gpu.PARTS, *gpu.CHECKS, "build", "ncu", "WHEELS", "COMMIT"):
+    for name in (*gpu.DEFAULT, *gpu.CHECKS, "build", "ncu", "WHEELS", "COMMIT"):
         assert name in done.stdout
     assert subprocess.run(["bash", str(SCRIPT)], capture_output=True, check=False).returncode == 2
 
 
 @pytest.mark.parametrize("plan", ["plan-1", "plan-2", "plan-3"])
 def test_a_plan_runs_its_parts_whatever_fails(plan, tmp_path):
-    """By an interpreter that writes down what it is asked for, and fails at the first part."""
+    """By an interpreter that writes down what it is asked for, and fails at the first; none may starve those after it."""
     listed = dict(re.findall(r"^#   (plan-\d)\s+(.+)$", SCRIPT.read_text(), re.MULTILINE))[plan].split()
     by_tool = {"ncu", "ncu-cuda"}
     assert listed[0] == "build" and set(listed[1:]) <= {*gpu.PARTS, *gpu.CHECKS, *by_tool}
+    first, *others = [name for name in listed[1:] if name not in by_tool]
     python = tmp_path / "python"
     python.write_text(f"""#!/bin/bash
 case "$*" in
   "-c import os"*) dirname "$0" ;;
   *--targets*) echo "met: everything" ;;
-  "-m bench gpu {listed[1]} "*) exit 1 ;;
+  "-m bench gpu {first} "*) exit 1 ;;
 esac
 echo "$*" >> {tmp_path}/asked
 """)
@@ -386,6 +547,6 @@ echo "$*" >> {tmp_path}/asked
     )  # fmt: skip
     assert done.returncode == 1
     asked = re.findall(r"^-m bench gpu (\S+) --seconds (\d+)", (tmp_path / "asked").read_text(), re.MULTILINE)
-    assert [name for name, _ in asked] == [name for name in listed[2:] if name not in by_tool]
-    assert all(int(seconds) < 540 for _, seconds in asked)
-    assert done.stdout.splitlines()[-2:] == ["met: everything", f"FAILED: {listed[1]}"]
+    assert [name for name, _ in asked] == others
+    assert all(int(seconds) <= 270 for _, seconds in asked[:-1]) and int(asked[-1][1]) < 540
+    assert done.stdout.splitlines()[-2:] == ["met: everything", f"FAILED: {first}"]
