@@ -39,12 +39,10 @@ def action_clusters(
                          then actions are clustered only among those of one state, in row order
     epsilon              cosine distance, 0 or in [1e-4, 1]; 0 gives equal keys to rows that are equal as given (−0.0
                          equals 0.0, and a row of zeros is an action like others)
-    trajectory, step, layout   as in `cluster()`
+    trajectory, step, layout   as in `cluster()`; backend, num_threads as in `advantage()`
     on_invalid           bad rows (not finite; with ε > 0 also zero): "raise", or "singleton": a key of its own for each
-    backend              "auto" | "reference" | "cpu" | "triton" | "cuda"; by name it never falls back
     check                "auto" | "now": under "raise", rows on a GPU raise only with "now", which synchronizes; with
                          "auto" they are treated as under "singleton"
-    num_threads          threads of the cpu backend; None: torch.get_num_threads()
 
     Returns keys [N] int64 for `advantage(action_key=...)`: dense over the batch, by first appearance in processing
     order; −1 for padding rows of the layout.  They name clusters of this batch: never compare them between batches, nor

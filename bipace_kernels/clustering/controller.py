@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -282,9 +282,7 @@ class EpsilonController:
             "settled": self._settled,
             "updates": self._updates,
             "moves": self._moves,
-            "median": self._sizes.median,
-            "singletons": self._sizes.singletons,
-            "clusters": self._sizes.clusters,
+            **asdict(self._sizes),
             "r2": self._r2,
             "reason": self.reason,
         }

@@ -81,7 +81,7 @@ def action_keys(
         responses = tuple(responses)  # another thread may change a list between check and use
     if isinstance(responses, tuple) and (len(responses) == 0 or isinstance(responses[0], (str, bytes))):
         host = dispatch.texts(backend)
-        _check_texts(responses)
+        checks.texts(responses, "responses", (str,), "give all rows as str or all as token ids")
         if mask is not None and len(responses):
             raise ValueError("mask must be None for text, which has no tokens to mask; cut the text instead.")
         with threads.using(num_threads):
@@ -139,15 +139,6 @@ def _place(position: int, ids: torch.Tensor, row_offsets: torch.Tensor | None) -
         return row, column, int(ids[row, column])
     row = int(torch.searchsorted(row_offsets, position, right=True)) - 1
     return row, position - int(row_offsets[row]), int(ids[position])
-
-
-def _check_texts(texts: list[Any] | tuple[Any, ...]) -> None:
-    if set(map(type, texts)) <= {str}:
-        return
-    for i, text in enumerate(texts):
-        if not isinstance(text, str):
-            cure = "decode it first" if isinstance(text, bytes) else "give all rows as str or all as token ids"
-            raise TypeError(f"responses must all be str, got {type(text).__name__} at index {i}; {cure}.")
 
 
 def _integers(values: Any, name: str, wish: str = "", *, bools: bool = False) -> torch.Tensor:

@@ -41,7 +41,7 @@ def ngram_fingerprint(
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
             raise ValueError(f"{name} must be an int in [1, {most}], got {value!r}.")
     threads.checked(num_threads)
-    items = checks.texts(texts, "texts")
+    items = checks.texts(texts, "texts", (str, bytes))
     if not set(map(type, items)) <= {str, bytes}:
         # The real content of a subclass, whose __len__ and encode() may be wrong.
         items = tuple(str.__str__(text) if isinstance(text, str) else bytes(memoryview(text)) for text in items)

@@ -105,27 +105,22 @@ def positions_of(value: Any) -> Positions | int | str:
     return Positions(column, torch.arange(len(column) + 1))
 
 
-def mask_matrix(value: Any, name: str) -> Tensor:
-    """[B, T] bool of a mask of booleans or integers."""
-    tensor = checks.to_tensor(value, name, "a mask of shape [B, T]")
-    if tensor.ndim != 2:
-        raise ValueError(f"{name} must have shape [B, T], got {list(tensor.shape)}; one row per sequence.")
-    if tensor.is_floating_point() or tensor.is_complex():
+def mask_matrix(value: Any, name: str, shape: str = "[B, T]", ndim: int = 2) -> Tensor:
+    """[B, T] bool of a mask of booleans or integers; of a single row [T] bool."""
+    tensor = checks.to_tensor(value, name, f"a mask of shape {shape}")
+    if tensor.ndim != ndim:
+        raise ValueError(f"{name} must have shape {shape}, got {list(tensor.shape)}; one row per sequence.")
+    if (tensor.is_floating_point() and tensor.numel()) or tensor.is_complex():  # [] is a tensor of floats
         raise TypeError(f"{name} must be bool or integers, got {tensor.dtype}; compare it, e.g. {name} > 0.")
     return tensor != 0
 
 
 def _from_ragged(masks: Sequence[Any]) -> Tensor:
     """[B, T] of B vectors, the short ones padded with zeros."""
-    vectors = [checks.to_tensor(m, f"mask[{i}]", "a vector of 0 and 1") for i, m in enumerate(masks)]
-    for i, vector in enumerate(vectors):
-        if vector.ndim != 1:
-            raise ValueError(f"mask[{i}] must have shape [T], got {list(vector.shape)}; one vector per row.")
-        if vector.is_floating_point() and vector.numel():
-            raise TypeError(f"mask[{i}] must be bool or integers, got {vector.dtype}; compare it, e.g. mask > 0.")
-    if not vectors:
+    rows = [mask_matrix(mask, f"mask[{i}]", "[T]", 1) for i, mask in enumerate(masks)]
+    if not rows:
         return torch.zeros((0, 0), dtype=torch.bool)
-    return torch.nn.utils.rnn.pad_sequence([v != 0 for v in vectors], batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def _prompt_length(value: Any, turns: Tensor) -> Tensor:

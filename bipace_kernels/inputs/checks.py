@@ -217,7 +217,7 @@ def shown(value: Any) -> str:
     return type_name(value) if isinstance(value, (torch.Tensor, np.ndarray)) else repr(value)
 
 
-def texts(values: Any, name: str, kinds: tuple[type, ...] = (str, bytes)) -> tuple[Any, ...]:
+def texts(values: Any, name: str, kinds: tuple[type, ...], cure: str = "render it first") -> tuple[Any, ...]:
     """The items of a sequence of texts, which cannot change any more."""
     if isinstance(values, np.ndarray) and values.ndim == 1:
         values = values.tolist()
@@ -228,7 +228,8 @@ def texts(values: Any, name: str, kinds: tuple[type, ...] = (str, bytes)) -> tup
     if not set(map(type, items)) <= set(kinds):
         for i, text in enumerate(items):
             if not isinstance(text, kinds):
-                raise TypeError(f"{name} must all be {wish}, got {type_name(text)} at index {i}; render it first.")
+                cure = "decode it first" if isinstance(text, bytes) else cure
+                raise TypeError(f"{name} must all be {wish}, got {type_name(text)} at index {i}; {cure}.")
     return items
 
 

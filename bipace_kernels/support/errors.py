@@ -25,12 +25,11 @@ class Rows:
     """Rows of the caller's arrays in a message; the first of them are written out."""
 
     numbers: Sequence[int]
-    most: int = 5
 
     @property
     def shown(self) -> Sequence[int]:
         """The rows that are written out."""
-        return self.numbers[: self.most]
+        return self.numbers[:5]
 
     def __str__(self) -> str:
         return f"row{'s' if len(self.numbers) > 1 else ''} {self.listed(self.shown)}"
