@@ -1,10 +1,10 @@
 #include "cpu/action_keys.h"
 
 #include <cstring>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
-#include "bindings/texts.h"
 #include "common/xxh64.h"
 #include "cpu/greedy.h"
 #include "cpu/interrupt.h"
@@ -58,7 +58,7 @@ Py_ssize_t row_length(PyObject* row) {
 py::object flatten_rows(const py::tuple& rows, int64_t n_rows, Address row_offsets, Address out_address, bool bools) {
   const int64_t* offsets = pointer<const int64_t>(row_offsets);
   int64_t* out = pointer<int64_t>(out_address);
-  check_count(rows, n_rows);
+  if (PyTuple_GET_SIZE(rows.ptr()) != n_rows) throw py::value_error("rows must be as many as row_offsets has");
   int64_t taken = 0;
   for (int64_t r = 0; r < n_rows; ++r) {
     PyObject* row = PyTuple_GET_ITEM(rows.ptr(), r);
@@ -120,8 +120,52 @@ bool number_rows(Address rows, int64_t n, int64_t width, uint64_t seed, int64_t 
   return number_equal(n, most, hash, equal, pointer<int64_t>(codes)) >= 0;
 }
 
-void text_keys(const py::tuple& items, int64_t n, int mode, Address keys, Address parsed, int n_threads) {
-  check_count(items, n);
+// Bytes of a tuple of str or bytes: a reference to every item keeps them while the GIL is released.  ASCII strings are
+// read in place.  Others are encoded into bytes of our own: PyUnicode_AsUTF8 would leave a copy in the caller's strings
+// for as long as they live.  Lone surrogates are encoded as Python's "surrogatepass" does.
+class Texts {
+ public:
+  explicit Texts(const py::tuple& items) {
+    const auto n = static_cast<size_t>(PyTuple_GET_SIZE(items.ptr()));
+    held_.reserve(n);
+    starts_.reserve(n);
+    sizes_.reserve(n);
+    for (size_t i = 0; i < n; ++i) {
+      if (i % kObjectsBetweenPolls == 0) check_signals();
+      add(py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
+    }
+  }
+  const uint8_t* const* starts() const { return starts_.data(); }
+  const int64_t* sizes() const { return sizes_.data(); }
+  int64_t count() const { return static_cast<int64_t>(starts_.size()); }
+
+ private:
+  void add(py::object item) {
+    if (PyUnicode_Check(item.ptr())) {
+      if (PyUnicode_IS_COMPACT_ASCII(item.ptr())) {
+        push(PyUnicode_DATA(item.ptr()), PyUnicode_GET_LENGTH(item.ptr()));
+        held_.push_back(std::move(item));
+        return;
+      }
+      PyObject* encoded = PyUnicode_AsEncodedString(item.ptr(), "utf-8", "surrogatepass");
+      if (!encoded) throw py::error_already_set();
+      item = py::reinterpret_steal<py::object>(encoded);
+    }
+    if (!PyBytes_Check(item.ptr())) throw py::type_error("expected str or bytes");
+    push(PyBytes_AS_STRING(item.ptr()), PyBytes_GET_SIZE(item.ptr()));
+    held_.push_back(std::move(item));
+  }
+  void push(const void* start, Py_ssize_t size) {
+    starts_.push_back(static_cast<const uint8_t*>(start));
+    sizes_.push_back(static_cast<int64_t>(size));
+  }
+
+  std::vector<py::object> held_;
+  std::vector<const uint8_t*> starts_;
+  std::vector<int64_t> sizes_;
+};
+
+void text_keys(const py::tuple& items, int mode, Address keys, Address parsed, int n_threads) {
   const Texts texts(items);
   const GilReleased release;
   hash_texts(texts.starts(), texts.sizes(), texts.count(), static_cast<KeyMode>(mode), pointer<int64_t>(keys),

@@ -43,24 +43,12 @@ auto bound(Result (*function)(Arguments...)) {
   return [function](PythonOf<Arguments>... values) { return function(native<Arguments>(values)...); };
 }
 
-// Python sequences are passed as exact tuples of the expected length: no other code can change a tuple while it is
-// read, and no subclass can have a wrong __len__.
-inline void check_count(const py::tuple& items, int64_t n) {
-  if (PyTuple_GET_SIZE(items.ptr()) != n) {
-    throw py::value_error("a sequence must have " + std::to_string(n) + " items, got " +
-                          std::to_string(PyTuple_GET_SIZE(items.ptr())) + "; it changed while it was read");
-  }
-}
-
 constexpr int64_t kObjectsBetweenPolls = 1 << 16;  // some milliseconds
 
 // poll_interrupt() where the GIL is held; a signal's handler may run any Python code.
 inline void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
-
-void bind_similar(py::module_& m);
-void bind_clusters(py::module_& m);
 
 }  // namespace bipace
 

@@ -28,14 +28,14 @@ Text view(PyObject* object, Py_ssize_t row) {
 }
 
 // The tuple keeps every string alive while the GIL is released.
-void cluster_similar_binding(const py::tuple& texts, int64_t n, Address group_offsets, int64_t n_groups,
-                             double similarity, int n_threads, Address labels) {
+void cluster_similar_binding(const py::tuple& texts, Address group_offsets, int64_t n_groups, double similarity,
+                             int n_threads, Address labels) {
   const int64_t* offsets = pointer<const int64_t>(group_offsets);
-  check_count(texts, n);
+  const Py_ssize_t n = PyTuple_GET_SIZE(texts.ptr());
   if (offsets[n_groups] != n) throw py::value_error("group_offsets must end at the number of texts");
   std::vector<Text> views;
   views.reserve(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) views.push_back(view(PyTuple_GET_ITEM(texts.ptr(), i), i));
+  for (Py_ssize_t i = 0; i < n; ++i) views.push_back(view(PyTuple_GET_ITEM(texts.ptr(), i), i));
   const GilReleased release;
   cluster_similar(views.data(), offsets, n_groups, similarity, n_threads, pointer<int64_t>(labels));
 }

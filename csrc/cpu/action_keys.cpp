@@ -238,13 +238,8 @@ int64_t hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode 
   for (int64_t v = 0; mode != KeyMode::kFirstN && v < table.size; ++v) {
     longest = std::max(longest, table.offsets[v + 1] - table.offsets[v]);
   }
-  const int64_t n_tasks = (rows.n_rows + kRowsPerTask - 1) / kRowsPerTask;
-  parallel_for(n_tasks, n_threads, [&](int64_t task, int worker) {
-    const int64_t end = std::min((task + 1) * kRowsPerTask, rows.n_rows);
-    for (int64_t r = task * kRowsPerTask; r < end; ++r) {
-      bad[static_cast<size_t>(r)] =
-          !hash_row(rows, r, table, longest, mode, n, keys + r, parsed + r, scratch[static_cast<size_t>(worker)]);
-    }
+  parallel_each(rows.n_rows, kRowsPerTask, n_threads, [&](int64_t r, int worker) {
+    bad[r] = !hash_row(rows, r, table, longest, mode, n, keys + r, parsed + r, scratch[worker]);
   });
   const int64_t index = std::find(bad.begin(), bad.end(), uint8_t{1}) - bad.begin();
   if (index == rows.n_rows) return -1;
@@ -257,16 +252,11 @@ int64_t hash_token_rows(const TokenRows& rows, const TokenTable& table, KeyMode 
 void hash_texts(const uint8_t* const* texts, const int64_t* sizes, int64_t n_rows, KeyMode mode, int64_t* keys,
                 uint8_t* parsed, int n_threads) {
   std::vector<std::vector<uint8_t>> scratch(static_cast<size_t>(std::max(n_threads, 1)));
-  const int64_t n_tasks = (n_rows + kRowsPerTask - 1) / kRowsPerTask;
-  parallel_for(n_tasks, n_threads, [&](int64_t task, int worker) {
-    std::vector<uint8_t>& lowered = scratch[static_cast<size_t>(worker)];
-    const int64_t end = std::min((task + 1) * kRowsPerTask, n_rows);
-    for (int64_t r = task * kRowsPerTask; r < end; ++r) {
-      TagSearch tags;
-      const bool found = mode == KeyMode::kActionTag && tags.advance(texts[r], sizes[r]);
-      if (!hash_action({texts[r], sizes[r]}, found ? &tags : nullptr, mode, keys + r, parsed + r, lowered)) {
-        keys[r] = static_cast<int64_t>(xxh64(texts[r], std::min(sizes[r], kTextPrefixBytes), kSeedTextPrefix));
-      }
+  parallel_each(n_rows, kRowsPerTask, n_threads, [&](int64_t r, int worker) {
+    TagSearch tags;
+    const bool found = mode == KeyMode::kActionTag && tags.advance(texts[r], sizes[r]);
+    if (!hash_action({texts[r], sizes[r]}, found ? &tags : nullptr, mode, keys + r, parsed + r, scratch[worker])) {
+      keys[r] = static_cast<int64_t>(xxh64(texts[r], std::min(sizes[r], kTextPrefixBytes), kSeedTextPrefix));
     }
   });
 }

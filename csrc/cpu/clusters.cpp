@@ -18,6 +18,7 @@
 #include <numeric>
 #include <vector>
 
+#include "cpu/gram.h"
 #include "cpu/greedy.h"
 #include "cpu/interrupt.h"
 #include "cpu/parallel.h"
@@ -40,33 +41,13 @@ Floats allocate(int64_t n) {
   return Floats(p);
 }
 
-// Centroid rows, allocated one by one and reused for the next group of the same thread.
-class Arena {
- public:
-  explicit Arena(int64_t dim) : stride_(round_up(dim, 16)) {
-    if (stride_ % 1024 == 0) stride_ += 16;  // rows 4 KB apart would share the sets of the first cache
-    per_slab_ = std::max<int64_t>(1, (int64_t{1} << 18) / stride_);
-  }
-  float* next() {
-    if (used_ == static_cast<int64_t>(slabs_.size()) * per_slab_) slabs_.push_back(allocate(per_slab_ * stride_));
-    float* row = slabs_[static_cast<size_t>(used_ / per_slab_)].get() + (used_ % per_slab_) * stride_;
-    ++used_;
-    return row;
-  }
-  void reset() { used_ = 0; }
-
- private:
-  int64_t stride_, per_slab_, used_ = 0;
-  std::vector<Floats> slabs_;
-};
-
 struct Cluster {
-  float* centroid;      // near unit length; null: the centroid is the row
   ScaledRow row;        // its first member
   double reciprocal;    // 1 / true norm of the centroid as stored, or of the scaled row
-  float rest[kChecks];  // share of the norm beyond each checkpoint, rounded up
-  int64_t members;
   int32_t first, last;  // members in the current block, linked by Block::next_; -1: none
+  int64_t members = 1;
+  float* centroid = nullptr;  // near unit length; null: the centroid is the row
+  float rest[kChecks] = {};   // share of the norm beyond each checkpoint, rounded up
 };
 
 // Records per block: enough to reuse loaded data, few enough that G stays small compared with S (measured on an EPYC
@@ -81,7 +62,7 @@ int64_t block_size(int64_t clusters) {
 class GroupClusters {
  public:
   GroupClusters(const Rows& rows, const DotKernels& dot, double epsilon)
-      : rows_(rows), dot_(dot), lowest_(1.0 - epsilon - kBand), panel_(panel_length(rows.dim)), arena_(rows.dim) {
+      : rows_(rows), dot_(dot), lowest_(1.0 - epsilon - kBand), panel_(panel_length(rows.dim)) {
     panels_ = (rows.dim + panel_ - 1) / panel_;
     hopeless_ = lowest_ - kBand - kGuard;
     // Three eighths, a half and three quarters of D; a short D is not worth it.
@@ -95,7 +76,7 @@ class GroupClusters {
     idle_ = 0;
     first_block_ = true;
     clusters_.clear();
-    arena_.reset();
+    moved_ = 0;
     for (int64_t i = 0; i < n; ++i) labels[i] = -1;
     int64_t next = 0;
     while (next < n) {
@@ -190,11 +171,8 @@ class GroupClusters {
     Ahead ahead{*this, fetched};
     for (int64_t p = 0; p < panels_; ++p) {
       const int64_t first = p * panel_, len = std::min(panel_, rows_.dim - first);
-      const int check = !bounding                  ? kChecks
-                        : p + 1 == check_panel_[0] ? 0
-                        : p + 1 == check_panel_[1] ? 1
-                        : p + 1 == check_panel_[2] ? 2
-                                                   : kChecks;
+      int check = bounding ? 0 : kChecks;
+      while (check < kChecks && p + 1 != check_panel_[check]) ++check;
       read_panels(rows_, dot_, block_.data(), n, first, len, b_buffer.get(), panel_, b.data());
       for (int64_t t = first_tile; t < last_tile; ++t) {
         uint8_t* bounded = bounded_.data() + t * n;
@@ -292,31 +270,20 @@ class GroupClusters {
   // Norms from the Gram matrix's diagonal.  False if a row had to be scaled: then everything is recomputed.
   bool take_norms() {
     reciprocal_.resize(block_.size());
-    bool scaled = false, dropped = false;
+    bool complete = true;
     for (size_t j = 0; j < block_.size(); ++j) {
       const double square = row_of(static_cast<int64_t>(j))[gram_ + static_cast<int64_t>(j)];
       reciprocal_[j] = 1.0 / std::sqrt(square);
       if (readable_in_place(square) || block_[j].factor != 1.0f) continue;
-      const uint32_t bits = largest_bits(rows_, dot_, block_[j].row);
-      if (bits == 0 || bits >= infinity_bits(rows_.dtype)) {
-        block_[j].row = -1;  // no direction: a cluster of its own
-        dropped = true;
-      } else {
-        block_[j].factor = scale_factor(rows_.dtype, bits);
-        scaled = scaled || block_[j].factor != 1.0f;
-      }
+      if (measure(rows_, dot_, block_[j]) == 0.0) block_[j].row = -1;  // no direction: a cluster of its own
+      complete = complete && block_[j].row >= 0 && block_[j].factor == 1.0f;
     }
-    if (dropped) {
-      size_t kept = 0;
-      for (size_t j = 0; j < block_.size(); ++j) {
-        if (block_[j].row < 0) continue;
-        block_[kept] = block_[j];
-        position_[kept++] = position_[j];
-      }
-      block_.resize(kept);
-      position_.resize(kept);
+    for (size_t j = block_.size(); j-- > 0;) {
+      if (block_[j].row >= 0) continue;
+      block_.erase(block_.begin() + static_cast<int64_t>(j));
+      position_.erase(position_.begin() + static_cast<int64_t>(j));
     }
-    return !scaled && !dropped;
+    return complete;
   }
 
   void normalise_block() {
@@ -357,13 +324,8 @@ class GroupClusters {
     const double best = clusters ? dot_.largest(similar, clusters) : 0.0;
     if (clusters == 0 || !(best >= lowest_)) {
       const double* rest = rest_.data() + j * kChecks;
-      clusters_.push_back({nullptr,
-                           block_[static_cast<size_t>(j)],
-                           reciprocal_[static_cast<size_t>(j)],
-                           {},
-                           1,
-                           static_cast<int32_t>(j),
-                           static_cast<int32_t>(j)});
+      const int32_t own = static_cast<int32_t>(j);
+      clusters_.push_back({block_[static_cast<size_t>(j)], reciprocal_[static_cast<size_t>(j)], own, own});
       for (int c = 0; c < kChecks; ++c) clusters_.back().rest[c] = static_cast<float>(rest[c]);
       label = clusters;
       touched_.push_back(clusters);
@@ -423,8 +385,10 @@ class GroupClusters {
         // cluster accumulates at most one rounding of its centroid per block.
         sources_.push_back(cluster.row);
         weights_.push_back(static_cast<float>(keep));
-        sums_.push_back(
-            {k, cluster.centroid ? cluster.centroid : arena_.next(), begin, static_cast<int64_t>(sources_.size())});
+        float* target = cluster.centroid;
+        if (!target && moved_ == centroids_.size()) centroids_.push_back(allocate(rows_.dim));
+        if (!target) target = centroids_[moved_++].get();
+        sums_.push_back({k, target, begin, static_cast<int64_t>(sources_.size())});
       }
       cluster.first = cluster.last = -1;
     }
@@ -477,8 +441,9 @@ class GroupClusters {
   double hopeless_;      // a similarity below this affects no decision, even after joins
   const int64_t panel_;  // elements
   int64_t panels_;
-  int64_t check_panel_[kChecks];  // panels before each checkpoint; 0: none
-  Arena arena_;
+  int64_t check_panel_[kChecks];   // panels before each checkpoint; 0: none
+  std::vector<Floats> centroids_;  // of clusters that have moved, kept for the thread's next group
+  size_t moved_ = 0;
   int n_threads_ = 1;
   std::vector<Cluster> clusters_;
   int64_t clusters_before_ = 0;  // the block
@@ -532,18 +497,11 @@ int64_t shared_groups(const std::vector<int64_t>& lengths,  // [G] longest first
   for (const int64_t length : lengths) rest += static_cast<double>(length);
   int64_t best = 0;
   double best_time = std::numeric_limits<double>::infinity(), shared_time = 0.0;
-  std::vector<double> load;
   for (int64_t shared = 0; shared <= std::min<int64_t>(n_groups, 2 * n_threads); ++shared) {
-    // The others, longest first, each to the next free thread; with many groups nearly an even share.
+    // The others, one per thread: an even share, or k groups of which the shortest is the (k n_threads)-th.
     double time = rest / n_threads;
-    if (n_groups - shared <= 8 * n_threads) {
-      load.assign(static_cast<size_t>(n_threads), 0.0);
-      for (int64_t g = shared; g < n_groups; ++g) {
-        *std::min_element(load.begin(), load.end()) += static_cast<double>(lengths[static_cast<size_t>(g)]);
-      }
-      time = *std::max_element(load.begin(), load.end());
-    } else {
-      time = std::max(time, static_cast<double>(lengths[static_cast<size_t>(shared)]));
+    for (int64_t k = 1, g = shared; g < n_groups; ++k, g += n_threads) {
+      time = std::max(time, static_cast<double>(k * lengths[static_cast<size_t>(g)]));
     }
     if (shared_time + time < best_time) best = shared, best_time = shared_time + time;
     if (shared == n_groups) break;
@@ -558,14 +516,9 @@ int64_t shared_groups(const std::vector<int64_t>& lengths,  // [G] longest first
 
 void scan_rows(const Rows& rows, const int64_t* order, int64_t n_records, int n_threads, uint8_t* state) {
   const DotKernels& dot = dot_kernels();
-  const int64_t per_task = std::max<int64_t>(1, (int64_t{1} << 18) / std::max<int64_t>(1, rows.dim));
-  const int64_t tasks = (n_records + per_task - 1) / per_task;
-  parallel_for(tasks, n_threads, [&](int64_t task, int) {
-    const int64_t end = std::min(n_records, (task + 1) * per_task);
-    for (int64_t i = task * per_task; i < end; ++i) {
-      const uint32_t bits = largest_bits(rows, dot, order[i]);
-      state[i] = bits >= infinity_bits(rows.dtype) ? 1 : bits == 0 ? 2 : 0;
-    }
+  parallel_each(n_records, (int64_t{1} << 18) / std::max<int64_t>(1, rows.dim) + 1, n_threads, [&](int64_t i, int) {
+    const uint32_t bits = largest_bits(rows, dot, order[i]);
+    state[i] = bits >= infinity_bits(rows.dtype) ? 1 : bits == 0 ? 2 : 0;
   });
 }
 

@@ -74,7 +74,7 @@ struct Doubles {
 }  // namespace
 }  // namespace bipace
 
-#include "cpu/dot_reduce_avx.h"
+#include "cpu/dot_kernels.h"
 
 namespace bipace {
 namespace {
@@ -132,39 +132,10 @@ void tile(const float* const* a, const float* const* b, int64_t len, const char*
   }
 }
 
-double largest(const double* values, int64_t n) {
-  if (n < 4) {
-    double best = values[0];
-    for (int64_t k = 1; k < n; ++k) best = values[k] > best ? values[k] : best;
-    return best;
-  }
-  // The last four may overlap the ones before, which does not change a maximum.
-  __m256d best = _mm256_loadu_pd(values + n - 4);
-  for (int64_t k = 0; k + 4 <= n; k += 4) best = _mm256_max_pd(_mm256_loadu_pd(values + k), best);
-  const __m128d two = _mm_max_pd(_mm256_castpd256_pd128(best), _mm256_extractf128_pd(best, 1));
-  return _mm_cvtsd_f64(_mm_max_sd(two, _mm_unpackhi_pd(two, two)));
-}
-
-int64_t first_at_least(const double* values, int64_t n, double bound) {
-  const __m256d limit = _mm256_set1_pd(bound);
-  int64_t k = 0;
-  for (; k + 4 <= n; k += 4) {
-    const int found = _mm256_movemask_pd(_mm256_cmp_pd(_mm256_loadu_pd(values + k), limit, _CMP_GE_OQ));
-    if (found) return k + __builtin_ctz(static_cast<unsigned>(found));
-  }
-  while (k < n && !(values[k] >= bound)) ++k;
-  return k;
-}
+constexpr DotKernels kKernels = kernels_of("avx2");
 
 }  // namespace
-}  // namespace bipace
 
-#include "cpu/dot_kernels.h"
-
-namespace bipace {
-namespace {
-constexpr DotKernels kKernels = kernels_of("avx2");
-}
 const DotKernels* dot_avx2() { return &kKernels; }
 
 }  // namespace bipace

@@ -51,7 +51,7 @@ struct Doubles {
 }  // namespace
 }  // namespace bipace
 
-#include "cpu/dot_reduce_avx.h"
+#include "cpu/dot_kernels.h"
 
 namespace bipace {
 namespace {
@@ -108,38 +108,10 @@ void tile(const float* const* a, const float* const* b, int64_t len, const char*
   }
 }
 
-double largest(const double* values, int64_t n) {
-  if (n < 8) {
-    double best = values[0];
-    for (int64_t k = 1; k < n; ++k) best = values[k] > best ? values[k] : best;
-    return best;
-  }
-  // The last eight may overlap the ones before, which does not change a maximum.
-  __m512d best = _mm512_loadu_pd(values + n - 8);
-  for (int64_t k = 0; k + 8 <= n; k += 8) best = _mm512_max_pd(_mm512_loadu_pd(values + k), best);
-  return _mm512_reduce_max_pd(best);
-}
-
-int64_t first_at_least(const double* values, int64_t n, double bound) {
-  const __m512d limit = _mm512_set1_pd(bound);
-  for (int64_t k = 0; k < n; k += 8) {
-    const __mmask8 inside = n - k < 8 ? static_cast<__mmask8>((1u << (n - k)) - 1) : static_cast<__mmask8>(0xFF);
-    const __mmask8 found =
-        _mm512_mask_cmp_pd_mask(inside, _mm512_maskz_loadu_pd(inside, values + k), limit, _CMP_GE_OQ);
-    if (found) return k + __builtin_ctz(found);
-  }
-  return n;
-}
+constexpr DotKernels kKernels = kernels_of("avx512");
 
 }  // namespace
-}  // namespace bipace
 
-#include "cpu/dot_kernels.h"
-
-namespace bipace {
-namespace {
-constexpr DotKernels kKernels = kernels_of("avx512");
-}
 const DotKernels* dot_avx512() { return &kKernels; }
 
 }  // namespace bipace

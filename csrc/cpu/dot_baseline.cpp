@@ -57,6 +57,14 @@ struct Doubles {
   }
 };
 
+}  // namespace
+}  // namespace bipace
+
+#include "cpu/dot_kernels.h"
+
+namespace bipace {
+namespace {
+
 typedef float Four __attribute__((vector_size(16)));
 
 inline Four load(const float* x) {
@@ -89,27 +97,10 @@ void tile(const float* const* a, const float* const* b, int64_t len, const char*
   }
 }
 
-double largest(const double* values, int64_t n) {
-  double best = values[0];
-  for (int64_t k = 1; k < n; ++k) best = values[k] > best ? values[k] : best;
-  return best;
-}
-
-int64_t first_at_least(const double* values, int64_t n, double bound) {
-  int64_t k = 0;
-  while (k < n && !(values[k] >= bound)) ++k;
-  return k;
-}
+constexpr DotKernels kKernels = kernels_of("baseline");
 
 }  // namespace
-}  // namespace bipace
 
-#include "cpu/dot_kernels.h"
-
-namespace bipace {
-namespace {
-constexpr DotKernels kKernels = kernels_of("baseline");
-}
 const DotKernels* dot_baseline() { return &kKernels; }
 
 }  // namespace bipace

@@ -1,12 +1,12 @@
 // Shared by the translation units dot_<set>.cpp: each defines `struct Simd` (16 floats as a value), `struct Doubles` (8
-// doubles) and the tiles, and includes this. Everything is in an unnamed namespace, and no header with inline functions
-// of external linkage is included: the linker keeps one copy of such a function for the whole library, which might be
-// the one that needs AVX-512.
+// doubles), includes this, and defines the tiles. Everything is in an unnamed namespace, and no header with inline
+// functions of external linkage is included: the linker keeps one copy of such a function for the whole library, which
+// might be the one that needs AVX-512.
 #include <cstdint>
 #include <cstring>
 
 #if defined(__SSE__)
-#include <xmmintrin.h>
+#include <immintrin.h>
 #endif
 
 #include "common/half.h"
@@ -14,6 +14,29 @@
 
 namespace bipace {
 namespace {
+
+template <int MR, int NR>
+void tile(const float* const* a, const float* const* b, int64_t len, const char* ahead, double* const* out);
+
+#if defined(__AVX2__)
+// out[m] += sum of lanes of v[m], each as ((v0+v4)+(v2+v6)) + ((v1+v5)+(v3+v7)); v[m] already holds lane l + lane l+8.
+template <int MR>
+inline __attribute__((always_inline)) void add_sums(const __m256* v,  // [8], zeros from MR on
+                                                    double* out) {    // [MR]
+  __m256 t[4];
+#pragma GCC unroll 4
+  for (int m = 0; m < 4; ++m) {
+    t[m] = _mm256_add_ps(_mm256_permute2f128_ps(v[m], v[m + 4], 0x20), _mm256_permute2f128_ps(v[m], v[m + 4], 0x31));
+  }
+  const __m256 u0 = _mm256_add_ps(_mm256_shuffle_ps(t[0], t[1], 0x44), _mm256_shuffle_ps(t[0], t[1], 0xEE));
+  const __m256 u1 = _mm256_add_ps(_mm256_shuffle_ps(t[2], t[3], 0x44), _mm256_shuffle_ps(t[2], t[3], 0xEE));
+  const __m256 sums = _mm256_add_ps(_mm256_shuffle_ps(u0, u1, 0x88), _mm256_shuffle_ps(u0, u1, 0xDD));
+  _mm256_storeu_pd(out, _mm256_add_pd(_mm256_loadu_pd(out), _mm256_cvtps_pd(_mm256_castps256_ps128(sums))));
+  if (MR == 8) {
+    _mm256_storeu_pd(out + 4, _mm256_add_pd(_mm256_loadu_pd(out + 4), _mm256_cvtps_pd(_mm256_extractf128_ps(sums, 1))));
+  }
+}
+#endif
 
 // Four chunks of sixteen at a time: their sums are independent, so the multiply-adds need not wait for each other.
 double fold(const float* const* source, const float* weight, int64_t n, int64_t len, float* target) {
@@ -103,6 +126,31 @@ void add_scaled(const float* x, double scale, int64_t len, double* sum) {
   for (int64_t e = 0; e < len; ++e) sum[e] += scale * static_cast<double>(x[e]);
 }
 
+double largest(const double* values, int64_t n) {
+  double best = values[0];
+  int64_t k = 0;
+  if (n >= 8) {
+    double lane[8];
+    for (int l = 0; l < 8; ++l) lane[l] = best;
+    for (; k + 8 <= n; k += 8) {
+      for (int l = 0; l < 8; ++l) lane[l] = values[k + l] > lane[l] ? values[k + l] : lane[l];
+    }
+    for (int l = 0; l < 8; ++l) best = lane[l] > best ? lane[l] : best;
+  }
+  for (; k < n; ++k) best = values[k] > best ? values[k] : best;
+  return best;
+}
+
+int64_t first_at_least(const double* values, int64_t n, double bound) {
+  int64_t k = 0;
+  for (bool found = false; k + 8 <= n; k += 8) {  // eight at a time until one is, then which
+    for (int l = 0; l < 8; ++l) found |= values[k + l] >= bound;
+    if (found) break;
+  }
+  while (k < n && !(values[k] >= bound)) ++k;
+  return k;
+}
+
 // to[l][i] = from[i][l] of four by four.
 void turn(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
 #if defined(__SSE__)
@@ -152,23 +200,26 @@ void centre(const float* const* x, const double* scale, int64_t n, const double*
 void exponential(double* x, int64_t n) {
   constexpr double kRound = 0x1.8p52, kLog2E = 0x1.71547652b82fep0;
   constexpr double kHigh = 0x1.62e42fee00000p-1, kLow = 0x1.a39ef35793c76p-33;  // ln 2 in two parts
+  constexpr double kTaylor[13] = {1.0 / 479001600.0,
+                                  1.0 / 39916800.0,
+                                  1.0 / 3628800.0,
+                                  1.0 / 362880.0,
+                                  1.0 / 40320.0,
+                                  1.0 / 5040.0,
+                                  1.0 / 720.0,
+                                  1.0 / 120.0,
+                                  1.0 / 24.0,
+                                  1.0 / 6.0,
+                                  0.5,
+                                  1.0,
+                                  1.0};
   for (int64_t i = 0; i < n; ++i) {
     const double value = x[i] < -700.0 ? -700.0 : x[i];
-    const double shifted = value * kLog2E + kRound, k = shifted - kRound;
-    const double r = (value - k * kHigh) - k * kLow;
-    double sum = 1.0 / 479001600.0;
-    sum = sum * r + 1.0 / 39916800.0;
-    sum = sum * r + 1.0 / 3628800.0;
-    sum = sum * r + 1.0 / 362880.0;
-    sum = sum * r + 1.0 / 40320.0;
-    sum = sum * r + 1.0 / 5040.0;
-    sum = sum * r + 1.0 / 720.0;
-    sum = sum * r + 1.0 / 120.0;
-    sum = sum * r + 1.0 / 24.0;
-    sum = sum * r + 1.0 / 6.0;
-    sum = sum * r + 0.5;
-    sum = sum * r + 1.0;
-    sum = sum * r + 1.0;
+    const double shifted = value * kLog2E + kRound, power_of_two = shifted - kRound;
+    const double r = (value - power_of_two * kHigh) - power_of_two * kLow;
+    double sum = kTaylor[0];
+#pragma GCC unroll 12
+    for (int k = 1; k < 13; ++k) sum = sum * r + kTaylor[k];
     uint64_t bits, power;
     std::memcpy(&bits, &sum, sizeof bits);
     std::memcpy(&power, &shifted, sizeof power);

@@ -1,6 +1,7 @@
 // The package's own threads.  No OpenMP: a second libgomp next to torch's oversubscribes the cores.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 
@@ -13,5 +14,14 @@ namespace bipace {
 // after fork(): the child starts its own pool.  An exception of a body is rethrown here, once all bodies have ended;
 // Interrupted (interrupt.h) if the call must end.
 void parallel_for(int64_t n_tasks, int n_threads, const std::function<void(int64_t task, int worker)>& body);
+
+// body(i, worker) for every i in [0, n), per_task of them in a task: for bodies too short to be one.
+template <typename Body>
+void parallel_each(int64_t n, int64_t per_task, int n_threads, const Body& body) {
+  parallel_for((n + per_task - 1) / per_task, n_threads, [&](int64_t task, int worker) {
+    const int64_t end = std::min(n, (task + 1) * per_task);
+    for (int64_t i = task * per_task; i < end; ++i) body(i, worker);
+  });
+}
 
 }  // namespace bipace

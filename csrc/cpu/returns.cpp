@@ -1,6 +1,5 @@
 #include "cpu/returns.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "common/mean.h"
@@ -9,23 +8,13 @@
 namespace bipace {
 namespace {
 
-// Trajectories are short; a task takes a run of them to make scheduling cheap.
-constexpr int64_t kTrajectoriesPerTask = 256;
-
-template <typename Body>
-void for_trajectories(int64_t n_trajectories, int n_threads, const Body& body) {
-  const int64_t n_tasks = (n_trajectories + kTrajectoriesPerTask - 1) / kTrajectoriesPerTask;
-  parallel_for(n_tasks, n_threads, [&](int64_t task, int) {
-    const int64_t end = std::min(n_trajectories, (task + 1) * kTrajectoriesPerTask);
-    for (int64_t t = task * kTrajectoriesPerTask; t < end; ++t) body(t);
-  });
-}
+constexpr int64_t kTrajectoriesPerTask = 256;  // they are short
 
 }  // namespace
 
 void discounted_returns(const double* rewards, const int64_t* step, const int64_t* trajectory_offsets,
                         int64_t n_trajectories, double gamma, float* out, int n_threads) {
-  for_trajectories(n_trajectories, n_threads, [&](int64_t t) {
+  parallel_each(n_trajectories, kTrajectoriesPerTask, n_threads, [&](int64_t t, int) {
     double next = 0.0;  // R of the record after i, unrounded
     for (int64_t i = trajectory_offsets[t + 1] - 1; i >= trajectory_offsets[t]; --i) {
       if (i == trajectory_offsets[t + 1] - 1) {
@@ -46,7 +35,7 @@ void discounted_returns(const double* rewards, const int64_t* step, const int64_
 
 void trajectory_returns(const double* rewards, const int64_t* step, const int64_t* trajectory_offsets,
                         int64_t n_trajectories, float* out, int n_threads) {
-  for_trajectories(n_trajectories, n_threads, [&](int64_t t) {
+  parallel_each(n_trajectories, kTrajectoriesPerTask, n_threads, [&](int64_t t, int) {
     double total = 0.0;
     const int64_t begin = trajectory_offsets[t];
     for (int64_t i = begin; i < trajectory_offsets[t + 1]; ++i) {

@@ -29,17 +29,11 @@ namespace {
 
 constexpr int64_t kClustersPerTask = 64;
 
+// body(records, n) of each cluster.
 template <typename Body>
 void for_clusters(const Members& m, int n_threads, const Body& body) {
-  const int64_t n_clusters = static_cast<int64_t>(m.offsets.size()) - 1;
-  parallel_for((n_clusters + kClustersPerTask - 1) / kClustersPerTask, n_threads, [&](int64_t task, int) {
-    std::vector<int64_t> scratch;
-    const int64_t end = std::min(n_clusters, (task + 1) * kClustersPerTask);
-    for (int64_t c = task * kClustersPerTask; c < end; ++c) {
-      const int64_t begin = m.offsets[static_cast<size_t>(c)];
-      body(m.records.data() + begin, m.offsets[static_cast<size_t>(c) + 1] - begin, scratch);
-    }
-  });
+  parallel_each(static_cast<int64_t>(m.offsets.size()) - 1, kClustersPerTask, n_threads,
+                [&](int64_t c, int) { body(m.records.data() + m.offsets[c], m.offsets[c + 1] - m.offsets[c]); });
 }
 
 }  // namespace
@@ -48,7 +42,7 @@ void step_advantage(const float* returns, const int64_t* labels, int64_t n_recor
                     const int64_t* action_key, Estimator estimator, bool divide, double delta, float* step,
                     uint8_t* branch, int n_threads) {
   const Members all = members_of(labels, n_records, n_clusters);
-  for_clusters(all, n_threads, [&](const int64_t* records, int64_t n, std::vector<int64_t>& by_key) {
+  for_clusters(all, n_threads, [&](const int64_t* records, int64_t n) {
     if (n == 1) {
       step[records[0]] = 0.0f;
       branch[records[0]] = kSingleton;
@@ -78,7 +72,7 @@ void step_advantage(const float* returns, const int64_t* labels, int64_t n_recor
       branch[i] = kLeaveOneOut;
     };
     // A stable sort by key makes each action's records contiguous and in processing order.
-    by_key.assign(records, records + n);
+    std::vector<int64_t> by_key(records, records + n);
     std::stable_sort(by_key.begin(), by_key.end(), [&](int64_t a, int64_t b) { return action_key[a] < action_key[b]; });
     for (int64_t begin = 0, end; begin < n; begin = end) {
       end = begin;
@@ -119,18 +113,18 @@ void hgpo_advantage(const float* returns, const int64_t* depth_labels, int64_t d
     at_depth.assign(static_cast<size_t>(n_records), 0.0f);
     const int64_t* labels = depth_labels + (k - 1) * n_records;
     const int64_t highest = n_records ? *std::max_element(labels, labels + n_records) : -1;
-    for_clusters(members_of(labels, n_records, highest + 1), n_threads,
-                 [&](const int64_t* records, int64_t n, std::vector<int64_t>&) {
-                   if (n < 2) return;
-                   const MeanSigma stats = mean_and_sigma(n, false, [&](int64_t i) { return returns[records[i]]; });
-                   for (int64_t j = 0; j < n; ++j) {
-                     const int64_t i = records[j];
-                     float value = centred(returns[i], stats.mean);
-                     if (divide) value = scaled(value, stats.sigma, delta);
-                     at_depth[static_cast<size_t>(i)] = value;
-                     deepest[i] = k;
-                   }
-                 });
+    const Members members = members_of(labels, n_records, highest + 1);
+    for_clusters(members, n_threads, [&](const int64_t* records, int64_t n) {
+      if (n < 2) return;
+      const MeanSigma stats = mean_and_sigma(n, false, [&](int64_t i) { return returns[records[i]]; });
+      for (int64_t j = 0; j < n; ++j) {
+        const int64_t i = records[j];
+        float value = centred(returns[i], stats.mean);
+        if (divide) value = scaled(value, stats.sigma, delta);
+        at_depth[static_cast<size_t>(i)] = value;
+        deepest[i] = k;
+      }
+    });
   }
   for (int64_t i = 0; i < n_records; ++i) {
     advantage[i] = hgpo_aggregate(depth, delta, alpha,

@@ -303,7 +303,7 @@ def _different_texts(native, out):
     """One group, no two of whose texts are long enough for each other: none is compared, and the group is one task."""
     texts = tuple("a" * (k % 7 + 1) + chr(300 + k) * (1 + k // 7) for k in range(len(out)))
     ends = torch.tensor([0, len(out)])
-    return lambda: native.cluster_similar(texts, len(out), ends.data_ptr(), 1, 0.999, 1, out.data_ptr())
+    return lambda: native.cluster_similar(texts, ends, 1, 0.999, 1, out)
 
 
 def _one_long_text(native, out):
@@ -358,7 +358,7 @@ def test_ctrl_c_ends_the_encoding_of_many_texts():
     keys, parsed = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.bool)
     texts = (*("é" * 40,) * (n - 1), 5)
     with pytest.raises(KeyboardInterrupt), alarms(1):
-        native_loader.load().text_keys(texts, n, 2, keys.data_ptr(), parsed.data_ptr(), 1)
+        native_loader.load().text_keys(texts, 2, keys, parsed, 1)
 
 
 def test_calls_of_usual_size_start_no_threads_of_torch():

@@ -498,8 +498,9 @@ print("ok", {function}(x[:64]).shape[-1])
 def test_set_isa_names():
     native = native_loader.load()
     assert native.isa() in ("baseline", "avx2", "avx512")
-    with pytest.raises(ValueError, match="baseline, avx2, avx512"):
-        native.set_isa("sse9")
+    before = native.isa()
+    assert not native.set_isa("sse9")
+    assert native.isa() == before
 
 
 # ---- anything --------------------------------------------------------------------------------------------------------

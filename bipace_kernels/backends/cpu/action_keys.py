@@ -54,7 +54,7 @@ def _native(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def hash_texts(texts: Sequence[str], *, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
-    texts, n = tuple(texts), len(texts)
-    keys, parsed = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.bool)
-    native_loader.load().text_keys(texts, n, _MODES[mode], keys, parsed, threads.count())
+    texts = tuple(texts)
+    keys, parsed = torch.empty(len(texts), dtype=torch.int64), torch.empty(len(texts), dtype=torch.bool)
+    native_loader.load().text_keys(texts, _MODES[mode], keys, parsed, threads.count())
     return keys, parsed

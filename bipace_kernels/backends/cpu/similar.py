@@ -10,6 +10,6 @@ from .. import native_loader, threads
 
 def cluster_similar(texts: list[str], group_offsets: Tensor, similarity: float) -> Tensor:
     labels = torch.empty(len(texts), dtype=torch.int64)
-    n, groups = len(labels), group_offsets.numel() - 1
-    native_loader.load().cluster_similar(tuple(texts), n, group_offsets, groups, similarity, threads.count(), labels)
+    groups = group_offsets.numel() - 1
+    native_loader.load().cluster_similar(tuple(texts), group_offsets, groups, similarity, threads.count(), labels)
     return labels
