@@ -19,72 +19,54 @@ RECORDS = GROUPS * ROLLOUTS * STEPS
 
 
 @pytest.fixture(scope="module")
-def batch() -> dict[str, Any]:
-    """512 records in processing order; ten states a group, far apart."""
+def calls() -> dict[str, Any]:
+    """Functions and their arguments: 512 records in processing order; ten states a group, far apart."""
     generator = torch.Generator().manual_seed(0)
     state = torch.randint(STATES, (RECORDS,), generator=generator)
     centre = torch.nn.functional.normalize(torch.randn(STATES, DIM, generator=generator), dim=1)
     noise = torch.nn.functional.normalize(torch.randn(RECORDS, DIM, generator=generator), dim=1)
     group = torch.arange(GROUPS).repeat_interleave(ROLLOUTS * STEPS)
     trajectory = torch.arange(GROUPS * ROLLOUTS).repeat_interleave(STEPS)
+    texts = [f"<think>some thoughts</think><action>go to shelf {i % 7}</action>" for i in range(RECORDS)]
+    ids = {"group": group, "trajectory": trajectory}
+    rows = {**ids, "rewards": torch.rand(RECORDS, generator=generator)}
+    observation = {
+        "observation": [f"state {s} of group {g}" for s, g in zip(state.tolist(), group.tolist(), strict=True)]
+    }
+    states = {"fingerprint": centre[state] + 0.1 * noise}
+    steps = {"step": torch.arange(STEPS).repeat(GROUPS * ROLLOUTS)}
+    keys = {"action_key": torch.randint(4, (RECORDS,), generator=generator)}
+    of_gigpo = {**rows, **observation, "config": bk.Config.gigpo()}
     return {
-        "group": group,
-        "trajectory": trajectory,
-        "step": torch.arange(STEPS).repeat(GROUPS * ROLLOUTS),
-        "rewards": torch.rand(RECORDS, generator=generator),
-        "action_key": torch.randint(4, (RECORDS,), generator=generator),
-        "fingerprint": centre[state] + 0.1 * noise,
-        "observation": [f"state {s} of group {g}" for s, g in zip(state.tolist(), group.tolist(), strict=True)],
+        "layout": (bk.layout, {**ids, **steps}),
+        "discounted_returns": (
+            bk.discounted_returns,
+            {"rewards": rows["rewards"], "trajectory": trajectory, "gamma": 0.95},
+        ),
+        "cluster": (bk.cluster, {**states, "epsilon": 0.10, "layout": bk.layout(**ids)}),
+        "bipace": (bk.advantage, {**rows, **steps, **states, **keys, "config": bk.Config.bipace()}),
+        "gigpo": (bk.advantage, of_gigpo),
+        "hgpo": (bk.advantage, {**of_gigpo, "config": bk.Config.hgpo()}),
+        "metrics": (bk.advantage(**of_gigpo).metrics, {}),
+        "action_keys": (bk.action_keys, {"responses": texts, "mode": "action_tag"}),
+        "ngram_fingerprint": (bk.ngram_fingerprint, {"texts": observation["observation"]}),
     }
 
 
-def _ids(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return batch["group"], batch["trajectory"], batch["rewards"]
+CALLS = (
+    "layout",
+    "discounted_returns",
+    "cluster",
+    "bipace",
+    "gigpo",
+    "hgpo",
+    "metrics",
+    "action_keys",
+    "ngram_fingerprint",
+)
 
 
-def test_layout(benchmark: Any, batch: dict[str, Any]) -> None:
-    found = benchmark(bk.layout, batch["group"], batch["trajectory"], batch["step"])
-    assert found.n_rows == RECORDS
-
-
-def test_discounted_returns(benchmark: Any, batch: dict[str, Any]) -> None:
-    found = benchmark(bk.discounted_returns, batch["rewards"], batch["trajectory"], 0.95)
-    assert torch.allclose(found[STEPS - 1 :: STEPS], batch["rewards"][STEPS - 1 :: STEPS])
-
-
-def test_cluster(benchmark: Any, batch: dict[str, Any]) -> None:
-    layout = bk.layout(batch["group"], batch["trajectory"])
-    found = benchmark(bk.cluster, batch["fingerprint"], None, 0.10, layout=layout)
-    assert len(found) == RECORDS
-
-
-def test_bipace(benchmark: Any, batch: dict[str, Any]) -> None:
-    keep = {k: batch[k] for k in ("step", "fingerprint", "action_key")}
-    found = benchmark(bk.advantage, *_ids(batch), **keep, config=bk.Config.bipace())
-    assert bool(torch.isfinite(found.advantage).all())
-
-
-def test_gigpo(benchmark: Any, batch: dict[str, Any]) -> None:
-    found = benchmark(bk.advantage, *_ids(batch), observation=batch["observation"], config=bk.Config.gigpo())
-    assert int(found.cluster.max()) + 1 <= GROUPS * STATES
-
-
-def test_hgpo(benchmark: Any, batch: dict[str, Any]) -> None:
-    found = benchmark(bk.advantage, *_ids(batch), observation=batch["observation"], config=bk.Config.hgpo())
-    assert bool(torch.isfinite(found.advantage).all())
-
-
-def test_metrics(benchmark: Any, batch: dict[str, Any]) -> None:
-    found = bk.advantage(*_ids(batch), observation=batch["observation"], config=bk.Config.gigpo())
-    assert benchmark(found.metrics)["bipace/cluster_count"] > 0
-
-
-def test_action_keys_from_text(benchmark: Any) -> None:
-    texts = [f"<think>some thoughts</think><action>go to shelf {i % 7}</action>" for i in range(RECORDS)]
-    keys, parsed = benchmark(bk.action_keys, texts, mode="action_tag")
-    assert bool(parsed.all()) and len(keys.unique()) == 7
-
-
-def test_ngram_fingerprint(benchmark: Any, batch: dict[str, Any]) -> None:
-    found = benchmark(bk.ngram_fingerprint, batch["observation"])
-    assert found.shape == (RECORDS, 4096)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call(benchmark: Any, calls: dict[str, Any], name: str) -> None:
+    function, arguments = calls[name]
+    assert benchmark(function, **arguments) is not None

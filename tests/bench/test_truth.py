@@ -64,12 +64,9 @@ def test_a_committed_set_is_what_its_page_promises(path):
     whole = truth_batches.batches(found)
     assert sum(map(len, whole)) >= 1000 and all(len(np.unique(batch.group)) >= 16 for batch in whole)
     assert found.meta["continuations"] >= 32
-    if "planner" in path.stem:
-        assert all(
-            np.unique(np.unique(np.stack([b.group, b.trajectory]), axis=1)[0], return_counts=True)[1].min() == 16
-            for b in whole
-        )
     for batch in whole:
+        groups = np.unique(np.stack([batch.group, batch.trajectory]), axis=1)[0]  # of each trajectory
+        assert "planner" not in path.stem or np.unique(groups, return_counts=True)[1].min() == 16
         last = np.append(batch.trajectory[1:] != batch.trajectory[:-1], True)
         assert set(np.unique(batch.reward)) <= {0.0, 1.0} and not batch.reward[~last].any()
         assert ((batch.exact >= 0) & (batch.exact <= 1)).all()
@@ -187,9 +184,8 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
     assert truth.main(words) == 0
     page = capsys.readouterr().out
     assert "coin_hold" in page and "coin_choose" not in page
-    assert (tmp_path / "out/truth.md").read_text(encoding="utf-8") == page and (
-        tmp_path / "out/truth.png"
-    ).stat().st_size > 10_000
+    assert (tmp_path / "out/truth.md").read_text(encoding="utf-8") == page
+    assert (tmp_path / "out/truth.png").stat().st_size > 10_000
     rows = json.loads((tmp_path / "out/truth.json").read_text(encoding="utf-8"))["rows"]
     r = {(row["estimator"], row["rollouts"]): row["r"] for row in rows}
     assert r[own, 2] == r[own, 4] == 1.0 and -1 < r["GRPO", 2] < 1 and (truth.BIPACE, 2) in r
@@ -203,10 +199,8 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
             truth.main([*words[:2], "--estimator", wrong, "--processes", "1"])
         assert message in capsys.readouterr().err
     truth.main([*words[:2], "--estimator", f"{__name__}:OWN", "--only", "GiGPO", "--processes", "1"])
-    of_own, *others = [line for line in capsys.readouterr().out.splitlines() if "| GiGPO " in line or ":OWN |" in line][
-        :2
-    ]
-    assert {of_own.split("|", 2)[2]} == {line.split("|", 2)[2] for line in others}
+    lines = [line for line in capsys.readouterr().out.splitlines() if "| GiGPO " in line or ":OWN |" in line]
+    assert lines[0].split("|", 2)[2] == lines[1].split("|", 2)[2]
     short = ["--only", "GRPO", "--rollouts", "2", "--processes", "1"]
     with pytest.raises(ValueError, match=r"must give \[N\]"):
         truth.main([*words[:2], "--estimator", f"{__name__}:wrong_length", *short])
@@ -214,15 +208,10 @@ def test_the_program_takes_an_estimator_of_ones_own(tmp_path, capsys):
 
 def test_a_memory_holds_the_batch_before(tmp_path):
     """The value with a memory is that of one batch over both, the earlier one first."""
-    import bipace_kernels as bk
-
     (batch,) = truth_batches.batches(small_set(tmp_path / "coin_hold.npz", seed=1))
     (batch.past,) = truth_batches.batches(small_set(tmp_path / "coin_choose.npz", seed=2))
     got = truth_batches.advantages(batch, bk.Config.gae(share="memory"), "hidden3").value
-    both = [
-        np.concatenate([a, b + shift])
-        for a, b, shift in ((batch.past.group, batch.group, 100), (batch.past.trajectory, batch.trajectory, 100))
-    ]
+    both = [np.concatenate([getattr(batch.past, k), getattr(batch, k) + 100]) for k in ("group", "trajectory")]
     states = torch.from_numpy(np.concatenate([batch.past.fingerprint("hidden3"), batch.fingerprint("hidden3")]))
     reward, step = (np.concatenate([getattr(b, name) for b in (batch.past, batch)]) for name in ("reward", "step"))
     want = bk.advantage(*both, reward, step=step, fingerprint=states, config=bk.Config.gae()).value
@@ -232,10 +221,8 @@ def test_a_memory_holds_the_batch_before(tmp_path):
 def test_rollout_equivalents_are_read_off_the_reference_curve(tmp_path):
     path = tmp_path / "coin_hold.npz"
     small_set(path, groups=8, rollouts=16)
-    rows = [
-        truth.Estimator(truth.BIPACE, lambda b: b.returns, truth.SIZES),
-        truth.Estimator("truth", every_record, truth.SIZES),
-    ]
+    of_returns = truth.Estimator(truth.BIPACE, lambda b: b.returns, truth.SIZES)
+    rows = [of_returns, truth.Estimator("truth", every_record, truth.SIZES)]
     found = truth.measure(path, rows, truth.SIZES)
     summary = truth.Summary([found])
     curve = [float(found.sums[truth.BIPACE, g].r()) for g in truth.SIZES]
@@ -266,11 +253,8 @@ def test_the_searcher_does_what_its_memory_says():
     go = ("go to cabinet 1", "go to fridge 1", "go to microwave 1", "look")
     memory = policy.remember(Memory(), "go to cabinet 1", "The cabinet 1 is closed.")
     assert memory.closed and policy.act(memory, (*go, "open cabinet 1"), rng) == "open cabinet 1"
-    memory = policy.remember(
-        memory,
-        "open cabinet 1",
-        "You open the cabinet 1. The cabinet 1 is open. In it, you see a apple 2, and a cup 1.",
-    )
+    opened = "You open the cabinet 1. The cabinet 1 is open. In it, you see a apple 2, and a cup 1."
+    memory = policy.remember(memory, "open cabinet 1", opened)
     assert memory.seen == {("apple 2", "cabinet 1")}
     take = "take apple 2 from cabinet 1"
     assert policy.act(memory, (*go, take), rng) == take

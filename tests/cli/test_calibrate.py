@@ -81,10 +81,8 @@ def test_everything_it_writes(folder: Path, prompts: Path, tmp_path: Path) -> No
         model, [tokenizer(chat)["input_ids"] for chat in chats], [row["task_type"] for row in rows],
         layers=[-3, "block 5"], pooling=("last", "mean"), epsilons=[0.001, 0.1], folds=3, min_clusters=3,
     )  # fmt: skip
-    assert json.loads((out / "calibration.json").read_text()) == {
-        "label": "task_type",
-        **json.loads(json.dumps(direct.as_json())),
-    }
+    wanted = {"label": "task_type", **json.loads(json.dumps(direct.as_json()))}
+    assert json.loads((out / "calibration.json").read_text()) == wanted
     assert direct.choice is not None
     assert (out / "calibration.yaml").read_text() == direct.yaml()
     assert (out / "calibration.md").read_text() == direct.markdown("calibration.png")
@@ -117,14 +115,15 @@ def test_bad_input(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pyt
 
     assert "it has no config.json" in wrong(tmp_path, prompts)
     assert "no_such.jsonl is not a file" in wrong(folder, tmp_path / "no_such.jsonl")
-    assert 'line 1: the field "kind" is missing; name its column with --label' in wrong(
-        folder, prompts, "--label", "kind"
-    )
-    assert "--layers must be all, or indices" in wrong(folder, prompts, "--layers", "deep")
-    assert "--epsilons must be numbers" in wrong(folder, prompts, "--epsilons", "small")
-    assert "--device nowhere cannot be used here: " in wrong(folder, prompts, "--device", "nowhere")
-    assert "must have at least folds = 99 distinct prompts" in wrong(folder, prompts, "--folds", "99")
-    assert "--dtype must be auto" in wrong(folder, prompts, "--dtype", "int8")
+    for option, value, message in (
+        ("--label", "kind", 'line 1: the field "kind" is missing; name its column with --label'),
+        ("--layers", "deep", "--layers must be all, or indices"),
+        ("--epsilons", "small", "--epsilons must be numbers"),
+        ("--device", "nowhere", "--device nowhere cannot be used here: "),
+        ("--folds", "99", "must have at least folds = 99 distinct prompts"),
+        ("--dtype", "int8", "--dtype must be auto"),
+    ):
+        assert message in wrong(folder, prompts, option, value)
     bad = write(tmp_path / "bad.jsonl", [{"prompt": "a", "task_type": "x"}, {"prompt": 3, "task_type": "x"}])
     assert 'bad.jsonl, line 2, field "prompt": expected a text' in wrong(folder, bad)
     assert "holds no prompts" in wrong(folder, write(tmp_path / "empty.jsonl", []))

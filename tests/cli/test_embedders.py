@@ -67,9 +67,8 @@ def test_each_at_its_own_epsilon(games: Path, tmp_path: Path, drawn: list[Any]) 
     ((title, rows, band),) = drawn
     assert title == "games.jsonl"
     assert band == (4, 8)
-    for label, entry, row in zip(
-        ("identity", "n-grams", "sentence encoder", "hidden states"), found.values(), rows, strict=True
-    ):
+    labels = ("identity", "n-grams", "sentence encoder", "hidden states")
+    for label, entry, row in zip(labels, found.values(), rows, strict=True):
         assert row.label == f"{label}, ε {entry['epsilon']:.3g}"
         median, r2 = entry["metrics"]["median_cluster_size"], entry["value_r2"]["r2"]
         assert (row.metrics["median_cluster_size"], row.value_r2.r2) == (median, r2)
@@ -78,9 +77,7 @@ def test_each_at_its_own_epsilon(games: Path, tmp_path: Path, drawn: list[Any]) 
         assert ("*" in line) == (not 4 <= median <= 8)
         # Then the values of Config.gae()'s kernel over the same fingerprints, where it is not n-grams.
         line, *of_kernel = [line for line in shown.splitlines() if line.startswith(f"│ {label} ")]
-        assert f"{r2:.3f}".replace("-", "−") in line and len(of_kernel) == (
-            label in ("sentence encoder", "hidden states")
-        )
+        assert f"{r2:.3f}".replace("-", "−") in line and len(of_kernel) == (label in labels[2:])
 
 
 def test_hidden_states_by_section_and_from_a_column(tmp_path: Path, drawn: list[Any]) -> None:
@@ -136,15 +133,14 @@ def test_an_encoder_that_cannot_be_had(games: Path, tmp_path: Path, monkeypatch:
 
 def test_the_figure_takes_what_does_not_exist(tmp_path: Path) -> None:
     """No interval with one group, no value R² where returns do not differ, $ in a name."""
-    rows = [
-        Outcome(
-            label, label, {}, {"singleton_cluster_fraction": singles, "median_cluster_size": median}, bk.ValueR2(*r2), None
-        )
-        for label, singles, median, r2 in (
-            ("identity, ε 0", 1.0, 1.0, (None, 0.0, None)), ("$a_b$, ε 0.1", 0.0, 900.0, (-0.2, 1.0, None)),
-            ("n-grams, ε 0.2", 0.4, 4.5, (0.1, 1.0, 0.08)),
-        )
-    ]  # fmt: skip
-    figures.embedders(tmp_path / "a.png", "title", rows, (4, 8))
-    figures.embedders(tmp_path / "b.png", "title", rows, (4, 8))
+    rows = []
+    for label, singles, median, r2 in (
+        ("identity, ε 0", 1.0, 1.0, (None, 0.0, None)),
+        ("$a_b$, ε 0.1", 0.0, 900.0, (-0.2, 1.0, None)),
+        ("n-grams, ε 0.2", 0.4, 4.5, (0.1, 1.0, 0.08)),
+    ):
+        metrics = {"singleton_cluster_fraction": singles, "median_cluster_size": median}
+        rows.append(Outcome(label, label, {}, metrics, bk.ValueR2(*r2), None))
+    for name in "ab":
+        figures.embedders(tmp_path / f"{name}.png", "title", rows, (4, 8))
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

@@ -88,9 +88,8 @@ def test_neighbours_are_the_nearest_by_the_kernel_of_gae(games: Path, tmp_path: 
     z /= np.linalg.norm(z, axis=1, keepdims=True)
     step, group = np.array(columns["step"]), np.array(columns["group"])
     config = PRESETS["gae"]
-    k = np.exp(
-        (np.minimum(z @ z.T, 1) - 1) / config.kernel_width - (step[:, None] - step) ** 2 / (2 * config.kernel_time**2)
-    )
+    late = (step[:, None] - step) ** 2 / (2 * config.kernel_time**2)
+    k = np.exp((np.minimum(z @ z.T, 1) - 1) / config.kernel_width - late)
     k[(group[:, None] != group) | np.eye(len(k), dtype=bool)] = -1
     for i, (near, shown) in enumerate(zip(columns["neighbours"], columns["kernel"], strict=True)):
         assert len(near) == 8 and i not in near
@@ -135,11 +134,9 @@ def test_what_a_trainer_recorded_stands_beside_the_presets(tmp_path: Path) -> No
     assert columns["cluster"]["trained"] == OWN["bipace_cluster"]
     several = np.array([columns["scaled"][key] for key in (*PRESETS, "trained")])
     np.testing.assert_allclose(columns["spread"], several.max(axis=0) - several.min(axis=0), rtol=2e-3)
-    rows = [dict(row, bipace_cluster="a") for row in trained()]
-    path = write(tmp_path / "b.jsonl", rows)
-    assert 'field "bipace_cluster": expected an integer of at least −1' in fail(
-        "report", path, "--out", tmp_path, "--html"
-    )
+    path = write(tmp_path / "b.jsonl", [dict(row, bipace_cluster="a") for row in trained()])
+    message = fail("report", path, "--out", tmp_path, "--html")
+    assert 'field "bipace_cluster": expected an integer of at least −1' in message
 
 
 def test_several_files_share_one_page_and_no_cluster(tmp_path: Path) -> None:
@@ -193,10 +190,8 @@ def test_ten_thousand_records_are_below_5_mb(tmp_path: Path) -> None:
         gamma=0.95, history_length=2, duplicates="raise", on_invalid="raise", action_mode="text", backend="auto",
         threads=None,
     )  # fmt: skip
-    part = inspector.Part(
-        "a.jsonl", records, torch.from_numpy(rng.normal(size=(n, 8)).astype(np.float32)), "random", 0.25
-    )
-    made = inspector.page([part], options)
+    states = torch.from_numpy(rng.normal(size=(n, 8)).astype(np.float32))
+    made = inspector.page([inspector.Part("a.jsonl", records, states, "random", 0.25)], options)
     assert 3_000_000 < len(made.encode()) < 5_000_000
     found = [text for text in inspector.unpack(made)["texts"] if not str(text).startswith("go ")]
     for text, wanted in zip(found, texts, strict=True):
@@ -267,9 +262,8 @@ def test_in_chromium(browser: Any, tmp_path: Path) -> None:
     page.fill("#least", "1")
     wanted = sorted((abs(a) for a in advantage if abs(a) >= 1), reverse=True)
     page.locator("#steps thead button").nth(4).click()
-    shown = [
-        abs(float(text.replace("−", "-"))) for text in page.locator("#steps tbody td:nth-child(5)").all_inner_texts()
-    ]
+    fifth = page.locator("#steps tbody td:nth-child(5)").all_inner_texts()
+    shown = [abs(float(text.replace("−", "-"))) for text in fifth]
     assert shown == pytest.approx(wanted, abs=6e-4) and 0 < len(shown) < 12
     page.fill("#least", "0")
     page.fill("#disagree", "0.7")

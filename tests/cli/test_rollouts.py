@@ -34,11 +34,8 @@ def without(name: str) -> dict[str, Any]:
 
 def write(path: Path, *lines: Any) -> str:
     """Writes lines: dicts as JSON, str and bytes as they are."""
-    raw = [
-        line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
-        for line in lines
-    ]
-    path.write_bytes(b"\n".join(raw) + b"\n")
+    texts = [line if isinstance(line, (str, bytes)) else json.dumps(line) for line in lines]
+    path.write_bytes(b"".join((text.encode() if isinstance(text, str) else text) + b"\n" for text in texts))
     return str(path)
 
 
@@ -69,13 +66,10 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
 
 
 def test_gzip_is_told_by_content(tmp_path: Path) -> None:
-    plain = write(tmp_path / "a.jsonl", record())
-    data = gzip.compress(Path(plain).read_bytes())
-    for name in ("b.jsonl.gz", "b.jsonl"):
+    plain = Path(write(tmp_path / "a.jsonl", record())).read_bytes()
+    for name, data in (("b.jsonl.gz", gzip.compress(plain)), ("b.jsonl", gzip.compress(plain)), ("c.jsonl.gz", plain)):
         (tmp_path / name).write_bytes(data)
         assert rollouts.read([str(tmp_path / name)]).observation == ["room"]
-    (tmp_path / "c.jsonl.gz").write_bytes(Path(plain).read_bytes())
-    assert rollouts.read([str(tmp_path / "c.jsonl.gz")]).observation == ["room"]
 
 
 def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
@@ -150,10 +144,12 @@ def test_a_bad_line_is_named(tmp_path: Path, name: str) -> None:
     message.encode()
 
 
-def test_a_line_cut_off_at_the_end(tmp_path: Path) -> None:
+def test_a_line_cut_off_at_the_end_and_utf16_are_recognised(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(json.dumps(record()).encode() + b'\n{"task_id": "t", "ro')
     assert "may be truncated" in error_of(str(path))
+    path.write_bytes(json.dumps(record()).encode("utf-16"))
+    assert "UTF-16" in error_of(str(path))
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -198,12 +194,6 @@ def test_empty_file(tmp_path: Path, content: bytes) -> None:
         assert "holds no records" in error_of(str(tmp_path / name))
 
 
-def test_utf16_is_recognised(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(json.dumps(record()).encode("utf-16"))
-    assert "UTF-16" in error_of(str(path))
-
-
 def test_paths(tmp_path: Path) -> None:
     assert "does not exist" in error_of(str(tmp_path / "none.jsonl"))
     assert "is not a file" in error_of(str(tmp_path))
@@ -235,18 +225,14 @@ def test_unused_fields_are_not_looked_at(tmp_path: Path) -> None:
     assert rollouts.read([path]).action is None
 
 
-def test_optional_columns(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", without("success"), record(step=1))
-    assert rollouts.read([path], wanted=["success", "action"]).success is None
-    path = write(tmp_path / "b.jsonl", record(), {**without("success"), "step": 1})
-    assert "first record has it" in error_of(path, wanted=["success"])
-
-
-def test_a_column_that_one_file_lacks_is_left_out(tmp_path: Path) -> None:
+def test_a_column_that_the_first_record_or_one_file_lacks_is_left_out(tmp_path: Path) -> None:
     one, two = write(tmp_path / "a.jsonl", record()), write(tmp_path / "b.jsonl", without("success"))
-    for order in ([one, two], [two, one]):
-        read = rollouts.read(order, wanted=["success", "action"])
+    three = write(tmp_path / "c.jsonl", without("success"), record(step=1))
+    for paths in ([three], [one, two], [two, one]):
+        read = rollouts.read(paths, wanted=["success", "action"])
         assert read.success is None and read.action == ["go", "go"]
+    path = write(tmp_path / "d.jsonl", record(), {**without("success"), "step": 1})
+    assert "first record has it" in error_of(path, wanted=["success"])
 
 
 def test_a_record_that_does_not_say_is_valid(tmp_path: Path) -> None:
@@ -301,10 +287,8 @@ def test_fingerprint_column(tmp_path: Path) -> None:
     for huge, fact in ((10**400, "more than 256 bits"), (-(10**400), "256 bits"), (1e300, "1e+300"), (10**39, "1000")):
         path = write(tmp_path / "c.jsonl", record(h=[1, 2]), record(h=[1.0, huge], step=1))
         message = error_of(path, columns=columns, needed=["fingerprint"])
-        assert (
-            f'{path}, line 2, field "h": expected a list of numbers that fit float32, got' in message
-            and fact in message
-        )
+        assert f'{path}, line 2, field "h": expected a list of numbers that fit float32, got' in message
+        assert fact in message
         (_, vector) = rollouts.read([path], columns, needed=["fingerprint"], allow_nonfinite=True).fingerprint or []
         assert np.float32(vector).tolist() == [1.0, np.inf if huge > 0 else -np.inf]
 
@@ -329,10 +313,8 @@ def test_parquet_reads_as_json_lines(tmp_path: Path) -> None:
     for name in ("task", "rollout", "step", "observation", "reward", "line", *names):
         assert getattr(one, name) == getattr(two, name), name
     assert one.where(3) == f"{tmp_path / 'a.parquet'}, row 4"
-    typed = parquet(
-        tmp_path / "b.parquet", records, reward=pa.float32(), step=pa.int16(), observation=pa.large_string()
-    )
-    assert rollouts.read([typed]).reward == two.reward
+    types = {"reward": pa.float32(), "step": pa.int16(), "observation": pa.large_string()}
+    assert rollouts.read([parquet(tmp_path / "b.parquet", records, **types)]).reward == two.reward
 
 
 def test_bad_parquet(tmp_path: Path) -> None:
@@ -342,19 +324,17 @@ def test_bad_parquet(tmp_path: Path) -> None:
     assert 'the column "reward" is missing' in error_of(path) and "--reward-column" in error_of(path)
     path = parquet(tmp_path / "long.parquet", [{f"{i} {'x' * 99}": 0 for i in range(30)}])
     assert error_of(path).endswith(" and 10 more.") and len(error_of(path)) < 1600
-    path = parquet(tmp_path / "c.parquet", [record()], step=pa.float64())
-    assert "expected an integer of at least 0, got 0.0" in error_of(path)
-    path = parquet(tmp_path / "d.parquet", [record(observation=b"x")])
-    assert "expected a string, got bytes" in error_of(path)
-    path = parquet(tmp_path / "e.parquet", [record(reward=float("nan"))])
-    assert "got NaN" in error_of(path)
-    empty = pa.Table.from_pylist([record()]).slice(0, 0)
-    pq.write_table(empty, tmp_path / "f.parquet")
-    assert "holds no records" in error_of(str(tmp_path / "f.parquet"))
-    not_utf8 = pa.array([b"\xff"], pa.binary()).view(pa.string())
     table = pa.Table.from_pylist([record()])
-    pq.write_table(table.set_column(3, "observation", not_utf8), tmp_path / "k.parquet")
-    assert "not UTF-8" in error_of(str(tmp_path / "k.parquet"))
+    not_utf8 = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    for bad, message in (
+        (table.set_column(2, "step", pa.array([0.0])), "expected an integer of at least 0, got 0.0"),
+        (table.set_column(3, "observation", pa.array([b"x"])), "expected a string, got bytes"),
+        (table.set_column(4, "reward", pa.array([float("nan")])), "got NaN"),
+        (table.slice(0, 0), "holds no records"),
+        (table.set_column(3, "observation", not_utf8), "not UTF-8"),
+    ):
+        pq.write_table(bad, tmp_path / "c.parquet")
+        assert message in error_of(str(tmp_path / "c.parquet"))
     data = Path(path).read_bytes()
     for name, content in (("g", b""), ("h", b"PAR1"), ("i", data[: len(data) // 2]), ("j", b"x" * 100)):
         (tmp_path / f"{name}.parquet").write_bytes(content)

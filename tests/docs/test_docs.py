@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
+import sys
 
 import doc_blocks
 import pytest
@@ -30,9 +30,9 @@ PUBLIC = {
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_documented(name):
     module, _, own = name.rpartition(".")
-    listed = (
-        rf"`({re.escape(module)}\.)?{own}\b|{re.escape(name)}\(" if module == "bk.hidden" else rf"`?{re.escape(own)}\b"
-    )
+    listed = rf"`?{re.escape(own)}\b"
+    if module == "bk.hidden":
+        listed = rf"`({re.escape(module)}\.)?{own}\b|{re.escape(name)}\("
     assert re.search(listed, API), f"{name} is missing in docs/api.md"
     thing = PUBLIC[name]
     if inspect.isclass(thing) or inspect.isfunction(thing) or module == "bk.hidden":
@@ -53,32 +53,28 @@ def test_documented_signatures_equal_the_code(name):
         assert re.search(described.format(parameter), text, re.MULTILINE), parameter
 
 
-def test_the_documented_controller_equals_the_code():
+def test_the_documented_controller_and_extraction_equal_the_code():
     documented = re.search(r"`EpsilonController\((.*?)\)`:", API, re.DOTALL)[1]
     assert documented == doc_blocks.signature(bk.EpsilonController)
-    for name in inspect.signature(bk.EpsilonController).parameters:
-        assert re.search(rf"^{name}\s{{2,}}", inspect.getdoc(bk.EpsilonController), re.MULTILINE), name
+    extraction = bk.hidden.vllm.Extraction
+    assert re.search(r"bk\.hidden\.vllm\.Extraction\((.*?)\)", API)[1] == doc_blocks.signature(extraction)
+    for method in (name for name in vars(extraction) if not name.startswith("_")):
+        called = doc_blocks.signature(getattr(extraction, method)).removeprefix("self").removeprefix(", ")
+        assert f"`{method}({called})`" in API, method
 
 
 @pytest.mark.parametrize("name", ["ActorHidden", "Ngram", "Identity", "Sentence", "named"])
 def test_documented_embedders_equal_the_code(name):
     documented = re.search(rf"^\* `{name}\((.*?)\)`:", API, re.MULTILINE)[1]
     parts = inspect.signature(getattr(bk.embedders, name)).parameters.values()
-    assert re.findall(r"(\w+)(?:=([^,)]+))?", documented) == [
-        (p.name, "" if p.default is p.empty else repr(p.default)) for p in parts
-    ]
+    wanted = [(p.name, "" if p.default is p.empty else repr(p.default)) for p in parts]
+    assert re.findall(r"(\w+)(?:=([^,)]+))?", documented) == wanted
 
 
-def test_arguments_of_advantage_are_all_explained():
-    text = inspect.getdoc(bk.advantage)
-    for name in inspect.signature(bk.advantage).parameters:
-        assert re.search(rf"^{name}\s{{2,}}", text, re.MULTILINE), name
-
-
-def test_config_explains_its_fields():
-    text = inspect.getdoc(bk.Config)
-    for f in dataclasses.fields(bk.Config):
-        assert re.search(rf"^{f.name}\s{{2,}}", text, re.MULTILINE), f.name
+@pytest.mark.parametrize("thing", [bk.advantage, bk.Config, bk.EpsilonController, bk.hidden.vllm.Extraction])
+def test_a_docstring_explains_every_argument(thing):
+    for name in inspect.signature(thing).parameters:
+        assert re.search(rf"^{name}\s{{2,}}", inspect.getdoc(thing), re.MULTILINE), name
 
 
 def test_environment_variables_are_read_in_one_file_and_documented():
@@ -92,18 +88,13 @@ def test_environment_variables_are_read_in_one_file_and_documented():
         assert name in API
 
 
-def code_of(page: str) -> list[str]:
-    """Python of a page; what needs a trainer is run by tests/integrations."""
-    return [
-        block
-        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-        if "bipace_kernels.integrations" not in block
-    ]
+# What needs a trainer is run by tests/integrations.
+OF_README = [b.code for b in doc_blocks.blocks("README.md", "python") if "bipace_kernels.integrations" not in b.code]
 
 
-@pytest.mark.parametrize("block", range(len(code_of(README))))
+@pytest.mark.parametrize("block", range(len(OF_README)))
 def test_readmes_code_runs(block):
-    exec(compile(code_of(README)[block], f"README.md, block {block}", "exec"), {"__name__": "readme"})
+    exec(compile(OF_README[block], f"README.md, block {block}", "exec"), {"__name__": "readme"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -118,7 +109,7 @@ def test_links_lead_somewhere(page):
 RUN_BY = {
     "README.md": ["tests/docs/test_docs.py", "tests/integrations/test_documented.py"],
     "docs/action_keys.md": ["tests/docs/test_docs.py"],
-    "docs/api.md": ["tests/docs/test_docs.py", "tests/hidden/test_documentation.py"],
+    "docs/api.md": ["tests/docs/test_docs.py"],
     "docs/calibration.md": ["tests/docs/test_docs.py"],
     "docs/distributed.md": ["tests/distributed/test_distributed.py"],
     "docs/embedders.md": ["tests/docs/test_docs.py"],
@@ -126,7 +117,7 @@ RUN_BY = {
     "docs/estimator.md": ["tests/docs/test_docs.py"],
     "docs/gae.md": ["tests/docs/test_docs.py"],
     "docs/gpu.md": ["tests/docs/test_docs.py"],
-    "docs/hidden_states.md": ["tests/hidden/test_documentation.py"],
+    "docs/hidden_states.md": ["tests/docs/test_docs.py"],
     "docs/other_trainers.md": ["tests/docs/test_other_trainers.py"],
     "docs/swift.md": ["tests/integrations/test_swift.py"],
     "docs/trinity.md": ["tests/integrations/test_trinity.py"],
@@ -139,9 +130,8 @@ def test_every_block_is_run_or_marked_as_a_fragment(page):
     run = {"docs/trinity.md": "yaml"}.get(page, "python")
     for block in doc_blocks.blocks(page, "python", "bash", "yaml"):
         if not block.fragment:
-            assert block.language == run and page in RUN_BY, (
-                f"{page}, line {block.line}: {doc_blocks.FRAGMENT} or a test"
-            )
+            place = f"{page}, line {block.line}"
+            assert block.language == run and page in RUN_BY, f"{place}: {doc_blocks.FRAGMENT} or a test"
     for test in RUN_BY.get(page, ()):
         code = re.sub(r"^RUN_BY = \{.*?^\}", "", (ROOT / test).read_text(), flags=re.DOTALL | re.MULTILINE)
         assert page in code, f"{test} does not read {page}"
@@ -195,6 +185,24 @@ def test_the_page_on_epsilon_runs(batch):
     assert bk.EpsilonController(0.1).load_state_dict(made["state"]) is None
 
 
+def test_the_page_on_hidden_states_runs(tmp_path, monkeypatch):
+    tm, stand_in = (pytest.importorskip(name) for name in ("tiny_models", "vllm_stand_in"))
+    monkeypatch.setitem(sys.modules, "vllm", stand_in)
+    tm.make().save_pretrained(tmp_path / "model")
+    prompt_ids, prompt_mask = tm.prompts(4, 10)
+    response_mask = torch.tensor([[1, 1, 0, 1, 0, 0]] * 4)
+    made = doc_blocks.run("docs/hidden_states.md", {
+        "model": tm.make(), "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "response_mask": response_mask,
+        "input_ids": torch.cat([prompt_ids, tm.prompts(4, 6, side="right", seed=3)[0].clamp(min=1)], 1),
+        "attention_mask": torch.cat([prompt_mask, torch.ones_like(response_mask)], 1),
+        "model_folder": str(tmp_path / "model"), "states_folder": tmp_path / "states",
+        "prompts": [{"prompt_token_ids": row.tolist()} for row in prompt_ids],
+    })  # fmt: skip
+    assert made["owner"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert made["fingerprint"].shape == (4, 48)  # of the last of three ways to have it
+
+
+@pytest.mark.slow
 def test_the_page_on_calibration_runs(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("sklearn")

@@ -91,9 +91,11 @@ def run(tokenizer, monkeypatch):
 
 @pytest.mark.parametrize("newer", [False, True])
 def test_roll(run, rollouts, tokenizer, newer):
-    pipeline = SimpleNamespace(
-        compute_response_level_rewards=lambda batch, pipeline_config: (batch, {}) if newer else batch
-    )
+
+    def stock(batch, pipeline_config):
+        return (batch, {}) if newer else batch
+
+    pipeline = SimpleNamespace(compute_response_level_rewards=stock)
     run("ROLL", roll__pipeline__agentic={"agentic_pipeline": pipeline})
     ids, mask, _ = rollouts.padded(rollouts.prompts, rollouts.responses, tokenizer.pad_token_id)
     total = dict.fromkeys(rollouts.trajectory, 0.0)
@@ -183,9 +185,8 @@ def test_rllm_keeps_them(run, rollouts, monkeypatch):
     names = run("rLLM")
     steps, found = trajectories_of(rollouts, Step, lambda **own: Trajectory(name="agent", **own))
     episodes = [Episode(id=f"task{i // 3}:{i % 3}", trajectories=[found[i]]) for i in range(6)]
-    groups, _ = transform_episodes_to_trajectory_groups(
-        episodes, TransformConfig(), traj_grouping_hook=names["grouped"]
-    )
+    hook = {"traj_grouping_hook": names["grouped"]}
+    groups, _ = transform_episodes_to_trajectory_groups(episodes, TransformConfig(), **hook)
     metrics = collect(groups, AlgorithmConfig(use_precomputed_advantage=True))
     assert metrics["advantage/agent/std"] > 0
     torch.testing.assert_close(torch.tensor([s.advantage[0] for s in steps]), rollouts.advantage(), atol=1e-6, rtol=0)

@@ -49,11 +49,9 @@ def every_embedder() -> list[tuple[Embedder, object]]:
 @pytest.mark.parametrize("case", range(4))
 def test_all_of_them_fit_the_protocol_and_the_estimator(case):
     embedder, states = every_embedder()[case]
-    assert isinstance(embedder, Embedder)
-    assert isinstance(embedder.name, str)
+    assert isinstance(embedder, Embedder) and isinstance(embedder.name, str)
     rows = embedder.embed(states)
-    assert rows.ndim == 2
-    assert rows.shape[0] == 7
+    assert rows.ndim == 2 and rows.shape[0] == 7
     assert rows.dtype in (torch.float32, torch.bfloat16, torch.float16)
     bk.Config.bigpo(embedder.epsilon)  # a radius that the configuration takes
     assert bk.cluster(rows, GROUP, embedder.epsilon).shape == (7,)
@@ -195,23 +193,19 @@ def test_bad_arguments():
 def test_one_table_has_the_names_and_the_radii(monkeypatch):
     monkeypatch.setattr(embedders, "_load", lambda model, device: Counting())
     page = (ROOT / "docs/embedders.md").read_text()
-    documented = dict(re.findall(r"^\| `\w+\(.*?\)` \| `(\S+)` \|.*\| ([\d.]+) \|$", page, re.MULTILINE))
-    assert {row.written: row.epsilon for row in embedders.EMBEDDERS.values()} == {
-        k: float(v) for k, v in documented.items()
-    }
+    documented = re.findall(r"^\| `\w+\(.*?\)` \| `(\S+)` \|.*\| ([\d.]+) \|$", page, re.MULTILINE)
+    wanted = {name: float(epsilon) for name, epsilon in documented}
+    assert {row.written: row.epsilon for row in embedders.EMBEDDERS.values()} == wanted
     for name, row in embedders.EMBEDDERS.items():
         made = embedders.named(row.written)
         assert row.name == name and made.epsilon == row.epsilon and made.name.startswith(name)
 
 
 def test_names_for_configurations():
-    assert isinstance(embedders.named("ngram"), Ngram)
-    assert isinstance(embedders.named("identity"), Identity)
-    assert isinstance(embedders.named("actor_hidden"), ActorHidden)
+    for name, kind in (("ngram", Ngram), ("identity", Identity), ("actor_hidden", ActorHidden)):
+        assert isinstance(embedders.named(name), kind)
     for name in ("sentences", "ngram:3", "sentence:", "sentence", "", None):
-        with pytest.raises(
-            ValueError, match="an embedder must be one of actor_hidden, ngram, identity or sentence:MODEL"
-        ):
+        with pytest.raises(ValueError, match="must be one of actor_hidden, ngram, identity or sentence:MODEL"):
             embedders.named(name)
 
 

@@ -19,6 +19,13 @@ def a_run(method: str, seed: int, tests: list[float], group: int = 8) -> dict:
     return {**run, "seconds": {"rollouts": 1.0, "scoring": 1.0, "checks": 1.0, "cpu": 60.0, "wall": 10.0}}
 
 
+def finish(run: campaign.Run, share: float) -> None:
+    """Its file, as if this share of the train tasks had been solved, but for the first updates."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    updates = [{"train": 1.0}] * 5 + [{"train": share}] * 15
+    run.write({"method": run.method, "settings": run.settings.as_json(), "checks": [], "updates": updates})
+
+
 def test_area_and_levels_of_straight_lines():
     run = a_run("gae", 0, [0.4, 0.6])
     assert report.area(run, 0.2) == pytest.approx(0.4)
@@ -34,9 +41,8 @@ def test_intervals_are_students():
 
 
 def test_differences_are_paired_by_seed_and_every_row_says_its_seeds(tmp_path):
-    runs = [a_run("grpo", s, [0.3, 0.4 + 0.1 * s]) for s in range(3)] + [
-        a_run("gae", s, [0.5, 0.5 + 0.1 * s]) for s in (1, 2)
-    ]
+    runs = [a_run("grpo", s, [0.3, 0.4 + 0.1 * s]) for s in range(3)]
+    runs += [a_run("gae", s, [0.5, 0.5 + 0.1 * s]) for s in (1, 2)]
     for run in [*runs, a_run("grpo", 0, [0.3, 0.3], group=4)]:
         (tmp_path / f"{run['method']}-g{run['settings']['group']}-seed{run['seed']}.json").write_text(json.dumps(run))
     (tmp_path / "start").mkdir()
@@ -46,9 +52,8 @@ def test_differences_are_paired_by_seed_and_every_row_says_its_seeds(tmp_path):
     grpo, gae, fewer = json.loads((tmp_path / "results.json").read_text())
     assert (grpo["seeds"], gae["seeds"], fewer["group"]) == ([0, 1, 2], [1, 2], 4)
     paired = grpo["reference_minus_this"]
-    assert (
-        paired["seeds"] == [1, 2] and paired["final"] == pytest.approx([0.1, 0.1]) and "reference_minus_this" not in gae
-    )
+    assert paired["seeds"] == [1, 2] and paired["final"] == pytest.approx([0.1, 0.1])
+    assert "reference_minus_this" not in gae
     assert paired["share_of_rollouts"] == pytest.approx([0.5, 1 / 2 + 1 / 4])
     text = (tmp_path / "results.md").read_text()
     assert "+10.0 ± 0.0" in text and "95 % interval" in text and "The warm start solves 20.0%." in text
@@ -60,14 +65,7 @@ def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
         assert run.seed not in campaign.SEEDS
         campaign.choose("gae", settings, tmp_path, tuned)
         assert not tuned.exists()  # not before all are there
-        run.folder.mkdir(parents=True)
-        found = {
-            "method": "gae",
-            "settings": run.settings.as_json(),
-            "checks": [],
-            "updates": [{"train": 1.0}] * 5 + [{"train": share}] * 15,
-        }
-        run.write(found)
+        finish(run, share)
     campaign.choose("gae", settings, tmp_path, tuned)
     assert json.loads(tuned.read_text())["gae"]["learning_rate"] == campaign.RATES[1]
     assert "Config.gae() | 30.0 | 50.0 | 40.0 |" in report.tuning_table(tmp_path / "tuning")
@@ -76,25 +74,18 @@ def test_tuning_takes_the_rate_that_solved_most_and_keeps_what_stands(tmp_path):
         run.path.unlink()
     campaign.choose("gae", settings, tmp_path, tuned)
     assert tuned.read_text() == before
-    assert {(run.method, run.settings.learning_rate) for run in campaign.final(settings, tmp_path, tuned)} == {
-        ("gae", 6e-4)
-    }
+    assert {(r.method, r.settings.learning_rate) for r in campaign.final(settings, tmp_path, tuned)} == {("gae", 6e-4)}
 
 
 def test_half_of_the_lowest_rate_is_tried_until_a_lower_one_is_no_better(tmp_path):
-    settings, tuned, shares = (
-        Settings(),
-        tmp_path / "tuned.json",
-        {3e-4: 0.5, 6e-4: 0.4, 1.2e-3: 0.3, 1.5e-4: 0.6, 7.5e-5: 0.6},
-    )
+    settings, tuned = Settings(), tmp_path / "tuned.json"
+    shares = {3e-4: 0.5, 6e-4: 0.4, 1.2e-3: 0.3, 1.5e-4: 0.6, 7.5e-5: 0.6}
     begun: list[float] = []
 
     def work_through(runs, *_):
         for run in (run for run in runs if not run.done):
             begun.append(run.settings.learning_rate)
-            run.folder.mkdir(parents=True, exist_ok=True)
-            updates = [{"train": shares[run.settings.learning_rate]}] * 20
-            run.write({"method": run.method, "settings": run.settings.as_json(), "checks": [], "updates": updates})
+            finish(run, shares[run.settings.learning_rate])
         return []
 
     with pytest.MonkeyPatch.context() as patch:
@@ -110,17 +101,14 @@ def test_a_lower_rate_undoes_what_was_chosen_at_the_former_one(tmp_path):
     choice = {"learning_rate": 3e-4, "scores": {"0.0003": 0.5}, "gae_lambda": 0.8, "gae_lambda_scores": {"0.8": 0.6}}
     tuned.write_text(json.dumps({"gae": choice}))
     (run,) = campaign.tuning("gae", settings, tmp_path, campaign.lower(choice))
-    run.folder.mkdir(parents=True)
-    run.write({"method": "gae", "settings": run.settings.as_json(), "updates": [{"train": 0.7}] * 20, "checks": []})
+    finish(run, 0.7)
     campaign.choose("gae", settings, tmp_path, tuned)
     assert json.loads(tuned.read_text())["gae"] == {"learning_rate": 1.5e-4, "scores": {"0.00015": 0.7, "0.0003": 0.5}}
 
 
 def test_an_oracle_stands_beside_the_runs_of_its_seed_after_as_many_updates(tmp_path):
-    runs = {
-        ("gae", 8): {s: a_run("gae", s, [0.5, 0.6]) for s in (0, 1)},
-        ("grpo", 4): {0: a_run("grpo", 0, [0.9, 0.9], group=4)},
-    }
+    runs = {("gae", 8): {s: a_run("gae", s, [0.5, 0.6]) for s in (0, 1)}}
+    runs["grpo", 4] = {0: a_run("grpo", 0, [0.9, 0.9], group=4)}
     oracle = a_run("oracle", 0, [0.7]) | {"continuations": 16}
     (tmp_path / "oracle").mkdir()
     (tmp_path / "oracle" / "oracle-g8-seed0.json").write_text(json.dumps(oracle))
@@ -141,15 +129,11 @@ def test_another_lambda_must_beat_the_default_by_the_margin(tmp_path, best, take
         assert run.settings == campaign.tuning("gae", settings, tmp_path)[1].settings.changed(gae_lambda=value)
         campaign.choose("gae", settings, tmp_path, tuned)
         assert "gae_lambda" not in json.loads(tuned.read_text())["gae"]  # not before all are there
-        run.folder.mkdir(parents=True)
-        updates = [{"train": 1.0}] * 5 + [{"train": share}] * 15
-        run.write({"method": "gae", "settings": run.settings.as_json(), "checks": [], "updates": updates})
+        finish(run, share)
     campaign.choose("gae", settings, tmp_path, tuned)
     assert json.loads(tuned.read_text())["gae"]["gae_lambda"] == taken
     table = report.tuning_table(tmp_path / "tuning")
-    assert (
-        "by gae_lambda | 0.3 | 0.5 | 0.8 |" in table and f"| Config.gae() | 40.0 | 50.0 | {100 * best:.1f} |" in table
-    )
+    assert "by gae_lambda | 0.3 | 0.5 | 0.8 |" in table and f"| 40.0 | 50.0 | {100 * best:.1f} |" in table
     runs = list(campaign.final(settings, tmp_path, tuned))
     assert {(run.method, run.settings.gae_lambda) for run in runs} == {("gae", taken), ("grpo", 0.5)}
 

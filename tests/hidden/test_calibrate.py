@@ -56,9 +56,8 @@ def test_numbers_are_those_of_a_direct_computation(model, data, found):
 
     prompts, labels = data
     states = extract_layers(model, prompts, None, LAYERS, pooling=POOLINGS)
-    assert [(row.layer, row.pooling, row.epsilon) for row in found.scan] == [
-        (layer, how, epsilon) for layer, how in states for epsilon in RADII
-    ]
+    scanned = [(row.layer, row.pooling, row.epsilon) for row in found.scan]
+    assert scanned == [(layer, how, epsilon) for layer, how in states for epsilon in RADII]
     same = [prompts.index(prompt) for prompt in prompts]
     for (layer, how), x in states.items():
         rows = [row for row in found.scan if (row.layer, row.pooling) == (layer, how)]

@@ -10,14 +10,11 @@ import torch
 from marks import slow
 
 import bipace_kernels as bk
-from bipace_kernels.hidden import _shortened
 from bipace_kernels.hidden._prompts import budget_of, cheapest, prompts_of
 
 LAYER = -8
 PACKS = importlib.util.find_spec("transformers.masking_utils") is not None
-needs_packing = pytest.mark.skipif(
-    not PACKS, reason="transformers before 4.53 packs only with flash attention, which needs a GPU"
-)
+needs_packing = pytest.mark.skipif(not PACKS, reason="transformers before 4.53 packs only with flash attention")
 
 
 def distance(one, other):
@@ -29,32 +26,14 @@ class Calls:
 
     def __init__(self, model):
         self.blocks, self.tokens, self.parts = [], [], []
-        self.handles = [model.model.register_forward_pre_hook(self.begin, with_kwargs=True)]
+        model.model.register_forward_pre_hook(self.begin, with_kwargs=True)
         for i, block in enumerate(model.model.layers):
-            self.handles.append(block.register_forward_pre_hook(lambda *_, i=i: self.blocks.append(i)))
-        for name in ("norm", "lm_head"):
-            part = model.model.norm if name == "norm" else model.lm_head
-            self.handles.append(part.register_forward_pre_hook(lambda *_, name=name: self.parts.append(name)))
+            block.register_forward_pre_hook(lambda *_, i=i: self.blocks.append(i))
+        for name, part in (("norm", model.model.norm), ("lm_head", model.lm_head)):
+            part.register_forward_pre_hook(lambda *_, name=name: self.parts.append(name))
 
     def begin(self, module, args, kwargs):
         self.tokens.append(tuple(kwargs["input_ids"].shape))
-
-    def remove(self):
-        for handle in self.handles:
-            handle.remove()
-
-
-@pytest.fixture
-def called():
-    found = []
-
-    def watch(model):
-        found.append(Calls(model))
-        return found[-1]
-
-    yield watch
-    for calls in found:
-        calls.remove()
 
 
 # ------------------------------------------------------------------------------------------------- equal to hidden_states
@@ -139,9 +118,8 @@ def test_several_positions_of_a_row(family, side):
     ragged = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
     first = mask.argmax(1).tolist()
     inside = [[at - begin for at in some] for some, begin in zip(columns, first, strict=True)]
-    assert torch.equal(
-        bk.hidden.extract(model, ragged, positions=inside), bk.hidden.extract(model, ids, mask, positions=columns)
-    )
+    padded = bk.hidden.extract(model, ids, mask, positions=columns)
+    assert torch.equal(bk.hidden.extract(model, ragged, positions=inside), padded)
 
 
 def test_positions_in_every_form():
@@ -156,9 +134,9 @@ def test_positions_in_every_form():
     assert torch.equal(rows[3:5], torch.zeros(2, 48)) and distance(rows[[0, 2, 5]], want[[0, 1, 4]]) < 1e-5
 
 
-def test_nothing_behind_a_row_s_last_position_runs(called):
+def test_nothing_behind_a_row_s_last_position_runs():
     model, (ids, mask) = tm.make(), tm.prompts(3, side="right")
-    calls = called(model)
+    calls = Calls(model)
     bk.hidden.extract(model, ids, mask, positions=[[0, 2], [1], [2]])
     assert sum(rows * width for rows, width in calls.tokens) == 9
     calls.tokens.clear()
@@ -188,9 +166,9 @@ def test_rows_without_a_token_are_zeros():
 # ------------------------------------------------------------------------------------------------------- as little as can be
 
 
-def test_it_stops_after_the_wanted_block(called):
+def test_it_stops_after_the_wanted_block():
     model, (ids, mask) = tm.make(), tm.prompts()
-    calls = called(model)
+    calls = Calls(model)
     bk.hidden.extract(model, ids, mask, LAYER)
     assert calls.blocks == [0, 1]
     assert calls.parts == []
@@ -203,12 +181,12 @@ def test_it_stops_after_the_wanted_block(called):
     assert calls.parts == ["norm"]
 
 
-def test_identical_prompts_run_once(called):
+def test_identical_prompts_run_once():
     model, (ids, mask) = tm.make(), tm.prompts(6)
     ids, mask = ids.repeat(4, 1), mask.repeat(4, 1)
     # The same prompt with other padding is the same prompt.
     shifted = torch.nn.functional.pad(ids, (0, 3)), torch.nn.functional.pad(mask, (0, 3))
-    calls = called(model)
+    calls = Calls(model)
     rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
     assert calls.tokens == [(6, 17)]
     assert torch.equal(rows, rows[:6].repeat(4, 1))
@@ -216,11 +194,11 @@ def test_identical_prompts_run_once(called):
     assert calls.tokens == [(6, 17)] * 2
 
 
-def test_micro_batches_hold_the_budget_and_sort_by_length(called):
+def test_micro_batches_hold_the_budget_and_sort_by_length():
     model, (ids, mask) = tm.make(), tm.prompts(40, 25)
     lengths = sorted({tuple(r[m.bool()].tolist()) for r, m in zip(ids, mask, strict=True)}, key=len, reverse=True)
     lengths = [len(r) for r in lengths]
-    calls = called(model)
+    calls = Calls(model)
     rows = bk.hidden.extract(model, ids, mask, token_budget=60)
     assert all(r * t <= 60 for r, t in calls.tokens)
     assert sum(r for r, _ in calls.tokens) == len(lengths)
@@ -249,18 +227,14 @@ def test_cuts_cost_least():
         each = (32, 256)[case % 2]
         found = cheapest(lengths, 2000, each)
         assert allowed(lengths, found), lengths
-        assert cost(lengths, found, each) == min(
-            cost(lengths, cuts, each) for cuts in every if allowed(lengths, cuts)
-        ), lengths
+        assert cost(lengths, found, each) == min(cost(lengths, c, each) for c in every if allowed(lengths, c)), lengths
     assert cheapest([], 2000, 32) == [0]
 
 
 def test_rows_of_other_lengths_need_no_mask():
     model, (ids, mask) = tm.make(attn_implementation="sdpa"), tm.prompts(6)
-    masks = []
-    model.model.layers[0].register_forward_pre_hook(
-        lambda m, a, given: masks.append(given["attention_mask"]), with_kwargs=True
-    )
+    block, masks = model.model.layers[0], []
+    block.register_forward_pre_hook(lambda _, __, given: masks.append(given["attention_mask"]), with_kwargs=True)
     rows = bk.hidden.extract(model, ids, mask, token_budget=10_000)
     assert masks == [None]
     assert distance(rows, tm.last_states(model, ids, mask)) < 1e-5
@@ -276,9 +250,9 @@ def test_attention_that_looks_ahead_keeps_its_mask():
 
 
 @needs_packing
-def test_packed_rows_have_no_padding(called):
+def test_packed_rows_have_no_padding():
     model, (ids, mask) = tm.make(), tm.prompts(12)
-    calls = called(model)
+    calls = Calls(model)
     rows = bk.hidden.extract(model, ids, mask, token_budget=50, packed=True)
     assert all(r == 1 and t <= 50 for r, t in calls.tokens)
     assert sum(t for _, t in calls.tokens) == sum(len(p) for p in prompts_of(ids, mask).tokens)
@@ -477,11 +451,11 @@ def test_ids_that_the_embedding_has_not_are_refused():
 
 
 @pytest.mark.parametrize("packed", [False, True] if PACKS else [False])
-def test_a_cpu_takes_few_tokens_at_a_time_and_a_gpu_many(called, packed):
+def test_a_cpu_takes_few_tokens_at_a_time_and_a_gpu_many(packed):
     """The widest forward, which determines memory."""
     model = tm.make()
     prompts = torch.randint(3, tm.VOCABULARY, (12, 100), generator=torch.Generator().manual_seed(3))
-    calls = called(model)
+    calls = Calls(model)
     rows = bk.hidden.extract(model, prompts, packed=packed)
     assert [r * t for r, t in calls.tokens] == [500, 500, 200]
     assert distance(rows, tm.last_states(model, prompts, torch.ones_like(prompts))) < 1e-5
@@ -491,11 +465,6 @@ def test_a_cpu_takes_few_tokens_at_a_time_and_a_gpu_many(called, packed):
     assert [r * t for r, t in calls.tokens] == [1200]
 
 
-def test_unknown_architectures_say_what_was_looked_for():
-    with pytest.raises(TypeError, match=r"looked in Linear for a PreTrainedModel"):
-        bk.hidden.extract(torch.nn.Linear(2, 2), [[1, 2]])
-
-
 def test_packing_is_refused_where_prompts_would_see_each_other(monkeypatch):
     import sys
 
@@ -503,12 +472,3 @@ def test_packing_is_refused_where_prompts_would_see_each_other(monkeypatch):
     monkeypatch.delitem(sys.modules, "transformers.masking_utils", raising=False)
     with pytest.raises(ValueError, match=r"packed needs flash attention with transformers before 4\.53"):
         bk.hidden.extract(model, [[1, 2], [3]], packed=True)
-
-
-def test_sharding_is_told_by_its_marks():
-    model = tm.make()
-    assert not _shortened.is_sharded(model)
-    assert isinstance(_shortened.no_gradients(model), type(torch.inference_mode()))
-    next(model.parameters()).ds_id = 0
-    assert _shortened.is_sharded(model)
-    assert isinstance(_shortened.no_gradients(model), torch.no_grad)

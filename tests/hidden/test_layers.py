@@ -97,9 +97,7 @@ class Unknown(nn.Module):
 
 
 def test_unknown_architectures_say_what_was_looked_for_and_found():
-    with pytest.raises(
-        ValueError, match=r"one torch.nn.ModuleList of num_hidden_layers = 3 blocks .*self_attn.*Unknown.mixers of 3"
-    ):
+    with pytest.raises(ValueError, match=r"one torch.nn.ModuleList of num_hidden_layers = 3 .*self_attn.*mixers of 3"):
         bk.hidden.tap(Unknown(3))
     with pytest.raises(ValueError, match=r"ModuleLists none at all"):
         bk.hidden.tap(Unknown(0))
@@ -112,9 +110,8 @@ def test_unknown_architectures_say_what_was_looked_for_and_found():
 def test_encoder_decoders_are_refused():
     import transformers
 
-    model = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(d_model=16, d_ff=32, num_layers=2, num_heads=2, d_kv=8, vocab_size=30)
-    )
+    config = transformers.T5Config(d_model=16, d_ff=32, num_layers=2, num_heads=2, d_kv=8, vocab_size=30)
+    model = transformers.T5ForConditionalGeneration(config)
     with pytest.raises(ValueError, match="encoder-decoder T5ForConditionalGeneration"):
         bk.hidden.tap(model)
 

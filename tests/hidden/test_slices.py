@@ -27,11 +27,10 @@ class Watching:
         return self.kept
 
 
-@given(
-    st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=5),
-    st.integers(1, 4),
-    st.integers(0, 3),
-)
+rows = st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@given(rows, st.integers(1, 4), st.integers(0, 3))
 def test_the_ranks_states_add_up_to_those_of_the_whole_row(sequences, ranks, padding):
     """Whatever the cuts: every wanted token is in one slice."""
     tokens = torch.randn(sum(map(len, sequences)), 3)

@@ -71,8 +71,7 @@ def test_packed_rows_by_cu_seqlens():
 
 
 def test_packed_and_padded_states_are_the_same_state():
-    transformers_5 = importlib.util.find_spec("transformers.masking_utils")
-    if transformers_5 is None:
+    if importlib.util.find_spec("transformers.masking_utils") is None:
         pytest.skip("transformers before 4.53 packs sequences only with flash attention, which needs a GPU")
     model, (ids, mask) = tm.make(), tm.prompts(side="right")
     flat, position, cu = tm.packed(ids, mask)
@@ -240,9 +239,11 @@ def test_only_the_rows_are_kept():
     """After the forward the block's output is gone, and what the tap holds is as large as its rows."""
     model, (ids, mask) = tm.make(), tm.prompts()
     outputs = []
-    model.model.layers[1].register_forward_hook(
-        lambda m, a, o: outputs.append(weakref.ref(o[0] if isinstance(o, tuple) else o))
-    )
+
+    def note(module, given, out):
+        outputs.append(weakref.ref(out[0] if isinstance(out, tuple) else out))
+
+    model.model.layers[1].register_forward_hook(note)
     with bk.hidden.tap(model, LAYER, pooling=("last", "mean", "attention")) as tapped, torch.no_grad():
         forward(model, ids, mask)
     gc.collect()
@@ -305,7 +306,7 @@ def test_the_model_is_left_as_it_was_found_whatever_happens(how):
 # --------------------------------------------------------------------------------------------------------------- wrappers
 
 
-@pytest.mark.parametrize("how", [slow("in place"), "replaced"])
+@pytest.mark.parametrize("how", [slow("in place"), slow("replaced")])
 def test_compiled_blocks(how):
     """Compiled before the tap comes, which is when a block would not notice a hook."""
     torch._dynamo.reset()
@@ -327,10 +328,8 @@ def test_compiled_blocks(how):
 def test_peft():
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model, (ids, mask) = tm.make(), tm.prompts()
-    model = peft.get_peft_model(
-        model, peft.LoraConfig(target_modules=["q_proj", "k_proj", "up_proj"], init_lora_weights=False)
-    )
-    model.eval()
+    config = peft.LoraConfig(target_modules=["q_proj", "k_proj", "up_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(model, config).eval()
     with bk.hidden.tap(model, LAYER, pooling=("last", "attention")) as tapped, torch.no_grad():
         forward(model, ids, mask)
     assert torch.equal(tapped.rows(None, "last"), tm.last_states(model, ids, mask))
@@ -425,10 +424,8 @@ def test_masks_and_packing_that_do_not_fit():
 def test_asking_for_what_is_not_there():
     model, (ids, mask) = tm.make(), tm.prompts()
     tapped = bk.hidden.tap(model, layers=[-8, -3], pooling=("last", "mean"))
-    assert (
-        repr(tapped)
-        == "<Tap on block 1 (hidden_states[2] = [−8]), block 6 (hidden_states[7] = [−3]) of Qwen2ForCausalLM>"
-    )
+    named = "block 1 (hidden_states[2] = [−8]), block 6 (hidden_states[7] = [−3])"
+    assert repr(tapped) == f"<Tap on {named} of Qwen2ForCausalLM>"
     with pytest.raises(ValueError, match=r"no forward of Qwen2ForCausalLM ran through block 1 .* inside the tap"):
         tapped.rows(-8, "last")
     with tapped, torch.no_grad():

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import pytest
@@ -47,11 +45,8 @@ def test_an_earlier_builds_tools_may_be_gone(tmp_path):
 def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path):
     done = build(tmp_path, str(tmp_path))
     assert done.returncode != 0
-    assert (
-        done.stderr.strip()
-        .splitlines()[-1]
-        .startswith("bipace_kernels is built by a C++17 compiler, and none was found")
-    )
+    (*_, last) = done.stderr.strip().splitlines()
+    assert last.startswith("bipace_kernels is built by a C++17 compiler, and none was found")
     assert "Traceback" not in done.stderr
 
 
@@ -122,35 +117,3 @@ def test_a_wheel_has_no_modules_of_an_earlier_version(tmp_path):
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     assert not stale.exists() and (tmp_path / "bipace_kernels/pipeline.py").exists()
-
-
-@pytest.mark.slow
-def test_a_build_that_was_killed_is_followed_by_a_whole_one(tmp_path):
-    """Killed with its compilers; an object is cut off, as a compiler leaves it that is killed while it writes.
-
-    By make: ninja compiles again what its own log lacks.
-    """
-    missing = [name for name in ("cmake", "make", "c++") if shutil.which(name) is None]
-    if missing:
-        pytest.skip(f"needs {' and '.join(missing)} on the PATH")
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for tool in ("cmake", "make"):
-        (tools / tool).symlink_to(Path(shutil.which(tool)).resolve())
-    path = f"{tools}{os.pathsep}/usr/bin{os.pathsep}/bin"
-    environment = {**os.environ, "PATH": path, "BIPACE_BUILD_DIR": str(tmp_path / "build"), "BIPACE_CUDA": "0"}
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path / "lib")]
-    begun = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
-    objects: list[Path] = []
-    while not objects and begun.poll() is None:
-        time.sleep(0.1)
-        objects = list(tmp_path.glob("build/CMakeFiles/*.dir/**/*.o"))
-    os.killpg(begun.pid, signal.SIGKILL)
-    begun.wait()
-    assert objects, "nothing was compiled"
-    objects[0].write_bytes(objects[0].read_bytes()[:1000])
-    done = build(tmp_path, path)
-    assert done.returncode == 0, done.stderr
-    (made,) = (tmp_path / "lib/bipace_kernels").glob("_native*.so")
-    code = f"import importlib.util as u; s = u.spec_from_file_location('_native', {str(made)!r}); u.module_from_spec(s)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -62,9 +62,8 @@ def test_a_call_on_the_cpu_loads_no_gpu_backend(found):
     new = found["call"]
     assert "bipace_kernels._native" in new
     assert not tops(new) & {"triton", "cupy"}
-    assert not [
-        name for name in new if name.startswith(("bipace_kernels.backends.cuda.", "bipace_kernels.backends.triton."))
-    ]
+    gpu = ("bipace_kernels.backends.cuda.", "bipace_kernels.backends.triton.")
+    assert not [name for name in new if name.startswith(gpu)]
     assert "bipace_kernels._cuda" not in new
 
 

@@ -20,8 +20,7 @@ from bipace_kernels.support import optional
 SAMPLE = ROOT / "examples/data/textcraft_scripted.jsonl.gz"
 EVERYTHING = (
     "typer", "click", "rich", "pyarrow", "matplotlib", "PIL", "sklearn", "scipy", "threadpoolctl", "pandas",
-    "transformers",
-    "sentence_transformers", "tokenizers", "xxhash", "packaging", "yaml", "tqdm",
+    "transformers", "sentence_transformers", "tokenizers", "xxhash", "packaging", "yaml", "tqdm",
 )  # fmt: skip
 BLOCK = """
 import sys
@@ -53,6 +52,10 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     return line.removeprefix("error: ")
+
+
+def needs(subject: str, package: str, extra: str) -> str:
+    return f'{subject} needs the package {package}, which is not installed: pip install "bipace-kernels[{extra}]"'
 
 
 def extras() -> dict[str, list[str]]:
@@ -101,19 +104,14 @@ print(json.dumps(found))
     done = run(code, *EVERYTHING)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found.pop("error") == (
-        "the sentence embedder needs the package sentence-transformers, which is not installed: "
-        'pip install "bipace-kernels[sentence]"'
-    )
+    assert found.pop("error") == needs("the sentence embedder", "sentence-transformers", "sentence")
     assert len(found) == 10
     assert found["cpu bipace"] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("words", [["info"], slow(["--help"]), slow([])])
 def test_the_program_without_its_packages(words):
-    assert sentence(command(*words, blocked=EVERYTHING)) == (
-        'the program bipace needs the package typer, which is not installed: pip install "bipace-kernels[cli]"'
-    )
+    assert sentence(command(*words, blocked=EVERYTHING)) == needs("the program bipace", "typer", "cli")
 
 
 @pytest.mark.parametrize(
@@ -122,9 +120,7 @@ def test_the_program_without_its_packages(words):
     ids=["cli", "bench"],
 )
 def test_modules_that_are_programs(module, subject):
-    code = (
-        f"import runpy, sys\nsys.argv = ['program']\nrunpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-    )
+    code = f"import runpy, sys\nsys.argv = ['program']\nrunpy.run_module({module!r}, None, '__main__', alter_sys=True)"
     said = sentence(run(code, *EVERYTHING))
     assert said.startswith(f"{subject} needs the package ")
     assert said.endswith('pip install "bipace-kernels[cli]"')
@@ -134,21 +130,14 @@ def test_modules_that_are_programs(module, subject):
 def test_commands_that_need_one_package_more(tmp_path):
     """Reported before anything is read or computed; everything that does not need the package keeps working."""
     plots, tables = ("matplotlib", "sklearn"), ("pyarrow",)
-    said = sentence(command("report", SAMPLE, "--out", tmp_path / "report", blocked=plots))
-    assert (
-        said == 'bipace report needs the package matplotlib, which is not installed: pip install "bipace-kernels[cli]"'
-    )
-    said = sentence(command("report", SAMPLE, "--out", tmp_path / "report", "--html", blocked=("jinja2",)))
-    assert (
-        said
-        == 'bipace report --html needs the package Jinja2, which is not installed: pip install "bipace-kernels[cli]"'
-    )
-    parquet = 'a Parquet file needs the package pyarrow, which is not installed: pip install "bipace-kernels[parquet]"'
-    assert sentence(command("advantage", SAMPLE, "--out", tmp_path / "out.parquet", blocked=tables)) == parquet
+    report = ("report", SAMPLE, "--out", tmp_path / "report")
+    assert sentence(command(*report, blocked=plots)) == needs("bipace report", "matplotlib", "cli")
+    said = sentence(command(*report, "--html", blocked=("jinja2",)))
+    assert said == needs("bipace report --html", "Jinja2", "cli")
     (tmp_path / "in.parquet").write_bytes(b"")
-    assert (
-        sentence(command("advantage", tmp_path / "in.parquet", "--out", tmp_path / "o.csv", blocked=tables)) == parquet
-    )
+    for read, written in ((SAMPLE, "out.parquet"), (tmp_path / "in.parquet", "o.csv")):
+        said = sentence(command("advantage", read, "--out", tmp_path / written, blocked=tables))
+        assert said == needs("a Parquet file", "pyarrow", "parquet")
     assert {path.name for path in tmp_path.iterdir()} == {"in.parquet"}
     done = command("advantage", SAMPLE, "--out", tmp_path / "out.csv", blocked=plots + tables)
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ import pytest
 from paths import ROOT, copy_tracked
 
 resources = benchmarks.module("resources")
+CUDA_CMAKE = ROOT / "cmake/cuda.cmake"
 
 
 def build_wheel(folder: Path, **environment: str) -> Path:
@@ -124,9 +125,8 @@ def test_a_wheel_with_cuda_kernels(cuda_wheel, tmp_path):
     for name, libraries in modules.items():
         assert libraries <= C_LIBRARY, (name, libraries)
     (path,) = tmp_path.glob("bipace_kernels/_cuda*.so")
-    archs = subprocess.run(
-        [resources.cuobjdump(), "--list-elf", "--list-ptx", str(path)], capture_output=True, text=True, check=True
-    )
+    command = [resources.cuobjdump(), "--list-elf", "--list-ptx", str(path)]
+    archs = subprocess.run(command, capture_output=True, text=True, check=True)
     assert set(re.findall(r"\.sm_(\d+\w?)\.cubin", archs.stdout)) == {"80", "90a", "100", "120"}
     assert set(re.findall(r"\.(?:sm|compute)_(\d+\w?)\.ptx", archs.stdout)) == {"120"}
 
@@ -165,20 +165,23 @@ if _cuda.versions()[0] == 0:
     from_wheel(cuda_wheel, tmp_path, code)
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake, which is not on the PATH here")
+def cuda_cmake(folder: Path, before: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """cmake/cuda.cmake by itself, with no language, behind some lines."""
+    if shutil.which("cmake") is None:
+        pytest.skip("needs cmake, which is not on the PATH here")
+    lines = ("cmake_minimum_required(VERSION 3.22)", "project(p LANGUAGES NONE)", before, f"include({CUDA_CMAKE})", "")
+    (folder / "CMakeLists.txt").write_text("\n".join(lines))
+    build = folder / f"build{len(list(folder.iterdir()))}"
+    command = ["cmake", "-S", str(folder), "-B", str(build), "-G", "Unix Makefiles", "-DCMAKE_MAKE_PROGRAM=true"]
+    return subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+
+
 def test_cuda_that_is_asked_for_and_missing_fails_the_build(tmp_path):
     """Only the decision: no language, nothing is compiled, and programs are searched where there are none."""
-    (tmp_path / "CMakeLists.txt").write_text(
-        f"cmake_minimum_required(VERSION 3.22)\nproject(p LANGUAGES NONE)\ninclude({ROOT / 'cmake/cuda.cmake'})\n"
-    )
 
     def configure(wish: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / wish), f"-DBIPACE_CUDA={wish}", "-G", "Unix Makefiles",
-             "-DCMAKE_MAKE_PROGRAM=true", f"-DCMAKE_FIND_ROOT_PATH={tmp_path}",
-             "-DCMAKE_FIND_ROOT_PATH_MODE_PROGRAM=ONLY"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        nowhere = [f"-DCMAKE_FIND_ROOT_PATH={tmp_path}", "-DCMAKE_FIND_ROOT_PATH_MODE_PROGRAM=ONLY"]
+        return cuda_cmake(tmp_path, "", f"-DBIPACE_CUDA={wish}", *nowhere)
 
     done = configure("1")
     assert done.returncode != 0
@@ -190,7 +193,6 @@ def test_cuda_that_is_asked_for_and_missing_fails_the_build(tmp_path):
     assert "BIPACE_CUDA must be auto, 0 or 1, got 'yes'" in configure("yes").stderr
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake, which is not on the PATH here")
 @pytest.mark.parametrize(
     ("wish", "architectures", "options"),
     [
@@ -201,19 +203,9 @@ def test_cuda_that_is_asked_for_and_missing_fails_the_build(tmp_path):
 )
 def test_architectures_with_a_letter_are_options_of_nvcc(wish, architectures, options, tmp_path):
     """Every CMake since 3.22 takes such a list; 3.24 refuses one with a letter.  CUDA itself is not looked for."""
-    (tmp_path / "CMakeLists.txt").write_text(f"""
-cmake_minimum_required(VERSION 3.22)
-project(p LANGUAGES NONE)
-macro(enable_language language)
-  message(FATAL_ERROR "<${{CMAKE_CUDA_ARCHITECTURES}}> <${{bipace_cuda_lettered}}>")
-endmacro()
-include({ROOT / "cmake/cuda.cmake"})
-""")
-    done = subprocess.run(
-        ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build"), "-DBIPACE_CUDA=1", f"-DBIPACE_CUDA_ARCHS={wish}",
-         "-DBIPACE_NVCC=nvcc", "-G", "Unix Makefiles", "-DCMAKE_MAKE_PROGRAM=true"],
-        capture_output=True, text=True, check=False, env={**os.environ, "CUDACXX": "nvcc"},
-    )  # fmt: skip
+    said = 'message(FATAL_ERROR "<${CMAKE_CUDA_ARCHITECTURES}> <${bipace_cuda_lettered}>")'
+    macro = f"macro(enable_language language)\n{said}\nendmacro()"
+    done = cuda_cmake(tmp_path, macro, "-DBIPACE_CUDA=1", f"-DBIPACE_CUDA_ARCHS={wish}", "-DBIPACE_NVCC=nvcc")
     found = re.search(r"<(.*?)>\s+<(.*?)>", done.stderr)
     assert found, done.stderr
     assert found[1] == architectures
@@ -258,14 +250,3 @@ main(sys.argv[1:])
     done = bipace("bench", "gpu")
     assert (done.returncode, done.stderr) == (2, "error: bench gpu needs a checkout of the repository\n")
     assert "there is no" in bipace("bench", "drift").stderr, "its sample of rollouts stays in the repository"
-
-
-def test_build_files_name_no_torch_and_no_network():
-    setup = (ROOT / "setup.py").read_text()
-    assert not re.search(r"import torch|urllib|requests|http", setup)
-    requires = re.search(r"requires = \[(.*?)\]", (ROOT / "pyproject.toml").read_text())[1]
-    assert "torch" not in requires
-    sources = [path for form in ("h", "cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{form}")]
-    for path in [*sources, ROOT / "CMakeLists.txt", ROOT / "cmake/cuda.cmake"]:
-        text = path.read_text()
-        assert not re.search(r"#include <(torch|ATen|c10)|march=native|fopenmp", text), path

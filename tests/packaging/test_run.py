@@ -57,12 +57,3 @@ def test_parts_run_side_by_side_and_one_line_counts_them(monkeypatch, capsys, tm
     monkeypatch.setitem(run.SUITES, "ci", [[Bad("bad", make="x")]])
     assert run.main(["ci"]) == 1
     assert "---- bad: the end of out/checks/bad.log\nwhat went wrong" in capsys.readouterr().out
-
-
-def test_every_target_of_a_part_is_one_of_the_makefile():
-    lines = (ROOT / "Makefile").read_text().splitlines()
-    targets = {name for line in lines if ":" in line for name in line.partition(":")[0].split()}
-    for stages in run.SUITES.values():
-        for part in (part for stage in stages for part in stage):
-            assert bool(part.make) != bool(part.pytest)
-            assert set(part.make.split()) <= targets
