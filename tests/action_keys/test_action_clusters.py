@@ -92,16 +92,6 @@ def test_keys_are_the_clusters_of_the_same_vectors(backend, epsilon):
     assert torch.equal(keys, bk.cluster(vectors, x["group"], epsilon, **ids, backend=backend))
 
 
-def test_noise_inside_the_radius_changes_no_key(backend):
-    """A stochastic policy's copies of 5 actions, far apart: one key each per group."""
-    x = batch(actions=5)
-    rng = np.random.default_rng(SEED)
-    centres = np.linalg.qr(rng.standard_normal((8, 8)))[0][:5]
-    vectors = centres[x["action"]] + 0.02 * rng.standard_normal((120, 8))
-    keys = bk.action_clusters(vectors, x["group"], 0.1, backend=backend)
-    assert same_partition(keys, torch.from_numpy(x["group"] * 5 + x["action"]))
-
-
 def test_within_the_states_of_another_partition(backend):
     """Labels of clusters as the group: keys of different states always differ, those of one state go by its rows."""
     x = batch()
@@ -139,18 +129,6 @@ def test_the_constant_turns_the_cosine_into_a_distance(dim):
     ratio = (1 - cosine) / (((a - b) ** 2).sum(1) / (2 * c**2))
     assert ratio.max() <= 1 + 1e-9
     assert ratio.min() >= 0.88
-
-
-def test_features_of_unlike_scale_need_standardising(backend):
-    """A steering angle in radians and a speed in metres per second: unscaled, only the speed matters."""
-    rng = np.random.default_rng(SEED)
-    steer, speed = rng.choice([-0.3, 0.3], 60), rng.normal(20, 0.1, 60)
-    raw = np.stack([steer, speed], 1)
-    group = np.zeros(60, int)
-    assert bk.action_clusters(raw, group, 0.05, backend=backend).unique().numel() == 1
-    scaled = np.stack([steer / 0.3, (speed - 20) / 5], 1)
-    keys = bk.action_clusters(scaled, group, 0.05, backend=backend)
-    assert same_partition(keys, torch.from_numpy((steer > 0).astype(np.int64)))
 
 
 # ---- rows that take no part, and bad ones

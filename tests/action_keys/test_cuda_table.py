@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 
 import torch
+from action_texts import table_of
 
 from bipace_kernels.backends.cuda import action_keys
 
 
 def table(*tokens: bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    offsets = torch.tensor([0, *map(len, tokens)]).cumsum(0)
-    return offsets, torch.tensor(list(b"".join(tokens)), dtype=torch.uint8)
+    made = table_of(list(tokens))
+    return made.offsets, made.bytes
 
 
 def test_tokens_that_hold_the_byte():

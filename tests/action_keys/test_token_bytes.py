@@ -121,31 +121,22 @@ def test_table_pickles() -> None:
     assert repr(copy) == f"TokenBytes({table.vocabulary_size} ids, {table.bytes.numel()} bytes)"
 
 
-def refused(model: Any, decoder: Any) -> Tokenizer:
+BPE = models.BPE(vocab={"a": 0}, merges=[])
+UNREAD = [
+    (models.WordPiece(vocab={"[UNK]": 0, "a": 1}), decoders.WordPiece(), "model WordPiece"),
+    (models.WordLevel(vocab={"[UNK]": 0}, unk_token="[UNK]"), None, "model WordLevel"),
+    (BPE, None, "without a decoder"),
+    (models.BPE(vocab={"a</w>": 0}, merges=[]), decoders.BPEDecoder(), "BPEDecoder"),
+    (BPE, decoders.CTC(), "CTC"),
+    (BPE, decoders.Sequence([decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()]), "Replace"),
+]
+
+
+@pytest.mark.parametrize(("model", "decoder", "why"), UNREAD)
+def test_other_tokenizers_are_refused(model: Any, decoder: Any, why: str) -> None:
     tokenizer = Tokenizer(model)
     if decoder is not None:
         tokenizer.decoder = decoder
-    return tokenizer
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "why"),
-    [
-        (refused(models.WordPiece(vocab={"[UNK]": 0, "a": 1}), decoders.WordPiece()), "model WordPiece"),
-        (refused(models.WordLevel(vocab={"[UNK]": 0}, unk_token="[UNK]"), None), "model WordLevel"),
-        (refused(models.BPE(vocab={"a": 0}, merges=[]), None), "without a decoder"),
-        (refused(models.BPE(vocab={"a</w>": 0}, merges=[]), decoders.BPEDecoder()), "BPEDecoder"),
-        (refused(models.BPE(vocab={"a": 0}, merges=[]), decoders.CTC()), "CTC"),
-        (
-            refused(
-                models.BPE(vocab={"a": 0}, merges=[]),
-                decoders.Sequence([decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()]),
-            ),
-            "Replace",
-        ),
-    ],
-)
-def test_other_tokenizers_are_refused(tokenizer: Tokenizer, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         bk.token_bytes(tokenizer)
 

@@ -16,11 +16,15 @@ def key(data: bytes, seed: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
+def table_of(parts: list[bytes]) -> bk.TokenBytes:
+    lengths = torch.tensor([0, *map(len, parts)])
+    return bk.TokenBytes(lengths.cumsum(0), torch.tensor(list(b"".join(parts)), dtype=torch.uint8))
+
+
 def byte_table() -> bk.TokenBytes:
     """Token v is the byte v; 256 is special, 257 to 259 are long."""
-    parts = [*(bytes([b]) for b in range(256)), b"", b"<action>", b"</action>", b"a token longer than sixteen bytes"]
-    lengths = torch.tensor([0, *(len(part) for part in parts)])
-    return bk.TokenBytes(lengths.cumsum(0), torch.tensor(list(b"".join(parts)), dtype=torch.uint8))
+    singles = [bytes([b]) for b in range(256)]
+    return table_of([*singles, b"", b"<action>", b"</action>", b"a token longer than sixteen bytes"])
 
 
 TABLE = byte_table()
