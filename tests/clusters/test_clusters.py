@@ -1,12 +1,10 @@
 """Greedy cosine clusters: the compiled kernels against the float64 reference, and against themselves bit by bit.
 
-A sweep of ε clusters by other kernels, from one Gram matrix: what holds of a clustering holds of it too (EITHER);
-test_sweep.py has what is its own.
+A sweep of ε clusters by other kernels, from one Gram matrix: what holds of a clustering holds of it too (EITHER).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 import numpy as np
@@ -15,6 +13,7 @@ import torch
 from certificate import BAND, direction, replay
 from clustering import (
     DTYPES,
+    EPSILONS,
     ODD_DIMS,
     TOLERANCE,
     bit_case,
@@ -22,7 +21,6 @@ from clustering import (
     check_layouts,
     check_partition,
     cosine,
-    in_process,
     mixture,
     offsets_of,
     sample,
@@ -30,6 +28,8 @@ from clustering import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import slow
+from paths import python
 from sized import Sized
 
 from bipace_kernels.backends import native_loader
@@ -49,18 +49,6 @@ def swept(x, sizes=None, epsilon=0.10, **others) -> torch.Tensor:
 EITHER = pytest.mark.parametrize("labels_of", [pytest.param(cosine, id="one"), pytest.param(swept, id="sweep")])
 
 # ---- the rule --------------------------------------------------------------------------------------------------------
-
-
-@EITHER
-def test_worked_by_hand(labels_of):
-    """Unit vectors at 0°, 20°, 40° and 90°, ε of 21°: a chain that joins while the centroid follows."""
-    angle = np.deg2rad([0, 20, 40, 90, 10])
-    x = torch.tensor(np.stack([np.cos(angle), np.sin(angle)], 1), dtype=torch.float32) * 3
-    epsilon = float(1 - np.cos(np.deg2rad(21)))
-    # The centroid of 0° and 20° is 10°: 40° is 30° away and seeds; 90° is a singleton; 10° joins the first.
-    assert labels_of(x, epsilon=epsilon).tolist() == [0, 0, 1, 2, 0]
-    # In another order 20°, 0° -> 10°, 40° seeds still; but 20°, 40° -> 30°, and 0° is 30° away.
-    assert labels_of(x[[1, 2, 0]], epsilon=epsilon).tolist() == [0, 0, 1]
 
 
 @EITHER
@@ -85,16 +73,16 @@ def test_ties_go_to_the_oldest(labels_of):
     assert labels_of(nearer, epsilon=0.3).tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize("dim", ODD_DIMS)
+@pytest.mark.parametrize("dim", [dim if dim in (3, 17, 257) else slow(dim) for dim in ODD_DIMS])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equals_reference(dim: int, dtype: torch.dtype, isa: str):
-    sizes = [60, 0, 1, 33, 2, 0]
+    sizes = [60, 0, 1, 133, 2, 0]
     x = mixture(dim, sum(sizes), dim, 7).to(dtype)
-    for epsilon in (0.05, 0.3, 1.0):
-        labels = cosine(x, sizes, epsilon)
-        order, offsets = torch.arange(len(x)), offsets_of(sizes)
-        if check_partition(x, sizes, epsilon, labels):
-            assert torch.equal(labels, reference.cluster_cosine(x, order, offsets, None, epsilon))
+    for epsilon, among_others in zip(EPSILONS, sweep(x, sizes), strict=True):
+        wanted = reference.cluster_cosine(x, torch.arange(len(x)), offsets_of(sizes), None, epsilon)
+        for labels in (among_others, cosine(x, sizes, epsilon)):
+            if check_partition(x, sizes, epsilon, labels):
+                assert torch.equal(labels, wanted)
 
 
 @EITHER
@@ -106,6 +94,7 @@ def test_shapes_of_partitions(labels_of, isa: str):
     assert labels_of(torch.eye(200), epsilon=1.0).max() == 0
     assert labels_of(torch.empty(0, 5), [0, 0]).tolist() == []
     assert labels_of(torch.empty(0, 5), []).tolist() == []
+    assert sweep(torch.eye(7), epsilons=[]).shape == (0, 7)
     assert cpu.scan_rows(torch.empty(0, 5), torch.empty(0, dtype=torch.int64)).tolist() == []
 
 
@@ -118,11 +107,12 @@ def test_many_clusters_and_blocks(labels_of, isa: str):
         check_partition(x, sizes, 0.1, labels_of(x, sizes, 0.1))
 
 
+@EITHER
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_long_clusters_do_not_drift(dtype: torch.dtype):
+def test_long_clusters_do_not_drift(labels_of, dtype: torch.dtype):
     """4,096 records around 12 directions, cosines above 0.97 inside a cluster."""
-    x = mixture(3, 4096, 256, 12, noise=0.25, common=1.0).to(dtype)
-    check_partition(x, [4096], 0.03, cosine(x, epsilon=0.03))
+    x = mixture(3, 4096, 64, 12, noise=0.25, common=1.0).to(dtype)
+    check_partition(x, [4096], 0.03, labels_of(x, epsilon=0.03))
 
 
 @pytest.mark.parametrize(
@@ -137,9 +127,7 @@ def test_similarities_within_three_millionths(labels_of, kind: str, isa: str):
     n, dim, epsilon = 4000 if labels_of is cosine else 1500, 700, 0.1
     base = np.where(np.arange(dim) < 300, 1.0, 0.7) * (1.0 if kind == "constant" else rng.uniform(0.5, 1.5, dim))
     noise = {"noise": 0.1, "drift": 1e-6, "constant": 0.0}[kind] * rng.standard_normal((n, dim))
-    drift = (
-        {"noise": 0.0, "drift": 0.05, "constant": 0.0}[kind] * np.linspace(0, 1, n)[:, None] * rng.standard_normal(dim)
-    )
+    drift = 0.05 * (kind == "drift") * np.linspace(0, 1, n)[:, None] * rng.standard_normal(dim)
     x = ((base + drift) * rng.uniform(0.5, 2, (n, 1)) + noise).astype(np.float32)
     c = direction(x)
     wrong = 0
@@ -155,25 +143,33 @@ def test_similarities_within_three_millionths(labels_of, kind: str, isa: str):
     assert wrong == 0
 
 
+def test_a_centroid_that_moves_by_less_than_a_rounding():
+    """One member, then 3,000 copies of another: steps below float32's grid that together decide."""
+    rng = np.random.default_rng(2)
+    dim, epsilon = 64, 0.1
+    b, side = np.linalg.qr(rng.standard_normal((dim, 2)))[0].T
+    a = 0.92 * b + np.sqrt(1 - 0.92**2) * side
+    x = np.concatenate([a[None], np.repeat(b[None], 3000, 0)]).astype(np.float32)
+    c = direction(x)
+    towards = side - (side @ c) * c
+    for sign in (1, -1):
+        for offset in (3e-6, -3e-6):
+            cos = 1 - epsilon - BAND + offset
+            probe = cos * c + sign * np.sqrt(1 - cos**2) * towards / np.linalg.norm(towards)
+            labels = sweep(torch.from_numpy(np.concatenate([x, probe[None].astype(np.float32)])), epsilons=[epsilon])[0]
+            assert int(labels[-1]) == (0 if offset > 0 else 1)
+            assert not labels[:-1].any()
+
+
 def test_repeated_rows_and_constant_rows():
     """Equal rows share a cosine of 1 and constant rows are where rounding is most one-sided."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((9, 500)).astype(np.float32)[rng.integers(0, 9, 200)]
-    check_partition(torch.from_numpy(x), [200], 1e-4, cosine(torch.from_numpy(x), epsilon=1e-4))
-    constant = np.outer(rng.uniform(0.1, 10, 60), np.ones(3584)).astype(np.float32)
-    constant[::2, ::2] *= np.float32(1.7)
-    check_partition(torch.from_numpy(constant), [60], 0.01, cosine(torch.from_numpy(constant), epsilon=0.01))
-
-
-def test_count_vectors_that_meet_epsilon():
-    """Small integer counts: many cosines equal 1 − ε or each other exactly."""
-    rng = np.random.default_rng(5)
-    for epsilon in (0.25, 0.2, 0.5):
-        x = torch.from_numpy(rng.integers(-1, 3, (400, 16)).astype(np.float32))
-        x[:, 0] = 1
-        labels = cosine(x, [100] * 4, epsilon)
-        check_partition(x, [100] * 4, epsilon, labels)
-        assert torch.equal(labels, reference.cluster_cosine(x, torch.arange(400), offsets_of([100] * 4), None, epsilon))
+    repeated = rng.standard_normal((9, 500))[rng.integers(0, 9, 200)]
+    constant = np.outer(rng.uniform(0.1, 10, 60), np.ones(3584))
+    constant[::2, ::2] *= 1.7
+    for rows, epsilon in ((repeated, 1e-4), (constant, 0.01)):
+        x = torch.from_numpy(rows.astype(np.float32))
+        check_partition(x, [len(x)], epsilon, cosine(x, epsilon=epsilon))
 
 
 @pytest.mark.parametrize("windows", [False, True])
@@ -205,6 +201,21 @@ def test_products_that_end_early(windows: bool, isa: str):
     batch = mixture(31, 500, dim, 90, noise=0.8, common=1.0)
     for epsilon in (0.05, 0.15, 0.25):
         check_partition(batch, [300, 200], epsilon, cosine(batch, [300, 200], epsilon))
+
+
+def test_groups_too_long_for_a_gram_matrix():
+    longest = native_loader.load().longest_sweep
+    sizes, epsilons = [30, longest + 1, 0, longest, 17], [0.05, 0.0, 0.2]
+    x = mixture(5, sum(sizes), 9, 6)
+    for usable in (None, torch.arange(len(x)) % 5 > 0):
+        for epsilon, labels in zip(epsilons, sweep(x, sizes, epsilons, usable=usable), strict=True):
+            assert torch.equal(labels, cosine(x, sizes, epsilon, usable=usable))
+
+
+def test_more_gram_matrices_than_fit_at_a_time():
+    sizes = [2500, 3000, 40, 3900, 1]
+    x = mixture(6, sum(sizes), 8, 5)
+    assert torch.equal(sweep(x, sizes, [0.1])[0], cosine(x, sizes, 0.1))
 
 
 # ---- what rows may hold ----------------------------------------------------------------------------------------------
@@ -325,13 +336,9 @@ def test_zero_epsilon_is_equality(dtype: torch.dtype, isa: str):
         x[2::3] = torch.where(x[2::3] == 0, torch.full_like(x[2::3], -0.0), x[2::3])
         codes[codes == 7] = 8
         sizes = [70, 0, 1, 79]
-        expected, seen, begin = [], 0, 0
-        for size in sizes:
-            first: dict[int, int] = {}
-            for code in codes[begin : begin + size].tolist():
-                expected.append(first.setdefault(code, seen + len(first)))
-            seen += len(first)
-            begin += size
+        first: dict[tuple[int, int], int] = {}
+        keys = zip(np.repeat(range(4), sizes).tolist(), codes.tolist(), strict=True)
+        expected = [first.setdefault(key, len(first)) for key in keys]
         for rows in (x, x.T.contiguous().T):
             labels = cosine(rows, sizes, 0.0)
             assert labels.tolist() == expected
@@ -402,6 +409,12 @@ def test_alone_as_in_a_batch(labels_of):
         begin += size
 
 
+def test_alone_as_among_other_epsilons():
+    (x, sizes), near = bit_case(), [0.36, 0.38, 0.4, 0.42, 0.0]
+    for epsilon, labels in zip(near, sweep(x, sizes, near), strict=True):
+        assert torch.equal(sweep(x, sizes, [epsilon])[0], labels)
+
+
 @EITHER
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts_and_alignments(labels_of, dtype: torch.dtype, isa: str):
@@ -447,24 +460,6 @@ def test_dot_products(isa: str):
                 native.set_isa("avx2")
 
 
-SCRIPT = """
-import hashlib, sys, torch
-from clustering import bit_case, cosine
-x, sizes = bit_case()
-print(hashlib.sha256(cosine(x, sizes, 0.40, num_threads=int(sys.argv[1])).numpy().tobytes()).hexdigest())
-"""
-
-
-@pytest.mark.slow
-def test_across_processes():
-    x, sizes = bit_case()
-    here = hashlib.sha256(cosine(x, sizes, 0.40).numpy().tobytes()).hexdigest()
-    env = {"BIPACE_ISA": "avx2"} if native_loader.load().isa() == "avx512" else {}
-    done = in_process(SCRIPT, "3", **env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == here
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "dim"), [("cosine", 8192), ("sweep", 64)])
 def test_out_of_memory_is_an_error(function: str, dim: int):
@@ -490,9 +485,7 @@ for sizes in ([3000], [1500, 1500]):
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
 print("ok", {function}(x[:64]).shape[-1])
 """
-    done = in_process(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["ok", "64"]
+    assert python(code) == "ok 64"
 
 
 def test_set_isa_names():
@@ -511,15 +504,23 @@ def test_set_isa_names():
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5),
     dim=st.integers(1, 40),
     kind=st.sampled_from(["normal", "counts", "few", "mixture"]),
-    epsilon=st.sampled_from([1e-4, 0.02, 0.1, 0.25, 0.5, 0.9, 1.0]),
+    epsilons=st.lists(st.sampled_from([0.0, 1e-4, 0.02, 0.1, 0.25, 0.5, 0.9, 1.0]), max_size=4),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_ragged_batch(sizes: list[int], dim: int, kind: str, epsilon: float, dtype: torch.dtype, seed: int):
+def test_any_ragged_batch(sizes: list[int], dim: int, kind: str, epsilons: list[float], dtype: torch.dtype, seed: int):
     x = sample(kind, sum(sizes), dim, seed).to(dtype)
-    labels = cosine(x, sizes, epsilon)
-    check_partition(x, sizes, epsilon, labels)
-    assert torch.equal(cosine(x, sizes, epsilon, num_threads=1), labels)
+    found = sweep(x, sizes, epsilons)
+    assert found.shape == (len(epsilons), sum(sizes))
+    assert torch.equal(sweep(x, sizes, epsilons, num_threads=1), found)
+    for epsilon, labels in zip(epsilons, found, strict=True):
+        alone = cosine(x, sizes, epsilon)
+        assert torch.equal(cosine(x, sizes, epsilon, num_threads=1), alone)
+        if epsilon:
+            check_partition(x, sizes, epsilon, labels)
+            check_partition(x, sizes, epsilon, alone)
+        else:
+            assert torch.equal(labels, alone)
 
 
 @pytest.mark.slow

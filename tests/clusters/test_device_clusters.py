@@ -1,19 +1,18 @@
-"""Greedy cosine clusters on devices: against the float64 rule, against the reference, and against themselves bit by bit."""
+"""Greedy cosine clusters on devices: against the float64 rule, the reference, and themselves bit by bit."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from certificate import BAND, direction, margins, replay
-from clustering import DTYPES, EPSILONS, TOLERANCE, mixture, offsets_of
+from certificate import BAND, direction
+from clustering import DTYPES, check_partition, device_sweep, mixture, offsets_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import slow, slow_case_interpreted, slow_interpreted
 from ragged import BACKEND, ON_CPU, nothing_waits, same_bits, sentinels, stage
 from sized import Sized
 
-import bipace_kernels as bk
 from bipace_kernels.backends.records import Records
 from bipace_kernels.backends.reference import clusters as reference_clusters
 
@@ -32,55 +31,8 @@ OF_TRITON = pytest.mark.skipif(BACKEND != "triton", reason="Triton's, whatever t
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 
-def sweep(device, x, sizes=None, epsilons=EPSILONS, *, usable=None, taken=None, order=None, **how):
-    """Labels [E, M] on the CPU, every output and scratch between sentinels."""
-    order = torch.arange(x.shape[0]) if order is None else order
-    sizes = [order.shape[0]] if sizes is None else sizes
-    masks = {"usable": usable, "taken": taken}
-    masks = {name: None if mask is None else mask.to(device) for name, mask in masks.items()}
-    with sentinels():
-        found = clusters.cluster_sweep(
-            x.to(device), order.to(device), offsets_of(sizes).to(device), masks["usable"], epsilons, n_groups=len(sizes),
-            longest_group=max(sizes, default=0), taken=masks["taken"], **how,
-        )  # fmt: skip
-    return found.cpu()
-
-
 def run(device, x, sizes=None, epsilon=0.1, **others):
-    return sweep(device, x, sizes, [epsilon], **others)[0]
-
-
-def check(x, sizes, epsilon, labels, usable=None, taken=None) -> bool:
-    """Labels equal the float64 rule's where its margins allow, else the certificate holds; True where all are equal.
-
-    Records that are alone, or not taken, are looked at by themselves.
-    """
-    before, begin, equal_labels = 0, 0, True
-    for size in sizes:
-        group = slice(begin, begin + size)
-        begin += size
-        takes_part = np.ones(size, bool) if taken is None else taken[group].numpy()
-        good = takes_part if usable is None else takes_part & usable[group].numpy()
-        own = labels[group].numpy()
-        assert (own[~takes_part] == -1).all()
-        present = own[takes_part] - before
-        _, appearance = np.unique(present, return_index=True)
-        assert (present[np.sort(appearance)] == np.arange(len(appearance))).all(), "numbered by first appearance"
-        before += len(appearance)
-        single = own[takes_part & ~good]
-        assert len(set(single.tolist())) == len(single)
-        assert not set(single.tolist()) & set(own[good].tolist()), "a record that is not usable has company"
-        values = x[group].to(torch.float64).numpy()[good]
-        _, first, inverse = np.unique(own[good], return_index=True, return_inverse=True)
-        among = np.argsort(np.argsort(first))[inverse].astype(np.int64)
-        expected, margin = margins(values, epsilon)
-        if margin > TOLERANCE:
-            np.testing.assert_array_equal(among, expected, err_msg=f"margin {margin:.2e}, {size}, epsilon {epsilon}")
-        else:
-            worst = replay(values, among, epsilon)
-            assert worst.excess <= TOLERANCE, (worst, margin, size, epsilon)
-            equal_labels = equal_labels and bool((among == expected).all())
-    return equal_labels
+    return device_sweep(device, x, sizes, [epsilon], **others)[0]
 
 
 # ---- the rule --------------------------------------------------------------------------------------------------------
@@ -91,13 +43,13 @@ def test_worked_by_hand(device):
     angle = np.deg2rad([0, 20, 40, 90, 10])
     x = torch.tensor(np.stack([np.cos(angle), np.sin(angle)], 1), dtype=torch.float32) * 3
     epsilons = [float(1 - np.cos(np.deg2rad(degrees))) for degrees in (21, 9, 60)]
-    assert sweep(device, x, epsilons=epsilons).tolist() == [[0, 0, 1, 2, 0], [0, 1, 2, 3, 4], [0, 0, 0, 1, 0]]
+    assert device_sweep(device, x, epsilons=epsilons).tolist() == [[0, 0, 1, 2, 0], [0, 1, 2, 3, 4], [0, 0, 0, 1, 0]]
     assert run(device, x, epsilon=epsilons[0], order=torch.tensor([1, 2, 0])).tolist() == [0, 0, 1]
 
 
 def test_threshold_and_ties_are_banded(device):
     x = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
-    assert sweep(device, x, epsilons=[0.4, 0.4 - 0.9e-5, 0.4 - 1.1e-5]).tolist() == [[0, 0], [0, 0], [0, 1]]
+    assert device_sweep(device, x, epsilons=[0.4, 0.4 - 0.9e-5, 0.4 - 1.1e-5]).tolist() == [[0, 0], [0, 0], [0, 1]]
     tie = torch.tensor([[1, 0], [0, 1], [1, 1 + 1e-5]])
     assert run(device, tie, epsilon=0.3).tolist() == [0, 1, 0]
     tie[2, 1] = 1 + 4e-5
@@ -120,7 +72,7 @@ def test_ragged_groups_follow_the_rule(device, dtype, dim):
     x = mixture(dim, sum(sizes), dim, 7).to(dtype)
     for epsilon in (0.05, 1.0):
         labels = run(device, x, sizes, epsilon)
-        if check(x, sizes, epsilon, labels):
+        if check_partition(x, sizes, epsilon, labels):
             order, offsets = torch.arange(len(x)), offsets_of(sizes)
             assert torch.equal(labels, reference.cluster_cosine(x, order, offsets, None, epsilon))
 
@@ -131,7 +83,7 @@ def test_groups_of_several_tiles_and_long_rows(device, tile):
     how = {"cut": clusters.Cut(tile=getattr(gram, tile))} if BACKEND == "triton" else {}
     sizes = [129, 1, 20]
     x = mixture(2, sum(sizes), 1029, 12).to(torch.float32 if tile.lower() == "float32" else torch.bfloat16)
-    check(x, sizes, 0.1, run(device, x, sizes, **how))
+    check_partition(x, sizes, 0.1, run(device, x, sizes, **how))
 
 
 @slow_interpreted
@@ -140,9 +92,9 @@ def test_shapes_of_partitions(device):
     assert run(device, mixture(1, 70, 40, 1, noise=0.01)).tolist() == [0] * 70
     assert run(device, torch.eye(140)).tolist() == list(range(140))
     assert run(device, torch.eye(30), epsilon=1.0).tolist() == [0] * 30
-    assert sweep(device, torch.eye(7), epsilons=[]).shape == (0, 7)
+    assert device_sweep(device, torch.eye(7), epsilons=[]).shape == (0, 7)
     for sizes in ([], [0, 0]):
-        assert sweep(device, torch.empty(0, 5), sizes, [0.0, 0.1]).shape == (2, 0)
+        assert device_sweep(device, torch.empty(0, 5), sizes, [0.0, 0.1]).shape == (2, 0)
 
 
 @slow_interpreted
@@ -156,7 +108,7 @@ def test_many_clusters(device, shape):
         how["limits"] = clusters.Limits(shared=61_000)  # room for 87 clusters
     x = mixture(5, 170, 48, 90, common=0.5)
     labels = run(device, x, [150, 20], 0.2, **how)
-    check(x, [150, 20], 0.2, labels)
+    check_partition(x, [150, 20], 0.2, labels)
     assert labels[:150].max() > 64
 
 
@@ -166,9 +118,8 @@ def test_similarities_within_three_millionths(device, n):
     """After a cluster of many members, probes 3e-6 on either side of the threshold: the kernels see which side."""
     rng = np.random.default_rng(17)
     dim, epsilon = 300, 0.1
-    x = (rng.uniform(0.5, 1.5, dim) * rng.uniform(0.5, 2, (n, 1)) + 0.1 * rng.standard_normal((n, dim))).astype(
-        np.float32
-    )
+    x = rng.uniform(0.5, 1.5, dim) * rng.uniform(0.5, 2, (n, 1)) + 0.1 * rng.standard_normal((n, dim))
+    x = x.astype(np.float32)
     c = direction(x)
     probes = []
     for shift in (-3e-6, 3e-6):  # the first begins a cluster and so leaves that of the others as it is
@@ -187,7 +138,7 @@ def test_count_vectors_that_meet_epsilon(device):
     x = torch.from_numpy(rng.integers(0, 3, (50, 12)).astype(np.float32))
     x[:, 0] += 1
     for epsilon in (0.1, 0.25, 0.5):
-        check(x, [50], epsilon, run(device, x, epsilon=epsilon))
+        check_partition(x, [50], epsilon, run(device, x, epsilon=epsilon))
 
 
 @slow_interpreted
@@ -204,13 +155,13 @@ def test_huge_and_tiny_rows(device, dtype):
     far[::3] *= 2.0**7  # the largest values; the smallest are subnormal and have lost digits, so the rule decides
     far[1::3] *= 2.0**-30
     if dtype == torch.float32 or not ON_CPU:  # Triton's interpreter misreads subnormal bfloat16
-        check(far, [70], 0.1, run(device, far))
+        check_partition(far, [70], 0.1, run(device, far))
 
 
 def test_tiny_float16_rows(device):
     x = (mixture(9, 90, 40, 5) * 2.0**-20).to(torch.float16)  # mostly denormal
     x[:, 0] = 2.0**-24
-    check(x, [90], 0.1, run(device, x))
+    check_partition(x, [90], 0.1, run(device, x))
 
 
 # ---- which records take part -----------------------------------------------------------------------------------------
@@ -227,10 +178,10 @@ def test_records_set_aside(device):
     usable[130:160], taken[160:] = False, False  # whole groups
     x[~usable], x[~taken] = float("nan"), float("inf")
     x[5], x[100] = 0.0, float("-inf")  # no direction, whatever the masks say
-    found = sweep(device, x, sizes, [0.0, 0.1], usable=usable, taken=taken)
+    found = device_sweep(device, x, sizes, [0.0, 0.1], usable=usable, taken=taken)
     one = run(device, x, sizes, 0.1, usable=usable, taken=taken)
     usable[[5, 100]] = False
-    check(x, sizes, 0.1, found[1], usable, taken)
+    check_partition(x, sizes, 0.1, found[1], usable, taken)
     assert torch.equal(found[1], one)
     kept = torch.arange(190)[taken]
     left = [int(taken[a:b].sum()) for a, b in zip([0, 10, 130, 160], [10, 130, 160, 190], strict=True)]
@@ -310,10 +261,10 @@ def test_each_of_a_sweep_is_its_own_clustering(device):
     sizes = [9, 0, 20, 1]
     x = mixture(4, sum(sizes), 21, 6).to(torch.bfloat16)
     epsilons = [0.3, 0.0, 0.05, 0.9, 0.0, 0.1, 0.12, 0.14, 0.16, 0.18, 1.0]
-    found = sweep(device, x, sizes, epsilons)
+    found = device_sweep(device, x, sizes, epsilons)
     for epsilon, labels in zip(epsilons, found, strict=True):
         if epsilon:
-            check(x, sizes, epsilon, labels)
+            check_partition(x, sizes, epsilon, labels)
     for e in (0, 1, 2, len(epsilons) - 1):
         assert torch.equal(found[e], run(device, x, sizes, epsilons[e])), epsilons[e]
 
@@ -324,37 +275,19 @@ def test_a_batch_in_parts(device):
     sizes = [6, 3, 0, 12, 5]
     x = mixture(6, sum(sizes), 19, 6)
     epsilons = [0.05, 0.3, 0.9]
-    together = sweep(device, x, sizes, epsilons)
+    together = device_sweep(device, x, sizes, epsilons)
     for matrices in (1, 14):
         room = matrices * gram.UNIT**2
         how = {"cut": clusters.Cut(room=room)} if BACKEND == "triton" else {"limits": clusters.Limits(room=room)}
-        assert torch.equal(sweep(device, x, sizes, epsilons, **how), together)
+        assert torch.equal(device_sweep(device, x, sizes, epsilons, **how), together)
     assert torch.equal(run(device, x, sizes, epsilons[1], **how), together[1])
 
 
 @OF_TRITON
 def test_a_group_too_long_for_a_matrix_is_refused(device, monkeypatch):
     monkeypatch.setattr(clusters, "LONGEST", 20)  # the interpreter looks at 46,081 rows for minutes
-    n = clusters.LONGEST + 1
-    with pytest.raises(ValueError, match=f"at most {clusters.LONGEST} records for Triton's clusters, got {n}"):
-        clusters.cluster_cosine(
-            torch.ones(n, 1, device=device), torch.arange(n, device=device), torch.tensor([0, n], device=device), None, 0.1,
-            n_groups=1, longest_group=n, taken=None,
-        )  # fmt: skip
-
-
-def test_public_calls(device):
-    """cluster() under one ε and several, and the search over all nodes of its tree, as on the CPU."""
-    status = bk.backends()[BACKEND]
-    if not status.available:
-        pytest.skip(str(status))
-    x = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (12, 9)).astype(np.float32)).to(device)
-    group = [0] * 8 + [1] * 4
-    for epsilon in (0.3, 0.0, torch.tensor([0.0, 0.1, 0.3])):
-        found = bk.cluster(x, group, epsilon, backend=BACKEND)
-        assert torch.equal(found.cpu(), bk.cluster(x.cpu(), group, epsilon, backend="cpu"))
-    found = bk.choose_epsilon(x[8:], group[8:], backend=BACKEND)
-    assert found == bk.choose_epsilon(x[8:].cpu(), group[8:], backend="cpu")
+    with pytest.raises(ValueError, match="at most 20 records for Triton's clusters, got 21"):
+        run(device, torch.ones(21, 1))
 
 
 # ---- bits ------------------------------------------------------------------------------------------------------------
@@ -390,8 +323,8 @@ def test_one_group_alone_is_the_group_in_any_batch(device, dtype):
         x[90] *= 2.0**90
     for got, alone in zip(products(device, x, sizes, 1), products(device, x[own], [33], 0), strict=True):
         assert same_bits(got, alone)
-    labels = sweep(device, x, sizes, [0.0, 0.1])[:, own]
-    alone = sweep(device, x[own], [33], [0.0, 0.1])
+    labels = device_sweep(device, x, sizes, [0.0, 0.1])[:, own]
+    alone = device_sweep(device, x[own], [33], [0.0, 0.1])
     assert torch.equal(labels - labels[:, :1], alone)
 
 
@@ -405,15 +338,15 @@ def test_any_strides_and_order(device, dtype):
     room[order, 1, 4:46:2] = values
     turned = torch.full((25, 130), float("nan"), dtype=dtype)
     turned[2:23, order] = values.T
-    plain = sweep(device, values, [20, 25], [0.0, 0.1])
+    plain = device_sweep(device, values, [20, 25], [0.0, 0.1])
     for strided in (room.to(device)[:, 1, 4:46:2], turned.to(device)[2:23].T):
-        assert torch.equal(sweep(device, strided, [20, 25], [0.0, 0.1], order=order), plain)
+        assert torch.equal(device_sweep(device, strided, [20, 25], [0.0, 0.1], order=order), plain)
 
 
 def test_one_row_many_times(device):
     """An expanded row has a stride of 0."""
     x = mixture(14, 1, 33, 1).expand(70, 33)
-    assert sweep(device, x.to(device), [30, 40], [0.0, 0.1]).tolist() == [[0] * 30 + [1] * 40] * 2
+    assert device_sweep(device, x.to(device), [30, 40], [0.0, 0.1]).tolist() == [[0] * 30 + [1] * 40] * 2
 
 
 @pytest.mark.skipif(BACKEND != "triton", reason="the CUDA kernels number their tiles by exact steps")
@@ -461,9 +394,9 @@ def test_any_batch(batch):
         x = torch.from_numpy(rng.integers(-1, 3, (n, dim)).astype(np.float32))  # zero rows among them
     x = x.to(dtype)
     usable, taken = torch.from_numpy(rng.random(n) < 0.9), torch.from_numpy(rng.random(n) < 0.9)
-    found = sweep(device, x, sizes, epsilons, usable=usable, taken=taken)
+    found = device_sweep(device, x, sizes, epsilons, usable=usable, taken=taken)
     usable &= x.any(1)
     for epsilon, labels in zip(epsilons, found, strict=True):
         assert torch.equal(labels, run(device, x, sizes, epsilon, usable=usable, taken=taken))
         if epsilon:
-            check(x, sizes, epsilon, labels, usable, taken)
+            check_partition(x, sizes, epsilon, labels, usable, taken)

@@ -42,18 +42,6 @@ def test_zero_among_others_compares_rows_as_given(backend):
     assert found.tolist() == [[0, 0, 0, 1], [0, 1, 0, 2], [0, 0, 0, 1]]
 
 
-LONGEST_SWEEP = 4096  # kLongestSweep of csrc/cpu/sweep.h
-
-
-def test_a_group_too_long_for_a_gram_matrix():
-    rng = np.random.default_rng(0)
-    centre = rng.normal(size=(9, 4))
-    x = (centre[rng.integers(0, 9, LONGEST_SWEEP + 20)] + 0.1).astype(np.float32)
-    group = np.r_[np.zeros(LONGEST_SWEEP + 1, int), np.ones(19, int)]
-    for epsilon, labels in zip(EPSILONS, bk.cluster(x, group, EPSILONS), strict=True):
-        assert torch.equal(labels, bk.cluster(x, group, epsilon))
-
-
 def test_a_plain_number_gives_a_vector_of_labels(backend):
     x, group = spread_out(n=60)
     want = bk.cluster(x, group, 0.1, backend=backend)

@@ -15,9 +15,8 @@ MAX = torch.finfo(torch.float32).max
 def rows_of(device, values, source, taken=None, *, weight=1.0, total_is_step=False):
     with sentinels():
         out = combine.combine(
-            *(unaligned(v.to(device)) for v in values), unaligned(source.to(device)),
-            None if taken is None else unaligned(taken.to(device)),
-            weight=weight, total_is_step=total_is_step, n_rows=source.numel(),
+            *(unaligned(x, device) for x in (*values, source, taken)), weight=weight, total_is_step=total_is_step,
+            n_rows=source.numel(),
         )  # fmt: skip
     return [x.cpu() for x in out]
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from batches import make_batch
 from distributed_ranks import WORLD, WRONG
-from paths import HELPERS, ROOT
+from paths import HELPERS, ROOT, python
 
 import bipace_kernels as bk
 
@@ -223,8 +223,7 @@ def test_it_is_imported_when_asked_for_and_the_pages_code_runs(tmp_path):
         "step = np.tile([0, 1, 2], 2)\n"
         "rewards = rng.normal(size=6); fingerprint = torch.randn(6, 8); keys = [1, 2, 1, 2, 1, 2]\npg = None\n"
     )
-    code = start + "\n".join(blocks)
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    python(start + "\n".join(blocks))
 
 
 @pytest.mark.slow

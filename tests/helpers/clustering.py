@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from certificate import margins, replay
-from paths import HELPERS, ROOT
+from ragged import sentinels, stage
 from sized import Sized
 
 from bipace_kernels.backends import native_loader, threads
@@ -89,24 +86,52 @@ def _labels(
         return stage(x, order, offsets_of(sizes), usable, epsilon, **groups_of(sizes), taken=None)
 
 
-def check_partition(x: torch.Tensor, sizes: list[int], epsilon: float, labels: torch.Tensor) -> bool:
-    """Labels equal the float64 rule's where its margins allow, else the certificate holds; True where all are equal."""
+def device_sweep(
+    device: torch.device, x: torch.Tensor, sizes: list[int] | None = None, epsilons: Any = EPSILONS, *,
+    usable: torch.Tensor | None = None, taken: torch.Tensor | None = None, order: torch.Tensor | None = None, **how: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Labels [E, M] on the CPU by the device's kernels, every output and scratch between sentinels."""
+    order = torch.arange(x.shape[0]) if order is None else order
+    sizes = [order.shape[0]] if sizes is None else sizes
+    usable, taken = (None if mask is None else mask.to(device) for mask in (usable, taken))
+    there = (x.to(device), order.to(device), offsets_of(sizes).to(device), usable, epsilons)
+    with sentinels():
+        found: torch.Tensor = stage("clusters").cluster_sweep(*there, **groups_of(sizes), taken=taken, **how)
+    return found.cpu()
+
+
+def check_partition(
+    x: torch.Tensor, sizes: list[int], epsilon: float, labels: torch.Tensor, usable: Any = None, taken: Any = None
+) -> bool:
+    """Labels equal the float64 rule's where its margins allow, else the certificate holds; True where all are equal.
+
+    Records that are not usable are alone, those not taken have no cluster, and their values count in nothing.
+    """
     before, begin, equal = 0, 0, True
-    rows = x.to(torch.float64).numpy()
     for size in sizes:
-        own = labels[begin : begin + size].numpy() - before
-        assert own.min(initial=0) == 0
-        expected, margin = margins(rows[begin : begin + size], epsilon)
-        if margin > TOLERANCE:
-            np.testing.assert_array_equal(
-                own, expected, err_msg=f"margin {margin:.2e}, group of {size}, epsilon {epsilon}"
-            )
-        else:
-            worst = replay(rows[begin : begin + size], own, epsilon)
-            assert worst.excess <= TOLERANCE, (worst, margin, size, epsilon)
-            equal = equal and bool((own == expected).all())
-        before += int(own.max(initial=-1)) + 1
+        group = slice(begin, begin + size)
         begin += size
+        takes_part = np.ones(size, bool) if taken is None else taken[group].numpy()
+        good = takes_part if usable is None else takes_part & usable[group].numpy()
+        own = labels[group].numpy()
+        assert (own[~takes_part] == -1).all()
+        present = own[takes_part] - before
+        _, appearance = np.unique(present, return_index=True)
+        assert (present[np.sort(appearance)] == np.arange(len(appearance))).all(), "numbered by first appearance"
+        before += len(appearance)
+        single = own[takes_part & ~good].tolist()
+        assert len(set(single)) == len(single)
+        assert not set(single) & set(own[good].tolist()), "a record that is not usable has company"
+        values = x[group].to(torch.float64).numpy()[good]
+        _, first, inverse = np.unique(own[good], return_index=True, return_inverse=True)
+        among = np.argsort(np.argsort(first))[inverse].astype(np.int64)
+        expected, margin = margins(values, epsilon)
+        if margin > TOLERANCE:
+            np.testing.assert_array_equal(among, expected, err_msg=f"margin {margin:.2e}, {size}, epsilon {epsilon}")
+        else:
+            worst = replay(values, among, epsilon)
+            assert worst.excess <= TOLERANCE, (worst, margin, size, epsilon)
+            equal = equal and bool((among == expected).all())
     return equal
 
 
@@ -151,10 +176,3 @@ def check_instruction_sets(labels: Callable[..., torch.Tensor]) -> None:
         native.set_isa(before)
     for a, b in zip(found["avx512"], found["avx2"], strict=True):
         assert torch.equal(a, b)
-
-
-def in_process(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Python code in a separate process, which can import this module."""
-    path = os.pathsep.join([str(ROOT), str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, **env}
-    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, env=env)

@@ -6,7 +6,6 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -14,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from sized import Sized
+
+import bipace_kernels as bk
 
 Tensor = torch.Tensor
 
@@ -75,72 +76,29 @@ def sentinels() -> Iterator[None]:
         assert bool((edges == PATTERN).all()), "a kernel wrote beside its output"
 
 
-def unaligned(tensor: Tensor | None) -> Tensor | None:
-    """The same values in a view that starts one element into its storage."""
-    if tensor is None:
-        return None
-    return torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view(tensor.shape) if tensor.numel() else tensor
+def unaligned(tensor: Tensor | None, device: torch.device | None = None) -> Tensor | None:
+    """The same values, on a device, in a view that starts one element into its storage."""
+    if tensor is None or not tensor.numel():
+        return tensor if tensor is None else tensor.to(device)
+    flat = tensor.to(device).flatten()
+    return torch.cat([flat[:1], flat])[1:].view(tensor.shape)
 
 
-@dataclass
-class Ragged:
-    """Records in processing order: offsets of groups and trajectories, and a step number for each record."""
-
-    group_offsets: Tensor
-    trajectory_offsets: Tensor
-    group_trajectories: Tensor
-    step: Tensor
-
-    @property
-    def n_records(self) -> int:
-        return self.step.numel()
-
-    @property
-    def n_groups(self) -> int:
-        return self.group_offsets.numel() - 1
-
-    @property
-    def n_trajectories(self) -> int:
-        return self.trajectory_offsets.numel() - 1
-
-    @property
-    def longest_group(self) -> int:
-        return int(self.group_offsets.diff().max()) if self.n_groups else 0
-
-    def trajectory_of_record(self) -> Tensor:
-        return torch.repeat_interleave(torch.arange(self.n_trajectories), self.trajectory_offsets.diff())
-
-    def group_of_record(self) -> Tensor:
-        return torch.repeat_interleave(torch.arange(self.n_groups), self.group_offsets.diff())
-
-    def without(self, gone: Tensor) -> Ragged:
-        """The layout without some trajectories (gone [T] bool); groups stay, empty where nothing is left."""
-        lengths = self.trajectory_offsets.diff()
-        group = torch.repeat_interleave(torch.arange(self.n_groups), self.group_trajectories.diff())
-        counts = [int((~gone & (group == g)).sum()) for g in range(self.n_groups)]
-        keep = ~gone[self.trajectory_of_record()]
-        return from_lengths(lengths[~gone].tolist(), counts, self.step[keep])
-
-
-def from_lengths(lengths: list[int], trajectories: list[int], step: Tensor | None = None) -> Ragged:
+def from_lengths(lengths: list[int], trajectories: list[int], step: Any = None) -> bk.Layout:
     """Trajectories of the given lengths; group g has trajectories[g] of them."""
-    offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
-    of_group = torch.tensor([0, *np.cumsum(trajectories)], dtype=torch.int64)
-    if step is None:
-        step = torch.cat([torch.arange(n) for n in lengths]) if lengths else torch.empty(0, dtype=torch.int64)
-    return Ragged(offsets[of_group], offsets, of_group, step)
+    trajectory = np.repeat(np.arange(len(lengths)), lengths)
+    group = np.repeat(np.arange(len(trajectories)), trajectories)[trajectory]
+    places = [np.arange(n) for n in lengths] if step is None else step
+    return bk.layout(group, trajectory, np.concatenate([*places, np.zeros(0, np.int64)]))
 
 
-def ragged(seed: int, groups: int = 5, trajectories: int = 5, longest: int = 9, *, gaps: bool = False) -> Ragged:
+def ragged(seed: int, groups: int = 5, trajectories: int = 5, longest: int = 9, *, gaps: bool = False) -> bk.Layout:
     """Random lengths, some groups of one record; `gaps`: step numbers with holes and repeats."""
     rng = np.random.default_rng(seed)
     counts = [1 if rng.random() < 0.2 else int(rng.integers(1, trajectories + 1)) for _ in range(groups)]
     lengths = [1 if rng.random() < 0.2 else int(rng.integers(1, longest + 1)) for _ in range(sum(counts))]
-    made = from_lengths(lengths, counts)
-    if gaps:
-        jumps = [np.cumsum(rng.choice([0, 1, 1, 1, 2, 7], n)) for n in lengths]
-        made.step = torch.from_numpy(np.concatenate(jumps)) if jumps else made.step
-    return made
+    steps = [np.cumsum(rng.choice([0, 1, 1, 1, 2, 7], n)) for n in lengths] if gaps else None
+    return from_lengths(lengths, counts, steps)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

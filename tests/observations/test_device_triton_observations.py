@@ -76,12 +76,11 @@ def test_history(device, seed, gaps, with_step):
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_history_of_trajectories_longer_than_a_tile(device, depth):
     lengths = [TILE * 2 + 3, TILE, 1, 2]
-    lay = from_lengths(lengths, [1, 3])
     rng = np.random.default_rng(2)
     # Steps repeated over the edge of a tile and over a whole tile, and single ones.
     runs = rng.choice([1, 1, 1, 2, 3], TILE)
     runs[5] = TILE + 5
-    lay.step = torch.cat([torch.from_numpy(np.repeat(np.arange(runs.size), runs)[:n]) for n in lengths])
+    lay = from_lengths(lengths, [1, 3], [np.repeat(np.arange(runs.size), runs)[:n] for n in lengths])
     codes = codes_of(2, lay.n_records, 2)
     wanted = reference.cluster_history(codes, lay.step, lay.trajectory_offsets, lay.group_offsets, depth)
     assert same_bits(history(device, lay, codes, depth), wanted)
@@ -93,7 +92,8 @@ def test_records_set_aside_change_nothing_for_the_others(device, seed):
     codes = codes_of(seed, lay.n_records, 3)
     gone = torch.from_numpy(np.random.default_rng(seed).random(lay.n_trajectories) < 0.4)
     assert bool(gone.any())
-    taken, rest = ~gone[lay.trajectory_of_record()], lay.without(gone)
+    taken = ~gone[lay.trajectory_of_record()]
+    rest = lay.restrict(taken)
     got = exact(device, lay, codes, taken).cpu()
     assert same_bits(got[taken], exact(device, rest, codes[taken]))
     assert bool((got[~taken] == -1).all())

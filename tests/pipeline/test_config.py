@@ -73,8 +73,6 @@ def test_presets_refuse_unknown_names():
         bk.Config.gigpo("std")
     with pytest.raises(ValueError, match="estimator must be one of diff_peer, q_style"):
         bk.Config.bipace(estimator="mean")
-    with pytest.raises(TypeError, match="gama"):
-        bk.Config.grpo(gama=0.9)
 
 
 def test_edges_of_the_ranges_are_taken():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import site
 import subprocess
 import sys
@@ -14,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batches import CONFIGS, OUTPUTS, make_batch
-from paths import HELPERS, ROOT, copy_tracked
+from batches import OUTPUTS
+from paths import ROOT, copy_tracked, python
 
 import bipace_kernels as bk
 
@@ -24,22 +23,6 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, 
 needs_proc = pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc/self/clear_refs"
 )
-
-
-def python(code: str, *, timeout: float, cwd: Path | None = None, **env: str) -> str:
-    """Standard output of a fresh process, which is stopped with all its children where it hangs."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
-        env={**os.environ, **env}, start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # a hung grandchild would keep the pipes open
-        out, err = process.communicate()
-        pytest.fail(f"hung for {timeout} s; it had printed {out!r} and {err[-2000:]!r}")
-    assert process.returncode == 0, err[-3000:]
-    return out.strip()
 
 
 # ------------------------------------------------------------------------------------------------------ the same bits
@@ -71,34 +54,24 @@ def undecided(seed: int, groups: int, dim: int, epsilon: float) -> tuple[torch.T
 
 
 @pytest.mark.slow
-def test_cluster_gives_the_same_bits_a_thousand_times():
-    """1 to 8 threads at each of the 16 offsets, about eight times each."""
-    epsilon = 0.2
-    fingerprint, group = undecided(1, 60, 67, epsilon)
+def test_the_same_bits_a_thousand_times():
+    """Every output and every metric of rows on the threshold, 1 to 8 threads at each of the 16 offsets."""
+    config = bk.Config.bipace(0.2)
+    fingerprint, group = undecided(1, 60, 67, config.epsilon)
+    rng, n = np.random.default_rng(2), len(group)
+    given = {"group": group, "trajectory": np.arange(n), "rewards": rng.normal(size=n), "action_key": np.arange(n) % 3}
     views = everywhere(fingerprint)
-    want = bk.cluster(views[0], group, epsilon, num_threads=1)
-    first = np.flatnonzero(np.r_[True, np.diff(group.numpy()) > 0])
-    joined = int((want[first] == want[first + 1]).sum())
-    assert 10 <= joined <= 50, f"{joined} of 60 pairs joined: the data no longer sits on the threshold"
-    for i in range(1000):
-        threads, offset = i % 8 + 1, i // 8 % OFFSETS
-        again = bk.cluster(views[offset], group, epsilon, num_threads=threads)
-        assert torch.equal(again, want), f"repetition {i}, {threads} threads, offset {offset}"
-
-
-@pytest.mark.slow
-def test_advantage_gives_the_same_bits_a_thousand_times():
-    """Every output and every metric, 1 to 8 threads at each of the 16 offsets."""
-    batch = make_batch(3, groups=7, trajectories=6, longest=12, dim=37)
-    views = everywhere(torch.from_numpy(batch.fingerprint))
-    config = CONFIGS["bipace"]
 
     def bits(fingerprint: torch.Tensor, threads: int) -> dict[str, bytes]:
-        result = bk.advantage(config=config, num_threads=threads, **batch.arguments(fingerprint=fingerprint))
+        result = bk.advantage(config=config, num_threads=threads, fingerprint=fingerprint, **given)
         found = {name: getattr(result, name).numpy().tobytes() for name in OUTPUTS}
         return {**found, "metrics": json.dumps(result.metrics()).encode()}
 
     want = bits(views[0], 1)
+    labels = np.frombuffer(want["cluster"], np.int64)
+    first = np.flatnonzero(np.r_[True, np.diff(group.numpy()) > 0])
+    joined = int((labels[first] == labels[first + 1]).sum())
+    assert 10 <= joined <= 50, f"{joined} of 60 pairs joined: the data no longer sits on the threshold"
     for i in range(1000):
         threads, offset = i % 8 + 1, i // 8 % OFFSETS
         again = bits(views[offset], threads)
@@ -139,35 +112,21 @@ def test_editable_install(tmp_path):
     code = """
 import importlib, importlib.util, json
 names = ["bipace_kernels", "bipace_kernels.integrations", "bipace_kernels.bench", "bipace_kernels.cli"]
-files = {name: importlib.import_module(name).__file__ for name in names}
-leaked = []
-for name in ("integrations", "bench", "tests", "csrc"):
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError:
-        continue
-    leaked.append(name)
+files = [importlib.import_module(name).__file__ for name in names]
+leaked = [name for name in ("integrations", "bench", "tests", "csrc") if importlib.util.find_spec(name)]
 import bipace_kernels as bk
 rewards, gigpo = [0.0, 1.0, 0.0, 0.0], bk.Config.gigpo()
 r = bk.advantage([0] * 4, [0, 0, 1, 1], rewards, observation=list("abab"), config=gigpo, backend="cpu")
-print(json.dumps({"files": files, "leaked": leaked, "cluster": r.cluster.tolist()}))
+print(json.dumps([*files, leaked, r.cluster.tolist()]))
 """
     done = subprocess.run(
         [interpreter, "-c", code], cwd=elsewhere, env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    folders = {
-        "bipace_kernels": "bipace_kernels",
-        "bipace_kernels.integrations": "integrations",
-        "bipace_kernels.bench": "bench",
-        "bipace_kernels.cli": "bipace_kernels/cli",
-    }
-    assert {name: Path(file).parent for name, file in found["files"].items()} == {
-        name: copy / folder for name, folder in folders.items()
-    }
-    assert found["leaked"] == []
-    assert found["cluster"] == [0, 1, 0, 1]
+    *files, leaked, cluster = json.loads(done.stdout)
+    folders = ("bipace_kernels", "integrations", "bench", "bipace_kernels/cli")
+    assert [Path(file).parent for file in files] == [copy / folder for folder in folders]
+    assert (leaked, cluster) == ([], [0, 1, 0, 1])
 
 
 # ------------------------------------------------------------------------------------------------------------- import
@@ -202,10 +161,9 @@ assert dict(os.environ) == environment
 
 # -------------------------------------------------------------------------------------------------------------- forks
 
-PROLOGUE = f"""
-import os, signal, sys, threading, time, warnings
+PROLOGUE = """
+import os, signal, threading, time, warnings
 warnings.simplefilter("ignore")
-sys.path.insert(0, {str(HELPERS)!r})
 import torch
 import bipace_kernels as bk
 from batches import CONFIGS, make_batch
@@ -328,9 +286,7 @@ print("fine")
 def test_cluster_takes_at_most_half_of_the_fingerprints(states):
     """16 × 400 × 3584; 400 states: every record a singleton, whose centroid is its row and not a copy."""
     code = f"""
-import sys, json, importlib
-sys.path.append({str(ROOT)!r})  # bench/ stands at the top of the repository
-import torch
+import json, torch
 import bipace_kernels as bk
 from bench import measure, workloads
 batch = workloads.steps(workloads.Shape("promise", 16, 8, 50, 3584, {states}, ""))

@@ -1,7 +1,6 @@
 """The walk of one call: through how many of the package's functions and modules advantage() goes on the CPU."""
 
-import subprocess
-import sys
+from paths import python
 
 WALK = """
 import os, sys, torch
@@ -35,6 +34,5 @@ print(len(calls), *sorted(set(calls)))
 
 def test_a_call_is_a_short_walk():
     """In a process of its own: a compiler that other tests load makes the walk longer."""
-    done = subprocess.run([sys.executable, "-c", WALK], capture_output=True, text=True, check=True)
-    calls, *modules = done.stdout.split()
-    assert int(calls) <= 140 and len(modules) <= 18, done.stdout
+    calls, *modules = python(WALK).split()
+    assert int(calls) <= 140 and len(modules) <= 18, (calls, modules)

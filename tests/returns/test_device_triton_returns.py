@@ -23,19 +23,15 @@ GAMMAS = (0.0, 0.5, 0.95, 1.0)
 
 
 def discounted(device, rewards, step, offsets, gamma):
-    step = None if step is None else unaligned(step.to(device))
     with sentinels():
         return returns.discounted_returns(
-            unaligned(rewards.to(device)), step, offsets.to(device), gamma, n_trajectories=offsets.numel() - 1
+            unaligned(rewards, device), unaligned(step, device), offsets.to(device), gamma
         )
 
 
 def totals(device, rewards, step, offsets):
-    step = None if step is None else unaligned(step.to(device))
     with sentinels():
-        return returns.trajectory_returns(
-            unaligned(rewards.to(device)), step, offsets.to(device), n_trajectories=offsets.numel() - 1
-        )
+        return returns.trajectory_returns(unaligned(rewards, device), unaligned(step, device), offsets.to(device))
 
 
 def rewards_of(rng, n):
@@ -120,20 +116,13 @@ def test_nothing(device):
     none, offsets = torch.empty(0, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
     assert discounted(device, none, None, offsets, 0.9).shape == (0,)
     assert totals(device, none, None, offsets).shape == (0,)
-    assert returns.spoilt_trajectories(
-        none.float().to(device), none.float().to(device), None, offsets.to(device), n_trajectories=0
-    ).shape == (0,)
+    assert spoilt(device, none.float(), none.float(), None, offsets).shape == (0,)
 
 
 def spoilt(device, step_return, trajectory_return, bad, offsets):
     with sentinels():
-        return returns.spoilt_trajectories(
-            unaligned(step_return.to(device)),
-            unaligned(trajectory_return.to(device)),
-            None if bad is None else unaligned(bad.to(device)),
-            offsets.to(device),
-            n_trajectories=offsets.numel() - 1,
-        )
+        given = (unaligned(x, device) for x in (step_return, trajectory_return, bad))
+        return returns.spoilt_trajectories(*given, offsets.to(device))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2e37, -2e37])
@@ -161,21 +150,13 @@ def test_all_at_once_are_the_three_by_themselves(device, gaps):
     lay = ragged(4, gaps=gaps)
     rng = np.random.default_rng(4)
     rewards = rewards_of(rng, lay.n_records)
-    rewards[rng.choice(lay.n_records, 3, replace=False)] = torch.tensor(
-        [math.nan, -math.inf, 2e37], dtype=torch.float64
-    )
+    rewards[rng.choice(lay.n_records, 3, replace=False)] = rewards.new_tensor([math.nan, -math.inf, 2e37])
     offsets, step = lay.trajectory_offsets, lay.step if gaps else None
     steps, own = discounted(device, rewards, step, offsets, 0.95), totals(device, rewards, step, offsets)
     for bad in (None, torch.from_numpy(rng.random(lay.n_records) < 0.1)):
         with sentinels():
-            found = returns.all_returns(
-                unaligned(rewards.to(device)),
-                None if step is None else unaligned(step.to(device)),
-                None if bad is None else unaligned(bad.to(device)),
-                offsets.to(device),
-                0.95,
-                n_trajectories=lay.n_trajectories,
-            )
+            given = (unaligned(x, device) for x in (rewards, step, bad))
+            found = returns.all_returns(*given, offsets.to(device), 0.95)
         assert same_bits(found[0], steps) and same_bits(found[1], own)
         wanted = spoilt(device, steps, own, bad, offsets)
         assert torch.equal(found[2], wanted) and wanted.any() and not wanted.all()

@@ -1,4 +1,4 @@
-"""The step term over pairs: equal to the reference in every bit, ragged, long, sorted or not, with records set aside."""
+"""The step term over pairs: the reference's bits, ragged, long, sorted or not, with records set aside."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def records(seed, lay, states=4, actions=3):
 def step_advantage(device, longest, lay, r, labels, keys, estimator, norm="none"):
     with sentinels():
         return values.step_advantage(
-            unaligned(r.to(device)), unaligned(labels.to(device)), unaligned(keys.to(device)),
+            unaligned(r, device), unaligned(labels, device), unaligned(keys, device),
             lay.group_offsets.to(device), n_groups=lay.n_groups, longest_group=max(lay.longest_group, longest),
             estimator=estimator, step_norm=norm, delta=DELTA,
         )  # fmt: skip
 
 
-# Both ways through the records of a cluster: long groups are sorted first, and how long the longest one is the caller says.
+# Both ways through the records of a cluster: long groups are sorted first; how long the longest is, the caller says.
 BOTH_WAYS = pytest.mark.parametrize("longest", [0, values.SORT_FROM + 1], ids=["by group", "sorted"])
 
 
@@ -93,7 +93,7 @@ def test_records_set_aside_change_nothing_for_the_others(device, longest, estima
     marked = dense(torch.where(aside, -1, labels))
     got = step_advantage(device, longest, lay, r, marked, keys, estimator, norm)
     alone = step_advantage(
-        device, longest, lay.without(gone), r[~aside], dense(labels[~aside]), keys[~aside], estimator, norm
+        device, longest, lay.restrict(~aside), r[~aside], dense(labels[~aside]), keys[~aside], estimator, norm
     )
     for whole, rest, absent in zip(got, alone, (0.0, int(Branch.SINGLETON)), strict=True):
         assert same_bits(whole.cpu()[~aside], rest)
@@ -159,7 +159,7 @@ def test_nothing(device):
 def hgpo(device, longest, lay, r, depths, episode, **options):
     with sentinels():
         return values.hgpo_advantage(
-            unaligned(r.to(device)), unaligned(depths.to(device)), unaligned(episode.to(device)),
+            unaligned(r, device), unaligned(depths, device), unaligned(episode, device),
             lay.group_offsets.to(device), n_groups=lay.n_groups, longest_group=max(lay.longest_group, longest),
             delta=DELTA, **options,
         )  # fmt: skip
