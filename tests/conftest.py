@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -146,6 +146,22 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Watched:
 def device() -> torch.device:
     """The device of the tensors of test_device_*.py."""
     return torch.device("cpu" if ON_CPU else "cuda")
+
+
+if BACKEND == "triton" and ON_CPU:
+
+    @pytest.fixture(autouse=True)
+    def _fusion_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each launch says enable_fp_fusion, whose default differs between versions of Triton."""
+        from triton.runtime.interpreter import GridExecutor
+
+        run = GridExecutor.__call__
+
+        def launch(self: Any, *args: Any, **options: Any) -> None:
+            assert isinstance(options.get("enable_fp_fusion"), bool), f"{self.fn.__name__}: enable_fp_fusion is missing"
+            run(self, *args, **options)
+
+        monkeypatch.setattr(GridExecutor, "__call__", launch)
 
 
 if BACKEND == "cuda" and ON_CPU:

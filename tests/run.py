@@ -4,8 +4,7 @@
 
     quick   the CPU tests of the computations (`make test-quick`)
     test    CPU tests; device tests by Triton's interpreter; device tests by the CPU emulator of CUDA (`make test`)
-    check   longer checks: slow tests of all three, sanitizers, fuzzing, every architecture, the oldest Triton (`make
-    check`)
+    check   longer checks (`make check`): slow tests, sanitizers, fuzzing, every architecture, the oldest Triton
     ci      lint and types first, then test and nearly all of check (`.ci/run`)
 
 Each part writes a log to out/checks.  A part fails by its exit status, or if it is pytest and no test passed.  The
@@ -78,8 +77,7 @@ CHECK = [
     Part("resources", make="resources"),
 ]
 LINT = [Part("lint", make="lint")]
-#: Checks required before a change is merged; slow device tests, slow figures and the oldest Triton are left to `make
-# check`.
+#: Of the checks, what is not required before a change is merged.
 LEFT_TO_CHECK = ("figures", "slow-triton", "slow-emulator", "oldest-triton")
 CI = [
     *(part for part in CHECK if part.name in ("slow", "sanitize")),
@@ -104,15 +102,17 @@ SUITES: dict[str, list[list[Part]]] = {
 @dataclass
 class Outcome:
     part: Part
-    status: int
     seconds: float
-    cpu_seconds: float
     counts: dict[str, int]
     notes: list[str]  # names of failed tests, and what else went wrong
 
-    @property
-    def fine(self) -> bool:
-        return not self.counts["failed"]
+    def __str__(self) -> str:
+        state = "FAILED" if self.counts["failed"] else "fine"
+        return f"{self.part.name:<14} {state:<7} {self.seconds:6.0f} s: {words(self.counts)}"
+
+
+def words(counts: dict[str, int]) -> str:
+    return ", ".join(f"{counts[word]} {word}" for word in ("passed", "failed", "skipped"))
 
 
 _WORDS = {"passed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped"}
@@ -141,28 +141,27 @@ def judge(part: Part, status: int, lines: list[str]) -> tuple[dict[str, int], li
 
 
 class Runner:
-    """Starts parts and follows them; `stream` shows their output as it comes."""
+    """Starts parts and follows them; `stream` shows their output as it comes, else the end of it where one fails."""
 
     def __init__(self, python: str, folder: Path, *, stream: bool, more: list[str]) -> None:
         self.python, self.folder, self.stream, self.more = python, folder, stream, more
         self.running: dict[str, tuple[subprocess.Popen[str], float]] = {}
         self.lock = threading.Lock()
 
-    def say(self, text: str) -> None:
+    def say(self, *lines: object) -> None:
         with self.lock:
-            print(text, flush=True)
+            print(*lines, sep="\n", flush=True)
 
     def run(self, part: Part, workers: int) -> Outcome:
         command = part.command(self.python, workers, self.more)
         # One thread a process: threads that wait for each other slow down the other parts and workers.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1", **part.environment}
         self.say(f"{part.name}: " + " ".join([*(f"{k}={v}" for k, v in part.environment.items()), *command]))
-        began, lines = time.monotonic(), []
-        with (self.folder / f"{part.name}.log").open("w", encoding="utf-8") as log:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-            )  # fmt: skip
+        began, lines, path = time.monotonic(), [], self.folder / f"{part.name}.log"
+        with path.open("w", encoding="utf-8") as log, subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+        ) as process:  # fmt: skip
             self.running[part.name] = (process, began)
             timer = threading.Timer(LIMIT, self.stop, (process,))
             timer.start()
@@ -173,15 +172,18 @@ class Runner:
                 lines.append(line.rstrip("\n"))
                 if self.stream:
                     self.say(f"{part.name:>9} | {lines[-1]}")
-            _, ended, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(ended)
+            status = process.wait()
             timer.cancel()
         del self.running[part.name]
         seconds = time.monotonic() - began
-        counts, notes = judge(part, process.returncode, lines)
+        counts, notes = judge(part, status, lines)
         if seconds >= LIMIT:
             notes.append(f"stopped after {LIMIT:.0f} s")
-        return Outcome(part, process.returncode, seconds, usage.ru_utime + usage.ru_stime, counts, notes)
+        found = Outcome(part, seconds, counts, notes)
+        self.say(found)
+        if counts["failed"] and not self.stream:
+            self.say(f"---- {part.name}: the end of {path.relative_to(ROOT)}", *lines[-TAIL:], "----")
+        return found
 
     def stop(self, process: subprocess.Popen[str]) -> None:
         """Ends a part with all its children."""
@@ -189,42 +191,22 @@ class Runner:
             os.killpg(process.pid, signal.SIGKILL)
 
     def stage(self, parts: list[Part], jobs: int, workers: int) -> list[Outcome]:
-        found = []
         with ThreadPoolExecutor(jobs) as pool:
-            waiting = {pool.submit(self.run, part, workers) for part in parts}
+            every = [pool.submit(self.run, part, workers) for part in parts]
+            waiting = set(every)
             try:
                 while waiting:
                     ended, waiting = wait(waiting, timeout=MINUTE, return_when=FIRST_COMPLETED)
-                    for future in ended:
-                        found.append(future.result())
-                        self.say(line_of(found[-1]))
                     if not ended and not self.stream:
                         since = ((name, time.monotonic() - began) for name, (_, began) in list(self.running.items()))
                         self.say("running: " + ", ".join(f"{name} ({seconds:.0f} s)" for name, seconds in since))
+                return [future.result() for future in every]
             except BaseException:
                 for future in waiting:
                     future.cancel()
                 for process, _ in list(self.running.values()):
                     self.stop(process)
                 raise
-        return found
-
-    def show_logs(self, found: list[Outcome]) -> None:
-        for outcome in found:
-            path = self.folder / f"{outcome.part.name}.log"
-            lines = path.read_text(encoding="utf-8").splitlines()[-TAIL:]
-            self.say("\n".join([f"---- {outcome.part.name}: the end of {path.relative_to(ROOT)}", *lines, "----"]))
-
-
-def words(counts: dict[str, int]) -> str:
-    return ", ".join(f"{counts[word]} {word}" for word in ("passed", "failed", "skipped"))
-
-
-def line_of(outcome: Outcome) -> str:
-    name, state = outcome.part.name, "fine" if outcome.fine else "FAILED"
-    return (
-        f"{name:<14} {state:<7} {outcome.seconds:6.0f} s, {outcome.cpu_seconds:6.0f} s of CPU: {words(outcome.counts)}"
-    )
 
 
 def cores() -> int:
@@ -242,28 +224,20 @@ def main(argv: list[str] | None = None) -> int:
     folder = ROOT / "out" / "checks"
     folder.mkdir(parents=True, exist_ok=True)
     runner = Runner(python, folder, stream=not ci, more=more)
-    began, found = time.monotonic(), []
-    for parts in SUITES[options.suite]:
+    began, found, stages = time.monotonic(), [], SUITES[options.suite]
+    for parts in stages:
         jobs = min(options.jobs or cores(), len(parts))
         found += runner.stage(parts, jobs, max(cores() // jobs, 1))
-        if any(not outcome.fine for outcome in found):
+        if any(outcome.counts["failed"] for outcome in found):
             break  # later stages would fail likewise, or need it
-    failed = [outcome for outcome in found if not outcome.fine]
-    if not runner.stream:
-        runner.show_logs(failed)
-    runner.say("")
-    for outcome in found:
-        runner.say(line_of(outcome))
-    for outcome in failed:
-        for note in outcome.notes:
-            runner.say(f"{outcome.part.name}: {note}")
-    left = [part.name for parts in SUITES[options.suite] for part in parts][len(found) :]
-    if left:
+    notes = [f"{outcome.part.name}: {note}" for outcome in found if outcome.counts["failed"] for note in outcome.notes]
+    runner.say("", *found, *notes)
+    if left := [part.name for parts in stages for part in parts if part not in [outcome.part for outcome in found]]:
         runner.say(f"not run: {', '.join(left)}")
     runner.say(f"{time.monotonic() - began:.0f} s in all; logs are in {folder.relative_to(ROOT)}")
     total = {word: sum(outcome.counts[word] for outcome in found) for word in ("passed", "failed", "skipped")}
     runner.say(words(total))
-    return 1 if failed else 0
+    return 1 if total["failed"] else 0
 
 
 if __name__ == "__main__":

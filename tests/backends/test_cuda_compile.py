@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import benchmarks
 import pytest
-from nvrtc import Nvrtc, nvrtc
+from nvrtc import NVCC, Nvrtc, library, needs_nvcc
 from paths import ROOT
 
 from bipace_kernels.backends.cuda import _cupy, _launch
 
 resources, cuobjdump = benchmarks.module("cuda_resources"), benchmarks.module("resources").cuobjdump
-NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-needs_nvcc = pytest.mark.skipif(
-    NVCC is None, reason="needs nvcc, which is neither on the PATH nor in /usr/local/cuda/bin"
-)
 
 SAID = """ptxas info    : (C7518) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program \
 dependence on compiler-inserted WG.DP in divergent path in the function 'one'
@@ -84,28 +79,19 @@ def test_no_kernel_spills(arch):
 @pytest.mark.slow
 def test_nvrtc_compiles_every_source():
     """As CuPy does at first use, without headers of the host: NVRTC has none."""
-    library = nvrtc()
-    if library is None:
-        pytest.skip(
-            "needs NVRTC, which is neither in a CUDA toolkit here nor installed (pip install nvidia-cuda-nvrtc)"
-        )
+    nvrtc = Nvrtc()
     for source in sorted((_launch.SOURCES / "cuda").glob("*.cu")):
-        cubin = _cupy.compile_source(Nvrtc(library), source, "sm_90a")
+        cubin = _cupy.compile_source(nvrtc, source, "sm_90a")
         assert cubin.startswith(b"\x7fELF"), source
         for name, kernel in _launch.kernels().items():
             assert (f".text.{name}\0".encode() in cubin) == (kernel.source == source.stem), name
 
 
 def test_words_of_nvrtc_are_told(tmp_path):
-    library = nvrtc()
-    if library is None:
-        pytest.skip(
-            "needs NVRTC, which is neither in a CUDA toolkit here nor installed (pip install nvidia-cuda-nvrtc)"
-        )
-    source = tmp_path / "wrong.cu"
+    nvrtc, source = Nvrtc(), tmp_path / "wrong.cu"
     source.write_text("__global__ void wrong() { nonsense; }")
     with pytest.raises(RuntimeError, match=r'does not compile wrong\.cu for sm_90a.*\n.*"nonsense" is undefined'):
-        _cupy.compile_source(Nvrtc(library), source, "sm_90a")
+        _cupy.compile_source(nvrtc, source, "sm_90a")
 
 
 # What stands in for each body of assembly on the CPU is the emulator's, so what the bodies say is read here: every
@@ -139,7 +125,7 @@ ASSEMBLY = [
 
 
 def assembly(source: str) -> list[str]:
-    """The instructions of each asm statement without white space, its operands' expressions in their places; each has one."""
+    """Instructions of each asm statement without white space, each operand's expression in its place."""
     bodies = []
     for statement in re.findall(r'\basm(?: volatile)?\(((?:[^;"]|"[^"]*")*)\)', source.replace("\\\n", "\n")):
         template = re.match(r'(?:\s*"[^"]*"|\s*kind)+', statement)[0]
@@ -175,11 +161,10 @@ def test_hopper_gets_its_own_tensor_cores(tmp_path):
         command = [NVCC, *_launch.flags(), f"-I{_launch.SOURCES}", "--cubin", f"-arch=sm_{arch}", str(source)]
         subprocess.run([*command, "-o", str(target)], check=True, capture_output=True)
         code |= {(kernel, arch): text for kernel, text in instructions(target).items()}
-    library = nvrtc()
-    if library is not None:
+    if library() is not None:
         target = tmp_path / "nvrtc.cubin"
-        target.write_bytes(_cupy.compile_source(Nvrtc(library), _launch.SOURCES / "cuda/gram.cu", _cupy.target((9, 0))))
+        target.write_bytes(_cupy.compile_source(Nvrtc(), source, _cupy.target((9, 0))))
         code |= {(kernel, "NVRTC"): text for kernel, text in instructions(target).items()}
     with_them = {key for key, text in code.items() if "HGMMA" in text}
-    assert with_them == {("gram_tall", "90a")} | (set() if library is None else {("gram_tall", "NVRTC")})
+    assert with_them == {("gram_tall", by) for by in ("90a", "NVRTC") if by == "90a" or library() is not None}
     assert ("gram_half", "100") in {key for key, text in code.items() if "HMMA" in text}

@@ -1,4 +1,4 @@
-"""Launches of the compiled CUDA kernels go to the GPU of the tensors, whichever one torch or the runtime inside has current."""
+"""Launches of the compiled CUDA kernels go to the GPU of the tensors, whichever torch or the runtime has current."""
 
 import contextlib
 import ctypes
@@ -11,23 +11,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from nvrtc import NO_NVCC, NVCC
 from paths import ROOT
 
 from bipace_kernels.backends.cuda import _launch
-
-NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
 
 @pytest.fixture(scope="module")
 def launch_one(tmp_path_factory):
     """csrc/cuda/launch.cpp on a runtime that writes down what it is asked (tests/native/cudart.cpp)."""
     if NVCC is None:
-        pytest.skip("needs nvcc, which is neither on the PATH nor in /usr/local/cuda/bin")
+        pytest.skip(NO_NVCC)
     library = tmp_path_factory.mktemp("launch") / "launch.so"
-    argv = [NVCC, "-std=c++17", "-shared", "-cudart=none", "-Xcompiler=-fPIC,-Wall,-Wextra,-Werror", f"-I{ROOT / 'csrc'}",
-            '-DBIPACE_CUDA_BUILT="none"', str(ROOT / "csrc/cuda/launch.cpp"), str(ROOT / "tests/native/cudart.cpp"),
-            "-o", str(library)]  # fmt: skip
-    subprocess.run(argv, check=True, timeout=120)
+    flags = ["-std=c++17", "-shared", "-cudart=none", "-Xcompiler=-fPIC,-Wall,-Wextra,-Werror", "-Icsrc"]
+    sources = ["csrc/cuda/launch.cpp", "tests/native/cudart.cpp"]
+    argv = [NVCC, *flags, '-DBIPACE_CUDA_BUILT="none"', *sources, "-o", str(library)]
+    subprocess.run(argv, check=True, timeout=120, cwd=ROOT)
     function = ctypes.CDLL(str(library)).launch_one
     function.argtypes, function.restype = (ctypes.c_int, ctypes.c_longlong, ctypes.c_size_t), ctypes.c_char_p
     return lambda device, shared=0, stream=7: function(device, shared, stream).decode()
@@ -87,25 +86,21 @@ def test_a_launch_names_the_gpu_and_tells_torch_of_another(device, asked, monkey
 
 
 def test_fields_are_those_of_the_structs(tmp_path):
-    """Names, kinds and places as a compiler has them, and no field beside; a kernel takes the struct it is listed under."""
+    """Names, kinds and places as a compiler has them, no field beside; a kernel takes the struct it is listed under."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("needs g++ or clang++, and there is neither")
     text = "\n".join(path.read_text() for path in sorted((ROOT / "csrc/cuda").glob("*.cu")))
     taken = dict(re.findall(r"^BIPACE_KERNEL\((\w+), (\w+),", text, re.MULTILINE))
     assert taken.keys() == _launch.kernels().keys()
-    tests = {
-        "POINTER": "is_pointer<{}>::value",
-        "INTEGER": "is_same<{}, int64_t>::value",
-        "REAL": "is_same<{}, double>::value",
-    }
+    tests = {"POINTER": "is_pointer<{}>", "INTEGER": "is_same<{}, int64_t>", "REAL": "is_same<{}, double>"}
     lines = ['#include "cuda/arguments.h"', "#include <cstddef>", "#include <type_traits>"]
     for name, kernel in _launch.kernels().items():
         args = f"bipace::{taken[name]}"
         lines.append(f'static_assert(sizeof({args}) == {8 * len(kernel.fields)}, "{name}");')
         for place, (field, kind) in enumerate(kernel.fields.items()):
             lines.append(f"static_assert(offsetof({args}, {field}) == {8 * place});")
-            lines.append(f"static_assert(std::{tests[kind].format(f'decltype({args}().{field})')});")
+            lines.append(f"static_assert(std::{tests[kind].format(f'decltype({args}().{field})')}::value);")
     path = tmp_path / "fields.cpp"
     path.write_text("\n".join(lines))
     argv = [compiler, "-std=c++17", "-fsyntax-only", f"-I{ROOT / 'csrc'}", str(path)]

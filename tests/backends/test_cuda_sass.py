@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 import benchmarks
 import pytest
-from nvrtc import Nvrtc, nvrtc
+from nvrtc import NO_NVCC, NVCC, Nvrtc
 
 from bipace_kernels.backends.cuda import _cupy, _launch
 
 sass = benchmarks.module("sass")
-NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 MOST = 90  # instructions of a decision that joins one of at most 128 clusters
 
 
@@ -64,14 +61,10 @@ def scan(request, tmp_path_factory):
     cubin = None
     if request.param == "nvcc":
         if NVCC is None:
-            pytest.skip("needs nvcc, which is neither on the PATH nor in /usr/local/cuda/bin")
+            pytest.skip(NO_NVCC)
     else:
-        library = nvrtc()
-        if library is None:
-            pytest.skip("needs NVRTC, which is neither in a CUDA toolkit here nor installed (nvidia-cuda-nvrtc)")
         cubin = tmp_path_factory.mktemp("sass") / "nvrtc.cubin"
-        code = _cupy.compile_source(Nvrtc(library), _launch.SOURCES / "cuda/clusters.cu", _cupy.target((9, 0)))
-        cubin.write_bytes(code)
+        cubin.write_bytes(_cupy.compile_source(Nvrtc(), _launch.SOURCES / "cuda/clusters.cu", _cupy.target((9, 0))))
     try:
         return sass.read(cubin)
     except FileNotFoundError as error:

@@ -1,8 +1,8 @@
 """Barriers of the CUDA kernels: with all of them no two accesses race, and without any one of them something is found.
 
-The emulator looks at every access to memory here (tests/native/emulator/races.h), and leaves out the barrier or the wait that
-stands in a line of the sources.  So what a test of results under some orders of the threads would miss is found: that warps of
-a GPU go in step by luck is no promise.
+The emulator looks at every access to memory here (tests/native/emulator/races.h), and leaves out the barrier or the
+wait that stands in a line of the sources.  So what a test of results under some orders of the threads would miss is
+found: that warps of a GPU go in step by luck is no promise.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ def labels(x: torch.Tensor, sizes: list[int] | None = None, **limits: int) -> to
 
 
 # What launches each kernel along each of its ways, as small as it may be.
-def few(emulator, monkeypatch):
+def few(emulator):
     return labels(rows(66, 8, 6))
 
 
-def far(emulator, monkeypatch):
+def far(emulator):
     return labels(rows(40, 8, 6), shared=45_000)  # S has no room there
 
 
-def chunks(emulator, monkeypatch):
+def chunks(emulator):
     return labels(rows(200, 8, 6))  # three before the last panel: a stage is filled anew
 
 
-def many(emulator, monkeypatch):
+def many(emulator):
     return labels(torch.eye(130)[torch.cat([torch.arange(130), torch.arange(110, 130)])])
 
 
@@ -82,27 +82,27 @@ def products(x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor
     return torch.cat([out[0, :n, :n].triu().flatten(), reciprocal])
 
 
-def tall(emulator, monkeypatch):
+def tall(emulator):
     return products(rows(9, 704, 3))  # the ring of stages wraps
 
 
-def half(emulator, monkeypatch):
+def half(emulator):
     emulator.groups = False
     return products(rows(9, 304, 3))
 
 
-def single(emulator, monkeypatch):
+def single(emulator):
     return products(rows(9, 40, 3, torch.float32))
 
 
-def extreme(emulator, monkeypatch):
+def extreme(emulator):
     x, scale = rows(9, 24, 3, torch.float32), torch.ones(9)
     x[::3] *= 2.0**100
     scale[::3] = 2.0**-100
     return products(x, scale)
 
 
-def pairs(emulator, monkeypatch):
+def pairs(emulator):
     rng = np.random.default_rng(1)
     n, found = 150, []
     returns = torch.from_numpy(rng.standard_normal(n).astype(np.float32))
@@ -116,7 +116,7 @@ def pairs(emulator, monkeypatch):
     return torch.stack([one.double() for one in found])
 
 
-def keys(emulator, monkeypatch):
+def keys(emulator):
     """Tokens are bytes; 256 is one of 62, so that a round fills the ring."""
     long = bytes(range(65, 91)) * 2 + b"0123456789"
     texts = [b"<think>so so</think><action> Go East </action>", b"nothing"]
@@ -142,18 +142,17 @@ ALL = dict.fromkeys(way for ways in WAYS.values() for way in ways)
 
 
 @pytest.mark.parametrize("way", [slow(way) if way in SLOW else way for way in ALL])
-def test_nothing_races(emulator, monkeypatch, way):
-    way(emulator, monkeypatch)
+def test_nothing_races(emulator, way):
+    way(emulator)
 
 
 def outcome(emulator, way) -> torch.Tensor | str:
-    with pytest.MonkeyPatch.context() as patch:
-        try:
-            return way(emulator, patch)
-        except EmulatorError as error:
-            return str(error)
-        finally:
-            emulator.groups = True
+    try:
+        return way(emulator)
+    except EmulatorError as error:
+        return str(error)
+    finally:
+        emulator.groups = True
 
 
 def caught(emulator, file: str, line: int) -> str:

@@ -1,8 +1,8 @@
 """Barriers of the Triton kernels: what one thread writes to memory, another reads after a barrier and not before.
 
-The interpreter runs a program's threads as one, so a barrier that is missing changes none of its results.  Here Triton's own
-intermediate code is walked: accesses to one argument, of which one writes, must have a barrier between them unless each
-thread meets its own elements, which is so where both are tensors of one shape.
+The interpreter runs a program's threads as one, so a barrier that is missing changes none of its results.  Here
+Triton's own intermediate code is walked: accesses to one argument, of which one writes, must have a barrier between
+them unless each thread meets its own elements, which is so where both are tensors of one shape.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import re
 from dataclasses import dataclass, field
 
 import pytest
-from compiled_triton import resources
+from compiled_triton import FOR_SM_90, name_of, resources
 
-LAUNCHES = [launch for launch in resources.launches() if launch.runs_on(90)]
 WITH_BARRIERS = ("_scan_groups", "key_kernel")
 ALIASES = {"%state": "%gram"}  # of the scan: one tensor, where there is one ε
 
@@ -89,7 +88,7 @@ def races(lines: list[str]) -> set[tuple[str, str]]:
     return walk.races
 
 
-@pytest.mark.parametrize("launch", LAUNCHES, ids=[f"{x.module}.{x.name}-{i}" for i, x in enumerate(LAUNCHES)])
+@pytest.mark.parametrize("launch", FOR_SM_90, ids=name_of)
 def test_every_exchange_has_its_barrier_and_every_barrier_its_exchange(launch):
     lines = resources.build(launch, 90).asm["ttir"].splitlines()
     assert races(lines) == set()

@@ -1,21 +1,17 @@
-"""Every Triton kernel compiles ahead for each architecture, spills nothing and fits into shared memory; no GPU needed."""
+"""Every Triton kernel compiles ahead for each architecture, spills nothing and fits into shared memory; without a GPU."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from compiled_triton import resources, tl, triton
+from compiled_triton import LAUNCHES, name_of, resources, tl, triton
+from marks import slow
 
-LAUNCHES = resources.launches()
-
-
-def _cases(*archs):
-    """Each configuration with each architecture that launches it."""
-    return [
-        pytest.param(launch, arch, id=f"{launch.module}.{launch.name}-{i}-sm_{arch}")
-        for i, launch in enumerate(LAUNCHES) for arch in archs if launch.runs_on(arch)
-    ]  # fmt: skip
+CASES = [
+    (launch, arch) if arch == 90 else slow(launch, arch)
+    for launch in LAUNCHES for arch in (90, 80, 100) if launch.runs_on(arch)
+]  # fmt: skip
 
 
 @triton.jit
@@ -29,7 +25,8 @@ def _launch(**options):
     return resources.Launch("own", _sorted_copy, signature, {"BLOCK": 512}, {"enable_fp_fusion": False, **options})
 
 
-def _check(launch, arch):
+@pytest.mark.parametrize(("launch", "arch"), CASES, ids=name_of)
+def test_compiles(launch, arch):
     assert isinstance(launch.options.get("enable_fp_fusion"), bool), f"{launch.name}: enable_fp_fusion must be given"
     found = resources.compile_ahead(launch, arch)
     where = f"{found.kernel} on sm_{arch} with {found.variant}"
@@ -38,21 +35,7 @@ def _check(launch, arch):
     assert 0 < found.registers <= 255, where
 
 
-@pytest.mark.parametrize(("launch", "arch"), _cases(90))
-def test_compiles_for_sm_90(launch, arch):
-    _check(launch, arch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("launch", "arch"), _cases(80, 100))
-def test_compiles_for_the_other_architectures(launch, arch):
-    _check(launch, arch)
-
-
-@pytest.mark.parametrize("launch", [
-    pytest.param(x, id=f"{x.module}-{i}") for i, x in enumerate(LAUNCHES)
-    if x.name in ("_scan_groups", "_scan")
-])  # fmt: skip
+@pytest.mark.parametrize("launch", [x for x in LAUNCHES if x.name in ("_scan_groups", "_scan")], ids=name_of)
 def test_a_column_stays_with_its_thread(launch):
     """apply_panel reads what it wrote, with no barrier between: one layout, in which every column has one thread."""
     text, columns = resources.build(launch, 90).asm["ttgir"], launch.constexprs["COLUMNS"]

@@ -5,7 +5,6 @@ host code chooses at run time is compiled as it is chosen.
 """
 
 import importlib
-import importlib.util
 from types import SimpleNamespace
 
 import pytest

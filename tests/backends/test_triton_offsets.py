@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import re
 
 import pytest
-from compiled_triton import resources, tl, triton
+from compiled_triton import FOR_SM_90, name_of, resources, tl, triton
+from marks import slow
 
-LAUNCHES = [launch for launch in resources.launches() if launch.runs_on(90)]
 STRIDED = [
     dataclasses.replace(
         launch,
         signature={**launch.signature, **{name: "i32" for name in launch.constexprs if name.endswith("column_stride")}},
         constexprs={name: value for name, value in launch.constexprs.items() if not name.endswith("column_stride")},
     )
-    for launch in LAUNCHES
+    for launch in FOR_SM_90
     if any(name.endswith("column_stride") for name in launch.constexprs)
 ]
 # Products inside one group's matrices, whose side is at most LONGEST; where such a matrix begins is 64-bit.
@@ -45,27 +44,17 @@ def narrow_products(ttir: str) -> list[str]:
     return found
 
 
-def _check(launch):
+@pytest.mark.parametrize("launch", [*FOR_SM_90, *map(slow, STRIDED)], ids=name_of)
+def test_offsets_are_wide(launch):
     kernel = resources.build(launch, 90)
     found = narrow_products(kernel.asm["ttir"])
     assert launch.name in WITHIN_A_GROUP or not found, f"{launch.module}.{launch.name}: {found}"
 
 
-@pytest.mark.parametrize("launch", LAUNCHES, ids=[f"{x.module}.{x.name}-{i}" for i, x in enumerate(LAUNCHES)])
-def test_offsets_are_wide(launch):
-    _check(launch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launch", STRIDED, ids=[f"{x.module}.{x.name}-{i}" for i, x in enumerate(STRIDED)])
-def test_offsets_of_any_column_are_wide(launch):
-    _check(launch)
-
-
 def test_within_a_group_32_bits_are_enough():
     clusters = importlib.import_module("bipace_kernels.backends.triton.clusters")
     assert clusters.LONGEST % clusters.gram.UNIT == 0 and clusters.LONGEST**2 < 2**31
-    assert {launch.name for launch in LAUNCHES} >= WITHIN_A_GROUP
+    assert {launch.name for launch in FOR_SM_90} >= WITHIN_A_GROUP
 
 
 @triton.jit

@@ -161,16 +161,10 @@ def test_the_walk_on_recorded_rollouts():
 # ---- on a device, with stand-ins for its stages ----------------------------------------------------------------------
 
 
-@pytest.fixture
-def epsilons_read(monkeypatch):
-    """A list of ε becomes a host tensor, which this check cannot distinguish from a device's."""
-    monkeypatch.setattr(
-        importlib.import_module("bipace_kernels.clustering.cluster"), "_epsilons", lambda epsilon: epsilon
-    )
-
-
-@pytest.mark.usefixtures("epsilons_read")
-def test_clusters_on_a_device_without_reading_a_tensor(stand_ins):
+def test_clusters_on_a_device_without_reading_a_tensor(stand_ins, monkeypatch):
+    # A list of ε becomes a host tensor, which this check cannot distinguish from a device's.
+    module = importlib.import_module("bipace_kernels.clustering.cluster")
+    monkeypatch.setattr(module, "_epsilons", lambda epsilon: epsilon)
     x, group = spread_out(n=60)
     valid = np.arange(60) % 5 > 0
     lay = bk.layout(group, group, valid=valid)
@@ -181,36 +175,3 @@ def test_clusters_on_a_device_without_reading_a_tensor(stand_ins):
         with stand_ins.watch():
             found = bk.cluster(rows, epsilon=epsilon, layout=lay, backend="triton")
         assert torch.equal(found, want)
-
-
-@pytest.mark.parametrize("epsilon", [0.1, [0.1, 0.0]], ids=str)
-@pytest.mark.usefixtures("epsilons_read")
-def test_bad_rows_on_a_device_are_alone_unless_asked_for(stand_ins, epsilon):
-    x, group = spread_out(n=60)
-    clean = bk.cluster(np.delete(x, [7, 8], 0), np.delete(group, [7, 8]), epsilon)
-    x[7], x[8] = 0, np.nan
-    lay, rows = bk.layout(group, group), torch.from_numpy(x)
-    lay.on(rows.device)
-    with stand_ins.watch():
-        found = bk.cluster(rows, epsilon=epsilon, layout=lay, backend="triton")
-    for labels, others in zip(torch.atleast_2d(found), torch.atleast_2d(clean), strict=True):
-        sizes = np.bincount(labels.numpy())
-        assert sizes[labels[7]] == sizes[labels[8]] == 1
-        rest = torch.from_numpy(np.delete(labels.numpy(), [7, 8]))
-        assert torch.equal(torch.unique(rest, return_inverse=True)[1], others)
-    with pytest.raises(ValueError, match=r"got non-finite values \(.*\) at row 8;"):
-        bk.cluster(x, group, epsilon, backend="triton", check="now")
-
-
-@pytest.mark.parametrize("probes", [1, 6, 8])
-def test_the_search_on_a_device(stand_ins, probes):
-    x, group = spread_out(n=180)
-    for band in ((4, 8), (1, 1.5), (50, 60)):
-        want = probe_by_probe(x, *band, probes=probes, group=group, backend="cpu")
-        stand_ins.calls.clear()
-        choice = bk.choose_epsilon(x, group, band=band, probes=probes, backend="triton")
-        assert (choice.epsilon, choice.probes) == want
-        assert stand_ins.calls == ["scan_rows", *["cluster_cosine"] * len(choice.probes)]
-    x[3] = 0
-    with pytest.raises(ValueError, match="got zeros, which have no direction, at row 3;"):
-        bk.choose_epsilon(x, group, backend="triton")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,36 +15,14 @@ import pytest
 import torch
 from batches import make_batch
 from distributed_ranks import WORLD, WRONG
-from paths import HELPERS, ROOT, python
+from paths import ROOT, python
+from spawned import run_ranks
 
 import bipace_kernels as bk
 
 API = (ROOT / "docs/api.md").read_text()
 PAGE = (ROOT / "docs/distributed.md").read_text()
 SIZES = range(WORLD, 0, -1)  # large ones first: then no rank waits for a group that it is not in
-
-
-def run_ranks(folder: Path, cases: list[str], timeout: float) -> list[dict[str, Any]]:
-    """What each of the four processes found, by case."""
-    logs = [(folder / f"{rank}.log").open("w") for rank in range(WORLD)]
-    started = [
-        subprocess.Popen([sys.executable, str(HELPERS / "distributed_ranks.py"), str(rank), str(folder), *cases],
-                         stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        for rank, log in enumerate(logs)
-    ]  # fmt: skip
-    try:
-        for process in started:
-            process.wait(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        pytest.fail("hung:\n" + "\n".join((folder / f"{rank}.log").read_text()[-2000:] for rank in range(WORLD)))
-    finally:
-        for process in started:
-            process.kill()
-        for log in logs:
-            log.close()
-    files = [folder / f"{rank}.json" for rank in range(WORLD)]
-    assert all(file.exists() for file in files), [log.read_text()[-2000:] for log in folder.glob("*.log")]
-    return [json.loads(file.read_text()) for file in files]
 
 
 def of(found: list[dict[str, Any]], case: str) -> list[Any]:
@@ -62,9 +38,8 @@ def of(found: list[dict[str, Any]], case: str) -> list[Any]:
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     batches = [f"{case}:{size}:{last}" for size in SIZES for case, last in (("advantage", "0:4"), ("cluster", "0:2"))]
     # The last two leave the ranks unable to go on.
-    return run_ranks(
-        tmp_path_factory.mktemp("ranks"), [*batches, "errors:3", "owner:3", "bytes:4", "silent:4", "dies:4"], 200
-    )
+    cases = [*batches, "errors:3", "owner:3", "bytes:4", "silent:4", "dies:4"]
+    return run_ranks("distributed_ranks.py", tmp_path_factory.mktemp("ranks"), cases, WORLD, 200)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -76,7 +51,7 @@ def test_any_split_gives_the_bits_of_one_process(found, size):
 @pytest.mark.slow
 def test_500_batches_give_the_bits_of_one_process(tmp_path):
     cases = [f"advantage:{size}:0:500" for size in SIZES]
-    found = run_ranks(tmp_path, cases, 900)
+    found = run_ranks("distributed_ranks.py", tmp_path, cases, WORLD, 900)
     for case in cases:
         assert of(found, case) == [[]] * int(case.split(":")[1])
 

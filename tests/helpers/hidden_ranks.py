@@ -1,4 +1,4 @@
-"""What two processes check: `python hidden_ranks.py RANK WORLD FOLDER CASE...` writes FOLDER/RANK.json by case."""
+"""What two processes check: `python hidden_ranks.py RANK FOLDER CASE...` writes FOLDER/RANK.json by case."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def wrap_zero3(model: Any) -> Any:
     return engine
 
 
-WRAPPERS: dict[str, Callable[[Any], Any]] = {
-    "ddp": wrap_ddp, "fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2, "zero3": wrap_zero3,
-}  # fmt: skip
+WRAPPERS = {"ddp": wrap_ddp, "fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2, "zero3": wrap_zero3}
 
 
 def plain_states(ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -191,15 +189,13 @@ def training_step(model: Any) -> tuple[float, list[float]]:
     return found
 
 
-CHECKS: dict[str, Callable[[Callable[[Any], Any]], dict[str, Any]]] = {
-    "tap": check_tap, "extract": check_extract, "interrupt": check_interrupt, "alone": check_alone,
-}  # fmt: skip
+CHECKS = {"tap": check_tap, "extract": check_extract, "interrupt": check_interrupt, "alone": check_alone}
 
 
-def main(rank: int, world: int, folder: Path, cases: list[str]) -> None:
+def main(rank: int, folder: Path, cases: list[str]) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", LOCAL_RANK=str(rank), RANK=str(rank), WORLD_SIZE=str(world))
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    os.environ.update(MASTER_ADDR="127.0.0.1", LOCAL_RANK=str(rank), RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     found: dict[str, Any] = {}
     for case in cases:
         check, wrapper = case.split(":")
@@ -212,4 +208,4 @@ def main(rank: int, world: int, folder: Path, cases: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

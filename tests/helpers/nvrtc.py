@@ -1,13 +1,20 @@
-"""NVRTC, by its library itself: what CuPy compiles with at first use."""
+"""nvcc, and NVRTC by its library itself: what CuPy compiles with at first use."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
 from pathlib import Path
 
+import pytest
 
-def nvrtc() -> ctypes.CDLL | None:
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+NO_NVCC = "needs nvcc, which is neither on the PATH nor in /usr/local/cuda/bin"
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason=NO_NVCC)
+
+
+def library() -> ctypes.CDLL | None:
     """NVRTC of the toolkit, or of a package nvidia-cuda-nvrtc, whose library does not find its other half alone."""
     names = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]
     spec = importlib.util.find_spec("nvidia")
@@ -16,19 +23,21 @@ def nvrtc() -> ctypes.CDLL | None:
             names += [str(other) for other in path.parent.glob("libnvrtc-builtins.so*")] + [str(path)]
     for name in names:
         try:
-            library = ctypes.CDLL(name)
+            found = ctypes.CDLL(name)
         except OSError:
             continue
-        if hasattr(library, "nvrtcCreateProgram"):
-            return library
+        if hasattr(found, "nvrtcCreateProgram"):
+            return found
     return None
 
 
 class Nvrtc:
-    """The calls of `cupy.cuda.nvrtc` that we use, over the library itself."""
+    """The calls of `cupy.cuda.nvrtc` that we use, over the library itself; without it the test is skipped."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
+    def __init__(self) -> None:
+        self.library = library()
+        if self.library is None:
+            pytest.skip("needs NVRTC, which is in no CUDA toolkit here nor installed (pip install nvidia-cuda-nvrtc)")
 
     def call(self, name, *args):
         status = getattr(self.library, name)(*args)

@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import HELPERS
+from spawned import run_ranks
 
 pytestmark = pytest.mark.slow
 WRAPPERS = ("ddp", "fsdp1", "fsdp2", "zero3")
 CHECKS = ("tap", "extract", "interrupt")
-
-
-def run(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
-    """The cases on two processes; what each of them found."""
-    logs = [(folder / f"{rank}.log").open("w") for rank in range(2)]
-    started = [
-        subprocess.Popen([sys.executable, str(HELPERS / "hidden_ranks.py"), str(rank), "2", str(folder), *cases],
-                         stdout=log, stderr=subprocess.STDOUT)
-        for rank, log in enumerate(logs)
-    ]  # fmt: skip
-    try:
-        codes = [process.wait(timeout=280) for process in started]
-    except subprocess.TimeoutExpired:
-        codes = [-1]
-    finally:
-        for process in started:
-            process.kill()
-        for log in logs:
-            log.close()
-    assert codes == [0, 0], "\n".join((folder / f"{rank}.log").read_text()[-3000:] for rank in range(2))
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +21,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
         groups.append([f"{check}:zero3" for check in CHECKS])
     both: dict[str, list[dict[str, Any]]] = {}
     for cases in groups:
-        ranks = run(tmp_path_factory.mktemp("ranks"), cases)
+        ranks = run_ranks("hidden_ranks.py", tmp_path_factory.mktemp("ranks"), cases, 2, 280)
         both |= {case: [rank[case] for rank in ranks] for case in cases}
     return both
 

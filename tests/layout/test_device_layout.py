@@ -3,6 +3,7 @@
 import pytest
 import torch
 from batches import make_batch
+from ragged import nothing_waits
 
 import bipace_kernels as bk
 
@@ -51,12 +52,8 @@ def test_a_layout_on_two_streams():
 @pytest.mark.gpu
 def test_moving_a_layout_waits_for_nothing():
     lay = bk.layout(BATCH.group, BATCH.trajectory, BATCH.step)
-    torch.zeros(1, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits(torch.zeros(1, device="cuda").device):
         lay.on("cuda")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
-"""advantage() with its kernels where the tensors are, against the reference; graphs, streams and waiting on a real GPU."""
+"""advantage() with its kernels where the tensors are, against the reference; on a real GPU graphs, streams and waiting."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 from batches import CONFIGS, OUTPUTS, make_batch
 from marks import slow, slow_case_interpreted, slow_interpreted
 from op_cases import OPS, op_cases
-from ragged import BACKEND, assert_close, same_bits, stage
+from paths import ROOT
+from ragged import BACKEND, assert_close, nothing_waits, same_bits, stage
 
 import bipace_kernels as bk
 from bipace_kernels.backends import dispatch
@@ -126,12 +128,7 @@ def test_every_dtype(dtype, device):
 
 @slow_interpreted
 @pytest.mark.parametrize(
-    "view",
-    [
-        "columns first",
-        slow_case_interpreted("one row for all"),
-        *map(slow, ("every other column", "part of wider rows")),
-    ],
+    "view", ["columns first", slow_case_interpreted("one row for all"), *map(slow, list(VIEWS)[1:3])]
 )
 @pytest.mark.parametrize("epsilon", [0.2, slow(0.0)])
 def test_every_layout(view, epsilon, device):
@@ -147,22 +144,17 @@ def test_every_layout(view, epsilon, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int32, slow(torch.float32), slow(torch.bool)], ids=str)
-def test_rewards_keys_and_observations_of_other_dtypes(dtype, device):
-    rewards = torch.from_numpy(BATCH.rewards).to(dtype)
+@pytest.mark.parametrize("keys", [torch.uint8, torch.uint64], ids=str)
+def test_rewards_keys_and_observations_of_other_dtypes(dtype, keys, device):
     codes = torch.arange(N, dtype=torch.int16) % 4
-    given = BATCH.arguments(rewards=rewards, action_key=torch.arange(N, dtype=torch.uint8) % 3, observation=codes)
+    given = BATCH.arguments(
+        rewards=torch.from_numpy(BATCH.rewards).to(dtype), action_key=(torch.arange(N) % 3).to(keys), observation=codes,
+        action_parsed=torch.ones(N, dtype=keys),
+    )  # fmt: skip
     moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
     for name in ("bipace_exact", "hgpo"):
         want = bk.advantage(config=CONFIGS[name], backend="reference", **given)
         assert_agree(want, bk.advantage(config=CONFIGS[name], backend=BACKEND, **moved))
-
-
-def test_integers_of_64_bits_without_a_sign(device):
-    keys = torch.arange(N) % 3
-    given = BATCH.arguments(action_key=keys.to(torch.uint64), action_parsed=torch.ones(N, dtype=torch.uint64))
-    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
-    want = bk.advantage(config=CONFIGS["bipace"], backend="reference", **given)
-    assert_agree(want, bk.advantage(config=CONFIGS["bipace"], backend=BACKEND, **moved))
 
 
 @pytest.mark.parametrize("name", ["bipace", *(slow(n) for n in KEPT if n != "bipace" and not n.startswith("hgpo"))])
@@ -356,12 +348,8 @@ def on_gpu(name, *, copies=True):
 @pytest.mark.parametrize(("name", "copies"), WITH_AND_WITHOUT)
 def test_never_waits_and_copies_nothing_to_the_host(name, copies):
     given, call = on_gpu(name, copies=copies)
-    with torch.profiler.profile() as seen:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            call(given)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    with torch.profiler.profile() as seen, nothing_waits(torch.device("cuda")):
+        call(given)
     assert not [event.name for event in seen.events() if "DtoH" in event.name]
 
 
@@ -379,11 +367,8 @@ def test_the_functions_beside_it_never_wait():
 
     run()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits(mask.device):
         run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
@@ -469,3 +454,38 @@ def test_compiled_on_a_gpu(name):
         given[key].copy_(value)
     graph.replay()
     assert same_bits(captured, want)
+
+
+# ---- a user's own estimator ------------------------------------------------------------------------------------------
+
+
+def discounted(records: bk.StepRecords) -> torch.Tensor:
+    """R − mean of the prompt group."""
+    sizes = records.group_offsets.diff()
+    group = torch.repeat_interleave(torch.arange(sizes.numel(), device=sizes.device), sizes)
+    total = torch.zeros(sizes.numel(), dtype=torch.float64, device=sizes.device)
+    total.index_add_(0, group, records.returns.double())
+    return (records.returns.double() - (total / sizes)[group]).float()
+
+
+def test_a_function_gets_tensors_of_the_device(device):
+    """Without the records that are set aside."""
+    config = bk.Config(estimator=discounted, on_invalid="singleton", partition="exact")
+    given = BATCH.arguments(rewards=bad_values("spoilt")["rewards"], observation=np.arange(N) % 4, fingerprint=None)
+    want = bk.advantage(config=config, backend="cpu", **given)
+    there = {name: torch.as_tensor(value).to(device) for name, value in given.items() if value is not None}
+    got = bk.advantage(config=config, backend=BACKEND, **there)
+    assert got.advantage.device.type == device.type
+    assert torch.allclose(got.step_advantage.cpu(), want.step_advantage, atol=2e-6)
+    assert torch.equal(got.cluster.cpu(), want.cluster) and torch.equal(got.branch.cpu(), want.branch)
+
+
+def test_the_example_of_the_docs(device):
+    """docs/estimator.md, 4.1: the same function on tensors of the device."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/estimator.md").read_text(), re.DOTALL)
+    page = {"__name__": "page"}
+    exec(compile(code, "docs/estimator.md", "exec"), page)
+    ids = [torch.tensor(values, device=device) for values in ([0, 0, 0, 0], [0, 0, 1, 1])]
+    rewards, observation = torch.tensor([0.0, 1.0, 0.0, 0.0], device=device), torch.tensor([7, 8, 7, 8], device=device)
+    result = bk.advantage(*ids, rewards, observation=observation, config=page["config"], backend=BACKEND)
+    assert result.step_advantage.tolist() == [0.5, 1.0, 0.0, 0.0]

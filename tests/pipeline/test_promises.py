@@ -250,33 +250,6 @@ print("fine")
     assert python(PROLOGUE + code, timeout=240) == "fine"
 
 
-@needs_fork
-@pytest.mark.slow
-def test_dataloader_workers_after_the_parent_used_the_pool():
-    code = """
-from torch.utils.data import DataLoader, Dataset
-
-fingerprint, group = torch.from_numpy(batch.fingerprint), torch.from_numpy(batch.group)
-labels = bk.cluster(fingerprint, group, 0.2, num_threads=4)
-
-class Rollouts(Dataset):
-    def __len__(self):
-        return 8
-    def __getitem__(self, i):
-        found = bk.cluster(fingerprint, group, 0.2, num_threads=4, backend="cpu")
-        return {"pid": os.getpid(), "cluster": found, "threads": n_tasks()}
-
-loader = DataLoader(Rollouts(), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=30)
-pids = set()
-for item in loader:
-    assert all(torch.equal(found, labels) for found in item["cluster"])
-    pids |= set(item["pid"].tolist())
-assert len(pids) == 2 and os.getpid() not in pids
-print("fine")
-"""
-    assert python(PROLOGUE + code, timeout=60) == "fine"
-
-
 # ------------------------------------------------------------------------------------------------------------- memory
 
 
