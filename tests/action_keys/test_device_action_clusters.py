@@ -30,18 +30,3 @@ def test_keys_are_those_of_the_reference(device, epsilon):
         ValueError, match=r"action_fingerprint must have finite, non-zero rows, got non-finite values .* at row 7;"
     ):
         bk.action_clusters(rows, epsilon=epsilon, layout=lay, backend=BACKEND, check="now")
-
-
-def test_one_hot_vectors_at_zero_are_action_ids(device):
-    rng = np.random.default_rng(2)
-    action = torch.from_numpy(rng.integers(0, 3, 24)).to(device)
-    x, group = states()
-    ids = (group, group * 2 + np.arange(24) % 2, torch.from_numpy(rng.standard_normal(24)).to(device))
-    keys = bk.action_clusters(torch.eye(3, device=device)[action], group, 0, backend=BACKEND)
-    fingerprint = torch.from_numpy(x).to(device)
-    by_vector, by_id = (
-        bk.advantage(*ids, fingerprint=fingerprint, action_key=key, config=bk.Config.bipace(0.35), backend=BACKEND)
-        for key in (keys, action)
-    )
-    assert torch.equal(by_vector.advantage, by_id.advantage)
-    assert torch.equal(by_vector.branch, by_id.branch)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trained_tokenizers
 from action_texts import MODES, TABLE, key, spelt, table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,24 +114,6 @@ def test_any_rows_equal_the_reference_bit_for_bit(device, rows, mode, n, masked)
     if masked:
         real[real.clone()] = torch.cat(mask) if mask else real[real]
     assert ours(matrix.to(device), device, mask=real.to(device), **options) == (keys.tolist(), parsed.tolist())
-
-
-@pytest.mark.parametrize("name", [slow("byte_level"), slow("llama"), "gemma"])
-def test_rows_of_real_tokenizers(device, name):
-    tokenizer = trained_tokenizers.all_tokenizers()[name]
-    table = bk.token_bytes(tokenizer)
-    rng = random.Random(5)
-    texts = [*trained_tokenizers.corpus()[:80], "<action>search[汉字 😀 Ünïcode]</action>", "no action", ""]
-    texts += ["".join(rng.choice(PIECES) for _ in range(rng.randrange(12))) for _ in range(150)]
-    rows = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    rows += [[rng.randrange(table.vocabulary_size) for _ in range(rng.randrange(90))] for _ in range(50)]
-    ids, mask = padded(rows)
-    for mode in ("action_tag", "text"):
-        options = {"mode": mode, "token_bytes": table}
-        want = wanted(ids, mask=mask, **options)
-        assert ours(ids.to(device), device, mask=mask.to(device), **options) == want
-        if mode == "action_tag":
-            assert sum(want[1]) > 80
 
 
 @pytest.mark.skipif(BACKEND != "triton", reason="every row has a warp of its own")

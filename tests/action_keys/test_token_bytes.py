@@ -87,14 +87,6 @@ def test_unused_ids_have_no_bytes() -> None:
     assert table_bytes(table, [0, 1, 2, 3, 4, 5]) == b"ab"
 
 
-def test_sentencepiece_library_decodes_the_same() -> None:
-    model, tokenizer = trained_tokenizers.sentencepiece_model()
-    table = bk.token_bytes(tokenizer)
-    for text in [*TEXTS, *trained_tokenizers.corpus()[:50]]:
-        ids = model.encode(text)
-        assert table_bytes(table, ids).decode().removeprefix(" ") == model.decode(ids), text
-
-
 def test_metaspace_decoder() -> None:
     vocabulary = [("<unk>", 0.0), ("▁take", -1.0), ("▁the", -1.1), ("s", -2.0), ("<0x41>", -3.0)]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))

@@ -17,8 +17,6 @@ from clustering import (
     ODD_DIMS,
     TOLERANCE,
     bit_case,
-    check_instruction_sets,
-    check_layouts,
     check_partition,
     cosine,
     mixture,
@@ -418,9 +416,23 @@ def test_alone_as_among_other_epsilons():
 @EITHER
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts_and_alignments(labels_of, dtype: torch.dtype, isa: str):
-    check_layouts(lambda x, sizes, order=None: labels_of(x, sizes, 0.40, order=order), dtype)
-    one = bit_case()[0][:1].to(dtype).expand(20, -1)
-    assert labels_of(one).max() == 0
+    """The same values at any address and stride give the same labels, and nothing outside them is read into them."""
+    for dim in (37, 300):
+        x, sizes = bit_case(dim)
+        x, n = x.to(dtype), len(x)
+        expected = labels_of(x, sizes, 0.40)
+        views = [x.T.contiguous().T]
+        for step in (2, 3):
+            wide = torch.full((2 * n, step * dim + 5), torch.nan, dtype=dtype)
+            views.append(wide[::2, 5::step].copy_(x))
+        for offset in range(16):
+            flat = torch.full((offset + n * dim + 16,), torch.nan, dtype=dtype)
+            views.append(flat[offset : offset + n * dim].view(n, dim).copy_(x))
+        for view in views:
+            assert torch.equal(labels_of(view, sizes, 0.40), expected)
+        shuffled = torch.from_numpy(np.random.default_rng(0).permutation(n))
+        assert torch.equal(labels_of(x[shuffled], sizes, 0.40, order=shuffled.argsort()), expected)
+    assert labels_of(x[:1].expand(20, -1)).max() == 0
 
 
 @EITHER
@@ -433,7 +445,16 @@ def test_powers_of_two_change_nothing(labels_of):
 
 @EITHER
 def test_avx2_equals_avx512(labels_of):
-    check_instruction_sets(lambda x, sizes: labels_of(x, sizes, 0.40))
+    native = native_loader.load()
+    if native.isa() != "avx512":
+        pytest.skip("this machine has no avx512")
+    x, sizes = bit_case()
+    for dim in (*range(30, 50), 255, 256, 300):
+        found = []
+        for name in ("avx2", "avx512"):
+            native.set_isa(name)
+            found.append(labels_of(x[:, :dim].contiguous(), sizes, 0.40))
+        assert torch.equal(*found)
 
 
 def test_dot_products(isa: str):

@@ -1,4 +1,4 @@
-"""Inputs of more than 2^31 elements: rows, or elements of a row, that lie further apart than 32 bits count.
+"""Fingerprints of more than 2^31 elements: rows, or elements of a row, further apart than 32 bits count.
 
 The room takes 5 GB of a GPU's memory; on a CPU only what is touched takes any.
 """
@@ -10,7 +10,7 @@ import pytest
 import torch
 from ragged import room, stage
 
-action_keys, clusters = stage("action_keys"), stage("clusters")
+clusters = stage("clusters")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 STEP = 2**26 + 16  # from the 32nd step on, 32 bits are too few
@@ -53,18 +53,3 @@ def test_clusters(columns: bool, device: torch.device):
     for near, apart in zip(*found, strict=True):
         assert torch.equal(near, apart)
     assert found[0][1].max() > 3 and found[0][0].unique().tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
-def test_action_keys(columns: bool, device: torch.device):
-    rng = np.random.default_rng(3)
-    ids = torch.from_numpy(rng.integers(0, 9, (40, 40))).to(torch.uint8)
-    valid = torch.from_numpy(rng.integers(0, 2, (40, 40))).to(torch.uint8)
-    found = [
-        action_keys.hash_token_ids(tokens, None, mask, None, None, mode="first_n", n=8, longest_row=40)[0].cpu()
-        for tokens, mask in (
-            (ids.to(device), valid.to(device)),
-            (far(ids, device, columns=columns), far(valid, device, columns=columns)),
-        )
-    ]
-    assert torch.equal(*found) and len(set(found[0].tolist())) == 40

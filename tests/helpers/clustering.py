@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from certificate import margins, replay
 from ragged import sentinels, stage
 from sized import Sized
 
-from bipace_kernels.backends import native_loader, threads
+from bipace_kernels.backends import threads
 from bipace_kernels.backends.cpu import clusters as cpu_clusters
 
 cpu = Sized(cpu_clusters)
@@ -133,46 +131,3 @@ def check_partition(
             assert worst.excess <= TOLERANCE, (worst, margin, size, epsilon)
             equal = equal and bool((among == expected).all())
     return equal
-
-
-def check_layouts(labels: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
-    """The same values at any address and stride give the same labels, and nothing outside them is read into them.
-
-    labels(x, sizes, order=None)   of the kernel under test
-    """
-    for dim in (37, 300):
-        x, sizes = bit_case(dim)
-        x = x.to(dtype)
-        n = len(x)
-        expected = labels(x, sizes)
-        shuffled = torch.from_numpy(np.random.default_rng(0).permutation(n))
-        back = torch.empty_like(shuffled)
-        back[shuffled] = torch.arange(n)
-        views = [x.T.contiguous().T]
-        for step in (2, 3):
-            wide = torch.full((2 * n, step * dim + 5), torch.nan, dtype=dtype)
-            wide[::2, 5::step] = x
-            views.append(wide[::2, 5::step])
-        for offset in range(16):
-            flat = torch.full((offset + n * dim + 16,), torch.nan, dtype=dtype)
-            flat[offset : offset + n * dim] = x.reshape(-1)
-            views.append(flat[offset : offset + n * dim].view(n, dim))
-        for view in views:
-            assert torch.equal(labels(view, sizes), expected)
-        assert torch.equal(labels(x[shuffled], sizes, order=back), expected)
-
-
-def check_instruction_sets(labels: Callable[..., torch.Tensor]) -> None:
-    """The same labels(x, sizes) by AVX2 as by AVX-512."""
-    native = native_loader.load()
-    before = native.isa()
-    if before != "avx512":
-        pytest.skip("this machine has no avx512")
-    x, sizes = bit_case()
-    found = {}
-    for name in ("avx512", "avx2"):
-        native.set_isa(name)
-        found[name] = [labels(x[:, :dim].contiguous(), sizes) for dim in (*range(30, 50), 255, 256, 300)]
-        native.set_isa(before)
-    for a, b in zip(found["avx512"], found["avx2"], strict=True):
-        assert torch.equal(a, b)

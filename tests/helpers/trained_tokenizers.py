@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import random
 from typing import Any
@@ -76,26 +75,6 @@ def sentencepiece_style(kind: str = "llama") -> Tokenizer:
     tokenizer.decoder = decoders.Sequence(steps)
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     return tokenizer
-
-
-@functools.cache
-def sentencepiece_model() -> tuple[Any, Tokenizer]:
-    """A model of the sentencepiece library itself, and the same vocabulary as a tokenizers.Tokenizer."""
-    import sentencepiece
-
-    stream = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(line.replace("\n", " ") for line in corpus()), model_writer=stream, vocab_size=420,
-        model_type="unigram", byte_fallback=True, hard_vocab_limit=False, minloglevel=2, num_threads=1,
-    )  # fmt: skip
-    model = sentencepiece.SentencePieceProcessor(model_proto=stream.getvalue())
-    pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=model.unk_id(), byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return model, tokenizer
 
 
 def all_tokenizers() -> dict[str, Tokenizer]:

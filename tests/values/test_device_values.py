@@ -101,29 +101,6 @@ def test_records_set_aside_change_nothing_for_the_others(device, longest, estima
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize(("estimator", "norm"), ESTIMATORS)
-@pytest.mark.parametrize("r", [0.1, slow(-1e-30), slow(3e36)])
-def test_equal_returns_give_exactly_zero(device, longest, estimator, norm, r):
-    lay = from_lengths([40, 13, 9], [1, 1, 1])
-    _, labels, keys = records(3, lay, states=2)
-    equal = torch.full((lay.n_records,), r)
-    assert bool((step_advantage(device, longest, lay, equal, labels, keys, estimator, norm)[0] == 0).all())
-
-
-def test_q_style_identity(device):
-    lay = from_lengths([90, 40, 7], [1, 1, 1])
-    r, labels, keys = records(5, lay, states=5, actions=6)
-    step, branch = (x.cpu() for x in step_advantage(device, 0, lay, r, labels, keys, "q_style"))
-    assert bool((branch == Branch.LEAVE_ONE_OUT).any())
-    for c in range(int(labels.max()) + 1):
-        inside = labels == c
-        n = int(inside.sum())
-        pace = step[inside & (branch == Branch.PACE)].double().sum()
-        loo = step[inside & (branch == Branch.LEAVE_ONE_OUT)].double().sum()
-        assert abs(float(pace + (n - 1) / n * loo)) < 1e-5
-
-
-@BOTH_WAYS
 @pytest.mark.parametrize("estimator", ["mean", "diff_peer", "q_style"])
 def test_magnitudes_far_apart(device, longest, estimator):
     lay = from_lengths([6], [1])

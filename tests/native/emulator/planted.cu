@@ -6,15 +6,6 @@ namespace bipace {
 
 constexpr int kThreads = 128;
 
-// out[i] = in[n − 1 − i] by way of shared memory.
-BIPACE_KERNEL(reverse, ReverseArgs, kThreads) {
-  int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
-  const int t = gpu::thread();
-  values[t] = a.values[t];
-  if (a.barrier) gpu::sync_block();
-  a.out[t] = values[kThreads - 1 - t];
-}
-
 BIPACE_KERNEL(write_beyond, BeyondArgs, kThreads) {
   int32_t* at = a.shared ? reinterpret_cast<int32_t*>(gpu::shared_memory()) : a.out;
   at[gpu::thread() + a.beyond] = gpu::thread();
@@ -31,28 +22,6 @@ BIPACE_KERNEL(part_ways, FlagArgs, kThreads) {
   } else {
     gpu::shuffle(1, 0);
   }
-}
-
-// All warps but the first pass their values on among themselves, by a barrier of their own.
-BIPACE_KERNEL(pass_on, SomeArgs, kThreads) {
-  int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
-  const int t = gpu::thread(), others = kThreads - gpu::kWarp;
-  if (gpu::warp() == 0) {
-    a.out[t] = gpu::lowest_bit(1u << t);
-    return;
-  }
-  values[t - gpu::kWarp] = a.values[t];
-  if (a.barrier) gpu::sync_some(1, others);
-  a.out[t] = values[kThreads - 1 - t];
-}
-
-BIPACE_KERNEL(copy_through, CopyArgs, kThreads) {
-  int32_t* values = reinterpret_cast<int32_t*>(gpu::shared_memory());
-  const int t = gpu::thread();
-  gpu::copy_async(values + 4 * t, a.values + 4 * t, 16);
-  gpu::copy_commit();
-  if (a.wait) gpu::copy_wait<0>();
-  for (int e = 0; e < 4; ++e) a.out[4 * t + e] = values[4 * t + e];
 }
 
 BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
@@ -73,24 +42,6 @@ BIPACE_KERNEL(collectives, CollectivesArgs, 32) {
 BIPACE_KERNEL(widen, WidenArgs, 32) {
   const int64_t i = gpu::block() * 32 + gpu::lane();
   a.out[i] = gpu::from_f16(a.values[i]);
-}
-
-BIPACE_KERNEL(multiply_tile, TileArgs, 32) {
-  uint16_t* rows = reinterpret_cast<uint16_t*>(gpu::shared_memory());  // x, then y
-  const int l = gpu::lane();
-  for (int i = l; i < 16 * 16; i += 32) rows[i] = a.x[i];
-  for (int i = l; i < 8 * 16; i += 32) rows[256 + i] = a.y[i];
-  gpu::sync_warp();
-  uint32_t fa[4], fb[4];
-  gpu::load_matrices(fa, rows + (l % 16) * 16 + (l / 16) * 8);
-  gpu::load_matrices(fb, rows + 256 + (l % 8) * 16 + (l / 8 % 2) * 8);
-  float c[4] = {0, 0, 0, 0};
-  if (a.bf16) {
-    gpu::multiply_warp<true>(c, fa, fb[0], fb[1]);
-  } else {
-    gpu::multiply_warp<false>(c, fa, fb[0], fb[1]);
-  }
-  for (int e = 0; e < 4; ++e) a.out[(l / 4 + 8 * (e / 2)) * 8 + 2 * (l % 4) + e % 2] = c[e];
 }
 
 constexpr int kGroupThreads = gpu::kGroup;

@@ -6,12 +6,6 @@
 // clang-format off
 namespace bipace {
 
-ARGUMENTS(ReverseArgs, planted, reverse)
-POINTER(values, const int32_t)  // [kThreads]
-POINTER(out, int32_t)           // [kThreads]
-INTEGER(barrier)                // whether threads wait for one another
-END
-
 ARGUMENTS(BeyondArgs, planted, write_beyond)
 POINTER(out, int32_t)           // [kThreads]
 INTEGER(shared)                 // into shared memory or into out
@@ -22,34 +16,15 @@ ARGUMENTS(FlagArgs, planted, leave_early, part_ways)
 INTEGER(fault)
 END
 
-ARGUMENTS(SomeArgs, planted, pass_on)
-POINTER(values, const int32_t)  // [kThreads]
-POINTER(out, int32_t)           // [kThreads]
-INTEGER(barrier)                // of the warps from the second on
-END
-
-ARGUMENTS(CopyArgs, planted, copy_through)
-POINTER(values, const int32_t)  // [4 · kThreads]
-POINTER(out, int32_t)           // [4 · kThreads]
-INTEGER(wait)                   // for the copies
-END
-
 ARGUMENTS(CollectivesArgs, planted, collectives)
 POINTER(values, const int32_t)  // [32]
-POINTER(out, int32_t)     // [8, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot; its bits counted, lowest, highest
+POINTER(out, int32_t)           // [8, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot, count_bits, lowest_bit, highest
 POINTER(least, uint64_t)        // the least of v as unsigned numbers, and of what stands there
 END
 
 ARGUMENTS(WidenArgs, planted, widen)
 POINTER(values, const uint16_t)  // [blocks, 32] float16
 POINTER(out, float)
-END
-
-ARGUMENTS(TileArgs, planted, multiply_tile)
-POINTER(x, const uint16_t)      // [16, 16] bfloat16 or float16
-POINTER(y, const uint16_t)      // [8, 16]
-POINTER(out, float)             // [16, 8] = x · yᵀ
-INTEGER(bf16)
 END
 
 ARGUMENTS(ProductArgs, planted, multiply_together)
