@@ -116,7 +116,7 @@ NOT_KERNELS = $(addprefix --ignore=tests/,pipeline/test_device_pipeline.py clust
   action_keys/test_device_action_clusters.py)
 oldest-triton: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTHON) -c "import triton; assert triton.__version__ == '$(OLDEST_TRITON)', triton.__version__"
-	PYTHONPATH=$(OLDEST) $(PYTHON) -m pytest tests/backends/test_triton_compile.py tests/backends/test_triton_launch.py -n 2 -q
+	PYTHONPATH=$(OLDEST) $(PYTHON) -m pytest tests/backends/test_triton_compile.py -n 2 -q
 	PYTHONPATH=$(OLDEST) TRITON_INTERPRET=1 $(PYTHON) -m pytest -o python_files='test_device_*.py' -m "not slow" \
 	  --benchmark-disable -n 2 -q -W ignore::DeprecationWarning $(NOT_KERNELS)
 

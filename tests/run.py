@@ -35,8 +35,10 @@ ON_DEVICE = ["-o", "python_files=test_device_*.py"]
 ELSEWHERE = ["--ignore-glob=*/test_device_*.py"]  # without a GPU they would all be skipped here
 TRITON, EMULATOR = {"TRITON_INTERPRET": "1"}, {"BIPACE_TEST_BACKEND": "cuda", "BIPACE_EMULATOR": "1"}
 # Of the CPU tests, those that compute nothing, run models, compile, run benchmarks, build or start many processes.
-LONGER = ["backends/test_triton_compile.py", "backends/test_triton_launch.py", "backends/test_cuda_emulator.py",
-          "bench", "cli", "distributed", "docs", "examples", "hidden", "packaging"]  # fmt: skip
+LONGER = [
+    "backends/test_triton_compile.py", "backends/test_cuda_emulator.py", "bench", "cli", "distributed", "docs",
+    "examples", "hidden", "packaging",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
