@@ -70,9 +70,7 @@ class Backend:
         return f"Backend({self.name!r})"
 
 
-@functools.cache
-def _backend(name: str) -> Backend:
-    return Backend(name)
+_backend = functools.cache(Backend)
 
 
 class BackendError(RuntimeError):

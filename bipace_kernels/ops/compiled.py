@@ -19,6 +19,10 @@ from ..support.handles import handle_of
 
 Tensor = torch.Tensor
 
+#: Of the op: its tensor arguments, and the columns of an AdvantageResult that it returns before V̂, flags and checks.
+_GIVEN = ("rewards", "returns", "episode_return", "fingerprint", "observation")
+TENSORS = (*_GIVEN, "action_key", "action_parsed", "valid", "truncated")
+ROWS = ("advantage", "step_advantage", "episode_advantage", "returns", "cluster", "branch")
 FLAGS = ("state", "episode_differs", "copy_differs")  # of each row, as in Unread
 LATE = 4  # checks of masks, at most
 _untraced: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -49,13 +53,10 @@ def advantage(
             "holds no function."
         )
     spelled = "" if handle else "{" + ", ".join([f"{name!r}: {getattr(cfg, name)!r}" for name in _FIELDS]) + "}"
-    results = torch.ops.bipace.advantage(
-        given["rewards"], given["returns"], given["episode_return"], given["fingerprint"], given["observation"],
-        given["action_key"], given["action_parsed"], given["valid"], given["truncated"], layout=handle_of(layout),
-        config=handle, fields=spelled, backend=backend, check=check, num_threads=num_threads or 0,
-    )  # fmt: skip
-    *rows, flags, late = results
-    total, step, episode, returns, cluster, branch, value = rows
+    tensors, options = [given[name] for name in TENSORS], {"check": check, "num_threads": num_threads or 0}
+    total, step, episode, returns, cluster, branch, value, flags, late = torch.ops.bipace.advantage(
+        *tensors, layout=handle_of(layout), config=handle, fields=spelled, backend=backend, **options
+    )
     records = CompiledRecords(given, layout, cfg, flags, late)
     return AdvantageResult(
         total, step, episode, returns, cluster, branch, records, value=value if cfg.estimator_row.has_value else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -113,9 +113,8 @@ class Op:
         like = next(value for value in given.values() if isinstance(value, Tensor))
         sizes: dict[str, Any] = {"1": 1, "E": len(given.get("epsilons") or ())}
         sizes |= {letter: given[name] for name, letter in _SIZES.items() if name in given}
-        for name, value in given.items():
-            for letter, size in zip(_shape_of(name), value.shape, strict=False) if isinstance(value, Tensor) else ():
-                sizes.setdefault(letter[0], size - 1 if letter.endswith("+1") else size)
+        for _, letter, size in _lengths(given):
+            sizes.setdefault(letter, size)
         if "ids" in given:
             sizes.setdefault("R", given["ids"].shape[0])
         made = [like.new_empty([sizes[letter] for letter in shape.split()], dtype=kind) for shape, kind in self.results]
@@ -167,6 +166,13 @@ def _shape_of(name: str) -> list[str]:
     return (_FINGERPRINT if name == "fingerprint" else TENSORS.get(name, ("",))[0]).split()
 
 
+def _lengths(columns: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Argument, letter and size of each dimension of the tensors; of offsets [S+1] the number of runs, S."""
+    for name, value in columns.items():
+        for letter, size in zip(_shape_of(name), value.shape, strict=False) if isinstance(value, Tensor) else ():
+            yield name, letter[0], size - 1 if letter.endswith("+1") else size
+
+
 def _checked(name: str, kind: str, value: Any, device: torch.device) -> Any:
     """An argument as stages take it; TypeError for another dtype, ValueError for another device or range."""
     if value is None and kind == "Tensor":  # torch takes None for every tensor
@@ -200,18 +206,15 @@ def _checked(name: str, kind: str, value: Any, device: torch.device) -> Any:
 def check_sizes(columns: dict[str, Any]) -> dict[str, int]:
     """Sizes by letter; ValueError for lengths that contradict each other."""
     known = {letter: (columns[name], name) for name, letter in _SIZES.items() if name in columns}
-    for name, value in columns.items():
-        letters = _shape_of(name)
-        for letter, size in zip(letters, value.shape, strict=True) if isinstance(value, Tensor) and letters else ():
-            length = size - 1 if letter.endswith("+1") else size
-            if length < 0:
-                raise ValueError(f"{name} must hold at least one offset, got none.")
-            other, where = known.setdefault(letter[0], (length, name))
-            if length != other:
-                raise ValueError(
-                    f"{name} must have shape [{', '.join(letters)}] with {letter[0]} = {other} as {where} has it, got "
-                    f"{list(value.shape)}; take both from one layout."
-                )
+    for name, letter, length in _lengths(columns):
+        if length < 0:
+            raise ValueError(f"{name} must hold at least one offset, got none.")
+        other, where = known.setdefault(letter, (length, name))
+        if length != other:
+            raise ValueError(
+                f"{name} must have shape [{', '.join(_shape_of(name))}] with {letter} = {other} as {where} has it, got "
+                f"{list(columns[name].shape)}; take both from one layout."
+            )
     return {letter: size for letter, (size, _) in known.items()}
 
 
@@ -332,18 +335,14 @@ def _hash_token_ids(columns: dict[str, Any], device: torch.device) -> Any:
 
 # -------------------------------------------------------------------------------------------------- the whole chain
 
-_CHAIN_TENSORS = (
-    "rewards", "returns", "episode_return", "fingerprint", "observation", "action_key", "action_parsed", "valid",
-    "truncated",
-)  # fmt: skip
 _CHAIN = (
-    f"({', '.join(f'Tensor? {name}' for name in _CHAIN_TENSORS)}, *, SymInt layout, SymInt config, str fields, "
+    f"({', '.join(f'Tensor? {name}' for name in compiled.TENSORS)}, *, SymInt layout, SymInt config, str fields, "
     f"str backend, str check, int num_threads) -> ({', '.join(['Tensor'] * 9)})"
 )
 
 
 def _advantage(
-    *tensors: Tensor | None,  # those of _CHAIN_TENSORS, each with N rows
+    *tensors: Tensor | None,  # those of compiled.TENSORS, each with N rows
     layout: int,
     config: int,
     fields: str,
@@ -356,17 +355,14 @@ def _advantage(
     layout, config   handles; config 0: `fields` holds it, a dict as Python writes it
     num_threads      0: None
     """
-    given = {"group": None, "trajectory": None, "step": None, **dict.fromkeys(_CHAIN_TENSORS)}
-    given |= dict(zip(_CHAIN_TENSORS, tensors, strict=False))
+    given = dict.fromkeys(("group", "trajectory", "step", *compiled.TENSORS))
+    given |= dict(zip(compiled.TENSORS, tensors, strict=False))
     cfg = find(config) if config else _config(fields)
     with torch.no_grad():
         result = pipeline.run(given, find(layout), cfg, backend, check, num_threads or None)
         flags, late = compiled.flags_of(result)
     value = torch.zeros_like(result.advantage) if result.value is None else result.value
-    return (
-        result.advantage, result.step_advantage, result.episode_advantage, result.returns, result.cluster,
-        result.branch, value, flags, late,
-    )  # fmt: skip
+    return *(getattr(result, name) for name in compiled.ROWS), value, flags, late
 
 
 def _config(fields: str) -> Config:
