@@ -138,10 +138,11 @@ def calibrate(
     choice, reason = _choose(scan, states, groups, min_clusters, backend, band=band, bounds=bounds)
     causal: Any = decoder.causal
     name = Path(str(getattr(causal.config, "_name_or_path", "") or "")).name or type(causal).__name__
-    counts = len(rows), states.n_distinct, len(np.unique(groups.numpy())), len(names)
+    counts = {"n_prompts": len(rows), "n_distinct": states.n_distinct, "n_labels": len(names)}
+    counts["n_groups"] = len(np.unique(groups.numpy()))
+    rule = {"folds": folds, "min_clusters": min_clusters, "seed": seed, "reused": states.reused}
     majority = int(numbers.bincount().max()) / len(rows)
-    rule = folds, min_clusters, seed
-    return Calibration(scan, choice, reason, name, *counts, majority, *rule, reused=states.reused, seconds=seconds)
+    return Calibration(scan, choice, reason, name, **counts, majority=majority, **rule, seconds=seconds)
 
 
 # ---- measuring
