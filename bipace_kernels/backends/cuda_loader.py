@@ -63,7 +63,7 @@ def _why_not(compiled: Any, torch: Any) -> str:
     """Why driver, torch or GPUs cannot run the kernels; empty where they can."""
     if compiled is not None:
         driver, runtime = compiled.versions()
-        needed = needs(runtime)
+        needed = _text(runtime // 1000 * 1000)  # minor versions are compatible
         if driver == 0:
             return f"no NVIDIA driver was found; the kernels need one for CUDA {needed} or newer"
         if driver < runtime // 1000 * 1000:
@@ -105,11 +105,6 @@ def serves(built: str, capability: tuple[int, int]) -> bool:
     return False
 
 
-def needs(runtime: int) -> str:
-    """The oldest CUDA that a driver must support for kernels built with a runtime; minor versions are compatible."""
-    return _text(runtime // 1000 * 1000)
-
-
 def _text(version: int) -> str:
     """ "13.0" of 13000, "none" of 0."""
     return f"{version // 1000}.{version % 1000 // 10}" if version else "none"
@@ -123,6 +118,6 @@ def detail() -> str:
         return f"compiled by CuPy at first use ({why})" if has_cupy() else why
     driver, runtime = compiled.versions()
     return (
-        f"built with CUDA {_text(runtime)} for {compiled.built}; driver needed: CUDA {needs(runtime)}, "
+        f"built with CUDA {_text(runtime)} for {compiled.built}; driver needed: CUDA {_text(runtime // 1000 * 1000)}, "
         f"found: {_text(driver)}"
     )

@@ -23,21 +23,12 @@ void launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64
   if (!status.is_ok()) throw std::runtime_error(status.message);
 }
 
-// {name: (bytes of its struct, most threads of a block)}
-py::dict kernels() {
-  py::dict found;
-  for (const cuda::Kernel* k = cuda::all(); k; k = k->next)
-    found[k->name] = py::make_tuple(k->args_bytes, k->most_threads);
-  return found;
-}
-
 }  // namespace
 }  // namespace bipace
 
 PYBIND11_MODULE(_cuda, m) {
   m.doc() = "CUDA kernels of bipace_kernels.  Private: call the functions of bipace_kernels instead.";
   m.def("launch", &bipace::launch);
-  m.def("kernels", &bipace::kernels);
   m.def("versions", [] {  // (CUDA that the driver serves, CUDA runtime inside), 13000 for 13.0; a driver of 0: none
     const bipace::cuda::Versions found = bipace::cuda::versions();
     return pybind11::make_tuple(found.driver, found.runtime);

@@ -22,9 +22,9 @@
 #define BIPACE_KERNEL(name, Args, threads) BIPACE_ENTRY(name, Args, threads)
 #else
 #include "cuda/launch.h"
-#define BIPACE_KERNEL(name, Args, threads)                                                                             \
-  BIPACE_ENTRY(name, Args, threads);                                                                                   \
-  static const bipace::cuda::Kernel kernel_##name(#name, reinterpret_cast<const void*>(&name), sizeof(Args), threads); \
+#define BIPACE_KERNEL(name, Args, threads)                                                                    \
+  BIPACE_ENTRY(name, Args, threads);                                                                          \
+  static const bipace::cuda::Kernel kernel_##name(#name, reinterpret_cast<const void*>(&name), sizeof(Args)); \
   BIPACE_ENTRY(name, Args, threads)
 #endif
 

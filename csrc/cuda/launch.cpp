@@ -83,12 +83,10 @@ cudaError_t allow_shared(const Kernel& kernel, int64_t bytes, int device) {
 
 }  // namespace
 
-Kernel::Kernel(const char* kernel, const void* function, size_t bytes, int threads)
-    : name(kernel), entry(function), args_bytes(bytes), most_threads(threads), next(head()) {
+Kernel::Kernel(const char* kernel, const void* function, size_t bytes)
+    : name(kernel), entry(function), args_bytes(bytes), next(head()) {
   head() = this;
 }
-
-const Kernel* all() { return head(); }
 
 const Kernel* find(const char* name) {
   const Kernel* kernel = head();

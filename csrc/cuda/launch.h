@@ -11,17 +11,15 @@ namespace cuda {
 
 // A kernel makes itself known where it is defined (BIPACE_KERNEL).
 struct Kernel {
-  Kernel(const char* kernel, const void* function, size_t bytes, int threads);
+  Kernel(const char* kernel, const void* function, size_t bytes);
 
   const char* name;
   const void* entry;
   size_t args_bytes;   // of its struct of 8-byte fields
-  int most_threads;    // of a block
   const Kernel* next;  // all kernels are a list
 };
 
 const Kernel* find(const char* name);
-const Kernel* all();
 
 struct Shape {
   int64_t grid_x, grid_y;

@@ -11,7 +11,7 @@ namespace {
 int current = 0;
 std::string said;
 const int kernel_entry = 0;
-const bipace::cuda::Kernel kernel("one", &kernel_entry, 16, 1024);
+const bipace::cuda::Kernel kernel("one", &kernel_entry, 16);
 
 }  // namespace
 

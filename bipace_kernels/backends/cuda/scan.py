@@ -36,7 +36,7 @@ def decide(
         similar = torch.empty((e, slots, 2, PANEL, side + 1), dtype=torch.float32, device=device)
     decisions = torch.empty((e, slots, 6, side), dtype=torch.float32, device=device)
     launch(
-        "scan_groups", (slots, e), _THREADS, device=device, shared=shared_bytes(clusters), gram=products, side=side,
+        "scan_groups", (slots, e), _THREADS, device=device, shared=_BEFORE + 2 * PANEL * clusters * 4, gram=products, side=side,
         reciprocal=reciprocal, kind=kind, lowest=on_device(lowest, device) if e > 1 else None, only_lowest=lowest[0],
         capacity=clusters, similar=similar, decisions=decisions, first=first, first_stride=first.stride(0),
         **groups._asdict(),
@@ -48,8 +48,3 @@ def capacity(device: torch.device, side: int, most_shared: int) -> int:
     most = min(most_shared, _launch.shared_memory(device)) - _BEFORE
     # Odd, so that neither a record's nor a cluster's similarities share a bank.
     return min((most // (2 * PANEL * 4) - 1) | 1, max(side + 2 * PANEL + 1, _FEW))
-
-
-def shared_bytes(clusters: int) -> int:
-    """Bytes of shared memory of a scan with room for so many."""
-    return _BEFORE + 2 * PANEL * clusters * 4

@@ -78,16 +78,6 @@ def add_word(hash, word):  # the 8 bytes of a tail
 
 
 @triton.jit
-def add_half(hash, half):  # 4 bytes
-    return rotate(hash ^ (half * PRIME_1), 23) * PRIME_2 + PRIME_3
-
-
-@triton.jit
-def add_byte(hash, byte):
-    return rotate(hash ^ (byte * PRIME_5), 11) * PRIME_1
-
-
-@triton.jit
 def merge(hash, accumulator):
     return (hash ^ (rotate(accumulator * PRIME_2, 31) * PRIME_1)) * PRIME_1 + PRIME_4
 
@@ -97,13 +87,6 @@ def converge(a, b, c, d):
     """The hash of whole stripes, from their four accumulators."""
     hash = rotate(a, 1) + rotate(b, 7) + rotate(c, 12) + rotate(d, 18)
     return merge(merge(merge(merge(hash, a), b), c), d)
-
-
-@triton.jit
-def avalanche(hash):
-    hash = (hash ^ (hash >> 33)) * PRIME_2
-    hash = (hash ^ (hash >> 29)) * PRIME_3
-    return hash ^ (hash >> 32)
 
 
 @triton.jit
@@ -150,12 +133,16 @@ def xxh_finish(ring, a, b, c, d, absorbed, size, SEED: tl.constexpr, CAPACITY: t
     rest = left & 7
     word = tl.load(word_at + (left >> 3), mask=rest > 0, other=0)
     half = rest >= 4
-    hash = tl.where(half, add_half(hash, word & 0xFFFFFFFF), hash)
+    with_half = rotate(hash ^ ((word & 0xFFFFFFFF) * PRIME_1), 23) * PRIME_2 + PRIME_3
+    hash = tl.where(half, with_half, hash)
     word = tl.where(half, word >> 32, word)
     rest = tl.where(half, rest - 4, rest)
     for k in tl.static_range(3):
-        hash = tl.where(rest > k, add_byte(hash, (word >> (8 * k)) & 0xFF), hash)
-    return avalanche(hash)
+        byte = (word >> (8 * k)) & 0xFF
+        hash = tl.where(rest > k, rotate(hash ^ (byte * PRIME_5), 11) * PRIME_1, hash)
+    hash = (hash ^ (hash >> 33)) * PRIME_2
+    hash = (hash ^ (hash >> 29)) * PRIME_3
+    return hash ^ (hash >> 32)
 
 
 @triton.jit

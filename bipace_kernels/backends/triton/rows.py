@@ -106,10 +106,7 @@ def _bits(x):
 @triton.jit
 def _magnitude(x):
     """Bits of |x|: they order like |x|, and infinity and NaN come last."""
-    if x.dtype == tl.float32:
-        return _bits(x) & 0x7FFFFFFF
-    else:
-        return _bits(x) & 0x7FFF
+    return _bits(x) & (0x7FFFFFFF if x.dtype == tl.float32 else 0x7FFF)
 
 
 @triton.jit
