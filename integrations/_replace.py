@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -10,14 +10,20 @@ from typing import Any
 Function = Callable[..., Any]
 
 
+def need(owner: Any, names: Iterable[str], cure: str = "") -> None:
+    """Raises AttributeError for the attributes that the owner (a module, a class, an object) lacks."""
+    missing = [name for name in names if not hasattr(owner, name)]
+    if missing:
+        who = getattr(owner, "__name__", type(owner).__name__)
+        raise AttributeError(f"{who} has no {' and no '.join(missing)}{cure}")
+
+
 def replace(owner: Any, *functions: Function) -> Callable[[], None]:
     """Replaces the owner's attributes by functions f(inner, ...) of their names; returns a function that undoes it.
 
-    AttributeError names the attributes that the owner (a module, a class, an object) lacks; then nothing is replaced.
+    AttributeError as of need(); then nothing is replaced.
     """
-    missing = [f.__name__ for f in functions if not hasattr(owner, f.__name__)]
-    if missing:
-        raise AttributeError(f"{getattr(owner, '__name__', type(owner).__name__)} has no {' and no '.join(missing)}")
+    need(owner, [f.__name__ for f in functions])
     own = {f.__name__: vars(owner)[f.__name__] for f in functions if f.__name__ in vars(owner)}
     for f in functions:
         setattr(owner, f.__name__, _after(getattr(owner, f.__name__), f))

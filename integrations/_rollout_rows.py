@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -13,12 +14,12 @@ import torch
 from ..result import AdvantageResult
 from ._recorder import texts_of
 from ._states import States
-from ._turns import Turns, are_numbers, keys_of
+from ._turns import Turns, keys_of
 
 Tensor = torch.Tensor
 
-# {name in `extra`: (key of a rollout's own, entry of each turn of a row that does not fit)}
-ENTRIES = {"step_rewards": ("step_rewards", float("nan")), "observation": ("observation", "")}
+# What may be said of each turn, and stands where nothing is, and where it does not fit the row's turns.
+ENTRIES = {"step_rewards": (0.0, math.nan), "observation": ("", "")}
 
 
 def require(names: Iterable[str], there: Container[str], cure: str) -> None:
@@ -36,48 +37,10 @@ def numbered(group: Sequence[str], trajectory: Sequence[Any]) -> tuple[Tensor, T
     return torch.from_numpy(groups), torch.tensor([number[pair] for pair in pairs], dtype=torch.int64)
 
 
-def entries_of(
-    infos: Sequence[Mapping[str, Any]], keys: Mapping[str, tuple[str, Any]], turns: Turns, states: States, *,
-    where: str, mask: str, elsewhere: Container[str] = (), valid: Sequence[bool] | None = None,
-) -> tuple[dict[str, list[Any]], Tensor]:  # fmt: skip
-    """What rollouts say of their turns, as `extra` of RolloutRows, and [B] bool the rows where that does not fit them.
-
-    infos       [B] what each row's rollout says
-    keys        {name in `extra`: (key in infos, entry of each turn of a row that does not fit)}
-    where       the name of `infos` in messages, `mask` that of the mask of the model's tokens
-    valid       [B]; False: padding, of which nothing is asked
-    elsewhere   keys that rollouts of other processes give, which all rows here then need as well
-
-    A row of which a key has no entry for each turn takes part in nothing.  A key that no rollout has is not missing.
-    """
-    counts, empty = turns.counts.tolist(), set(turns.row[turns.stop == turns.start].tolist())
-    found: dict[str, list[Any]] = {}
-    misfits: dict[int, str] = {}
-    must_fit = True
-    for name, (key, fill) in keys.items():
-        given = [info.get(key) for info in infos]
-        if all(value is None for value in given):
-            if key not in elsewhere:
-                continue
-            must_fit = False  # rows elsewhere may fit
-        for row, (value, n) in enumerate(zip(given, counts, strict=True)):
-            several = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
-            have = len(value) if several else int(value is not None)
-            if have != n and row not in empty:
-                given[row] = [fill] * n
-                if valid is not None and not valid[row]:
-                    continue
-                misfits.setdefault(
-                    row,
-                    f"{where}[{key!r}] must have one entry per turn, a run of ones in {mask}, but row {row} has "
-                    f"{have} for {n}",
-                )
-            elif name == "step_rewards" and not are_numbers(value if several else [value]) and row not in empty:
-                given[row] = [fill] * n
-                if valid is None or valid[row]:
-                    misfits.setdefault(row, f"{where}[{key!r}] must be numbers, but row {row} has {value!r}")
-        found[name] = given
-    return found, states.set_aside(misfits, len(infos), must_fit)
+def extra_of(infos: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> dict[str, list[Any]]:
+    """`extra` of RolloutRows: by name, the values under its key of the rollouts [B], if any of them has one."""
+    found = {name: [info.get(key) for info in infos] for name, key in keys.items()}
+    return {name: values for name, values in found.items() if any(value is not None for value in values)}
 
 
 @dataclass(frozen=True)
@@ -92,42 +55,58 @@ class RolloutRows:
     trajectory   [B]       id of the prompt's rollout, with an order that does not depend on the order of rows
     place        [B]       number of the row in its trajectory; equal for copies
     valid        [B] bool  False: padding
-    extra        {name: [B] values} that environments may return: `step_rewards`, `observation`, `truncated`
+    extra        {name: [B] values} that environments may return: `step_rewards`, `observation`, `truncated`; read by
+                 the other methods once they are fitted()
     hidden       [turns, D] of each row, or None
     labels       [turns] int64 of each row: clusters c made on the workers, −1 − c for bad states; or None
     mask_name    the trainer's name of the mask
-    extra_name   the trainer's name of what holds `extra`
+    extra_name   the trainer's name of what holds `extra`, and `keys` {name: key} there where they differ
     """
 
     mask: Tensor
     scores: Tensor
     responses: Tensor
     prompts: Callable[[], Sequence[Tensor]]
-    group: Sequence[str]
-    trajectory: Sequence[Any]
-    place: Sequence[int]
     valid: Tensor
+    group: Sequence[str] = ()
+    trajectory: Sequence[Any] = ()
+    place: Sequence[int] = ()
     extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     hidden: Sequence[Tensor] | None = None
     labels: Sequence[Tensor] | None = None
     mask_name: str = "response_mask"
     extra_name: str = "extra_fields"
+    keys: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def turns(self) -> Turns:
         return Turns.of(self.mask)
 
-    def fitted(self, states: States) -> RolloutRows:
-        """Rows whose entries of `extra` do not fit their turns score NaN, and so take part in nothing."""
-        entries = {name: ENTRIES[name] for name in ENTRIES if name in self.extra}
-        if not entries:
+    def fitted(self, states: States, elsewhere: Container[str] = ()) -> RolloutRows:
+        """With `step_rewards` and `observation` [n] by turn.  Rows where they do not fit take part in nothing: they
+        score NaN.
+
+        elsewhere   names that rollouts of other processes give, which all rows here then need as well
+        """
+        names = [name for name in ENTRIES if name in self.extra or name in elsewhere]
+        if not names:
             return self
-        infos = [{name: self.extra[name][row] for name in entries} for row in range(len(self.valid))]
-        extra, aside = entries_of(
-            infos, entries, self.turns, states, where=self.extra_name, mask=self.mask_name, valid=self.valid.tolist()
-        )
-        scores = self.scores.double().masked_fill(aside.to(self.scores.device)[:, None], torch.nan)
-        return replace(self, extra={**self.extra, **extra}, scores=scores)
+        extra: dict[str, Any] = dict(self.extra)
+        misfits: dict[int, str] = {}
+        for name in names:
+            missing, bad = ENTRIES[name]
+            given = extra.get(name, [None] * len(self.valid))
+            where = f"{self.extra_name}[{self.keys.get(name, name)!r}]"
+            rows, wrong = self.turns.entries(given, where, self.mask_name, numbers=name == "step_rewards")
+            by_turn: list[Any] = []
+            for row, (n, valid) in enumerate(zip(self.turns.counts.tolist(), self.valid.tolist(), strict=True)):
+                by_turn += [missing] * n if not valid else [bad] * n if row in wrong else [*rows[row], missing][:n]
+                if valid and row in wrong:
+                    misfits.setdefault(row, wrong[row])
+            extra[name] = by_turn
+        must_fit = all(name in self.extra for name in names)  # else rows elsewhere may fit
+        aside = states.set_aside(misfits, len(self.valid), must_fit).to(self.scores.device)
+        return replace(self, extra=extra, scores=self.scores.double().masked_fill(aside[:, None], torch.nan))
 
     def ids(self) -> dict[str, Tensor]:
         """group, trajectory and step [n] of each turn, and whether it is valid.
@@ -172,19 +151,15 @@ class RolloutRows:
         at_end = turns.on_last(self.scores.double().cpu().sum(1)).where(_last(ids), 0.0) + penalty
         if "step_rewards" not in self.extra:
             return at_end, None
-        given = torch.tensor(self.field("step_rewards", 0.0), dtype=torch.float64)
+        given = torch.tensor(self.extra["step_rewards"], dtype=torch.float64)
         once = torch.from_numpy(np.unique(torch.stack([trajectory, step], 1).numpy(), axis=0, return_index=True)[1])
         total = torch.zeros(n, dtype=torch.float64).index_add_(0, trajectory[once], at_end[once])
         return given + penalty, total[trajectory]
 
-    def field(self, name: str, fill: Any) -> list[Any]:
-        """[n] values of `extra`."""
-        return self.turns.field(self.extra[name], name, fill, mask=self.mask_name, valid=self.valid)
-
     def observations(self, tokenizer: Any) -> list[Any]:
         """[n] observation of each turn: `observation`, else the text of the tokens since the previous turn."""
         if "observation" in self.extra:
-            return self.field("observation", "")
+            return list(self.extra["observation"])
         return self.turns.observation_texts(self.prompts(), self.responses, tokenizer)
 
     def of_turns(self, rows: Sequence[Tensor] | None) -> Tensor | None:
@@ -205,8 +180,7 @@ class RolloutRows:
         """Observations and actions of some turns [k], all those of their rows."""
         observations, actions = texts_of(self.turns, turns, self.prompts(), self.responses.cpu(), tokenizer)
         if "observation" in self.extra:
-            given = self.field("observation", "")
-            observations = [given[i] for i in turns.tolist()]
+            observations = [self.extra["observation"][i] for i in turns.tolist()]
         return observations, actions
 
     def records(self, states: States, tokenizer: Any, token_rewards: Tensor, update: int = 0) -> dict[str, Any]:
@@ -231,11 +205,10 @@ class RolloutRows:
         update   its number in the run, for what is recorded of it
         """
         records = self.records(states, tokenizer, token_rewards, update)
+        texts = partial(self.observations, tokenizer)
+        actions = partial(self.turns.action_texts, self.responses, tokenizer)
         hidden, labels = self.of_turns(self.hidden), self.of_turns(self.labels)
-        return states.advantage(
-            records, lambda: self.observations(tokenizer),
-            actions=lambda: self.turns.action_texts(self.responses, tokenizer), hidden=hidden, labels=labels, why=why,
-        )  # fmt: skip
+        return states.advantage(records, texts, actions=actions, hidden=hidden, labels=labels, why=why)
 
 
 def _last(ids: Mapping[str, Tensor]) -> Tensor:

@@ -107,29 +107,39 @@ def _distinct(records: Columns, gather: Gather) -> tuple[Tensor, Tensor, dict[st
     return states[at], group, {"trajectory": trajectory, "step": step}
 
 
-class Embedding:
-    """The fingerprints of a run's steps: hidden states, or those that an embedder makes of texts."""
+class States:
+    """What a training run keeps between batches: embedder, radius and memory of its states, and what it records.
 
-    def __init__(self, settings: Settings, where: str) -> None:
-        self.settings, self.where = settings, where
-        self._embedder: Any = None
+    where       prefix of the settings' names in messages, such as "algorithm.bipace."
+    recorder    of record_dir, else None
+    memory      of share="memory", else None; with several processes only rank 0's holds records
+    """
+
+    def __init__(self, settings: Settings, where: str = "") -> None:
+        self.settings, self.where, self.radius = settings, where, Radius(settings, where)
+        self._embedder: Any = None  # of texts, once one is used
+        self.memory = ValueMemory(settings.memory_rows) if settings.config().needs_memory else None
+        self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
+        self.fitted = False  # whether any rollout's entries have matched its turns
+        self._set_aside = False  # whether a row has been
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε of the configured embedder; None until it is chosen, and for a method without ε."""
+        return self.radius.epsilon
 
     @property
     def may_be_hidden(self) -> bool:
         """Whether the settings use hidden states if available."""
         return self.settings.config().needs_fingerprint and self.settings.embedder in ("auto", "actor_hidden")
 
-    def no_hidden(self, why: str) -> ValueError:
-        return no_hidden(self.where, why)
-
-    def require_hidden(self, why: str) -> str:
-        """`why` there are no hidden states, if there is a reason; an error where the settings insist on them."""
+    def require_hidden(self, why: str) -> None:
+        """An error if there is a reason `why` there are no hidden states, and the settings insist on them."""
         if why and self.may_be_hidden and self.settings.embedder == "actor_hidden":
-            raise self.no_hidden(why)
-        return why
+            raise no_hidden(self.where, why)
 
-    def fingerprint(self, hidden: Tensor | None, texts: Callable[[], Sequence[Any]], why: str) -> tuple[str, Tensor]:
-        """The embedder in use, and its fingerprints [n, D]; arguments as in States.advantage()."""
+    def _fingerprint(self, hidden: Tensor | None, texts: Callable[[], Sequence[Any]], why: str) -> tuple[str, Tensor]:
+        """The embedder in use, and its fingerprints [n, D]; arguments as in advantage()."""
         name = self.settings.embedder
         if self.may_be_hidden:
             if hidden is not None:
@@ -148,33 +158,6 @@ class Embedding:
         radius = f" with ngram_epsilon = {self.settings.ngram_epsilon:g}," if has_epsilon else ""
         text = f"{self.where}embedder=auto uses n-grams of the {of_turns},{radius} instead of hidden states: {why}."
         warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
-class States:
-    """What a training run keeps between batches: embedding, radius and memory of its states, and what it records.
-
-    where       prefix of the settings' names in messages, such as "algorithm.bipace."
-    recorder    of record_dir, else None
-    memory      of share="memory", else None; with several processes only rank 0's holds records
-    """
-
-    def __init__(self, settings: Settings, where: str = "") -> None:
-        self.settings, self.where = settings, where
-        self.embedding, self.radius = Embedding(settings, where), Radius(settings, where)
-        self.memory = ValueMemory(settings.memory_rows) if settings.config().needs_memory else None
-        self.recorder = Recorder(settings.record_dir, settings.record_every, where) if settings.record_dir else None
-        self.fitted = False  # whether any rollout's entries have matched its turns
-        self._set_aside = False  # whether a row has been
-
-    @property
-    def epsilon(self) -> float | None:
-        """ε of the configured embedder; None until it is chosen, and for a method without ε."""
-        return self.radius.epsilon
-
-    @property
-    def may_be_hidden(self) -> bool:
-        """Whether the settings use hidden states if available."""
-        return self.embedding.may_be_hidden
 
     def advantage(
         self,
@@ -210,7 +193,7 @@ class States:
             def states() -> Sequence[Any]:
                 return texts() if n == 1 or actions is None else windows(records, texts(), actions(), n)
 
-            used, fingerprint = self.embedding.fingerprint(hidden, states, why)
+            used, fingerprint = self._fingerprint(hidden, states, why)
             columns["fingerprint"] = fingerprint.to(columns["group"].device)
             epsilon = self.radius.of(used, columns, gather) if config.has_epsilon else None
         elif config.needs_observation:

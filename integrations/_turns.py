@@ -73,6 +73,11 @@ class Turns:
         """[B] int64: turns of each row, 1 if a row has none."""
         return torch.bincount(self.row, minlength=self.shape[0])
 
+    @property
+    def empty(self) -> set[int]:
+        """Rows without a token of the model."""
+        return set(self.row[self.stop == self.start].tolist())
+
     def positions(self, prompt_length: int | Tensor) -> Positions:
         """The token before each turn, as columns of prompt and response together.
 
@@ -135,28 +140,29 @@ class Turns:
                 )
         return torch.tensor([bool(value) for value in rows])[self.row]
 
-    def field(self, rows: Sequence[Any], name: str, fill: Any, *, mask: str, valid: Any = None) -> list[Any]:
-        """[n] values from B rows, each with a list of one entry per turn, or in a row of one turn the entry itself.
+    def entries(
+        self, rows: Sequence[Any], name: str, mask: str, *, numbers: bool = False
+    ) -> tuple[list[list[Any]], dict[int, str]]:
+        """[B] lists of what each row says of its turns, and {row: why} of those that do not fit them.
 
-        fill    for padding, and for a row without a turn whose list is empty
-        mask    the trainer's name of the mask of the model's tokens
-        valid   [B] bool   False: padding; None: there is none
+        rows         [B], each with a list of one entry per turn, or in a row of one turn the entry itself
+        name, mask   what the trainer calls the entries, and the mask of the model's tokens
+        numbers      whether entries must be numbers
+
+        A row without a token of the model may have any number of entries.
         """
-        found: list[Any] = []
-        empty = set(self.row[self.stop == self.start].tolist())
+        found, misfits, empty = [], {}, self.empty
         for row, (value, n) in enumerate(zip(rows, self.counts.tolist(), strict=True)):
-            if valid is not None and not valid[row]:
-                found += [fill] * n
-                continue
-            several = isinstance(value, (list, tuple, np.ndarray, Tensor)) and np.ndim(value) > 0
-            values = [] if value is None else list(value) if several else [value]
-            if row not in empty and len(values) != n:
-                raise ValueError(
-                    f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} "
-                    f"turns; a turn is a run of ones in {mask}, which must be 0 on the tokens in between."
+            several = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
+            found.append([] if value is None else list(value) if several else [value])
+            if row not in empty and len(found[row]) != n:
+                misfits[row] = (
+                    f"{name} must have one entry per turn of the model, but row {row} has {len(found[row])} for {n} "
+                    f"turns; a turn is a run of ones in {mask}, which must be 0 on the tokens in between"
                 )
-            found += [*values[:n], fill][:n]
-        return found
+            elif numbers and not are_numbers(found[row]):
+                misfits[row] = f"{name} must be numbers, but row {row} has {value!r}"
+        return found, misfits
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
@@ -193,9 +199,8 @@ CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
 
 
 def keys_of(
-    ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int, calls: Sequence[str] | None = None,
-    last: Tensor | None = None,
-) -> dict[str, Tensor]:  # fmt: skip
+    ids: Tensor, mask: Tensor, tokenizer: Any, mode: str, n: int, calls: list[str] | None = None, last: Any = None
+) -> dict[str, Tensor]:
     """`action_key` of responses, ids and mask [n, T], on their device, and `action_parsed` if the mode parses anything.
 
     mode "auto", with `action_kind` int8, an index into KINDS, uses the first of these that a response has:

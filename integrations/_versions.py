@@ -1,9 +1,8 @@
-"""Warnings and errors for untested releases of a trainer."""
+"""Warnings for untested releases of a trainer."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -36,20 +35,3 @@ def check_version(trainer: str) -> None:
         f"advantages of the first batch with bipace_kernels.advantage(), or install {trainer}=={newest}.",
         stacklevel=3,
     )
-
-
-def check_parts(trainer: str, owner: Any, *names: str) -> None:
-    """Raises ImportError if a trainer without releases lacks attributes that its adapter replaces.
-
-    names   of attributes of the owner, a module of the trainer, or "part.attribute"
-    """
-    missing = []
-    for name in names:
-        part, _, attribute = name.rpartition(".")
-        if not hasattr(getattr(owner, part, None) if part else owner, attribute):
-            missing.append(name)
-    if missing:
-        raise ImportError(
-            f"{owner.__name__} has no {' and no '.join(missing)}, so this version of {trainer} was not tested with "
-            "bipace_kernels.integrations: install the commit that docs/verl_agent.md names."
-        )

@@ -95,7 +95,6 @@ def read_records(
         needed=[*needed, *(["fingerprint"] if columns.fingerprint else [])],
         wanted=wanted,
         merge_files=options.merge_files,
-        duplicates=config.duplicates,
         allow_nonfinite=config.on_invalid == "singleton",
         longest_line=options.longest_line,
         advance=lambda n: bar.advance(task, n),
@@ -145,7 +144,7 @@ def estimate(records: rollouts.Rollouts, config: bk.Config, state: states.State,
 
     arguments = shared_arguments(records, options.action_mode, options.backend, options.threads)
     if config.needs_fingerprint and records.fingerprint is not None:
-        arguments["fingerprint"] = states.hidden_states(records, config.on_invalid)
+        arguments["fingerprint"] = states.hidden_states(records)
     elif config.needs_fingerprint:
         arguments["fingerprint"] = Ngram().embed(states.texts(records, state))
     elif config.needs_observation:

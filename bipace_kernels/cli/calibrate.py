@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,20 +26,20 @@ def run(given: Mapping[str, Any]) -> None:
     output.check_folder(options.out, "--out")
     for package in ("matplotlib", "sklearn", "transformers"):
         optional.need(package, "bipace calibrate")
-    rows = read_prompts(options.prompts, options)
+    prompts, labels, group = read_prompts(options.prompts, options)
     try:
         with notes():
             model, tokenizer = load_model(options.model_dir, options)
             same = ("folds", "min_clusters", "seed", "out", "restart", "token_budget", "backend")
             calibration = bk.calibrate(
                 model,
-                rows.prompts,
-                rows.labels,
+                prompts,
+                labels,
                 tokenizer=tokenizer,
                 layers=layers,
                 pooling=[item.strip() for item in options.pooling.split(",")],
                 epsilons=radii,
-                group=rows.groups,
+                group=group,
                 **{name: given[name] for name in same},
             )
             _write(calibration, options)
@@ -59,18 +58,11 @@ def run(given: Mapping[str, Any]) -> None:
 # ---- input
 
 
-@dataclass
-class Prompts:
-    """What the file holds: N entries in each list."""
-
-    prompts: list[Any]
-    labels: list[Any]
-    groups: list[Any] | None
-
-
-def read_prompts(path: str, options: SimpleNamespace) -> Prompts:
+def read_prompts(path: str, options: SimpleNamespace) -> tuple[list[Any], list[Any], list[Any] | None]:
     """Prompts, labels and groups of a .jsonl or .jsonl.gz file; CliError names the line and the field."""
-    read = Prompts([], [], [] if options.group is not None else None)
+    prompts: list[Any] = []
+    labels: list[Any] = []
+    groups: list[Any] | None = None if options.group is None else []
     if not Path(path).is_file():
         raise CliError(f"{path} is not a file; give a .jsonl or .jsonl.gz file with one prompt per line.")
     for line, record in json_lines(path, longest_line=options.longest_line):
@@ -82,13 +74,13 @@ def read_prompts(path: str, options: SimpleNamespace) -> Prompts:
                 f"{json.dumps(prompt)[:40]}."
             )
         as_chat = options.chat and isinstance(prompt, str)
-        read.prompts.append([{"role": "user", "content": prompt}] if as_chat else prompt)
-        read.labels.append(_id(record, options.label, "--label", where))
-        if read.groups is not None:
-            read.groups.append(_id(record, options.group, "--group", where))
-    if not read.prompts:
+        prompts.append([{"role": "user", "content": prompt}] if as_chat else prompt)
+        labels.append(_id(record, options.label, "--label", where))
+        if groups is not None:
+            groups.append(_id(record, options.group, "--group", where))
+    if not prompts:
         raise CliError(f"{path} holds no prompts; give a file with one JSON object per line.")
-    return read
+    return prompts, labels, groups
 
 
 def _field(record: dict[str, Any], name: str, option: str, where: str) -> Any:

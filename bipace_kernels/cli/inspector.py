@@ -132,15 +132,13 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
     has_actions = all(r.action is not None for r in records)
     rows = _estimators(parts[0], options, has_actions)
     texts: dict[str, int] = {}
-    groups: list[dict[str, Any]] = []
-    paths: list[dict[str, Any]] = []
     trained = all(r.trained_advantage is not None and r.trained_cluster is not None for r in records)
     shown = [{"key": row.key, "label": row.label, "meaning": row.meaning, "partition": row.partition} for row in rows]
     if trained:
         shown.append({"key": TRAINED, "label": "as trained", "meaning": "what the trainer used", "partition": TRAINED})
-    columns = _columns([row["key"] for row in shown])
+    content: dict[str, Any] = {"groups": [], "rollouts": [], "columns": _columns([row["key"] for row in shown])}
     for number, part in enumerate(parts):
-        _add(part, number, options, _estimators(part, options, has_actions), columns, texts, groups, paths)
+        _add(content, texts, part, number, options, _estimators(part, options, has_actions))
     return {
         "version": bk.__version__,
         "gamma": options.gamma,
@@ -149,9 +147,7 @@ def collect(parts: Sequence[Part], options: SimpleNamespace) -> dict[str, Any]:
         "partitions": _partitions(parts, options, trained),
         "branches": list(BRANCHES),
         "has_actions": has_actions,
-        "groups": groups,
-        "rollouts": paths,
-        "columns": columns,
+        **content,
         "texts": list(texts),
     }
 
@@ -192,16 +188,10 @@ def _partitions(parts: Sequence[Part], options: SimpleNamespace, trained: bool) 
 
 
 def _add(
-    part: Part,
-    number: int,
-    options: SimpleNamespace,
-    estimators: Sequence[Row],
-    columns: dict[str, Any],
-    texts: dict[str, int],
-    groups: list[dict[str, Any]],
-    paths: list[dict[str, Any]],
+    content: dict[str, Any], texts: dict[str, int], part: Part, number: int, options: Any, estimators: Sequence[Row]
 ) -> None:
-    """Appends a part's records, groups and rollouts."""
+    """Appends a part's records, groups and rollouts to the content, and new texts."""
+    groups, paths, columns = content["groups"], content["rollouts"], content["columns"]
     records = part.records
     shared = shared_arguments(records, options.action_mode, options.backend, options.threads)
     results = _results(part, shared, estimators)

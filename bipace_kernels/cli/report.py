@@ -148,7 +148,7 @@ def _compare(
         return Outcome(key, label, settings, metrics, result.value_r2(), result, records.action is not None, choice)
 
     depth = options.history_length
-    seen = states.observations(records, states.State())
+    seen = records.observation
     section.table.append(outcome("exact", "exact (GiGPO)", {"partition": "exact"}, observation=seen))
     history = {"partition": "history", "history_length": depth}
     section.table.append(outcome("history", f"history {depth}, deepest level", history, observation=seen))
@@ -176,25 +176,26 @@ def _compare(
         with refused(records, f"{section.name}, partition kernel over n-grams{of}"):
             section.values[f"{state}, n-grams"] = bk.kernel_value_r2(curve[0].result, fingerprint, gae)
         advance()
-    for name, fingerprint in _fingerprints(section, seen, options).items():
+    for name, fingerprint in _fingerprints(section).items():
         row = EMBEDDERS[name]
         with refused(records, f"{section.name}, partition {row.label}"):
             choice = _choose(row, fingerprint, taking_part, options)
         settings = {"partition": "cosine", "state": "observation", "embedder": name, "epsilon": choice.epsilon}
         label = f"{row.label}, ε {choice.epsilon:.3g}"
+        section.compared.append(outcome(name, label, settings, choice, fingerprint=fingerprint))
         if name in ("sentence", "actor_hidden"):
             with refused(records, f"{section.name}, partition kernel over {row.label}"):
                 section.values[row.label] = bk.kernel_value_r2(section.table[0].result, fingerprint, gae)
-        section.compared.append(outcome(name, label, settings, choice, fingerprint=fingerprint))
 
 
-def _fingerprints(section: Section, observations: list[str], options: SimpleNamespace) -> dict[str, torch.Tensor]:
+def _fingerprints(section: Section) -> dict[str, torch.Tensor]:
     """[N, D] by embedder: always identity and n-grams; a sentence encoder's and hidden states if given."""
+    observations = section.records.observation
     rows = {"identity": Identity().embed(observations), "ngram": Ngram().embed(observations)}
     if section.sentence is not None:
         rows["sentence"] = section.sentence
     if section.records.fingerprint is not None:
-        rows["actor_hidden"] = torch.as_tensor(states.hidden_states(section.records, options.on_invalid))
+        rows["actor_hidden"] = torch.as_tensor(states.hidden_states(section.records))
     return rows
 
 
@@ -268,7 +269,7 @@ def _inspector(sections: Sequence[Section], options: SimpleNamespace) -> str:
     def part(section: Section) -> inspector.Part:
         chosen = {outcome.key: outcome.settings["epsilon"] for outcome in section.compared} | {"ngram": options.epsilon}
         name = "actor_hidden" if "actor_hidden" in chosen else "ngram"
-        fingerprint = _fingerprints(section, section.records.observation, options)[name]
+        fingerprint = _fingerprints(section)[name]
         return inspector.Part(section.name, section.records, fingerprint, EMBEDDERS[name].label, chosen[name])
 
     return inspector.page([part(section) for section in sections], options)

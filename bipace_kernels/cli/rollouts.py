@@ -154,7 +154,6 @@ def read(
     needed: Sequence[str] = (),
     wanted: Sequence[str] = (),
     merge_files: bool = False,
-    duplicates: str = "raise",
     allow_nonfinite: bool = False,
     longest_line: int = LONGEST_LINE,
     advance: Advance | None = None,
@@ -165,8 +164,6 @@ def read(
     wanted           optional fields read if a file's first record has them; then every record must have them ("valid"
                      and "truncated" may be missing, and mean true and false)
     merge_files      a group is a task id of all files together, not of one file
-    duplicates       as Config.duplicates: "raise" refuses two records with equal file, task, rollout and step, "once"
-                     refuses them where their rewards differ
     longest_line     longest line of JSONL, in MiB
     allow_nonfinite  accept NaN, infinite and huge rewards and fingerprints (for on_invalid="singleton")
     """
@@ -191,17 +188,17 @@ def read(
         seen |= parser.seen
         if source.records == 0:
             raise CliError(f"{path} holds no records; give a file with one step record per {source.unit}.")
+        present = {name for name, _, _ in parser.fields}
         for name in optional:
-            if name not in parser.present:  # optional, and not in this file: then for no record
+            if name not in present:  # optional, and not in this file: then for no record
                 setattr(rollouts, name, None)
-        optional = tuple(name for name in optional if name in parser.present)
+        optional = tuple(name for name in optional if name in present)
     for name in wanted:
         if name not in seen and getattr(columns, name) != getattr(Columns(), name):
             raise CliError(
                 f'No record of {", ".join(paths)} has the field "{getattr(columns, name)}" that --{name}-column names.'
             )
     rollouts.number()
-    _check_duplicates(rollouts, columns, duplicates)
     return rollouts
 
 
@@ -261,7 +258,6 @@ class _Parser:
     def __post_init__(self) -> None:
         self.is_parquet = Path(self.path).suffix.lower() in PARQUET_SUFFIXES
         self.unit = "row" if self.is_parquet else "line"
-        self.present = set(self.needed)  # read from this file
 
     def start(self, has: Callable[[str], bool]) -> None:
         """Determines the file's optional columns, from its first record or its schema."""
@@ -269,7 +265,6 @@ class _Parser:
             column = str(getattr(self.columns, name))
             if name in REQUIRED or name in self.needed or name in DEFAULTS or has(column):
                 self.fields.append((name, column, getattr(self, f"_{CHECKS[name]}")))
-                self.present.add(name)
 
     def add(self, record: dict[str, Any], line: int) -> None:
         rollouts = self.rollouts
@@ -561,29 +556,3 @@ def _sha256(path: str) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-# ---- checks across records
-
-
-def _check_duplicates(rollouts: Rollouts, columns: Columns, duplicates: str) -> None:
-    if duplicates == "count":
-        return
-    first: dict[tuple[int, int], int] = {}
-    for row, key in enumerate(zip(rollouts.trajectory.tolist(), rollouts.step, strict=True)):
-        if not rollouts.is_valid(row):
-            continue
-        other = first.setdefault(key, row)
-        if other == row:
-            continue
-        same = f'the same "{columns.task}", "{columns.rollout}" and "{columns.step}" as {rollouts.where(other)}'
-        if duplicates == "raise":
-            raise CliError(
-                f"{rollouts.where(row)}: {same} (step {key[1]}). Give each rollout of a task its own id, or choose "
-                "--duplicates once (keep the first) or count (each is a record)."
-            )
-        if rollouts.reward[row] != rollouts.reward[other]:
-            raise CliError(
-                f'{rollouts.where(row)}, field "{columns.reward}": {same}, but another reward '
-                f"({rollouts.reward[row]:g} against {rollouts.reward[other]:g}); --duplicates once needs equal rewards."
-            )

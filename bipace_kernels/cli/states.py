@@ -89,23 +89,7 @@ def load_fingerprints(path: str, n: int) -> npt.NDArray[Any]:
     return np.ascontiguousarray(array)
 
 
-def hidden_states(rollouts: Rollouts, on_invalid: str) -> npt.NDArray[Any]:
-    """[N, D] float16 or float32 fingerprints of the records.
-
-    Under on_invalid="raise" CliError with file and line for a row that is not finite or has zero norm.
-    """
+def hidden_states(rollouts: Rollouts) -> npt.NDArray[Any]:
+    """[N, D] float16 or float32 fingerprints of the records."""
     fingerprint = np.asarray(rollouts.fingerprint)
-    if fingerprint.dtype not in (np.float16, np.float32):
-        fingerprint = fingerprint.astype(np.float32)
-    if on_invalid != "raise":
-        return fingerprint
-    finite = np.logical_and.reduce(np.isfinite(fingerprint.astype(np.float32, copy=False)), axis=1)
-    good = finite & (np.count_nonzero(fingerprint, axis=1) > 0)
-    for row in np.flatnonzero(~good).tolist():
-        if rollouts.is_valid(row):
-            fact = "zero norm" if finite[row] else "a value that is not finite"
-            raise CliError(
-                f"{rollouts.where(row)}: its fingerprint (row {row}) has {fact}; correct it, or set such rows aside "
-                "with --on-invalid singleton."
-            )
-    return fingerprint
+    return fingerprint if fingerprint.dtype in (np.float16, np.float32) else fingerprint.astype(np.float32)

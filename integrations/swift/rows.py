@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from .._rollout_rows import RolloutRows, entries_of
-from .._states import States
-from .._turns import Turns
+from .._rollout_rows import RolloutRows
 
 Tensor = torch.Tensor
 # What a scheduler may write into rollout_infos, one entry per turn; of `truncated` one bool.
-INFOS = {"step_rewards": ("step_rewards", float("nan")), "observation": ("observations", "")}
+INFOS = {"step_rewards": "step_rewards", "observation": "observations", "truncated": "truncated"}
 
 
 @dataclass(frozen=True)
@@ -43,18 +41,11 @@ class SwiftRows(RolloutRows):
         total = token_rewards.sum(1)
         if "step_rewards" not in self.extra:
             return self.turns.on_last(total), total[self.turns.row]
-        return torch.tensor(self.field("step_rewards", 0.0), dtype=torch.float64), total[self.turns.row]
+        return torch.tensor(self.extra["step_rewards"], dtype=torch.float64), total[self.turns.row]
 
 
-def keys_given(samples: Sequence[Any]) -> list[str]:
-    """The keys of INFOS that any of the samples gives."""
-    return [key for key, _ in INFOS.values() if any((s.rollout_infos or {}).get(key) is not None for s in samples)]
-
-
-def rows_of(
-    trainer: Any, samples: Sequence[Any], batches: Sequence[Mapping[str, Any]], states: States, given: Container[str]
-) -> SwiftRows:
-    """Of the trainer's micro-batches of these samples, in their order; given: keys of all processes."""
+def rows_of(trainer: Any, batches: Sequence[Mapping[str, Any]], extra: Mapping[str, Sequence[Any]]) -> SwiftRows:
+    """Of the trainer's micro-batches, in their order, and what their samples give."""
     if trainer.dynamic_num_samples:
         raise ValueError(
             "the multi-turn scheduler returned several outputs for one rollout, and which turns follow one another is "
@@ -77,17 +68,18 @@ def rows_of(
     first = len(masks) * trainer.accelerator.process_index
     rewards = trainer._rewards_per_func[first : first + len(masks)].double().cpu()
     total = (rewards * trainer.reward_weights.cpu()).nansum(1).masked_fill(rewards.isnan().all(1), torch.nan)
-    infos = [sample.rollout_infos or {} for sample in samples]
-    extra, aside = entries_of(
-        infos, INFOS, Turns.of(mask), states, where="rollout_infos", mask="completion_mask", elsewhere=given
-    )
-    extra["truncated"] = [info.get("truncated") for info in infos]
-    total[aside] = torch.nan
     scores = torch.zeros(mask.shape, dtype=torch.float64)
     scores[:, 0] = total
-    none = [0] * len(masks)
     return SwiftRows(
-        mask, scores, pad_sequence(ids, batch_first=True), lambda: prompts, [], none, none,
-        valid=torch.ones(len(masks), dtype=torch.bool), extra=extra, mask_name="completion_mask", first=first,
+        mask=mask,
+        scores=scores,
+        responses=pad_sequence(ids, batch_first=True),
+        prompts=lambda: prompts,
+        valid=torch.ones(len(masks), dtype=torch.bool),
+        extra=extra,
+        mask_name="completion_mask",
+        extra_name="rollout_infos",
+        keys=INFOS,
+        first=first,
         size=trainer.num_generations,
-    )  # fmt: skip
+    )

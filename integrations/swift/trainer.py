@@ -16,10 +16,11 @@ from ...distributed.ranks import Ranks
 from ...hidden.positions import Positions
 from .. import swift as joined
 from .._accelerate import KeepsStates, of_all
+from .._rollout_rows import extra_of
 from .._states import States, no_hidden_states
 from .._turns import Turns
 from .._versions import check_version
-from .rows import keys_given, rows_of
+from .rows import INFOS, rows_of
 
 Tensor = torch.Tensor
 WHERE = "BiPACE's "
@@ -56,7 +57,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
                     f"{what}, and BiPACE gives each turn its own advantage: turn it off, or set method='grpo'."
                 )
         self._bipace_why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
-        self._bipace.embedding.require_hidden(self._bipace_why)
+        self._bipace.require_hidden(self._bipace_why)
 
     @property
     def _bipace_trains(self) -> bool:
@@ -92,12 +93,13 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
             return
         several, tokenizer = self.accelerator.num_processes > 1, self.template.tokenizer
 
-        ranks, given = Ranks(None) if several else None, keys_given(samples)
+        extra = extra_of([sample.rollout_infos or {} for sample in samples], INFOS)
+        ranks, given = Ranks(None) if several else None, list(extra)
         if ranks is not None:  # each process needs what the others have: else one reward would mean two things
-            given = [key for found in ranks.texts(json.dumps(given)) for key in json.loads(found)]
+            given = [name for found in ranks.texts(json.dumps(given)) for name in json.loads(found)]
 
         def prepare() -> Any:
-            rows = rows_of(self, samples, batch_encoded_inputs, self._bipace, given)
+            rows = rows_of(self, batch_encoded_inputs, extra).fitted(self._bipace, given)
             found = rows.records(self._bipace, tokenizer, rows.scores, self.state.global_step)
             return rows, {name: column.to(self.accelerator.device) for name, column in found.items()}
 

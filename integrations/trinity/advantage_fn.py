@@ -11,7 +11,7 @@ from trinity.algorithm.advantage_fn import AdvantageFn
 from trinity.buffer.operators import ExperienceOperatorV1
 
 from ...support.warnings import warn_once
-from .._rollout_rows import RolloutRows, entries_of
+from .._rollout_rows import RolloutRows, extra_of
 from .._settings import Settings
 from .._states import States
 from .._turns import Turns
@@ -20,8 +20,7 @@ from .._versions import check_version
 WHERE = "algorithm.advantage_fn_args."
 WHY = "Trinity-RFT computes advantages where rollouts are gathered, before any forward of its trainer"
 # What a workflow may write into Experience.info, one entry per turn; of `truncated` one bool.
-INFO = {"step_rewards": ("step_reward", float("nan")), "observation": ("observation", "")}
-MASK = "action_mask"
+INFO = {"step_rewards": "step_reward", "observation": "observation", "truncated": "truncated"}
 
 
 class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc]  # Trinity has no types
@@ -36,7 +35,7 @@ class BiPACEAdvantage(AdvantageFn, ExperienceOperatorV1):  # type: ignore[misc] 
     def __init__(self, tokenizer: Any = None, **given: Any) -> None:
         check_version("trinity-rft")
         self.states = States(Settings.of(given, WHERE), WHERE)
-        self.states.embedding.require_hidden(WHY)
+        self.states.require_hidden(WHY)
         if tokenizer is None:
             raise ValueError(f"{WHERE}tokenizer must be given, got None: set it to ${{model.model_path}}.")
         if isinstance(tokenizer, str):
@@ -83,13 +82,9 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
         responses[row, : len(written)] = written
     scores = torch.zeros(mask.shape, dtype=torch.float64)
     scores[:, 0] = torch.tensor([float("nan") if exp.reward is None else exp.reward for exp in exps])
-    turns, infos = Turns.of(mask), [exp.info for exp in exps]
+    infos = [exp.info for exp in exps]
     if states.settings.config().needs_observation or states.settings.embedder == "identity":
-        infos = with_hashes(infos, turns.counts.tolist())
-    extra, aside = entries_of(infos, INFO, turns, states, where="info", mask=MASK)
-    scores[aside, 0] = torch.nan
-    if any(info.get("truncated") is not None for info in infos):
-        extra["truncated"] = [info.get("truncated") for info in infos]
+        infos = with_hashes(infos, Turns.of(mask).counts.tolist())
     return RolloutRows(
         mask=mask,
         scores=scores,
@@ -99,9 +94,11 @@ def rows_of(exps: Sequence[Any], states: States) -> RolloutRows:
         trajectory=[exp.eid.run for exp in exps],
         place=_places(exps),
         valid=torch.ones(len(exps), dtype=torch.bool),
-        extra=extra,
-        mask_name=MASK,
-    )
+        extra=extra_of(infos, INFO),
+        mask_name="action_mask",
+        extra_name="info",
+        keys=INFO,
+    ).fitted(states)
 
 
 def with_hashes(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[Mapping[str, Any]]:

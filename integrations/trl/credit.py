@@ -176,10 +176,8 @@ def _prepared(
     total = total.masked_fill(aside, torch.nan)
     step_rewards = _rewards(said, stepwise, total, settings.gamma).masked_fill(aside[turns.row], torch.nan)
     place = first + turns.row
-    records: dict[str, Any] = {
-        "group": place // g, "trajectory": place, "step": turns.step, "rewards": step_rewards,
-        "episode_return": total[turns.row],
-    }  # fmt: skip
+    records: dict[str, Any] = {"group": place // g, "trajectory": place, "step": turns.step}
+    records |= {"rewards": step_rewards, "episode_return": total[turns.row]}
     if config.needs_truncated:
         records["truncated"] = turns.truncated(said.truncated())
     if config.reads_keys:
@@ -195,42 +193,41 @@ def _prepared(
     why = no_hidden_states(trainer.model, states) if states.may_be_hidden and not tapped else ""
     if "pixel_values" in output and not tapped:
         why = why or "with images they come only from a forward of TRL's own (num_iterations=2)"
-    states.embedding.require_hidden(why)
+    states.require_hidden(why)
     if states.may_be_hidden and not tapped and settings.embedder == "auto" and config.needs_truncated:
         why = why or NO_FORWARD
     texts: list[Any] = []
     done: list[Any] = []
     if config.needs_observation or (config.needs_fingerprint and (why or not states.may_be_hidden)):
         entries = said.flat(observations)
-        if all(entries):
-            texts = [of_turn[-1] for of_turn in entries if of_turn]
-        else:
-            pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
-            decoded = turns.observation_texts([row[kept] for row, kept in pairs], ids, tokenizer)
-            texts = [of_turn[-1] if of_turn else text for of_turn, text in zip(entries, decoded, strict=True)]
+        # Nothing is decoded where each turn has an entry.
+        decoded = entries if all(entries) else turns.observation_texts(_prompts(output), ids, tokenizer)
+        texts = [of_turn[-1] if of_turn else text for of_turn, text in zip(entries, decoded, strict=True)]
         if settings.turns_of_text > 1 and config.needs_fingerprint:
-            written = turns.action_texts(ids, tokenizer)
-            done = [
-                "\n".join(map(str, of_turn)) if of_turn else text
-                for of_turn, text in zip(said.flat(actions), written, strict=True)
-            ]
+            written = zip(said.flat(actions), turns.action_texts(ids, tokenizer), strict=True)
+            done = [_joined(of_turn) if of_turn else text for of_turn, text in written]
     return Prepared(turns, records, texts, done, why, accelerator.num_processes > 1)
 
 
+def _prompts(output: dict[str, Any]) -> list[Tensor]:
+    """[B] token ids of each prompt, without padding."""
+    pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
+    return [row[kept] for row, kept in pairs]
+
+
+def _joined(entries: Sequence[Any]) -> str:
+    """The actions of one turn as one text."""
+    return "\n".join(map(str, entries))
+
+
 def _texts(
-    output: dict[str, Any],
-    turns: Turns,
-    tokenizer: Any,
-    observations: Sequence[Any],
-    actions: Sequence[Any],
-    some: Tensor,
+    output: dict[str, Any], turns: Turns, tokenizer: Any, observations: list[Any], actions: list[Any], some: Tensor
 ) -> tuple[list[Any], list[Any]]:
     """Observations and actions of some turns [k], in whole rows: the rollouts' data, else the text of the tokens."""
-    pairs = zip(output["prompt_ids"].cpu(), output["prompt_mask"].cpu().bool(), strict=True)
-    seen, done = texts_of(turns, some, [row[kept] for row, kept in pairs], output["completion_ids"].cpu(), tokenizer)
+    seen, done = texts_of(turns, some, _prompts(output), output["completion_ids"].cpu(), tokenizer)
     for k, i in enumerate(some.tolist()):
         seen[k] = observations[i][-1] if observations[i] else seen[k]
-        done[k] = "\n".join(map(str, actions[i])) if actions[i] else done[k]
+        done[k] = _joined(actions[i]) if actions[i] else done[k]
     return seen, done
 
 
@@ -259,7 +256,7 @@ def _given_keys(said: Said, actions: Any, records: dict[str, Any]) -> dict[str, 
     """The keys of the rollouts' actions.  A turn without an entry keeps its own; a last one has the empty action."""
     entries, last = said.flat(actions), said.turns.last.tolist()
     given = torch.tensor([e is not None and (bool(e) or end) for e, end in zip(entries, last, strict=True)])
-    keys, _ = bk.action_keys(["\n".join(map(str, e or ())) for e in entries], mode="text")
+    keys, _ = bk.action_keys([_joined(e or ()) for e in entries], mode="text")
     device = records["action_key"].device
     given, keys = given.to(device), keys.to(device)
     found = {"action_key": keys.where(given, records["action_key"])}

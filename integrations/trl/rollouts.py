@@ -6,9 +6,6 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-
 from ...support.warnings import warn_once
 from .._turns import Turns, are_numbers
 
@@ -61,7 +58,7 @@ class Said:
         self.elsewhere: Container[str] = ()
         self.of_function = getattr(trainer, "rollout_func", None) is not None
         self.environments = list(getattr(trainer, "environments", None) or ())[: len(inputs)]
-        self.masked = set(turns.row[turns.stop == turns.start].tolist())  # rows without a token to train
+        self.masked = turns.empty  # rows without a token to train
         self.misfits: dict[int, str] = {}
         self.must_fit = self.of_function
 
@@ -73,9 +70,7 @@ class Said:
         """[B] whether each rollout was cut off; None if unknown."""
         if self.of_function:
             return [row.get("truncated") for row in self.inputs]
-        found = [getattr(environment, "truncated", None) for environment in self.environments] or [None] * len(
-            self.inputs
-        )
+        found = [getattr(e, "truncated", None) for e in self.environments] or [None] * len(self.inputs)
         return [value if isinstance(value, bool) else None for value in found]  # a method of that name is ignored
 
     def by_turn(self, name: str) -> list[list[Entries] | None] | None:
@@ -90,8 +85,15 @@ class Said:
             if name not in self.elsewhere:
                 return None
             self.must_fit = False
-        of_row = self._returned if self.of_function else self._logged
-        return [of_row(row, name, value, n) for row, (value, n) in enumerate(zip(given, counts, strict=True))]
+        if not self.of_function:
+            return [self._logged(row, name, log, n) for row, (log, n) in enumerate(zip(given, counts, strict=True))]
+        mask, numbers = "the env_mask of rollout_func", name == "step_rewards"
+        found, misfits = self.turns.entries(given, name, mask, numbers=numbers)
+        for row in self.masked:
+            if given[row] is None:
+                misfits[row] = f"{name} of row {row} is missing"
+        self.misfits = misfits | self.misfits
+        return [None if row in misfits else [[one] for one in entries] for row, entries in enumerate(found)]
 
     def flat(self, rows: list[list[Entries] | None] | None) -> list[Entries | None]:
         """[n] entries of each turn from by_turn(); None in a row without entries."""
@@ -102,22 +104,6 @@ class Said:
 
     def _given(self, name: str) -> list[Any]:
         return [row.get(name) for row in self.inputs] if self.of_function else self._logs(name)
-
-    def _returned(self, row: int, name: str, value: Any, n: int) -> list[Entries] | None:
-        """For rollout_func: one entry per turn, or in a row of one turn the entry itself."""
-        several = isinstance(value, (list, tuple, np.ndarray, torch.Tensor)) and np.ndim(value) > 0
-        values = [] if value is None else list(value) if several else [value]
-        if value is None or (row not in self.masked and len(values) != n):
-            self.misfits.setdefault(
-                row,
-                f"{name} must have one entry per turn of the model, but row {row} has {len(values)} for {n} turns; a "
-                "turn is a run of ones in the env_mask of rollout_func, which must be 0 on the tokens in between",
-            )
-            return None
-        if name == "step_rewards" and not are_numbers(values):
-            self.misfits.setdefault(row, f"step_rewards must be numbers, but row {row} has {value!r}")
-            return None
-        return [[entry] for entry in values]
 
     def _logged(self, row: int, name: str, log: Sequence[Any] | None, n: int) -> list[Entries] | None:
         """For an environment: only TRL's tool loop shows which turn made an entry."""

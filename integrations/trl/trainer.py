@@ -54,7 +54,7 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._bipace = States(self.args.settings, "bipace_")
         self._bipace_watched: _Watched | None = None
         why = no_hidden_states(self.model, self._bipace) if self._bipace.may_be_hidden else ""
-        self._bipace.embedding.require_hidden(why)
+        self._bipace.require_hidden(why)
         self._bipace_taps = self._bipace.may_be_hidden and not why
         # If a batch is used once and as a whole, and no forward gives old log-probs, the loss's own forward has the
         # states.  Dropout would add noise to them.

@@ -83,10 +83,11 @@ def rows_of(data: Any, hidden: Sequence[torch.Tensor] | None) -> RolloutRows:
     given, tensors, n = data.non_tensor_batch, data.batch, len(data)
     several = "traj_uid" in given
     require(
-        ("response_mask", "uid", "step") if several else ("response_mask", "uid"), {*tensors.keys(), *given},
+        ["response_mask", "uid", *(["step"] if several else [])],
+        {*tensors.keys(), *given},
         "response_mask is 1 on tokens that the model generated, uid one id for all rollouts of a prompt, step the "
         "number of a row among those of its traj_uid",
-    )  # fmt: skip
+    )
 
     def prompts() -> list[torch.Tensor]:
         return [row[m[: len(row)] != 0] for row, m in zip(tensors["prompts"], tensors["attention_mask"], strict=True)]

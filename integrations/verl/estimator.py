@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 Job = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NAME, WHERE = "bipace", "algorithm.bipace."
 HIDDEN, LABELS, IDS = "bipace_hidden", "bipace_labels", "bipace_ids"  # additional outputs and inputs of workers
-EXTRA = ("observation", "step_rewards", "truncated")  # what agent loops may return in extra_fields
+EXTRA = {name: name for name in ("observation", "step_rewards", "truncated")}  # agent loops may return in extra_fields
 NO_STATES = (
     f"compute_log_prob gave no {HIDDEN}; bipace-kernels must be installed on every node, and verl.plugins enabled"
 )
@@ -53,8 +53,8 @@ def join() -> None:
 def settings_of(algorithm: Any) -> Settings:
     """From algorithm.bipace.  Its gamma, else algorithm.gamma unless that is verl's default 1.0, else the paper's; its
     gae_lambda, for method gae, else algorithm.lam likewise."""
-    given = {key: value for key, value in (algorithm.get(NAME) or {}).items()
-             if key != "cluster_on" and value is not None}  # fmt: skip
+    own = algorithm.get(NAME) or {}
+    given = {key: value for key, value in own.items() if key != "cluster_on" and value is not None}
     if algorithm.get("gamma", 1.0) != 1.0:
         given.setdefault("gamma", algorithm.gamma)
     if given.get("method") == "gae" and algorithm.get("lam", 1.0) != 1.0:
@@ -99,7 +99,7 @@ class Bipace:
         self.bypass = bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
         if actor.strategy not in ("fsdp", "fsdp2"):
             self.why = f"actor_rollout_ref.actor.strategy={actor.strategy} gives none, only fsdp and fsdp2 do"
-            self.states.embedding.require_hidden(self.why)
+            self.states.require_hidden(self.why)
         elif self.bypass and self.settings.embedder == "auto":
             self.why = (
                 "rollout_correction.bypass_mode runs no log-prob forward (embedder=actor_hidden runs a short one)"

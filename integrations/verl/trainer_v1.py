@@ -10,7 +10,7 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, trainer_base
 
-from .._rollout_rows import RolloutRows, numbered, require
+from .._rollout_rows import RolloutRows, extra_of, numbered, require
 from . import estimator
 from .estimator import EXTRA, HIDDEN, IDS, LABELS, NAME
 
@@ -41,7 +41,7 @@ def rows_of(batch: Any) -> RolloutRows:
         scores=dense["rm_scores"],
         responses=dense["responses"],
         prompts=lambda: get(select_fields=["prompts"])["prompts"].unbind(),
-        extra={name: [row.get(name) for row in fields] for name in EXTRA if any(name in row for row in fields)},
+        extra=extra_of(fields, EXTRA),
         hidden=data[HIDDEN].unbind() if HIDDEN in data else None,
         labels=data[LABELS].unbind() if LABELS in data else None,
     )

@@ -11,13 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from .._recorder import Recorder
-from .._replace import replace, replaced
+from .._replace import need, replace, replaced
 from .._states import States, file_of
-from .._versions import check_parts
 from .batch import mark, texts, write_advantages
 from .settings import WHERE, Settings, keys
 
 CONFIG = Path(__file__).with_name("config")
+UNTESTED = (
+    ", so this version of verl-agent was not tested with bipace_kernels.integrations: install the commit that "
+    "docs/verl_agent.md names."
+)
 
 
 def added(*searchpaths: str) -> list[str]:
@@ -44,9 +47,9 @@ def attach(trainer: Any, settings: Settings | None) -> None:
     if settings is None:
         return
     module, name = sys.modules[trainer.__module__], "core_gigpo" if settings.hgpo is None else "core_hgpo"
-    ours = ("compute_advantage", "compute_data_metrics", f"{name}.compute_step_discounted_returns")
-    check_parts("verl-agent", module, *ours)
+    need(module, (name, "compute_advantage", "compute_data_metrics"), UNTESTED)
     core = getattr(module, name)
+    need(core, ("compute_step_discounted_returns",), UNTESTED)
     metrics: dict[str, float] = {}
     states = settings.states()
     if states is not None:
@@ -88,7 +91,7 @@ def keep(trainer: Any, states: States) -> None:
         states.load(file_of(self, resumed=True))
         return found
 
-    check_parts("verl-agent", trainer, "_save_checkpoint", "_load_checkpoint")
+    need(trainer, ("_save_checkpoint", "_load_checkpoint"), UNTESTED)
     replace(trainer, _save_checkpoint, _load_checkpoint)
 
 

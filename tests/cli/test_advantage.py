@@ -330,7 +330,7 @@ def test_bad_hidden_states(golden: Path, tmp_path: Path) -> None:
     bad[4, 1] = np.nan
     assert f"{golden}, line 5" in message(bad)
     bad[4] = 0
-    assert f"{golden}, line 5" in message(bad) and "zero norm" in message(bad)
+    assert f"{golden}, line 5" in message(bad) and "zeros, which have no direction" in message(bad)
     npy.write_bytes(b"junk")
     assert "cannot be read as a .npy file" in fail("advantage", golden, "--out", out, "--fingerprint", npy)
     assert "cannot be read" in fail("advantage", golden, "--out", out, "--fingerprint", tmp_path / "none.npy")
@@ -355,11 +355,19 @@ def test_padding(tmp_path: Path, out: Path) -> None:
 
 def test_duplicated_records(tmp_path: Path) -> None:
     path, out = write(tmp_path / "a.jsonl", [*GOLDEN, GOLDEN[0]]), tmp_path / "out.parquet"
-    assert f"{path}, line 7" in fail("advantage", path, "--out", out)
+    for command in (["advantage", path, "--out", out], ["report", path, "--out", tmp_path / "report"]):
+        message = fail(*command)
+        assert f"{path}, line 1 and {path}, line 7 share group, trajectory and step" in message
+        assert "set --duplicates once to count copies once" in message
     for rule in ("once", "count"):
         assert run("advantage", path, "--out", out, "--duplicates", rule, "--partition", "exact").exit_code == 0
         read = table(out)
         assert read["advantage"][6] == read["advantage"][0] and len(read["line"]) == 7
+    unlike = write(tmp_path / "b.jsonl", [*GOLDEN, {**GOLDEN[0], "reward": 2}])
+    message = fail("advantage", unlike, "--out", out, "--duplicates", "once", "--on-invalid", "singleton")
+    assert f"{unlike}, line 1 and {unlike}, line 7 record the same step with" in message
+    padded = write(tmp_path / "c.jsonl", [*GOLDEN, {**GOLDEN[0], "valid": False}])  # padding repeats nothing
+    assert run("advantage", padded, "--out", out, "--partition", "exact").exit_code == 0
 
 
 def test_action_column_and_mode(tmp_path: Path) -> None:

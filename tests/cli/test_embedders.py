@@ -111,7 +111,7 @@ def test_bad_hidden_states(games: Path, tmp_path: Path, drawn: list[Any]) -> Non
     np.save(file, hidden)
     args = ("report", games, *PLAIN, "--fingerprint", file, "--out", tmp_path / "out")
     message = fail(*args)
-    assert "line 6: its fingerprint (row 5) has a value that is not finite" in message
+    assert "finite, non-zero rows, got non-finite values" in message and f"{games}, line 6" in message
     assert run(*args, "--on-invalid", "singleton").exit_code == 0
     np.save(file, np.zeros_like(hidden))
     assert run(*args, "--on-invalid", "singleton").exit_code == 0

@@ -108,7 +108,7 @@ def test_the_curve_of_records_that_do_not_all_take_part(tmp_path: Path, rule: st
     assert run("report", path, "--out", tmp_path / "out", *options).exit_code == 0
     (section,) = json.loads((tmp_path / "out" / "report.json").read_text())["sections"]
     fields = {"duplicates": rule, "on_invalid": "singleton"}
-    records = rollouts.read([str(path)], duplicates=rule, allow_nonfinite=True)
+    records = rollouts.read([str(path)], allow_nonfinite=True)
     for name, state in (("observation", states.State()), ("history", states.State(2))):
         fingerprint = bk.embedders.Ngram().embed(states.texts(records, state))
         for point in section["epsilon_curve"][name]:

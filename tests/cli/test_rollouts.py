@@ -128,7 +128,6 @@ BAD_LINES = {
     "nan step": (record(step=float("nan")), ["line 2", 'field "step"', "got NaN"]),
     "null action": (record(action=None), ["line 2", 'field "action"', "got null", "empty string"]),
     "long text": (record(reward="x" * 999), ["line 2", "xxx..."]),
-    "duplicate": (record(), ["line 2", "line 1", "(step 0)", "--duplicates once"]),
 }
 
 
@@ -264,16 +263,6 @@ def test_column_names(tmp_path: Path) -> None:
     columns = rollouts.Columns(task="q", rollout="r", step="s", observation="o", reward="w", action="a")
     read = rollouts.read([path], columns, needed=["action"])
     assert (read.task, read.rollout, read.step, read.reward, read.action) == ([1], ["x"], [4], [2.0], ["b"])
-
-
-def test_duplicates(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", record(reward=1), record(reward=2))
-    assert "another reward (2 against 1)" in error_of(path, duplicates="once")
-    assert len(rollouts.read([path], duplicates="count")) == 2
-    path = write(tmp_path / "b.jsonl", record(), record(observation="other"))
-    assert len(rollouts.read([path], duplicates="once")) == 2
-    path = write(tmp_path / "c.jsonl", record(valid=True), record(valid=False))
-    assert len(rollouts.read([path], wanted=["valid"])) == 2  # padding repeats nothing
 
 
 def test_fingerprint_column(tmp_path: Path) -> None:
@@ -416,7 +405,7 @@ def test_fuzz(tmp_path: Path) -> None:
             word = words[int(random.integers(len(words)))] if random.random() < 0.7 else bytes(data[at : at + 30])
             data[at : at + length] = word
         path.write_bytes(gzip.compress(bytes(data), 1) if turn % 10 == 0 else bytes(data))
-        result = outcome(str(path), needed=["action"], wanted=["success"], duplicates="count")
+        result = outcome(str(path), needed=["action"], wanted=["success"])
         assert isinstance(result, rollouts.Rollouts) or str(path) in result, (turn, bytes(data))
         read += isinstance(result, rollouts.Rollouts)
     assert 0 < read < 8_000

@@ -10,11 +10,11 @@ import pytest
 import torch
 from bipace_kernels.integrations import _versions
 from bipace_kernels.integrations._replace import replace, replaced
-from bipace_kernels.integrations._rollout_rows import RolloutRows, entries_of
+from bipace_kernels.integrations._rollout_rows import RolloutRows
 from bipace_kernels.integrations._settings import Settings
 from bipace_kernels.integrations._states import States
 from bipace_kernels.integrations._turns import KINDS, Turns, keys_of, windows
-from bipace_kernels.integrations._versions import check_parts, check_version
+from bipace_kernels.integrations._versions import check_version
 from tiny_encoder import Encoder
 from trained_tokenizers import byte_level
 
@@ -134,19 +134,34 @@ def test_tokens_of_turns():
     assert [row[on].tolist() for row, on in zip(tokens, mask, strict=True)] == [[0, 1], [3], []]
 
 
-TURNS = Turns.of(torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 1]]))  # two, one, none, and padding of two
+def rows_with(mask, valid=None, **extra):
+    """Rows of this mask, and what their rollouts say of the turns."""
+    mask, valid = torch.tensor(mask), torch.ones(len(mask), dtype=torch.bool) if valid is None else torch.tensor(valid)
+    given = {
+        "scores": torch.zeros(mask.shape),
+        "responses": mask,
+        "prompts": list,
+        "valid": valid,
+        "mask_name": "the mask",
+    }
+    return RolloutRows(mask=mask, extra=extra, keys={"step_rewards": "rewards"}, extra_name="infos", **given)
+
+
+TURNS = [[1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 1]], [True, True, True, False]  # two, one, none, and padding of two
 
 
 @pytest.mark.parametrize(
     ("rows", "wanted"),
     [
-        ([["a", "b"], ["c"], [], None], ["a", "b", "c", "-", "-", "-"]),
-        ([("a", "b"), "word", ["d", "e"], ["x"]], ["a", "b", "word", "d", "-", "-"]),
-        ([np.array([1, 2]), 3.0, np.array(4), None], [1, 2, 3.0, 4, "-", "-"]),
+        ([["a", "b"], ["c"], [], None], ["a", "b", "c", "", "", ""]),
+        ([("a", "b"), "word", ["d", "e"], ["x"]], ["a", "b", "word", "d", "", ""]),
+        ([np.array([1, 2]), 3.0, np.array(4), None], [1, 2, 3.0, 4, "", ""]),
+        ([[["x"], ["y", "z"]], "c", [], None], [["x"], ["y", "z"], "c", "", "", ""]),
     ],
 )
 def test_entries_per_turn(rows, wanted):
-    assert TURNS.field(rows, "things", "-", mask="the mask", valid=[True, True, True, False]) == wanted
+    rows = rows_with(*TURNS, observation=rows).fitted(States(Settings()))
+    assert rows.extra["observation"] == wanted and not rows.scores.isnan().any()
 
 
 @pytest.mark.parametrize(
@@ -159,10 +174,9 @@ def test_entries_per_turn(rows, wanted):
     ],
 )
 def test_entries_that_are_not_those_of_the_turns(rows, message):
-    with pytest.raises(
-        ValueError, match=f"things must have one entry per turn of the model, but {message}; a turn is a run"
-    ):
-        TURNS.field(rows, "things", "-", mask="the mask", valid=[True, True, True, False])
+    said = rf"infos\['observation'\] must have one entry per turn of the model, but {message}; a turn is a run of ones "
+    with pytest.raises(ValueError, match=f"{said}in the mask, which must be 0 on the tokens in between"):
+        rows_with(*TURNS, observation=rows).fitted(States(Settings(on_invalid="raise")))
 
 
 def test_functions_give_way_and_come_back():
@@ -194,13 +208,6 @@ def test_functions_give_way_and_come_back():
     with pytest.raises(AttributeError, match="SimpleNamespace has no absent"):
         replace(module, own, absent)
     assert module.own is print
-
-
-def test_a_trainer_that_lacks_a_part_is_warned_by_its_name():
-    with pytest.raises(
-        ImportError, match="types has no fit and no train, so this version of verl-agent was not tested"
-    ):
-        check_parts("verl-agent", __import__("types"), "fit", "SimpleNamespace", "train")
 
 
 @pytest.mark.parametrize(
@@ -369,14 +376,13 @@ def test_a_state_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_rewards_that_are_no_numbers_set_their_row_aside():
-    turns = Turns.of(torch.ones(4, 2, dtype=torch.bool))
-    infos = [{"rewards": value} for value in (0.5, None, "1", torch.tensor(1.0))]
-    keys = {"step_rewards": ("rewards", float("nan"))}
-    with pytest.warns(RuntimeWarning, match=r"infos\['rewards'\] must have one entry per turn, .* row 1 has 0 for 1"):
-        found, aside = entries_of(infos, keys, turns, States(Settings()), where="infos", mask="mask")
-    assert aside.tolist() == [False, True, True, False] and np.isnan(found["step_rewards"][2][0])
+    rows = rows_with([[1, 1]] * 4, step_rewards=[0.5, None, "1", torch.tensor(1.0)])
+    with pytest.warns(RuntimeWarning, match=r"infos\['rewards'\] must have one entry per turn .* row 1 has 0 for 1"):
+        found = rows.fitted(States(Settings()))
+    assert found.scores.isnan().all(1).tolist() == [False, True, True, False]
+    assert np.isnan(found.extra["step_rewards"]).tolist() == [False, True, True, False]
     with pytest.raises(ValueError, match=r"infos\['rewards'\] must be numbers, but row 0 has \[None\]"):
-        entries_of([{"rewards": [None]}] * 4, keys, turns, States(Settings()), where="infos", mask="mask")
+        rows_with([[1, 1]] * 4, step_rewards=[[None]] * 4).fitted(States(Settings()))
 
 
 def test_a_checkpoint_of_something_else_changes_nothing():
@@ -453,14 +459,10 @@ def test_a_release_that_was_not_run_is_one_warning_and_never_an_error(package, v
 
 def test_entries_that_only_rollouts_of_other_processes_give_are_missing_here():
     """Else a row's reward would be its own at its last turn on one process, and of its steps on another."""
-    turns, keys = Turns.of([[1, 0, 1], [1, 0, 0]]), {"step_rewards": ("rewards", float("nan"))}
-    names = {"where": "infos", "mask": "mask"}
-    found, aside = entries_of([{}, {}], keys, turns, States(Settings()), **names)
-    assert found == {} and not aside.any()
-    with pytest.warns(
-        RuntimeWarning, match=r"infos\['rewards'\] must have one entry per turn, a run of ones in mask, but row 0"
-    ):
-        found, aside = entries_of([{}, {}], keys, turns, States(Settings()), **names, elsewhere=["rewards"])
-    assert aside.all() and np.isnan(found["step_rewards"][0]).tolist() == [True, True]
-    with pytest.raises(ValueError, match=r"row 0 has 0 for 2\.$"):
-        entries_of([{}, {}], keys, turns, States(Settings(on_invalid="raise")), **names, elsewhere=["rewards"])
+    rows = rows_with([[1, 0, 1], [1, 0, 0]])
+    assert rows.fitted(States(Settings())) is rows
+    with pytest.warns(RuntimeWarning, match=r"infos\['rewards'\] must have one entry per turn of the model, but row 0"):
+        found = rows.fitted(States(Settings()), ["step_rewards"])
+    assert found.scores.isnan().all() and np.isnan(found.extra["step_rewards"]).all()
+    with pytest.raises(ValueError, match="row 0 has 0 for 2 turns"):
+        rows.fitted(States(Settings(on_invalid="raise")), ["step_rewards"])

@@ -250,13 +250,14 @@ def test_rows_that_fit_no_turns_are_set_aside(train, monkeypatch):
     inner = GRPOTrainer._postprocess_rollout_outputs
     monkeypatch.setattr(GRPOTrainer, "_postprocess_rollout_outputs", forgets)
     with pytest.warns(
-        RuntimeWarning, match=r"infos\['step_rewards'\] must have one entry per turn, .* but row 0 has . for .: such"
+        RuntimeWarning,
+        match=r"infos\['step_rewards'\] must have one entry per turn .* but row 0 has . for . turns; .*: such",
     ):
         trainer, batches = train(method="gigpo", gigpo_mode="mean_norm")
     advantages = batches[0][2].advantages
     assert not advantages[[0, 5]].any() and advantages[[1, 2, 3]].any() and advantages[[4, 6, 7]].any()
     assert trainer.state.log_history[0]["bipace/invalid_row_fraction"] > 0
-    with pytest.raises(ValueError, match=r"row 0 has . for .\.$"):
+    with pytest.raises(ValueError, match=r"row 0 has . for . turns; a turn is a run"):
         train(method="gigpo", on_invalid="raise")
 
 

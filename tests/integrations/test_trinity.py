@@ -242,17 +242,19 @@ def test_a_run_whose_entries_do_not_fit_its_turns_is_set_aside(key):
     exps[2].info[key] = exps[2].info[key][:1]
     settings = {"method": "gigpo", "gamma": 0.5}
     with pytest.warns(
-        RuntimeWarning, match=rf"info\['{key}'\] must have one entry per turn, .*, but row 2 has 1 for 2: such"
+        RuntimeWarning, match=rf"info\['{key}'\] must have one entry per turn .*, but row 2 has 1 for 2 turns; .*: such"
     ):
         BiPACEAdvantage(TOKENIZER, **settings)([*exps, later])
     BiPACEAdvantage(TOKENIZER, **settings)(others[:2])
     assert others[0].advantages.any()
     assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(exps[:2], others[:2], strict=True))
     assert not exps[2].advantages.any() and not later.advantages.any()
-    with pytest.raises(ValueError, match=r"row 0 has 1 for 2\.$"):  # none fits: that is the workflow's code
+    with pytest.raises(
+        ValueError, match="row 0 has 1 for 2 turns; a turn is a run"
+    ):  # none fits: that is the workflow's code
         BiPACEAdvantage(TOKENIZER, **settings)(exps[2:])
     del exps[2].info[key]
-    with pytest.raises(ValueError, match=r"row 2 has 0 for 2\.$"):
+    with pytest.raises(ValueError, match="row 2 has 0 for 2 turns; a turn is a run"):
         BiPACEAdvantage(TOKENIZER, **settings, on_invalid="raise")(exps)
 
 

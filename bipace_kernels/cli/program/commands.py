@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -41,7 +42,7 @@ def _program(
 
 
 def _run(command: str, given: dict[str, Any]) -> None:
-    """Runs the module of a command, imported only now, on the options by their names in the signature below."""
+    """Runs the module of a command, imported only now, on the options by their names in its table."""
     try:
         from bipace_kernels.cli._console import user_errors
     except KeyboardInterrupt:
@@ -51,232 +52,165 @@ def _run(command: str, given: dict[str, Any]) -> None:
         importlib.import_module(f"bipace_kernels.cli.{command}").run(given)
 
 
-# ---- options that several commands share.  Values are checked where they are used, so that all mistakes give the same
-# kind of error; the help lists the choices.
-
-_COLUMNS = "Column names"
-_ESTIMATOR = "Estimator (default: the preset's values)"
-_INPUT = "Input"
+REQUIRED = inspect.Parameter.empty
+_COLUMN, _ESTIMATOR, _INPUT = "Column names", "Estimator (default: the preset's values)", "Input"
 
 
-def _column(name: str, what: str) -> Any:
-    return typer.Option(f"--{name}-column", metavar="NAME", help=what, rich_help_panel=_COLUMNS)
+@dataclass(frozen=True)
+class _Option:
+    """An option --NAME of a command, or its argument.  Values are checked where they are used, so that all mistakes
+    give the same kind of error; the help lists the choices."""
+
+    kind: Any
+    default: Any
+    help: str
+    metavar: str | None = None
+    panel: str | None = None
+    min: int | None = None
+    max: int | None = None
+    is_argument: bool = False
+
+    def parameter(self, name: str) -> inspect.Parameter:
+        """As a parameter of the command's function."""
+        flag = f"--{name.replace('_', '-')}"
+        if self.kind == bool | None:
+            flag = f"{flag}/--no-{flag[2:]}"
+        shared: Any = {"metavar": self.metavar, "help": self.help, "rich_help_panel": self.panel}
+        made = (
+            typer.Argument(**shared) if self.is_argument else typer.Option(flag, min=self.min, max=self.max, **shared)
+        )
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(name, kind, default=self.default, annotation=Annotated[self.kind, made])
 
 
-def _field(flag: str, metavar: str, what: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=what, rich_help_panel=_ESTIMATOR)
+def _command(name: str, about: str, options: Mapping[str, _Option]) -> None:
+    """Adds a command with these options."""
+
+    def command(**given: Any) -> None:
+        _run(name, given)
+
+    parameters = [option.parameter(key) for key, option in options.items()]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    app.command(name, help=about)(command)
 
 
-def _input(flag: str, what: str, **more: Any) -> Any:
-    return typer.Option(flag, help=what, rich_help_panel=_INPUT, **more)
+def _fields() -> dict[str, _Option]:
+    """The fields of `Config`, which checks their values; None: not given.
 
-
-Rollouts = Annotated[
-    list[str],
-    typer.Argument(metavar="ROLLOUTS...", help="Step records: one or more .jsonl, .jsonl.gz or .parquet files."),
-]
-TaskColumn = Annotated[str, _column("task", "Prompt group of a record.")]
-RolloutColumn = Annotated[str, _column("rollout", "Rollout inside the task.")]
-StepColumn = Annotated[str, _column("step", "Step number inside the rollout.")]
-ObservationColumn = Annotated[str, _column("observation", "What the agent saw before it acted.")]
-RewardColumn = Annotated[str, _column("reward", "Environment reward of the step.")]
-ActionColumn = Annotated[str, _column("action", "Text from which the action key is made.")]
-ValidColumn = Annotated[str, _column("valid", "False for padding records; optional.")]
-TruncatedColumn = Annotated[
-    str, _column("truncated", "True on the last step of a rollout that was cut off; optional, for GAE.")
-]
-SuccessColumn = Annotated[str, _column("success", "Whether the episode succeeded; optional.")]
-FingerprintColumn = Annotated[str | None, _column("fingerprint", "Hidden states: a list of numbers per record.")]
-MergeFiles = Annotated[bool, _input("--merge-files", "Equal task ids of different files are one group.")]
-LongestLine = Annotated[
-    int, _input("--longest-line", "Longest line of JSONL, in MiB.", metavar="MIB", min=1, max=1 << 20)
-]
-ActionMode = Annotated[
-    str,
-    _input(
-        "--action-mode", "How a text becomes an action key: text, action_tag or first_n (64 bytes).", metavar="MODE"
-    ),
-]
-Backend = Annotated[str, typer.Option(metavar="NAME", help="auto, reference or cpu.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of the cpu backend.")]
-
-OutTable = Annotated[
-    str, typer.Option("--out", metavar="FILE", help="Table to write: .parquet, .csv, .jsonl or .jsonl.gz.")
-]
-Preset = Annotated[str, typer.Option(metavar="NAME", help="grpo, gigpo, hgpo, bigpo, bipace or gae.")]
-StateOption = Annotated[
-    str, typer.Option("--state", metavar="KIND", help="What a state is: observation, or history:K for the last K + 1.")
-]
-Fingerprint = Annotated[
-    str | None,
-    typer.Option(metavar="FILE.npy", help="Hidden states [N, D], a row per record; default: n-grams, with ε 0.25."),
-]
-
-
-def _table() -> Any:
-    """The table of settings.  Its package imports torch, so the file is loaded by itself."""
+    The package of the table of settings imports torch, so the file is loaded by itself.
+    """
     (folder,) = importlib.util.find_spec("bipace_kernels").submodule_search_locations  # type: ignore[union-attr,misc]
     spec: Any = importlib.util.spec_from_file_location("bipace_settings", f"{folder}/settings.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    table = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
+    found = {}
+    for name, row in table.settings_of(table.Fields).items():
+        panel = _INPUT if name in ("duplicates", "on_invalid") else _ESTIMATOR
+        text = row.help.replace("; off:", "; 0:") + (f": {', '.join(row.accepts)}" if row.kind is str else "")
+        text = text[0].upper() + text[1:] if text[0].isascii() else text
+        found[name] = _Option(row.kind | None, None, f"{text}.", None if row.kind is bool else row.symbol, panel)
+    return found
 
 
-def _option_of(name: str, row: Any) -> Any:
-    """A field of `Config` as an option, whose value the field checks; None: not given."""
-    flag = f"--{name.replace('_', '-')}"
-    panel = _INPUT if name in ("duplicates", "on_invalid") else _ESTIMATOR
-    text = row.help.replace("; off:", "; 0:") + (f": {', '.join(row.accepts)}" if row.kind is str else "")
-    text = text[0].upper() + text[1:] if text[0].isascii() else text
-    if row.kind is bool:
-        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=f"{text}.", rich_help_panel=panel)]
-    return Annotated[row.kind | None, typer.Option(flag, metavar=row.symbol, help=f"{text}.", rich_help_panel=panel)]
+_ROLLOUTS = _Option(
+    list[str],
+    REQUIRED,
+    "Step records: one or more .jsonl, .jsonl.gz or .parquet files.",
+    "ROLLOUTS...",
+    is_argument=True,
+)
+_COLUMNS = {
+    f"{name}_column": _Option(str, default, text, "NAME", _COLUMN)
+    for name, default, text in (
+        ("task", "task_id", "Prompt group of a record."),
+        ("rollout", "rollout", "Rollout inside the task."),
+        ("step", "step", "Step number inside the rollout."),
+        ("observation", "observation", "What the agent saw before it acted."),
+        ("reward", "reward", "Environment reward of the step."),
+        ("action", "action", "Text from which the action key is made."),
+        ("valid", "valid", "False for padding records; optional."),
+        ("truncated", "truncated", "True on the last step of a rollout that was cut off; optional, for GAE."),
+    )
+} | {"fingerprint_column": _Option(str | None, None, "Hidden states: a list of numbers per record.", "NAME", _COLUMN)}
+_LONGEST_LINE = _Option(int, 64, "Longest line of JSONL, in MiB.", "MIB", _INPUT, min=1, max=1 << 20)
+_READING = {
+    "action_mode": _Option(
+        str, "text", "How a text becomes an action key: text, action_tag or first_n (64 bytes).", "MODE", _INPUT
+    ),
+    "merge_files": _Option(bool, False, "Equal task ids of different files are one group.", panel=_INPUT),
+    "longest_line": _LONGEST_LINE,
+}
+_BACKEND = _Option(str, "auto", "auto, reference or cpu.", "NAME")
+_RUNNING = {"backend": _BACKEND, "threads": _Option(int | None, None, "Threads of the cpu backend.", min=1)}
 
+_ADVANTAGE = {
+    "rollouts": _ROLLOUTS,
+    "out": _Option(str, REQUIRED, "Table to write: .parquet, .csv, .jsonl or .jsonl.gz.", "FILE"),
+    "preset": _Option(str, "bipace", "grpo, gigpo, hgpo, bigpo, bipace or gae.", "NAME"),
+    "state": _Option(str, "observation", "What a state is: observation, or history:K for the last K + 1.", "KIND"),
+    "fingerprint": _Option(
+        str | None, None, "Hidden states [N, D], a row per record; default: n-grams, with ε 0.25.", "FILE.npy"
+    ),
+    "gigpo_mode": _Option(
+        str | None, None, "With preset gigpo: verl-agent's mean_norm or mean_std_norm.", "NAME", _ESTIMATOR
+    ),
+    **_READING,
+    **_COLUMNS,
+    **_RUNNING,
+}
+_REPORT = {
+    "rollouts": _ROLLOUTS,
+    "out": _Option(str, REQUIRED, "Folder for report.md, report.json and the figures.", "DIR"),
+    "gamma": _Option(float, 0.95, "Discount of the returns.", "γ"),
+    "history_length": _Option(int, 2, "Depth of history.", "K", min=1),
+    "epsilon": _Option(float, NGRAM_EPSILON, "Radius of the cosine rows.", "ε"),
+    "epsilons": _Option(str, "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4", "Radii of the ε curve.", "ε,ε,..."),
+    "similarity": _Option(float, 0.95, "Least difflib ratio of similar texts.", "S"),
+    "similar": _Option(bool | None, None, "Similar partition: slow on long texts; default: only where cheap."),
+    "html": _Option(bool, False, "Also inspector.html: every step's credit under every estimator, in a browser."),
+    "duplicates": _Option(str, "raise", "Two records of one step: raise, once or count.", "RULE", _INPUT),
+    "on_invalid": _Option(str, "raise", "Values that are not finite: raise or singleton.", "RULE", _INPUT),
+    **_COLUMNS,
+    "success_column": _Option(str, "success", "Whether the episode succeeded; optional.", "NAME", _COLUMN),
+    "sentence": _Option(str | None, None, "Sentence encoder to compare: a folder or a name on the hub.", "MODEL"),
+    "fingerprint": _Option(str | None, None, "Hidden states [N, D] to compare, a row per record.", "FILE.npy"),
+    **_READING,
+    **_RUNNING,
+}
+_CALIBRATE = {
+    "model_dir": _Option(str, REQUIRED, "Folder of a Hugging Face model.", "MODEL_DIR", is_argument=True),
+    "prompts": _Option(
+        str, REQUIRED, "One prompt with its label per line; .jsonl or .jsonl.gz.", "PROMPTS.jsonl", is_argument=True
+    ),
+    "out": _Option(str, REQUIRED, "Folder of the tables, the heat map and the states.", "DIR"),
+    "label": _Option(str, "task_type", "Column of the label that the probe predicts.", "NAME"),
+    "prompt_column": _Option(str, "prompt", "Column of the text, chat messages or token ids.", "NAME"),
+    "chat": _Option(bool, False, "Treat a text as a user message and apply the chat template."),
+    "group": _Option(str | None, None, "Column of prompt groups; default: all prompts are one group.", "NAME"),
+    "layers": _Option(str | None, None, "all, or e.g. -8,-12,'block 27'; default: about seven.", "L,L,..."),
+    "pooling": _Option(str, "last,mean,attention", "last, mean, attention.", "P,P,..."),
+    "epsilons": _Option(str, "0.05,0.1,0.15,0.2", "Radii of the scan.", "ε,ε,..."),
+    "folds": _Option(int, 5, "Folds of the probe's cross-validation.", min=2),
+    "min_clusters": _Option(int, 5, "Least number of clusters to qualify.", min=1),
+    "seed": _Option(int, 0, "Seed of the folds.", min=0),
+    "restart": _Option(bool, False, "Recompute the states in --out."),
+    "device": _Option(str | None, None, "Default: a GPU if there is one.", "NAME"),
+    "dtype": _Option(str, "auto", "auto, float32, bfloat16 or float16.", "NAME"),
+    "token_budget": _Option(
+        int | None, None, "Tokens of one forward; default: 512 on the CPU, 16,384 on a GPU.", min=1
+    ),
+    "longest_line": _LONGEST_LINE,
+    "backend": _BACKEND,
+}
 
-def _with_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each field of `Config`, which it takes by **fields."""
-    own = inspect.signature(command, eval_str=True)
-    table = _table()
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option_of(name, row))
-        for name, row in table.settings_of(table.Fields).items()
-    ]
-    parameters = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    command.__signature__ = own.replace(parameters=[*parameters, *options])  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in (*parameters, *options)}
-    return command
-
-
-@app.command("advantage")
-@_with_fields
-def _advantage(
-    rollouts: Rollouts,
-    out: OutTable,
-    preset: Preset = "bipace",
-    state: StateOption = "observation",
-    fingerprint: Fingerprint = None,
-    gigpo_mode: Annotated[
-        str | None, _field("--gigpo-mode", "NAME", "With preset gigpo: verl-agent's mean_norm or mean_std_norm.")
-    ] = None,
-    action_mode: ActionMode = "text",
-    merge_files: MergeFiles = False,
-    longest_line: LongestLine = 64,
-    task_column: TaskColumn = "task_id",
-    rollout_column: RolloutColumn = "rollout",
-    step_column: StepColumn = "step",
-    observation_column: ObservationColumn = "observation",
-    reward_column: RewardColumn = "reward",
-    action_column: ActionColumn = "action",
-    valid_column: ValidColumn = "valid",
-    truncated_column: TruncatedColumn = "truncated",
-    fingerprint_column: FingerprintColumn = None,
-    backend: Backend = "auto",
-    threads: Threads = None,
-    **fields: Any,
-) -> None:
-    """Compute cluster, branch, returns and advantages for every record."""
-    given = locals()
-    _run("advantage", {**given.pop("fields"), **given})
-
-
-@app.command("report")
-def _report(
-    rollouts: Rollouts,
-    out: Annotated[
-        str, typer.Option("--out", metavar="DIR", help="Folder for report.md, report.json and the figures.")
-    ],
-    gamma: Annotated[float, typer.Option(metavar="γ", help="Discount of the returns.")] = 0.95,
-    history_length: Annotated[int, typer.Option("--history-length", min=1, metavar="K", help="Depth of history.")] = 2,
-    epsilon: Annotated[float, typer.Option(metavar="ε", help="Radius of the cosine rows.")] = NGRAM_EPSILON,
-    epsilons: Annotated[
-        str, typer.Option(metavar="ε,ε,...", help="Radii of the ε curve.")
-    ] = "0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4",
-    similarity: Annotated[float, typer.Option(metavar="S", help="Least difflib ratio of similar texts.")] = 0.95,
-    similar: Annotated[
-        bool | None,
-        typer.Option(
-            "--similar/--no-similar", help="Similar partition: slow on long texts; default: only where cheap."
-        ),
-    ] = None,
-    html: Annotated[
-        bool,
-        typer.Option("--html", help="Also inspector.html: every step's credit under every estimator, in a browser."),
-    ] = False,
-    duplicates: Annotated[
-        str, _input("--duplicates", "Two records of one step: raise, once or count.", metavar="RULE")
-    ] = "raise",
-    on_invalid: Annotated[
-        str, _input("--on-invalid", "Values that are not finite: raise or singleton.", metavar="RULE")
-    ] = "raise",
-    task_column: TaskColumn = "task_id",
-    rollout_column: RolloutColumn = "rollout",
-    step_column: StepColumn = "step",
-    observation_column: ObservationColumn = "observation",
-    reward_column: RewardColumn = "reward",
-    action_column: ActionColumn = "action",
-    valid_column: ValidColumn = "valid",
-    success_column: SuccessColumn = "success",
-    truncated_column: TruncatedColumn = "truncated",
-    fingerprint_column: FingerprintColumn = None,
-    sentence: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Sentence encoder to compare: a folder or a name on the hub.")
-    ] = None,
-    fingerprint: Annotated[
-        str | None, typer.Option(metavar="FILE.npy", help="Hidden states [N, D] to compare, a row per record.")
-    ] = None,
-    action_mode: ActionMode = "text",
-    merge_files: MergeFiles = False,
-    longest_line: LongestLine = 64,
-    backend: Backend = "auto",
-    threads: Threads = None,
-) -> None:
-    """Compare partitions on the same rollouts: tables and figures."""
-    _run("report", locals())
-
-
-@app.command("calibrate")
-def _calibrate(
-    model_dir: Annotated[str, typer.Argument(metavar="MODEL_DIR", help="Folder of a Hugging Face model.")],
-    prompts: Annotated[
-        str, typer.Argument(metavar="PROMPTS.jsonl", help="One prompt with its label per line; .jsonl or .jsonl.gz.")
-    ],
-    out: Annotated[
-        str, typer.Option("--out", metavar="DIR", help="Folder of the tables, the heat map and the states.")
-    ],
-    label: Annotated[
-        str, typer.Option(metavar="NAME", help="Column of the label that the probe predicts.")
-    ] = "task_type",
-    prompt_column: Annotated[
-        str, typer.Option("--prompt-column", metavar="NAME", help="Column of the text, chat messages or token ids.")
-    ] = "prompt",
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Treat a text as a user message and apply the chat template.")
-    ] = False,
-    group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of prompt groups; default: all prompts are one group.")
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option(metavar="L,L,...", help="all, or e.g. -8,-12,'block 27'; default: about seven.")
-    ] = None,
-    pooling: Annotated[str, typer.Option(metavar="P,P,...", help="last, mean, attention.")] = "last,mean,attention",
-    epsilons: Annotated[str, typer.Option(metavar="ε,ε,...", help="Radii of the scan.")] = "0.05,0.1,0.15,0.2",
-    folds: Annotated[int, typer.Option(min=2, help="Folds of the probe's cross-validation.")] = 5,
-    min_clusters: Annotated[
-        int, typer.Option("--min-clusters", min=1, help="Least number of clusters to qualify.")
-    ] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
-    restart: Annotated[bool, typer.Option("--restart", help="Recompute the states in --out.")] = False,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="Default: a GPU if there is one.")] = None,
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")] = "auto",
-    token_budget: Annotated[
-        int | None,
-        typer.Option("--token-budget", min=1, help="Tokens of one forward; default: 512 on the CPU, 16,384 on a GPU."),
-    ] = None,
-    longest_line: LongestLine = 64,
-    backend: Backend = "auto",
-) -> None:
-    """Choose layer, pooling and ε for a model: linear probes and clusters over layers × poolings × ε."""
-    _run("calibrate", locals())
+_command("advantage", "Compute cluster, branch, returns and advantages for every record.", _ADVANTAGE | _fields())
+_command("report", "Compare partitions on the same rollouts: tables and figures.", _REPORT)
+_command(
+    "calibrate",
+    "Choose layer, pooling and ε for a model: linear probes and clusters over layers × poolings × ε.",
+    _CALIBRATE,
+)
 
 
 @app.command("info")

@@ -39,7 +39,8 @@ function text(index) {
 }
 function full(index) {
   const found = data.texts[index];
-  return typeof found === "string" ? found : `${found.start}… (${found.more.toLocaleString("en")} more characters in the file)`;
+  return typeof found === "string" ? found
+    : `${found.start}… (${found.more.toLocaleString("en")} more characters in the file)`;
 }
 const oneLine = (index) => text(index).slice(0, 300).replace(/\s+/g, " ").trim();
 const place = (i) => `${data.rollouts[columns.rollout[i]].name} · ${columns.step[i]}`;
@@ -60,7 +61,8 @@ function nameClusters(g) {
   const several = [...sizes].filter(([, size]) => size > 1).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
   return new Map(several.map(([cluster, size], at) => {
     let name = "";
-    for (let rest = at; rest >= 0; rest = Math.floor(rest / 26) - 1) name = String.fromCharCode(65 + (rest % 26)) + name;
+    for (let rest = at; rest >= 0; rest = Math.floor(rest / 26) - 1)
+      name = String.fromCharCode(65 + (rest % 26)) + name;
     return [cluster, { name, size, colour: COLOURS[at] || "var(--none)" }];
   }));
 }
@@ -73,7 +75,8 @@ function fill(table, headings, rows, sort, resort, choose) {
   head.replaceChildren(...headings.map(({ name, title, cls }, at) => {
     const mark = sort[0] === at ? (sort[1] > 0 ? " ▲" : " ▼") : "";
     const button = make("button", name + mark, { type: "button", title: title || name, onclick: () => resort(at) });
-    return make("th", button, { className: cls || "", scope: "col", "aria-sort": mark ? (sort[1] > 0 ? "ascending" : "descending") : "none" });
+    return make("th", button, { className: cls || "", scope: "col",
+      "aria-sort": mark ? (sort[1] > 0 ? "ascending" : "descending") : "none" });
   }));
   body.replaceChildren(...rows.map(({ key, cells, selected }) => {
     const row = make("tr", cells, { tabIndex: -1, "aria-selected": String(!!selected) });
@@ -87,7 +90,8 @@ function fill(table, headings, rows, sort, resort, choose) {
     reveal(first);
   }
   body.onkeydown = (event) => {
-    const row = event.target.closest("tr"), go = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    const row = event.target.closest("tr"),
+      go = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
     if (event.target !== row || !(go || event.key === "Enter")) return;
     event.preventDefault();
     const next = go ? row[go] : row;
@@ -126,7 +130,8 @@ function sorted(rows, value, way) {
   const key = (row) => { const found = value(row); return found === null || found === undefined ? -Infinity : found; };
   return rows.slice().sort((a, b) => {
     const [x, y] = [key(a), key(b)];
-    const order = typeof x === "string" && typeof y === "string" ? x.localeCompare(y, "en", { numeric: true }) : x < y ? -1 : x > y ? 1 : 0;
+    const order = typeof x === "string" && typeof y === "string" ? x.localeCompare(y, "en", { numeric: true })
+      : x < y ? -1 : x > y ? 1 : 0;
     return way * order || a - b;
   });
 }
@@ -137,10 +142,13 @@ const turned = (sort, at, up) => [at, sort[0] === at ? -sort[1] : up ? 1 : -1];
 const GROUPS = [
   { name: "task", value: (g) => data.groups[g].task, cls: "text" },
   { name: "rollouts", value: (g) => data.groups[g].rollouts, cls: "number", write: String },
-  { name: "success", title: "share of rollouts that succeeded", value: (g) => data.groups[g].success, cls: "number", write: percent },
-  { name: "spread", title: "standard deviation of the rollouts' sums of rewards", value: (g) => data.groups[g].std, cls: "number" },
+  { name: "success", title: "share of rollouts that succeeded", value: (g) => data.groups[g].success, cls: "number",
+    write: percent },
+  { name: "spread", title: "standard deviation of the rollouts' sums of rewards", value: (g) => data.groups[g].std,
+    cls: "number" },
   { name: "|A|", title: "mean of |A|, of the advantage chosen above", value: (g) => meanSize(g), cls: "number" },
-  { name: "disagreement", title: "mean over its steps of the largest minus the smallest A/rms(A)", value: (g) => mean(ofGroup(g), columns.spread), cls: "number" },
+  { name: "disagreement", title: "mean over its steps of the largest minus the smallest A/rms(A)",
+    value: (g) => mean(ofGroup(g), columns.spread), cls: "number" },
 ];
 
 function meanSize(g) {
@@ -158,9 +166,11 @@ function drawGroups() {
     cells: GROUPS.map((column) => {
       const found = column.value(g);
       if (column.cls !== "text") return cell((column.write || number)(found), "number");
-      return make("td", [found, several ? make("span", ` ${data.files[data.groups[g].file]}`, { className: "soft" }) : null], { className: "text", title: found });
+      const file = several ? make("span", ` ${data.files[data.groups[g].file]}`, { className: "soft" }) : null;
+      return make("td", [found, file], { className: "text", title: found });
     }),
-  })), shown.groupSort, (column) => { shown.groupSort = turned(shown.groupSort, column, column === 0); drawGroups(); }, chooseGroup);
+  })), shown.groupSort, (column) => { shown.groupSort = turned(shown.groupSort, column, column === 0); drawGroups(); },
+    chooseGroup);
 }
 
 // ---- the timeline
@@ -171,26 +181,32 @@ function drawTimeline() {
   const legend = $("#timeline .legend"), multiple = [...letters.values()];
   const alone = rows.filter((i) => !letters.has(clusterOf(i))).length;
   legend.replaceChildren(
-    `${group.rollouts} rollouts, ${group.records} steps, success ${percent(group.success)}, mean total reward ${number(group.mean)}, SD ${number(group.std)}. `,
-    `Letters: clusters of two or more steps (${multiple.length} here); dashed: no peers (${alone} steps). Colour and number: `,
-    make("span", "+ advantage above 0", { className: "above" }), ", ", make("span", "− below 0", { className: "below" }), ".",
+    `${group.rollouts} rollouts, ${group.records} steps, success ${percent(group.success)}, `,
+    `mean total reward ${number(group.mean)}, SD ${number(group.std)}. `,
+    `Letters: clusters of two or more steps (${multiple.length} here); dashed: no peers (${alone} steps). `,
+    "Colour and number: ",
+    make("span", "+ advantage above 0", { className: "above" }), ", ",
+    make("span", "− below 0", { className: "below" }), ".",
   );
   const steps = [...new Set(rows.map((i) => columns.step[i]))].sort((a, b) => a - b);
   const at = new Map(steps.map((step, k) => [step, k]));
-  table.tHead.replaceChildren(make("tr", [make("th", "rollout", { scope: "col" }), ...steps.map((step) => make("th", String(step), { scope: "col" }))]));
+  const headings = steps.map((step) => make("th", String(step), { scope: "col" }));
+  table.tHead.replaceChildren(make("tr", [make("th", "rollout", { scope: "col" }), ...headings]));
   const largest = Math.max(1e-30, ...rows.map((i) => Math.abs(columns.advantage[shown.estimator][i])));
   const paths = membersBy(rows.map((i) => columns.rollout[i]));
   table.tBodies[0].replaceChildren(...[...paths].map(([path, own]) => {
     const rollout = data.rollouts[path], cells = steps.map(() => make("td"));
     for (const i of own.map((k) => rows[k])) cells[at.get(columns.step[i])].append(drawCell(i, largest));
     const end = rollout.success === null ? "" : rollout.success ? "✓ success" : "✗ failure";
-    return make("tr", [make("th", [rollout.name, make("span", `${end} ${number(rollout.total)}`)], { scope: "row", title: rollout.name }), ...cells]);
+    return make("tr", [make("th", [rollout.name, make("span", `${end} ${number(rollout.total)}`)],
+      { scope: "row", title: rollout.name }), ...cells]);
   }));
   markCells();
 }
 
 function drawCell(i, largest) {
-  const value = columns.advantage[shown.estimator][i], cluster = letters.get(clusterOf(i)), action = oneLine(columns.action[i]);
+  const value = columns.advantage[shown.estimator][i], cluster = letters.get(clusterOf(i)),
+    action = oneLine(columns.action[i]);
   const name = cluster ? cluster.name : "·";
   const button = make("button", [
     make("span", [make("b", name), make("span", signed(value))], { className: "top" }),
@@ -198,7 +214,8 @@ function drawCell(i, largest) {
   ], {
     type: "button", tabIndex: -1, className: "cell" + (cluster ? "" : " alone"), title: action,
     "aria-label": `rollout ${place(i)}, cluster ${cluster ? name : "of one"}, advantage ${signed(value)}, ${action}`,
-    "--sign": colour(value), "--share": `${Math.round((45 * Math.abs(value)) / largest)}%`, "--cluster": cluster ? cluster.colour : "transparent",
+    "--sign": colour(value), "--share": `${Math.round((45 * Math.abs(value)) / largest)}%`,
+    "--cluster": cluster ? cluster.colour : "transparent",
   });
   button.dataset.key = i;
   button.onclick = () => chooseStep(i);
@@ -240,12 +257,24 @@ function moveInTimeline(event) {
 
 function stepColumns() {
   return [
-    { name: "rollout · step", value: (i) => i, draw: (i) => cell($("#scope").value === "all" ? `${data.groups[columns.group[i]].task} · ${place(i)}` : place(i)) },
-    { name: "cluster", title: "records in its cluster", value: (i) => clusterSize(i), cls: "number", draw: (i) => cell(drawMark(i)) },
-    { name: "action", value: (i) => oneLine(columns.action[i]), cls: "text", draw: (i) => make("td", oneLine(columns.action[i]), { className: "text", title: oneLine(columns.observation[i]) }) },
-    { name: "R", title: "discounted return-to-go", value: (i) => columns.returns[i], cls: "number", draw: (i) => numeric(columns.returns[i]) },
-    { name: "A", title: "sorted by size, |A|", value: (i) => Math.abs(columns.advantage[shown.estimator][i]), cls: "number", draw: (i) => numeric(columns.advantage[shown.estimator][i], signed) },
-    { name: "disagreement", title: "largest minus smallest A/rms(A) of the estimators", value: (i) => columns.spread[i], cls: "number", draw: (i) => numeric(columns.spread[i]) },
+    { name: "rollout · step", value: (i) => i,
+      draw: (i) => {
+        const whole = $("#scope").value === "all";
+        return cell(whole ? `${data.groups[columns.group[i]].task} · ${place(i)}` : place(i));
+      } },
+    { name: "cluster", title: "records in its cluster", value: (i) => clusterSize(i), cls: "number",
+      draw: (i) => cell(drawMark(i)) },
+    { name: "action", value: (i) => oneLine(columns.action[i]), cls: "text",
+      draw: (i) => {
+        const title = oneLine(columns.observation[i]);
+        return make("td", oneLine(columns.action[i]), { className: "text", title });
+      } },
+    { name: "R", title: "discounted return-to-go", value: (i) => columns.returns[i], cls: "number",
+      draw: (i) => numeric(columns.returns[i]) },
+    { name: "A", title: "sorted by size, |A|", value: (i) => Math.abs(columns.advantage[shown.estimator][i]),
+      cls: "number", draw: (i) => numeric(columns.advantage[shown.estimator][i], signed) },
+    { name: "disagreement", title: "largest minus smallest A/rms(A) of the estimators", value: (i) => columns.spread[i],
+      cls: "number", draw: (i) => numeric(columns.spread[i]) },
   ];
 }
 
@@ -255,7 +284,8 @@ function drawMark(i) {
   if (clusterOf(i) < 0) return "set aside";
   const own = columns.group[i] === shown.group && letters.get(clusterOf(i));
   const size = clusterSize(i);
-  return make("span", own ? `${own.name} (${size})` : size > 1 ? `(${size})` : "no peers", { className: "mark", "--cluster": own ? own.colour : "transparent" });
+  return make("span", own ? `${own.name} (${size})` : size > 1 ? `(${size})` : "no peers",
+    { className: "mark", "--cluster": own ? own.colour : "transparent" });
 }
 
 function wantedSteps() {
@@ -266,7 +296,8 @@ function wantedSteps() {
   const rows = all ? Array.from({ length: count }, (_, i) => i) : ofGroup(shown.group);
   return rows.filter((i) =>
     Math.abs(advantage[i]) >= least && columns.spread[i] >= apart
-    && (cluster === "" || (cluster === "several" ? clusterSize(i) > 1 : cluster === "alone" ? clusterSize(i) <= 1 : clusterOf(i) === Number(cluster)))
+    && (cluster === "" || (cluster === "several" ? clusterSize(i) > 1
+      : cluster === "alone" ? clusterSize(i) <= 1 : clusterOf(i) === Number(cluster)))
     && (!needle || matches.has(columns.observation[i]) || matches.has(columns.action[i])));
 }
 
@@ -276,9 +307,15 @@ function drawSteps() {
   const pages = Math.max(1, Math.ceil(rows.length / PAGE));
   shown.page = Math.min(shown.page, pages - 1);
   const part = rows.slice(shown.page * PAGE, (shown.page + 1) * PAGE);
-  fill($("#steps table"), table, part.map((i) => ({ key: i, selected: i === shown.step, cells: table.map((column) => column.draw(i)) })),
-    shown.stepSort, (column) => { shown.stepSort = turned(shown.stepSort, column, column === 0); shown.page = 0; drawSteps(); }, chooseStep);
-  $("#count").textContent = rows.length ? `${shown.page * PAGE + 1} to ${shown.page * PAGE + part.length} of ${rows.length.toLocaleString("en")} steps` : "no step matches the filters";
+  const lines = part.map((i) => ({ key: i, selected: i === shown.step, cells: table.map((column) => column.draw(i)) }));
+  fill($("#steps table"), table, lines, shown.stepSort, (column) => {
+    shown.stepSort = turned(shown.stepSort, column, column === 0);
+    shown.page = 0;
+    drawSteps();
+  }, chooseStep);
+  const first = shown.page * PAGE, all = rows.length.toLocaleString("en");
+  $("#count").textContent = rows.length ? `${first + 1} to ${first + part.length} of ${all} steps`
+    : "no step matches the filters";
   $("#back").disabled = shown.page === 0;
   $("#more").disabled = shown.page === pages - 1;
 }
@@ -295,12 +332,14 @@ function drawClusterChoice() {
 
 function small(headings, rows) {
   return make("table", [
-    make("thead", make("tr", headings.map(([name, cls, title]) => make("th", name, { className: cls || "", title: title || "", scope: "col" })))),
+    make("thead", make("tr", headings.map(([name, cls, title]) =>
+      make("th", name, { className: cls || "", title: title || "", scope: "col" })))),
     make("tbody", rows.map((cells) => make("tr", cells))),
   ]);
 }
 
-const go = (i) => make("button", place(i), { type: "button", className: "go", onclick: () => { chooseStep(i); $("#step").focus(); } });
+const go = (i) => make("button", place(i),
+  { type: "button", className: "go", onclick: () => { chooseStep(i); $("#step").focus(); } });
 
 function bar(value, largest) {
   const width = (50 * Math.abs(value)) / largest;
@@ -318,15 +357,18 @@ function drawStep() {
   const facts = {
     task: group.task,
     "return R": `${number(columns.returns[i])}, reward of this step ${number(columns.reward[i])}, γ = ${data.gamma}`,
-    rollout: `${rollout.success === null ? "" : rollout.success ? "success, " : "failure, "}sum of rewards ${number(rollout.total)}`,
+    rollout: (rollout.success === null ? "" : rollout.success ? "success, " : "failure, ")
+      + `sum of rewards ${number(rollout.total)}`,
     source: `${data.files[group.file]}, record ${columns.line[i]}`,
   };
   body.replaceChildren(
     make("dl", Object.entries(facts).flatMap(([name, value]) => [make("dt", name), make("dd", value)])),
     make("h3", "Observation"), make("pre", full(columns.observation[i]), { id: "observation", tabIndex: 0 }),
-    ...(data.has_actions ? [make("h3", "Action"), make("pre", full(columns.action[i]) || "(none)", { id: "action" })] : []),
+    ...(data.has_actions ? [make("h3", "Action"), make("pre", full(columns.action[i]) || "(none)", { id: "action" })]
+      : []),
     make("h3", "Advantage by estimator"), drawEstimators(i),
-    make("p", "A/rms: divided by the estimator's root mean square over the file, so that they compare.", { className: "soft" }),
+    make("p", "A/rms: divided by the estimator's root mean square over the file, so that they compare.",
+      { className: "soft" }),
     ...drawPeers(i), ...drawNeighbours(i),
   );
   body.scrollTop = 0;
@@ -334,11 +376,14 @@ function drawStep() {
 
 function drawEstimators(i) {
   const largest = Math.max(1e-30, ...data.estimators.map(({ key }) => Math.abs(columns.scaled[key][i])));
-  const table = small([["estimator"], ["A", "number"], ["A/rms", "number"], ["", "", ""], ["step term", "", "what it was compared with"]], data.estimators.map((row) => [
+  const table = small([["estimator"], ["A", "number"], ["A/rms", "number"], ["", "", ""],
+    ["step term", "", "what it was compared with"]], data.estimators.map((row) => [
     make("th", row.label, { scope: "row", title: row.meaning }),
     numeric(columns.advantage[row.key][i], signed), numeric(columns.scaled[row.key][i], signed),
     cell(bar(columns.scaled[row.key][i], largest)),
-    cell(row.partition === "" ? "none" : row.key === "trained" ? "recorded" : row.partition === "kernel" ? `V̂ = ${number(columns.value[i])}` : BRANCHES[data.branches[columns.branch[row.key][i]]]),
+    cell(row.partition === "" ? "none" : row.key === "trained" ? "recorded"
+      : row.partition === "kernel" ? `V̂ = ${number(columns.value[i])}`
+      : BRANCHES[data.branches[columns.branch[row.key][i]]]),
   ]));
   table.id = "estimators";
   return table;
@@ -348,27 +393,35 @@ function drawPeers(i) {
   const cluster = clusterOf(i), title = data.partitions.find((row) => row.key === shown.partition).label;
   const rows = cluster < 0 ? [] : members[shown.partition].get(cluster);
   if (rows.length < 2) {
-    return [make("h3", "Cluster"), make("p", `${cluster < 0 ? "Set aside: it takes no part." : "No other step of the prompt group shares its state"} (${title}).`, { className: "soft" })];
+    const why = cluster < 0 ? "Set aside: it takes no part." : "No other step of the prompt group shares its state";
+    return [make("h3", "Cluster"), make("p", `${why} (${title}).`, { className: "soft" })];
   }
-  const found = [make("h3", `Cluster ${letters.has(cluster) ? letters.get(cluster).name : ""} of ${rows.length} steps: ${title}`)];
+  const letter = letters.has(cluster) ? letters.get(cluster).name : "";
+  const found = [make("h3", `Cluster ${letter} of ${rows.length} steps: ${title}`)];
   const name = letters.get(cluster);
   if (data.has_actions) {
-    const actions = sorted([...membersBy(rows.map((k) => columns.same_action[k])).values()].map((own) => own.map((k) => rows[k])).map((own) => own[0]), (k) => -actionOf(k, rows).length, 1);
-    found.push(make("p", `Mean return of the cluster ${number(mean(rows, columns.returns))}; by action (▸ this step's):`, { className: "soft" }));
+    const firsts = [...membersBy(rows.map((k) => columns.same_action[k])).values()].map((own) => rows[own[0]]);
+    const actions = sorted(firsts, (k) => -actionOf(k, rows).length, 1);
+    const average = number(mean(rows, columns.returns));
+    found.push(make("p", `Mean return of the cluster ${average}; by action (▸ this step's):`, { className: "soft" }));
     found.push(small([["action"], ["steps", "number"], ["mean R", "number"]], actions.map((k) => {
       const own = actionOf(k, rows), here = columns.same_action[k] === columns.same_action[i];
       const label = oneLine(columns.action[k]) || "(none)";
-      return [make("td", here ? make("b", `▸ ${label}`) : label, { className: "text", title: label }), cell(String(own.length), "number"), numeric(mean(own, columns.returns))];
+      return [make("td", here ? make("b", `▸ ${label}`) : label, { className: "text", title: label }),
+        cell(String(own.length), "number"), numeric(mean(own, columns.returns))];
     })));
   }
   const others = rows.filter((k) => k !== i);
-  const table = small([["rollout · step"], ["action"], ["R", "number"], ["A", "number"]], others.slice(0, 50).map((k) => [
+  const table = small([["rollout · step"], ["action"], ["R", "number"], ["A", "number"]],
+    others.slice(0, 50).map((k) => [
     cell(go(k)), make("td", oneLine(columns.action[k]), { className: "text", title: oneLine(columns.action[k]) }),
     numeric(columns.returns[k]), numeric(columns.advantage[shown.estimator][k], signed),
   ]));
   table.id = "peers";
   found.push(make("h3", "Its peers"), table);
-  if (others.length > 50) found.push(make("p", `${others.length - 50} more: filter the list of steps by cluster ${name ? name.name : ""}.`, { className: "soft" }));
+  if (others.length > 50) found.push(make("p",
+    `${others.length - 50} more: filter the list of steps by cluster ${name ? name.name : ""}.`,
+    { className: "soft" }));
   return found;
 }
 
@@ -377,13 +430,16 @@ const actionOf = (k, rows) => rows.filter((other) => columns.same_action[other] 
 function drawNeighbours(i) {
   const near = columns.neighbours[i];
   const found = [make("h3", "Kernel neighbours (GAE)")];
-  if (!near.length) return [...found, make("p", "None: the prompt group has no other usable state.", { className: "soft" })];
-  const table = small([["rollout · step"], ["action"], ["R", "number"], ["k", "number", "kernel of state and time, at most 1"]], near.map((k, at) => [
+  if (!near.length) return [...found, make("p", "None: the prompt group has no other usable state.",
+    { className: "soft" })];
+  const table = small([["rollout · step"], ["action"], ["R", "number"],
+    ["k", "number", "kernel of state and time, at most 1"]], near.map((k, at) => [
     cell(go(k)), make("td", oneLine(columns.action[k]), { className: "text", title: oneLine(columns.action[k]) }),
     numeric(columns.returns[k]), numeric(columns.kernel[i][at]),
   ]));
   table.id = "neighbours";
-  return [...found, make("p", "The steps of this prompt group nearest by the kernel. Other prompts count too, through landmarks.", { className: "soft" }), table];
+  const which = "The steps of this prompt group nearest by the kernel. Other prompts count too, through landmarks.";
+  return [...found, make("p", which, { className: "soft" }), table];
 }
 
 // ---- choosing
@@ -427,13 +483,16 @@ function redraw() {
   drawStep();
 }
 
-// Of the group that shows most (outcomes that differ, then disagreement) the step with the largest |A| that all rollouts reach.
+// Of the group that shows most (outcomes that differ, then disagreement) the step with the largest |A| that all
+// rollouts reach.
 function informative() {
   const score = (g) => (data.groups[g].std > 0 ? 1e6 : 0) + mean(ofGroup(g), columns.spread);
   const g = data.groups.map((_, k) => k).sort((a, b) => score(b) - score(a) || a - b)[0];
   const value = columns.advantage[shown.estimator];
-  const shortest = Math.min(...[...membersBy(ofGroup(g).map((i) => columns.rollout[i])).values()].map((own) => columns.step[ofGroup(g)[own.at(-1)]]));
-  return ofGroup(g).filter((i) => columns.step[i] <= shortest).sort((a, b) => Math.abs(value[b]) - Math.abs(value[a]) || a - b)[0];
+  const members = [...membersBy(ofGroup(g).map((i) => columns.rollout[i])).values()];
+  const shortest = Math.min(...members.map((own) => columns.step[ofGroup(g)[own.at(-1)]]));
+  return ofGroup(g).filter((i) => columns.step[i] <= shortest)
+    .sort((a, b) => Math.abs(value[b]) - Math.abs(value[a]) || a - b)[0];
 }
 
 function theme(wanted) {
@@ -458,7 +517,10 @@ async function start() {
   count = columns.group.length;
   members = { group: membersBy(columns.group) };
   for (const [name, column] of Object.entries(columns.cluster)) members[name] = membersBy(column);
-  $("#about").textContent = `${data.files.join(", ")}: ${count.toLocaleString("en")} steps of ${data.rollouts.length.toLocaleString("en")} rollouts in ${data.groups.length.toLocaleString("en")} prompt groups`;
+  const sizes = [count, data.rollouts.length, data.groups.length];
+  const [steps, rollouts, groups] = sizes.map((n) => n.toLocaleString("en"));
+  const files = data.files.join(", ");
+  $("#about").textContent = `${files}: ${steps} steps of ${rollouts} rollouts in ${groups} prompt groups`;
   $("#estimator").append(...data.estimators.map((row) => option(row.key, row.label)));
   $("#partition").append(...data.partitions.map((row) => option(row.key, row.label)));
   const trained = data.partitions.some((row) => row.key === "trained");  // a training run's own credit comes first
@@ -486,4 +548,7 @@ async function start() {
   document.onkeydown = keys;
 }
 
-start().catch((error) => { $("#problem").textContent = `The page cannot be shown: ${error.message}`; $("#problem").hidden = false; });
+start().catch((error) => {
+  $("#problem").textContent = `The page cannot be shown: ${error.message}`;
+  $("#problem").hidden = false;
+});
