@@ -209,9 +209,8 @@ class States:
         metrics = metrics_of(result, used, epsilon, config.has_clusters) | self.radius.moves
         if kinds is not None:
             shares = torch.bincount(kinds.cpu().long(), minlength=len(KINDS)) / max(1, len(kinds))
-            metrics |= {
-                f"bipace/action_key/{k}": share for k, share in zip(KINDS, shares.tolist(), strict=True) if share
-            }
+            named = zip(KINDS, shares.tolist(), strict=True)
+            metrics |= {f"bipace/action_key/{kind}": share for kind, share in named if share}
         return result, metrics
 
     def set_aside(self, misfits: Mapping[int, str], b: int, must_fit: bool = True) -> Tensor:

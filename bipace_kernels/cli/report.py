@@ -133,9 +133,7 @@ def _compare(
     shared = shared_arguments(records, options.action_mode, options.backend, options.threads)
     base = _base_config(options, actions=records.action is not None)
 
-    def outcome(
-        key: str, label: str, settings: dict[str, Any], choice: bk.EpsilonChoice | None = None, **arguments: Any
-    ) -> Outcome:
+    def outcome(key: str, label: str, settings: dict[str, Any], choice: Any = None, **arguments: Any) -> Outcome:
         fields = {name: value for name, value in settings.items() if name not in ("state", "embedder")}
         if "codes" in arguments:  # known clusters: records of equal code share one
             fields, arguments = {"partition": "exact"}, {"observation": arguments["codes"]}

@@ -290,9 +290,8 @@ class _Parser:
         cure = f"name its column with --{name}-column"
         if name in self.optional and name not in self.needed:
             cure = "the file's first record has it, so every record must"
-        return CliError(
-            f'{self.path}, {self.unit} {line}: the field "{column}" is missing; {cure}. Found: {_names(record)}.'
-        )
+        fact = f'the field "{column}" is missing'
+        return CliError(f"{self.path}, {self.unit} {line}: {fact}; {cure}. Found: {_names(record)}.")
 
     # Checks of one value.  Exact types: isinstance(True, int), but True is not a step number.
 
@@ -532,22 +531,19 @@ def _add_batches(parser: _Parser, file: Any, advance: Advance | None) -> None:
     stored = file.schema_arrow.names
     columns = list(dict.fromkeys(column for _, column, _ in parser.fields if column in stored))
     for batch in file.iter_batches(batch_size=4096, columns=columns):
-        values = [_values(parser.path, column, batch.column(column)) for column in columns]
+        values = []
+        for column in columns:
+            try:
+                values.append(batch.column(column).to_pylist())
+            except UnicodeDecodeError:
+                raise
+            except (ValueError, OverflowError) as error:  # times finer or farther than Python's
+                fact = f"its type {batch.column(column).type} cannot be read"
+                raise CliError(f'{parser.path}, field "{column}": {fact}; write numbers or texts ({error}).') from None
         for record in zip(*values, strict=True):
             parser.add(dict(zip(columns, record, strict=True)), parser.records + 1)
         if advance is not None:
             advance(size * batch.num_rows // max(1, file.metadata.num_rows))
-
-
-def _values(path: str, name: str, column: Any) -> list[Any]:
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        raise
-    except (ValueError, OverflowError) as error:  # times finer or farther than Python's
-        raise CliError(
-            f'{path}, field "{name}": its type {column.type} cannot be read; write numbers or texts ({error}).'
-        ) from None
 
 
 def _sha256(path: str) -> str:

@@ -64,9 +64,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # ms-s
         return bool(self.model.training and not self._bipace.settings.keeps_own_advantages)
 
     def _prepare_batch_inputs(self, samples: Sequence[Any]) -> Any:
-        self._bipace_hidden = (
-            [] if self._bipace_trains and self._bipace.may_be_hidden and not self._bipace_why else None
-        )
+        taps = self._bipace_trains and self._bipace.may_be_hidden and not self._bipace_why
+        self._bipace_hidden = [] if taps else None
         return super()._prepare_batch_inputs(samples)
 
     def _get_per_token_logps_and_entropies(

@@ -16,15 +16,11 @@ PREFIX = "bipace_"
 OF_TRL = {name: row for name, row in settings_of(Settings).items() if name != "duplicates"}  # TRL's rows have no copies
 
 
-def _hint(row: Setting, default: Any) -> Any:
-    """Type for HfArgumentParser, which takes one type beside None; of several it takes the last, str, for any value."""
-    kind = Literal[row.accepts] if isinstance(row.accepts, tuple) else row.kind
-    return kind | None if default is None or isinstance(kind, UnionType) else kind
-
-
 def _argument(name: str, row: Setting) -> tuple[str, Any, Any]:
-    default = getattr(Settings, name)
-    return PREFIX + name, _hint(row, default), field(default=default, metadata={"help": f"BiPACE: {row.help}."})
+    default, kind = getattr(Settings, name), Literal[row.accepts] if isinstance(row.accepts, tuple) else row.kind
+    # HfArgumentParser takes one type beside None; of several it takes the last, str, for any value.
+    hint = kind | None if default is None or isinstance(kind, UnionType) else kind
+    return PREFIX + name, hint, field(default=default, metadata={"help": f"BiPACE: {row.help}."})
 
 
 _Arguments: Any = make_dataclass("_Arguments", [_argument(name, row) for name, row in OF_TRL.items()])

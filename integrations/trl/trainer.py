@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,17 +24,16 @@ Tensor = torch.Tensor
 ROW = "bipace_row"  # [B] in a batch whose advantages wait for the loss's forward: its rows' places before TRL's shuffle
 
 
+@dataclass
 class _Watched:
     """Data collected while the trainer makes one batch."""
 
-    def __init__(self) -> None:
-        self.loop = ToolLoop()
-
+    loop: ToolLoop = field(default_factory=ToolLoop)
     tool_mask: Any = None  # B lists, or None
     starts: Any = None  # B lists, or None
-    rewards: Tensor  # [B of all processes, F]
+    rewards: Any = None  # [B of all processes, F]
     hidden: Tensor | None = None  # [n, D]
-    forwards = 0
+    forwards: int = 0
 
 
 class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -62,9 +62,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
         once = self.args.steps_per_generation * self.num_iterations == 1 and not vllm
         dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.model.modules())
         dropout = dropout or bool(getattr(self.model.config, "attention_dropout", 0))
-        self._bipace_waits = (
-            self._bipace_taps and once and not dropout and not getattr(self.args, "use_liger_kernel", False)
-        )
+        liger = getattr(self.args, "use_liger_kernel", False)
+        self._bipace_waits = self._bipace_taps and once and not dropout and not liger
         self._bipace_waiting: Any = None  # the batch whose hidden states are still missing
         self._bipace_loss: dict[str, Any] | None = None  # inputs of _compute_loss(), until its forward runs
 
@@ -142,13 +141,8 @@ class BiPACEGRPOTrainer(KeepsStates, GRPOTrainer):  # type: ignore[misc]  # TRL 
             hidden[order.to(states.device)] = states
             inputs["advantages"] = self._bipace_credit(batch, hidden)[row]
             return found
-        if (
-            watched is None
-            or watched.forwards
-            or model is not self.model
-            or not self._bipace_taps
-            or self._bipace_waits
-        ):
+        taps = self._bipace_taps and not self._bipace_waits and model is self.model
+        if watched is None or watched.forwards or not taps:
             return run()
         watched.forwards += 1
         turns = turns_of(attention_mask[:, prompt_length:], watched.tool_mask, watched.starts)

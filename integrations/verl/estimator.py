@@ -101,9 +101,7 @@ class Bipace:
             self.why = f"actor_rollout_ref.actor.strategy={actor.strategy} gives none, only fsdp and fsdp2 do"
             self.states.require_hidden(self.why)
         elif self.bypass and self.settings.embedder == "auto":
-            self.why = (
-                "rollout_correction.bypass_mode runs no log-prob forward (embedder=actor_hidden runs a short one)"
-            )
+            self.why = "rollout_correction.bypass_mode runs no log-prob forward (embedder=actor_hidden runs one)"
 
     @property
     def request(self) -> dict[str, Any]:

@@ -63,6 +63,7 @@ def write_advantages(
     spoilt = torch.isin(trajectory, trajectory[~((score.abs() <= 1e37) & (returns.abs() <= 1e37))])
     score, returns = score.masked_fill(spoilt, torch.nan), returns.masked_fill(spoilt, torch.nan)
 
+    ids = {"group": group, "trajectory": trajectory, "step": step}
     config, anchors = settings.config(), [data.non_tensor_batch["anchor_obs"][i] for i in rows.tolist()]
     given: dict[str, Any] = {"observation": anchors}
     if config.needs_fingerprint:
@@ -70,7 +71,6 @@ def write_advantages(
         given = {"fingerprint": _hidden(data)[rows] if hidden else _of_texts(settings.bisim_embedder).embed(anchors)}
     if settings.chooses_epsilon:
         states = states or settings.states()
-        ids = {"group": group, "trajectory": trajectory, "step": step}
         config = settings.config(states.radius.of("actor_hidden", {**ids, "fingerprint": given["fingerprint"]}, dict))
     if config.reads_keys:
         mode, n = settings.cacb_action_key_mode, settings.cacb_n_action_tokens
@@ -99,10 +99,8 @@ def write_advantages(
         metrics["bipace/mean_advantage"] = float(counted.double().mean())
     if recorder is not None:
         rewards = torch.from_numpy(data.non_tensor_batch["rewards"].astype(np.float64))[rows]
-        ids = {"group": group, "trajectory": trajectory, "step": step}
-        recorder.write(
-            {**ids, "rewards": rewards, "truncated": given.get("truncated")}, replace(result, advantage=total)
-        )
+        recorded = {**ids, "rewards": rewards, "truncated": given.get("truncated")}
+        recorder.write(recorded, replace(result, advantage=total))
     tokens = to_tokens(total, mask)
     data.batch["response_mask"], data.batch["advantages"], data.batch["returns"] = mask, tokens, tokens
     for name in (IDS, HIDDEN, HIDDEN_IDS):

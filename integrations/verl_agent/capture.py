@@ -21,9 +21,8 @@ def log_prob(worker: Any, inner: Callable[[Any], Any], data: Any) -> Any:
     States are appended to the log-probabilities as further columns, so that the actor restores the batch's order.
     """
     layer = data.meta_info.get(LAYER)
-    if layer is None or data.meta_info.get(
-        "is_lora", False
-    ):  # LoRA's reference: the same worker with its adapter disabled
+    # The reference of a LoRA run is the same worker with its adapter disabled.
+    if layer is None or data.meta_info.get("is_lora", False):
         return inner(data)
     actor, mesh = worker.actor, worker.ulysses_sharding_manager.device_mesh
     group = None if mesh is None else mesh["sp"].get_group()

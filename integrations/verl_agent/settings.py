@@ -182,9 +182,8 @@ class Settings:
         own: dict[str, Any] = {"on_invalid": self.bisim_on_invalid, "duplicates": self.bisim_duplicates}
         if self.hgpo is not None:
             own |= {k: self.hgpo[k] for k in ("history_length", "length_weight_alpha", "base_group") if k in self.hgpo}
-            return replace(
-                Config.gigpo(self.hgpo.get("mode", "mean_std_norm")), partition="history", estimator="hgpo", **own
-            )
+            norms = Config.gigpo(self.hgpo.get("mode", "mean_std_norm"))
+            return replace(norms, partition="history", estimator="hgpo", **own)
         if self.gae is not None:
             norms = Config.gigpo(self.mode)  # of the episode term
             own |= {name: getattr(norms, name) for name in ("episode_norm", "episode_scope", "lone_trajectory")}
