@@ -197,7 +197,7 @@ def test_words_of_the_package() -> None:
     for error, wanted in {
         InputError("got {} at {}; correct it", "{nan}", Rows([3])): "got {nan} at f, row 4; correct it",
         InputError("{} share {}", Rows([0, 2]), Named("step")): "f, row 1 and f, row 3 share step",
-        InputError("{} is", Rows(range(8), 2)): "f, row 1, f, row 2 and 6 more is",
+        InputError("{} is", Rows(range(7))): "f, row 1, f, row 2, f, row 3, f, row 4, f, row 5 and 2 more is",
         InputError("set {}.", Named("step_norm", ("none",), in_config=True)): "set --step-norm none.",
         ValueError("row {3}"): "row {3}",
     }.items():
