@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from compiled_triton import LAUNCHES, name_of, resources, tl, triton
 from marks import slow
+
+import bipace_kernels as bk
+from bipace_kernels.backends.triton import critic
 
 CASES = [
     (launch, arch) if arch == 90 else slow(launch, arch)
@@ -65,3 +69,19 @@ def test_page_says_which_triton_compiled_and_counts_what_spills():
     text = resources.as_markdown(rows, version=triton.__version__)
     assert f"Triton {triton.__version__}" in text and text.count("`_sorted_copy`") == 2
     assert "2 compiled configurations, 1 with spills" in text
+
+
+def test_many_groups_fit_into_the_grids(monkeypatch):
+    """A grid has 65,535 programs at most on y and z, and 2³¹ − 1 on x, where groups are counted."""
+    grids = {}
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "run",
+                        lambda self, *_, grid, **__: grids.update({self.__name__: grid}))  # fmt: skip
+    n = 70_000
+    rows, ones = torch.arange(n), torch.ones(n)
+    lay = bk.layout(rows, rows, torch.zeros_like(rows)).on(torch.device("cpu"))
+    critic.cluster_values(lay, ones, rows, 0.0)
+    critic._centre(torch.ones(n, 8), rows, ones, lay.group_offsets, lay.n_groups)
+    critic.normed_advantage(lay, ones.double(), ones, "group")
+    assert {"_cluster_values", "_centred", "_scale"} <= grids.keys()
+    for name, grid in grids.items():
+        assert max(grid[1:], default=1) <= 65_535 and grid[0] < 2**31, (name, grid)

@@ -45,7 +45,7 @@ def cluster_values(records: Records, returns: Tensor, labels: Tensor | None, shr
     if returns.shape[0]:
         taken, mean = records.taken, _means_of(records, returns)
         with device_guard(returns):
-            _cluster_values[(ceil_div(records.longest_group, _RECORDS), records.n_groups)](
+            _cluster_values[(records.n_groups, ceil_div(records.longest_group, _RECORDS))](
                 returns, labels, records.group_offsets, taken, mean, value, float(shrinkage),
                 HAS_LABELS=labels is not None, HAS_TAKEN=taken is not None, TILE=_RECORDS, **_OPTIONS,
             )  # fmt: skip
@@ -142,7 +142,7 @@ def normed_advantage(records: Records, advantage: Tensor, returns: Tensor, step_
     with device_guard(advantage):
         _squares[(n_groups,)](advantage, returns, taken, offsets, square, largest, count, **masked)
         factor = _factors(square, largest, count, step_norm)
-        _scale[(ceil_div(records.longest_group, _RECORDS), n_groups)](advantage, factor, taken, offsets, out, **masked)
+        _scale[(n_groups, ceil_div(records.longest_group, _RECORDS))](advantage, factor, taken, offsets, out, **masked)
     return out
 
 
@@ -198,7 +198,7 @@ def _centre(fingerprint: Tensor, row: Tensor, scale: Tensor, offsets: Tensor, n_
     strides = (fingerprint.stride(0), fingerprint.stride(1))
     with device_guard(row):
         _lengths[(m,)](fingerprint, row, scale, reciprocal, dim, *strides, COLUMNS=1024, **_OPTIONS)
-        _centred[(ceil_div(dim, _CENTRE["COLUMNS"]), n_groups)](
+        _centred[(n_groups, ceil_div(dim, _CENTRE["COLUMNS"]))](
             fingerprint, row, reciprocal, offsets, z, dim, *strides, **_CENTRE, **_OPTIONS
         )
     return z
@@ -374,9 +374,9 @@ def _cluster_values(
     HAS_TAKEN: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    g = tl.program_id(1).to(tl.int64)
+    g = tl.program_id(0).to(tl.int64)
     begin, end = _group(group_offsets, g)
-    i = begin + tl.program_id(0) * TILE + tl.arange(0, TILE)
+    i = begin + tl.program_id(1) * TILE + tl.arange(0, TILE)
     live = _live(taken, i, end, HAS_TAKEN)
     centre = tl.load(mean + g)
     found = tl.zeros((TILE,), tl.float64) + centre
@@ -430,9 +430,9 @@ def _centred(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    g = tl.program_id(1).to(tl.int64)
+    g = tl.program_id(0).to(tl.int64)
     begin, end = _group(offsets, g)
-    e = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    e = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float64)
     for start in range(begin, end, ROWS):
         total += _unit(x, row, reciprocal, start, end, e, dim, row_stride, column_stride, ROWS)
@@ -632,9 +632,9 @@ def _scale(
     HAS_TAKEN: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    g = tl.program_id(1).to(tl.int64)
+    g = tl.program_id(0).to(tl.int64)
     begin, end = _group(group_offsets, g)
-    at = begin + tl.program_id(0) * TILE + tl.arange(0, TILE)
+    at = begin + tl.program_id(1) * TILE + tl.arange(0, TILE)
     live = _live(taken, at, end, HAS_TAKEN)
     found = tl.load(advantage + at, mask=live, other=0.0) * tl.load(factor + g)
     found = tl.minimum(tl.maximum(found, -_FLOAT32_MAX), _FLOAT32_MAX)
