@@ -4,7 +4,7 @@ Files named test_device_*.py test code that runs on the tensors' device: on a GP
 tensors by an interpreter or emulator.  `TRITON_INTERPRET=1 pytest tests/*/test_device_*.py` runs the Triton kernels in
 Triton's interpreter; the variable must be set before Triton is imported, so this is a separate run.
 `BIPACE_TEST_BACKEND=cuda` tests the CUDA kernels instead, and with BIPACE_EMULATOR=1 on the CPU: by their emulator
-(tests/native/emulator), under several orders of the threads each; BIPACE_EMULATOR_SANITIZE=1 compiles it with
+(tests/native/emulator), threads in a random order; BIPACE_EMULATOR_SANITIZE=1 compiles it with
 AddressSanitizer and UndefinedBehaviorSanitizer (tests/native/sanitize.sh).  test_device_triton_*.py and
 test_device_cuda_*.py test one backend. Otherwise these tests need a GPU and are skipped without one; BIPACE_REQUIRE=gpu
 makes the skip a failure.
@@ -81,9 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
 
 
-def _on_device(item: pytest.Item | pytest.Metafunc) -> bool:
-    path = item.path if isinstance(item, pytest.Item) else item.definition.path
-    return path.name.startswith("test_device_")
+def _on_device(item: pytest.Item) -> bool:
+    return item.path.name.startswith("test_device_")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -165,26 +164,13 @@ if BACKEND == "triton" and ON_CPU:
 
 
 if BACKEND == "cuda" and ON_CPU:
-    from cuda_emulator import SCHEDULES, of_checkout, run_on_cpu
+    from cuda_emulator import of_checkout, run_on_cpu
 
     @pytest.fixture(scope="session")
     def emulator() -> Emulator:
         return of_checkout(sanitize=os.environ.get("BIPACE_EMULATOR_SANITIZE") == "1")
 
-    def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-        if _on_device(metafunc):
-            one = getattr(metafunc.module, "ONE_ORDER", False)
-            # The random order finds most of what the others find: `make check` runs all three.
-            others = [] if one else sorted(set(SCHEDULES) - {"random"})
-            orders = ["random", *(pytest.param(order, marks=pytest.mark.slow) for order in others)]
-            metafunc.parametrize("schedule", orders, indirect=True)
-
     @pytest.fixture(autouse=True)
-    def schedule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-        """The order of threads and blocks of the test's kernels; nothing for tests of other files."""
-        if not hasattr(request, "param"):
-            return ""
-        emulator = request.getfixturevalue("emulator")
-        emulator.schedule, emulator.seed = request.param, 7
-        run_on_cpu(emulator, monkeypatch.setattr)
-        return str(request.param)
+    def _by_the_emulator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        if _on_device(request.node):
+            run_on_cpu(request.getfixturevalue("emulator"), monkeypatch.setattr)

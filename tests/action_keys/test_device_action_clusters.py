@@ -7,7 +7,6 @@ from ragged import BACKEND, nothing_waits, states
 
 import bipace_kernels as bk
 
-ONE_ORDER = True  # of the emulator's threads: each stage has its own tests under several
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 

@@ -37,7 +37,7 @@ def library() -> Emulator:
 
 @pytest.fixture
 def emulator(library, monkeypatch) -> Iterator[Emulator]:
-    library.schedule, library.seed, library.groups = "random", 3, True
+    library.seed, library.groups = 3, True
     monkeypatch.setattr(_launch, "stand_in", library)
     yield library
     library.groups = True

@@ -16,7 +16,6 @@ from ragged import BACKEND
 pytestmark = pytest.mark.skipif(BACKEND != "cuda", reason="the interpreter of Triton has no approximations")
 
 RECORDS = int(os.environ.get("BIPACE_CERTIFICATE_RECORDS", "12800"))
-ONE_ORDER = True
 SIZES = [400] * 8
 # Clusters of the data, noise inside them, ε, which is near their width: many decisions are close.
 KINDS = [(3, 0.35, 0.02), (12, 0.5, 0.03), (40, 0.7, 0.06), (120, 0.9, 0.1)]

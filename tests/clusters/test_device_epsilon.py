@@ -9,7 +9,6 @@ from ragged import BACKEND, nothing_waits, stage, states
 import bipace_kernels as bk
 
 clusters = stage("clusters")
-ONE_ORDER = True  # of the emulator's threads: each stage has its own tests under several
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
 EPSILONS = [0.1, 0.0, 0.35, 1.0]

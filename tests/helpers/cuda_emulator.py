@@ -21,7 +21,6 @@ from bipace_kernels.backends.cuda import _launch
 from bipace_kernels.backends.records import Records
 
 EMULATOR = ROOT / "tests/native/emulator"
-SCHEDULES = {"forward": 0, "reverse": 1, "random": 2}
 FLAGS = ["-std=c++17", "-g", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wno-unknown-pragmas"]
 
 
@@ -100,10 +99,9 @@ def _run(command: list[str]) -> None:
 
 @dataclass
 class Emulator:
-    """Provider of bipace_kernels.backends.cuda._launch; `schedule` is the order of the threads, and of the blocks."""
+    """Provider of bipace_kernels.backends.cuda._launch; `seed` gives the order of the threads, and of the blocks."""
 
     library: ctypes.CDLL
-    schedule: str = "forward"
     seed: int = 0
     shared: int = 227 << 10  # bytes that a block may have: those of compute capability 9.0
     groups: bool = True  # whether groups of four warps feed the tensor cores, as on compute capability 9.0
@@ -113,7 +111,7 @@ class Emulator:
         library = ctypes.CDLL(str(path))
         library.bipace_emulator_launch.argtypes = [
             ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64,
-            ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_int64,
+            ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_int64,
         ]  # fmt: skip
         return cls(library)
 
@@ -135,8 +133,7 @@ class Emulator:
     ) -> None:
         error = ctypes.create_string_buffer(1000)
         if self.library.bipace_emulator_launch(
-            kernel.encode(), grid_x, grid_y, threads, shared, words, len(words) // 8, SCHEDULES[self.schedule], self.seed,
-            error, len(error),
+            kernel.encode(), grid_x, grid_y, threads, shared, words, len(words) // 8, self.seed, error, len(error)
         ):  # fmt: skip
             raise EmulatorError(error.value.decode())
 

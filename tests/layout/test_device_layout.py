@@ -7,7 +7,6 @@ from ragged import nothing_waits
 
 import bipace_kernels as bk
 
-ONE_ORDER = True  # of the emulator's threads: nothing here launches
 BATCH = make_batch(3, groups=5)
 TENSORS = ("order", "group_offsets", "trajectory_offsets", "group_trajectories", "step")
 

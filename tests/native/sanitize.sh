@@ -70,7 +70,6 @@ else
     arguments+=("$root/tests/$name.py")
   done
   # x86-64 alone has an emulator; clustering takes minutes under sanitizers, but for two small batches.
-  # One order of the threads is enough for what is out of bounds in all.
   if [ "$(uname -m)" = x86_64 ]; then
     emulator+=("$root/tests/values/test_device_values.py")
     for name in few_long_groups_among_many_short_ones; do
@@ -87,8 +86,7 @@ if [ ${#emulator[@]} -gt 0 ]; then
   # Every fibre would have a stack of its own for what detect_stack_use_after_return watches: minutes.
   export ASAN_OPTIONS=$ASAN_OPTIONS:detect_stack_use_after_return=0
   BIPACE_TEST_BACKEND=cuda BIPACE_EMULATOR=1 BIPACE_EMULATOR_SANITIZE=1 under_sanitizers -m pytest -q \
-    -p no:cacheprovider --capture=sys -c "$root/pyproject.toml" --rootdir "$root" -m "not slow and not gpu" -k random \
-    "${emulator[@]}"
+    -p no:cacheprovider --capture=sys -c "$root/pyproject.toml" --rootdir "$root" -m "not slow and not gpu" "${emulator[@]}"
 fi
 if [ $# -eq 0 ]; then
   under_sanitizers "$root/tests/native/fuzz_ops.py" 4000 2

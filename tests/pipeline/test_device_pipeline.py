@@ -15,7 +15,6 @@ from ragged import BACKEND, assert_close, nothing_waits, same_bits, stage
 import bipace_kernels as bk
 from bipace_kernels.backends import dispatch
 
-ONE_ORDER = True  # of the emulator's threads: each stage has its own tests under several
 BATCH = make_batch(0)
 N = BATCH.n
 FLOATS = OUTPUTS[:4]

@@ -92,7 +92,6 @@ struct Fibre {
   void* at = nullptr;  // its stack while others run
   void* fake_stack = nullptr;
   const Rendezvous* waits = nullptr;
-  int64_t since = 0;
   bool done = false;
   std::vector<std::vector<Copy>> copies{1};  // groups; the last one is still open
   bool hides = false, begun = false;         // copies from tensor cores; products
@@ -129,8 +128,7 @@ struct Run {
   const void* scheduler_bottom = nullptr;
   size_t scheduler_size = 0;
   std::string failure;
-  bool met = false;                      // some fibres that waited can go on
-  std::vector<Fibre*>* ready = nullptr;  // where the schedule is random: those that can go on
+  std::vector<Fibre*> ready;  // those that can go on
   Races races;
 };
 Run* run = nullptr;
@@ -199,11 +197,9 @@ void arrive(Rendezvous& here, const char* what, bool orders) {
   Fibre& self = *run->now;
   here.present.push_back(&self);
   self.waits = &here;
-  self.since = here.generation;
   if (++here.arrived == here.expected) {
     here.arrived = 0;
     ++here.generation;
-    run->met = true;
 #if defined(__SANITIZE_THREAD__)
     if (orders) {
       std::vector<Seen*> seen;
@@ -217,18 +213,12 @@ void arrive(Rendezvous& here, const char* what, bool orders) {
 #else
     (void)orders;
 #endif
-    if (run->ready) run->ready->insert(run->ready->end(), here.present.begin(), here.present.end());
+    run->ready.insert(run->ready.end(), here.present.begin(), here.present.end());
     here.present.clear();
-    if (!run->ready) {
-      self.waits = nullptr;
-      return;
-    }
   }
   to_scheduler(false);
   self.waits = nullptr;
 }
-
-enum Schedule { kForward = 0, kReverse = 1, kRandom = 2 };
 
 void say_who_waits(const std::vector<Fibre>& fibres) {
   for (const Fibre& fibre : fibres) {
@@ -240,44 +230,19 @@ void say_who_waits(const std::vector<Fibre>& fibres) {
 }
 
 // Whoever can go on may be next, drawn anew every time.
-void run_at_random(std::vector<Fibre>& fibres, std::mt19937_64& random) {
-  std::vector<Fibre*> ready;
+void run_to_the_end(std::vector<Fibre>& fibres, std::mt19937_64& random) {
+  std::vector<Fibre*>& ready = run->ready;
   for (Fibre& fibre : fibres) ready.push_back(&fibre);
-  run->ready = &ready;
   size_t left = fibres.size();
   while (!ready.empty()) {
     std::swap(ready[random() % ready.size()], ready.back());
     Fibre& fibre = *ready.back();
     ready.pop_back();
     resume(fibre);
-    if (!run->failure.empty()) break;
+    if (!run->failure.empty()) return;
     left -= fibre.done;
   }
-  run->ready = nullptr;
-  if (run->failure.empty() && left > 0) say_who_waits(fibres);
-}
-
-// Whoever comes first in the order and can go on does, as far as it can: the first warp may be done before the last one
-// begins.
-void run_in_order(std::vector<Fibre>& fibres, bool reverse) {
-  std::vector<size_t> order(fibres.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  if (reverse) std::reverse(order.begin(), order.end());
-  size_t left = fibres.size();
-  while (left > 0) {
-    bool moved = false;
-    for (size_t i = 0; i < order.size(); ++i) {
-      Fibre& fibre = fibres[order[i]];
-      if (fibre.done || (fibre.waits && fibre.waits->generation == fibre.since)) continue;
-      run->met = false;
-      resume(fibre);
-      moved = true;
-      if (!run->failure.empty()) return;
-      left -= fibre.done;
-      if (run->met) i = static_cast<size_t>(-1);  // somebody before it may go on
-    }
-    if (!moved) return say_who_waits(fibres);
-  }
+  if (left > 0) say_who_waits(fibres);
 }
 
 std::string left_out_file;
@@ -531,7 +496,7 @@ template void multiply_warp<false>(float (&)[4], const uint32_t (&)[4], uint32_t
 
 // Runs a launch to its end.  0: done; else `error` says why not.
 extern "C" int bipace_emulator_launch(const char* name, int64_t grid_x, int64_t grid_y, int threads, int64_t shared,
-                                      const uint64_t* words, int64_t n_words, int schedule, uint64_t seed, char* error,
+                                      const uint64_t* words, int64_t n_words, uint64_t seed, char* error,
                                       int64_t room) {
   using namespace bipace::emulator;
   const auto refuse = [&](const std::string& why) {
@@ -552,8 +517,7 @@ extern "C" int bipace_emulator_launch(const char* name, int64_t grid_x, int64_t 
   std::mt19937_64 random(seed);
   std::vector<int64_t> order(static_cast<size_t>(grid_x * grid_y));
   std::iota(order.begin(), order.end(), int64_t{0});
-  if (schedule == kReverse) std::reverse(order.begin(), order.end());
-  if (schedule == kRandom) std::shuffle(order.begin(), order.end(), random);
+  std::shuffle(order.begin(), order.end(), random);
   Run mine;
   mine.kernel = kernel;
   mine.words = words;
@@ -577,11 +541,7 @@ extern "C" int bipace_emulator_launch(const char* name, int64_t grid_x, int64_t 
       fibre.seen = {};
       prepare(fibre);
     }
-    if (schedule == kRandom) {
-      run_at_random(fibres, random);
-    } else {
-      run_in_order(fibres, schedule == kReverse);
-    }
+    run_to_the_end(fibres, random);
 #if defined(__SANITIZE_THREAD__)
     // What stands there next is another block's, or nobody's.
     mine.races.forget(reinterpret_cast<uintptr_t>(block.memory.get()), static_cast<size_t>(shared));

@@ -1,5 +1,5 @@
 // The CPU emulator of csrc/cuda/intrinsics.h: the same names, with every thread of a block a fibre.  A fibre runs until
-// it has to wait for others; whose turn comes next is the schedule's choice, so that what is right under one order of
+// it has to wait for others; whose turn comes next is drawn every time, so that what is right under one order of
 // the threads only comes out wrong under another.  Stricter than a GPU: a barrier that a thread has left out, by
 // returning or by standing at another one, is an error; shared memory begins as garbage; asynchronous copies arrive as
 // late as they may, and their places hold garbage until then.  Blocks follow one another.
