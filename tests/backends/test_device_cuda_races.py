@@ -186,7 +186,7 @@ def line_of(file: str, function: str, text: str, which: int = 0) -> int:
         pytest.param("clusters.cu", "join_few", "sync_warp", 1, "a race", id="before S is read"),
         pytest.param("clusters.cu", "decide_group", "sync_block", 2, "a race", id="before decisions are looked at"),
         pytest.param("clusters.cu", "apply_all", "copy_wait", 0, "a race|another", id="before rows of G are there"),
-        pytest.param("gram.cu", "multiply_by_groups", "sync_block", 0, "a race|before it", id="a stage that is loaded anew"),
+        pytest.param("gram.cu", "multiply_by_groups", "sync_block", 0, "a race|before it", id="a stage loaded anew"),
     ],
 )  # fmt: skip
 def test_a_planted_fault_is_caught(emulator, file, function, text, which, said):

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles ahead for each architecture, spills nothing and fits into shared memory; without a GPU."""
+"""Every Triton kernel compiles for each architecture, spills nothing and fits into shared memory; without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Gram matrix of the CUDA kernels, by warps and by groups of four: within rounding of the exact one, whatever the shape."""
+"""The Gram matrix of the CUDA kernels, by warps and by groups of four: within rounding of the exact one."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ gram = stage("gram")
 
 # Records of the groups: less than a warp's share, a tile and its neighbours, some beyond two.
 SIZES = [5, 64, 128, 129, 1, 300]
-# Elements: one, less than a vector of 16 bytes, some of a stage, whole stages and sums, and more than stand in shared memory.
+# Elements: one, less than a vector of 16 bytes, some of a stage, whole stages and sums, more than shared memory holds.
 DIMS = [1, 8, 72, 128, 200, 456]
 
 
@@ -65,7 +65,7 @@ def test_every_product_of_the_triangle(dim, dtype, way, device):
 
 
 def test_rows_of_any_order_and_stride(way, device):
-    """Gathered, reversed, a column out of many, a pitch that is no multiple of 16 bytes: the same bits as of a plain copy."""
+    """Gathered, reversed, a column of many, a pitch that is no multiple of 16 bytes: the bits of a plain copy."""
     sizes, dim = [130, 20], 72
     n = sum(sizes)
     x = rows(n, dim, torch.bfloat16).to(device)

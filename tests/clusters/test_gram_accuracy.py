@@ -1,10 +1,10 @@
 """Cosines from the CUDA kernels' Gram matrices, with tensor cores that cut off: within 2e-6 of float64.
 
-A tensor core adds sixteen products to a sum at once and cuts each off some bits below the last one of the largest.  One bit
-is the fewest that others have measured on a GPU of compute capability 8.0 or newer (an A100; two on an H100).  Even so a float32
-sum of all D elements would be far off.  The kernels begin a new sum every `kSum` stages of `kDepth` elements, and add those
-with rounding (csrc/cuda/gram.cu).  With no bit at all, as on a V100, for which there are no kernels, the worst of 24 batches
-of 3,584 elements was off by 2.5e-6, and sums of 64 elements would have held.
+A tensor core adds sixteen products to a sum at once and cuts each off some bits below the last one of the largest.
+One bit is the fewest that others have measured on a GPU of compute capability 8.0 or newer (an A100; two on an H100).
+Even so a float32 sum of all D elements would be far off. The kernels begin a new sum every `kSum` stages of `kDepth`
+elements, and add those with rounding (csrc/cuda/gram.cu). With no bit at all, as on a V100, for which there are no
+kernels, the worst of 24 batches of 3,584 elements was off by 2.5e-6, and sums of 64 elements would have held.
 """
 
 from __future__ import annotations

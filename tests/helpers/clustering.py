@@ -85,8 +85,8 @@ def _labels(
 
 
 def device_sweep(
-    device: torch.device, x: torch.Tensor, sizes: list[int] | None = None, epsilons: Any = EPSILONS, *,
-    usable: torch.Tensor | None = None, taken: torch.Tensor | None = None, order: torch.Tensor | None = None, **how: Any,
+    device: Any, x: Any, sizes: Any = None, epsilons: Any = EPSILONS, *, usable: Any = None, taken: Any = None,
+    order: Any = None, **how: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Labels [E, M] on the CPU by the device's kernels, every output and scratch between sentinels."""
     order = torch.arange(x.shape[0]) if order is None else order

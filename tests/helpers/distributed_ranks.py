@@ -286,7 +286,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "value": ({"rewards": [0.0, 0.0, float("nan")]},
      "ValueError: rewards must be finite (and within ±1e37), got nan at row 8;"),
     "state": ({"fingerprint": torch.zeros(3, 6)},
-     "ValueError: fingerprint must have finite, non-zero rows, got zeros, which have no direction, at rows 6, 7 and 8;"),
+     "ValueError: fingerprint must have finite, non-zero rows, got zeros, which have no direction, at rows 6, 7"),
     "twice": ({"step": [0, 1, 1]}, "ValueError: step must be unique inside a trajectory, but rows 7 and 8 share"),
     "two groups": ({"group": [7, 7, 8]}, "ValueError: trajectory must belong to one group, but rows 6 and 8 hold"),
     "object": ({"observation": [object()] * 3},

@@ -1,4 +1,4 @@
-"""Pooling as defined: one state after the other in float64, by loops that read like the definition; and what memory it takes."""
+"""Pooling as defined: one state after the other in float64, by loops that read like the definition; and its memory."""
 
 from __future__ import annotations
 

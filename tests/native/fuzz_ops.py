@@ -1,9 +1,9 @@
 """Fuzzes every op of torch.ops.bipace on CPU tensors:  python tests/native/fuzz_ops.py [CALLS] [SEED] [FIRST]
 
-Seeded mutations of calls that are right (tests/helpers/op_cases.py): other offsets, orders, labels, lengths, dtypes, strides,
-numbers and words.  Every call must give a result or raise ValueError, TypeError or RuntimeError (what torch's schemas
-raise).  A call that crashes or takes longer than LIMIT seconds ends the child process that makes the calls; its number is
-what FIRST takes to go straight to it.
+Seeded mutations of calls that are right (tests/helpers/op_cases.py): other offsets, orders, labels, lengths, dtypes,
+strides, numbers and words. Every call must give a result or raise ValueError, TypeError or RuntimeError (what torch's
+schemas raise). A call that crashes or takes longer than LIMIT seconds ends the child process that makes the calls;
+its number is what FIRST takes to go straight to it.
 """
 
 from __future__ import annotations

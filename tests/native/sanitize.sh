@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of native code under AddressSanitizer and UndefinedBehaviorSanitizer.
-#   tests/native/sanitize.sh [PYTEST ARGUMENTS]   e.g. tests/native/sanitize.sh -k ragged tests/clusters/test_clusters.py
+#   tests/native/sanitize.sh [PYTEST ARGUMENTS]      e.g. -k ragged tests/clusters/test_clusters.py
 #   PYTHON     interpreter whose extension module is built           (default python3)
 #   BUILD      build folder                                          (default build/sanitize)
 #   MAX_JOBS   compiler processes                                    (default all cores)
@@ -86,7 +86,8 @@ if [ ${#emulator[@]} -gt 0 ]; then
   # Every fibre would have a stack of its own for what detect_stack_use_after_return watches: minutes.
   export ASAN_OPTIONS=$ASAN_OPTIONS:detect_stack_use_after_return=0
   BIPACE_TEST_BACKEND=cuda BIPACE_EMULATOR=1 BIPACE_EMULATOR_SANITIZE=1 under_sanitizers -m pytest -q \
-    -p no:cacheprovider --capture=sys -c "$root/pyproject.toml" --rootdir "$root" -m "not slow and not gpu" "${emulator[@]}"
+    -p no:cacheprovider --capture=sys -c "$root/pyproject.toml" --rootdir "$root" -m "not slow and not gpu" \
+    "${emulator[@]}"
 fi
 if [ $# -eq 0 ]; then
   under_sanitizers "$root/tests/native/fuzz_ops.py" 4000 2

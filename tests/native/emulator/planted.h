@@ -18,7 +18,7 @@ END
 
 ARGUMENTS(CollectivesArgs, planted, collectives)
 POINTER(values, const int32_t)  // [32]
-POINTER(out, int32_t)           // [8, 32]: shuffle, shuffle_xor, shuffle_up, warp_max, ballot, count_bits, lowest_bit, highest
+POINTER(out, int32_t)           // [8, 32]: shuffle, _xor, _up, warp_max, ballot, count_bits, lowest_bit, highest
 POINTER(least, uint64_t)        // the least of v as unsigned numbers, and of what stands there
 END
 
