@@ -9,7 +9,6 @@ from pathlib import Path
 import benchmarks
 import pytest
 from nvrtc import NVCC, Nvrtc, library, needs_nvcc
-from paths import ROOT
 
 from bipace_kernels.backends.cuda import _cupy, _launch
 
@@ -39,16 +38,6 @@ def test_words_of_ptxas_are_read():
     assert "2 compiled kernels, 1 with spills" in resources.as_markdown([one, two], "nvcc 13")
     with pytest.raises(ValueError, match=r"no kernel in x\.cu"):
         resources.parse("x.cu", "ptxas info    : 0 bytes gmem\n")
-
-
-def test_flags_and_architectures_are_those_of_the_build():
-    """CMake, NVRTC and the report read one file of flags, and compile for what a release has."""
-    assert {"-std=c++17", "--fmad=false"} <= set(_launch.flags())
-    cmake = (ROOT / "cmake/cuda.cmake").read_text()
-    assert 'file(STRINGS csrc/cuda/flags.txt bipace_cuda_flags REGEX "^-")' in cmake
-    assert '"^90a?$" "90a"' in cmake and _cupy.target((9, 0)) == "sm_90a" and _cupy.target((8, 6)) == "sm_86"
-    release = re.search(r"bipace_cuda_release ([\d ]+)\)", cmake)[1]
-    assert list(map(int, release.split())) == sorted(resources.SHARED_LIMIT)
 
 
 @needs_nvcc

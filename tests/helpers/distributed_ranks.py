@@ -39,9 +39,8 @@ def own_term(records: Any) -> torch.Tensor:
     """Depends on every column that it may read, and on the configuration."""
     count = torch.bincount(records.cluster)
     total = torch.zeros(len(count)).index_add_(0, records.cluster, records.returns)
-    term = (
-        records.returns - (total / count)[records.cluster] + records.step.float() / 8 + len(records.trajectory_offsets)
-    )
+    term = records.returns - (total / count)[records.cluster] + records.step.float() / 8
+    term += len(records.trajectory_offsets)
     return term * records.config.epsilon + len(records.config.partition)
 
 
@@ -127,24 +126,20 @@ def random_batch(seed: int, size: int) -> tuple[dict[str, Any], list[Any], bk.Co
         changes["duplicates"] = "raise"
     parts = split(rng, np.asarray(given["group"]), np.asarray(list(map(str, given["trajectory"]))), size)
     order = np.concatenate(parts).astype(np.int64)
-    ends = np.cumsum([len(part) for part in parts])
     whole = {name: take(value, order) for name, value in given.items()}
-    own = [np.arange(end - len(part), end) for end, part in zip(ends, parts, strict=True)]
-    return whole, own, replace(config, **changes)
+    return whole, in_rank_order(parts), replace(config, **changes)
+
+
+def in_rank_order(parts: list[Any]) -> list[Any]:
+    """The places of each rank's rows where the ranks' rows follow each other."""
+    ends = np.cumsum([len(part) for part in parts])
+    return [np.arange(end - len(part), end) for end, part in zip(ends, parts, strict=True)]
 
 
 def mixed(code: int) -> Any:
     """A hashable value for each code: equal numbers of different types, texts, bytes, and tuples and sets of these."""
-    return (
-        code,
-        float(code),
-        np.int64(code),
-        0.5 * code,
-        str(code),
-        b"%d" % code,
-        (code, "x"),
-        frozenset({code, "\ud800"}),
-    )[code % 8]
+    numbers = (code, float(code), np.int64(code), 0.5 * code)
+    return (*numbers, str(code), b"%d" % code, (code, "x"), frozenset({code, "\ud800"}))[code % 8]
 
 
 def outcome(call: Any) -> tuple[Any, str]:
@@ -173,9 +168,8 @@ def check_advantage(group: Any, seed: int) -> str:
     want, wanted_error = outcome(lambda: bk.advantage(**whole, config=config, memory=one))
     got, error = outcome(lambda: distributed.advantage(**mine, config=config, memory=ours, process_group=group))
     if want is None or got is None:
-        return (
-            "" if wanted_error and error.startswith(wanted_error) else f"seed {seed}: {error!r}, not {wanted_error!r}"
-        )
+        same = wanted_error and error.startswith(wanted_error)
+        return "" if same else f"seed {seed}: {error!r}, not {wanted_error!r}"
     for name in OUTPUTS:
         if not torch.equal(bits(getattr(got, name)), bits(getattr(want, name)[parts[rank]])):
             return f"seed {seed}: {name} differs under {config}"
@@ -215,9 +209,7 @@ def clustered(seed: int, size: int) -> tuple[dict[str, Any], list[Any]]:
     parts = split(rng, batch.group[rows], batch.trajectory[rows], size)
     batch = batch.take(rows[np.concatenate(parts)])
     fingerprint = torch.from_numpy(batch.fingerprint).to(DTYPES[seed % 3])
-    ends = np.cumsum([len(part) for part in parts])
-    given = batch.arguments(fingerprint=fingerprint, valid=rng.random(batch.n) < 0.9)
-    return given, [np.arange(end - len(part), end) for end, part in zip(ends, parts, strict=True)]
+    return batch.arguments(fingerprint=fingerprint, valid=rng.random(batch.n) < 0.9), in_rank_order(parts)
 
 
 def case_cluster(group: Any, first: int, last: int) -> list[str]:

@@ -35,11 +35,6 @@ def test_other_ids_are_numbered_by_first_appearance():
     assert bk.layout(["10", "9"], ["1", "2"]).order.tolist() == [0, 1]
 
 
-def test_a_list_with_a_bool_is_no_list_of_integers():
-    assert bk.layout([5, True], [1, 2]).order.tolist() == [0, 1]
-    assert bk.layout([5, 1], [1, 2]).order.tolist() == [1, 0]
-
-
 def test_without_steps_the_row_order_is_the_time_order():
     lay = bk.layout([0, 0, 0], [1, 0, 1])
     assert lay.order.tolist() == [1, 0, 2]

@@ -114,10 +114,6 @@ def test_discounted_returns_refuse_copies_that_disagree(backend):
     assert found.tolist() == [3.5, 3.5, 3.0]
 
 
-def test_rewards_that_are_not_used_are_ignored():
-    run(CONFIGS["bigpo"], rewards=["x"] * N, returns=np.ones(N), episode_return=np.ones(N))
-
-
 def test_weight_zero_keeps_the_sign_of_zero(backend):
     config, given = bk.Config.gigpo("mean_norm", step_weight=0), {"episode_return": [-0.0], "observation": ["a"]}
     result = bk.advantage([0], [0], [0.0], **given, config=config, backend=backend)
@@ -171,6 +167,7 @@ def test_first_error_wins_in_a_fixed_order():
 def test_unused_arguments_are_checked_for_length_only():
     run(CONFIGS["gigpo"], fingerprint=["anything"] * N, action_key=["no key"] * N)
     run(CONFIGS["bigpo"], observation=[object()] * N)
+    run(CONFIGS["bigpo"], rewards=["x"] * N, returns=np.ones(N), episode_return=np.ones(N))
     with pytest.raises(ValueError, match="fingerprint must have one entry per row"):
         run(CONFIGS["gigpo"], fingerprint=["anything"])
 

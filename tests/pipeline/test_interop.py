@@ -120,17 +120,6 @@ def test_what_numpy_reads_is_read_by_numpy():
         assert not interop.is_interop_array(value), value
 
 
-def test_jax():
-    jax = pytest.importorskip("jax", reason="needs JAX, which the tests do not install")
-    given, config = arguments(), CONFIGS["bipace"]
-    expected = bk.advantage(config=config, **given)
-    foreign = {**given, "fingerprint": jax.numpy.asarray(given["fingerprint"].numpy())}
-    result = bk.advantage(config=config, **foreign)
-    assert isinstance(result.advantage, jax.Array)
-    for name in OUTPUTS:
-        assert np.array_equal(np.asarray(getattr(result, name)), getattr(expected, name).numpy()), name
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["cupy", "jax", "numba"])
 def test_arrays_of_a_gpu(name, monkeypatch):
